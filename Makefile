@@ -1,0 +1,78 @@
+# Two commands do everything on a fresh machine: `make demo` and `make test`. `make help` lists the rest.
+SHELL := /bin/bash
+.SHELLFLAGS := -o errexit -o nounset -o pipefail -c
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+UV_VERSION := 0.13.8
+BIN := .venv/bin
+READY := .venv/.ready
+# Node comes from the virtual environment, so nothing needs to be installed on the machine.
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+CDK := npx --no-install cdk
+
+.PHONY: help setup demo test slow check format synth diff deploy destroy aws-local parameters requirements clean
+
+help: ## list the targets
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
+
+setup: $(READY) ## make the virtual environment, with Node and the CDK CLI
+
+$(READY): requirements.txt package-lock.json
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Python 3.11 or newer is needed, $(PYTHON) is $$($(PYTHON) -V 2>&1): call make PYTHON=python3.11" >&2; exit 1; }
+	@echo "set-up 1/3: virtual environment in .venv"
+	@$(PYTHON) -m venv .venv
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
+	@echo "set-up 2/3: Python packages (torch is several GB the first time; uv keeps them for the next environment)"
+	@VIRTUAL_ENV=$(CURDIR)/.venv $(BIN)/uv pip sync --require-hashes requirements.txt
+	@echo "set-up 3/3: the CDK CLI, pinned in package.json"
+	@$(BIN)/npm ci --no-audit --no-fund --loglevel=error
+	@touch $@
+
+demo: $(READY) ## the main job on the embedded AWS: deploy, train, interrupt, resume, prove equality
+	@$(BIN)/python -m rehearsal demo
+
+test: $(READY) ## the tests that need no GPU, no AWS and no root
+	@$(BIN)/python -m pytest $(ARGS)
+
+slow: $(READY) ## the long proofs
+	@$(BIN)/python -m pytest -m slow $(ARGS)
+
+check: $(READY) ## ruff, format, mypy strict, shellcheck, import rules, cfn-lint on the synthesized templates
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@git ls-files -co --exclude-standard '*.sh' .ci/run | xargs $(BIN)/shellcheck
+	@$(BIN)/lint-imports
+	@$(CDK) synth --quiet --output out/check/cdk.out
+	@$(BIN)/cfn-lint out/check/cdk.out/*.template.json
+
+format: $(READY) ## apply the formatter and the linter's safe fixes
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+synth: $(READY) ## cdk synth; ARGS="-c size=g5.2xlarge" passes options to this and the next three
+	@$(CDK) synth --quiet $(ARGS)
+
+diff: $(READY) ## what a deploy would change
+	@$(CDK) diff $(ARGS)
+
+deploy: $(READY) ## cdk deploy TrainingStack, with DatasetStack first
+	@$(CDK) deploy TrainingStack $(ARGS)
+
+destroy: $(READY) ## cdk destroy TrainingStack; the buckets of DatasetStack stay
+	@$(CDK) destroy TrainingStack $(ARGS)
+
+aws-local: $(READY) ## start the embedded AWS, bootstrapped, and print the variables that point cdk and aws at it
+	@$(BIN)/python -m rehearsal aws
+
+parameters: $(READY) ## the stack parameters of one size: make parameters SIZE=g5.2xlarge
+	@$(BIN)/python -m stacks.parameters $(or $(SIZE),g5.xlarge)
+
+requirements: $(READY) ## compile requirements.in to requirements.txt, hashed and without any host name
+	@$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
+	  --no-emit-index-url --output-file requirements.txt requirements.in
+
+clean: ## remove what make made here (not the package caches)
+	rm -rf .venv node_modules cdk.out out .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
