@@ -1,0 +1,162 @@
+"""The instance catalogue: what EC2 sizes offer and cost, each figure with its source.
+
+It reads sizing/instances.csv only: no network, no AWS call, no torch, no CDK. Prices are us-east-1.
+"""
+
+from __future__ import annotations
+
+import csv
+import difflib
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+CATALOGUE_FILE = Path(__file__).with_name("instances.csv")
+PRICE_REGION = "us-east-1"
+MAX_ALTERNATES = 4
+
+# Instances that the release note of the PyTorch 2.12 Deep Learning AMI (Ubuntu 24.04, 2026-08-22)
+# names: G7 and G7e are not among them.
+AMI_FAMILIES = frozenset(
+    ["g4dn", "g5", "g6", "gr6", "g6e", "p4d", "p4de", "p5", "p5e", "p5en", "p6-b200"]
+)
+
+_SPOT_SNAPSHOT = (
+    "skypilot-org/skypilot-catalog v8/aws/vms.csv, commit 00148f2: one snapshot of us-east-1, "
+    "mid-2026; the dearest zone of it"
+)
+_SPOT_FIELD_REPORT = "a public field report of 2026-08-29: 96-100 % of the list price that day"
+# The only Spot prices at hand, the dearest of each: a prediction that errs should err upwards.
+_SPOT_SEEN = {
+    "g5.2xlarge": (0.593, _SPOT_SNAPSHOT),
+    "g5.24xlarge": (3.18, _SPOT_SNAPSHOT),
+    "g6.2xlarge": (0.9776, _SPOT_FIELD_REPORT),
+}
+# 0.593 / 1.212: the least discount of a g5 in the snapshot. The field report shows that no modelled
+# Spot price is a promise.
+_MODELLED_SPOT_SHARE = 0.49
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Instance:
+    """One EC2 size. MB are decimal, GiB and MiB binary; `source` says where it all is from."""
+
+    size: str
+    family: str
+    current_generation: bool
+    vcpus: int
+    memory_gib: float
+    gpu: str
+    num_gpus: int
+    gpu_memory_mib: int
+    instance_store_gb: int
+    ebs_baseline_mb_per_second: float
+    ebs_max_mb_per_second: float
+    ebs_baseline_iops: int
+    ebs_max_iops: int
+    network_baseline_gbps: float
+    on_demand_usd_per_hour: float | None
+    spot_quota_code: str
+    note: str
+    source: str
+
+    @property
+    def is_trainable(self) -> bool:
+        """Whether the stack can train on it: whole NVIDIA GPUs that the AMI has a driver for."""
+        return self.num_gpus > 0 and self.family in AMI_FAMILIES
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Price:
+    """Dollars for one hour of one instance, and how far to believe them."""
+
+    usd_per_hour: float
+    basis: Literal["list price", "snapshot", "modelled"]
+    source: str
+
+
+def _instance(row: dict[str, str]) -> Instance:
+    """Turn one row of the file into an Instance."""
+    price = row["ondemand_usd_hr_us_east_1"]
+    return Instance(
+        size=row["instance_type"],
+        family=row["family"],
+        current_generation=row["current_generation"] == "True",
+        vcpus=int(row["vcpu"]),
+        memory_gib=float(row["memory_gib"]),
+        gpu=row["accelerator"],
+        num_gpus=int(row["accelerator_count"]) if row["accelerator"].startswith("NVIDIA") else 0,
+        gpu_memory_mib=int(row["accelerator_memory_mib_each"] or 0),
+        instance_store_gb=int(row["instance_store_gb"] or 0),
+        ebs_baseline_mb_per_second=float(row["ebs_baseline_MB_s"] or 0),
+        ebs_max_mb_per_second=float(row["ebs_max_MB_s"] or 0),
+        ebs_baseline_iops=int(row["ebs_baseline_iops"] or 0),
+        ebs_max_iops=int(row["ebs_max_iops"] or 0),
+        network_baseline_gbps=float(row["net_baseline_gbps"] or 0),
+        on_demand_usd_per_hour=float(price) if price else None,
+        spot_quota_code=row["spot_quota_code"],
+        note=row["note"],
+        source=row["source"],
+    )
+
+
+@cache
+def instances() -> dict[str, Instance]:
+    """All known sizes by name, in the order of the file."""
+    with CATALOGUE_FILE.open(newline="", encoding="utf-8") as lines:
+        return {row["instance_type"]: _instance(row) for row in csv.DictReader(lines)}
+
+
+def find(size: str) -> Instance:
+    """Return the size called `size`; an unknown one is a ValueError that names the nearest."""
+    found = instances().get(size)
+    if found is None:
+        near = difflib.get_close_matches(size, instances(), n=3, cutoff=0.5)
+        hint = f"the nearest are {', '.join(near)}" if near else "try g5.xlarge"
+        raise ValueError(f"size {size!r} is not in the instance catalogue; {hint}")
+    return found
+
+
+def alternates(size: str) -> tuple[Instance, ...]:
+    """Return the 0 to 4 cheapest other sizes with the same GPUs and at least the memory.
+
+    The GPU model and count are part of the numerics key: on these a run stays bit for bit the same.
+    """
+    wanted = find(size)
+    siblings = [
+        other
+        for other in instances().values()
+        if other.size != wanted.size
+        and other.is_trainable
+        and other.on_demand_usd_per_hour is not None
+        and (other.gpu, other.num_gpus) == (wanted.gpu, wanted.num_gpus)
+        and other.gpu_memory_mib >= wanted.gpu_memory_mib
+        and other.memory_gib >= wanted.memory_gib
+    ]
+    siblings.sort(key=lambda other: (other.on_demand_usd_per_hour or 0.0, other.size))
+    return tuple(siblings[:MAX_ALTERNATES]) if wanted.is_trainable else ()
+
+
+def hourly_price(size: str) -> Price:
+    """Return the on-demand list price (Linux, us-east-1); a ValueError where none is known."""
+    instance = find(size)
+    if instance.on_demand_usd_per_hour is None:
+        raise ValueError(f"size {size!r} has no {PRICE_REGION} on-demand price in the catalogue")
+    return Price(
+        usd_per_hour=instance.on_demand_usd_per_hour, basis="list price", source=instance.source
+    )
+
+
+def spot_price(size: str) -> Price:
+    """Return the assumed Spot price: a dated snapshot where there is one, else modelled."""
+    if size in _SPOT_SEEN:
+        usd_per_hour, source = _SPOT_SEEN[size]
+        return Price(usd_per_hour=usd_per_hour, basis="snapshot", source=source)
+    on_demand = hourly_price(size)
+    return Price(
+        usd_per_hour=round(on_demand.usd_per_hour * _MODELLED_SPOT_SHARE, 4),
+        basis="modelled",
+        source=f"{_MODELLED_SPOT_SHARE:.0%} of the on-demand price, as for g5.2xlarge in "
+        + _SPOT_SNAPSHOT,
+    )
