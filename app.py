@@ -1,0 +1,59 @@
+"""The CDK app: context -> parameters -> stacks. Run it through the CLI: npx cdk synth"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+# jsii starts the first `node` of PATH; the virtual environment brings its own, activated or not.
+_NODE = Path(sys.executable).with_name("node")
+if _NODE.exists():
+    os.environ.setdefault("JSII_NODE", str(_NODE))
+
+from aws_cdk import App, Validations  # noqa: E402
+from cdk_nag import AwsSolutionsChecks  # noqa: E402
+
+from stacks.dataset_stack import DatasetStack  # noqa: E402
+from stacks.parameters import StackParameters  # noqa: E402
+from stacks.training_stack import TrainingStack  # noqa: E402
+from stacks.user_data import FIRST_BOOT_FILE  # noqa: E402
+
+
+def build(app: App) -> None:
+    """Add both stacks to `app`, as its context says; a user's mistake is a ValueError."""
+    parameters = StackParameters.from_context(app.node.get_all_context())
+    dataset_bucket_name, run_bucket_name = parameters.dataset_bucket, parameters.run_bucket
+    dataset_stack = None
+    # A stack without resources cannot be deployed: when both buckets are adopted there is none.
+    if not (dataset_bucket_name and run_bucket_name):
+        dataset_stack = DatasetStack(app, "DatasetStack", parameters=parameters)
+        dataset_bucket_name = dataset_stack.dataset_bucket_name
+        run_bucket_name = dataset_stack.run_bucket_name
+    training_stack = TrainingStack(
+        app,
+        "TrainingStack",
+        parameters=parameters,
+        dataset_bucket_name=dataset_bucket_name,
+        run_bucket_name=run_bucket_name,
+        first_boot=FIRST_BOOT_FILE.read_text(encoding="utf-8"),
+    )
+    if dataset_stack is not None:
+        training_stack.add_stack_dependency(dataset_stack)
+
+
+def main() -> int:
+    """Synthesize; a user's mistake is one sentence and exit code 2."""
+    app = App()
+    try:
+        build(app)
+    except ValueError as mistake:
+        print(f"app.py: {mistake}", file=sys.stderr)
+        return 2
+    Validations.of(app).add_plugins(AwsSolutionsChecks(app))
+    app.synth()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""What is provisioned: DatasetStack (kept) and TrainingStack (disposable)."""

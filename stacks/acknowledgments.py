@@ -1,0 +1,48 @@
+"""Acknowledgments for cdk-nag, by a finding's exact text: what is wanted, and why."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from aws_cdk import Acknowledgment, Stack, Validations
+from constructs import Construct
+
+
+def acknowledge(scope: Construct, reasons: Mapping[str, str]) -> None:
+    """Accept findings (the text after AwsSolutions-) below `scope`, each with its reason."""
+    Validations.of(scope).acknowledge(
+        *(
+            Acknowledgment(id=f"AwsSolutions-{finding}", reason=reason)
+            for finding, reason in reasons.items()
+        )
+    )
+
+
+def objects_in(scope: Construct, bucket_name: str, prefix: str = "") -> str:
+    """Return cdk-nag's finding for the objects under `prefix`, the name being a text or a token."""
+    name = Stack.of(scope).resolve(bucket_name)
+    if isinstance(name, dict):
+        (name,) = name.values()
+    # As cdk-nag spells a pseudo parameter.
+    name = re.sub(r"\$\{([^}]+)\}", r"<\1>", name)
+    return f"IAM5[Resource::arn:<AWS::Partition>:s3:::{name}/{prefix}*]"
+
+
+def managed_policy(name: str) -> str:
+    """Return cdk-nag's finding for an AWS managed policy."""
+    return f"IAM4[Policy::arn:<AWS::Partition>:iam::aws:policy/{name}]"
+
+
+# What Bucket.grant_read and Bucket.grant_put write, on the buckets and prefixes named beside them.
+BUCKET_GRANT_REASONS = {
+    f"IAM5[Action::s3:{action}]": "Written by grant_read and grant_put: reads of every kind, and "
+    "ending an upload; the resources beside it set the bounds."
+    for action in ("GetBucket*", "GetObject*", "List*", "Abort*")
+}
+OWN_FLEET_REASONS = {
+    "IAM5[Resource::arn:<AWS::Partition>:ec2:<AWS::Region>:<AWS::AccountId>"
+    ":spot-fleet-request/*]": (
+        "Bound by the tag Stack; naming the fleet would be a cycle, for it needs the role."
+    )
+}

@@ -1,0 +1,128 @@
+"""Where events go: the fleet's own to the topic and a log group, its instances' to the Guard."""
+
+from __future__ import annotations
+
+from aws_cdk import RemovalPolicy, Stack
+from aws_cdk import aws_events as events
+from aws_cdk import aws_events_targets as targets
+from aws_cdk import aws_iam as iam
+from aws_cdk import aws_lambda as lambda_
+from aws_cdk import aws_logs as logs
+from aws_cdk import aws_sns as sns
+from constructs import Construct
+
+# They carry an instance id only: no tag, no fleet id. So the rule takes them all, and the Guard
+# passes on those of its own instances.
+INSTANCE_EVENTS = (
+    "EC2 Spot Instance Interruption Warning",
+    "EC2 Instance Rebalance Recommendation",
+    "EC2 Instance State-change Notification",
+)
+
+
+class TrainingTopic(Construct):
+    """The topic that people subscribe to; events and alarms may publish, over TLS only."""
+
+    topic: sns.Topic
+
+    def __init__(self, scope: Construct, construct_id: str) -> None:
+        super().__init__(scope, construct_id)
+        self.topic = sns.Topic(self, "Topic", enforce_ssl=True)
+        # The rule's target writes EventBridge's statement, without a condition: EventBridge does
+        # not work with aws:SourceAccount. Nobody writes the one for alarms, whose messages would
+        # be lost without an error.
+        self.topic.add_to_resource_policy(
+            iam.PolicyStatement(
+                sid="PublishAlarms",
+                principals=[iam.ServicePrincipal("cloudwatch.amazonaws.com")],
+                actions=["sns:Publish"],
+                resources=[self.topic.topic_arn],
+                conditions={"StringEquals": {"aws:SourceAccount": Stack.of(self).account}},
+            )
+        )
+
+
+class InstanceEvents(Construct):
+    """Notices, rebalance recommendations and state changes of the account, to the Guard."""
+
+    def __init__(self, scope: Construct, construct_id: str, *, guard: lambda_.IFunction) -> None:
+        super().__init__(scope, construct_id)
+        events.Rule(
+            self,
+            "Rule",
+            description="Interruptions and state changes, for the Guard to pick its own from",
+            event_pattern=events.EventPattern(
+                source=["aws.ec2"], detail_type=list(INSTANCE_EVENTS)
+            ),
+            targets=[targets.LambdaFunction(guard)],
+        )
+
+
+class FleetEvents(Construct):
+    """The fleet's own events, to the topic, a log group and the Guard."""
+
+    def __init__(
+        self,
+        scope: Construct,
+        construct_id: str,
+        *,
+        fleet_arn: str,
+        topic: sns.ITopic,
+        guard: lambda_.IFunction,
+    ) -> None:
+        super().__init__(scope, construct_id)
+        stack = Stack.of(self)
+        pattern = {"source": ["aws.ec2spotfleet"], "resources": [fleet_arn]}
+        events.Rule(
+            self,
+            "Rule",
+            description="Events of this stack's Spot fleet, for people and for the Guard",
+            event_pattern=events.EventPattern(source=pattern["source"], resources=[fleet_arn]),
+            targets=[targets.SnsTopic(topic), targets.LambdaFunction(guard)],
+        )
+        log_group = logs.LogGroup(
+            self,
+            "Log",
+            # EventBridge's console finds only groups under this prefix.
+            log_group_name=f"/aws/events/{stack.stack_name}",
+            retention=logs.RetentionDays.THREE_MONTHS,
+            removal_policy=RemovalPolicy.DESTROY,
+        )
+        # Rule and policy by hand: CDK's log group target makes the policy with a custom resource.
+        policy = logs.CfnResourcePolicy(
+            self,
+            "LogPolicy",
+            policy_name=f"{stack.stack_name}-fleet-events",
+            policy_document=stack.to_json_string(_may_write_to(log_group)),
+        )
+        rule = events.CfnRule(
+            self,
+            "LogRule",
+            description="Events of this stack's Spot fleet, for the record",
+            event_pattern=pattern,
+            state="ENABLED",
+            targets=[
+                events.CfnRule.TargetProperty(
+                    id="Log",
+                    arn=stack.format_arn(
+                        service="logs", resource=f"log-group:{log_group.log_group_name}"
+                    ),
+                )
+            ],
+        )
+        rule.add_resource_dependency(policy)
+
+
+def _may_write_to(log_group: logs.ILogGroup) -> dict[str, object]:
+    return {
+        "Version": "2012-10-17",
+        "Statement": [
+            {
+                "Sid": "FleetEvents",
+                "Effect": "Allow",
+                "Principal": {"Service": ["events.amazonaws.com", "delivery.logs.amazonaws.com"]},
+                "Action": ["logs:CreateLogStream", "logs:PutLogEvents"],
+                "Resource": log_group.log_group_arn,
+            }
+        ],
+    }

@@ -1,0 +1,91 @@
+"""The Spot fleet, and everything that knows which kind of fleet it is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from aws_cdk import Stack
+from aws_cdk import aws_ec2 as ec2
+from aws_cdk import aws_iam as iam
+from aws_cdk import aws_ssm as ssm
+from constructs import Construct
+
+from stacks.parameters import StackParameters
+
+
+class TrainingFleet(Construct):
+    """A fleet that keeps one instance running until somebody sets its capacity to zero.
+
+    AWS calls the Spot fleet API legacy; a new launch template version updates it in place and
+    leaves a running instance alone, which an EC2 fleet would not.
+    """
+
+    fleet_id: str
+    fleet_arn: str
+
+    def __init__(
+        self,
+        scope: Construct,
+        construct_id: str,
+        *,
+        parameters: StackParameters,
+        launch_template: ec2.LaunchTemplate,
+        subnets: Sequence[ec2.ISubnet],
+        role: iam.Role,
+        parameter_name: str,
+    ) -> None:
+        super().__init__(scope, construct_id)
+        stack = Stack.of(self)
+        self._request = ec2.CfnSpotFleet(
+            self,
+            "Request",
+            spot_fleet_request_config_data=ec2.CfnSpotFleet.SpotFleetRequestConfigDataProperty(
+                type="maintain",
+                allocation_strategy="priceCapacityOptimized",
+                replace_unhealthy_instances=True,
+                iam_fleet_role=role.role_arn,
+                target_capacity=parameters.target_capacity,
+                on_demand_target_capacity=parameters.on_demand_base,
+                # A capacity set to zero is a request to stop, so the excess goes at once.
+                excess_capacity_termination_policy="default",
+                instance_interruption_behavior="terminate",
+                launch_template_configs=[
+                    ec2.CfnSpotFleet.LaunchTemplateConfigProperty(
+                        launch_template_specification=ec2.CfnSpotFleet.FleetLaunchTemplateSpecificationProperty(
+                            launch_template_id=launch_template.launch_template_id,
+                            # The API refuses $Latest and $Default here.
+                            version=launch_template.latest_version_number,
+                        ),
+                        overrides=[
+                            ec2.CfnSpotFleet.LaunchTemplateOverridesProperty(
+                                instance_type=size, subnet_id=subnet.subnet_id
+                            )
+                            for size in parameters.sizes
+                            for subnet in subnets
+                        ],
+                    )
+                ],
+                # CDK's tags do not reach a Spot fleet. The run's name is here as well because tags
+                # cannot be updated: a new run id replaces the fleet, and one fleet is one run.
+                tag_specifications=[
+                    ec2.CfnSpotFleet.SpotFleetTagSpecificationProperty(
+                        resource_type="spot-fleet-request",
+                        tags=[
+                            {"key": "Stack", "value": stack.stack_name},
+                            {"key": "RunId", "value": parameters.run_id},
+                        ],
+                    )
+                ],
+            ),
+        )
+        self.fleet_id = self._request.ref
+        self.fleet_arn = stack.format_arn(
+            service="ec2", resource="spot-fleet-request", resource_name=self.fleet_id
+        )
+        ssm.StringParameter(
+            self,
+            "FleetId",
+            parameter_name=parameter_name,
+            string_value=self.fleet_id,
+            description="The Spot fleet of this stack, for its instances and its Guard",
+        )

@@ -1,0 +1,110 @@
+"""The Guard's function with its role, its log and its clock."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from aws_cdk import Duration, RemovalPolicy, Stack
+from aws_cdk import aws_events as events
+from aws_cdk import aws_events_targets as targets
+from aws_cdk import aws_iam as iam
+from aws_cdk import aws_lambda as lambda_
+from aws_cdk import aws_logs as logs
+from aws_cdk import aws_s3 as s3
+from aws_cdk import aws_sns as sns
+from aws_cdk import aws_ssm as ssm
+from constructs import Construct
+
+from stacks import acknowledgments as nag
+from stacks.parameters import StackParameters
+from stacks.roles import may_modify_fleet_of
+
+EVERY = Duration.minutes(10)
+
+
+class Guard(Construct):
+    """Stops the fleet of a run that is done, too dear, silent, or getting nowhere."""
+
+    function: lambda_.Function
+
+    def __init__(
+        self,
+        scope: Construct,
+        construct_id: str,
+        *,
+        parameters: StackParameters,
+        run_bucket: s3.IBucket,
+        run_prefix: str,
+        fleet_parameter: ssm.IStringParameter,
+        topic: sns.ITopic,
+    ) -> None:
+        super().__init__(scope, construct_id)
+        log_group = logs.LogGroup(
+            self,
+            "Log",
+            retention=logs.RetentionDays.ONE_MONTH,
+            removal_policy=RemovalPolicy.DESTROY,
+        )
+        role = iam.Role(
+            self,
+            "Role",
+            assumed_by=iam.ServicePrincipal("lambda.amazonaws.com"),
+            description="Guard: read the run, set this stack's fleet to zero",
+        )
+        log_group.grant_write(role)
+        fleet_parameter.grant_read(role)
+        topic.grant_publish(role)
+        run_bucket.grant_read(role, f"{run_prefix}/*")
+        run_bucket.grant_put(role, f"{run_prefix}/guard.json")
+        run_bucket.grant_put(role, f"{run_prefix}/events/*")
+        role.add_to_policy(may_modify_fleet_of(Stack.of(self)))
+        role.add_to_policy(
+            iam.PolicyStatement(
+                sid="SeeFleetAndInstances",
+                # EC2's Describe calls know no resources.
+                actions=["ec2:DescribeSpotFleetRequests", "ec2:DescribeInstances"],
+                resources=["*"],
+            )
+        )
+        self.function = lambda_.Function(
+            self,
+            "Function",
+            description="Sends the fleet to zero when nothing is gained by paying on",
+            runtime=lambda_.Runtime.PYTHON_3_14,
+            architecture=lambda_.Architecture.ARM_64,
+            handler="handler.handler",
+            code=lambda_.Code.from_asset(str(Path(__file__).parent), exclude=["*", "!handler.py"]),
+            role=role,
+            log_group=log_group,
+            memory_size=256,
+            timeout=Duration.minutes(1),
+            environment={
+                "STACK_NAME": Stack.of(self).stack_name,
+                "FLEET_PARAMETER": fleet_parameter.parameter_name,
+                "RUN_BUCKET": run_bucket.bucket_name,
+                "RUN_PREFIX": run_prefix,
+                "TOPIC_ARN": topic.topic_arn,
+                "MAX_BILLED_HOURS": f"{parameters.max_hours:g}",
+                "HEARTBEAT_TIMEOUT_SECONDS": str(parameters.heartbeat_timeout_seconds),
+                "MAX_BARREN_ATTEMPTS": str(parameters.max_barren_attempts),
+            },
+        )
+        self.clock = events.Rule(
+            self,
+            "Clock",
+            description="Wakes the Guard",
+            schedule=events.Schedule.rate(EVERY),
+            targets=[targets.LambdaFunction(self.function)],
+        )
+        nag.acknowledge(
+            role,
+            {
+                **nag.BUCKET_GRANT_REASONS,
+                **nag.OWN_FLEET_REASONS,
+                "IAM5[Resource::*]": "EC2's Describe calls know no resources.",
+                nag.objects_in(self, run_bucket.bucket_name, f"{run_prefix}/"): "It reads the head "
+                "and the dates of checkpoints, whose names come with the run.",
+                nag.objects_in(self, run_bucket.bucket_name, f"{run_prefix}/events/"): "An event's "
+                "name begins with its time.",
+            },
+        )

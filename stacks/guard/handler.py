@@ -1,0 +1,302 @@
+"""The Guard: sends a run's fleet to zero when it is done, too dear, silent, or getting nowhere.
+
+Plain Python and boto3, one file: AWS Lambda runs it as it stands. It needs nothing from the
+instance; what must outlive one (hours billed, attempts) it keeps itself in <run>/guard.json.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import cache
+from typing import Any
+
+import boto3
+from botocore.exceptions import ClientError
+
+LIVE_STATES = frozenset(["pending", "running"])
+DONE_STATES = frozenset(["finished", "failed"])
+# Two invocations may overlap (clock and events); the loser of a conditional write reads again.
+MAX_WRITE_ATTEMPTS = 5
+
+
+@cache
+def client(service: str) -> Any:
+    """Return the client of a service: made once, for making one costs more than a call."""
+    return boto3.client(service)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settings:
+    """What the construct decided, from the function's environment."""
+
+    stack_name: str
+    fleet_parameter: str
+    run_bucket: str
+    run_prefix: str
+    topic_arn: str
+    max_billed_hours: float
+    heartbeat_timeout_seconds: float
+    max_barren_attempts: int
+
+    @classmethod
+    def from_environment(cls, environment: Any) -> Settings:
+        """Read the eight variables; a missing one is a KeyError with its name."""
+        return cls(
+            stack_name=environment["STACK_NAME"],
+            fleet_parameter=environment["FLEET_PARAMETER"],
+            run_bucket=environment["RUN_BUCKET"],
+            run_prefix=environment["RUN_PREFIX"],
+            topic_arn=environment["TOPIC_ARN"],
+            max_billed_hours=float(environment["MAX_BILLED_HOURS"]),
+            heartbeat_timeout_seconds=float(environment["HEARTBEAT_TIMEOUT_SECONDS"]),
+            max_barren_attempts=int(environment["MAX_BARREN_ATTEMPTS"]),
+        )
+
+
+@dataclass(kw_only=True, slots=True)
+class Attempt:
+    """One instance's share of the run, as seen from outside; seconds since 1970."""
+
+    launched: float
+    seen: float
+    is_live: bool
+
+
+@dataclass(kw_only=True, slots=True)
+class Ledger:
+    """All attempts of the run, also those that EC2 has forgotten (it does after an hour)."""
+
+    attempts: dict[str, Attempt] = field(default_factory=dict)
+    # When the Guard stopped the fleet last: a deploy after that begins a new series of attempts.
+    stopped: float = 0.0
+
+    def observe(self, instances: list[dict[str, Any]], now: float) -> None:
+        """Bring the attempts up to date with what EC2 says about the run's instances."""
+        live = set()
+        for instance in instances:
+            instance_id, launched = instance["InstanceId"], instance["LaunchTime"].timestamp()
+            known = self.attempts.get(instance_id)
+            if known is None:
+                known = Attempt(launched=launched, seen=now, is_live=True)
+                self.attempts[instance_id] = known
+            if instance["State"]["Name"] in LIVE_STATES:
+                live.add(instance_id)
+        for instance_id, attempt in self.attempts.items():
+            # The end is dated when it is first seen: at most one turn of the clock too late.
+            if attempt.is_live:
+                attempt.seen = now
+            attempt.is_live = instance_id in live
+
+    def billed_hours(self) -> float:
+        return sum(max(0.0, each.seen - each.launched) for each in self.attempts.values()) / 3600
+
+    def barren_attempts(self, last_commit: float) -> int:
+        """Count the ended attempts since the last commit, or since the Guard's last stop."""
+        since = max(last_commit, self.stopped)
+        ended = [each for each in self.attempts.values() if not each.is_live]
+        return sum(each.launched > since for each in ended)
+
+
+def handler(event: dict[str, Any], context: object) -> dict[str, str]:
+    """Answer one event: what was done (none, forward, to-zero) and why."""
+    settings = Settings.from_environment(os.environ)
+    done = answer(settings, event, datetime.now(UTC).timestamp())
+    print(json.dumps({"event": event.get("detail-type"), **done}))
+    return done
+
+
+def answer(settings: Settings, event: dict[str, Any], now: float) -> dict[str, str]:
+    """Forward an event of an own instance; send the fleet to zero where there is a reason."""
+    done = {"action": "none", "reason": "nothing speaks against going on"}
+    if event.get("source") == "aws.ec2":
+        instance_id = event["detail"]["instance-id"]
+        if not _is_ours(settings, instance_id):
+            return {"action": "none", "reason": f"{instance_id} is no instance of this stack"}
+        headline = f"{event['detail-type']}: {instance_id}"
+        _publish(settings, headline, event)
+        done = {"action": "forward", "reason": headline}
+    fleet_id = _fleet_id(settings)
+    if fleet_id is None:
+        return {**done, "reason": f"{done['reason']}; no fleet of this stack is above zero"}
+    reason = _why_stop(settings, now)
+    if reason is None:
+        return done
+    _send_to_zero(settings, fleet_id, reason, now)
+    return {"action": "to-zero", "reason": reason}
+
+
+def _is_ours(settings: Settings, instance_id: str) -> bool:
+    mine = [
+        {"Name": "instance-id", "Values": [instance_id]},
+        {"Name": "tag:Stack", "Values": [settings.stack_name]},
+    ]
+    if client("ec2").describe_instances(Filters=mine)["Reservations"]:
+        return True
+    # EC2 has dropped it already, but the Guard has seen it alive.
+    return instance_id in _read_ledger(settings)[0].attempts
+
+
+def _fleet_id(settings: Settings) -> str | None:
+    """Return the fleet that may be stopped; None where there is none, or it is at zero."""
+    try:
+        parameter = client("ssm").get_parameter(Name=settings.fleet_parameter)
+        fleet_id: str = parameter["Parameter"]["Value"]
+        fleets = client("ec2").describe_spot_fleet_requests(SpotFleetRequestIds=[fleet_id])
+    except ClientError as error:
+        # While the stack is made or destroyed, one of the two is not there.
+        if error.response["Error"]["Code"] in (
+            "ParameterNotFound",
+            "InvalidSpotFleetRequestId.NotFound",
+        ):
+            return None
+        raise
+    for fleet in fleets["SpotFleetRequestConfigs"]:
+        is_active = fleet["SpotFleetRequestState"] in ("submitted", "active", "modifying")
+        if is_active and fleet["SpotFleetRequestConfig"]["TargetCapacity"] > 0:
+            return fleet_id
+    return None
+
+
+def _why_stop(settings: Settings, now: float) -> str | None:
+    """Return the reason to stop paying, if there is one of the four."""
+    ledger = _update_ledger(settings, now)
+    head, head_written = _read_head(settings)
+    if head.get("state") in DONE_STATES:
+        return f"the run is {head['state']}"
+    hours = ledger.billed_hours()
+    if hours > settings.max_billed_hours:
+        return f"{hours:.1f} hours are billed; max_hours is {settings.max_billed_hours:g}"
+    barren = ledger.barren_attempts(_last_commit(settings, head))
+    if barren >= settings.max_barren_attempts:
+        return f"{barren} attempts in a row committed nothing"
+    live = [each.launched for each in ledger.attempts.values() if each.is_live]
+    if live:
+        # A replacement gets the whole time: it boots and syncs before its first heartbeat.
+        silence = now - max(max(live), head_written)
+        if silence > settings.heartbeat_timeout_seconds:
+            return f"no heartbeat for {silence:.0f} s while an instance runs"
+    return None
+
+
+def _read_head(settings: Settings) -> tuple[dict[str, Any], float]:
+    """Return head.json and when S3 took it; an empty one from 1970 before the first attempt."""
+    try:
+        answer = client("s3").get_object(
+            Bucket=settings.run_bucket, Key=f"{settings.run_prefix}/head.json"
+        )
+    except ClientError as error:
+        if error.response["Error"]["Code"] == "NoSuchKey":
+            return {}, 0.0
+        raise
+    return json.loads(answer["Body"].read()), answer["LastModified"].timestamp()
+
+
+def _last_commit(settings: Settings, head: dict[str, Any]) -> float:
+    """Return when S3 took the newest committed checkpoint's last file; 0 without any."""
+    if not head.get("checkpoints"):
+        return 0.0
+    files = client("s3").list_objects_v2(
+        Bucket=settings.run_bucket,
+        Prefix=f"{settings.run_prefix}/checkpoints/{head['checkpoints'][-1]['name']}/",
+    )
+    return max((each["LastModified"].timestamp() for each in files.get("Contents", [])), default=0)
+
+
+def _update_ledger(settings: Settings, now: float, *, stopped: float | None = None) -> Ledger:
+    """Bring guard.json up to date and return it; overlapping writers repeat."""
+    instances = _instances(settings)
+    for _ in range(MAX_WRITE_ATTEMPTS):
+        ledger, etag = _read_ledger(settings)
+        before = _encode(ledger)
+        ledger.observe(instances, now)
+        ledger.stopped = stopped or ledger.stopped
+        if _encode(ledger) == before or _write_ledger(settings, ledger, etag):
+            return ledger
+    raise RuntimeError(f"guard.json changed {MAX_WRITE_ATTEMPTS} times under this writer")
+
+
+def _instances(settings: Settings) -> list[dict[str, Any]]:
+    run_id = settings.run_prefix.rpartition("/")[2]
+    mine = [
+        {"Name": "tag:Stack", "Values": [settings.stack_name]},
+        {"Name": "tag:RunId", "Values": [run_id]},
+    ]
+    pages = client("ec2").get_paginator("describe_instances").paginate(Filters=mine)
+    reservations = [each for page in pages for each in page["Reservations"]]
+    return [instance for each in reservations for instance in each["Instances"]]
+
+
+def _encode(ledger: Ledger) -> bytes:
+    attempts = {
+        name: {"launched": each.launched, "seen": each.seen, "is_live": each.is_live}
+        for name, each in ledger.attempts.items()
+    }
+    document = {"format": 1, "stopped": ledger.stopped, "attempts": attempts}
+    return json.dumps(document, indent=1).encode()
+
+
+def _read_ledger(settings: Settings) -> tuple[Ledger, str | None]:
+    try:
+        answer = client("s3").get_object(
+            Bucket=settings.run_bucket, Key=f"{settings.run_prefix}/guard.json"
+        )
+    except ClientError as error:
+        if error.response["Error"]["Code"] == "NoSuchKey":
+            return Ledger(), None
+        raise
+    document = json.loads(answer["Body"].read())
+    attempts = {name: Attempt(**each) for name, each in document["attempts"].items()}
+    return Ledger(attempts=attempts, stopped=document["stopped"]), answer["ETag"]
+
+
+def _write_ledger(settings: Settings, ledger: Ledger, etag: str | None) -> bool:
+    """Write guard.json if nobody wrote it since it was read; say whether that was so."""
+    condition = {"IfMatch": etag} if etag else {"IfNoneMatch": "*"}
+    try:
+        client("s3").put_object(
+            Bucket=settings.run_bucket,
+            Key=f"{settings.run_prefix}/guard.json",
+            Body=_encode(ledger),
+            ContentType="application/json",
+            **condition,
+        )
+    except ClientError as error:
+        if error.response["ResponseMetadata"]["HTTPStatusCode"] in (409, 412):
+            return False
+        raise
+    return True
+
+
+def _send_to_zero(settings: Settings, fleet_id: str, reason: str, now: float) -> None:
+    client("ec2").modify_spot_fleet_request(
+        SpotFleetRequestId=fleet_id, TargetCapacity=0, OnDemandTargetCapacity=0
+    )
+    _update_ledger(settings, now, stopped=now)
+    when = datetime.fromtimestamp(now, UTC)
+    record = {
+        "time": when.strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "instance_id": "guard",
+        "name": "to-zero",
+        "status": "info",
+        "message": reason,
+        "fleet_id": fleet_id,
+    }
+    client("s3").put_object(
+        Bucket=settings.run_bucket,
+        Key=f"{settings.run_prefix}/events/{when:%Y%m%dT%H%M%SZ}-guard-to-zero.json",
+        Body=json.dumps(record).encode(),
+        ContentType="application/json",
+    )
+    _publish(settings, f"Fleet to zero: {reason}", record)
+
+
+def _publish(settings: Settings, headline: str, document: dict[str, Any]) -> None:
+    client("sns").publish(
+        TopicArn=settings.topic_arn,
+        # SNS takes 100 characters; the message has them all.
+        Subject=f"{settings.stack_name}: {headline}"[:100],
+        Message=json.dumps({"headline": headline, **document}, indent=1, default=str),
+    )

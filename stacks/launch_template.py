@@ -1,0 +1,85 @@
+"""The launch template: what an instance is made of, whichever fleet starts it."""
+
+from __future__ import annotations
+
+from aws_cdk import Stack, Tags
+from aws_cdk import aws_ec2 as ec2
+from aws_cdk import aws_iam as iam
+from constructs import Construct
+
+from stacks.parameters import StackParameters
+from stacks.user_data import DATA_DEVICE_NAME
+
+# Ubuntu's root device; Amazon Linux would call it /dev/xvda.
+ROOT_DEVICE_NAME = "/dev/sda1"
+
+
+class TrainingLaunchTemplate(Construct):
+    """A Deep Learning AMI with two encrypted volumes, IMDSv2 only, no key and no market options.
+
+    Market options are left to the fleet: a fleet refuses a template that has its own.
+    """
+
+    template: ec2.LaunchTemplate
+
+    def __init__(
+        self,
+        scope: Construct,
+        construct_id: str,
+        *,
+        parameters: StackParameters,
+        role: iam.IRole,
+        security_group: ec2.ISecurityGroup,
+        user_data: str,
+    ) -> None:
+        super().__init__(scope, construct_id)
+        ami = parameters.pytorch_ami_parameter
+        by_parameter = ami.startswith("/")
+        self.template = ec2.LaunchTemplate(
+            self,
+            "Template",
+            instance_type=ec2.InstanceType(parameters.size),
+            machine_image=ec2.MachineImage.from_ssm_parameter(ami) if by_parameter else None,
+            user_data=ec2.UserData.custom(user_data),
+            role=role,
+            security_group=security_group,
+            block_devices=_block_devices(parameters),
+            require_imdsv2=True,
+            http_endpoint=True,
+            http_put_response_hop_limit=1,
+            instance_metadata_tags=True,
+        )
+        if not by_parameter:
+            resource = self.template.node.default_child
+            assert isinstance(resource, ec2.CfnLaunchTemplate)
+            resource.add_property_override("LaunchTemplateData.ImageId", ami)
+        # They reach the launch template, its instances and their volumes; a fleet adds none.
+        Tags.of(self.template).add("Name", f"{Stack.of(self).stack_name}-{parameters.run_id}")
+        Tags.of(self.template).add("RunId", parameters.run_id)
+
+
+def _block_devices(parameters: StackParameters) -> list[ec2.BlockDevice]:
+    return [
+        ec2.BlockDevice(
+            device_name=ROOT_DEVICE_NAME,
+            volume=ec2.BlockDeviceVolume.ebs(
+                parameters.root_volume_gib,
+                volume_type=ec2.EbsDeviceVolumeType.GP3,
+                encrypted=True,
+                delete_on_termination=True,
+            ),
+        ),
+        ec2.BlockDevice(
+            device_name=DATA_DEVICE_NAME,
+            volume=ec2.BlockDeviceVolume.ebs(
+                parameters.data_volume_gib,
+                volume_type=ec2.EbsDeviceVolumeType.GP3,
+                iops=parameters.data_volume_iops,
+                throughput=parameters.data_volume_mib_per_second,
+                encrypted=True,
+                # EC2's default for any volume but the root is false: one orphan of 200 GiB for
+                # every interruption.
+                delete_on_termination=True,
+            ),
+        ),
+    ]

@@ -1,0 +1,176 @@
+"""What stack parameters may not be: each refusal is one sentence with what to do instead."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from sizing import catalogue
+
+if TYPE_CHECKING:
+    from stacks.parameters import StackParameters
+
+KNOWN_WORKLOADS = frozenset(["trajectory"])
+
+# gp3: the floor that is part of the volume's price, and its ceilings (EBS user guide, 2026).
+GP3_MIN_IOPS, GP3_MAX_IOPS = 3000, 80_000
+GP3_MIN_MIB_PER_SECOND, GP3_MAX_MIB_PER_SECOND = 125, 2000
+# 0.25 MiB/s per provisioned IOPS.
+GP3_IOPS_PER_MIB_PER_SECOND = 4
+GP3_MAX_IOPS_PER_GIB = 500
+GP3_MAX_GIB = 65_536
+# The Deep Learning AMI's snapshot was 30 to 140 GB over the years; a smaller root does not launch.
+MIN_ROOT_GIB = 100
+# EC2 announces an interruption two minutes before it, and often less.
+MAX_NOTICE_SECONDS = 120
+# Boot, package check and the first step of a large dataset's sync, before any head is written.
+BOOT_ALLOWANCE_SECONDS = 600
+
+_OWN_CODE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,62}")
+_PREFIX = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9._-]+)*")
+_BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+_ZONE = re.compile(r"[a-z]{2}(-[a-z]+)+-\d[a-z]")
+_INTERVAL = re.compile(r"[1-9]\d*(epochs|steps|s)")
+# An override stands in run.env between double quotes and on a command line: no shell characters.
+_OVERRIDE = re.compile(r"[A-Za-z_][\w.]*=[A-Za-z0-9_.,:+/@%-]+")
+_AMI = re.compile(r"ami-[0-9a-f]{8,17}|(/[A-Za-z0-9_.-]+)+")
+# All of the user data has 16,384 bytes; the overrides take what the other values leave.
+_MAX_OVERRIDES_CHARACTERS = 2000
+
+
+def _refuse_unless(is_fine: object, message: str) -> None:
+    if not is_fine:
+        raise ValueError(message)
+
+
+def _check_match(name: str, value: str, pattern: re.Pattern[str], advice: str) -> None:
+    _refuse_unless(pattern.fullmatch(value), f"{name} is {value!r}; {advice}")
+
+
+def check_names(p: StackParameters) -> None:
+    """Refuse names that S3, systemd or a shell would read as something else."""
+    if p.workload not in KNOWN_WORKLOADS:
+        known = ", ".join(sorted(KNOWN_WORKLOADS))
+        _check_match(
+            "workload", p.workload, _OWN_CODE, f"known are {known}, or your own package.module:NAME"
+        )
+    _check_match("recipe", p.recipe, _NAME, "give letters, digits, - and _")
+    _check_match("run_id", p.run_id, _NAME, "give a letter, then letters, digits, - and _ (63)")
+    _check_match("dataset", p.dataset, _PREFIX, "give a key prefix like trajectory or clips/v2")
+    for override in p.overrides:
+        _check_match("overrides", override, _OVERRIDE, "give NAME=VALUE without shell characters")
+    _refuse_unless(
+        len(" ".join(p.overrides)) <= _MAX_OVERRIDES_CHARACTERS,
+        f"overrides are longer than {_MAX_OVERRIDES_CHARACTERS} characters; write a recipe instead",
+    )
+    for name in ("dataset_bucket", "run_bucket"):
+        if getattr(p, name):
+            _check_match(name, getattr(p, name), _BUCKET, "give a bucket's name, or nothing")
+    for zone in p.zones:
+        _check_match("zones", zone, _ZONE, "give zones like us-east-1a,us-east-1b, or nothing")
+    _refuse_unless(
+        len(set(p.zones)) == len(p.zones), f"zones name one twice: {', '.join(p.zones)}; drop it"
+    )
+    _check_match(
+        "pytorch_ami_parameter",
+        p.pytorch_ami_parameter,
+        _AMI,
+        "give an SSM parameter's name that starts with /, or an ami- id",
+    )
+
+
+def check_size(p: StackParameters) -> None:
+    """Refuse a size that the AMI cannot train on."""
+    instance = catalogue.find(p.size)
+    _refuse_unless(
+        instance.num_gpus > 0,
+        f"size {p.size} has no whole NVIDIA GPU; the smallest that has one is g4dn.xlarge",
+    )
+    _refuse_unless(
+        instance.is_trainable,
+        f"size {p.size} is not supported by the PyTorch 2.12 Deep Learning AMI; "
+        f"its families are {', '.join(sorted(catalogue.AMI_FAMILIES))}",
+    )
+    _refuse_unless(
+        instance.on_demand_usd_per_hour is not None,
+        f"size {p.size} has no price in the catalogue, so no cost can be predicted; "
+        "add it to sizing/instances.csv",
+    )
+
+
+def check_volumes(p: StackParameters) -> None:
+    """Refuse volumes that gp3 cannot be, or whose speed this size cannot use."""
+    instance = catalogue.find(p.size)
+    _refuse_unless(
+        MIN_ROOT_GIB <= p.root_volume_gib <= GP3_MAX_GIB,
+        f"root_volume_gib is {p.root_volume_gib}; give {MIN_ROOT_GIB} to {GP3_MAX_GIB}",
+    )
+    _refuse_unless(
+        1 <= p.data_volume_gib <= GP3_MAX_GIB,
+        f"data_volume_gib is {p.data_volume_gib}; give 1 to {GP3_MAX_GIB}",
+    )
+    most = int(instance.ebs_max_mb_per_second * 1e6 / 2**20)
+    most = min(max(most, GP3_MIN_MIB_PER_SECOND), GP3_MAX_MIB_PER_SECOND)
+    _refuse_unless(
+        GP3_MIN_MIB_PER_SECOND <= p.data_volume_mib_per_second <= most,
+        f"data_volume_mib_per_second is {p.data_volume_mib_per_second}; "
+        f"give {GP3_MIN_MIB_PER_SECOND} to {most}, the most that {p.size} can use",
+    )
+    most = min(max(instance.ebs_max_iops, GP3_MIN_IOPS), GP3_MAX_IOPS)
+    most = min(most, max(GP3_MIN_IOPS, p.data_volume_gib * GP3_MAX_IOPS_PER_GIB))
+    _refuse_unless(
+        GP3_MIN_IOPS <= p.data_volume_iops <= most,
+        f"data_volume_iops is {p.data_volume_iops}; give {GP3_MIN_IOPS} to {most}, the most that "
+        f"{p.size} and {p.data_volume_gib} GiB can use",
+    )
+    needed = p.data_volume_mib_per_second * GP3_IOPS_PER_MIB_PER_SECOND
+    _refuse_unless(
+        p.data_volume_iops >= needed,
+        f"data_volume_iops is {p.data_volume_iops}; {p.data_volume_mib_per_second} MiB/s need "
+        f"{needed}",
+    )
+
+
+def check_fleet(p: StackParameters) -> None:
+    """Refuse capacities that are no fleet of one machine."""
+    _refuse_unless(
+        p.target_capacity in (0, 1),
+        f"target_capacity is {p.target_capacity}; give 1, or 0 for a fleet that waits",
+    )
+    _refuse_unless(
+        0 <= p.on_demand_base <= p.target_capacity,
+        f"on_demand_base is {p.on_demand_base}; give 0 to {p.target_capacity}, "
+        "because the base is a part of target_capacity",
+    )
+    _refuse_unless(
+        1 <= p.max_barren_attempts <= 100,
+        f"max_barren_attempts is {p.max_barren_attempts}; give 1 to 100",
+    )
+
+
+def check_times(p: StackParameters) -> None:
+    """Refuse times that would stop a healthy run, or never stop a dead one."""
+    _check_match(
+        "checkpoint_interval", p.checkpoint_interval, _INTERVAL, "give 2epochs, 100steps or 600s"
+    )
+    _refuse_unless(
+        5 <= p.notice_budget_seconds <= MAX_NOTICE_SECONDS,
+        f"notice_budget_seconds is {p.notice_budget_seconds}; give 5 to {MAX_NOTICE_SECONDS}: EC2 "
+        "gives two minutes at most",
+    )
+    _refuse_unless(
+        2 <= p.lease_ttl_seconds <= 600,
+        f"lease_ttl_seconds is {p.lease_ttl_seconds}; give 2 to 600",
+    )
+    _refuse_unless(
+        0 <= p.dataset_wait_seconds <= 86_400,
+        f"dataset_wait_seconds is {p.dataset_wait_seconds}; give 0 to 86400",
+    )
+    _refuse_unless(0 < p.max_hours <= 8760, f"max_hours is {p.max_hours:g}; give up to 8760")
+    least = p.dataset_wait_seconds + BOOT_ALLOWANCE_SECONDS
+    _refuse_unless(
+        p.heartbeat_timeout_seconds >= least,
+        f"heartbeat_timeout_seconds is {p.heartbeat_timeout_seconds}; give {least} or more: the "
+        f"instance may wait {p.dataset_wait_seconds} s for its dataset before the first heartbeat",
+    )

@@ -1,0 +1,120 @@
+"""Who may do what: the role of the training instances and the role of the Spot fleet."""
+
+from __future__ import annotations
+
+from aws_cdk import Stack
+from aws_cdk import aws_iam as iam
+from aws_cdk import aws_s3 as s3
+from aws_cdk import aws_s3_assets as s3_assets
+from aws_cdk import aws_ssm as ssm
+from constructs import Construct
+
+from stacks import acknowledgments as nag
+
+
+def may_modify_fleet_of(stack: Stack) -> iam.PolicyStatement:
+    """Allow setting the capacity of this stack's fleet, and of no other.
+
+    By tag: a policy that named the fleet would be a cycle, because the fleet needs the role.
+    """
+    return iam.PolicyStatement(
+        sid="ModifyOwnFleet",
+        actions=["ec2:ModifySpotFleetRequest"],
+        resources=[
+            stack.format_arn(service="ec2", resource="spot-fleet-request", resource_name="*")
+        ],
+        conditions={"StringEquals": {"aws:ResourceTag/Stack": stack.stack_name}},
+    )
+
+
+class InstanceRole(Construct):
+    """What a training instance may do: read its dataset and bundle, write its own run."""
+
+    role: iam.Role
+
+    def __init__(
+        self,
+        scope: Construct,
+        construct_id: str,
+        *,
+        dataset_bucket: s3.IBucket,
+        dataset_prefix: str,
+        run_bucket: s3.IBucket,
+        run_prefix: str,
+        bundle: s3_assets.Asset,
+        fleet_parameter: ssm.IStringParameter,
+    ) -> None:
+        super().__init__(scope, construct_id)
+        self.role = iam.Role(
+            self,
+            "Role",
+            assumed_by=iam.ServicePrincipal("ec2.amazonaws.com"),
+            description="Training instances: read the dataset, write their own run",
+            managed_policies=[
+                iam.ManagedPolicy.from_aws_managed_policy_name("AmazonSSMManagedInstanceCore")
+            ],
+        )
+        dataset_bucket.grant_read(self.role, f"{dataset_prefix}/*")
+        run_bucket.grant_read(self.role, f"{run_prefix}/*")
+        run_bucket.grant_put(self.role, f"{run_prefix}/*")
+        # Not grant_delete: it includes s3:DeleteObjectVersion, and old versions are the safety net.
+        self.role.add_to_policy(
+            iam.PolicyStatement(
+                sid="DeleteOwnCheckpoints",
+                actions=["s3:DeleteObject"],
+                resources=[run_bucket.arn_for_objects(f"{run_prefix}/*")],
+            )
+        )
+        bundle.grant_read(self.role)
+        fleet_parameter.grant_read(self.role)
+        self.role.add_to_policy(may_modify_fleet_of(Stack.of(self)))
+        nag.acknowledge(
+            self,
+            {
+                nag.managed_policy("AmazonSSMManagedInstanceCore"): "Session Manager in place of "
+                "SSH; AWS keeps the policy up with the agent.",
+                **nag.BUCKET_GRANT_REASONS,
+                **nag.OWN_FLEET_REASONS,
+                nag.objects_in(self, dataset_bucket.bucket_name, f"{dataset_prefix}/"): "The "
+                "dataset's files are named by its manifest, which is made later.",
+                nag.objects_in(self, run_bucket.bucket_name, f"{run_prefix}/"): "The run's own "
+                "prefix: checkpoints, artifacts, metrics and events get their names in the run.",
+                nag.objects_in(self, bundle.s3_bucket_name): "A replacement runs the bundle that "
+                "its run began with, whatever is deployed by then.",
+            },
+        )
+
+
+class FleetRole(Construct):
+    """What EC2 may do for the Spot fleet: start, tag and terminate its instances."""
+
+    role: iam.Role
+
+    def __init__(self, scope: Construct, construct_id: str) -> None:
+        super().__init__(scope, construct_id)
+        stack = Stack.of(self)
+        requests = stack.format_arn(
+            service="ec2", resource="spot-fleet-request", resource_name="sfr-*"
+        )
+        policy = "service-role/AmazonEC2SpotFleetTaggingRole"
+        self.role = iam.Role(
+            self,
+            "Role",
+            # The conditions keep another account's fleet from using the role (confused deputy).
+            assumed_by=iam.ServicePrincipal(
+                "spotfleet.amazonaws.com",
+                conditions={
+                    "StringEquals": {"aws:SourceAccount": stack.account},
+                    "ArnLike": {"aws:SourceArn": requests},
+                },
+            ),
+            description="Spot fleet: start, tag and terminate instances",
+            managed_policies=[iam.ManagedPolicy.from_aws_managed_policy_name(policy)],
+        )
+        nag.acknowledge(
+            self,
+            {
+                nag.managed_policy(policy): "AWS writes it for this role and extends it with the "
+                "service."
+            },
+        )

@@ -1,0 +1,121 @@
+"""TrainingStack: one run's fleet and all around it; disposable, everything kept is in S3."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from aws_cdk import CfnOutput, Stack, Tags
+from aws_cdk import aws_s3 as s3
+from aws_cdk import aws_ssm as ssm
+from constructs import Construct
+
+from stacks import user_data
+from stacks.bundle import CodeBundle
+from stacks.events import FleetEvents, InstanceEvents, TrainingTopic
+from stacks.fleet import TrainingFleet
+from stacks.guard.construct import Guard
+from stacks.launch_template import TrainingLaunchTemplate
+from stacks.network import Network
+from stacks.parameters import StackParameters
+from stacks.roles import FleetRole, InstanceRole
+
+ROOT = Path(__file__).parent.parent
+
+
+class TrainingStack(Stack):
+    """Trains one run to its end on Spot instances, then costs nothing."""
+
+    def __init__(
+        self,
+        scope: Construct,
+        construct_id: str,
+        *,
+        parameters: StackParameters,
+        dataset_bucket_name: str,
+        run_bucket_name: str,
+        first_boot: str,
+        bundle_root: Path = ROOT,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(
+            scope,
+            construct_id,
+            description="Trains one run on Spot instances that may be interrupted at any time.",
+            **kwargs,
+        )
+        Tags.of(self).add("Stack", self.stack_name)
+        # By name, whether DatasetStack exports it or the user gave it: one way for both.
+        dataset_bucket = s3.Bucket.from_bucket_name(self, "DatasetBucket", dataset_bucket_name)
+        run_bucket = s3.Bucket.from_bucket_name(self, "RunBucket", run_bucket_name)
+        run_prefix = f"runs/{parameters.run_id}"
+        parameter_name = f"/{self.stack_name}/fleet-id"
+        # By its name, which is known before the fleet is: role and Guard come first.
+        fleet_parameter = ssm.StringParameter.from_string_parameter_attributes(
+            self, "FleetParameter", parameter_name=parameter_name, force_dynamic_reference=True
+        )
+
+        network = Network(self, "Network", zones=parameters.zones)
+        bundle = CodeBundle(self, "Bundle", root=bundle_root)
+        instance_role = InstanceRole(
+            self,
+            "InstanceRole",
+            dataset_bucket=dataset_bucket,
+            dataset_prefix=parameters.dataset,
+            run_bucket=run_bucket,
+            run_prefix=run_prefix,
+            bundle=bundle,
+            fleet_parameter=fleet_parameter,
+        )
+        launch_template = TrainingLaunchTemplate(
+            self,
+            "LaunchTemplate",
+            parameters=parameters,
+            role=instance_role.role,
+            security_group=network.security_group,
+            user_data=user_data.render(
+                user_data.run_env(
+                    parameters,
+                    dataset_uri=f"s3://{dataset_bucket.bucket_name}/{parameters.dataset}",
+                    run_uri=f"s3://{run_bucket.bucket_name}/{run_prefix}",
+                    bundle_uri=bundle.s3_object_url,
+                    stack_name=self.stack_name,
+                    region=self.region,
+                    fleet_parameter=parameter_name,
+                ),
+                first_boot,
+            ),
+        )
+        topic = TrainingTopic(self, "Notifications").topic
+        guard = Guard(
+            self,
+            "Guard",
+            parameters=parameters,
+            run_bucket=run_bucket,
+            run_prefix=run_prefix,
+            fleet_parameter=fleet_parameter,
+            topic=topic,
+        )
+        instance_events = InstanceEvents(self, "InstanceEvents", guard=guard.function)
+        fleet_role = FleetRole(self, "FleetRole")
+        fleet = TrainingFleet(
+            self,
+            "Fleet",
+            parameters=parameters,
+            launch_template=launch_template.template,
+            subnets=network.vpc.public_subnets,
+            role=fleet_role.role,
+            parameter_name=parameter_name,
+        )
+        # A Spot fleet refers to subnets and roles only: without these its first instance could
+        # boot before it can reach S3, before it may, or before anybody guards it.
+        fleet.node.add_dependency(network.route, instance_role, guard, instance_events)
+        FleetEvents(
+            self, "FleetEvents", fleet_arn=fleet.fleet_arn, topic=topic, guard=guard.function
+        )
+        CfnOutput(
+            self, "DatasetUri", value=f"s3://{dataset_bucket.bucket_name}/{parameters.dataset}"
+        )
+        CfnOutput(self, "RunUri", value=f"s3://{run_bucket.bucket_name}/{run_prefix}")
+        CfnOutput(self, "FleetIdOutput", value=fleet.fleet_id)
+        CfnOutput(self, "TopicArn", value=topic.topic_arn)

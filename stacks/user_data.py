@@ -1,0 +1,72 @@
+"""The user data: a bash script that writes run.env and goes on with userdata/first_boot.sh."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from stacks.parameters import StackParameters
+
+FIRST_BOOT_FILE = Path(__file__).parent.parent / "userdata" / "first_boot.sh"
+# EC2 refuses user data of more than 16 KB before base64 encoding.
+MAX_BYTES = 16_384
+# Tokens are shorter here than the names that CloudFormation puts in their place: two buckets of 63
+# characters, an asset's address, a region.
+TOKEN_ALLOWANCE_BYTES = 512
+DATA_MOUNT = "/data"
+# The name in the block device mapping, which the volume's identify data repeats.
+DATA_DEVICE_NAME = "sdf"
+_END = "END_OF_RUN_ENV"
+
+
+def run_env(
+    parameters: StackParameters,
+    *,
+    dataset_uri: str,
+    run_uri: str,
+    bundle_uri: str,
+    stack_name: str,
+    region: str,
+    fleet_parameter: str,
+) -> dict[str, str]:
+    """Return the contract's variables by name; the values may be CDK tokens."""
+    return {
+        "RUN_ID": parameters.run_id,
+        "WORKLOAD": parameters.workload,
+        "RECIPE": parameters.recipe,
+        "OVERRIDES": f'"{" ".join(parameters.overrides)}"',
+        "DATASET_URI": dataset_uri,
+        "RUN_URI": run_uri,
+        "BUNDLE_URI": bundle_uri,
+        "DATA_MOUNT": DATA_MOUNT,
+        "DATA_DEVICE_NAME": DATA_DEVICE_NAME,
+        "CHECKPOINT_INTERVAL": parameters.checkpoint_interval,
+        "NOTICE_BUDGET_SECONDS": str(parameters.notice_budget_seconds),
+        "LEASE_TTL_SECONDS": str(parameters.lease_ttl_seconds),
+        "DATASET_WAIT_SECONDS": str(parameters.dataset_wait_seconds),
+        "STACK_NAME": stack_name,
+        "AWS_REGION": region,
+        "FLEET_PARAMETER": fleet_parameter,
+    }
+
+
+def render(environment: Mapping[str, str], first_boot: str) -> str:
+    """Return the script: run.env under $MACHINE_ROOT (empty on EC2), then `first_boot` verbatim."""
+    script = _script(environment, first_boot)
+    size = len(script.encode()) + TOKEN_ALLOWANCE_BYTES
+    if size > MAX_BYTES:
+        raise ValueError(
+            f"the user data may have {size} bytes and EC2 takes {MAX_BYTES}; shorten the overrides "
+            "or userdata/first_boot.sh"
+        )
+    return script
+
+
+def _script(environment: Mapping[str, str], first_boot: str) -> str:
+    lines = "\n".join(f"{name}={value}" for name, value in environment.items())
+    return (
+        "#!/bin/bash\n"
+        'mkdir -p "${MACHINE_ROOT:-}/etc/training"\n'
+        f"cat > \"${{MACHINE_ROOT:-}}/etc/training/run.env\" <<'{_END}'\n"
+        f"{lines}\n{_END}\n{first_boot}"
+    )

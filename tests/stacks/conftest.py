@@ -1,0 +1,61 @@
+"""Synthesized templates for the tests of stacks/: each variant once per session, cdk-nag on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import app as cdk_app
+
+Template = dict[str, Any]
+Synthesize = Callable[..., dict[str, Template]]
+REPOSITORY = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="session")
+def synthesize(tmp_path_factory: pytest.TempPathFactory) -> Synthesize:
+    """Return a function from context to the templates by stack name."""
+
+    @cache
+    def synthesized(**context: object) -> dict[str, Template]:
+        defaults = json.loads((REPOSITORY / "cdk.json").read_text(encoding="utf-8"))["context"]
+        app = cdk_app.App(
+            context={**defaults, **context},
+            outdir=str(tmp_path_factory.mktemp("cdk.out")),
+            # cfn-lint looks at the same templates in a test of its own.
+            builtin_cloud_formation_validation=False,
+        )
+        cdk_app.build(app)
+        cdk_app.Validations.of(app).add_plugins(cdk_app.AwsSolutionsChecks(app))
+        assembly = app.synth()
+        return {stack.stack_name: stack.template for stack in assembly.stacks}
+
+    return synthesized
+
+
+@pytest.fixture(scope="session")
+def templates(synthesize: Synthesize) -> dict[str, Template]:
+    """Both templates with the defaults of cdk.json."""
+    return synthesize()
+
+
+@pytest.fixture(scope="session")
+def resources(templates: dict[str, Template]) -> dict[str, Any]:
+    """All resources of both stacks; their logical ids do not collide."""
+    return {**templates["DatasetStack"]["Resources"], **templates["TrainingStack"]["Resources"]}
+
+
+@pytest.fixture(scope="session")
+def only(resources: dict[str, Any]) -> Callable[[str], Any]:
+    """Return a function that gives the properties of the only resource of a type."""
+
+    def properties(type_name: str) -> Any:
+        (found,) = [each for each in resources.values() if each["Type"] == type_name]
+        return found["Properties"]
+
+    return properties

@@ -1,0 +1,75 @@
+"""The app through the real CLI, as people type it: no account, no AWS variable."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def _synth(out: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if "AWS" not in name}
+    return subprocess.run(
+        ["npx", "cdk", "synth", "--quiet", "--output", str(out), *arguments],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def assembly(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("assembly")
+    done = _synth(out)
+    assert done.returncode == 0, done.stderr
+    assert "[WARNING]" not in done.stderr, done.stderr
+    return out
+
+
+def test_synth_needs_no_account(assembly: Path) -> None:
+    artifacts = json.loads((assembly / "manifest.json").read_text())["artifacts"]
+    environments = {
+        each["environment"]
+        for each in artifacts.values()
+        if each["type"] == "aws:cloudformation:stack"
+    }
+    assert environments == {"aws://unknown-account/unknown-region"}
+
+
+def test_the_training_stack_brings_the_kept_one_first(assembly: Path) -> None:
+    artifacts = json.loads((assembly / "manifest.json").read_text())["artifacts"]
+    assert "DatasetStack" in artifacts["TrainingStack"]["dependencies"]
+    assert artifacts["DatasetStack"]["properties"]["terminationProtection"] is True
+    assert not artifacts["TrainingStack"]["properties"].get("terminationProtection")
+
+
+def test_cfn_lint_finds_nothing(assembly: Path) -> None:
+    templates = sorted(map(str, assembly.glob("*.template.json")))
+    done = subprocess.run(
+        ["cfn-lint", *templates], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, ""), done.stdout
+
+
+def test_the_guards_code_is_one_file(assembly: Path) -> None:
+    template = json.loads((assembly / "TrainingStack.template.json").read_text())
+    (function,) = [
+        each for each in template["Resources"].values() if each["Type"] == "AWS::Lambda::Function"
+    ]
+    folder = assembly / function["Metadata"]["aws:asset:path"]
+    assert [each.name for each in folder.iterdir()] == ["handler.py"]
+    assert function["Properties"]["Handler"] == "handler.handler"
+
+
+def test_fails_without_a_traceback_for_a_users_mistake(tmp_path: Path) -> None:
+    done = _synth(tmp_path, "-c", "size=g5.huge")
+    assert done.returncode != 0
+    assert "app.py: size 'g5.huge' is not in the instance catalogue" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,116 @@
+"""The kept stack: its buckets, what protects them, and how existing ones are adopted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def kept(templates: dict[str, Any]) -> Any:
+    return templates["DatasetStack"]["Resources"]
+
+
+# CloudFormation knows a resource by its logical id: another one is another, empty bucket.
+STATEFUL = {"DatasetBucket9BE8B15B", "RunBucketCA76775A"}
+
+
+def _of_type(resources: Any, type_name: str) -> dict[str, Any]:
+    return {name: each for name, each in resources.items() if each["Type"] == type_name}
+
+
+def test_the_logical_ids_of_the_buckets_never_change(kept: Any) -> None:
+    assert set(_of_type(kept, "AWS::S3::Bucket")) == STATEFUL
+
+
+def test_buckets_and_their_policies_outlive_the_stack(kept: Any) -> None:
+    for resource in kept.values():
+        assert resource["DeletionPolicy"] == "Retain"
+        assert resource["UpdateReplacePolicy"] == "Retain"
+
+
+def test_buckets_are_private_and_encrypted(kept: Any) -> None:
+    for bucket in _of_type(kept, "AWS::S3::Bucket").values():
+        assert set(bucket["Properties"]["PublicAccessBlockConfiguration"].values()) == {True}
+        (rule,) = bucket["Properties"]["BucketEncryption"]["ServerSideEncryptionConfiguration"]
+        assert rule["ServerSideEncryptionByDefault"] == {"SSEAlgorithm": "AES256"}
+
+
+def test_plain_http_is_denied(kept: Any) -> None:
+    policies = _of_type(kept, "AWS::S3::BucketPolicy")
+    assert len(policies) == 2
+    for policy in policies.values():
+        denied = [
+            each["Condition"]
+            for each in policy["Properties"]["PolicyDocument"]["Statement"]
+            if each["Effect"] == "Deny" and each["Action"] == "s3:*"
+        ]
+        assert {"Bool": {"aws:SecureTransport": "false"}} in denied
+
+
+def test_no_rule_expires_what_can_be_read(kept: Any) -> None:
+    buckets = _of_type(kept, "AWS::S3::Bucket").values()
+    rules = [
+        rule
+        for bucket in buckets
+        for rule in bucket["Properties"]["LifecycleConfiguration"]["Rules"]
+    ]
+    for rule in rules:
+        assert not {"ExpirationInDays", "ExpirationDate", "Transitions"} & set(rule)
+        assert rule["AbortIncompleteMultipartUpload"] == {"DaysAfterInitiation": 1}
+    assert [rule.get("NoncurrentVersionExpiration") for rule in rules] == [
+        None,
+        {"NoncurrentDays": 1},
+    ]
+
+
+def test_only_the_run_bucket_keeps_versions(kept: Any) -> None:
+    versioned = [
+        name
+        for name, bucket in _of_type(kept, "AWS::S3::Bucket").items()
+        if bucket["Properties"].get("VersioningConfiguration") == {"Status": "Enabled"}
+    ]
+    assert versioned == ["RunBucketCA76775A"]
+
+
+def test_a_head_is_never_put_unconditionally(kept: Any) -> None:
+    (statement,) = [
+        each
+        for policy in _of_type(kept, "AWS::S3::BucketPolicy").values()
+        for each in policy["Properties"]["PolicyDocument"]["Statement"]
+        if each.get("Sid") == "DenyUnconditionalHeads"
+    ]
+    assert statement["Effect"] == "Deny"
+    assert statement["Action"] == "s3:PutObject"
+    assert statement["Principal"] == {"AWS": "*"}
+    assert statement["Resource"]["Fn::Join"][1][1] == "/runs/*/head.json"
+    # Both must be missing for the denial: the keys of one operator are joined by AND.
+    assert statement["Condition"] == {"Null": {"s3:if-match": "true", "s3:if-none-match": "true"}}
+
+
+def test_names_and_arns_are_exported_whoever_uses_them(templates: dict[str, Any]) -> None:
+    exports = {
+        each["Export"]["Name"]
+        for each in templates["DatasetStack"]["Outputs"].values()
+        if "Export" in each
+    }
+    for bucket in STATEFUL:
+        assert any(f"Ref{bucket}" in name for name in exports)
+        assert any(f"GetAtt{bucket}Arn" in name for name in exports)
+
+
+def test_adopted_buckets_are_used_and_not_made(synthesize: Callable[..., Any]) -> None:
+    templates = synthesize(dataset_bucket="my-data", run_bucket="my-runs")
+    assert set(templates) == {"TrainingStack"}
+    text = str(templates["TrainingStack"])
+    assert "DATASET_URI=s3://my-data/trajectory\\n" in text
+    assert "RUN_URI=s3://my-runs/runs/run-1\\n" in text
+    assert "Fn::ImportValue" not in text
+
+
+def test_one_adopted_bucket_leaves_the_other_in_its_place(synthesize: Callable[..., Any]) -> None:
+    templates = synthesize(dataset_bucket="my-data")
+    buckets = _of_type(templates["DatasetStack"]["Resources"], "AWS::S3::Bucket")
+    assert set(buckets) == {"RunBucketCA76775A"}

@@ -1,0 +1,130 @@
+"""The Spot fleet: its kind, its sizes and subnets, its tags, and what it waits for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from sizing import catalogue
+
+
+@pytest.fixture(scope="module")
+def request_config(only: Callable[[str], Any]) -> Any:
+    return only("AWS::EC2::SpotFleet")["SpotFleetRequestConfigData"]
+
+
+def _fleet(templates: dict[str, Any]) -> Any:
+    (found,) = [
+        each
+        for each in templates["TrainingStack"]["Resources"].values()
+        if each["Type"] == "AWS::EC2::SpotFleet"
+    ]
+    return found
+
+
+def test_the_fleet_replaces_what_it_loses(request_config: Any) -> None:
+    assert request_config["Type"] == "maintain"
+    assert request_config["AllocationStrategy"] == "priceCapacityOptimized"
+    assert request_config["ReplaceUnhealthyInstances"] is True
+    assert request_config["InstanceInterruptionBehavior"] == "terminate"
+    assert (request_config["TargetCapacity"], request_config["OnDemandTargetCapacity"]) == (1, 0)
+    assert "SpotPrice" not in request_config
+
+
+def test_every_size_is_tried_in_every_subnet(request_config: Any) -> None:
+    (config,) = request_config["LaunchTemplateConfigs"]
+    tried = {(each["InstanceType"], each["SubnetId"]["Ref"]) for each in config["Overrides"]}
+    sizes, subnets = {size for size, _ in tried}, {subnet for _, subnet in tried}
+    assert sizes == {"g5.2xlarge", "g5.4xlarge", "g5.8xlarge", "g5.16xlarge"}
+    assert len(subnets) == 2
+    assert len(tried) == len(config["Overrides"]) == 8
+
+
+def test_the_template_version_is_explicit(request_config: Any) -> None:
+    (config,) = request_config["LaunchTemplateConfigs"]
+    version = config["LaunchTemplateSpecification"]["Version"]
+    assert version["Fn::GetAtt"][1] == "LatestVersionNumber"
+
+
+def test_the_fleet_carries_its_own_tags(request_config: Any) -> None:
+    (specification,) = request_config["TagSpecifications"]
+    assert specification["ResourceType"] == "spot-fleet-request"
+    assert specification["Tags"] == [
+        {"Key": "Stack", "Value": "TrainingStack"},
+        {"Key": "RunId", "Value": "run-1"},
+    ]
+
+
+def test_the_fleet_waits_for_route_role_and_guard(templates: dict[str, Any]) -> None:
+    resources = templates["TrainingStack"]["Resources"]
+    awaited = [resources[name]["Type"] for name in _fleet(templates)["DependsOn"]]
+    assert awaited.count("AWS::EC2::Route") == 2
+    assert awaited.count("AWS::EC2::SubnetRouteTableAssociation") == 2
+    assert awaited.count("AWS::EC2::VPCEndpoint") == 1
+    assert awaited.count("AWS::Lambda::Function") == 1
+    roles = {
+        name
+        for policy in (resources[each] for each in _fleet(templates)["DependsOn"])
+        if policy["Type"] == "AWS::IAM::Policy"
+        for name in (role["Ref"] for role in policy["Properties"]["Roles"])
+    }
+    assert len(roles) == 2, "the instance's and the Guard's policies"
+
+
+def test_the_fleets_id_is_published_after_the_fleet(only: Callable[[str], Any]) -> None:
+    parameter = only("AWS::SSM::Parameter")
+    assert parameter["Name"] == "/TrainingStack/fleet-id"
+    assert parameter["Value"]["Ref"].startswith("Fleet")
+
+
+def test_an_on_demand_base_is_part_of_the_capacity(synthesize: Callable[..., Any]) -> None:
+    config = _fleet(synthesize(on_demand_base="1"))["Properties"]["SpotFleetRequestConfigData"]
+    assert (config["TargetCapacity"], config["OnDemandTargetCapacity"]) == (1, 1)
+
+
+def test_zones_and_sizes_follow_the_context(synthesize: Callable[..., Any]) -> None:
+    templates = synthesize(size="g5.12xlarge", zones="us-east-1a,us-east-1c,us-east-1d")
+    config = _fleet(templates)["Properties"]["SpotFleetRequestConfigData"]
+    overrides = config["LaunchTemplateConfigs"][0]["Overrides"]
+    assert {each["InstanceType"] for each in overrides} == {"g5.12xlarge", "g5.24xlarge"}
+    zones = [
+        each["Properties"]["AvailabilityZone"]
+        for each in templates["TrainingStack"]["Resources"].values()
+        if each["Type"] == "AWS::EC2::Subnet"
+    ]
+    assert zones == ["us-east-1a", "us-east-1c", "us-east-1d"]
+
+
+def test_another_size_replaces_neither_fleet_nor_template(synthesize: Callable[..., Any]) -> None:
+    before, after = (_fleet(synthesize(size=size)) for size in ("g5.2xlarge", "g5.12xlarge"))
+    changed = {
+        name
+        for name, value in after["Properties"]["SpotFleetRequestConfigData"].items()
+        if before["Properties"]["SpotFleetRequestConfigData"][name] != value
+    }
+    # Everything else but the two capacities would replace the fleet.
+    assert changed == {"LaunchTemplateConfigs"}
+
+
+def test_another_run_replaces_the_fleet(synthesize: Callable[..., Any]) -> None:
+    config = _fleet(synthesize(run_id="exp7"))["Properties"]["SpotFleetRequestConfigData"]
+    assert {"Key": "RunId", "Value": "exp7"} in config["TagSpecifications"][0]["Tags"]
+
+
+@pytest.mark.parametrize(
+    "size",
+    [
+        size
+        for size, instance in catalogue.instances().items()
+        if instance.is_trainable and instance.on_demand_usd_per_hour is not None
+    ],
+)
+def test_every_size_synthesizes_and_satisfies_cdk_nag(
+    size: str, synthesize: Callable[..., Any]
+) -> None:
+    config = _fleet(synthesize(size=size))["Properties"]["SpotFleetRequestConfigData"]
+    overrides = config["LaunchTemplateConfigs"][0]["Overrides"]
+    assert overrides[0]["InstanceType"] == size
+    assert 2 <= len(overrides) <= 10

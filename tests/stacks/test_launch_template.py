@@ -1,0 +1,82 @@
+"""The launch template's security and volumes: cdk-nag does not look into launch templates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def data(only: Callable[[str], Any]) -> Any:
+    return only("AWS::EC2::LaunchTemplate")["LaunchTemplateData"]
+
+
+def test_metadata_needs_a_token_and_stays_on_the_instance(data: Any) -> None:
+    assert data["MetadataOptions"] == {
+        "HttpEndpoint": "enabled",
+        "HttpTokens": "required",
+        "HttpPutResponseHopLimit": 1,
+        "InstanceMetadataTags": "enabled",
+    }
+
+
+def test_both_volumes_are_encrypted_and_go_with_the_instance(data: Any) -> None:
+    root, dataset = data["BlockDeviceMappings"]
+    assert (root["DeviceName"], dataset["DeviceName"]) == ("/dev/sda1", "sdf")
+    for volume in (root["Ebs"], dataset["Ebs"]):
+        assert volume["Encrypted"] is True
+        assert volume["DeleteOnTermination"] is True
+        assert volume["VolumeType"] == "gp3"
+    assert (root["Ebs"]["VolumeSize"], dataset["Ebs"]["VolumeSize"]) == (100, 200)
+    assert (dataset["Ebs"]["Iops"], dataset["Ebs"]["Throughput"]) == (3000, 125)
+
+
+def test_there_is_no_key_and_no_market_and_no_interface(data: Any) -> None:
+    # A fleet refuses market options and interface ids; a key would be a second way in.
+    assert not {"KeyName", "InstanceMarketOptions", "NetworkInterfaces"} & set(data)
+
+
+def test_instances_and_volumes_are_tagged_for_guard_and_fleet(data: Any) -> None:
+    for resource_type in ("instance", "volume"):
+        (tags,) = [
+            each["Tags"]
+            for each in data["TagSpecifications"]
+            if each["ResourceType"] == resource_type
+        ]
+        named = {tag["Key"]: tag["Value"] for tag in tags}
+        assert named == {
+            "Name": "TrainingStack-run-1",
+            "RunId": "run-1",
+            "Stack": "TrainingStack",
+        }
+
+
+def test_the_image_is_a_parameter_that_a_deploy_resolves(
+    data: Any, templates: dict[str, Any]
+) -> None:
+    parameter = templates["TrainingStack"]["Parameters"][data["ImageId"]["Ref"]]
+    assert parameter["Type"] == "AWS::SSM::Parameter::Value<AWS::EC2::Image::Id>"
+    assert parameter["Default"].endswith("-pytorch-2.12-ubuntu-24.04/latest/ami-id")
+
+
+def test_an_image_id_pins_the_image(synthesize: Callable[..., Any]) -> None:
+    pinned = synthesize(pytorch_ami_parameter="ami-0123456789abcdef0")["TrainingStack"]
+    (template,) = [
+        each for each in pinned["Resources"].values() if each["Type"] == "AWS::EC2::LaunchTemplate"
+    ]
+    assert template["Properties"]["LaunchTemplateData"]["ImageId"] == "ami-0123456789abcdef0"
+    assert "ami-id" not in str(pinned["Parameters"])
+
+
+def test_nobody_comes_in(resources: dict[str, Any]) -> None:
+    groups = [each for each in resources.values() if each["Type"] == "AWS::EC2::SecurityGroup"]
+    assert len(groups) == 1
+    assert "SecurityGroupIngress" not in groups[0]["Properties"]
+    types = {each["Type"] for each in resources.values()}
+    assert not types & {
+        "AWS::EC2::SecurityGroupIngress",
+        "AWS::EC2::NatGateway",
+        "AWS::EC2::KeyPair",
+    }

@@ -1,0 +1,167 @@
+"""Stack parameters: what follows from the size, what overrides it, and what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sizing import catalogue
+from stacks.parameters import CDK_JSON, StackParameters, defaults
+
+TRAINABLE = [
+    size
+    for size, instance in catalogue.instances().items()
+    if instance.is_trainable and instance.on_demand_usd_per_hour is not None
+]
+
+
+def test_every_parameter_has_its_default_in_cdk_json() -> None:
+    names = {field.name for field in dataclasses.fields(StackParameters)}
+    assert set(defaults()) == names
+
+
+@pytest.mark.parametrize("size", TRAINABLE)
+def test_every_size_that_trains_has_parameters(size: str) -> None:
+    parameters = StackParameters.for_size(size)
+    assert parameters.sizes[0] == size
+    assert parameters.data_volume_mib_per_second >= 125
+    assert parameters.data_volume_iops >= 3000
+
+
+def test_the_volumes_speed_is_what_the_size_sustains() -> None:
+    speeds = {
+        size: (p.data_volume_mib_per_second, p.data_volume_iops)
+        for size in ("g5.xlarge", "g5.4xlarge", "g5.8xlarge")
+        for p in [StackParameters.for_size(size)]
+    }
+    assert speeds == {
+        "g5.xlarge": (125, 3000),
+        "g5.4xlarge": (566, 3000),
+        "g5.8xlarge": (1907, 7628),
+    }
+
+
+def test_iops_follow_an_overridden_throughput() -> None:
+    parameters = StackParameters.for_size("g5.8xlarge", data_volume_mib_per_second="1000")
+    assert parameters.data_volume_iops == 4000
+
+
+def test_context_overrides_by_name_and_texts_become_numbers() -> None:
+    context = {**defaults(), "size": "g5.xlarge", "data_volume_gib": "400", "max_hours": "1.5"}
+    parameters = StackParameters.from_context(context)
+    assert (parameters.data_volume_gib, parameters.max_hours) == (400, 1.5)
+
+
+def test_cdks_own_context_is_passed_over() -> None:
+    context = {
+        "@aws-cdk/core:bootstrapQualifier": "localhost",
+        "aws:cdk:enable-path-metadata": True,
+    }
+    assert StackParameters.from_context(context) == StackParameters.for_size("g5.2xlarge")
+
+
+def test_own_code_names_its_dataset() -> None:
+    assert StackParameters.for_size("g5.xlarge", workload="mine.models:Clips").dataset == "Clips"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "sentence"),
+    [
+        ("sise", "g5.xlarge", "context 'sise' is unknown; did you mean size?"),
+        ("zzzzzz", "1", "context 'zzzzzz' is unknown; known are size, workload"),
+        ("size", "g5.3xlarge", "size 'g5.3xlarge' is not in the instance catalogue; the nearest"),
+        ("size", "t3.large", "size t3.large has no whole NVIDIA GPU; the smallest"),
+        ("size", "g6f.large", "size g6f.large has no whole NVIDIA GPU"),
+        ("size", "g7e.2xlarge", "size g7e.2xlarge is not supported by the PyTorch 2.12"),
+        ("size", "p5e.48xlarge", "size p5e.48xlarge has no price in the catalogue"),
+        ("workload", "trajectroy", "workload is 'trajectroy'; known are trajectory, or your own"),
+        ("recipe", "full;rm", "recipe is 'full;rm'; give letters"),
+        ("run_id", "exp 7", "run_id is 'exp 7'; give a letter"),
+        ("run_id", "7", "run_id is '7'; give a letter"),
+        ("dataset", "../other", "dataset is '../other'; give a key prefix"),
+        ("overrides", "lr=$(id)", "overrides is 'lr=$(id)'; give NAME=VALUE"),
+        ("overrides", "lr", "overrides is 'lr'; give NAME=VALUE"),
+        ("overrides", "a=" + "1" * 2000, "overrides are longer than 2000 characters"),
+        ("dataset_bucket", "My_Data", "dataset_bucket is 'My_Data'; give a bucket's name"),
+        ("zones", "a,b", "zones is 'a'; give zones like us-east-1a"),
+        ("zones", "us-east-1a us-east-1a", "zones name one twice: us-east-1a, us-east-1a; drop it"),
+        ("pytorch_ami_parameter", "ubuntu", "pytorch_ami_parameter is 'ubuntu'; give an SSM"),
+        ("root_volume_gib", "50", "root_volume_gib is 50; give 100 to 65536"),
+        ("data_volume_gib", "0", "data_volume_gib is 0; give 1 to 65536"),
+        ("data_volume_gib", "big", "data_volume_gib is 'big'; give a whole number"),
+        ("data_volume_mib_per_second", "100", "data_volume_mib_per_second is 100; give 125 to 417"),
+        ("data_volume_mib_per_second", "500", "the most that g5.xlarge can use"),
+        ("data_volume_iops", "2000", "data_volume_iops is 2000; give 3000 to 15000"),
+        ("on_demand_base", "2", "on_demand_base is 2; give 0 to 1, because the base is a part"),
+        ("target_capacity", "3", "target_capacity is 3; give 1, or 0"),
+        ("max_barren_attempts", "0", "max_barren_attempts is 0; give 1 to 100"),
+        ("checkpoint_interval", "often", "checkpoint_interval is 'often'; give 2epochs"),
+        ("notice_budget_seconds", "300", "notice_budget_seconds is 300; give 5 to 120"),
+        ("lease_ttl_seconds", "0", "lease_ttl_seconds is 0; give 2 to 600"),
+        ("dataset_wait_seconds", "-1", "dataset_wait_seconds is -1; give 0 to 86400"),
+        ("max_hours", "nan", "max_hours is 'nan'; give a number"),
+        ("max_hours", "0", "max_hours is 0; give up to 8760"),
+        ("heartbeat_timeout_seconds", "900", "heartbeat_timeout_seconds is 900; give 2400 or more"),
+    ],
+)
+def test_fails_in_one_sentence(name: str, value: str, sentence: str) -> None:
+    context = {**defaults(), "size": "g5.xlarge", name: value}
+    with pytest.raises(ValueError, match=re.escape(sentence)) as refusal:
+        StackParameters.from_context(context)
+    assert "\n" not in str(refusal.value)
+
+
+def test_fails_for_iops_that_the_throughput_needs_more_of() -> None:
+    with pytest.raises(ValueError, match="1000 MiB/s need 4000"):
+        StackParameters.for_size(
+            "g5.8xlarge", data_volume_mib_per_second=1000, data_volume_iops=3000
+        )
+
+
+def test_fails_for_a_base_without_capacity() -> None:
+    with pytest.raises(ValueError, match="on_demand_base is 1; give 0 to 0"):
+        StackParameters.for_size("g5.xlarge", target_capacity=0, on_demand_base=1)
+
+
+def _table(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "stacks.parameters", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=Path(CDK_JSON).parent,
+    )
+
+
+def test_the_table_says_where_each_value_comes_from() -> None:
+    done = _table("g5.4xlarge")
+    assert done.returncode == 0
+    lines = {line.split()[0]: line.split()[1:] for line in done.stdout.splitlines()}
+    assert lines["data_volume_mib_per_second"] == ["566", "by-size"]
+    assert lines["max_hours"] == ["72.0", "cdk.json"]
+    assert lines["alternates"] == ["g5.8xlarge", "g5.16xlarge", "sizing/instances.csv"]
+
+
+def test_fails_for_a_table_of_an_unknown_size() -> None:
+    done = _table("g5.huge")
+    assert done.returncode == 2
+    assert done.stderr.startswith("parameters: size 'g5.huge' is not in the instance catalogue")
+    assert "Traceback" not in done.stderr
+
+
+def test_the_flags_that_cdk_recommends_are_all_decided() -> None:
+    flags = json.loads(CDK_JSON.read_text(encoding="utf-8"))["context"]
+    # The default security group's flag adds a custom resource; the default rules cap gp3 in launch
+    # templates at 16,000 IOPS, wrongly; a weak reference is an intrinsic of this year.
+    assert flags["@aws-cdk/aws-ec2:restrictDefaultSecurityGroup"] is False
+    assert flags["@aws-cdk/core:validateAgainstDefaultRules"] is False
+    assert flags["@aws-cdk/core:defaultCrossStackReferences"] == "strong"
+    cli = CDK_JSON.parent / "node_modules/aws-cdk/lib/init-templates"
+    recommended = json.loads((cli / ".recommended-feature-flags.json").read_text(encoding="utf-8"))
+    assert set(recommended) <= set(flags)

@@ -1,0 +1,175 @@
+"""Who may do what, over all policies of both stacks; and that nothing is a custom resource."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+# Every wildcard that a policy of these stacks holds, by the policy's role, with its reason.
+WILDCARDS = {
+    # What grant_read and grant_put write; the resources beside them set the bounds.
+    ("InstanceRole", "s3:GetBucket*"),
+    ("InstanceRole", "s3:GetObject*"),
+    ("InstanceRole", "s3:List*"),
+    ("InstanceRole", "s3:Abort*"),
+    ("GuardRole", "s3:GetBucket*"),
+    ("GuardRole", "s3:GetObject*"),
+    ("GuardRole", "s3:List*"),
+    ("GuardRole", "s3:Abort*"),
+    # Objects get their names in the run; the dataset's are in its manifest.
+    ("InstanceRole", "<DatasetBucket>/trajectory/*"),
+    ("InstanceRole", "<RunBucket>/runs/run-1/*"),
+    ("GuardRole", "<RunBucket>/runs/run-1/*"),
+    ("GuardRole", "<RunBucket>/runs/run-1/events/*"),
+    # A replacement runs the bundle that its run began with.
+    ("InstanceRole", "<assets>/*"),
+    # By tag: naming the fleet would be a cycle.
+    ("InstanceRole", "spot-fleet-request/*"),
+    ("GuardRole", "spot-fleet-request/*"),
+    # EC2's Describe calls know no resources.
+    ("GuardRole", "*"),
+}
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def _statements(resources: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    for resource in resources.values():
+        if resource["Type"] == "AWS::IAM::Policy":
+            (role,) = resource["Properties"]["Roles"]
+            for statement in resource["Properties"]["PolicyDocument"]["Statement"]:
+                yield role["Ref"][:-8], statement
+
+
+def _spelled(resource: Any) -> str:
+    """Spell a resource as this file does: the bucket in angle brackets, the rest as it is."""
+    text = str(resource)
+    tail = resource if isinstance(resource, str) else ""
+    if isinstance(resource, dict) and "Fn::Join" in resource:
+        tail = str(resource["Fn::Join"][1][-1])
+    for name in ("DatasetBucket", "RunBucket", "assets"):
+        if name in text:
+            return f"<{name}>{tail}"
+    return tail.lstrip(":")
+
+
+def test_every_wildcard_has_its_reason(resources: dict[str, Any]) -> None:
+    found = set()
+    for role, statement in _statements(resources):
+        assert statement["Effect"] == "Allow"
+        found |= {(role, each) for each in _listed(statement["Action"]) if "*" in each}
+        for resource in map(_spelled, _listed(statement["Resource"])):
+            if "*" in resource:
+                found.add((role, resource))
+    assert found == WILDCARDS
+
+
+def test_old_versions_are_out_of_the_instances_reach(resources: dict[str, Any]) -> None:
+    actions = {
+        action
+        for role, statement in _statements(resources)
+        if role == "InstanceRole"
+        for action in _listed(statement["Action"])
+    }
+    assert {action for action in actions if "Delete" in action} == {"s3:DeleteObject"}
+
+
+def test_only_the_own_fleet_may_be_modified(resources: dict[str, Any]) -> None:
+    holders = []
+    for role, statement in _statements(resources):
+        if "ec2:ModifySpotFleetRequest" in _listed(statement["Action"]):
+            holders.append(role)
+            assert statement["Condition"] == {
+                "StringEquals": {"aws:ResourceTag/Stack": "TrainingStack"}
+            }
+    assert sorted(holders) == ["GuardRole", "InstanceRole"]
+
+
+def test_another_accounts_fleet_cannot_take_the_fleets_role(resources: dict[str, Any]) -> None:
+    (statement,) = [
+        statement
+        for role in resources.values()
+        if role["Type"] == "AWS::IAM::Role"
+        for statement in role["Properties"]["AssumeRolePolicyDocument"]["Statement"]
+        if statement["Principal"] == {"Service": "spotfleet.amazonaws.com"}
+    ]
+    assert statement["Condition"]["StringEquals"] == {
+        "aws:SourceAccount": {"Ref": "AWS::AccountId"}
+    }
+    assert "aws:SourceArn" in statement["Condition"]["ArnLike"]
+
+
+def test_events_and_alarms_may_publish_over_tls_only(only: Callable[[str], Any]) -> None:
+    policy = only("AWS::SNS::TopicPolicy")
+    statements = policy["PolicyDocument"]["Statement"]
+    publishers = {
+        each["Principal"]["Service"]: each.get("Condition")
+        for each in statements
+        if each["Effect"] == "Allow"
+    }
+    # EventBridge publishes nothing where the policy asks for its source account.
+    assert publishers == {
+        "events.amazonaws.com": None,
+        "cloudwatch.amazonaws.com": {
+            "StringEquals": {"aws:SourceAccount": {"Ref": "AWS::AccountId"}}
+        },
+    }
+    assert any(
+        each["Effect"] == "Deny" and each["Condition"] == {"Bool": {"aws:SecureTransport": "false"}}
+        for each in statements
+    )
+    # With alias/aws/sns neither of the two could publish.
+    assert "KmsMasterKeyId" not in only("AWS::SNS::Topic")
+
+
+def test_the_fleets_events_reach_people_record_and_guard(resources: dict[str, Any]) -> None:
+    rules = [each["Properties"] for each in resources.values() if each["Type"].endswith("::Rule")]
+    by_source = [each for each in rules if "aws.ec2spotfleet" in str(each.get("EventPattern"))]
+    targets = [str(target["Arn"]) for rule in by_source for target in rule["Targets"]]
+    for name in ("NotificationsTopic", "GuardFunction", "FleetEventsLog"):
+        assert any(name in target for target in targets), name
+    for rule in by_source:
+        assert "FleetRequest" in str(rule["EventPattern"]["resources"])
+
+
+def test_the_guard_hears_of_interruptions_and_of_time(resources: dict[str, Any]) -> None:
+    rules = [each["Properties"] for each in resources.values() if each["Type"].endswith("::Rule")]
+    assert [each["ScheduleExpression"] for each in rules if "ScheduleExpression" in each] == [
+        "rate(10 minutes)"
+    ]
+    (pattern,) = [
+        each["EventPattern"]
+        for each in rules
+        if each.get("EventPattern", {}).get("source") == ["aws.ec2"]
+    ]
+    assert pattern["detail-type"] == [
+        "EC2 Spot Instance Interruption Warning",
+        "EC2 Instance Rebalance Recommendation",
+        "EC2 Instance State-change Notification",
+    ]
+
+
+def test_eventbridge_may_write_to_the_record(only: Callable[[str], Any]) -> None:
+    document = str(only("AWS::Logs::ResourcePolicy")["PolicyDocument"])
+    assert "events.amazonaws.com" in document
+    assert "FleetEventsLog" in document
+
+
+def test_the_only_function_is_the_guard_and_nothing_is_custom(resources: dict[str, Any]) -> None:
+    types = [each["Type"] for each in resources.values()]
+    assert not [each for each in types if each.startswith("Custom::")]
+    assert "AWS::CloudFormation::CustomResource" not in types
+    assert types.count("AWS::Lambda::Function") == 1
+
+
+def test_descriptions_have_no_character_that_ec2_refuses(only: Callable[[str], Any]) -> None:
+    group = only("AWS::EC2::SecurityGroup")
+    texts = [
+        group["GroupDescription"],
+        *(rule["Description"] for rule in group["SecurityGroupEgress"]),
+    ]
+    for text in texts:
+        assert re.fullmatch(r"[a-zA-Z0-9. _\-:/()#,@\[\]+=&;{}!$*]*", text), text

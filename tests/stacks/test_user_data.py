@@ -1,0 +1,120 @@
+"""The user data: the run.env contract, its size, and that it is a script bash takes."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stacks import user_data
+from stacks.parameters import StackParameters
+
+ROOT = Path(__file__).parents[2]
+NAMES = [
+    "RUN_ID",
+    "WORKLOAD",
+    "RECIPE",
+    "OVERRIDES",
+    "DATASET_URI",
+    "RUN_URI",
+    "BUNDLE_URI",
+    "DATA_MOUNT",
+    "DATA_DEVICE_NAME",
+    "CHECKPOINT_INTERVAL",
+    "NOTICE_BUDGET_SECONDS",
+    "LEASE_TTL_SECONDS",
+    "DATASET_WAIT_SECONDS",
+    "STACK_NAME",
+    "AWS_REGION",
+    "FLEET_PARAMETER",
+]
+
+
+def _resolved(template: dict[str, Any]) -> str:
+    """Return the user data with the longest names that CloudFormation could put in it."""
+    (launch_template,) = [
+        each
+        for each in template["Resources"].values()
+        if each["Type"] == "AWS::EC2::LaunchTemplate"
+    ]
+    (join,) = launch_template["Properties"]["LaunchTemplateData"]["UserData"].values()
+    _, parts = join["Fn::Join"]
+    longest = {"Fn::ImportValue": "b" * 63, "Ref": "ap-southeast-7"}
+    return "".join(
+        each if isinstance(each, str) else longest.get(*each) or str(each["Fn::Sub"])
+        for each in parts
+    )
+
+
+@pytest.fixture(scope="module")
+def script(templates: dict[str, Any]) -> str:
+    return _resolved(templates["TrainingStack"])
+
+
+def _written(script: str, root: Path) -> str:
+    """Run the head of the user data, which writes run.env, and return what it wrote."""
+    program = script[: script.index("\nEND_OF_RUN_ENV\n")] + "\nEND_OF_RUN_ENV\n"
+    subprocess.run(["bash"], input=program, text=True, check=True, env={"MACHINE_ROOT": str(root)})
+    return (root / "etc/training/run.env").read_text(encoding="utf-8")
+
+
+def test_run_env_has_the_names_of_the_contract(script: str, tmp_path: Path) -> None:
+    lines = _written(script, tmp_path).splitlines()
+    assert [line.partition("=")[0] for line in lines] == NAMES
+
+
+def test_writer_and_example_name_the_same_variables() -> None:
+    example = ROOT / "userdata" / "run.env.example"
+    names = re.findall(r"^([A-Z_]+)=", example.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    assert sorted(names) == sorted(NAMES)
+
+
+def test_run_env_holds_the_decisions(script: str, tmp_path: Path) -> None:
+    lines = _written(script, tmp_path).splitlines()
+    values = dict(line.split("=", 1) for line in lines)
+    assert values["RUN_URI"] == f"s3://{'b' * 63}/runs/run-1"
+    assert values["DATASET_URI"] == f"s3://{'b' * 63}/trajectory"
+    assert values["OVERRIDES"] == '""'
+    assert values["DATA_DEVICE_NAME"] == "sdf"
+    assert values["FLEET_PARAMETER"] == "/TrainingStack/fleet-id"
+    assert re.fullmatch(r"s3://\S+\.zip", values["BUNDLE_URI"])
+
+
+def test_overrides_stand_in_quotes(synthesize: Callable[..., Any], tmp_path: Path) -> None:
+    templates = synthesize(overrides="head.width=64 seed=2")
+    written = _written(_resolved(templates["TrainingStack"]), tmp_path)
+    assert 'OVERRIDES="head.width=64 seed=2"\n' in written
+
+
+def test_first_boot_follows_verbatim(script: str) -> None:
+    assert script.startswith("#!/bin/bash\n")
+    assert script.endswith(user_data.FIRST_BOOT_FILE.read_text(encoding="utf-8"))
+
+
+def test_bash_takes_the_script(script: str) -> None:
+    subprocess.run(["bash", "-n"], input=script, text=True, check=True)
+
+
+def test_the_longest_values_fit(synthesize: Callable[..., Any]) -> None:
+    longest = " ".join(f"o{number:03}.{'n' * 20}={'v' * 13}" for number in range(49))
+    templates = synthesize(overrides=longest, run_id="r" * 63, dataset="d" * 100)
+    assert len(_resolved(templates["TrainingStack"]).encode()) < user_data.MAX_BYTES
+
+
+def test_fails_when_the_user_data_grows_too_long() -> None:
+    parameters = StackParameters.for_size("g5.xlarge")
+    environment = user_data.run_env(
+        parameters,
+        dataset_uri="s3://b/d",
+        run_uri="s3://b/r",
+        bundle_uri="s3://b/x.zip",
+        stack_name="TrainingStack",
+        region="us-east-1",
+        fleet_parameter="/TrainingStack/fleet-id",
+    )
+    with pytest.raises(ValueError, match=r"EC2 takes 16384; shorten"):
+        user_data.render(environment, "#" * 16_000)
