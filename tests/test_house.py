@@ -1,0 +1,88 @@
+"""What must hold for the whole tree: sizes, names, pins, and a README that tells the truth."""
+
+import ast
+import re
+import subprocess
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parent.parent
+# Spelled in two parts, so that this file does not find itself.
+HOSTS = ("py" + "pi.org", "python" + "hosted.org", "registry.npm" + "js", "deb." + "debian.org")
+MAX_BYTES = 5_000_000
+MAX_LINES = 400
+
+
+@cache
+def tracked() -> tuple[Path, ...]:
+    listed = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard"],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    paths = (REPOSITORY / name for name in listed.stdout.splitlines())
+    return tuple(path for path in paths if path.is_file())
+
+
+def python_files() -> list[Path]:
+    return [path for path in tracked() if path.suffix == ".py"]
+
+
+def test_no_file_is_over_five_megabytes() -> None:
+    assert [path for path in tracked() if path.stat().st_size > MAX_BYTES] == []
+
+
+def test_no_file_names_a_registry_host() -> None:
+    named = [
+        path
+        for path in tracked()
+        if any(host in path.read_text(errors="replace") for host in HOSTS)
+    ]
+    assert named == []
+
+
+def test_every_requirement_is_exact_and_hashed() -> None:
+    text = (REPOSITORY / "requirements.txt").read_text().replace("\\\n", " ")
+    lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
+    assert lines
+    assert [line for line in lines if "==" not in line or "--hash=sha256:" not in line] == []
+
+
+@pytest.mark.parametrize("path", python_files(), ids=lambda path: str(path.relative_to(REPOSITORY)))
+def test_every_python_file_opens_with_a_docstring_and_fits_in_a_reading(path: Path) -> None:
+    source = path.read_text()
+    assert source.count("\n") <= MAX_LINES
+    assert ast.get_docstring(ast.parse(source)), "open the file with one docstring"
+
+
+def test_boot_programs_are_small_and_stop_at_the_first_error() -> None:
+    scripts = [path for path in tracked() if path.suffix == ".sh"]
+    assert scripts
+    for path in scripts:
+        assert path.read_text().count("\n") <= 80, path
+        assert "set -o errexit" in path.read_text(), path
+
+
+def test_the_readme_names_only_targets_that_exist() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (REPOSITORY / "Makefile").read_text(), re.MULTILINE))
+    readme = (REPOSITORY / "README.md").read_text()
+    named = set(re.findall(r"(?:`|^ {4})make ([a-z-]+)", readme, re.MULTILINE))
+    assert {"demo", "test"} <= named
+    assert named - targets == set()
+
+
+def test_the_readme_links_only_to_files_that_exist() -> None:
+    links = re.findall(r"\]\(([^)#]+)\)", (REPOSITORY / "README.md").read_text())
+    local = [link for link in links if "://" not in link]
+    assert local
+    assert [link for link in local if not (REPOSITORY / link).exists()] == []
+
+
+def test_ci_calls_the_commands_that_people_call() -> None:
+    script = (REPOSITORY / ".ci" / "run").read_text()
+    assert "make test" in script
+    assert "make check" in script

@@ -1,0 +1,181 @@
+"""A small dataset, both kinds of store, and runs in this process or in a forked one."""
+
+import json
+import multiprocessing
+import secrets
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+from werkzeug.serving import WSGIRequestHandler, make_server
+
+from rehearsal.aws.front import Front
+from tests.training import tiny
+from training.head import Head, read_head
+from training.run import main
+from training.store import Store, open_store
+
+WORKLOAD = "tests.training.tiny:TINY"
+
+
+@pytest.fixture(autouse=True)
+def _no_hooks() -> Iterator[None]:
+    tiny.HOOKS.clear()
+    yield
+    tiny.HOOKS.clear()
+
+
+@pytest.fixture(scope="session")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("data") / "tiny"
+    code = main(["data", "make", "--workload", WORKLOAD, "--out", str(out), "--count", "42"])
+    assert code == 0
+    return out
+
+
+class _Quiet(WSGIRequestHandler):
+    def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
+        pass
+
+
+@pytest.fixture(scope="session")
+def s3_endpoint() -> Iterator[str]:
+    """The embedded AWS's own front, without the account that it fills at a start."""
+    server = make_server("127.0.0.1", 0, Front({}), threaded=True, request_handler=_Quiet)
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+@pytest.fixture
+def bucket_uri(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "testing")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3_endpoint)
+    bucket = f"bucket-{secrets.token_hex(6)}"
+    boto3.client("s3").create_bucket(Bucket=bucket)
+    return f"s3://{bucket}"
+
+
+@pytest.fixture(params=["folder", "s3"])
+def store_uri(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A URI of each kind, where nothing is yet."""
+    if request.param == "folder":
+        return str(tmp_path / "store" / "run-1")
+    return f"{request.getfixturevalue('bucket_uri')}/runs/run-1"
+
+
+@dataclass
+class Run:
+    """One run of the tiny workload, attempt by attempt."""
+
+    dataset: Path
+    uri: str
+    scratch: Path
+    options: list[str] = field(default_factory=list)
+
+    @property
+    def store(self) -> Store:
+        return open_store(self.uri)
+
+    @property
+    def head(self) -> Head:
+        head = read_head(self.store)
+        assert head is not None
+        return head
+
+    def arguments(self, *more: str) -> list[str]:
+        return [
+            "run",
+            f"--workload={WORKLOAD}",
+            "--recipe=quick",
+            f"--dataset-uri={self.dataset}",
+            f"--run-uri={self.uri}",
+            f"--scratch={self.scratch / secrets.token_hex(4)}",
+            "--checkpoint-interval=3steps",
+            "--lease-ttl-seconds=0.6",
+            *self.options,
+            *more,
+        ]
+
+    def attempt(self, *more: str) -> int:
+        """In this process, on a machine that has nothing yet."""
+        return main(self.arguments(*more))
+
+    def fork(self, *more: str) -> multiprocessing.process.BaseProcess:
+        """In a process of its own, which may be killed; torch is imported already."""
+        context = multiprocessing.get_context("fork")
+        process = context.Process(target=_exit_with, args=(self.arguments(*more),))
+        process.start()
+        return process
+
+    def lines(self, kind: str) -> list[dict[str, Any]]:
+        """All metrics lines of a kind, oldest attempt first."""
+        store = self.store
+        lines = []
+        for key in sorted(store.sizes("metrics/")):
+            found = store.get(key)
+            assert found is not None
+            lines += [json.loads(line) for line in found.data.splitlines()]
+        return [line for line in lines if line["kind"] == kind]
+
+    def lineage(self) -> dict[int, dict[str, Any]]:
+        """Step lines by step: repeated ones counted once, the newest generation winning."""
+        lines = sorted(self.lines("step"), key=lambda line: int(line["generation"]))
+        return {line["step"]: line for line in lines}
+
+    def losses(self) -> list[tuple[int, str, float, tuple[int, ...]]]:
+        return [
+            (step, line["stage"], line["loss"], tuple(line["ids"]))
+            for step, line in sorted(self.lineage().items())
+        ]
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        store = self.store
+        events = []
+        for key in sorted(store.sizes("events/")):
+            found = store.get(key)
+            assert found is not None
+            events.append(json.loads(found.data))
+        return [event for event in events if event["name"] == name]
+
+    def json(self, key: str) -> dict[str, Any]:
+        found = self.store.get(key)
+        assert found is not None
+        record: dict[str, Any] = json.loads(found.data)
+        return record
+
+
+def _exit_with(arguments: list[str]) -> None:
+    raise SystemExit(main(arguments))
+
+
+@pytest.fixture
+def new_run(dataset: Path, tmp_path: Path) -> Callable[[str], Run]:
+    def make(uri: str) -> Run:
+        return Run(dataset=dataset, uri=uri, scratch=tmp_path / "scratch")
+
+    return make
+
+
+@pytest.fixture
+def run(new_run: Callable[[str], Run], tmp_path: Path) -> Run:
+    """A run in a folder."""
+    return new_run(str(tmp_path / "runs" / "run-1"))
+
+
+@pytest.fixture(scope="session")
+def whole(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """The uninterrupted run that others are compared with."""
+    root = tmp_path_factory.mktemp("whole")
+    run = Run(dataset=dataset, uri=str(root / "runs" / "run-1"), scratch=root / "scratch")
+    assert run.attempt() == 0
+    return run

@@ -1,0 +1,117 @@
+"""Recipes, overrides by name, intervals, and the record that a run belongs to."""
+
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from tests.training.tiny import TINY
+from training.config import Interval, parse_interval, parse_overrides, resolve_config
+from training.errors import UserError
+from training.record import RunRecord, read_record, settle_record
+from training.store import FolderStore, open_store
+
+
+@pytest.mark.parametrize(
+    ("text", "value", "unit"),
+    [
+        ("2epochs", 2, "epochs"),
+        ("1epoch", 1, "epochs"),
+        ("100steps", 100, "steps"),
+        ("600s", 600, "s"),
+    ],
+)
+def test_an_interval_has_a_unit(text: str, value: float, unit: str) -> None:
+    interval = parse_interval(text)
+    assert (interval.value, interval.unit) == (value, unit)
+    assert isinstance(interval, Interval)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "2", "epochs", "0steps", "-1s", "2 hours", "1.5epochs", "2epochss"]
+)
+def test_fails_for_an_interval_that_cannot_be_read(text: str) -> None:
+    with pytest.raises(UserError, match="2epochs, 100steps or 600s"):
+        parse_interval(text)
+
+
+def test_overrides_take_the_field_s_type() -> None:
+    overrides = parse_overrides(
+        ["epochs=5", "learning_rate=1e-3", "clip_norm=none", "deterministic=false"]
+    )
+    config = resolve_config(TINY, "quick", overrides)
+    assert (config.epochs, config.learning_rate, config.clip_norm) == (5, 1e-3, None)
+    assert config.deterministic is False
+
+
+@pytest.mark.parametrize(
+    ("pairs", "says"),
+    [
+        (["epoch=5"], "no field 'epoch'; known are seed, num_threads"),
+        (["epochs=many"], "epochs='many' is no int"),
+        (["deterministic=1"], "is no bool"),
+        (["epochs"], "write name=value"),
+        (["epochs=1", "epochs=2"], "given twice"),
+    ],
+)
+def test_fails_for_an_override_that_cannot_be(pairs: list[str], says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        resolve_config(TINY, "quick", parse_overrides(pairs))
+
+
+def test_fails_for_an_unknown_recipe_and_lists_the_known() -> None:
+    with pytest.raises(UserError, match="no recipe 'fast'; known are long, quick"):
+        resolve_config(TINY, "fast", {})
+
+
+def record(**changes: object) -> RunRecord:
+    mine = RunRecord(
+        run_id="run-1",
+        workload="tiny",
+        recipe="quick",
+        overrides={},
+        config=asdict(resolve_config(TINY, "quick", {})),
+        dataset="abc",
+        bundle_uri=None,
+        numerics_key={"torch": "2"},
+        writer="i-1",
+        created_at="2026-01-01T00:00:00Z",
+    )
+    return replace(mine, **changes)  # type: ignore[arg-type]
+
+
+def test_the_first_record_is_the_truth(store_uri: str) -> None:
+    store = open_store(store_uri)
+    settle_record(store, record(), frozenset())
+    later = settle_record(store, record(writer="i-2", numerics_key={"torch": "3"}), frozenset())
+    assert later == record() == read_record(store)
+
+
+def test_placement_settings_may_change(tmp_path: Path) -> None:
+    store = FolderStore(tmp_path)
+    settle_record(store, record(), frozenset())
+    changed = record(
+        overrides={"num_loader_workers": "4"},
+        config={**record().config, "num_loader_workers": 4},
+    )
+    assert settle_record(store, changed, frozenset({"num_loader_workers"})) == record()
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"workload": "other"}, "belongs to workload 'tiny', not 'other'"),
+        ({"recipe": "long"}, "belongs to recipe 'quick', not 'long'"),
+        ({"overrides": {"epochs": "5"}}, r"belongs to overrides \(none\), not epochs=5"),
+        ({"dataset": "xyz"}, "belongs to dataset 'abc', not 'xyz'"),
+        ({"run_id": "run-2"}, "belongs to run id 'run-1', not 'run-2'"),
+        ({"config": {"epochs": 9}}, "belongs to config field bad_start False, not None"),
+    ],
+)
+def test_fails_for_a_run_folder_that_belongs_to_another(
+    tmp_path: Path, changes: dict[str, object], says: str
+) -> None:
+    store = FolderStore(tmp_path)
+    settle_record(store, record(), frozenset())
+    with pytest.raises(UserError, match=says):
+        settle_record(store, record(**changes), frozenset())

@@ -1,0 +1,180 @@
+"""Both stores keep the same promises: whole objects and conditional writes with one winner."""
+
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from training.errors import UserError
+from training.store import FolderStore, PreconditionFailedError, S3Store, StoreError, open_store
+
+
+def test_a_first_write_wins_once(store_uri: str) -> None:
+    store = open_store(store_uri)
+    etag = store.put_if("head.json", b"one", None)
+    with pytest.raises(PreconditionFailedError):
+        store.put_if("head.json", b"two", None)
+    found = store.get("head.json")
+    assert found is not None
+    assert (found.data, found.etag) == (b"one", etag)
+
+
+def test_a_stale_tag_is_refused(store_uri: str) -> None:
+    store = open_store(store_uri)
+    first = store.put_if("head.json", b"one", None)
+    second = store.put_if("head.json", b"two", first)
+    assert second != first
+    with pytest.raises(PreconditionFailedError):
+        store.put_if("head.json", b"three", first)
+
+
+def test_a_tag_of_what_is_gone_is_refused(store_uri: str) -> None:
+    store = open_store(store_uri)
+    with pytest.raises(PreconditionFailedError):
+        store.put_if("head.json", b"one", '"0123456789abcdef0123456789abcdef"')
+
+
+def test_of_many_writers_at_once_one_wins(store_uri: str) -> None:
+    store = open_store(store_uri)
+    etag = store.put_if("head.json", b"start", None)
+    wins: list[int] = []
+    barrier = threading.Barrier(4)
+
+    def write(number: int) -> None:
+        barrier.wait()
+        try:
+            store.put_if("head.json", b"writer %d" % number, etag)
+        except PreconditionFailedError:
+            return
+        wins.append(number)
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    found = store.get("head.json")
+    assert found is not None
+    assert [b"writer %d" % number for number in wins] == [found.data]
+
+
+def test_files_come_back_and_are_listed_and_deleted(store_uri: str, tmp_path: Path) -> None:
+    store = open_store(store_uri)
+    path = tmp_path / "big"
+    path.write_bytes(b"0123456789" * 1000)
+    store.put_file("a/b/big", path)
+    store.put("a/small", b"x")
+    store.put("c", b"y")
+    assert store.sizes("a/") == {"a/b/big": 10000, "a/small": 1}
+    assert store.sizes("") == {"a/b/big": 10000, "a/small": 1, "c": 1}
+    assert store.sizes("nothing/") == {}
+    store.get_file("a/b/big", tmp_path / "back")
+    assert (tmp_path / "back").read_bytes() == path.read_bytes()
+    store.delete_below("a/")
+    store.delete_below("a/")
+    assert store.sizes("") == {"c": 1}
+    assert store.get("a/small") is None
+
+
+def test_a_big_file_goes_in_parts(bucket_uri: str, tmp_path: Path) -> None:
+    store = open_store(f"{bucket_uri}/big")
+    path = tmp_path / "big"
+    with path.open("wb") as stream:
+        stream.truncate(70 * 1024 * 1024)
+        stream.write(b"start")
+    store.put_file("big", path)
+    store.get_file("big", tmp_path / "back")
+    assert (tmp_path / "back").read_bytes() == path.read_bytes()
+
+
+def test_fails_with_the_key_when_a_file_is_missing(store_uri: str, tmp_path: Path) -> None:
+    store = open_store(store_uri)
+    store.put("a", b"x")
+    with pytest.raises(FileNotFoundError, match="nothing"):
+        store.get_file("nothing", tmp_path / "back")
+
+
+@pytest.mark.parametrize("uri", ["http://bucket/prefix", "s3://", "gs://x", ""])
+def test_fails_for_a_bad_uri(uri: str) -> None:
+    with pytest.raises(UserError, match="URI"):
+        open_store(uri)
+
+
+def test_fails_for_a_bucket_that_is_not_there(bucket_uri: str) -> None:
+    with pytest.raises(UserError, match="there is no bucket 'no-such-bucket-here'"):
+        open_store("s3://no-such-bucket-here/x").put("a", b"x")
+
+
+def test_a_folder_write_that_breaks_leaves_the_old_content(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = FolderStore(tmp_path)
+    store.put("a", b"old")
+
+    def broken(self: Path, target: Path) -> Path:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(Path, "replace", broken)
+    with pytest.raises(OSError, match="disk full"):
+        store.put("a", b"new")
+    monkeypatch.undo()
+    assert store.get("a") is not None
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def _answers(store: S3Store, answers: list[Callable[[], Any]]) -> None:
+    """Let the next conditional writes end as `answers` say, before S3 is asked."""
+    real = store._once.put_object
+
+    def put_object(**arguments: Any) -> Any:
+        if answers:
+            answers.pop(0)()
+        return real(**arguments)
+
+    store._once.put_object = put_object
+
+
+def test_a_conflict_of_concurrent_writes_is_repeated(bucket_uri: str) -> None:
+    from botocore.exceptions import ClientError
+
+    store = open_store(f"{bucket_uri}/x")
+    assert isinstance(store, S3Store)
+
+    def conflict() -> None:
+        raise ClientError(
+            {
+                "Error": {"Code": "ConditionalRequestConflict", "Message": "again"},
+                "ResponseMetadata": {"HTTPStatusCode": 409},
+            },
+            "PutObject",
+        )
+
+    _answers(store, [conflict, conflict])
+    store.put_if("head.json", b"one", None)
+    assert store.get("head.json") is not None
+
+
+def test_an_error_names_the_key(bucket_uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:9")
+    store = open_store("s3://bucket/run")
+    with pytest.raises(StoreError, match=r"s3://bucket/run/head\.json"):
+        store.put_if("head.json", b"x", None)
+
+
+def test_the_boot_commands_import_no_torch() -> None:
+    program = (
+        "import sys, training.run as r, training.dataset_commands\n"
+        "assert r.main(['fail', '--run-uri', sys.argv[1], '--reason', 'x']) == 0\n"
+        "assert not {'torch', 'numpy', 'boto3', 'safetensors'} & set(sys.modules)\n"
+    )
+    root = Path(__file__).parents[2]
+    command = [sys.executable, "-c", program, "out/none-such-run"]
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        command[-1] = f"{folder}/run"
+        subprocess.run(command, cwd=root, check=True, timeout=60)

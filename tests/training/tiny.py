@@ -1,0 +1,196 @@
+"""A workload of seconds with everything that resuming can get wrong.
+
+Two Train stages, derived data, augmentation, dropout, BatchNorm, micro-batches, an odd last batch.
+
+`HOOKS[name]` is called with a number at the places named in it: tests interrupt there.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.optim import AdamW, Optimizer
+
+from training.randomness import shuffled
+from training.workload import (
+    Batch,
+    Inputs,
+    Loss,
+    Partial,
+    Prepare,
+    Progress,
+    Rung,
+    Settings,
+    Start,
+    Train,
+)
+
+NUM_FEATURES = 6
+HOOKS: dict[str, Callable[[int], None]] = {}
+
+
+def _reached(place: str, number: int) -> None:
+    if place in HOOKS:
+        HOOKS[place](number)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TinyConfig:
+    seed: int = 7
+    num_threads: int = 1
+    deterministic: bool = True
+    epochs: int = 3
+    learning_rate: float = 0.01
+    clip_norm: float | None = 1.0
+    step_seconds: float = 0.0
+    nan_at_step: int = -1
+    bad_start: bool = False
+    num_loader_workers: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Doubled:
+    name: str = "doubled"
+    num_shards: int = 3
+
+    def key(self, i: Inputs) -> str:
+        return f"doubled-{i.dataset.fingerprint[:16]}"
+
+    def make(self, i: Inputs, shard: int) -> Mapping[str, Tensor]:
+        _reached("shard", shard)
+        time.sleep(i.config.step_seconds)
+        x = load_file(i.dataset.folder / "x.safetensors")["x"]
+        first = shard * len(x) // self.num_shards
+        last = (shard + 1) * len(x) // self.num_shards
+        return {"x": 2 * x[first:last] + 0.01 * torch.randn(last - first, NUM_FEATURES)}
+
+
+class Rows:
+    """Rows of the derived data with a target that is a function of them."""
+
+    def __init__(self, x: Tensor, first: int) -> None:
+        self._x = x
+        self._first = first
+
+    def __len__(self) -> int:
+        return len(self._x)
+
+    def get(self, index: int, rng: torch.Generator) -> Any:
+        x = self._x[index]
+        return x + 0.1 * torch.randn(x.shape, generator=rng), x.sum() > 0
+
+    def collate(self, items: Sequence[Any]) -> Batch:
+        x, y = zip(*items, strict=True)
+        return {"x": torch.stack(x), "y": torch.stack(y).long()}
+
+    def order(self, epoch: int, seed: int) -> Sequence[int]:
+        return shuffled(len(self), epoch, seed)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TinyTrain:
+    config: TinyConfig
+    name: str
+    width: int
+
+    @property
+    def settings(self) -> Settings:
+        return Settings(
+            epochs=self.config.epochs,
+            global_batch=8,
+            micro_batch=4,
+            eval_batch=5,
+            warmup_steps=2,
+            clip_norm=self.config.clip_norm,
+        )
+
+    def model(self, i: Inputs) -> nn.Module:
+        return nn.Sequential(
+            nn.Linear(NUM_FEATURES, self.width),
+            nn.BatchNorm1d(self.width),
+            nn.ReLU(),
+            nn.Dropout(0.2),
+            nn.Linear(self.width, 2),
+        )
+
+    def start(self, m: nn.Module, i: Inputs) -> Start:
+        if self.config.bad_start:
+            return Start(failures=("the outputs differ by 1.0",))
+        if i.prior is not None:
+            wide = m.state_dict()["0.weight"]
+            narrow = i.prior.model["0.weight"]
+            with torch.no_grad():
+                wide[: len(narrow)].copy_(narrow)
+        return Start(facts={"width": self.width})
+
+    def optimizer(self, m: nn.Module) -> Optimizer:
+        return AdamW(m.parameters(), lr=self.config.learning_rate)
+
+    def samples(self, i: Inputs, split: str) -> Rows:
+        x = torch.cat([shard["x"] for shard in i.artifact("doubled")])
+        cut = len(x) - 12
+        return Rows(x[:cut], 0) if split == "train" else Rows(x[cut:], cut)
+
+    def weight(self, b: Batch) -> float:
+        return float(len(b["y"]))
+
+    def loss(self, m: nn.Module, b: Batch, step: int) -> Loss:
+        _reached(self.name, step)
+        time.sleep(self.config.step_seconds)
+        total = F.cross_entropy(m(b["x"]), b["y"], reduction="sum")
+        if step == self.config.nan_at_step:
+            total = total * float("nan")
+        norm = sum((p.square().sum() for p in m.parameters()), torch.zeros(()))
+        return Loss(total=total, mean=1e-4 * norm, metrics={"norm": (norm.detach(), 1)})
+
+    def evaluate(self, m: nn.Module, b: Batch) -> Partial:
+        _reached(f"{self.name}-evaluation", len(b["y"]))
+        time.sleep(self.config.step_seconds)
+        correct = (m(b["x"]).argmax(1) == b["y"]).sum().item()
+        return Partial(sums={"accuracy": (correct, self.weight(b))})
+
+    def summarize(self, parts: Sequence[Partial], out: Path) -> Mapping[str, float]:
+        assert out.is_dir()
+        pairs = [part.sums["accuracy"] for part in parts]
+        return {"accuracy": sum(s for s, _ in pairs) / sum(n for _, n in pairs)}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tiny:
+    name: str = "tiny"
+    placement_fields: frozenset[str] = frozenset({"num_loader_workers"})
+
+    @property
+    def recipes(self) -> Mapping[str, Callable[[], TinyConfig]]:
+        return {"quick": TinyConfig, "long": lambda: TinyConfig(epochs=6)}
+
+    def stages(self, c: TinyConfig) -> Sequence[Prepare | Train]:
+        return (
+            Doubled(),
+            TinyTrain(config=c, name="first", width=4),
+            TinyTrain(config=c, name="second", width=8),
+        )
+
+    def rungs(self, c: TinyConfig) -> Sequence[Rung]:
+        return ()
+
+    def make_dataset(
+        self, out: Path, count: int, seed: int, progress: Progress
+    ) -> Mapping[str, Any]:
+        generator = torch.Generator().manual_seed(seed)
+        save_file(
+            {"x": torch.randn(count, NUM_FEATURES, generator=generator)}, out / "x.safetensors"
+        )
+        (out / "notes").mkdir()
+        (out / "notes" / "about.txt").write_text(f"{count} rows\n")
+        progress(count, count)
+        return {"rows": count}
+
+
+TINY = Tiny()

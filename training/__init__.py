@@ -1,0 +1,1 @@
+"""The training engine: one loop, one checkpoint store, and the workloads in folders below."""

@@ -1,0 +1,16 @@
+"""`python -m training`; see training/run.py."""
+
+import os
+import sys
+
+from training.errors import EXIT_INTERRUPTED
+from training.run import main
+
+if __name__ == "__main__":
+    code = main()
+    if code == EXIT_INTERRUPTED:
+        # An upload that was given up lives on in threads that the interpreter would wait for.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)

@@ -1,0 +1,95 @@
+"""A run's config: a recipe, with fields overridden by name, and the checkpoint interval."""
+
+import re
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, TypeAlias
+
+from training.errors import UserError
+from training.workload import Workload
+
+Unit: TypeAlias = Literal["epochs", "steps", "s"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Interval:
+    """How often to commit: every so many epochs of a stage, steps of the run, or seconds."""
+
+    value: float
+    unit: Unit
+
+
+def parse_interval(text: str) -> Interval:
+    """Read `2epochs`, `100steps` or `600s`."""
+    match = re.fullmatch(r"(?P<value>[0-9]+)(?P<unit>epochs?|steps?|s)", text.strip())
+    if not match or int(match["value"]) == 0:
+        raise UserError(
+            f"the checkpoint interval {text!r} cannot be read; write 2epochs, 100steps or 600s"
+        )
+    unit = match["unit"] if match["unit"] == "s" else match["unit"].rstrip("s") + "s"
+    return Interval(value=int(match["value"]), unit=typing.cast(Unit, unit))
+
+
+def parse_overrides(pairs: Sequence[str]) -> dict[str, str]:
+    """Read `name=value` pairs; a name may come once."""
+    overrides: dict[str, str] = {}
+    for pair in pairs:
+        name, separator, value = pair.partition("=")
+        if not separator or not name:
+            raise UserError(f"the override {pair!r} cannot be read; write name=value")
+        if name in overrides:
+            raise UserError(f"the override {name!r} is given twice; give it once")
+        overrides[name] = value
+    return overrides
+
+
+def resolve_config(workload: Workload[Any], recipe: str, overrides: Mapping[str, str]) -> Any:
+    """The recipe's config with overrides applied by field name."""
+    if recipe not in workload.recipes:
+        raise UserError(
+            f"workload {workload.name!r} has no recipe {recipe!r}; "
+            f"known are {', '.join(sorted(workload.recipes))}"
+        )
+    config = workload.recipes[recipe]()
+    kinds = typing.get_type_hints(type(config))
+    known = [field.name for field in fields(config)]
+    values = {}
+    for name, text in overrides.items():
+        if name not in known:
+            raise UserError(
+                f"the config of workload {workload.name!r} has no field {name!r}; "
+                f"known are {', '.join(known)}"
+            )
+        values[name] = _parse_value(name, text, kinds[name])
+    try:
+        return replace(config, **values)
+    except ValueError as error:
+        raise UserError(f"the overrides {dict(overrides)} cannot be: {error}") from error
+
+
+def _parse_value(name: str, text: str, kind: Any) -> Any:
+    options = typing.get_args(kind) if _is_union(kind) else (kind,)
+    if type(None) in options and text.lower() == "none":
+        return None
+    for option in options:
+        if typing.get_origin(option) is Literal:
+            if text in typing.get_args(option):
+                return text
+        elif option is bool:
+            if text.lower() in ("true", "false"):
+                return text.lower() == "true"
+        elif option in (int, float):
+            try:
+                return option(text)
+            except ValueError:
+                continue
+        elif option is str:
+            return text
+    readable = getattr(kind, "__name__", str(kind))
+    raise UserError(f"the override {name}={text!r} is no {readable}; give another value")
+
+
+def _is_union(kind: Any) -> bool:
+    return typing.get_origin(kind) in (typing.Union, types.UnionType)

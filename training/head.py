@@ -1,0 +1,285 @@
+"""head.json: the lease on a run and its list of committed checkpoints, in one object.
+
+Every change is one conditional write with a nonce of its own, so a stale writer is refused by the
+store itself. No two machines' clocks are compared, and safety never depends on the TTL. Imports no
+torch.
+"""
+
+import json
+import secrets
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Literal, TypeAlias
+
+from training.errors import UserError
+from training.store import AnswerLostError, PreconditionFailedError, Store, StoreError
+
+HEAD = "head.json"
+NUM_KEPT = 3
+_ATTEMPTS = 6
+_BACKOFF_SECONDS = 0.1
+
+State: TypeAlias = Literal["running", "released", "finished", "failed"]
+Kind: TypeAlias = Literal["periodic", "emergency", "rebalance", "stage-end"]
+
+
+class LeaseLostError(RuntimeError):
+    """Another writer has taken the run over; nothing more may be written."""
+
+
+class InterruptedWhileWaitingError(RuntimeError):
+    """A notice came while this candidate waited for the lease."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FileEntry:
+    """One file of a checkpoint."""
+
+    name: str
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckpointEntry:
+    """One committed checkpoint. `step` counts over all Train stages of the run, so names sort."""
+
+    name: str
+    step: int
+    stage: str
+    epoch: int
+    kind: Kind
+    files: tuple[FileEntry, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Head:
+    """The content of head.json; checkpoints oldest first."""
+
+    run_id: str
+    generation: int
+    writer: str
+    nonce: str
+    heartbeat: int = 0
+    state: State = "running"
+    reason: str | None = None
+    weights_sha256: str | None = None
+    checkpoints: tuple[CheckpointEntry, ...] = ()
+
+    def to_bytes(self) -> bytes:
+        """As stored."""
+        return json.dumps({"format": 1, **asdict(self)}, indent=1).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> "Head":
+        """Read what `to_bytes` wrote."""
+        record = json.loads(data)
+        if record.pop("format") != 1:
+            raise UserError(
+                "head.json has a format that this version does not know; update training/"
+            )
+        checkpoints = tuple(
+            CheckpointEntry(**{**entry, "files": tuple(FileEntry(**f) for f in entry["files"])})
+            for entry in record.pop("checkpoints")
+        )
+        return cls(**record, checkpoints=checkpoints)
+
+
+def read_head(store: Store) -> Head | None:
+    """The head as it stands, or None where no attempt has begun."""
+    found = store.get(HEAD)
+    return Head.from_bytes(found.data) if found else None
+
+
+def kept(checkpoints: Sequence[CheckpointEntry]) -> tuple[CheckpointEntry, ...]:
+    """What retention keeps: the newest few, and the stage ends that those began from."""
+    newest = list(checkpoints[-NUM_KEPT:])
+    names = {entry.name for entry in newest}
+    for entry in newest:
+        earlier = checkpoints[: checkpoints.index(entry)]
+        ends = [e for e in earlier if e.kind == "stage-end" and e.stage != entry.stage]
+        names.update(end.name for end in ends[-1:])
+    return tuple(entry for entry in checkpoints if entry.name in names)
+
+
+class Lease:
+    """The right to write a run's state, from `acquire`; any method may raise LeaseLostError."""
+
+    def __init__(self, store: Store, head: Head, etag: str | None, ttl_seconds: float) -> None:
+        self.lost = threading.Event()
+        self._store = store
+        self._head = head
+        self._etag = etag
+        self._ttl_seconds = ttl_seconds
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._write()
+
+    @property
+    def head(self) -> Head:
+        """As last written by this lease."""
+        return self._head
+
+    def check(self) -> None:
+        """Raise LeaseLostError if a write found another writer."""
+        if self.lost.is_set():
+            raise LeaseLostError(f"{self._store.uri} was taken over by another writer")
+
+    def start_heartbeat(self) -> None:
+        """Show every third of a TTL that this writer lives."""
+        self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+        self._thread.start()
+
+    def publish(self, entry: CheckpointEntry, *, release: bool = False) -> None:
+        """Commit a checkpoint whose files lie in the store; drop what retention no longer keeps."""
+        before = (*self._head.checkpoints, entry)
+        after = kept(before)
+        state: State = "released" if release else "running"
+        self._change(checkpoints=after, state=state)
+        if release:
+            self._stop.set()
+            return  # seconds count; the successor sweeps
+        for dropped in set(before) - set(after):
+            self._store.delete_below(f"checkpoints/{dropped.name}/")
+
+    def sweep(self) -> None:
+        """Delete checkpoints that no head names and whose writers this take-over has shut out."""
+        named = {entry.name for entry in self._head.checkpoints}
+        found = {key.split("/")[1] for key in self._store.sizes("checkpoints/")}
+        for name in sorted(found - named):
+            self._store.delete_below(f"checkpoints/{name}/")
+
+    def release(self) -> None:
+        """Let the next candidate in at once; no-op after an end."""
+        self._stop.set()
+        if self._head.state == "running" and not self.lost.is_set():
+            self._change(state="released")
+
+    def finish(self, weights_sha256: str) -> None:
+        """The run is done."""
+        self._change(state="finished", weights_sha256=weights_sha256)
+        self._stop.set()
+
+    def fail(self, reason: str) -> None:
+        """The run cannot go on."""
+        self._change(state="failed", reason=reason)
+        self._stop.set()
+
+    def close(self) -> None:
+        """Stop the heartbeat thread."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join(timeout=1)
+
+    def _beat(self) -> None:
+        while not self._stop.wait(self._ttl_seconds / 3):
+            try:
+                self._change(only_running=True, heartbeat=self._head.heartbeat + 1)
+            except LeaseLostError:
+                return  # the loop sees `lost` at its next step boundary
+            except StoreError as error:
+                print(f"[heartbeat] {error}; trying again", flush=True)
+
+    def _change(self, *, only_running: bool = False, **fields: object) -> None:
+        with self._lock:
+            if only_running and self._head.state != "running":
+                return
+            before = self._head
+            self._head = replace(before, nonce=_nonce(), **fields)  # type: ignore[arg-type]
+            try:
+                self._write()
+            except StoreError:
+                self._head = before
+                raise
+
+    def _write(self) -> None:
+        self.check()
+        try:
+            self._etag = write_head(self._store, self._head, self._etag)
+        except PreconditionFailedError as error:
+            self.lost.set()
+            raise LeaseLostError(f"{self._store.uri} was taken over by another writer") from error
+
+
+def write_head(store: Store, head: Head, etag: str | None) -> str:
+    """Write the head if its tag is `etag`; after a refusal or a lost answer, the nonce decides."""
+    for attempt in range(_ATTEMPTS):
+        try:
+            return store.put_if(HEAD, head.to_bytes(), etag)
+        except (PreconditionFailedError, AnswerLostError) as error:
+            found = store.get(HEAD)
+            if found and Head.from_bytes(found.data).nonce == head.nonce:
+                return found.etag
+            if isinstance(error, PreconditionFailedError) or (found and found.etag) != etag:
+                raise PreconditionFailedError(str(error)) from error
+            time.sleep(_BACKOFF_SECONDS * 2**attempt)
+    raise StoreError(f"{store.uri}/{HEAD}: no answer to {_ATTEMPTS} writes in a row")
+
+
+def acquire(
+    store: Store,
+    run_id: str,
+    writer: str,
+    ttl_seconds: float,
+    wait: Callable[[float], bool],
+    waiting: Callable[[str], None],
+) -> "Lease | Head":
+    """Take the run over; return the head instead when the run is finished or failed.
+
+    A candidate takes over at once when the head says released, else when its tag stood still for
+    one TTL of this machine's own monotonic clock. `wait(seconds)` returns whether a notice came.
+    """
+    seen: str | None = None
+    since = time.monotonic()
+    while True:
+        found = store.get(HEAD)
+        head = Head.from_bytes(found.data) if found else None
+        if head and head.state in ("finished", "failed"):
+            return head
+        if found and head and found.etag != seen:
+            seen, since = found.etag, time.monotonic()
+            if head.state == "running":
+                waiting(head.writer)
+        free = not head or head.state == "released" or time.monotonic() - since >= ttl_seconds
+        if free:
+            mine = (
+                replace(
+                    head,
+                    generation=head.generation + 1,
+                    writer=writer,
+                    nonce=_nonce(),
+                    state="running",
+                )
+                if head
+                else Head(run_id=run_id, generation=1, writer=writer, nonce=_nonce())
+            )
+            try:
+                return Lease(store, mine, found.etag if found else None, ttl_seconds)
+            except LeaseLostError:
+                continue  # another candidate was faster; watch it like any other holder
+        if wait(min(1.0, ttl_seconds / 10)):
+            raise InterruptedWhileWaitingError(f"a notice came while waiting for {store.uri}")
+
+
+def mark_failed(store: Store, run_id: str, writer: str, reason: str) -> Head:
+    """Mark a run failed from outside, whoever holds it; a finished run stays finished."""
+    for _ in range(10 * _ATTEMPTS):
+        found = store.get(HEAD)
+        head = Head.from_bytes(found.data) if found else None
+        if head and head.state in ("finished", "failed"):
+            return head
+        base = head or Head(run_id=run_id, generation=0, writer=writer, nonce="")
+        failed = replace(base, nonce=_nonce(), state="failed", reason=reason)
+        try:
+            write_head(store, failed, found.etag if found else None)
+        except PreconditionFailedError:
+            continue  # a heartbeat came in between
+        return failed
+    raise StoreError(f"{store.uri}/{HEAD} changes faster than it can be marked failed")
+
+
+def _nonce() -> str:
+    return secrets.token_hex(8)

@@ -1,0 +1,135 @@
+"""Notices, shutdowns and rebalance recommendations, received by a thread that signals wake.
+
+Python's own signal handlers wait for the main thread (7 s late was measured during one long call
+into torch), so the handlers here do nothing and `signal.set_wakeup_fd` wakes a thread. Imports no
+torch.
+"""
+
+import json
+import signal
+import socket
+import threading
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from types import FrameType
+from typing import Any, Literal, TypeAlias
+
+Cause: TypeAlias = Literal["notice", "shutdown"]
+
+_CAUSES: dict[int, Cause] = {
+    signal.SIGUSR1: "notice",
+    signal.SIGTERM: "shutdown",
+    signal.SIGINT: "shutdown",
+}
+
+
+class InterruptedRunError(RuntimeError):
+    """Raised at a step boundary, between evaluation batches or between shards; nowhere else."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Notice:
+    """Why and until when (this process's monotonic clock)."""
+
+    cause: Cause
+    received: float
+    deadline: float
+
+    @property
+    def seconds_left(self) -> float:
+        """Until the machine may go."""
+        return self.deadline - time.monotonic()
+
+
+class Interruption:
+    """What has been received so far. Threads may read it at any time."""
+
+    def __init__(self, *, budget_seconds: float, notice_file: Path | None = None) -> None:
+        self.notice: Notice | None = None
+        self._budget_seconds = budget_seconds
+        self._notice_file = notice_file
+        self._pending = threading.Event()
+        self._rebalance = threading.Event()
+        self._reader: socket.socket | None = None
+        self._writer: socket.socket | None = None
+        self._before: dict[int, Any] = {}
+
+    def listen(self) -> None:
+        """Install the handlers; a notice file that is already there counts as a notice."""
+        self._reader, self._writer = socket.socketpair()
+        self._writer.setblocking(False)
+        signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
+        for number in (*_CAUSES, signal.SIGUSR2):
+            self._before[number] = signal.signal(number, _do_nothing)
+        threading.Thread(target=self._receive, name="signals", daemon=True).start()
+        if self._notice_file and self._notice_file.exists():
+            self.tell("notice")
+
+    def close(self) -> None:
+        """Restore the handlers; the thread ends with its socket."""
+        if self._writer is None:
+            return
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(-1)
+        self._writer.close()
+        self._writer = None
+
+    def tell(self, cause: Cause) -> None:
+        """Record a notice or shutdown; the first one counts."""
+        if self.notice is None:
+            now = time.monotonic()
+            left = min(self._budget_seconds, _seconds_in(self._notice_file, self._budget_seconds))
+            self.notice = Notice(cause=cause, received=now, deadline=now + left)
+            self._pending.set()
+
+    def recommend_rebalance(self) -> None:
+        """Ask for a save at the next step boundary."""
+        self._rebalance.set()
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether the attempt must end."""
+        return self._pending.is_set()
+
+    def wait(self, seconds: float) -> bool:
+        """Sleep, but wake for a notice; return whether one came."""
+        return self._pending.wait(seconds)
+
+    def take_rebalance(self) -> bool:
+        """Return once whether a rebalance was recommended."""
+        if self._rebalance.is_set():
+            self._rebalance.clear()
+            return True
+        return False
+
+    def _receive(self) -> None:
+        reader = self._reader
+        assert reader is not None
+        with reader:
+            while numbers := reader.recv(64):
+                for number in numbers:
+                    if number == signal.SIGUSR2:
+                        self.recommend_rebalance()
+                    elif number in _CAUSES:
+                        self.tell(_CAUSES[number])
+
+
+def _do_nothing(number: int, frame: FrameType | None) -> None:
+    """The wake-up descriptor has the signal; Python only needs a handler to be set."""
+
+
+def _seconds_in(notice_file: Path | None, otherwise: float) -> float:
+    """Seconds until the time that the notice file names; `otherwise` if it names none."""
+    if notice_file is None:
+        return otherwise
+    try:
+        record = json.loads(notice_file.read_text())
+        when = datetime.fromisoformat(record["time"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return otherwise
+    if when.tzinfo is None:
+        when = when.replace(tzinfo=UTC)
+    return (when - datetime.now(UTC)).total_seconds()

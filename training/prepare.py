@@ -1,0 +1,121 @@
+"""Prepare stages: derived data, published shard by shard under artifacts/<key>/, read from there.
+
+A shard's name carries its sha256, so what an interrupted attempt left is reused without trust, and
+two writers of the same shard do not collide. The index, written last and once, says which shards
+there are.
+"""
+
+import json
+import re
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from training.dataset import sha256_of
+from training.position import Attempt
+from training.progress import Bar
+from training.randomness import seed_torch
+from training.store import PreconditionFailedError, Store, StoreError
+from training.workload import Inputs, Prepare
+
+INDEX = "index.json"
+_SHARD = re.compile(r"(?P<shard>[0-9]{5})-(?P<sha256>[0-9a-f]{64})\.safetensors")
+
+
+def ensure_artifact(attempt: Attempt, stage: Prepare, inputs: Inputs) -> str:
+    """Make whatever shards are missing; return the artifact's key."""
+    key = stage.key(inputs)
+    if not re.fullmatch(r"[a-z0-9-]{1,128}", key):
+        raise ValueError(f"stage {stage.name!r}: the key {key!r} must match [a-z0-9-]{{1,128}}")
+    prefix = f"artifacts/{key}/"
+    if attempt.store.get(prefix + INDEX) is not None:
+        print(f"[{stage.name}] artifact {key} is there", flush=True)
+        return key
+    there = _shards_there(attempt.store, prefix)
+    reused = sorted(there)
+    with Bar(stage.name, stage.num_shards, done=len(reused)) as bar:
+        for shard in range(stage.num_shards):
+            attempt.check()
+            if shard not in there:
+                there[shard] = _make_shard(attempt, stage, inputs, prefix, shard)
+                bar.show(len(there), "shards")
+    index = {"format": 1, "key": key, "shards": [there[k] for k in range(stage.num_shards)]}
+    try:
+        attempt.store.put_if(prefix + INDEX, json.dumps(index, indent=1).encode(), None)
+    except PreconditionFailedError:
+        print(f"[{stage.name}] the index of {key} was written by another attempt", flush=True)
+    print(
+        f"[{stage.name}] artifact {key}: {stage.num_shards} shards, {len(reused)} of them reused",
+        flush=True,
+    )
+    return key
+
+
+def open_artifact(store: Store, key: str, cache: Path) -> Sequence[Mapping[str, Tensor]]:
+    """The shards in order, memory mapped from verified files in the local cache."""
+    prefix = f"artifacts/{key}/"
+    found = store.get(prefix + INDEX)
+    if found is None:
+        raise StoreError(
+            f"{store.uri}/{prefix}{INDEX} is missing; delete the folder to make it anew"
+        )
+    shards: list[dict[str, Any]] = json.loads(found.data)["shards"]
+    folder = cache / key
+    folder.mkdir(parents=True, exist_ok=True)
+    with ThreadPoolExecutor(8) as pool:
+        results = [pool.submit(_cached, store, prefix, shard, folder) for shard in shards]
+    return [load_file(result.result()) for result in results]
+
+
+def _shards_there(store: Store, prefix: str) -> dict[int, dict[str, Any]]:
+    there: dict[int, dict[str, Any]] = {}
+    for key, size in sorted(store.sizes(prefix).items()):
+        match = _SHARD.fullmatch(key.removeprefix(prefix))
+        if match:
+            entry = {"name": match[0], "bytes": size, "sha256": match["sha256"]}
+            there.setdefault(int(match["shard"]), entry)
+    return there
+
+
+def _make_shard(
+    attempt: Attempt, stage: Prepare, inputs: Inputs, prefix: str, shard: int
+) -> dict[str, Any]:
+    began = time.monotonic()
+    seed_torch(inputs.device, "prepare", inputs.seed, stage.name, shard)
+    tensors = stage.make(inputs, shard)
+    folder = attempt.scratch / prefix
+    folder.mkdir(parents=True, exist_ok=True)
+    part = folder / f"{shard:05d}.part"
+    save_file({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, part)
+    digest = sha256_of(part)
+    path = part.replace(folder / f"{shard:05d}-{digest}.safetensors")
+    attempt.store.put_file(prefix + path.name, path)
+    seconds = time.monotonic() - began
+    attempt.metrics.write(
+        "prepare",
+        stage=stage.name,
+        shard=shard,
+        num_shards=stage.num_shards,
+        bytes=path.stat().st_size,
+        seconds=round(seconds, 4),
+    )
+    return {"name": path.name, "bytes": path.stat().st_size, "sha256": digest}
+
+
+def _cached(store: Store, prefix: str, shard: Mapping[str, Any], folder: Path) -> Path:
+    path = folder / str(shard["name"])
+    if path.is_file() and sha256_of(path) == shard["sha256"]:
+        return path
+    part = path.with_suffix(".part")
+    store.get_file(prefix + path.name, part)
+    if sha256_of(part) != shard["sha256"]:
+        raise StoreError(
+            f"{store.uri}/{prefix}{path.name} does not match its checksum; "
+            f"delete {store.uri}/{prefix} to make it anew"
+        )
+    return part.replace(path)

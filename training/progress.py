@@ -1,0 +1,84 @@
+"""Progress for people: a bar on a terminal, plain lines elsewhere (in a log, in the journal)."""
+
+import sys
+import time
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as RichProgress
+    from rich.progress import TaskID
+
+_LINE_SECONDS = 5.0
+
+
+class Bar:
+    """One piece of work with a known length. Use as a context manager."""
+
+    def __init__(self, title: str, total: int, done: int = 0) -> None:
+        self._title = title
+        self._total = total
+        self._first = done
+        self._began = time.monotonic()
+        self._said = -1e9
+        self._rich: RichProgress | None = None
+        self._task: TaskID | None = None
+
+    def __enter__(self) -> "Bar":
+        # The AMI's interpreter need not have rich; its output goes to the journal anyway.
+        if sys.stdout.isatty() and _has_rich():
+            from rich.progress import (
+                BarColumn,
+                MofNCompleteColumn,
+                Progress,
+                TextColumn,
+                TimeRemainingColumn,
+            )
+
+            self._rich = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[text]}"),
+                TimeRemainingColumn(),
+            )
+            self._rich.start()
+            self._task = self._rich.add_task(
+                self._title, total=self._total, completed=self._first, text=""
+            )
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._rich is not None:
+            self._rich.stop()
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the next `show` would be seen: building its text may be skipped otherwise."""
+        return self._rich is not None or time.monotonic() - self._said >= _LINE_SECONDS
+
+    def show(self, done: int, text: str) -> None:
+        """Show that `done` of the total are done; at most one plain line every few seconds."""
+        if self._rich is not None and self._task is not None:
+            self._rich.update(self._task, completed=done, text=text)
+        elif self.is_due or done == self._total:
+            self._said = time.monotonic()
+            print(f"{self._title}: {done}/{self._total} {text}{self._remaining(done)}", flush=True)
+
+    def _remaining(self, done: int) -> str:
+        here = done - self._first
+        if here <= 0 or done >= self._total:
+            return ""
+        seconds = (time.monotonic() - self._began) / here * (self._total - done)
+        return f", about {seconds:.0f} s left"
+
+
+def _has_rich() -> bool:
+    from importlib.util import find_spec
+
+    return find_spec("rich") is not None

@@ -1,0 +1,98 @@
+"""config.json: what a run is. Written once by its first attempt, and the truth for every later one.
+
+Imports no torch: a machine that boots into a finished run says so at once.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from training.errors import UserError
+from training.store import PreconditionFailedError, Store
+
+CONFIG = "config.json"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunRecord:
+    """The content of config.json."""
+
+    run_id: str
+    workload: str
+    recipe: str
+    overrides: Mapping[str, str]
+    config: Mapping[str, Any]
+    dataset: str  # the manifest's fingerprint
+    bundle_uri: str | None
+    numerics_key: Mapping[str, Any]
+    writer: str
+    created_at: str
+
+    def to_bytes(self) -> bytes:
+        """As stored."""
+        return json.dumps({"format": 1, **asdict(self)}, indent=1).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> "RunRecord":
+        """Read what `to_bytes` wrote."""
+        record = json.loads(data)
+        record.pop("format")
+        return cls(**record)
+
+
+def read_record(store: Store) -> RunRecord | None:
+    """The run's record, or None before its first attempt."""
+    found = store.get(CONFIG)
+    return RunRecord.from_bytes(found.data) if found else None
+
+
+def settle_record(store: Store, mine: RunRecord, placement: frozenset[str]) -> RunRecord:
+    """Write the record once; an existing one is the truth, and mine must agree with it."""
+    theirs = read_record(store)
+    if theirs is None:
+        try:
+            store.put_if(CONFIG, mine.to_bytes(), None)
+            return mine
+        except PreconditionFailedError:
+            theirs = read_record(store)
+            assert theirs is not None
+    _refuse_other_run(store.uri, theirs, mine, placement)
+    return theirs
+
+
+def _refuse_other_run(
+    uri: str, theirs: RunRecord, mine: RunRecord, placement: frozenset[str]
+) -> None:
+    def decisive(overrides: Mapping[str, str]) -> dict[str, str]:
+        return {name: text for name, text in overrides.items() if name not in placement}
+
+    pairs: list[tuple[str, Any, Any]] = [
+        ("run id", theirs.run_id, mine.run_id),
+        ("workload", theirs.workload, mine.workload),
+        ("recipe", theirs.recipe, mine.recipe),
+        ("overrides", decisive(theirs.overrides), decisive(mine.overrides)),
+        ("dataset", theirs.dataset, mine.dataset),
+    ]
+    now = json.loads(json.dumps(mine.config))
+    for name in sorted((theirs.config.keys() | now.keys()) - placement):
+        pairs.append((f"config field {name}", theirs.config.get(name), now.get(name)))
+    for what, there, here in pairs:
+        if there != here:
+            raise UserError(
+                f"the run folder {uri} belongs to {what} {_readable(there)}, "
+                f"not {_readable(here)}; "
+                "give another run URI, or what it belongs to"
+            )
+
+
+def _readable(value: Any) -> str:
+    if isinstance(value, dict):
+        return " ".join(f"{name}={text}" for name, text in sorted(value.items())) or "(none)"
+    return repr(value)
+
+
+def now_utc() -> str:
+    """This machine's clock, for people; no decision compares it with another machine's."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

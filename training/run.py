@@ -1,0 +1,202 @@
+"""The command line: `python -m training run | data | fail | final`. It alone reads the environment.
+
+Exit codes: 0 finished, 75 interrupted and saved, 76 lost the lease, 2 the user's mistake, 1 failed,
+3 no manifest came in time. Heavy imports wait until a command needs them.
+"""
+
+import argparse
+import os
+import shutil
+import socket
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from training import dataset_commands
+from training.errors import (
+    EXIT_FAILED,
+    EXIT_FINISHED,
+    EXIT_INTERRUPTED,
+    EXIT_LEASE_LOST,
+    EXIT_USER,
+    RunFailedError,
+    UserError,
+)
+from training.head import InterruptedWhileWaitingError, LeaseLostError, mark_failed, read_head
+from training.interruption import InterruptedRunError, Interruption
+from training.record import read_record
+from training.store import Store, StoreError, open_store
+
+_EXIT_CODES = """exit codes: 0 finished · 75 interrupted and saved · 76 lost the lease to another
+writer · 2 a mistake in what was asked for · 1 failed · 3 (data sync) no manifest came in time"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; return the exit code."""
+    options = _parser().parse_args(arguments)
+    try:
+        code: int = options.act(options)
+    except UserError as error:
+        return _say(error, EXIT_USER)
+    except LeaseLostError as error:
+        return _say(error, EXIT_LEASE_LOST)
+    except (InterruptedRunError, InterruptedWhileWaitingError) as error:
+        return _say(f"{error}; the next attempt goes on from the last commit", EXIT_INTERRUPTED)
+    except (RunFailedError, StoreError) as error:
+        return _say(error, EXIT_FAILED)
+    return code
+
+
+def _say(error: object, code: int) -> int:
+    print(f"{'interrupted' if code == EXIT_INTERRUPTED else 'error'}: {error}", file=sys.stderr)
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m training",
+        description="Train a workload so that losing the machine loses nothing but time.",
+        epilog=_EXIT_CODES,
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    _add_run(commands.add_parser("run", help="train to the end, or go on where a run is"))
+    data = commands.add_parser("data", help="make, check, upload and sync datasets")
+    dataset_commands.add(data.add_subparsers(required=True, metavar="COMMAND"))
+    fail = commands.add_parser("fail", help="mark a run failed, whoever holds it")
+    fail.add_argument("--run-uri", required=True, help="s3://bucket/runs/<run id>, or a folder")
+    fail.add_argument("--reason", required=True, help="one sentence, kept in head.json")
+    fail.add_argument("--writer", default=socket.gethostname(), help="who says so")
+    fail.set_defaults(act=_fail)
+    final = commands.add_parser("final", help="fetch a finished run's weights")
+    final.add_argument("--run-uri", required=True, help="s3://bucket/runs/<run id>, or a folder")
+    final.add_argument("--out", required=True, type=Path, help="the file to write")
+    final.set_defaults(act=_final)
+    return parser
+
+
+def _add_run(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    parser.epilog = _EXIT_CODES
+    add("--workload", required=True, help="a known name, or your own as package.module:NAME")
+    add("--recipe", required=True, help="a named config of the workload")
+    add(
+        "--override",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="set one field of the config; may be given several times",
+    )
+    add("--dataset-uri", required=True, help="a folder, or s3://bucket/prefix (synced first)")
+    add("--run-uri", required=True, help="where the run is kept: s3://bucket/prefix, or a folder")
+    add("--run-id", help="default: the last part of the run URI")
+    add(
+        "--checkpoint-interval",
+        default="2epochs",
+        metavar="2epochs|100steps|600s",
+        help="how often to commit (default: %(default)s)",
+    )
+    add(
+        "--notice-budget-seconds",
+        type=_positive,
+        default=120.0,
+        help="time from a notice to the end of the machine (default: %(default)s)",
+    )
+    add("--notice-file", type=Path, help="JSON with the notice's time, written by the handler")
+    add(
+        "--lease-ttl-seconds",
+        type=_positive,
+        default=30.0,
+        help="how long a silent holder is waited for (default: %(default)s)",
+    )
+    add("--metrics-file", type=Path, help="also append the metrics to this local file")
+    add("--writer", default=socket.gethostname(), help="this machine's name (an instance id)")
+    add("--bundle-uri", help="the code bundle, for config.json")
+    add("--scratch", type=Path, help="local folder for downloads (default: a temporary one)")
+    parser.set_defaults(act=_run)
+
+
+def _positive(text: str) -> float:
+    value = float(text)
+    if value <= 0:
+        raise argparse.ArgumentTypeError(f"{text} is not positive")
+    return value
+
+
+def _run(options: argparse.Namespace) -> int:
+    interruption = Interruption(
+        budget_seconds=options.notice_budget_seconds, notice_file=options.notice_file
+    )
+    # Before anything slow is imported: a signal that finds no handler would end the process.
+    interruption.listen()
+    scratch = options.scratch or Path(tempfile.mkdtemp(prefix="training-"))
+    try:
+        return _train(options, interruption, scratch)
+    finally:
+        if options.scratch is None:
+            shutil.rmtree(scratch, ignore_errors=True)
+        interruption.close()
+
+
+def _train(options: argparse.Namespace, interruption: Interruption, scratch: Path) -> int:
+    store = open_store(options.run_uri)
+    if _is_same_finished_run(options, store):
+        print(f"[ok] {store.uri} is finished already", flush=True)
+        return EXIT_FINISHED
+    # Here, because it imports torch: seconds that the lines above do not need.
+    from training.attempt import Options, run_attempt
+    from training.config import parse_interval, parse_overrides
+    from training.workloads import load_workload
+
+    interval = parse_interval(options.checkpoint_interval)
+    return run_attempt(
+        Options(
+            workload=load_workload(options.workload),
+            workload_name=options.workload,
+            recipe=options.recipe,
+            overrides=parse_overrides(options.override),
+            dataset_uri=options.dataset_uri,
+            store=store,
+            run_id=options.run_id or store.uri.rstrip("/").rpartition("/")[2],
+            interval=interval,
+            lease_ttl_seconds=options.lease_ttl_seconds,
+            metrics_file=options.metrics_file,
+            writer=options.writer,
+            bundle_uri=options.bundle_uri,
+            scratch=scratch,
+        ),
+        interruption,
+    )
+
+
+def _is_same_finished_run(options: argparse.Namespace, store: Store) -> bool:
+    """Whether there is nothing to do; anything unusual is left to the attempt's full checks."""
+    head, record = read_head(store), read_record(store)
+    if head is None or record is None or head.state != "finished":
+        return False
+    asked = sorted(options.override)
+    done = sorted(f"{name}={value}" for name, value in record.overrides.items())
+    names = (record.workload, record.recipe, done)
+    return names == (options.workload, options.recipe, asked)
+
+
+def _fail(options: argparse.Namespace) -> int:
+    store = open_store(options.run_uri)
+    run_id = store.uri.rstrip("/").rpartition("/")[2]
+    head = mark_failed(store, run_id, options.writer, options.reason)
+    print(f"[ok] {store.uri} is {head.state}" + (f": {head.reason}" if head.reason else ""))
+    return EXIT_FINISHED
+
+
+def _final(options: argparse.Namespace) -> int:
+    store = open_store(options.run_uri)
+    head = read_head(store)
+    if head is None or head.state != "finished":
+        state = "not begun" if head is None else head.state
+        raise UserError(f"the run {store.uri} is {state}; only a finished run has final weights")
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    part = options.out.with_name(f".{options.out.name}.{os.getpid()}.part")
+    store.get_file("final/model.safetensors", part)
+    part.replace(options.out)
+    print(f"[ok] {options.out}: weights {head.weights_sha256}")
+    return EXIT_FINISHED

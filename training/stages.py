@@ -1,0 +1,188 @@
+"""The stages of a run in order: resume, prepare, train, finish."""
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from training.checkpoint import DamagedCheckpointError, Snapshot, newest_that_holds, read_checkpoint
+from training.dataset import LocalDataset
+from training.errors import RunFailedError
+from training.export import export_final
+from training.loop import StageLoop
+from training.numerics import changed_parts
+from training.position import Attempt, Position
+from training.prepare import ensure_artifact, open_artifact
+from training.receipt import write_receipt
+from training.record import RunRecord
+from training.saver import Saver
+from training.workload import Inputs, Prepare, Prior, Train
+
+
+class StageSequence:
+    """Goes through the stages of a run, from where its newest whole checkpoint is."""
+
+    def __init__(
+        self,
+        attempt: Attempt,
+        config: Any,
+        stages: Sequence[Prepare | Train],
+        dataset: LocalDataset,
+        device: torch.device,
+        record: RunRecord,
+        key: Mapping[str, Any],
+        began: float,
+    ) -> None:
+        self._attempt = attempt
+        self._config = config
+        self._stages = stages
+        self._dataset = dataset
+        self._device = device
+        self._record = record
+        self._key = key
+        self._began = began
+        self._artifacts: dict[str, str] = {}
+        self._opened: dict[str, Sequence[Mapping[str, Tensor]]] = {}
+
+    def go(self) -> None:
+        """Resume where the run is and go to its end."""
+        self._attempt.lease.start_heartbeat()
+        # What a killed attempt on this machine was about to upload.
+        shutil.rmtree(self._attempt.scratch / "checkpoints", ignore_errors=True)
+        position, snapshot = self._resume()
+        self._attempt.lease.sweep()
+        saver = Saver(self._attempt, position)
+        ended = set(position.results) if position else set()
+        self._artifacts = dict(position.artifacts) if position else {}
+        names = [stage.name for stage in self._stages]
+        for number, stage in enumerate(self._stages):
+            if ended.intersection(names[number:]):
+                continue  # this stage, or one that was built on it, has ended
+            self._attempt.check()
+            inputs = self._inputs(position)
+            if isinstance(stage, Prepare):
+                if stage.name not in self._artifacts:
+                    self._artifacts[stage.name] = ensure_artifact(self._attempt, stage, inputs)
+                continue
+            mine = snapshot if position and position.stage == stage.name else None
+            start = position if mine and position else self._begin(stage, position)
+            start = replace(start, artifacts=dict(self._artifacts))
+            position = StageLoop(self._attempt, saver, stage, inputs, start, mine).run()
+            snapshot = None
+        assert position is not None
+        self._finish(position)
+
+    def _begin(self, stage: Train, before: Position | None) -> Position:
+        if before is None:
+            return Position(stage=stage.name, numerics_changed=self._changed(()))
+        return Position(
+            stage=stage.name,
+            step=before.step,
+            results=before.results,
+            numerics_changed=before.numerics_changed,
+        )
+
+    def _resume(self) -> tuple[Position | None, Snapshot | None]:
+        attempt = self._attempt
+        loaded, passed_over = newest_that_holds(
+            attempt.store, attempt.lease.head.checkpoints, attempt.scratch
+        )
+        for name, why in passed_over:
+            print(f"[resume] passed over checkpoint {name}: {why}", flush=True)
+        position = Position.from_json(loaded.snapshot.state["position"]) if loaded else None
+        if position:
+            changed = self._changed(position.numerics_changed)
+            position = replace(position, numerics_changed=changed)
+        where: dict[str, Any] = {
+            "step": position.step if position else 0,
+            "stage": position.stage if position else None,
+            "checkpoint": loaded.entry.name if loaded else None,
+        }
+        passed = [{"name": name, "why": why} for name, why in passed_over]
+        if loaded or passed:
+            attempt.events.emit("resumed", "ok", **where, passed_over=passed)
+            print(f"[resume] from {where['checkpoint']}, step {where['step']}", flush=True)
+        attempt.metrics.write("resume", **where, passed_over=passed, numerics_key=self._key)
+        if loaded is None and attempt.lease.head.checkpoints:
+            print("[resume] no checkpoint holds: the run begins anew", flush=True)
+        return position, loaded.snapshot if loaded else None
+
+    def _changed(self, before: Sequence[str]) -> tuple[str, ...]:
+        return tuple(sorted({*before, *changed_parts(self._record.numerics_key, self._key)}))
+
+    def _inputs(self, position: Position | None) -> Inputs:
+        return Inputs(
+            config=self._config,
+            dataset=self._dataset,
+            artifact=self._artifact,
+            prior=self._prior(position),
+            device=self._device,
+            rank=0,
+            world=1,
+            seed=self._config.seed,
+            scratch=self._attempt.scratch,
+        )
+
+    def _artifact(self, name: str) -> Sequence[Mapping[str, Tensor]]:
+        if name not in self._artifacts:
+            made = ", ".join(sorted(self._artifacts)) or "none"
+            raise KeyError(f"no Prepare stage {name!r} was made before this stage; made: {made}")
+        if name not in self._opened:
+            cache = self._attempt.scratch / "artifacts"
+            self._opened[name] = open_artifact(self._attempt.store, self._artifacts[name], cache)
+        return self._opened[name]
+
+    def _prior(self, position: Position | None) -> Prior | None:
+        """Read the committed end of the last Train stage, also if this process has just made it."""
+        if position is None or not position.results:
+            return None
+        last = list(position.results)[-1]
+        entries = self._attempt.lease.head.checkpoints
+        entry = next(
+            (e for e in reversed(entries) if e.stage == last and e.kind == "stage-end"), None
+        )
+        if entry is None:
+            raise RunFailedError(f"the committed end of stage {last!r} is not in head.json")
+        try:
+            snapshot = read_checkpoint(self._attempt.store, entry, self._attempt.scratch)
+        except DamagedCheckpointError as error:
+            raise RunFailedError(
+                f"the committed end of stage {last!r}, {entry.name}, does not hold: {error}"
+            ) from error
+        return Prior(
+            stage=last,
+            step=entry.step,
+            model=snapshot.tensors["model"],
+            metrics=position.results[last],
+        )
+
+    def _finish(self, position: Position) -> None:
+        """Write what the run was for; a notice that comes from here on is none."""
+        attempt, record = self._attempt, self._record
+        prior = self._prior(position)
+        assert prior is not None
+        about = {
+            "run_id": record.run_id,
+            "workload": record.workload,
+            "recipe": record.recipe,
+            "config": json.dumps(record.config),
+            "metrics": json.dumps(dict(position.metrics)),
+        }
+        weights = export_final(attempt.store, prior.model, about, attempt.scratch)
+        attempt.metrics.flush()
+        write_receipt(
+            attempt.store,
+            record=record,
+            head=attempt.lease.head,
+            position=position,
+            weights=weights,
+            numerics_key=self._key,
+            began=self._began,
+        )
+        attempt.events.emit("finished", "ok", step=position.step, weights_sha256=weights)
+        attempt.lease.finish(weights)
+        print(f"[ok] finished: {position.step} steps, weights {weights}", flush=True)

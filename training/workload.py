@@ -1,0 +1,272 @@
+"""What a workload is: the protocols and records between the one training loop and every workload.
+
+A workload is a list of stages. The loop owns all state that changes (model, optimizer, step,
+cursor) and alone saves it; a workload and its stages hold none. Importing this file imports torch
+and nothing slower.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+# Any pytree (dict, list, tuple, tensor) whose tensors the loop moves to the device.
+Batch: TypeAlias = Any
+# done, total: called by long work of a workload, at most a few times per second needed.
+Progress: TypeAlias = Callable[[int, int], None]
+
+Precision: TypeAlias = Literal["float32", "bfloat16"]
+Schedule: TypeAlias = Literal["constant", "cosine"]
+
+
+class Config(Protocol):
+    """What every workload's config must have; it is a frozen, keyword-only dataclass.
+
+    Its fields are what `--override name=value` may set (int, float, bool, str, or one of these or
+    None).
+    """
+
+    @property
+    def seed(self) -> int:
+        """The only source of randomness of a run, with epoch, index, step and shard numbers."""
+
+    @property
+    def num_threads(self) -> int:
+        """CPU threads of torch: part of the config, because the number changes the bits."""
+
+    @property
+    def deterministic(self) -> bool:
+        """Whether torch must refuse operations that are not deterministic."""
+
+
+C = TypeVar("C", bound=Config)
+
+
+class Dataset(Protocol):
+    """A verified dataset in a local folder."""
+
+    @property
+    def folder(self) -> Path:
+        """Where the files of the manifest lie."""
+
+    @property
+    def manifest(self) -> Mapping[str, Any]:
+        """The whole manifest: format, workload, name, files [{name, bytes, sha256}], meta."""
+
+    @property
+    def meta(self) -> Mapping[str, Any]:
+        """What the workload's `make_dataset` returned: manifest["meta"]."""
+
+    @property
+    def fingerprint(self) -> str:
+        """sha256 over names and checksums of all files, for keys of derived data."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prior:
+    """The committed end of the last Train stage, read back from the store (never from memory)."""
+
+    stage: str
+    step: int  # global over the run's Train stages
+    model: Mapping[str, Tensor]  # state_dict on the CPU, each tensor in memory of its own
+    metrics: Mapping[str, float]  # of the stage's last evaluation
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Inputs:
+    """What a stage may read. Nothing here may be changed by it.
+
+    `artifact(name)` gives the published shards of the Prepare stage called `name`, in shard order:
+    one mapping of tensors per shard, memory mapped from safetensors files in the local cache (copy
+    what you compute on in place; stacking or indexing with a list copies). `prior` is None before
+    the first Train stage has ended. `rank` of `world` processes counts from 0.
+    """
+
+    config: Any
+    dataset: Dataset
+    artifact: Callable[[str], Sequence[Mapping[str, Tensor]]]
+    prior: Prior | None
+    device: torch.device
+    rank: int
+    world: int
+    seed: int
+    scratch: Path  # local, may be empty in every attempt: downloads, caches
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settings:
+    """How a Train stage is trained. Learning rate and weight decay belong to the stage's optimizer.
+
+    The schedule multiplies each parameter group's own learning rate: up linearly over
+    `warmup_steps`, then constant, or along half a cosine down to `final_lr_fraction` at the stage's
+    last step. A step takes `global_batch` samples over all ranks, in micro-batches of
+    `micro_batch`; the last step of an epoch takes what is left, so every sample is seen exactly
+    once per epoch. Evaluation runs on split "validation" every `evaluate_every_epochs` epochs (0:
+    never but at the end) and always at the end of the stage.
+    """
+
+    epochs: int
+    global_batch: int
+    micro_batch: int
+    eval_batch: int = 64
+    schedule: Schedule = "cosine"
+    warmup_steps: int = 0
+    final_lr_fraction: float = 0.0
+    clip_norm: float | None = None
+    evaluate_every_epochs: int = 1
+    precision: Precision = "float32"
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "global_batch", "micro_batch", "eval_batch"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; give at least 1")
+        if self.warmup_steps < 0 or self.evaluate_every_epochs < 0:
+            raise ValueError("warmup_steps and evaluate_every_epochs cannot be negative; give 0")
+        if self.global_batch % self.micro_batch:
+            raise ValueError(
+                f"global_batch {self.global_batch} is no multiple of micro_batch "
+                f"{self.micro_batch}; change one of them"
+            )
+        if self.clip_norm is not None and self.clip_norm <= 0:
+            raise ValueError(f"clip_norm is {self.clip_norm}; give a positive norm or None")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Start:
+    """What `Train.start` found: failed checks as sentences (they stop the run), and facts."""
+
+    failures: Sequence[str] = ()
+    facts: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Loss:
+    """A micro-batch's loss in the form that accumulation needs.
+
+    The step's loss is (sum of all `total`) / (sum of all `Train.weight`) + (mean over micro-batches
+    of `mean`). `metrics` are (sum, count) pairs, added up over micro-batches and logged as sum /
+    count.
+    """
+
+    total: Tensor  # scalar, differentiable: summed over what `weight` counts, not averaged
+    mean: Tensor | None = None  # scalar, differentiable: e.g. an auxiliary or regularising term
+    metrics: Mapping[str, tuple[Tensor | float, float]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Partial:
+    """One evaluation batch's share: (sum, count) pairs, tensors for what needs all batches."""
+
+    sums: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+class Samples(Protocol):
+    """An indexed set of samples. Item k of an epoch depends on nothing but (seed, epoch, index)."""
+
+    def __len__(self) -> int:
+        """Number of samples."""
+
+    def get(self, index: int, rng: torch.Generator) -> Any:
+        """One sample; augmentation draws from `rng` (CPU, seeded from seed, epoch and index)."""
+
+    def collate(self, items: Sequence[Any]) -> Batch:
+        """A batch from what `get` returned, on the CPU."""
+
+    def order(self, epoch: int, seed: int) -> Sequence[int]:
+        """Each index exactly once; usually `training.randomness.shuffled(len, epoch, seed)`."""
+
+
+@runtime_checkable
+class Prepare(Protocol):
+    """A stage that derives data, published shard by shard and reused by every later attempt."""
+
+    @property
+    def name(self) -> str:
+        """Unique in the workload; metrics and `Inputs.artifact` use it."""
+
+    @property
+    def num_shards(self) -> int:
+        """How many shards `make` is asked for: small enough that each takes seconds."""
+
+    def key(self, i: Inputs) -> str:
+        """Names the artifact: a hash over weights, preprocessing and data; [a-z0-9-] only."""
+
+    def make(self, i: Inputs, shard: int) -> Mapping[str, Tensor]:
+        """Shard `shard`: pure and repeatable (torch is seeded from seed and shard)."""
+
+
+@runtime_checkable
+class Train(Protocol):
+    """A stage that trains a model."""
+
+    @property
+    def name(self) -> str:
+        """Unique in the workload."""
+
+    @property
+    def settings(self) -> Settings:
+        """Batches, epochs, schedule, precision."""
+
+    def model(self, i: Inputs) -> nn.Module:
+        """A freshly initialised model on the CPU (torch is seeded before the call)."""
+
+    def start(self, m: nn.Module, i: Inputs) -> Start:
+        """Once at the beginning of the stage: take over from `i.prior`, check what must hold."""
+
+    def optimizer(self, m: nn.Module) -> Optimizer:
+        """The optimizer with its parameter groups, learning rates and weight decay."""
+
+    def samples(self, i: Inputs, split: str) -> Samples:
+        """Samples of split "train" or "validation"."""
+
+    def weight(self, b: Batch) -> float:
+        """What the loss is divided by (tokens, images, boxes), known before forward."""
+
+    def loss(self, m: nn.Module, b: Batch, step: int) -> Loss:
+        """Forward in train mode; `step` counts within the stage from 0."""
+
+    def evaluate(self, m: nn.Module, b: Batch) -> Partial:
+        """Forward in eval mode, without gradients."""
+
+    def summarize(self, parts: Sequence[Partial], out: Path) -> Mapping[str, float]:
+        """Metrics of one evaluation from its parts in order; files for people may go to `out`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rung:
+    """One step of the ladder for when memory does not suffice: config -> a smaller one."""
+
+    name: str
+    apply: Callable[[Any], Any]
+
+
+class Workload(Protocol[C]):
+    """A named list of stages with its recipes. Holds no mutable state."""
+
+    @property
+    def name(self) -> str:
+        """As in `--workload`."""
+
+    @property
+    def recipes(self) -> Mapping[str, Callable[[], C]]:
+        """Recipe name -> function that returns one complete config."""
+
+    @property
+    def placement_fields(self) -> frozenset[str]:
+        """Config fields that another attempt may change (loader workers, paths); often empty."""
+
+    def stages(self, c: C) -> Sequence[Prepare | Train]:
+        """The stages in order: pure, unique names, at least one Train."""
+
+    def rungs(self, c: C) -> Sequence[Rung]:
+        """The out-of-memory ladder, mildest first; may be empty."""
+
+    def make_dataset(
+        self, out: Path, count: int, seed: int, progress: Progress
+    ) -> Mapping[str, Any]:
+        """Write a dataset's files into the empty folder `out`; return the manifest's `meta`."""

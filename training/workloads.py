@@ -1,0 +1,34 @@
+"""The registry: a workload's name -> where it is imported from. The only place that names one."""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from training.errors import UserError
+
+if TYPE_CHECKING:
+    from training.workload import Workload
+
+WORKLOADS: dict[str, str] = {
+    "trajectory": "training.trajectory.workload:TRAJECTORY",
+}
+
+
+def load_workload(name: str) -> "Workload[Any]":
+    """Import the workload `name`: one of the registry, or `package.module:NAME` of one's own."""
+    path = WORKLOADS.get(name, name)
+    module_name, _, attribute = path.partition(":")
+    if not attribute:
+        raise UserError(
+            f"unknown workload {name!r}; known are {', '.join(sorted(WORKLOADS))}, "
+            "or give your own as package.module:NAME"
+        )
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise
+        raise UserError(f"workload {name!r}: there is no module {error.name!r}") from error
+    workload = getattr(module, attribute, None)
+    if workload is None:
+        raise UserError(f"workload {name!r}: module {module_name} has no {attribute!r}")
+    return workload  # type: ignore[no-any-return]
