@@ -1,0 +1,302 @@
+"""The stages: features that do not depend on shards, a head that learns, refusals, recipes."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from training.trajectory.dataset import LABELS_FILE, make_dataset, open_dataset
+from training.trajectory.features import Features, shard_range
+from training.trajectory.model import Head
+from training.trajectory.paths import CLASSES
+from training.trajectory.recipes import RECIPES, TrajectoryConfig, full, laptop
+from training.trajectory.workload import TRAJECTORY, TrainHead
+from training.workload import Inputs, Partial, Prepare, Train
+
+COUNT = 66
+NO_RANDOMNESS = torch.Generator()
+
+
+@dataclass(frozen=True)
+class FakeDataset:
+    """A dataset folder without its manifest."""
+
+    folder: Path
+    fingerprint: str = "one"
+    manifest: Mapping[str, Any] = field(default_factory=dict)
+    meta: Mapping[str, Any] = field(default_factory=dict)
+
+
+def inputs_of(
+    dataset: FakeDataset, config: TrajectoryConfig, shards: Sequence[Mapping[str, Tensor]] = ()
+) -> Inputs:
+    return Inputs(
+        config=config,
+        dataset=dataset,
+        artifact=lambda name: shards,
+        prior=None,
+        device=torch.device("cpu"),
+        rank=0,
+        world=1,
+        seed=config.seed,
+        scratch=dataset.folder,
+    )
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> FakeDataset:
+    path = tmp_path_factory.mktemp("dataset")
+    make_dataset(path, COUNT, 0, lambda done, total: None, num_workers=1)
+    return FakeDataset(folder=path)
+
+
+@pytest.fixture(scope="module")
+def inputs(dataset: FakeDataset) -> Inputs:
+    config = replace(laptop(), num_shards=4)
+    stage = Features(config=config)
+    shards = [stage.make(inputs_of(dataset, config), shard) for shard in range(4)]
+    return inputs_of(dataset, config, shards)
+
+
+def train_stage(config: TrajectoryConfig, name: str) -> TrainHead:
+    (stage,) = [s for s in TRAJECTORY.stages(config) if s.name == name]
+    assert isinstance(stage, TrainHead)
+    return stage
+
+
+def started(stage: TrainHead, inputs: Inputs) -> Head:
+    torch.manual_seed(0)
+    model = stage.model(inputs)
+    assert stage.start(model, inputs).failures == ()
+    assert isinstance(model, Head)
+    return model
+
+
+def batch_of(stage: TrainHead, inputs: Inputs, size: int) -> dict[str, Tensor]:
+    samples = stage.samples(inputs, "train")
+    return samples.collate([samples.get(k, NO_RANDOMNESS) for k in range(size)])
+
+
+def test_stages_have_unique_names_and_the_kinds_the_loop_knows() -> None:
+    for recipe in RECIPES.values():
+        stages = TRAJECTORY.stages(recipe())
+        assert [stage.name for stage in stages] == ["features", "single_frame", "head"]
+        assert isinstance(stages[0], Prepare)
+        assert all(isinstance(stage, Train) for stage in stages[1:])
+
+
+def test_the_laptop_recipe_fixes_one_thread_and_single_precision() -> None:
+    assert laptop().num_threads == 1 and laptop().precision == "float32"
+    assert laptop().global_batch == 16 and laptop().weights == "random"
+    assert full().precision == "bfloat16" and full().evaluate_every_epochs == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("weights", "imagenet"),
+        ("backbone_layer", "layer9"),
+        ("width", 62),
+        ("epochs", 0),
+        ("precision", "float16"),
+        ("dropout", 1.0),
+        ("learning_rate", 0.0),
+    ],
+)
+def test_fails_on_a_config_value_that_cannot_work(name: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=name):
+        replace(laptop(), **{name: value})
+
+
+def test_shards_cover_each_clip_once_whatever_their_number() -> None:
+    for count, num_shards in [(900, 16), (7, 16), (66, 1), (10, 3)]:
+        ranges = [shard_range(count, shard, num_shards) for shard in range(num_shards)]
+        covered = [clip for first, end in ranges for clip in range(first, end)]
+        assert covered == list(range(count))
+
+
+def test_features_are_the_same_bits_in_shards_and_at_once(
+    dataset: FakeDataset, inputs: Inputs
+) -> None:
+    config = replace(laptop(), num_shards=1)
+    (at_once,) = Features(config=config).make(inputs_of(dataset, config), 0).values()
+    in_shards = torch.cat([shard["features"] for shard in inputs.artifact("features")])
+    assert at_once.shape == (COUNT, 16, 16, 128) and at_once.dtype == torch.float16
+    assert torch.equal(at_once, in_shards)
+    assert at_once.isfinite().all()
+
+
+def test_features_leave_the_global_generator_alone(dataset: FakeDataset, inputs: Inputs) -> None:
+    stage = Features(config=replace(inputs.config, backbone_seed=1))
+    torch.manual_seed(3)
+    expected = torch.rand(1)
+    torch.manual_seed(3)
+    other = stage.make(inputs, 0)["features"]
+    assert torch.equal(torch.rand(1), expected)
+    assert not torch.equal(other, inputs.artifact("features")[0]["features"])
+
+
+def test_the_key_names_weights_preprocessing_and_data(dataset: FakeDataset) -> None:
+    config = laptop()
+    changed = [
+        replace(config, **change)
+        for change in (
+            {"weights": "pretrained"},
+            {"backbone_seed": 1},
+            {"backbone_layer": "layer1"},
+            {"image_size": 32},
+            {"frame_stride": 1},
+            {"grid": 2},
+            {"num_shards": 8},
+        )
+    ]
+    keys = {Features(config=c).key(inputs_of(dataset, c)) for c in [config, *changed]}
+    other_data = replace(dataset, fingerprint="two")
+    keys.add(Features(config=config).key(inputs_of(other_data, config)))
+    assert len(keys) == len(changed) + 2
+    same = replace(config, epochs=3, width=32, seed=5)
+    assert Features(config=same).key(inputs_of(dataset, same)) in keys
+    assert all(set(key) <= set("abcdefghijklmnopqrstuvwxyz0123456789-") for key in keys)
+
+
+def test_the_head_has_the_shapes_it_says(inputs: Inputs) -> None:
+    for name, num_frames in [("head", 16), ("single_frame", 1)]:
+        stage = train_stage(inputs.config, name)
+        batch = batch_of(stage, inputs, 5)
+        assert batch["features"].shape == (5, num_frames, 16, 128)
+        model = started(stage, inputs)
+        logits = model(batch["features"])
+        assert logits.shape == (5, len(CLASSES)) and logits.isfinite().all()
+
+
+def test_the_single_frame_is_the_middle_one(inputs: Inputs) -> None:
+    whole = train_stage(inputs.config, "head").samples(inputs, "validation")
+    single = train_stage(inputs.config, "single_frame").samples(inputs, "validation")
+    for index in range(len(whole)):
+        features, label = whole.get(index, NO_RANDOMNESS)
+        frame, same_label = single.get(index, NO_RANDOMNESS)
+        assert torch.equal(frame[0], features[8]) and label == same_label
+
+
+def test_samples_hold_each_clip_of_their_split_with_its_label(
+    dataset: FakeDataset, inputs: Inputs
+) -> None:
+    data = open_dataset(dataset.folder)
+    all_features = torch.cat([shard["features"] for shard in inputs.artifact("features")])
+    stage = train_stage(inputs.config, "head")
+    for split, indices in data.splits.items():
+        samples = stage.samples(inputs, split)
+        assert len(samples) == len(indices)
+        assert sorted(samples.order(3, 0)) == list(range(len(indices)))
+        for place, clip in enumerate(indices):
+            features, label = samples.get(place, NO_RANDOMNESS)
+            assert torch.equal(features, all_features[clip]) and label == data.labels[clip]
+
+
+def test_a_moving_blob_is_found_where_it_is() -> None:
+    model = Head(
+        num_frames=4, grid=4, channels=8, num_classes=3, width=8, num_layers=1, num_heads=2,
+        dropout=0.0,
+    )  # fmt: skip
+    features = torch.zeros(1, 4, 16, 8)
+    for frame, cell in enumerate([0, 3, 15, 12]):  # the four corners, clockwise
+        features[0, frame, cell] = 5.0
+    place = model.tokens(features)[0, :, :2]
+    assert torch.equal(place.sign(), torch.tensor([[-1.0, -1], [1, -1], [1, 1], [-1, 1]]))
+
+
+@pytest.mark.parametrize("name", ["head", "single_frame"])
+def test_steps_on_a_fixed_batch_decrease_its_loss(inputs: Inputs, name: str) -> None:
+    stage = train_stage(replace(inputs.config, dropout=0.0, learning_rate=1e-3), name)
+    model = started(stage, inputs)
+    optimizer = stage.optimizer(model)
+    batch = batch_of(stage, inputs, 16)
+    losses = []
+    for step in range(4):
+        loss = stage.loss(model, batch, step)
+        losses.append(loss.total.item() / stage.weight(batch))
+        optimizer.zero_grad()
+        (loss.total / stage.weight(batch)).backward()
+        optimizer.step()
+    assert losses[1] < losses[0] and losses[3] < losses[1]
+
+
+def test_the_loss_is_a_sum_so_micro_batches_add_up(inputs: Inputs) -> None:
+    stage = train_stage(inputs.config, "head")
+    model = started(stage, inputs).eval()
+    batch = batch_of(stage, inputs, 16)
+    halves = [
+        {key: value[part] for key, value in batch.items()} for part in (slice(8), slice(8, 16))
+    ]
+    whole = stage.loss(model, batch, 0)
+    parts = [stage.loss(model, half, 0) for half in halves]
+    assert torch.allclose(whole.total, parts[0].total + parts[1].total, rtol=1e-5)
+    assert stage.weight(batch) == sum(stage.weight(half) for half in halves) == 16.0
+    assert whole.metrics["accuracy"][1] == 16.0
+
+
+def test_every_parameter_is_optimised_once(inputs: Inputs) -> None:
+    stage = train_stage(inputs.config, "head")
+    model = started(stage, inputs)
+    groups = stage.optimizer(model).param_groups
+    given = [id(p) for group in groups for p in group["params"]]
+    assert sorted(given) == sorted(id(p) for p in model.parameters())
+    assert all(p.ndim < 2 for p in groups[1]["params"]) and groups[1]["weight_decay"] == 0.0
+
+
+def test_evaluation_counts_each_clip_and_writes_the_confusion(
+    inputs: Inputs, tmp_path: Path
+) -> None:
+    stage = train_stage(inputs.config, "head")
+    model = started(stage, inputs).eval()
+    samples = stage.samples(inputs, "train")
+    items = [samples.get(k, NO_RANDOMNESS) for k in range(len(samples))]
+    with torch.no_grad():
+        parts = [stage.evaluate(model, samples.collate(items[k : k + 20])) for k in (0, 20, 40)]
+        expected = model(samples.collate(items)["features"]).argmax(dim=1)
+    labels = samples.collate(items)["labels"]
+    metrics = stage.summarize(parts, tmp_path)
+    assert metrics["accuracy"] == pytest.approx((expected == labels).float().mean().item())
+    table = json.loads((tmp_path / "confusion.json").read_text())
+    confusion = torch.tensor(table["confusion"])
+    assert confusion.sum() == len(samples)
+    assert confusion.sum(dim=1).tolist() == labels.bincount(minlength=len(CLASSES)).tolist()
+    of_helix = CLASSES.index("helix")
+    assert metrics["accuracy_helix"] == pytest.approx(
+        confusion[of_helix, of_helix].item() / confusion[of_helix].sum().item()
+    )
+
+
+def test_fails_to_summarize_an_evaluation_that_lacks_a_class(
+    inputs: Inputs, tmp_path: Path
+) -> None:
+    confusion = torch.zeros(len(CLASSES), len(CLASSES), dtype=torch.int64)
+    confusion[3, 3] = 20
+    part = Partial(sums={"loss": (1.0, 20.0)}, tensors={"confusion": confusion})
+    with pytest.raises(ValueError, match="lack linear, accelerating"):
+        train_stage(inputs.config, "head").summarize([part], tmp_path)
+
+
+def test_fails_to_start_on_labels_that_are_all_the_same(
+    dataset: FakeDataset, inputs: Inputs, tmp_path: Path
+) -> None:
+    content = json.loads((dataset.folder / LABELS_FILE).read_text())
+    content["labels"] = [0] * COUNT
+    (tmp_path / LABELS_FILE).write_text(json.dumps(content))
+    (tmp_path / "clips.u8").symlink_to(dataset.folder / "clips.u8")
+    broken = inputs_of(FakeDataset(tmp_path), inputs.config, inputs.artifact("features"))
+    stage = train_stage(inputs.config, "head")
+    failures = stage.start(stage.model(broken), broken).failures
+    assert "every clip of split train has the same label linear" in failures
+    assert "every clip of split validation has the same label linear" in failures
+
+
+def test_fails_on_features_of_another_number_of_clips(dataset: FakeDataset, inputs: Inputs) -> None:
+    short = inputs_of(dataset, inputs.config, inputs.artifact("features")[:3])
+    with pytest.raises(ValueError, match="but 66 labels"):
+        train_stage(inputs.config, "head").samples(short, "train")

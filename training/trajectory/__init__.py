@@ -1,0 +1,1 @@
+"""Workload trajectory: which of eleven ways does the ball move? Frozen ResNet-18 + Transformer."""

@@ -1,0 +1,153 @@
+"""The trajectory dataset on disk: clips.u8 (one memory-mapped uint8 file) and labels.json.
+
+Making it is parallel and resumable by nobody: it takes seconds. Reading it refuses files that do
+not fit each other. The manifest with the checksums is written by whoever called.
+"""
+
+import json
+import multiprocessing
+import os
+import signal
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from training.errors import UserError
+from training.trajectory.clips import CLIP_BYTES, CLIP_SHAPE, Frames, clip_label, render_clip
+from training.trajectory.paths import CLASSES
+
+if TYPE_CHECKING:
+    # It imports torch, which each process that renders clips would then wait for.
+    from training.workload import Progress
+
+CLIPS_FILE = "clips.u8"
+LABELS_FILE = "labels.json"
+VALIDATION_SHARE = 0.2
+# A class needs a few clips in each split.
+MIN_COUNT = 5 * len(CLASSES)
+# Clips per unit of work: 0.2 s each, so progress moves and start-up costs little.
+_CHUNK = 32
+
+_SPLITS = 3  # first word of the seed sequence, see clips.py
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrajectoryData:
+    """An opened dataset: `frames` is a memory map of shape (N, T, 64, 64, 3)."""
+
+    frames: Frames
+    labels: Sequence[int]
+    splits: Mapping[str, Sequence[int]]
+
+
+def make_dataset(
+    out: Path, count: int, seed: int, progress: "Progress", num_workers: int | None = None
+) -> Mapping[str, Any]:
+    """Write `count` clips of the dataset `seed` into the folder `out`; return the meta."""
+    if count < MIN_COUNT:
+        raise UserError(f"count is {count}; give at least {MIN_COUNT} ({len(CLASSES)} classes)")
+    if seed < 0:
+        raise UserError(f"seed is {seed}; give 0 or more")
+    path = out / CLIPS_FILE
+    with path.open("wb") as file:
+        file.truncate(count * CLIP_BYTES)
+    chunks = [
+        (str(path), seed, first, min(first + _CHUNK, count)) for first in range(0, count, _CHUNK)
+    ]
+    num_workers = min(num_workers or os.cpu_count() or 1, len(chunks))
+    if num_workers == 1:
+        _follow(map(_write_chunk, chunks), count, progress)
+    else:
+        # spawn: the caller may have threads (torch), which a fork would not survive.
+        context = multiprocessing.get_context("spawn")
+        with context.Pool(num_workers, initializer=_leave_interrupts_to_the_parent) as pool:
+            _follow(pool.imap_unordered(_write_chunk, chunks), count, progress)
+    labels = [clip_label(seed, index) for index in range(count)]
+    splits = stratified_splits(labels, seed)
+    (out / LABELS_FILE).write_text(
+        json.dumps({"classes": CLASSES, "labels": labels, "splits": splits}) + "\n"
+    )
+    return {
+        "classes": list(CLASSES),
+        "count": count,
+        "seed": seed,
+        "shape": [count, *CLIP_SHAPE],
+        "splits": {name: len(indices) for name, indices in splits.items()},
+    }
+
+
+def _follow(done_chunks: Iterable[int], count: int, progress: "Progress") -> None:
+    done = 0
+    for num_clips in done_chunks:
+        done += num_clips
+        progress(done, count)
+
+
+def _leave_interrupts_to_the_parent() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _write_chunk(chunk: tuple[str, int, int, int]) -> int:
+    path, seed, first, end = chunk
+    with Path(path).open("r+b") as file:
+        file.seek(first * CLIP_BYTES)
+        for index in range(first, end):
+            file.write(render_clip(seed, index).tobytes())
+    return end - first
+
+
+def stratified_splits(labels: Sequence[int], seed: int) -> dict[str, list[int]]:
+    """Split each class by itself, in an order that depends on the seed and not on the index."""
+    train: list[int] = []
+    validation: list[int] = []
+    of_class = np.asarray(labels)
+    for label in range(len(CLASSES)):
+        rng = np.random.default_rng([_SPLITS, seed, label])
+        indices = rng.permutation(np.flatnonzero(of_class == label)).tolist()
+        num_validation = max(1, round(VALIDATION_SHARE * len(indices)))
+        validation += indices[:num_validation]
+        train += indices[num_validation:]
+    return {"train": sorted(train), "validation": sorted(validation)}
+
+
+def open_dataset(folder: Path) -> TrajectoryData:
+    """Open a dataset folder; ValueError where labels, splits and clips do not fit each other."""
+    for name in (LABELS_FILE, CLIPS_FILE):
+        if not (folder / name).is_file():
+            raise UserError(
+                f"{folder} lacks {name}: it holds no trajectory dataset; make one with "
+                "`python -m training data make --workload trajectory`"
+            )
+    content = json.loads((folder / LABELS_FILE).read_text())
+    labels, splits = content["labels"], content["splits"]
+    if tuple(content["classes"]) != CLASSES:
+        raise UserError(
+            f"{folder / LABELS_FILE} has classes {content['classes']}, this version has "
+            f"{list(CLASSES)}; make the dataset again"
+        )
+    num_bytes = (folder / CLIPS_FILE).stat().st_size
+    if num_bytes != len(labels) * CLIP_BYTES:
+        raise UserError(
+            f"{folder / CLIPS_FILE} has {num_bytes} bytes where {len(labels)} labels need "
+            f"{len(labels) * CLIP_BYTES}; make or download the dataset again"
+        )
+    if sorted(splits["train"] + splits["validation"]) != list(range(len(labels))):
+        raise UserError(
+            f"{folder / LABELS_FILE}: the splits do not hold each clip exactly once; "
+            "make the dataset again"
+        )
+    shape = (len(labels), *CLIP_SHAPE)
+    frames = np.memmap(folder / CLIPS_FILE, dtype=np.uint8, mode="r", shape=shape)
+    return TrajectoryData(frames=frames, labels=labels, splits=splits)
+
+
+def split_failures(data: TrajectoryData, split: str) -> list[str]:
+    """Return what makes a split worthless for judging: one class only, or a class missing."""
+    present = {data.labels[index] for index in data.splits[split]}
+    if len(present) == 1:
+        return [f"every clip of split {split} has the same label {CLASSES[present.pop()]}"]
+    missing = [name for label, name in enumerate(CLASSES) if label not in present]
+    return [f"split {split} has no clip of class {name}" for name in missing]
