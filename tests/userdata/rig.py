@@ -1,0 +1,209 @@
+"""What the boot tests share: a bundle with the real userdata/ and a small trainer, and a fleet.
+
+The trainer keeps to the command line of training/ and does what the machine's variable ORDERS says:
+that way one bundle serves every test.
+"""
+
+import json
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rehearsal.aws import EmbeddedAws
+from rehearsal.machines import ProcessMachine
+from rehearsal.machines.process import EC2_DISKS
+from rehearsal.metadata import MetadataServer
+from stacks.user_data import render
+
+REPOSITORY = Path(__file__).parents[2]
+USERDATA = REPOSITORY / "userdata"
+INSTANCE = "i-0123456789abcdef0"
+PATIENCE_SECONDS = 20.0
+
+TRAINER = '''
+"""Keeps to the command line of training/; what it does is ordered from outside."""
+import argparse, json, os, signal, sys, time
+from pathlib import Path
+from urllib.parse import urlsplit
+
+parser = argparse.ArgumentParser()
+parser.add_argument("command")
+parser.add_argument("--run-uri")
+parser.add_argument("--reason")
+options, _ = parser.parse_known_args()
+root = Path(os.environ["MACHINE_ROOT"])
+
+def note(line):
+    with (root / "trainer.jsonl").open("a") as file:
+        file.write(json.dumps(line) + "\\n")
+
+def put_head(state, reason=None):
+    import boto3
+    place = urlsplit(options.run_uri)
+    bucket, prefix = place.netloc, place.path.strip("/")
+    head = json.dumps({"state": state, "reason": reason}).encode()
+    boto3.client("s3").put_object(Bucket=bucket, Key=f"{prefix}/head.json", Body=head)
+
+orders = json.loads(os.environ["ORDERS"])
+if options.command == "run":
+    received = []
+    for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM):
+        signal.signal(number, lambda number, frame: received.append(signal.Signals(number).name))
+note({"argv": sys.argv[1:], "pid": os.getpid(), "environment": dict(os.environ)})
+if options.command == "fail":
+    put_head("failed", options.reason)
+elif options.command == "data":
+    while orders.get("sync") == "until notice" and not (root / "run/training/notice.json").exists():
+        time.sleep(0.05)
+    sys.exit(orders["sync"] if isinstance(orders.get("sync"), int) else 0)
+elif orders["run"] == "finish":
+    put_head("finished")
+elif orders["run"] == "wait":
+    print("trainer listens", flush=True)
+    while not {"SIGUSR1", "SIGTERM"} & set(received):
+        signal.pause()
+        note({"signals": received})
+    put_head("released")
+    sys.exit(75)
+else:
+    print("the trainer's last words", flush=True)
+    sys.exit(orders["run"])
+'''
+
+
+def make_bundle(path: Path, *, real_torch: bool) -> bytes:
+    """Zip the real userdata/ with the small trainer; restarts come faster than in the real unit."""
+    with zipfile.ZipFile(path, "w") as bundle:
+        for file in sorted(USERDATA.rglob("*")):
+            if file.is_file() and "__pycache__" not in file.parts:
+                text = file.read_text().replace("RestartSec=3\n", "RestartSec=0.1\n")
+                bundle.writestr(file.relative_to(REPOSITORY).as_posix(), text)
+        bundle.writestr("training/__main__.py", TRAINER)
+        if not real_torch:
+            # The import takes two seconds, and one boot with the real one is enough.
+            bundle.writestr(
+                "userdata/torch.py", '__version__ = "0"\n\n\nclass cuda:\n    device_count = int\n'
+            )
+    return path.read_bytes()
+
+
+@dataclass(kw_only=True, slots=True)
+class Rig:
+    """One run of its own on a shared embedded AWS, and the machines that boot into it."""
+
+    aws: EmbeddedAws
+    folder: Path
+    run_id: str
+    fleet_id: str
+    parameter: str
+    bundle: str = "bundle.zip"
+    orders: Mapping[str, object] = field(default_factory=lambda: {"run": "wait"})
+    machines: list[ProcessMachine] = field(default_factory=list)
+
+    def order(self, **orders: object) -> None:
+        """Tell the trainer what to do."""
+        self.orders = orders
+
+    def put(self, name: str, content: object) -> None:
+        """Write an object of the run."""
+        body = json.dumps(content).encode()
+        key = f"runs/{self.run_id}/{name}"
+        self.aws.client("s3").put_object(Bucket="runs", Key=key, Body=body)
+
+    def read(self, name: str) -> Any:
+        """Read an object of the run."""
+        key = f"runs/{self.run_id}/{name}"
+        return json.loads(self.aws.client("s3").get_object(Bucket="runs", Key=key)["Body"].read())
+
+    def events(self) -> list[dict[str, Any]]:
+        """The events that have arrived in S3, in order."""
+        prefix = f"runs/{self.run_id}/events/"
+        found = self.aws.client("s3").list_objects_v2(Bucket="runs", Prefix=prefix)
+        keys = [
+            item["Key"].removeprefix(f"runs/{self.run_id}/") for item in found.get("Contents", [])
+        ]
+        return [self.read(key) for key in keys]
+
+    def target_capacity(self) -> int:
+        """What the fleet is asked to keep."""
+        ec2 = self.aws.client("ec2")
+        found = ec2.describe_spot_fleet_requests(SpotFleetRequestIds=[self.fleet_id])
+        config = found["SpotFleetRequestConfigs"][0]["SpotFleetRequestConfig"]
+        return int(config["TargetCapacity"])
+
+    def run_env(self, **changes: str | None) -> dict[str, str]:
+        """A whole run.env; None takes a variable out."""
+        variables: dict[str, str | None] = {
+            "RUN_ID": self.run_id,
+            "WORKLOAD": "trajectory",
+            "RECIPE": "laptop",
+            "OVERRIDES": '"epochs=2 width=64"',
+            "DATASET_URI": "s3://datasets/trajectory",
+            "RUN_URI": f"s3://runs/runs/{self.run_id}",
+            "BUNDLE_URI": f"s3://assets/{self.bundle}",
+            "DATA_MOUNT": "/data",
+            "DATA_DEVICE_NAME": "sdf",
+            "CHECKPOINT_INTERVAL": "2epochs",
+            "NOTICE_BUDGET_SECONDS": "120",
+            "LEASE_TTL_SECONDS": "30",
+            "DATASET_WAIT_SECONDS": "1800",
+            "STACK_NAME": "TrainingStack",
+            "AWS_REGION": "us-east-1",
+            "FLEET_PARAMETER": self.parameter,
+            **changes,
+        }
+        return {name: value for name, value in variables.items() if value is not None}
+
+    def machine(
+        self,
+        *,
+        variables: Mapping[str, str] | None = None,
+        environment: Mapping[str, str] | None = None,
+        **settings: Any,
+    ) -> ProcessMachine:
+        """Power a new machine on, with the user data that the stack would render."""
+        user_data = render(variables or self.run_env(), (USERDATA / "first_boot.sh").read_text())
+        machine = ProcessMachine(
+            folder=self.folder / f"machine-{len(self.machines)}",
+            instance_id=INSTANCE,
+            instance_type="g5.xlarge",
+            user_data=user_data.encode(),
+            environment={
+                **self.aws.environment(),
+                "POLL_SECONDS": "0.1",
+                "ORDERS": json.dumps(self.orders),
+                **(environment or {}),
+            },
+            metadata=MetadataServer(instance_id=INSTANCE, instance_type="g5.xlarge"),
+            **{"disks": EC2_DISKS, **settings},
+        )
+        self.machines.append(machine)
+        machine.start()
+        return machine
+
+    def close(self) -> None:
+        """End all machines; nothing of them may be left."""
+        for machine in self.machines:
+            machine.kill()
+            assert machine.processes() == []
+
+
+def wait(machine: ProcessMachine, text: str) -> None:
+    """Wait for a line in the machine's log, else fail with the whole log."""
+    if not machine.wait(PATIENCE_SECONDS, text):
+        lines = "\n".join(machine.log_lines())
+        raise AssertionError(f"no line with {text!r} in:\n{lines}")
+
+
+def trainer_notes(machine: ProcessMachine) -> list[dict[str, Any]]:
+    """What the small trainer has written down of its calls and signals."""
+    path = machine.folder / "trainer.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def calls(machine: ProcessMachine, command: str) -> list[list[str]]:
+    """The command lines of one of the trainer's commands."""
+    noted = [note["argv"] for note in trainer_notes(machine) if "argv" in note]
+    return [argv for argv in noted if argv[0] == command]

@@ -1,0 +1,143 @@
+"""The whole boot on process machines: order, events, and what happens when it is done twice."""
+
+import json
+import os
+import subprocess
+
+from rehearsal.machines import Disk, ProcessMachine
+from rehearsal.machines.process import EC2_DISKS
+from tests.userdata.rig import INSTANCE, Rig, calls, trainer_notes, wait
+from training.run import _parser
+
+STEPS = [
+    "run-env",
+    "run-state",
+    "interpreter",
+    "services",
+    "data-volume",
+    "cloudwatch-agent",
+    "interruption-handler",
+    "dataset",
+    "torch",
+    "training",
+]
+XFS = Disk(
+    name="nvme0n1",
+    serial="vol0d1a2b3c4d5e6f708",
+    device_name="/dev/sdf",
+    signatures=("xfs",),
+    tags={"TYPE": "xfs", "UUID": "8f5b0b5e-0000-4000-8000-000000000001"},
+)
+
+
+def disk(machine: ProcessMachine, name: str) -> dict[str, object]:
+    content: dict[str, object] = json.loads((machine.folder / f"sys/disks/{name}.json").read_text())
+    return content
+
+
+def boot_again(machine: ProcessMachine) -> str:
+    environment = json.loads((machine.folder / "run/machine.json").read_text())
+    user_data = machine.folder / "var/lib/cloud/instance/user-data.txt"
+    done = subprocess.run([user_data], env=environment, capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+def test_boot_takes_its_steps_in_order_and_sends_the_fleet_to_zero_when_done(rig: Rig) -> None:
+    rig.order(run="finish")
+    rig.bundle = "torch.zip"
+    machine = rig.machine()
+    wait(machine, f"fleet {rig.fleet_id} to zero: the run is finished")
+    verdicts = [line for line in machine.boot_log.read_text().splitlines() if line[0] == "["]
+    passed = [line.removeprefix("[ok] ").partition(":")[0] for line in verdicts]
+    # The import of torch runs beside the others: it may end before the last of them.
+    assert [name for name in passed if name != "torch"] == [s for s in STEPS if s != "torch"]
+    assert passed.index("torch") < passed.index("training")
+    assert rig.target_capacity() == 0
+    events = {event["name"]: event for event in rig.events()}
+    assert {f"boot-{step}" for step in (*STEPS, "fetch")} <= events.keys()
+    assert "fleet-to-zero" in events
+    # The interruption handler reads there that the notice to come is our own doing.
+    assert (machine.folder / "run/training/stopping").exists()
+    for step in STEPS:
+        assert events[f"boot-{step}"]["status"] == "ok"
+        assert events[f"boot-{step}"]["seconds"] >= 0
+        assert events[f"boot-{step}"]["instance_id"] == INSTANCE
+    assert (machine.folder / "data").readlink() == machine.folder.resolve() / "sys/disks/nvme0n1"
+
+
+def test_trainer_gets_run_env_as_arguments_that_training_knows(booted: Rig) -> None:
+    machine = booted.machines[0]
+    (run,) = calls(machine, "run")
+    options = _parser().parse_args(run)
+    root = machine.folder.resolve()
+    assert (options.workload, options.recipe) == ("trajectory", "laptop")
+    assert options.override == ["epochs=2", "width=64"]
+    assert (options.run_uri, options.run_id) == (f"s3://runs/runs/{booted.run_id}", booted.run_id)
+    assert options.writer == INSTANCE
+    assert options.bundle_uri == "s3://assets/bundle.zip"
+    assert options.dataset_uri == str(root / "data/dataset")
+    assert options.scratch == root / "data/scratch"
+    assert options.notice_file == root / "run/training/notice.json"
+    assert options.metrics_file == machine.metrics_file.resolve()
+    (sync,) = calls(machine, "data")
+    assert _parser().parse_args(sync).wait_seconds == 1800
+
+
+def test_machine_gets_its_credentials_from_the_metadata_alone(booted: Rig) -> None:
+    machine = booted.machines[0]
+    environment = trainer_notes(machine)[-1]["environment"]
+    forbidden = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_EC2_METADATA_DISABLED")
+    assert [name for name in forbidden if name in environment] == []
+    assert environment["AWS_CONFIG_FILE"].startswith(str(machine.folder.resolve()))
+
+
+def test_booting_twice_changes_nothing(booted: Rig) -> None:
+    machine = booted.machines[0]
+    before = (machine.folder / "etc/fstab").read_text()
+    marker = machine.folder / "data/marker"
+    marker.write_text("stays")
+    output = boot_again(machine)
+    assert "[failed]" not in output
+    assert "[ok] training" in output
+    assert (machine.folder / "etc/fstab").read_text() == before
+    assert before.count("\n") == 1
+    assert disk(machine, "nvme0n1")["times_formatted"] == 1
+    assert marker.read_text() == "stays"
+    assert len(calls(machine, "run")) == 1
+
+
+def test_a_formatted_volume_is_never_formatted_again(rig: Rig) -> None:
+    machine = rig.machine(disks=(XFS, EC2_DISKS[1]))
+    (machine.folder / "sys/disks/nvme0n1").mkdir()
+    wait(machine, "trainer listens")
+    assert "times_formatted" not in disk(machine, "nvme0n1")
+    assert disk(machine, "nvme0n1")["mounted"] == "/data"
+    fstab = (machine.folder / "etc/fstab").read_text()
+    assert fstab.startswith("UUID=8f5b0b5e-0000-4000-8000-000000000001 /data xfs ")
+    assert "noatime" in fstab
+
+
+def test_a_finished_run_sends_the_fleet_to_zero_before_anything_is_synced(rig: Rig) -> None:
+    rig.put("head.json", {"state": "finished"})
+    machine = rig.machine()
+    wait(machine, f"fleet {rig.fleet_id} to zero: the run is finished already")
+    assert rig.target_capacity() == 0
+    assert trainer_notes(machine) == []
+    assert not (machine.folder / "data").exists()
+
+
+def test_a_replacement_runs_the_bundle_that_the_run_began_with(rig: Rig) -> None:
+    rig.put("head.json", {"state": "released"})
+    rig.put("config.json", {"bundle_uri": "s3://assets/bundle.zip"})
+    machine = rig.machine(variables=rig.run_env(BUNDLE_URI="s3://assets/torch.zip"))
+    wait(machine, "trainer listens")
+    (run,) = calls(machine, "run")
+    assert run[run.index("--bundle-uri") + 1] == "s3://assets/bundle.zip"
+    assert (machine.folder / "opt/training/bundle/userdata/torch.py").exists()
+    assert machine.boot_log.read_text().count("[ok] run-env") == 2
+
+
+def test_boot_leaves_the_rehearsing_user_alone(booted: Rig) -> None:
+    machine = booted.machines[0]
+    sessions = {os.getsid(process.pid) for process in machine.processes()}
+    assert os.getsid(0) not in sessions

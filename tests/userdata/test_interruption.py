@@ -1,0 +1,83 @@
+"""Notices, recommendations, failures and ends of training on a booted machine."""
+
+import json
+import time
+
+from rehearsal.machines import ProcessMachine
+from tests.userdata.rig import Rig, calls, trainer_notes, wait
+
+
+def wait_until(condition: object, seconds: float = 10.0) -> None:
+    assert callable(condition)
+    give_up_at = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < give_up_at, "it did not come about"
+        time.sleep(0.02)
+
+
+def signals(machine: ProcessMachine) -> list[str]:
+    noted = [note["signals"] for note in trainer_notes(machine) if "signals" in note]
+    return noted[-1] if noted else []
+
+
+def event_names(rig: Rig) -> list[str]:
+    return [event["name"] for event in rig.events()]
+
+
+def test_a_recommendation_and_a_notice_reach_the_trainer_once_each(rig: Rig) -> None:
+    machine = rig.machine()
+    wait(machine, "trainer listens")
+    machine.rebalance()
+    wait_until(lambda: signals(machine) == ["SIGUSR2"])
+    # Some polls later it has still been told once.
+    time.sleep(0.5)
+    assert signals(machine) == ["SIGUSR2"]
+    machine.notice(120)
+    wait(machine, "after training: success, exited 75; the head says released")
+    assert signals(machine) == ["SIGUSR2", "SIGUSR1"]
+    notice = json.loads((machine.folder / "run/training/notice.json").read_text())
+    assert notice.keys() == {"action", "time", "received_at"}
+    wait_until(lambda: {"notice", "rebalance"} <= set(event_names(rig)))
+    # 75 is no failure: no restart, and the fleet is left alone, which replaces this machine.
+    assert len(calls(machine, "run")) == 1
+    assert calls(machine, "fail") == []
+    assert rig.target_capacity() == 1
+
+
+def test_training_does_not_start_on_a_machine_that_has_its_notice(rig: Rig) -> None:
+    rig.order(run="wait", sync="until notice")
+    machine = rig.machine()
+    machine.notice(120)
+    wait(machine, "after training: success, exited 75; the head says nothing")
+    assert calls(machine, "run") == []
+    assert rig.target_capacity() == 1
+
+
+def test_restarts_are_used_up_and_then_the_run_is_failed(rig: Rig) -> None:
+    rig.order(run=1)
+    machine = rig.machine()
+    wait(machine, f"[ok] fleet {rig.fleet_id} to zero")
+    assert len(calls(machine, "run")) == 3
+    assert len(calls(machine, "fail")) == 1
+    head = rig.read("head.json")
+    assert head["state"] == "failed"
+    assert "start-limit-hit, exit status 1): the trainer's last words" in head["reason"]
+    assert "run-given-up" in event_names(rig)
+    assert rig.target_capacity() == 0
+
+
+def test_a_mistake_of_the_user_is_not_tried_again(rig: Rig) -> None:
+    rig.order(run=2)
+    machine = rig.machine()
+    wait(machine, f"[ok] fleet {rig.fleet_id} to zero")
+    assert len(calls(machine, "run")) == 1
+    assert rig.read("head.json")["state"] == "failed"
+
+
+def test_a_shutdown_lets_the_trainer_save_first(rig: Rig) -> None:
+    machine = rig.machine()
+    wait(machine, "trainer listens")
+    machine.power_off()
+    assert signals(machine) == ["SIGTERM"]
+    assert rig.read("head.json")["state"] == "released"
+    assert machine.processes() == []

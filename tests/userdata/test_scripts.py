@@ -1,0 +1,59 @@
+"""What must hold for the boot programs as files."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from rehearsal.machines.units import load_units
+from tests.userdata.rig import REPOSITORY, USERDATA
+
+SCRIPTS = sorted(USERDATA.rglob("*.sh"))
+
+
+def test_shellcheck_finds_nothing() -> None:
+    done = subprocess.run(["shellcheck", *SCRIPTS], capture_output=True, text=True, check=False)
+    assert done.stdout == ""
+    assert done.returncode == 0
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
+def test_scripts_stop_at_the_first_error_and_stay_small(path: Path) -> None:
+    text = path.read_text()
+    assert "set -o errexit -o nounset -o pipefail" in text
+    assert text.count("\n") <= 80
+    assert max(map(len, text.splitlines())) <= 100
+
+
+def test_every_unit_is_honoured_by_process_machines() -> None:
+    units = load_units(USERDATA / "units")
+    assert sorted(units) == [
+        "interruption-handler.service",
+        "training-events.service",
+        "training-failed.service",
+        "training.service",
+    ]
+    training = units["training.service"]
+    assert training.restart == "on-failure"
+    assert training.start_limit_burst == 3
+    assert training.success_statuses == {75, 76}
+    assert training.prevent_statuses == {2, 75, 76}
+    # Without it, systemd 254 and newer would fail the run at the first failure (systemd#33710).
+    assert training.restart_mode == "direct"
+
+
+def test_every_program_that_a_unit_starts_exists() -> None:
+    for unit in load_units(USERDATA / "units").values():
+        for command in (unit.exec_start, *unit.exec_stop_post):
+            name = command[-1].replace(".", "/") + ".py" if "-m" in command else command[-1]
+            assert (REPOSITORY / name).exists(), name
+
+
+def test_requirements_of_the_machine_are_those_of_the_repository() -> None:
+    def blocks(text: str) -> set[str]:
+        return set(re.findall(r"^[a-z0-9-]+==[^\n]*(?:\n    [^\n]*)*", text, re.MULTILINE))
+
+    machine = blocks((USERDATA / "requirements.txt").read_text())
+    assert len(machine) == 8
+    assert machine <= blocks((REPOSITORY / "requirements.txt").read_text())

@@ -1,0 +1,90 @@
+"""Single boot steps that fail before they need anything of a booted machine."""
+
+import json
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from rehearsal.machines import Disk
+from rehearsal.machines.process import EC2_DISKS, SHIMS
+from tests.userdata.rig import INSTANCE, REPOSITORY, USERDATA
+
+STRANGE = Disk(name="nvme0n1", serial="vol1", device_name="sdf", signatures=("LVM2_member",))
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A machine's folder as far as a step looks into it."""
+    for name in ("etc/training", "run/training", "opt/training", "sys/disks", "bin"):
+        (tmp_path / name).mkdir(parents=True)
+    example = (USERDATA / "run.env.example").read_text()
+    (tmp_path / "etc/training/run.env").write_text(example)
+    for disk in (STRANGE, EC2_DISKS[1]):
+        (tmp_path / f"sys/disks/{disk.name}.json").write_text(json.dumps(asdict(disk)))
+    return tmp_path
+
+
+def run_step(root: Path, name: str) -> subprocess.CompletedProcess[str]:
+    return run_script(root, f"userdata/steps/{name}.sh")
+
+
+def run_script(root: Path, name: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    path = f"{root / 'bin'}:{SHIMS}:{Path(sys.executable).parent}:/usr/bin:/bin"
+    return subprocess.run(
+        ["bash", name],
+        cwd=REPOSITORY,
+        env={"MACHINE_ROOT": str(root), "INSTANCE_ID": INSTANCE, "PATH": path, **variables},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_fails_on_a_volume_with_something_unknown_on_it_and_leaves_it_alone(root: Path) -> None:
+    done = run_step(root, "data_volume")
+    assert done.returncode == 1
+    assert "/dev/nvme0n1 holds something that is no file system" in done.stderr
+    assert "stays untouched: nvme0n1 0x0 LVM2_member" in done.stderr
+    assert "times_formatted" not in (root / "sys/disks/nvme0n1.json").read_text()
+
+
+def test_fails_when_no_interpreter_has_torch_and_names_the_remedy(root: Path) -> None:
+    # -S: a Python without its installed packages, as on a base AMI.
+    python = root / "bin/python3"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
+    python.chmod(0o755)
+    done = run_step(root, "interpreter")
+    assert done.returncode == 1
+    assert "no interpreter has torch" in done.stderr
+    assert "take a Deep Learning AMI with PyTorch" in done.stderr
+    assert not (root / "opt/training/machine.env").exists()
+
+
+def test_metrics_carry_the_stack_and_never_only_the_instance(root: Path) -> None:
+    done = run_step(root, "cloudwatch_agent")
+    assert done.stdout.endswith("CloudWatch agent started for stack TrainingStack\n")
+    config = json.loads(
+        (root / "opt/aws/amazon-cloudwatch-agent/etc/amazon-cloudwatch-agent.json").read_text()
+    )
+    collected = config["metrics"]["metrics_collected"]
+    assert {"nvidia_gpu", "mem", "disk"} <= collected.keys()
+    stacks = {section["append_dimensions"]["Stack"] for section in collected.values()}
+    assert stacks == {"TrainingStack"}
+    assert collected["disk"]["resources"] == ["/", "/data"]
+
+
+def test_a_head_that_cannot_be_read_is_no_failure_of_the_trainer(root: Path) -> None:
+    done = run_script(
+        root,
+        "userdata/after_training.sh",
+        AWS_ENDPOINT_URL="http://127.0.0.1:1",
+        AWS_ACCESS_KEY_ID="none",
+        AWS_SECRET_ACCESS_KEY="none",
+        AWS_MAX_ATTEMPTS="1",
+        EXIT_STATUS="75",
+    )
+    assert done.returncode == 0
+    assert "the head could not be read: the Guard sees to the fleet" in done.stdout

@@ -1,0 +1,65 @@
+"""Leave an event of the run: a JSON file in the spool, which training-events.service sends to S3.
+
+Leaving one takes no network and cannot fail a boot. Run:
+python3 -m userdata.events NAME ok|failed|info [--since FILE] [--message TEXT] [name=number ...]
+"""
+
+import argparse
+import json
+import os
+import sys
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+from userdata.machine import machine_path
+
+SPOOL = "/var/lib/training/events"
+Value = str | float | int
+
+
+def leave_event(name: str, status: str, **fields: Value) -> Path:
+    """Put one event into the spool, whole or not at all, and return its file."""
+    now = datetime.now(UTC)
+    instance_id = os.environ.get("INSTANCE_ID", "unknown")
+    event = {
+        "time": now.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+        "instance_id": instance_id,
+        "name": name,
+        "status": status,
+        **fields,
+    }
+    spool = machine_path(SPOOL)
+    spool.mkdir(parents=True, exist_ok=True)
+    # Microseconds keep the names of one machine's events in their order.
+    path = spool / f"{now:%Y%m%dT%H%M%S.%fZ}-{instance_id}-{name}.json"
+    unfinished = spool.with_name("events-unfinished") / f"{os.getpid()}-{path.name}"
+    unfinished.parent.mkdir(exist_ok=True)
+    unfinished.write_text(json.dumps(event) + "\n")
+    unfinished.rename(path)
+    return path
+
+
+def main() -> int:
+    """Leave the event that the command line describes."""
+    parser = argparse.ArgumentParser(prog="python3 -m userdata.events")
+    parser.add_argument("name")
+    parser.add_argument("status", choices=("ok", "failed", "info"))
+    parser.add_argument("--since", type=Path, help="seconds are those since this file was written")
+    parser.add_argument("--message")
+    parser.add_argument("numbers", nargs="*", metavar="name=number")
+    arguments = parser.parse_args()
+    fields: dict[str, Value] = {}
+    if arguments.since is not None:
+        fields["seconds"] = round(max(0.0, time.time() - arguments.since.stat().st_mtime), 3)
+    if arguments.message is not None:
+        fields["message"] = arguments.message
+    for pair in arguments.numbers:
+        name, _, number = pair.partition("=")
+        fields[name] = float(number) if "." in number else int(number)
+    leave_event(arguments.name, arguments.status, **fields)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

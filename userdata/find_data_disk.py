@@ -1,0 +1,166 @@
+"""Find the data volume: the EBS disk that does not hold / and that EC2 attached under a given name.
+
+Never by kernel name: /dev/nvme1n1 may be another disk after the next boot. Exactly one must match,
+else it fails and lists what it saw. Run: python3 -m userdata.find_data_disk sdf
+"""
+
+import ctypes
+import fcntl
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+EBS_MODEL = "Amazon Elastic Block Store"
+WAIT_SECONDS = 60.0
+# linux/nvme_ioctl.h and the NVMe base specification: Identify, controller data structure.
+NVME_IOCTL_ADMIN_COMMAND = 0xC0484E41
+NVME_IDENTIFY = 0x06
+IDENTIFY_CONTROLLER = 1
+IDENTIFY_BYTES = 4096
+# EBS writes the block device name at the start of the vendor-specific bytes (amazon-ec2-utils).
+NAME_BYTES = slice(3072, 3104)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Disk:
+    """One disk as the machine shows it; `device_name` is what EC2 calls the attachment."""
+
+    path: str
+    model: str
+    serial: str
+    device_name: str
+    holds_root: bool
+
+    def __str__(self) -> str:
+        root = ", holds /" if self.holds_root else ""
+        name = self.device_name or "no device name"
+        return f"{self.path} ({self.model or 'no model'}, {self.serial}, {name}{root})"
+
+
+class NvmeAdminCommand(ctypes.Structure):
+    """struct nvme_passthru_cmd of linux/nvme_ioctl.h."""
+
+    _fields_ = (
+        ("opcode", ctypes.c_uint8),
+        ("flags", ctypes.c_uint8),
+        ("reserved", ctypes.c_uint16),
+        ("namespace", ctypes.c_uint32),
+        ("words_2_3", ctypes.c_uint32 * 2),
+        ("metadata", ctypes.c_uint64),
+        ("address", ctypes.c_uint64),
+        ("metadata_bytes", ctypes.c_uint32),
+        ("data_bytes", ctypes.c_uint32),
+        ("words_10_15", ctypes.c_uint32 * 6),
+        ("timeout_ms", ctypes.c_uint32),
+        ("result", ctypes.c_uint32),
+    )
+
+
+def identify_controller(path: str) -> bytes:
+    """Ask an NVMe disk for its identify data (needs root)."""
+    data = ctypes.create_string_buffer(IDENTIFY_BYTES)
+    command = NvmeAdminCommand(
+        opcode=NVME_IDENTIFY, address=ctypes.addressof(data), data_bytes=IDENTIFY_BYTES
+    )
+    command.words_10_15[0] = IDENTIFY_CONTROLLER
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.ioctl(descriptor, NVME_IOCTL_ADMIN_COMMAND, bytearray(command))
+    finally:
+        os.close(descriptor)
+    return data.raw
+
+
+def read_identity(row: dict[str, Any]) -> tuple[str, str]:
+    """Model and EC2 device name of one disk: the one place that knows how a disk says who it is."""
+    model = (row["model"] or "").strip()
+    if model != EBS_MODEL:
+        return model, ""
+    if program := shutil.which("ebsnvme-id"):
+        done = subprocess.run(
+            [program, "-b", row["name"]], capture_output=True, text=True, check=True
+        )
+        name = done.stdout.strip()
+    else:
+        name = identify_controller(row["name"])[NAME_BYTES].decode(errors="replace")
+    return model, short_name(name)
+
+
+def short_name(name: str) -> str:
+    """A device name without padding and without /dev/, which EC2 adds or leaves out."""
+    return name.strip("\0 \n").removeprefix("/dev/")
+
+
+def holds_root(row: dict[str, Any]) -> bool:
+    """Whether / is mounted from the disk or anything on it."""
+    children: list[dict[str, Any]] = row.get("children", [])
+    return "/" in row["mountpoints"] or any(holds_root(child) for child in children)
+
+
+def list_disks() -> list[Disk]:
+    """All disks of the machine."""
+    columns = "NAME,TYPE,MODEL,SERIAL,MOUNTPOINTS"
+    done = subprocess.run(
+        ["lsblk", "--json", "--paths", "--output", columns],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    disks = []
+    for row in json.loads(done.stdout)["blockdevices"]:
+        if row["type"] == "disk":
+            model, name = read_identity(row)
+            serial = row["serial"] or "no serial"
+            root = holds_root(row)
+            disk = Disk(
+                path=row["name"], model=model, serial=serial, device_name=name, holds_root=root
+            )
+            disks.append(disk)
+    return disks
+
+
+def matching(disks: Sequence[Disk], device_name: str) -> list[Disk]:
+    """The disks that can be the data volume."""
+    wanted = short_name(device_name)
+    return [
+        disk
+        for disk in disks
+        if disk.model == EBS_MODEL and not disk.holds_root and disk.device_name == wanted
+    ]
+
+
+def main() -> int:
+    """Print the path of the data volume; wait for it while none is there."""
+    device_name = sys.argv[1]
+    patience = float(os.environ.get("DISK_WAIT_SECONDS", WAIT_SECONDS))
+    give_up_at = time.monotonic() + patience
+    try:
+        while len(found := matching(disks := list_disks(), device_name)) == 0:
+            if time.monotonic() >= give_up_at:
+                break
+            time.sleep(1)
+    except (OSError, subprocess.CalledProcessError) as error:
+        said = getattr(error, "stderr", None) or ""
+        print(f"the disks could not be read: {error} {said}".strip(), file=sys.stderr)
+        return 1
+    if len(found) != 1:
+        count = "no disk" if not found else f"{len(found)} disks"
+        seen = "; ".join(str(disk) for disk in disks) or "none"
+        print(
+            f"{count} of EBS under the name {device_name}, one is needed; seen: {seen}; "
+            "check the block device mappings of the launch template",
+            file=sys.stderr,
+        )
+        return 1
+    print(found[0].path)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,31 @@
+#!/usr/bin/env bash
+# Sends this stack's fleet to zero, and with it this machine. Usage: fleet_to_zero.sh REASON
+set -o errexit -o nounset -o pipefail
+source userdata/lib.sh
+
+reason=$1
+# The order brings a Spot notice to this very machine; the handler must know it is ours.
+: >"$run/stopping"
+python3 -m userdata.events fleet-to-zero info --message "$reason"
+python3 -m userdata.send_events --once || echo "some events could not be sent"
+
+to_zero() {
+    local fleet
+    # The parameter comes after the fleet: the very first machine may be quicker than both.
+    fleet=$(aws_cli ssm get-parameter --name "$FLEET_PARAMETER" \
+        --query Parameter.Value --output text) &&
+        aws_cli ec2 modify-spot-fleet-request --spot-fleet-request-id "$fleet" \
+            --target-capacity 0 --on-demand-target-capacity 0 >/dev/null &&
+        echo "[ok] fleet $fleet to zero: $reason"
+}
+
+attempts=${FLEET_ATTEMPTS:-10}
+until to_zero; do
+    if ! ((attempts -= 1)); then
+        echo "[failed] fleet to zero: see above; the Guard will do it"
+        python3 -m userdata.events fleet-to-zero failed --message "the order was not accepted"
+        python3 -m userdata.send_events --once || true
+        exit 1
+    fi
+    sleep 6
+done

@@ -1,0 +1,142 @@
+"""Watch the metadata for a Spot notice or a rebalance recommendation and tell the trainer once.
+
+Notice: notice.json, an event, SIGUSR1 to the main process of training.service. Rebalance: SIGUSR2.
+It saves nothing and stops nothing itself; standard library only. Run:
+python3 -m userdata.interruption_handler
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+from userdata.events import leave_event
+from userdata.machine import machine_path
+from userdata.metadata import InstanceMetadata, MetadataError
+
+NOTICE = "meta-data/spot/instance-action"
+REBALANCE = "meta-data/events/recommendations/rebalance"
+# AWS asks for every 5 s; 2 s wins three of the 120 s that a notice gives.
+POLL_SECONDS = 2.0
+SYSTEMCTL_TIMEOUT_SECONDS = 20
+
+
+@dataclass(kw_only=True, slots=True)
+class InterruptionHandler:
+    """Polls; what has been told stands in files: a restarted handler does not tell it again."""
+
+    metadata: InstanceMetadata = field(default_factory=InstanceMetadata)
+    folder: Path = field(default_factory=lambda: machine_path("/run/training"))
+    trouble: str = ""
+
+    def poll(self) -> bool:
+        """Look once and pass on what is new; True when a notice has been passed on."""
+        try:
+            notice = self.metadata.read(NOTICE)
+            # A notice may come together with a rebalance recommendation: the notice decides.
+            rebalance = None if notice else self.metadata.read(REBALANCE)
+            action = None if notice is None else self._parse(notice)
+        except (MetadataError, ValueError) as error:
+            self._say_trouble(str(error))
+            return False
+        self._say_trouble("")
+        if action is not None:
+            self._pass_notice(action)
+            return True
+        if rebalance is not None:
+            self._pass_rebalance(rebalance)
+        return False
+
+    def _parse(self, text: str) -> dict[str, str]:
+        action = json.loads(text)
+        if not isinstance(action, dict) or not {"action", "time"} <= action.keys():
+            raise ValueError(f"a notice has action and time, got {text!r}")
+        return {"action": str(action["action"]), "time": str(action["time"])}
+
+    def _say_trouble(self, trouble: str) -> None:
+        """Say a trouble when it begins, changes or ends, and not every two seconds."""
+        if trouble != self.trouble:
+            say(f"trouble, asking again: {trouble}" if trouble else "the metadata answers again")
+            self.trouble = trouble
+
+    def _pass_notice(self, action: dict[str, str]) -> None:
+        if (self.folder / "stopping").exists():
+            message = "expected: this machine itself sent the fleet to zero"
+            leave_event("notice-after-stop", "info", message=message, action=action["action"])
+            say(message)
+            return
+        notice = self.folder / "notice.json"
+        if not notice.exists():
+            self._write(notice, {**action, "received_at": now()})
+            message = f"{action['action']} at {action['time']}"
+            leave_event("notice", "info", message=message)
+            say(f"notice: {message}")
+        self._tell_once("notice-told", signal.SIGUSR1)
+
+    def _pass_rebalance(self, text: str) -> None:
+        recommendation = self.folder / "rebalance.json"
+        if not recommendation.exists():
+            self._write(recommendation, {"recommendation": text, "received_at": now()})
+            leave_event("rebalance", "info", message=text)
+            say(f"rebalance recommendation: {text}")
+        self._tell_once("rebalance-told", signal.SIGUSR2)
+
+    def _tell_once(self, name: str, number: signal.Signals) -> None:
+        told = self.folder / name
+        if told.exists():
+            return
+        # Marked before the signal: the trainer reads notice.json too, so a signal lost to a crash
+        # of this program between the two lines costs less than a second one.
+        told.touch()
+        unit = "training.service"
+        command = ["systemctl", "kill", "--kill-whom=main", f"--signal={number.name}", unit]
+        try:
+            done = subprocess.run(
+                command,
+                capture_output=True,
+                text=True,
+                timeout=SYSTEMCTL_TIMEOUT_SECONDS,
+                check=False,
+            )
+            answer = done.stderr.strip() if done.returncode else "told"
+        except subprocess.TimeoutExpired as error:
+            answer = str(error)
+        say(f"{number.name} to {unit}: {answer}")
+
+    def _write(self, path: Path, content: dict[str, str]) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        unfinished = path.with_suffix(".unfinished")
+        unfinished.write_text(json.dumps(content) + "\n")
+        unfinished.rename(path)
+
+
+def now() -> str:
+    """The time, as events write it."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def say(text: str) -> None:
+    """One line for the service's log."""
+    print(f"{now()} {text}", flush=True)
+
+
+def main() -> int:
+    """Poll until a notice has been passed on or the service is stopped."""
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    poll_seconds = float(os.environ.get("POLL_SECONDS", POLL_SECONDS))
+    handler = InterruptionHandler()
+    say(f"watching {handler.metadata.endpoint} every {poll_seconds:g} s")
+    while not handler.poll():
+        if stop.wait(poll_seconds):
+            break
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

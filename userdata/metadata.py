@@ -1,0 +1,105 @@
+"""A client of the instance metadata service, version 2 only: the token is fetched and renewed here.
+
+Standard library only: it must work before any package is there. A path that does not exist is
+None, any trouble a MetadataError. Run: python3 -m userdata.metadata meta-data/instance-id
+"""
+
+import http.client
+import os
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+ENDPOINT = "http://169.254.169.254"
+TOKEN_TTL_SECONDS = 21600
+TIMEOUT_SECONDS = 2.0
+ATTEMPTS = 10
+
+
+class MetadataError(RuntimeError):
+    """The service did not answer, or not with what it should."""
+
+
+def endpoint() -> str:
+    """Where the service is; the variable is the one that the AWS SDKs read."""
+    return os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT", "").rstrip("/") or ENDPOINT
+
+
+@dataclass(kw_only=True, slots=True)
+class InstanceMetadata:
+    """Reads the metadata of this instance."""
+
+    endpoint: str = field(default_factory=endpoint)
+    token_ttl_seconds: int = TOKEN_TTL_SECONDS
+    clock: Callable[[], float] = time.monotonic
+    _token: str = ""
+    _token_expires: float = 0.0
+
+    def read(self, path: str) -> str | None:
+        """The text below /latest/, or None where nothing is; MetadataError if it cannot be told."""
+        status, text = self._get(path)
+        if status == 401:
+            # The service forgot the token before its time, as after a hibernation.
+            self._token = ""
+            status, text = self._get(path)
+        if status == 404:
+            return None
+        if status != 200:
+            raise MetadataError(f"{self.endpoint}/latest/{path} answered {status}")
+        return text
+
+    def _get(self, path: str) -> tuple[int, str]:
+        headers = {"X-aws-ec2-metadata-token": self._fresh_token()}
+        return self._request("GET", path, headers)
+
+    def _fresh_token(self) -> str:
+        if not self._token or self.clock() >= self._token_expires:
+            ttl = self.token_ttl_seconds
+            headers = {"X-aws-ec2-metadata-token-ttl-seconds": str(ttl)}
+            asked = self.clock()
+            status, text = self._request("PUT", "api/token", headers)
+            if status != 200 or not text:
+                raise MetadataError(f"{self.endpoint}/latest/api/token answered {status}")
+            # A fifth of its life is kept in hand, so no request ever carries an expired one.
+            self._token, self._token_expires = text, asked + ttl * 0.8
+        return self._token
+
+    def _request(self, method: str, path: str, headers: Mapping[str, str]) -> tuple[int, str]:
+        request = urllib.request.Request(
+            f"{self.endpoint}/latest/{path}", method=method, headers=dict(headers)
+        )
+        # Metadata is link-local: a proxy from the environment must never see it.
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        try:
+            with opener.open(request, timeout=TIMEOUT_SECONDS) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, ""
+        except (OSError, http.client.HTTPException, UnicodeDecodeError) as error:
+            raise MetadataError(f"{method} {self.endpoint}/latest/{path}: {error}") from error
+
+
+def main() -> int:
+    """Print one value; just after boot the network may need some seconds."""
+    metadata = InstanceMetadata()
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            text = metadata.read(sys.argv[1])
+        except MetadataError as error:
+            print(f"attempt {attempt} of {ATTEMPTS}: {error}", file=sys.stderr)
+            time.sleep(1)
+            continue
+        if text is None:
+            print(f"the instance metadata has no {sys.argv[1]}", file=sys.stderr)
+            return 1
+        print(text)
+        return 0
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,66 @@
+"""Send the spooled events to RUN_URI/events/ with the AWS CLI, in batches, until SIGTERM.
+
+An event leaves the spool only after S3 has it, and SIGTERM sends the rest. With --once: send what
+is there and end. Run: python3 -m userdata.send_events [--once]
+"""
+
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+from userdata.events import SPOOL
+from userdata.machine import aws_cli, machine_path
+
+POLL_SECONDS = 0.5
+# The AWS CLI takes most of a second to start: events that come together go together.
+BATCH_SECONDS = 2.0
+RETRY_SECONDS = 5.0
+SEND_TIMEOUT_SECONDS = 60
+
+
+def send_events(spool: Path, run_uri: str) -> bool:
+    """Send what is in the spool; False if something is still there afterwards."""
+    spool.mkdir(parents=True, exist_ok=True)
+    with spool.with_name("events.lock").open("w") as lock:
+        # The service and whoever sends the last events before the end must not meet.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not any(spool.iterdir()):
+            return True
+        command = [aws_cli(), "s3", "mv", "--recursive", "--only-show-errors"]
+        # The AWS CLI v1 of the AMI reads the region under this name only.
+        environment = {**os.environ, "AWS_DEFAULT_REGION": os.environ["AWS_REGION"]}
+        try:
+            sent = subprocess.run(
+                [*command, str(spool), f"{run_uri}/events/"],
+                env=environment,
+                timeout=SEND_TIMEOUT_SECONDS,
+                check=False,
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            print(f"events not sent, they stay in {spool}: {error}", file=sys.stderr)
+            return False
+    return sent.returncode == 0
+
+
+def main() -> int:
+    """Send once, or until the service is stopped."""
+    spool, run_uri = machine_path(SPOOL), os.environ["RUN_URI"]
+    if "--once" in sys.argv[1:]:
+        return 0 if send_events(spool, run_uri) else 1
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    spool.mkdir(parents=True, exist_ok=True)
+    while not stop.wait(POLL_SECONDS):
+        if any(spool.iterdir()):
+            stop.wait(BATCH_SECONDS)
+            if not send_events(spool, run_uri):
+                stop.wait(RETRY_SECONDS)
+    return 0 if send_events(spool, run_uri) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,16 @@
+#!/usr/bin/env bash
+# Boot step: starts the CloudWatch agent with GPU, disk and memory metrics, if the image has it.
+set -o errexit -o nounset -o pipefail
+source userdata/lib.sh
+
+program=amazon-cloudwatch-agent-ctl
+agent=$(command -v "$program" || echo "$root/opt/aws/amazon-cloudwatch-agent/bin/$program")
+if [[ ! -x $agent ]]; then
+    echo "this image has no CloudWatch agent: no metrics from inside this machine"
+    exit 0
+fi
+# The agent's own append_dimensions knows no Stack, so each section carries it.
+sed "s|{stack}|$STACK_NAME|g; s|{mount}|$DATA_MOUNT|g" userdata/cloudwatch-agent.json \
+    >"$root/opt/training/cloudwatch-agent.json"
+"$agent" -a fetch-config -m ec2 -s -c "file:$root/opt/training/cloudwatch-agent.json"
+echo "CloudWatch agent started for stack $STACK_NAME"

@@ -1,0 +1,39 @@
+#!/usr/bin/env bash
+# Boot step: mounts the data volume. It makes a file system only where neither blkid nor wipefs
+# finds anything at all, so data is never formatted away.
+set -o errexit -o nounset -o pipefail
+source userdata/lib.sh
+
+mount_point=$root$DATA_MOUNT
+device=$(python3 -m userdata.find_data_disk "$DATA_DEVICE_NAME")
+# The low-level probe, as the cache may still tell of a disk that had this name before.
+type=$(blkid --probe --match-tag TYPE --output value "$device") || type=
+made=found
+if [[ -z $type ]]; then
+    signatures=$(wipefs --noheadings "$device")
+    if [[ -n $signatures ]]; then
+        fail "$device holds something that is no file system and stays untouched: $signatures;" \
+            "attach an empty volume, or one with a file system on the whole disk"
+    fi
+    mkfs.xfs -q "$device"
+    type=xfs made=made
+fi
+uuid=$(blkid --probe --match-tag UUID --output value "$device")
+
+mkdir -p "$mount_point"
+fstab=$root/etc/fstab
+touch "$fstab"
+awk -v mount="$DATA_MOUNT" '$2 != mount' "$fstab" >"$fstab.new"
+# nofail: a machine that reboots without its volume must still come up and say so.
+echo "UUID=$uuid $DATA_MOUNT $type defaults,nofail,noatime,x-systemd.device-timeout=30 0 2" \
+    >>"$fstab.new"
+mv "$fstab.new" "$fstab"
+systemctl daemon-reload
+
+mounted=$(findmnt --noheadings --output UUID --mountpoint "$mount_point") || mounted=
+if [[ -z $mounted ]]; then
+    mount "$mount_point"
+elif [[ $mounted != "$uuid" ]]; then
+    fail "at $DATA_MOUNT is mounted $mounted, not $uuid of $device; unmount it"
+fi
+echo "$device at $DATA_MOUNT, $type file system $made, UUID $uuid"

@@ -1,0 +1,35 @@
+#!/usr/bin/env bash
+# Boot step: finds the interpreter that has torch and sees to the packages that training needs
+# beside it. Writes machine.env, which everything after this step reads.
+set -o errexit -o nounset -o pipefail
+source userdata/lib.sh
+
+# has PYTHON MODULE...: whether the interpreter finds them; importing comes later, it takes seconds.
+has() {
+    PYTHONPATH=$packages "$1" -c '
+import importlib.util, sys
+sys.exit(any(importlib.util.find_spec(name) is None for name in sys.argv[1:]))' "${@:2}"
+}
+
+find_python() {
+    local candidate
+    # The Deep Learning AMI keeps torch in /opt/pytorch, whose Python is not the system's.
+    for candidate in "$root/opt/pytorch/bin/python" python3; do
+        if command -v "$candidate" >/dev/null && has "$candidate" torch; then
+            command -v "$candidate"
+            return
+        fi
+    done
+    fail "no interpreter has torch (tried /opt/pytorch/bin/python and python3), as on a base AMI;" \
+        "take a Deep Learning AMI with PyTorch (context pytorch_ami_parameter)"
+}
+
+python=$(find_python)
+if ! has "$python" boto3 safetensors; then
+    "$python" -m pip install --quiet --disable-pip-version-check --require-hashes --upgrade \
+        --target "$packages" --requirement userdata/requirements.txt
+fi
+printf 'PYTHON=%s\nINSTANCE_ID=%s\n' "$python" "$INSTANCE_ID" >"$root/opt/training/machine.env"
+"$python" -c '
+import importlib.metadata as m, platform
+print(f"Python {platform.python_version()} with torch", m.version("torch"))'

@@ -1,0 +1,12 @@
+#!/usr/bin/env bash
+# Boot step: reads what the run has come to (head.json) and what it started with (config.json).
+set -o errexit -o nounset -o pipefail
+source userdata/lib.sh
+
+fetch_object "$RUN_URI/head.json" "$run/head.json"
+rm -f "$run/config.json"
+if [[ -e $run/head.json ]]; then
+    fetch_object "$RUN_URI/config.json" "$run/config.json"
+fi
+state=$(json_field "$run/head.json" state)
+echo "run $RUN_ID is ${state:-new}"
