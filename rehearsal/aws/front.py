@@ -1,0 +1,42 @@
+"""The WSGI front of the embedded AWS: CloudFormation goes to our engine, all else to moto.
+
+Of each of moto's services one request runs at a time: moto is not made for threads. It looks at
+If-Match and writes in two steps, and lists dictionaries that another request may be changing.
+"""
+
+import io
+import threading
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from werkzeug.wrappers import Request
+
+from rehearsal.aws.moto_services import moto_services, signed_for
+from rehearsal.cloudformation.wire import Operation, answer
+
+
+class Front:
+    """The application that the server serves."""
+
+    def __init__(self, operations: Mapping[str, Operation]) -> None:
+        self.operations = operations
+        self._locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
+
+    def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        service, _ = signed_for(environ)
+        if service == "cloudformation":
+            # Not one at a time: an operation calls the other services, and some answers wait.
+            return answer(Request(environ), self.operations)(environ, start_response)
+        # The body is read before the lock is taken: a slow client holds up nobody.
+        environ["wsgi.input"] = io.BytesIO(_body_of(environ))
+        with self._locks[service]:
+            response = moto_services(environ)
+        return response(environ, start_response)
+
+
+def _body_of(environ: Mapping[str, Any]) -> bytes:
+    stream = environ["wsgi.input"]
+    if environ.get("wsgi.input_terminated"):  # chunked: the server finds the end
+        return bytes(stream.read())
+    return bytes(stream.read(int(environ.get("CONTENT_LENGTH") or 0)))

@@ -1,0 +1,67 @@
+"""The machine images that AWS offers in public SSM parameters: the Deep Learning AMI's lines."""
+
+from typing import Any
+
+from moto.core.utils import utcnow
+from moto.ssm import models
+
+ROOT = "/aws/service/deeplearning/ami"
+# Lines of facts/aws.md section 2; the date is one of the line's release notes.
+PYTORCH_LINES = (
+    ("2.13", "ubuntu-26.04"),
+    ("2.12", "ubuntu-24.04"),
+    ("2.12", "amazon-linux-2023"),
+    ("2.11", "ubuntu-24.04"),
+    ("2.10", "ubuntu-24.04"),
+    ("2.9", "ubuntu-24.04"),
+    ("2.8", "ubuntu-24.04"),
+    ("2.7", "ubuntu-22.04"),
+)
+BASE_LINES = ("ubuntu-22.04", "ubuntu-24.04", "amazon-linux-2023")
+_SYSTEMS = {
+    "ubuntu-22.04": "Ubuntu 22.04",
+    "ubuntu-24.04": "Ubuntu 24.04",
+    "ubuntu-26.04": "Ubuntu 26.04",
+    "amazon-linux-2023": "Amazon Linux 2023",
+}
+
+
+def offered_images() -> dict[str, str]:
+    """Image name by the SSM parameter that names its latest build."""
+    driver = "Deep Learning OSS Nvidia Driver AMI GPU"
+    images = {
+        f"{ROOT}/x86_64/oss-nvidia-driver-gpu-pytorch-{version}-{system}/latest/ami-id": (
+            f"{driver} PyTorch {version} ({_SYSTEMS[system]}) 20261009"
+        )
+        for version, system in PYTORCH_LINES
+    }
+    for system in BASE_LINES:
+        name = f"{ROOT}/x86_64/base-oss-nvidia-driver-gpu-{system}/latest/ami-id"
+        images[name] = f"Deep Learning Base OSS Nvidia Driver GPU AMI ({_SYSTEMS[system]}) 20261009"
+    return images
+
+
+def offer_images(ec2: Any, ssm_backend: Any, account: str) -> None:
+    """Register the images in EC2 and name each in SSM.
+
+    SSM's API refuses names under /aws, on AWS too: the parameters go into moto's backend.
+    """
+    for parameter, name in offered_images().items():
+        image_id = ec2.register_image(Name=name, Description=name)["ImageId"]
+        # moto's own code makes it in the same way, though its base class counts as abstract.
+        make: Any = models.Parameter
+        ssm_backend._parameters[parameter].append(
+            make(
+                account_id=account,
+                name=parameter,
+                value=image_id,
+                parameter_type="String",
+                description=name,
+                allowed_pattern=None,
+                keyid=None,
+                last_modified_date=utcnow(),
+                version=1,
+                data_type="aws:ec2:image",
+                tier="Standard",
+            )
+        )

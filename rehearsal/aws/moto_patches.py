@@ -1,0 +1,182 @@
+"""What moto 5.2.5 lacks and the rehearsal needs, put in while the embedded AWS runs.
+
+Each patch says why it is there; tests/rehearsal/aws/test_moto_patches.py fails on the day when moto
+does without it.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from moto.cloudwatch.responses import CloudWatchResponse
+from moto.core.responses import ActionResult
+from moto.ec2.models.launch_templates import LaunchTemplate
+from moto.ec2.models.spot_requests import SpotRequestBackend
+from moto.ec2.models.vpcs import VPCBackend
+from moto.ec2.responses.spot_fleets import SpotFleets
+from moto.ec2.utils import parse_user_data
+from moto.s3.models import FakeBucket
+
+from rehearsal.aws.bucket_policies import bucket_permission
+from rehearsal.aws.spot_fleet import FleetNotFound, TemplateFleet
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Patch:
+    """One replaced attribute of one of moto's classes."""
+
+    owner: type
+    name: str
+    replacement: Callable[..., Any]
+    why: str
+    original: Callable[..., Any] | None
+
+
+def _request_spot_fleet(self: Any) -> ActionResult:
+    config = self._get_param("SpotFleetRequestConfig", {})
+    if not config.get("LaunchTemplateConfigs"):
+        return _ORIGINAL_REQUEST(self)
+    fleet = TemplateFleet(self.ec2_backend, dict(config))
+    self.ec2_backend.spot_fleet_requests[fleet.id] = fleet
+    return ActionResult({"SpotFleetRequestId": fleet.id})
+
+
+def _modify_spot_fleet_request(self: Any) -> ActionResult:
+    fleet = _find(self.ec2_backend, self._get_param("SpotFleetRequestId"))
+    if not isinstance(fleet, TemplateFleet):
+        return _ORIGINAL_MODIFY(self)
+    names = (
+        "TargetCapacity", "OnDemandTargetCapacity", "LaunchTemplateConfigs",
+        "ExcessCapacityTerminationPolicy",
+    )  # fmt: skip
+    given = {name: self._get_param(name) for name in names}
+    fleet.modify({name: value for name, value in given.items() if value is not None})
+    return ActionResult({"Return": True})
+
+
+def _cancel_spot_fleet_requests(
+    self: Any, spot_fleet_request_ids: list[str], terminate_instances: bool
+) -> list[Any]:
+    fleets = [_find(self, fleet_id) for fleet_id in spot_fleet_request_ids]
+    for fleet in fleets:
+        if isinstance(fleet, TemplateFleet):
+            fleet.cancel(terminate=terminate_instances)
+        else:
+            _ORIGINAL_CANCEL(self, [fleet.id], terminate_instances)
+    return fleets
+
+
+def _describe_spot_fleet_requests(self: Any, spot_fleet_request_ids: list[str]) -> list[Any]:
+    if spot_fleet_request_ids:
+        return [_find(self, fleet_id) for fleet_id in spot_fleet_request_ids]
+    return list(self.spot_fleet_requests.values())
+
+
+def _create_version(self: Any, data: dict[str, Any], description: str) -> Any:
+    if isinstance(data.get("UserData"), str):
+        data = data | {"UserData": parse_user_data(data["UserData"])}
+    return _ORIGINAL_CREATE_VERSION(self, data, description)
+
+
+def _modify_vpc_endpoint(self: Any, vpc_id: str, **changes: Any) -> None:
+    _ORIGINAL_MODIFY_ENDPOINT(self, vpc_id, **changes)
+    endpoint = self.vpc_end_points[vpc_id]
+    prefixes = endpoint.destination_prefix_list_id
+    if prefixes is None:
+        return
+    for table in changes.get("add_route_tables") or []:
+        self.create_route(table, None, gateway_id=vpc_id, destination_prefix_list_id=prefixes)
+    for table in changes.get("remove_route_tables") or []:
+        self.delete_route(table, prefixes)
+
+
+def _find(backend: Any, fleet_id: str) -> Any:
+    fleet = backend.get_spot_fleet_request(fleet_id)
+    if fleet is None:
+        raise FleetNotFound(fleet_id)
+    return fleet
+
+
+_ORIGINAL_REQUEST = SpotFleets.request_spot_fleet
+_ORIGINAL_MODIFY = SpotFleets.modify_spot_fleet_request
+_ORIGINAL_CANCEL = SpotRequestBackend.cancel_spot_fleet_requests
+_ORIGINAL_CREATE_VERSION = LaunchTemplate.create_version
+_ORIGINAL_MODIFY_ENDPOINT = VPCBackend.modify_vpc_endpoint
+
+PATCHES = (
+    Patch(
+        owner=SpotFleets,
+        name="request_spot_fleet",
+        replacement=_request_spot_fleet,
+        original=_ORIGINAL_REQUEST,
+        why="of LaunchTemplateConfigs moto takes the template's latest version instead of the one "
+        "asked for, and loses its instance profile, security groups, volumes and MetadataOptions",
+    ),
+    Patch(
+        owner=SpotFleets,
+        name="modify_spot_fleet_request",
+        replacement=_modify_spot_fleet_request,
+        original=_ORIGINAL_MODIFY,
+        why="moto knows TargetCapacity only (and demands it): no OnDemandTargetCapacity, no "
+        "LaunchTemplateConfigs; an unknown fleet id is a KeyError",
+    ),
+    Patch(
+        owner=SpotRequestBackend,
+        name="cancel_spot_fleet_requests",
+        replacement=_cancel_spot_fleet_requests,
+        original=_ORIGINAL_CANCEL,
+        why="moto forgets a cancelled fleet at once (EC2 shows it for two days)",
+    ),
+    Patch(
+        owner=SpotRequestBackend,
+        name="describe_spot_fleet_requests",
+        replacement=_describe_spot_fleet_requests,
+        original=SpotRequestBackend.describe_spot_fleet_requests,
+        why="moto answers an empty list for a fleet id that does not exist",
+    ),
+    Patch(
+        owner=FakeBucket,
+        name="get_permission",
+        replacement=bucket_permission,
+        original=FakeBucket.get_permission,
+        why="moto denies everything to everybody once a bucket policy has a Deny with a condition "
+        "(TLS only): it takes an unmet condition for a denial",
+    ),
+    Patch(
+        owner=LaunchTemplate,
+        name="create_version",
+        replacement=_create_version,
+        original=_ORIGINAL_CREATE_VERSION,
+        why="moto keeps the user data of a second template version as plain text, and an instance "
+        "that starts from it ends in an AssertionError",
+    ),
+    Patch(
+        owner=VPCBackend,
+        name="modify_vpc_endpoint",
+        replacement=_modify_vpc_endpoint,
+        original=_ORIGINAL_MODIFY_ENDPOINT,
+        why="moto makes no routes for route tables that a gateway endpoint gets later, and then "
+        "cannot delete the endpoint because they are missing",
+    ),
+    Patch(
+        owner=CloudWatchResponse,
+        name="put_composite_alarm",
+        replacement=CloudWatchResponse.put_metric_alarm,
+        original=None,
+        why="moto stores and describes composite alarms but does not answer the call that makes "
+        "one; its put_metric_alarm reads AlarmRule for that purpose",
+    ),
+)
+
+
+def install() -> None:
+    for patch in PATCHES:
+        setattr(patch.owner, patch.name, patch.replacement)
+
+
+def uninstall() -> None:
+    for patch in PATCHES:
+        if patch.original is None:
+            delattr(patch.owner, patch.name)
+        else:
+            setattr(patch.owner, patch.name, patch.original)

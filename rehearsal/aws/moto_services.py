@@ -1,0 +1,97 @@
+"""Moto's services behind one function, by the service that a request is signed for.
+
+moto's own server does the same through Flask, once per service; this needs Werkzeug only.
+"""
+
+import functools
+import json
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+from xml.sax.saxutils import escape
+
+from moto import backends
+from moto.backend_index import backend_url_patterns
+from moto.core.base_backend import BackendDict
+from moto.core.models import DEFAULT_ACCOUNT_ID
+from moto.core.request import Request
+from werkzeug.exceptions import HTTPException
+from werkzeug.wrappers import Response
+
+from rehearsal.aws.bucket_policies import REQUEST, condition_keys
+
+# What a service's own host is called where it is not the name that requests are signed for.
+_HOSTS = {"iam": "iam.amazonaws.com", "sts": "sts.amazonaws.com"}
+Method = Callable[[Any, str, Any], Any]
+
+
+class ServerRequest(Request):
+    """A request that came over the wire: the server adds the Date header itself."""
+
+    from_wsgi_server = True
+
+
+def moto_services(environ: dict[str, Any]) -> Response:
+    """Answer a request as the service that it is signed for; unsigned ones go to S3."""
+    service, region = signed_for(environ)
+    # moto finds service, region and bucket in the URL, so it gets the one that AWS has.
+    environ["HTTP_HOST"] = _HOSTS.get(service, f"{service}.{region}.amazonaws.com")
+    environ["wsgi.url_scheme"] = "https"
+    REQUEST.set(condition_keys(environ))
+    # Not put into its own environment: that circle would keep bodies of 64 MB until the collector
+    # comes by.
+    request = ServerRequest(environ, populate_request=False)
+    method = _find(request.url_root.rstrip("/"), request.raw_path)
+    if method is None:
+        return _unknown(request, f"the embedded AWS has no service {service}")
+    return _run(method, request)
+
+
+def signed_for(environ: Mapping[str, Any]) -> tuple[str, str]:
+    """Service and region of a request's SigV4 credential, in its header or its query."""
+    given = environ.get("HTTP_AUTHORIZATION", "") + "&" + environ.get("QUERY_STRING", "")
+    found = re.search(r"Credential=[^/%]+(?:/|%2F)\d+(?:/|%2F)([\w-]+)(?:/|%2F)([\w.-]+)", given)
+    return (found.group(2).lower(), found.group(1)) if found else ("s3", "us-east-1")
+
+
+def _run(method: Method, request: ServerRequest) -> Response:
+    try:
+        status, headers, body = method(request, request.raw_url, request.headers)
+    except HTTPException as error:
+        status, headers, body = error.code, error.get_headers(), error.get_body()
+    except NotImplementedError as error:
+        return _unknown(request, str(error))
+    response = Response(body, status=status, headers=headers)
+    if request.method == "HEAD" and "content-length" in headers:
+        response.headers["Content-Length"] = headers["content-length"]
+    return response
+
+
+def _unknown(request: ServerRequest, message: str) -> Response:
+    """An error that every SDK can read, whatever the service speaks."""
+    code = "NotImplemented"
+    if "json" in (request.content_type or ""):
+        return Response(json.dumps({"__type": code, "message": message}), status=501)
+    error = f"<Error><Code>{code}</Code><Message>{escape(message)}</Message></Error>"
+    body = f"<Response><Errors>{error}</Errors>{error}</Response>"
+    return Response(body, status=501, content_type="text/xml")
+
+
+def _find(root: str, path: str) -> Method | None:
+    for service, pattern in backend_url_patterns:
+        if pattern.match(root):
+            for url, method in _methods(service):
+                if url.match(root + path):
+                    return method
+    return None
+
+
+@functools.cache
+def _methods(service: Any) -> list[tuple[re.Pattern[str], Method]]:
+    found = backends.get_backend(service)
+    if isinstance(found, BackendDict):
+        regions = found[DEFAULT_ACCOUNT_ID]
+        backend = regions["us-east-1"] if "us-east-1" in regions else regions["aws"]
+    else:
+        backend = found["global"]
+    return [(re.compile(url), method) for url, method in backend.urls.items()]

@@ -1,0 +1,182 @@
+"""`EmbeddedAws`: an AWS account in this process, for the real CDK CLI, boto3 and aws CLI.
+
+It is moto 5.2.5 with our own CloudFormation and Spot fleets. What it does not do stands in LIMITS.
+"""
+
+import errno
+import socket
+import threading
+from types import TracebackType
+from typing import Any, Self
+
+import boto3
+from botocore.config import Config
+from moto.core.config import default_user_config
+from moto.core.models import DEFAULT_ACCOUNT_ID
+from moto.moto_api._internal.models import moto_api_backend
+from moto.ssm.models import ssm_backends
+from werkzeug.serving import BaseWSGIServer, WSGIRequestHandler, make_server
+
+from rehearsal.aws import moto_patches
+from rehearsal.aws.front import Front
+from rehearsal.aws.images import offer_images
+from rehearsal.cloudformation.account import Account
+from rehearsal.cloudformation.engine import Engine
+from rehearsal.cloudformation.resources import REGISTRY
+from rehearsal.cloudformation.service import CloudFormation
+
+LIMITS = {
+    "permissions": "IAM policies are stored, not evaluated; of bucket policies those statements "
+    "count that speak of everybody, with the operators of rehearsal/aws/bucket_policies.py",
+    "CompleteMultipartUpload": "ignores If-Match and bucket policies on PutObject",
+    "S3 metadata": "keys with underscores are lost on the way",
+    "Lambda": "functions are stored with their code, not run: the rehearsal runs the handler; "
+    "GetFunction's Code.Location leads nowhere",
+    "EventBridge": "rules are stored; the rehearsal's event bus delivers",
+    "Spot": "capacity is endless and goes to the first override; no prices are charged",
+    "stack events": "resources are made one after the other, not at the same time",
+    "aws: tags": "resources do not carry aws:cloudformation:* tags",
+    "CloudFormation": "no nested stacks, no imports, no drift, no Transform, no hooks, no stack "
+    "sets, no dynamic references, no custom resources, no RollbackStack, no ContinueUpdateRollback",
+}
+
+HOST = "127.0.0.1"
+# The account that is in use in this process: moto's state is global.
+_RUNNING: list["EmbeddedAws"] = []
+
+
+class PortInUse(ValueError):
+    """Another program listens on the port that was asked for."""
+
+
+class _QuietHandler(WSGIRequestHandler):
+    """Werkzeug's request handler: it logs errors only, not every request."""
+
+    def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
+        pass
+
+
+class EmbeddedAws:
+    """An AWS account on a local port, empty at each start; a context manager."""
+
+    def __init__(
+        self, *, port: int = 0, region: str = "us-east-1", patience_seconds: float = 3.0
+    ) -> None:
+        self.port = port
+        self.region = region
+        self.account = DEFAULT_ACCOUNT_ID
+        self._patience_seconds = patience_seconds
+        self.engine = self._new_engine()
+        self._clients: dict[str, Any] = {}
+        self._lock = threading.Lock()
+        self._server: BaseWSGIServer | None = None
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def start(self, port: int | None = None) -> None:
+        """Listen on the port (0: a free one), with an empty account that offers the DLAMIs."""
+        if _RUNNING:
+            raise ValueError("an embedded AWS runs in this process already; stop it first")
+        listener = _listen(self.port if port is None else port)
+        self.port = listener.getsockname()[1]
+        default_user_config["lambda"] = {"use_docker": False}
+        default_user_config["iam"] = {"load_aws_managed_policies": True}
+        moto_api_backend.reset()
+        moto_patches.install()
+        self.engine = self._new_engine()
+        application = Front(CloudFormation(self.engine).operations)
+        self._server = make_server(
+            HOST, self.port, application, threaded=True, request_handler=_QuietHandler,
+            fd=listener.fileno(),
+        )  # fmt: skip
+        listener.close()  # the server works on its own copy of the descriptor
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True
+        )
+        self._thread.start()
+        _RUNNING.append(self)
+        offer_images(self.client("ec2"), ssm_backends[self.account][self.region], self.account)
+
+    def stop(self) -> None:
+        """Wait for running deployments, stop listening and forget everything."""
+        if self._server is None or self._thread is None:
+            return
+        self.engine.join(timeout_seconds=10)
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+        self._server = None
+        for client in self._clients.values():
+            client.close()
+        self._clients.clear()
+        moto_patches.uninstall()
+        # Emptying the account would otherwise read 1,500 managed policies that nobody asks for.
+        default_user_config["iam"] = {"load_aws_managed_policies": False}
+        moto_api_backend.reset()
+        _RUNNING.remove(self)
+
+    @property
+    def endpoint(self) -> str:
+        # An address, not a name: SDKs then put the bucket into the path.
+        return f"http://{HOST}:{self.port}"
+
+    def environment(self) -> dict[str, str]:
+        """The variables that point the CDK CLI, the aws CLI and boto3 here."""
+        return {
+            "AWS_ENDPOINT_URL": self.endpoint,
+            "AWS_ENDPOINT_URL_S3": self.endpoint,
+            "AWS_ACCESS_KEY_ID": "embedded",
+            "AWS_SECRET_ACCESS_KEY": "embedded",
+            "AWS_REGION": self.region,
+            "AWS_DEFAULT_REGION": self.region,
+            "AWS_EC2_METADATA_DISABLED": "true",
+        }
+
+    def client(self, service: str) -> Any:
+        """A boto3 client of this account, shared (clients may be used by many threads)."""
+        with self._lock:
+            if service not in self._clients:
+                self._clients[service] = self._new_client(service)
+            return self._clients[service]
+
+    def _new_engine(self) -> Engine:
+        account = Account(id=self.account, region=self.region, client=self.client)
+        return Engine(account, REGISTRY, patience_seconds=self._patience_seconds)
+
+    def _new_client(self, service: str) -> Any:
+        session = boto3.session.Session(
+            aws_access_key_id="embedded", aws_secret_access_key="embedded", region_name=self.region
+        )
+        config = Config(retries={"max_attempts": 1}, max_pool_connections=32)
+        return session.client(service, endpoint_url=self.endpoint, config=config)
+
+    def missing_resources(self, stack_names: list[str]) -> list[str]:
+        """Resources of deployed stacks that their own service's API does not know."""
+        return self.engine.missing_resources(stack_names)
+
+
+def _listen(port: int) -> socket.socket:
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((HOST, port))
+    except OSError as error:
+        listener.close()
+        if error.errno == errno.EADDRINUSE:
+            raise PortInUse(
+                f"port {port} is in use by another program; choose another port or 0 for a free one"
+            ) from error
+        raise
+    listener.listen(128)
+    return listener

@@ -1,0 +1,153 @@
+"""Each patch of moto is needed: without it moto still does the wrong thing.
+
+When one of these fails, moto has learned it: delete the patch.
+"""
+
+import base64
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from botocore.exceptions import ClientError
+from botocore.parsers import ResponseParserError
+from moto.ec2.models import ec2_backends
+
+from rehearsal.aws import EmbeddedAws
+from rehearsal.aws.moto_patches import PATCHES
+
+Without = Callable[..., None]
+
+
+@pytest.fixture
+def without(monkeypatch: pytest.MonkeyPatch) -> Without:
+    def take_away(*names: str) -> None:
+        for patch in PATCHES:
+            if patch.name in names and patch.original is None:
+                monkeypatch.delattr(patch.owner, patch.name)
+            elif patch.name in names:
+                monkeypatch.setattr(patch.owner, patch.name, patch.original)
+
+    return take_away
+
+
+FLEET_PATCHES = [patch.name for patch in PATCHES if "spot_fleet" in patch.name]
+
+
+def template(ec2: Any, name: str) -> str:
+    data = {
+        "InstanceType": "g5.xlarge",
+        "ImageId": ec2.describe_images(Owners=["self"])["Images"][0]["ImageId"],
+        "MetadataOptions": {"HttpTokens": "required"},
+    }
+    made = ec2.create_launch_template(LaunchTemplateName=name, LaunchTemplateData=data)
+    ec2.create_launch_template_version(
+        LaunchTemplateName=name, LaunchTemplateData=data | {"InstanceType": "g5.2xlarge"}
+    )
+    return str(made["LaunchTemplate"]["LaunchTemplateId"])
+
+
+def request(ec2: Any, name: str) -> str:
+    spec = {"LaunchTemplateId": template(ec2, name), "Version": "1"}
+    made = ec2.request_spot_fleet(
+        SpotFleetRequestConfig={
+            "IamFleetRole": "arn:aws:iam::123456789012:role/fleet",
+            "TargetCapacity": 1,
+            "AllocationStrategy": "lowestPrice",
+            "LaunchTemplateConfigs": [{"LaunchTemplateSpecification": spec}],
+        }
+    )
+    return str(made["SpotFleetRequestId"])
+
+
+def test_moto_starts_the_latest_version_whatever_was_asked(
+    aws: EmbeddedAws, without: Without
+) -> None:
+    without(*FLEET_PATCHES)
+    ec2 = aws.client("ec2")
+    fleet = request(ec2, "latest")
+    (active,) = ec2.describe_spot_fleet_instances(SpotFleetRequestId=fleet)["ActiveInstances"]
+    assert active["InstanceType"] == "g5.2xlarge", "version 2, though 1 was asked for"
+    found = ec2.describe_instances(InstanceIds=[active["InstanceId"]])
+    options = found["Reservations"][0]["Instances"][0]["MetadataOptions"]
+    assert options["HttpTokens"] == "optional", "and without the template's MetadataOptions"
+
+
+def test_moto_cannot_modify_a_fleets_template(aws: EmbeddedAws, without: Without) -> None:
+    without(*FLEET_PATCHES)
+    ec2 = aws.client("ec2")
+    fleet = request(ec2, "modify")
+    with pytest.raises(ResponseParserError, match="500 Internal Server Error"):
+        ec2.modify_spot_fleet_request(SpotFleetRequestId=fleet, LaunchTemplateConfigs=[])
+
+
+def test_moto_forgets_a_cancelled_fleet(aws: EmbeddedAws, without: Without) -> None:
+    without(*FLEET_PATCHES)
+    ec2 = aws.client("ec2")
+    fleet = request(ec2, "cancel")
+    ec2.cancel_spot_fleet_requests(SpotFleetRequestIds=[fleet], TerminateInstances=True)
+    found = ec2.describe_spot_fleet_requests(SpotFleetRequestIds=[fleet])
+    assert found["SpotFleetRequestConfigs"] == []
+
+
+def test_moto_finds_nothing_wrong_with_an_unknown_fleet(aws: EmbeddedAws, without: Without) -> None:
+    without("describe_spot_fleet_requests")
+    found = aws.client("ec2").describe_spot_fleet_requests(SpotFleetRequestIds=["sfr-nowhere"])
+    assert found["SpotFleetRequestConfigs"] == []
+
+
+def test_moto_takes_an_unmet_condition_for_a_denial(aws: EmbeddedAws, without: Without) -> None:
+    s3 = aws.client("s3")
+    s3.create_bucket(Bucket="denied")
+    statement = {
+        "Effect": "Deny",
+        "Principal": "*",
+        "Action": "s3:*",
+        "Resource": "arn:aws:s3:::denied/*",
+        "Condition": {"Bool": {"aws:SecureTransport": "false"}},
+    }
+    policy = {"Version": "2012-10-17", "Statement": [statement]}
+    s3.put_bucket_policy(Bucket="denied", Policy=json.dumps(policy))
+    s3.put_object(Bucket="denied", Key="k", Body=b"x")
+    without("get_permission")
+    with pytest.raises(ClientError, match="403"):
+        s3.put_object(Bucket="denied", Key="k", Body=b"x")
+
+
+def test_moto_makes_no_route_for_a_table_that_an_endpoint_gets_later(
+    aws: EmbeddedAws, without: Without
+) -> None:
+    without("modify_vpc_endpoint")
+    ec2 = aws.client("ec2")
+    vpc = ec2.create_vpc(CidrBlock="10.0.0.0/16")["Vpc"]["VpcId"]
+    table = ec2.create_route_table(VpcId=vpc)["RouteTable"]["RouteTableId"]
+    endpoint = ec2.create_vpc_endpoint(
+        VpcId=vpc, ServiceName=f"com.amazonaws.{aws.region}.s3", VpcEndpointType="Gateway"
+    )["VpcEndpoint"]["VpcEndpointId"]
+    ec2.modify_vpc_endpoint(VpcEndpointId=endpoint, AddRouteTableIds=[table])
+    with pytest.raises(ClientError, match=r"InvalidRoute\.NotFound"):
+        ec2.delete_vpc_endpoints(VpcEndpointIds=[endpoint])
+
+
+def test_moto_cannot_start_an_instance_from_a_second_version(
+    aws: EmbeddedAws, without: Without
+) -> None:
+    without("create_version")
+    ec2 = aws.client("ec2")
+    data = {"InstanceType": "g5.xlarge", "UserData": base64.b64encode(b"x").decode()}
+    ec2.create_launch_template(LaunchTemplateName="twice", LaunchTemplateData=data)
+    ec2.create_launch_template_version(LaunchTemplateName="twice", LaunchTemplateData=data)
+    versions = ec2_backends[aws.account][aws.region].get_launch_template_by_name("twice").versions
+    assert versions[0].user_data.decode() == "x"
+    with pytest.raises(AssertionError):
+        _ = versions[1].user_data
+
+
+def test_moto_does_not_answer_put_composite_alarm(aws: EmbeddedAws, without: Without) -> None:
+    without("put_composite_alarm")
+    with pytest.raises(ClientError, match="put_composite_alarm action has not been implemented"):
+        aws.client("cloudwatch").put_composite_alarm(AlarmName="c", AlarmRule="ALARM(x)")
+
+
+def test_every_patch_says_why() -> None:
+    assert all(len(patch.why) > 20 for patch in PATCHES)
