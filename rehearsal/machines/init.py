@@ -1,0 +1,190 @@
+"""Process 1 of a process machine: runs the user data once and the services, and reaps orphans.
+
+It ends everything of the machine, itself last, when the rehearsal that started it is gone (its end
+of a pipe closes) or on SIGTERM (services are stopped first). Started by process.py only.
+"""
+
+import asyncio
+import ctypes
+import json
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rehearsal.machines.processes import end_processes, reap_orphans
+from rehearsal.machines.services import Service, ServiceError
+from rehearsal.machines.units import UnitError, load_units, stop_order
+
+SOCKET = "systemd.socket"
+UNITS = "etc/systemd/system"
+PR_SET_CHILD_SUBREAPER = 36
+REAP_SECONDS = 1.0
+
+
+@dataclass(kw_only=True, slots=True)
+class Init:
+    """The services of one machine and what systemctl may ask of them."""
+
+    root: Path
+    environment: Mapping[str, str]
+    services: dict[str, Service] = field(default_factory=dict)
+    tasks: set["asyncio.Task[None]"] = field(default_factory=set)
+
+    async def answer(self, verb: str, units: Sequence[str], options: Mapping[str, str]) -> str:
+        """Do what one systemctl call asks; ServiceError and UnitError go back to its caller."""
+        if verb == "daemon-reload":
+            self._reload()
+            return ""
+        answers = []
+        for unit in units:
+            service = self._service(unit)
+            if verb in ("enable", "start"):
+                await self._start(service, verb, options)
+            elif verb == "stop":
+                await service.stop()
+            elif verb == "kill":
+                service.kill_main(signal.Signals[options["signal"]])
+            elif verb == "is-active":
+                answers.append(service.active_state)
+            elif verb == "show":
+                answers.append(_show(service, options))
+            else:
+                raise ServiceError(f"process machines know no systemctl {verb}")
+        return "\n".join(answers)
+
+    def _reload(self) -> None:
+        for name, unit in load_units(self.root / UNITS).items():
+            known = self.services.get(name)
+            if known is not None:
+                known.unit = unit
+            else:
+                self.services[name] = Service(
+                    unit=unit,
+                    root=self.root,
+                    environment=self.environment,
+                    on_failure=self._start_on_failure,
+                )
+
+    def _service(self, name: str) -> Service:
+        if name not in self.services:
+            raise ServiceError(f"Unit {name} could not be found.")
+        return self.services[name]
+
+    async def _start(self, service: Service, verb: str, options: Mapping[str, str]) -> None:
+        if verb == "enable":
+            for target in service.unit.wanted_by:
+                folder = self.root / UNITS / f"{target}.wants"
+                folder.mkdir(parents=True, exist_ok=True)
+                link = folder / service.unit.name
+                if not link.is_symlink():
+                    link.symlink_to(f"../{service.unit.name}")
+            if "now" not in options:
+                return
+        for name in service.unit.wants:
+            if name in self.services:
+                self._keep(self.services[name].start())
+        task = self._keep(service.start())
+        if service.unit.kind == "oneshot" and "no-block" not in options:
+            await asyncio.wait((task,))
+        elif "no-block" not in options:
+            while service.active_state == "activating" and service.sub_state == "start":
+                await asyncio.sleep(0.005)
+
+    def _start_on_failure(self, names: Sequence[str]) -> None:
+        for name in names:
+            self._keep(self._service(name).start())
+
+    def _keep(self, task: "asyncio.Task[None]") -> "asyncio.Task[None]":
+        # The loop itself holds tasks by weak references only.
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+        return task
+
+    async def stop_all(self) -> None:
+        """Stop every service in the order of a shutdown."""
+        for unit in stop_order([service.unit for service in self.services.values()]):
+            await self.services[unit.name].stop()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer one systemctl process."""
+        request = json.loads(await reader.readline())
+        try:
+            text = await self.answer(request["verb"], request["units"], request["options"])
+            reply = {"output": text}
+        except (ServiceError, UnitError) as error:
+            reply = {"error": str(error)}
+        writer.write(json.dumps(reply).encode() + b"\n")
+        await writer.drain()
+        writer.close()
+
+
+def _show(service: Service, options: Mapping[str, str]) -> str:
+    known = {
+        "ActiveState": service.active_state,
+        "SubState": service.sub_state,
+        "Result": service.result,
+        "MainPID": str(service.main_pid),
+        "NRestarts": str(service.restarts),
+        "ExecMainStatus": str(service.main_status),
+    }
+    wanted = options["property"].split(",")
+    unknown = [name for name in wanted if name not in known]
+    if unknown:
+        raise ServiceError(f"process machines know no property {', '.join(unknown)}")
+    pairs = [known[name] if "value" in options else f"{name}={known[name]}" for name in wanted]
+    return "\n".join(pairs)
+
+
+async def boot(root: Path, environment: Mapping[str, str], parent: int) -> None:
+    """Run the user data and serve until the machine ends."""
+    loop = asyncio.get_running_loop()
+    # Every process of the session goes, this one too, when the rehearsal is gone or has had enough.
+    gone, off = asyncio.Event(), asyncio.Event()
+    loop.add_reader(parent, gone.set)
+    loop.add_signal_handler(signal.SIGTERM, off.set)
+    init = Init(root=root, environment=environment)
+    # A relative path: the address of a Unix socket may have about a hundred characters only.
+    os.chdir(root / "run")
+    server = await asyncio.start_unix_server(init.serve, SOCKET)
+    user_data = root / "var/lib/cloud/instance/user-data.txt"
+    with (root / "var/log/cloud-init-output.log").open("ab") as output:
+        await asyncio.create_subprocess_exec(
+            str(user_data),
+            cwd=root,
+            env=dict(environment),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            process_group=0,
+        )
+    waiting = [asyncio.create_task(event.wait()) for event in (gone, off)]
+    while not any(task.done() for task in waiting):
+        reap_orphans()
+        await asyncio.wait(waiting, timeout=REAP_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+    if not gone.is_set():
+        stopping = asyncio.create_task(init.stop_all())
+        await asyncio.wait((stopping, waiting[0]), return_when=asyncio.FIRST_COMPLETED)
+    server.close()
+    end_processes(os.getpid())
+
+
+def main() -> None:
+    """Become the machine's first process; the arguments are its folder and the pipe to watch."""
+    root, parent = Path(sys.argv[1]), int(sys.argv[2])
+    environment = json.loads((root / "run/machine.json").read_text())
+    if sys.platform == "linux":
+        # Orphans become children of this process, so none is lost from sight.
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    # Ctrl-C in the rehearsal's terminal is the rehearsal's affair.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        asyncio.run(boot(root, environment, parent))
+    finally:
+        end_processes(os.getpid())
+
+
+if __name__ == "__main__":
+    main()

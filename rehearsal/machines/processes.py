@@ -1,0 +1,72 @@
+"""All processes of a process machine: the session of its init and whatever descends from it."""
+
+import contextlib
+import os
+import signal
+import time
+
+import psutil
+
+END_SECONDS = 10.0
+
+
+def list_processes(init: int) -> list[psutil.Process]:
+    """The living processes of the machine, init among them."""
+    found = {}
+    for pid in psutil.pids():
+        try:
+            if os.getsid(pid) == init:
+                found[pid] = psutil.Process(pid)
+        except (ProcessLookupError, PermissionError, psutil.NoSuchProcess):
+            continue
+    # What has left the session is still a descendant: init adopts orphans (on Linux).
+    with contextlib.suppress(psutil.NoSuchProcess):
+        found |= {child.pid: child for child in psutil.Process(init).children(recursive=True)}
+    return [process for process in found.values() if _is_alive(process)]
+
+
+def end_processes(init: int) -> int:
+    """SIGKILL everything but init until nothing is left; return how many processes that were."""
+    killed = set()
+    give_up_at = time.monotonic() + END_SECONDS
+    while others := [process for process in list_processes(init) if process.pid != init]:
+        for process in others:
+            try:
+                process.kill()
+            except psutil.NoSuchProcess:
+                continue
+            killed.add(process.pid)
+        if time.monotonic() > give_up_at:
+            raise RuntimeError(f"processes that SIGKILL does not end: {others}")
+        time.sleep(0.005)
+    return len(killed)
+
+
+def reap_orphans() -> None:
+    """Take the exit status of ended children that nobody in this process waits for."""
+    for child in psutil.Process().children():
+        try:
+            if child.status() == psutil.STATUS_ZOMBIE and _is_orphan(child):
+                os.waitpid(child.pid, os.WNOHANG)
+        except (psutil.NoSuchProcess, ChildProcessError):
+            continue
+
+
+def _is_orphan(child: psutil.Process) -> bool:
+    # Whatever init starts itself leads a process group; asyncio waits for those.
+    return os.getpgid(child.pid) != child.pid
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def stop_process(pid: int) -> None:
+    """Freeze a process, so that it does not answer to what is done to others."""
+    try:
+        os.kill(pid, signal.SIGSTOP)
+    except ProcessLookupError:
+        return

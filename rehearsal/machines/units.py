@@ -1,0 +1,190 @@
+"""Read systemd service units as far as a process machine honours them.
+
+A directive that it does not honour is refused by name: a rehearsal that ignored one would prove
+something about another machine than the real one.
+"""
+
+import re
+import shlex
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+UNIT = ("Description", "After", "Wants", "OnFailure", "StartLimitIntervalSec", "StartLimitBurst")
+SERVICE = (
+    "Type",
+    "WorkingDirectory",
+    "Environment",
+    "EnvironmentFile",
+    "ExecStart",
+    "ExecStopPost",
+    "Restart",
+    "RestartSec",
+    "RestartMode",
+    "SuccessExitStatus",
+    "RestartPreventExitStatus",
+    "KillMode",
+    "KillSignal",
+    "TimeoutStopSec",
+    "StandardOutput",
+    "StandardError",
+)
+KNOWN = {"Unit": UNIT, "Service": SERVICE, "Install": ("WantedBy",)}
+CHOICES = {
+    "Type": ("simple", "exec", "oneshot"),
+    "Restart": ("no", "on-failure", "always"),
+    "RestartMode": ("normal", "direct"),
+    "KillMode": ("control-group", "mixed"),
+    "StandardError": ("inherit",),
+}
+SECONDS_IN = {"ms": 0.001, "s": 1.0, "": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+class UnitError(ValueError):
+    """A unit file says something that a process machine cannot do."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Unit:
+    """One service; paths stand as in the file, the machine's root is put before them later."""
+
+    name: str
+    after: tuple[str, ...]
+    wants: tuple[str, ...]
+    on_failure: tuple[str, ...]
+    start_limit_seconds: float
+    start_limit_burst: int
+    kind: str
+    working_directory: str
+    environment: Mapping[str, str]
+    environment_files: tuple[str, ...]
+    exec_start: tuple[str, ...]
+    exec_stop_post: tuple[tuple[str, ...], ...]
+    restart: str
+    restart_seconds: float
+    restart_mode: str
+    success_statuses: frozenset[int]
+    prevent_statuses: frozenset[int]
+    kill_mode: str
+    kill_signal: signal.Signals
+    stop_timeout_seconds: float
+    log_file: str | None
+    wanted_by: tuple[str, ...]
+
+
+def parse_unit(name: str, text: str) -> Unit:
+    """Parse a unit file; UnitError names the directive or value that cannot be honoured."""
+    directives = _read_directives(name, text)
+
+    def last(directive: str, default: str) -> str:
+        value = directives.get(directive, [default])[-1]
+        if directive in CHOICES and value not in CHOICES[directive]:
+            known = ", ".join(CHOICES[directive])
+            raise UnitError(f"{name}: process machines know {directive}= {known}, got {value!r}")
+        return value
+
+    def words(directive: str) -> tuple[str, ...]:
+        return tuple(word for value in directives.get(directive, []) for word in shlex.split(value))
+
+    last("StandardError", "inherit")
+    starts = directives.get("ExecStart", [])
+    if len(starts) != 1:
+        raise UnitError(f"{name}: a service has one ExecStart=, this one has {len(starts)}")
+    return Unit(
+        name=name,
+        after=words("After"),
+        wants=words("Wants"),
+        on_failure=words("OnFailure"),
+        start_limit_seconds=parse_seconds(last("StartLimitIntervalSec", "10s")),
+        start_limit_burst=int(last("StartLimitBurst", "5")),
+        kind=last("Type", "simple"),
+        working_directory=last("WorkingDirectory", "/"),
+        environment=dict(word.split("=", 1) for word in words("Environment")),
+        environment_files=words("EnvironmentFile"),
+        exec_start=_command(name, starts[0]),
+        exec_stop_post=tuple(_command(name, line) for line in directives.get("ExecStopPost", [])),
+        restart=last("Restart", "no"),
+        restart_seconds=parse_seconds(last("RestartSec", "100ms")),
+        restart_mode=last("RestartMode", "normal"),
+        success_statuses=frozenset(int(word) for word in words("SuccessExitStatus")),
+        prevent_statuses=frozenset(int(word) for word in words("RestartPreventExitStatus")),
+        kill_mode=last("KillMode", "control-group"),
+        kill_signal=signal.Signals[last("KillSignal", "SIGTERM")],
+        stop_timeout_seconds=parse_seconds(last("TimeoutStopSec", "90s")),
+        log_file=_log_file(name, last("StandardOutput", "journal")),
+        wanted_by=words("WantedBy"),
+    )
+
+
+def parse_seconds(text: str) -> float:
+    """Read a systemd time span: 5, 500ms, 1min 30s, infinity."""
+    if text == "infinity":
+        return float("inf")
+    parts = re.findall(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text)
+    if not parts or any(unit not in SECONDS_IN for _, unit in parts):
+        raise UnitError(f"{text!r} is no time span that process machines know")
+    return sum(float(number) * SECONDS_IN[unit] for number, unit in parts)
+
+
+def parse_environment_file(text: str) -> dict[str, str]:
+    """Read NAME=value lines with systemd's quotes."""
+    lines = (line for line in text.splitlines() if line.strip() and line[0] not in "#;")
+    pairs = (line.partition("=") for line in lines)
+    return {name.strip(): " ".join(shlex.split(value)) for name, _, value in pairs}
+
+
+def load_units(folder: Path) -> dict[str, Unit]:
+    """All services of a folder by name."""
+    paths = sorted(folder.glob("*.service"))
+    return {path.name: parse_unit(path.name, path.read_text()) for path in paths}
+
+
+def _read_directives(name: str, text: str) -> dict[str, list[str]]:
+    section = ""
+    directives: dict[str, list[str]] = {}
+    for line in text.splitlines():
+        if not line.strip() or line[0] in "#;":
+            continue
+        if line.startswith("[") and line.endswith("]"):
+            section = line[1:-1]
+            continue
+        directive, separator, value = (part.strip() for part in line.partition("="))
+        if not separator or line.endswith("\\") or directive not in KNOWN.get(section, ()):
+            raise UnitError(
+                f"{name}: process machines do not honour {line.strip()!r} in [{section}]; teach "
+                "rehearsal/machines/services.py or leave it out"
+            )
+        directives.setdefault(directive, []).append(value)
+    return directives
+
+
+def _command(name: str, line: str) -> tuple[str, ...]:
+    if re.match(r"[-@:+!|]", line) or re.search(r"[$%]", line):
+        raise UnitError(f"{name}: process machines run plain command lines only, got {line!r}")
+    return tuple(shlex.split(line))
+
+
+def _log_file(name: str, value: str) -> str | None:
+    if value == "journal":
+        return None
+    kind, _, path = value.partition(":")
+    if kind != "append" or not path.startswith("/"):
+        raise UnitError(f"{name}: process machines know StandardOutput=append:/path, got {value!r}")
+    return path
+
+
+def stop_order(units: Sequence[Unit]) -> list[Unit]:
+    """The order in which units stop: whatever comes After another stops before it."""
+    names = {unit.name for unit in units}
+    ordered: list[Unit] = []
+    waiting = list(units)
+    while waiting:
+        done = {unit.name for unit in ordered}
+        # One that no unit still waiting comes after would be stopped last; build from the end.
+        ready = [unit for unit in waiting if set(unit.after) & names <= done]
+        if not ready:
+            raise UnitError(f"After= goes in a circle: {', '.join(unit.name for unit in waiting)}")
+        ordered += ready
+        waiting = [unit for unit in waiting if unit not in ready]
+    return ordered[::-1]

@@ -1,0 +1,39 @@
+"""Machines that boot a few lines of shell; none outlives its test."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from rehearsal.machines import ProcessMachine
+from rehearsal.metadata import MetadataServer
+
+Power = Callable[..., ProcessMachine]
+
+
+@pytest.fixture
+def power(tmp_path: Path) -> Iterator[Power]:
+    """Return a function that powers a machine on with a script and units by name."""
+    machines: list[ProcessMachine] = []
+
+    def power_on(script: str, **units: str) -> ProcessMachine:
+        lines = ["#!/bin/bash", "set -o errexit", 'mkdir -p "$MACHINE_ROOT/etc/systemd/system"']
+        for name, text in units.items():
+            path = f"$MACHINE_ROOT/etc/systemd/system/{name}.service"
+            lines += [f"cat > \"{path}\" <<'END'", text, "END"]
+        machine = ProcessMachine(
+            folder=tmp_path / f"machine-{len(machines)}",
+            instance_id="i-1",
+            instance_type="g5.xlarge",
+            user_data="\n".join([*lines, script, ""]).encode(),
+            environment={"AWS_ENDPOINT_URL": "http://127.0.0.1:1", "AWS_ACCESS_KEY_ID": "mine"},
+            metadata=MetadataServer(instance_id="i-1", instance_type="g5.xlarge"),
+        )
+        machines.append(machine)
+        machine.start()
+        return machine
+
+    yield power_on
+    for machine in machines:
+        machine.kill()
+        assert machine.processes() == []
