@@ -1,0 +1,158 @@
+"""`python -m rehearsal demo`: the main job; `python -m rehearsal aws`: the embedded AWS alone."""
+
+import argparse
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from rehearsal.aws import EmbeddedAws, PortInUse
+from rehearsal.children import ChildFailed, Children
+from rehearsal.demo import REPOSITORY, Demo, DemoSettings, RehearsalFailed, clear
+from rehearsal.drill import SYNTAX, Strike, parse_strike
+from rehearsal.lineage import read_lineage
+from rehearsal.receipt import find_faults, make_receipt, receipt_rows, show_receipt
+from rehearsal.report import write_report
+
+DEFAULT_PLAN = ("kill:features:5", "notice:head:120", "kill:head:400")
+
+
+def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line of the rehearsal."""
+    parser = argparse.ArgumentParser(prog="python -m rehearsal", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    demo = commands.add_parser("demo", help="deploy, train, interrupt, resume, finish, prove")
+    demo.add_argument("--out", type=Path, default=Path("out/demo"), help="default: %(default)s")
+    demo.add_argument("--size", default="g5.xlarge", help="instance type, default: %(default)s")
+    demo.add_argument("--workload", default="trajectory", help="default: %(default)s")
+    demo.add_argument("--recipe", default="laptop", help="default: %(default)s")
+    demo.add_argument("--overrides", default="", help='recipe fields, "epochs=2 width=64"')
+    demo.add_argument("--clips", type=int, default=900, help="default: %(default)s")
+    demo.add_argument("--seed", type=int, default=0, help="of the dataset, default: %(default)s")
+    demo.add_argument("--checkpoint-interval", default="2epochs", help="default: %(default)s")
+    demo.add_argument(
+        "--notice-seconds",
+        type=float,
+        default=15.0,
+        help="from the notice to SIGKILL; EC2 gives 120, the demo %(default)s to save your time",
+    )
+    demo.add_argument("--lease-ttl-seconds", type=float, default=6.0, help="default: %(default)s")
+    demo.add_argument(
+        "--interrupt",
+        type=_strike,
+        action="append",
+        metavar="WHEN",
+        help=f"{SYNTAX}; repeat in order, default: {' '.join(DEFAULT_PLAN)}",
+    )
+    demo.add_argument("--no-interruptions", action="store_true", help="let the run alone")
+    demo.add_argument("--timeout-seconds", type=float, default=1500, help="default: %(default)s")
+    demo.add_argument("--json", action="store_true", help="print the receipt as JSON, no table")
+    aws = commands.add_parser("aws", help="start the embedded AWS, bootstrapped, until Ctrl-C")
+    aws.add_argument(
+        "--port", type=int, default=5566, help="0 takes a free one, default: %(default)s"
+    )
+    return parser.parse_args(arguments)
+
+
+def _strike(text: str) -> Strike:
+    try:
+        return parse_strike(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def main() -> int:
+    """Run one command; Ctrl-C and SIGTERM leave nothing running."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    arguments = parse_arguments()
+    started = time.monotonic()
+    lock = threading.Lock()
+
+    def say(text: str) -> None:
+        with lock:
+            print(f"[{time.monotonic() - started:6.1f} s] {text}", file=sys.stderr, flush=True)
+
+    try:
+        return serve(arguments, say) if arguments.command == "aws" else rehearse(arguments, say)
+    except KeyboardInterrupt:
+        say("interrupted: everything that the rehearsal started has been ended")
+        return 130
+    except (RehearsalFailed, ChildFailed, PortInUse, ValueError) as error:
+        print(f"rehearsal: {error}", file=sys.stderr)
+        return 1
+
+
+def rehearse(arguments: argparse.Namespace, say: Callable[[str], None]) -> int:
+    """Run the demo, write its receipt, show it, and fail if it breaks a promise."""
+    plan = arguments.interrupt or [parse_strike(text) for text in DEFAULT_PLAN]
+    folder = (REPOSITORY / arguments.out).resolve()
+    settings = DemoSettings(
+        folder=folder,
+        size=arguments.size,
+        workload=arguments.workload,
+        recipe=arguments.recipe,
+        overrides=arguments.overrides,
+        clips=arguments.clips,
+        seed=arguments.seed,
+        checkpoint_interval=arguments.checkpoint_interval,
+        notice_seconds=arguments.notice_seconds,
+        lease_ttl_seconds=arguments.lease_ttl_seconds,
+        plan=[] if arguments.no_interruptions else plan,
+        timeout_seconds=arguments.timeout_seconds,
+    )
+    clear(folder)
+    with (
+        EmbeddedAws() as aws,
+        Children(say=say, environment=child_environment(aws), folder=REPOSITORY) as children,
+    ):
+        rehearsed = Demo(settings=settings, aws=aws, children=children, say=say).run()
+        receipt = make_receipt(rehearsed)
+        report = folder / "report.html"
+        write_report(report, receipt, read_lineage(rehearsed.run), receipt_rows(receipt))
+    path = folder / "receipt.json"
+    path.write_text(json.dumps(receipt, indent=2) + "\n")
+    if arguments.json:
+        print(json.dumps(receipt, indent=2))
+    else:
+        show_receipt(receipt, Console())
+    faults = find_faults(receipt, len(settings.plan))
+    for fault in faults:
+        print(f"rehearsal: broken promise: {fault}", file=sys.stderr)
+    say(f"receipt: {path}, report: {report}")
+    return 1 if faults else 0
+
+
+def serve(arguments: argparse.Namespace, say: Callable[[str], None]) -> int:
+    """Start the embedded AWS, bootstrap it, print its variables and wait for Ctrl-C."""
+    with (
+        EmbeddedAws(port=arguments.port) as aws,
+        Children(say=say, environment=child_environment(aws), folder=REPOSITORY) as children,
+    ):
+        target = f"aws://{aws.account}/{aws.region}"
+        command = ["npx", "--no-install", "cdk", "bootstrap", target, "--ci", "--no-color"]
+        children.start("cdk bootstrap", command).expect()
+        variables = "".join(f"export {k}={v}\n" for k, v in aws.environment().items())
+        path = REPOSITORY / "out" / "aws-local.env"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(variables)
+        print(variables, end="", flush=True)
+        say("ready; in another terminal type these lines, or `source out/aws-local.env`; then cdk")
+        say("and aws work on the embedded AWS; Ctrl-C ends it, and all that is in it")
+        threading.Event().wait()
+    return 0
+
+
+def child_environment(aws: EmbeddedAws) -> dict[str, str]:
+    """This process's environment, without its AWS settings, pointed at the embedded AWS."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
+    return {**kept, **aws.environment()}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,96 @@
+"""The whole way, small: the real CLI deploys, machines boot, train, are taken away and finish."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from rehearsal.__main__ import main, parse_arguments
+from rehearsal.demo import processes_below
+
+REPOSITORY = Path(__file__).parent.parent.parent
+SMALL = [
+    *("--clips", "132", "--overrides", "single_frame_epochs=2 epochs=60"),
+    *("--notice-seconds", "5", "--lease-ttl-seconds", "3"),
+]
+
+
+def demo(folder: Path, *options: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "rehearsal", "demo", "--out", str(folder), *SMALL, *options]
+    return subprocess.Popen(
+        command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def test_an_interrupted_run_equals_the_uninterrupted_one_bit_for_bit(tmp_path: Path) -> None:
+    process = demo(tmp_path, "--interrupt", "notice:head:30", "--interrupt", "kill:head:200")
+    _, said = process.communicate(timeout=400)
+    assert process.returncode == 0, said[-3000:]
+    receipt = json.loads((tmp_path / "receipt.json").read_text())
+    assert receipt["weights_sha256"] == receipt["uninterrupted_weights_sha256"]
+    assert receipt["losses_equal"]
+    assert receipt["lineage_problems"] == []
+    assert receipt["interruptions"] == 2
+    assert receipt["attempts"] == 3
+    assert 0 < receipt["notice_to_commit_seconds"] < 5
+    assert receipt["fleet_target_capacity"] == 0
+    assert receipt["instances_running"] == 0
+    assert receipt["guard_invocations"] > 0
+    assert receipt["resources"] == sum(receipt["resources_by_type"].values())
+    assert 0 < receipt["usd_spot"] < receipt["usd_on_demand"]
+    assert processes_below(tmp_path) == []
+    assert "<svg" in (tmp_path / "report.html").read_text()
+
+
+def test_ctrl_c_in_the_middle_leaves_nothing_running(tmp_path: Path) -> None:
+    process = demo(tmp_path)
+    deadline = time.monotonic() + 200
+    while not processes_below(tmp_path) and time.monotonic() < deadline:
+        assert process.poll() is None
+        time.sleep(0.2)
+    assert processes_below(tmp_path)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "Traceback" not in said
+    assert processes_below(tmp_path) == []
+
+
+def test_fails_when_the_port_is_in_use(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        monkeypatch.setattr(sys, "argv", ["rehearsal", "aws", "--port", str(port)])
+        before = signal.getsignal(signal.SIGTERM)
+        try:
+            assert main() == 1
+        finally:
+            signal.signal(signal.SIGTERM, before)
+    assert f"port {port} is in use by another program" in capsys.readouterr().err
+
+
+def test_fails_an_interruption_that_cannot_be_read(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        parse_arguments(["demo", "--interrupt", "head:1"])
+    assert "kill:STAGE:N or notice:STAGE:N" in capsys.readouterr().err
+
+
+def test_no_aws_setting_of_the_person_reaches_the_children(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from rehearsal.__main__ import child_environment
+    from rehearsal.aws import EmbeddedAws
+
+    monkeypatch.setitem(os.environ, "AWS_PROFILE", "production")
+    aws = EmbeddedAws()
+    environment = child_environment(aws)
+    assert "AWS_PROFILE" not in environment
+    assert environment["AWS_ACCESS_KEY_ID"] == "embedded"
