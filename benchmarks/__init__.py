@@ -1,0 +1,1 @@
+"""Ours against peers, side by side in one run, as ratios; benchmarks/LOG.md logs the results."""

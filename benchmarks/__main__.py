@@ -1,0 +1,60 @@
+"""`python -m benchmarks synth | boot`: measure, print a table, say the command and the machine."""
+
+import argparse
+import json
+import platform
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import psutil
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks import boot, synth
+
+
+def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line of the benchmarks."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    ours = commands.add_parser("synth", help="cdk synth of our app beside a plain-Node app")
+    ours.add_argument("--rounds", type=int, default=5, help="alternating, default: %(default)s")
+    start = commands.add_parser("boot", help="start of user data to first optimizer step")
+    start.add_argument("--machines", type=int, default=3, help="boots, default: %(default)s")
+    for command in (ours, start):
+        command.add_argument("--json", action="store_true", help="print JSON, no table")
+    return parser.parse_args(arguments)
+
+
+def main() -> int:
+    """Run one benchmark and print what it measured."""
+    arguments = parse_arguments()
+    if arguments.command == "synth":
+        rows = synth.measure(rounds=arguments.rounds)
+    else:
+        rows = boot.measure(machines=arguments.machines)
+    if arguments.json:
+        print(json.dumps({"machine": machine(), "rows": rows}, indent=2))
+    else:
+        show(arguments.command, rows)
+    return 0
+
+
+def machine() -> str:
+    """The machine in one line, for the log."""
+    return f"{platform.system()} {platform.machine()}, {psutil.cpu_count()} logical CPUs"
+
+
+def show(title: str, rows: Sequence[dict[str, Any]]) -> None:
+    """Print the rows as a table."""
+    table = Table(title=f"{title} ({machine()})", title_justify="left")
+    for name in rows[0]:
+        table.add_column(name, justify="left" if name == next(iter(rows[0])) else "right")
+    for row in rows:
+        table.add_row(*(f"{v:.2f}" if isinstance(v, float) else str(v) for v in row.values()))
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
