@@ -25,7 +25,7 @@ $(READY): requirements.txt package-lock.json
 	@$(PYTHON) -m venv .venv
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
 	@echo "set-up 2/3: Python packages (torch is several GB the first time; uv keeps them for the next environment)"
-	@VIRTUAL_ENV=$(CURDIR)/.venv $(BIN)/uv pip sync --require-hashes requirements.txt
+	@VIRTUAL_ENV=$(CURDIR)/.venv $(BIN)/uv pip sync --require-hashes --compile-bytecode requirements.txt
 	@echo "set-up 3/3: the CDK CLI, pinned in package.json"
 	@$(BIN)/npm ci --no-audit --no-fund --loglevel=error
 	@touch $@
