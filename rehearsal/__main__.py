@@ -67,9 +67,17 @@ def _strike(text: str) -> Strike:
         raise argparse.ArgumentTypeError(str(error)) from error
 
 
+def _stop(*_: object) -> None:
+    # An impatient second Ctrl-C must not cut off the cleaning up after the first.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
 def main() -> int:
     """Run one command; Ctrl-C and SIGTERM leave nothing running."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _stop)
     arguments = parse_arguments()
     started = time.monotonic()
     lock = threading.Lock()

@@ -36,6 +36,29 @@ class TrainingFleet(Construct):
     ) -> None:
         super().__init__(scope, construct_id)
         stack = Stack.of(self)
+        launch = ec2.CfnSpotFleet.LaunchTemplateConfigProperty(
+            launch_template_specification=ec2.CfnSpotFleet.FleetLaunchTemplateSpecificationProperty(
+                launch_template_id=launch_template.launch_template_id,
+                # The API refuses $Latest and $Default here.
+                version=launch_template.latest_version_number,
+            ),
+            overrides=[
+                ec2.CfnSpotFleet.LaunchTemplateOverridesProperty(
+                    instance_type=size, subnet_id=subnet.subnet_id
+                )
+                for size in parameters.sizes
+                for subnet in subnets
+            ],
+        )
+        # CDK's tags do not reach a Spot fleet. The run's name is here as well because tags cannot
+        # be updated: a new run id replaces the fleet, and one fleet is one run.
+        tags = ec2.CfnSpotFleet.SpotFleetTagSpecificationProperty(
+            resource_type="spot-fleet-request",
+            tags=[
+                {"key": "Stack", "value": stack.stack_name},
+                {"key": "RunId", "value": parameters.run_id},
+            ],
+        )
         self._request = ec2.CfnSpotFleet(
             self,
             "Request",
@@ -49,33 +72,8 @@ class TrainingFleet(Construct):
                 # A capacity set to zero is a request to stop, so the excess goes at once.
                 excess_capacity_termination_policy="default",
                 instance_interruption_behavior="terminate",
-                launch_template_configs=[
-                    ec2.CfnSpotFleet.LaunchTemplateConfigProperty(
-                        launch_template_specification=ec2.CfnSpotFleet.FleetLaunchTemplateSpecificationProperty(
-                            launch_template_id=launch_template.launch_template_id,
-                            # The API refuses $Latest and $Default here.
-                            version=launch_template.latest_version_number,
-                        ),
-                        overrides=[
-                            ec2.CfnSpotFleet.LaunchTemplateOverridesProperty(
-                                instance_type=size, subnet_id=subnet.subnet_id
-                            )
-                            for size in parameters.sizes
-                            for subnet in subnets
-                        ],
-                    )
-                ],
-                # CDK's tags do not reach a Spot fleet. The run's name is here as well because tags
-                # cannot be updated: a new run id replaces the fleet, and one fleet is one run.
-                tag_specifications=[
-                    ec2.CfnSpotFleet.SpotFleetTagSpecificationProperty(
-                        resource_type="spot-fleet-request",
-                        tags=[
-                            {"key": "Stack", "value": stack.stack_name},
-                            {"key": "RunId", "value": parameters.run_id},
-                        ],
-                    )
-                ],
+                launch_template_configs=[launch],
+                tag_specifications=[tags],
             ),
         )
         self.fleet_id = self._request.ref

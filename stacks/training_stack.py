@@ -49,6 +49,8 @@ class TrainingStack(Stack):
         dataset_bucket = s3.Bucket.from_bucket_name(self, "DatasetBucket", dataset_bucket_name)
         run_bucket = s3.Bucket.from_bucket_name(self, "RunBucket", run_bucket_name)
         run_prefix = f"runs/{parameters.run_id}"
+        dataset_uri = f"s3://{dataset_bucket.bucket_name}/{parameters.dataset}"
+        run_uri = f"s3://{run_bucket.bucket_name}/{run_prefix}"
         parameter_name = f"/{self.stack_name}/fleet-id"
         # By its name, which is known before the fleet is: role and Guard come first.
         fleet_parameter = ssm.StringParameter.from_string_parameter_attributes(
@@ -67,24 +69,22 @@ class TrainingStack(Stack):
             bundle=bundle,
             fleet_parameter=fleet_parameter,
         )
+        run_env = user_data.run_env(
+            parameters,
+            dataset_uri=dataset_uri,
+            run_uri=run_uri,
+            bundle_uri=bundle.s3_object_url,
+            stack_name=self.stack_name,
+            region=self.region,
+            fleet_parameter=parameter_name,
+        )
         launch_template = TrainingLaunchTemplate(
             self,
             "LaunchTemplate",
             parameters=parameters,
             role=instance_role.role,
             security_group=network.security_group,
-            user_data=user_data.render(
-                user_data.run_env(
-                    parameters,
-                    dataset_uri=f"s3://{dataset_bucket.bucket_name}/{parameters.dataset}",
-                    run_uri=f"s3://{run_bucket.bucket_name}/{run_prefix}",
-                    bundle_uri=bundle.s3_object_url,
-                    stack_name=self.stack_name,
-                    region=self.region,
-                    fleet_parameter=parameter_name,
-                ),
-                first_boot,
-            ),
+            user_data=user_data.render(run_env, first_boot),
         )
         topic = TrainingTopic(self, "Notifications").topic
         guard = Guard(
@@ -113,9 +113,11 @@ class TrainingStack(Stack):
         FleetEvents(
             self, "FleetEvents", fleet_arn=fleet.fleet_arn, topic=topic, guard=guard.function
         )
-        CfnOutput(
-            self, "DatasetUri", value=f"s3://{dataset_bucket.bucket_name}/{parameters.dataset}"
-        )
-        CfnOutput(self, "RunUri", value=f"s3://{run_bucket.bucket_name}/{run_prefix}")
-        CfnOutput(self, "FleetIdOutput", value=fleet.fleet_id)
-        CfnOutput(self, "TopicArn", value=topic.topic_arn)
+        outputs = {
+            "DatasetUri": dataset_uri,
+            "RunUri": run_uri,
+            "FleetIdOutput": fleet.fleet_id,
+            "TopicArn": topic.topic_arn,
+        }
+        for name, value in outputs.items():
+            CfnOutput(self, name, value=value)

@@ -45,27 +45,10 @@ class Guard(Construct):
             retention=logs.RetentionDays.ONE_MONTH,
             removal_policy=RemovalPolicy.DESTROY,
         )
-        role = iam.Role(
-            self,
-            "Role",
-            assumed_by=iam.ServicePrincipal("lambda.amazonaws.com"),
-            description="Guard: read the run, set this stack's fleet to zero",
-        )
+        role = self._role(run_bucket, run_prefix)
         log_group.grant_write(role)
         fleet_parameter.grant_read(role)
         topic.grant_publish(role)
-        run_bucket.grant_read(role, f"{run_prefix}/*")
-        run_bucket.grant_put(role, f"{run_prefix}/guard.json")
-        run_bucket.grant_put(role, f"{run_prefix}/events/*")
-        role.add_to_policy(may_modify_fleet_of(Stack.of(self)))
-        role.add_to_policy(
-            iam.PolicyStatement(
-                sid="SeeFleetAndInstances",
-                # EC2's Describe calls know no resources.
-                actions=["ec2:DescribeSpotFleetRequests", "ec2:DescribeInstances"],
-                resources=["*"],
-            )
-        )
         self.function = lambda_.Function(
             self,
             "Function",
@@ -96,6 +79,27 @@ class Guard(Construct):
             schedule=events.Schedule.rate(EVERY),
             targets=[targets.LambdaFunction(self.function)],
         )
+
+    def _role(self, run_bucket: s3.IBucket, run_prefix: str) -> iam.Role:
+        """Make the role that reads the run, keeps the Guard's own notes and stops the fleet."""
+        role = iam.Role(
+            self,
+            "Role",
+            assumed_by=iam.ServicePrincipal("lambda.amazonaws.com"),
+            description="Guard: read the run, set this stack's fleet to zero",
+        )
+        run_bucket.grant_read(role, f"{run_prefix}/*")
+        run_bucket.grant_put(role, f"{run_prefix}/guard.json")
+        run_bucket.grant_put(role, f"{run_prefix}/events/*")
+        role.add_to_policy(may_modify_fleet_of(Stack.of(self)))
+        role.add_to_policy(
+            iam.PolicyStatement(
+                sid="SeeFleetAndInstances",
+                # EC2's Describe calls know no resources.
+                actions=["ec2:DescribeSpotFleetRequests", "ec2:DescribeInstances"],
+                resources=["*"],
+            )
+        )
         nag.acknowledge(
             role,
             {
@@ -108,3 +112,4 @@ class Guard(Construct):
                 "name begins with its time.",
             },
         )
+        return role

@@ -55,6 +55,8 @@ def test_ctrl_c_in_the_middle_leaves_nothing_running(tmp_path: Path) -> None:
         time.sleep(0.2)
     assert processes_below(tmp_path)
     process.send_signal(signal.SIGINT)
+    time.sleep(0.1)
+    process.send_signal(signal.SIGINT)  # as impatient people do
     _, said = process.communicate(timeout=30)
     assert process.returncode == 130
     assert "Traceback" not in said
@@ -69,11 +71,12 @@ def test_fails_when_the_port_is_in_use(
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         monkeypatch.setattr(sys, "argv", ["rehearsal", "aws", "--port", str(port)])
-        before = signal.getsignal(signal.SIGTERM)
+        before = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
         try:
             assert main() == 1
         finally:
-            signal.signal(signal.SIGTERM, before)
+            for number, handler in before.items():
+                signal.signal(number, handler)
     assert f"port {port} is in use by another program" in capsys.readouterr().err
 
 
