@@ -149,6 +149,10 @@ def receipt_rows(receipt: Mapping[str, Any]) -> list[tuple[str, str]]:
             f"${receipt['usd_spot']:.4f} on Spot ({receipt['spot_price_basis']})",
         ),
         ("fleet", f"target capacity {receipt['fleet_target_capacity']}"),
+        (
+            "left running",
+            f"{receipt['instances_running']} instances, {receipt['processes_left']} processes",
+        ),
         ("Guard", f"ran {receipt['guard_invocations']} times on the fleet's events"),
         ("weights", receipt["weights_sha256"]),
         ("uninterrupted", receipt["uninterrupted_weights_sha256"]),

@@ -11,6 +11,9 @@ from constructs import Construct
 
 from stacks import acknowledgments as nag
 
+# Where userdata/cloudwatch-agent.json publishes.
+METRICS_NAMESPACE = "CWAgent"
+
 
 def may_modify_fleet_of(stack: Stack) -> iam.PolicyStatement:
     """Allow setting the capacity of this stack's fleet, and of no other.
@@ -65,6 +68,15 @@ class InstanceRole(Construct):
                 resources=[run_bucket.arn_for_objects(f"{run_prefix}/*")],
             )
         )
+        self.role.add_to_policy(
+            iam.PolicyStatement(
+                sid="PublishMetrics",
+                actions=["cloudwatch:PutMetricData"],
+                # The call knows no resources; the namespace is what bounds it.
+                resources=["*"],
+                conditions={"StringEquals": {"cloudwatch:namespace": METRICS_NAMESPACE}},
+            )
+        )
         bundle.grant_read(self.role)
         fleet_parameter.grant_read(self.role)
         self.role.add_to_policy(may_modify_fleet_of(Stack.of(self)))
@@ -75,6 +87,8 @@ class InstanceRole(Construct):
                 "SSH; AWS keeps the policy up with the agent.",
                 **nag.BUCKET_GRANT_REASONS,
                 **nag.OWN_FLEET_REASONS,
+                "IAM5[Resource::*]": "PutMetricData knows no resources; a condition bounds it to "
+                "the namespace of the CloudWatch agent.",
                 nag.objects_in(self, dataset_bucket.bucket_name, f"{dataset_prefix}/"): "The "
                 "dataset's files are named by its manifest, which is made later.",
                 nag.objects_in(self, run_bucket.bucket_name, f"{run_prefix}/"): "The run's own "

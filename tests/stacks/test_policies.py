@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
+
+ROOT = Path(__file__).parent.parent.parent
 
 # Every wildcard that a policy of these stacks holds, by the policy's role, with its reason.
 WILDCARDS = {
@@ -27,6 +31,8 @@ WILDCARDS = {
     # By tag: naming the fleet would be a cycle.
     ("InstanceRole", "spot-fleet-request/*"),
     ("GuardRole", "spot-fleet-request/*"),
+    # PutMetricData knows no resources; its namespace is a condition.
+    ("InstanceRole", "*"),
     # EC2's Describe calls know no resources.
     ("GuardRole", "*"),
 }
@@ -75,6 +81,18 @@ def test_old_versions_are_out_of_the_instances_reach(resources: dict[str, Any]) 
         for action in _listed(statement["Action"])
     }
     assert {action for action in actions if "Delete" in action} == {"s3:DeleteObject"}
+
+
+def test_metrics_go_to_the_agents_own_namespace_only(resources: dict[str, Any]) -> None:
+    agent = json.loads((ROOT / "userdata" / "cloudwatch-agent.json").read_text())
+    holders = []
+    for role, statement in _statements(resources):
+        if "cloudwatch:PutMetricData" in _listed(statement["Action"]):
+            holders.append(role)
+            assert statement["Condition"] == {
+                "StringEquals": {"cloudwatch:namespace": agent["metrics"]["namespace"]}
+            }
+    assert holders == ["InstanceRole"]
 
 
 def test_only_the_own_fleet_may_be_modified(resources: dict[str, Any]) -> None:
