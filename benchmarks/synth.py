@@ -91,7 +91,7 @@ def _run(command: Sequence[str]) -> None:
     done = subprocess.run(
         command,
         cwd=REPOSITORY,
-        env=dict(os.environ),
+        env={**os.environ, "PATH": f"{Path(sys.prefix) / 'bin'}{os.pathsep}{os.environ['PATH']}"},
         capture_output=True,
         text=True,
         check=False,

@@ -157,9 +157,10 @@ def serve(arguments: argparse.Namespace, say: Callable[[str], None]) -> int:
 
 
 def child_environment(aws: EmbeddedAws) -> dict[str, str]:
-    """This process's environment, without its AWS settings, pointed at the embedded AWS."""
+    """This process's environment, pointed at the embedded AWS: node and cdk are the venv's."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
-    return {**kept, **aws.environment()}
+    path = os.pathsep.join([str(Path(sys.prefix) / "bin"), os.environ.get("PATH", os.defpath)])
+    return {**kept, **aws.environment(), "PATH": path}
 
 
 if __name__ == "__main__":
