@@ -68,7 +68,7 @@ class Demo:
     def run(self) -> Rehearsed:
         """Go the whole way; raise RehearsalFailed or ChildFailed where it stops."""
         self._deploy()
-        resources = self._check_resources()
+        resources = self.check_resources()
         reference_folder = self.settings.folder / "uninterrupted"
         reference = self._start_reference(reference_folder)
         fleet, run = self._fleet()
@@ -133,7 +133,8 @@ class Demo:
         ).expect()
         self._cdk("cdk deploy TrainingStack", *deploy, "TrainingStack")
 
-    def _check_resources(self) -> dict[str, int]:
+    def check_resources(self) -> dict[str, int]:
+        """Count the deployed resources by type; raise if a service does not know one of them."""
         missing = self.aws.missing_resources(list(STACKS))
         if missing:
             raise RehearsalFailed(f"deployed, but not there: {', '.join(missing)}")
