@@ -13,6 +13,7 @@ from pathlib import Path
 from rich.console import Console
 
 from rehearsal.aws import EmbeddedAws, PortInUse
+from rehearsal.cdk import run_cdk
 from rehearsal.children import ChildFailed, Children
 from rehearsal.demo import REPOSITORY, Demo, DemoSettings, RehearsalFailed, clear
 from rehearsal.drill import SYNTAX, Strike, parse_strike
@@ -142,9 +143,7 @@ def serve(arguments: argparse.Namespace, say: Callable[[str], None]) -> int:
         EmbeddedAws(port=arguments.port) as aws,
         Children(say=say, environment=child_environment(aws), folder=REPOSITORY) as children,
     ):
-        target = f"aws://{aws.account}/{aws.region}"
-        command = ["npx", "--no-install", "cdk", "bootstrap", target, "--ci", "--no-color"]
-        children.start("cdk bootstrap", command).expect()
+        run_cdk(children, "cdk bootstrap", "bootstrap", f"aws://{aws.account}/{aws.region}")
         variables = "".join(f"export {k}={v}\n" for k, v in aws.environment().items())
         path = REPOSITORY / "out" / "aws-local.env"
         path.parent.mkdir(exist_ok=True)

@@ -1,7 +1,6 @@
 """The main job, end to end: deploy, train, interrupt, resume, finish, prove: `make demo`."""
 
 import contextlib
-import re
 import shutil
 import sys
 import time
@@ -12,6 +11,7 @@ from pathlib import Path
 import psutil
 
 from rehearsal.aws import EmbeddedAws
+from rehearsal.cdk import run_cdk
 from rehearsal.children import Child, Children
 from rehearsal.drill import Drill, Strike
 from rehearsal.events import EventBus
@@ -21,7 +21,6 @@ from rehearsal.machines import ProcessMachine
 from rehearsal.metadata import MetadataServer
 from rehearsal.narrator import Narrator
 from rehearsal.receipt import Rehearsed
-from rehearsal.run_env import parse_run_env
 from rehearsal.run_files import BucketFiles, FolderFiles, bucket_files
 
 REPOSITORY = Path(__file__).parent.parent
@@ -102,7 +101,12 @@ class Demo:
             *("--out", str(dataset), "--count", str(self.settings.clips)),
             *("--seed", str(self.settings.seed)),
         )
-        self._cdk("bootstrap", "bootstrap", f"aws://{self.aws.account}/{self.aws.region}")
+        run_cdk(
+            self.children,
+            "cdk bootstrap",
+            "bootstrap",
+            f"aws://{self.aws.account}/{self.aws.region}",
+        )
         assembly = str(self.settings.folder / "cdk.out")
         context = (
             f"size={self.settings.size}",
@@ -114,7 +118,7 @@ class Demo:
             f"lease_ttl_seconds={self.settings.lease_ttl_seconds:g}",
         )
         options = [word for pair in context for word in ("-c", pair)]
-        self._cdk("cdk synth", "synth", "--quiet", "--output", assembly, *options)
+        run_cdk(self.children, "cdk synth", "synth", "--quiet", "--output", assembly, *options)
         deploy = (
             "deploy",
             "--app",
@@ -124,14 +128,15 @@ class Demo:
             "--progress",
             "events",
         )
-        self._cdk("cdk deploy DatasetStack", *deploy, "DatasetStack")
+        run_cdk(self.children, "cdk deploy DatasetStack", *deploy, "DatasetStack")
         making.expect()
+        bucket = self._output("DatasetStack", "DatasetBucketName")
         self._start_python(
             "upload",
             *("-m", "training", "data", "upload", str(dataset)),
-            *("--dataset-uri", f"s3://{self._dataset_bucket()}/{self.settings.workload}"),
+            *("--dataset-uri", f"s3://{bucket}/{self.settings.workload}"),
         ).expect()
-        self._cdk("cdk deploy TrainingStack", *deploy, "TrainingStack")
+        run_cdk(self.children, "cdk deploy TrainingStack", *deploy, "TrainingStack")
 
     def check_resources(self) -> dict[str, int]:
         """Count the deployed resources by type; raise if a service does not know one of them."""
@@ -161,12 +166,7 @@ class Demo:
 
     def _fleet(self) -> tuple[Fleet, BucketFiles]:
         fleet_id = self.aws.client("ssm").get_parameter(Name="/TrainingStack/fleet-id")
-        bus = EventBus(
-            aws=self.aws,
-            account=self.aws.account,
-            region=self.aws.region,
-            code_folder=self.settings.folder / "functions",
-        )
+        bus = EventBus(aws=self.aws, code_folder=self.settings.folder / "functions")
         identifier = fleet_id["Parameter"]["Value"]
         fleet = Fleet(
             aws=self.aws,
@@ -178,11 +178,10 @@ class Demo:
             say=self.say,
         )
         fleet.step()
-        lives = fleet.running()
-        if not lives:
+        if not fleet.running():
             raise RehearsalFailed(f"the fleet {identifier} started no instance")
-        run_env = parse_run_env(lives[0].instance.user_data.decode())
-        return fleet, bucket_files(self.aws.client("s3"), run_env["RUN_URI"])
+        run_uri = self._output("TrainingStack", "RunUri")
+        return fleet, bucket_files(self.aws.client("s3"), run_uri)
 
     def _train(self, fleet: Fleet, drill: Drill, run: BucketFiles, reference: Child) -> None:
         narrator = Narrator(say=self.say)
@@ -238,23 +237,10 @@ class Demo:
     def _handler_poll(self) -> float:
         return min(1.0, self.settings.notice_seconds / NOTICE_SECONDS) * HANDLER_POLL_SECONDS
 
-    def _dataset_bucket(self) -> str:
-        resources = self.aws.client("cloudformation").describe_stack_resources(
-            StackName="DatasetStack"
-        )["StackResources"]
-        return next(
-            str(item["PhysicalResourceId"])
-            for item in resources
-            if item["ResourceType"] == "AWS::S3::Bucket"
-            and item["LogicalResourceId"].startswith("Dataset")
-        )
-
-    def _cdk(self, name: str, *arguments: str) -> None:
-        self.say(f"{name} ...")
-        started = time.monotonic()
-        command = ["npx", "--no-install", "cdk", *arguments, "--ci", "--no-color"]
-        self.children.start(name, command, told=_is_news).expect()
-        self.say(f"{name}: {time.monotonic() - started:.1f} s")
+    def _output(self, stack: str, name: str) -> str:
+        found = self.aws.client("cloudformation").describe_stacks(StackName=stack)["Stacks"][0]
+        outputs = {item["OutputKey"]: item["OutputValue"] for item in found["Outputs"]}
+        return str(outputs[name])
 
     def _start_python(
         self, name: str, *arguments: str, told: Callable[[str], bool] = bool
@@ -272,11 +258,6 @@ def processes_below(folder: Path) -> list[psutil.Process]:
             if root is not None and Path(root).is_relative_to(folder):
                 found.append(process)
     return found
-
-
-def _is_news(line: str) -> bool:
-    """Whether a line of the CDK CLI tells something new: each resource once, when it is there."""
-    return not re.search(r"IN_PROGRESS|npm warn|^Trusted|^Using default|Stack ARN|^arn:", line)
 
 
 def clear(folder: Path) -> None:

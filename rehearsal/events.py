@@ -52,8 +52,6 @@ class EventBus:
     """
 
     aws: EmbeddedAws
-    account: str
-    region: str
     code_folder: Path
     invocations: list[Invocation] = field(default_factory=list)
     _pending: list[Future[None]] = field(default_factory=list)
@@ -93,9 +91,9 @@ class EventBus:
             "id": str(uuid.uuid4()),
             "detail-type": detail_type,
             "source": source,
-            "account": self.account,
+            "account": self.aws.account,
             "time": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-            "region": self.region,
+            "region": self.aws.region,
             "resources": list(resources),
             "detail": dict(detail),
         }
@@ -131,7 +129,7 @@ class EventBus:
         logs.put_log_events(logGroupName=group, logStreamName=stream, logEvents=[line])
 
     def _invoke(self, name: str, event: dict[str, Any]) -> None:
-        function = lambda_simple_backends[self.account][self.region].get_function(name)
+        function = lambda_simple_backends[self.aws.account][self.aws.region].get_function(name)
         folder = self.code_folder / name
         if not folder.exists():
             zipfile.ZipFile(io.BytesIO(function.code_bytes)).extractall(folder)

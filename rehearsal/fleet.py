@@ -30,9 +30,6 @@ class Machine(Protocol):
     def kill(self) -> int:
         """Take everything away at once; return how many processes that ended."""
 
-    def processes(self) -> Sequence[object]:
-        """What still lives of it."""
-
     def log_lines(self) -> Sequence[str]:
         """What it has written so far: boot first, then training."""
 
@@ -61,7 +58,6 @@ class Life:
     machine: Machine
     started: float
     reason: str | None = None
-    noticed: float | None = None
     ends_at: float | None = None
     ended: float | None = None
     processes_killed: int = 0
@@ -96,8 +92,12 @@ class Fleet:
                 self._announce(life, reason="capacity decreased")
             if life.ends_at is not None and time.monotonic() >= life.ends_at:
                 self._power_off(life)
-        if len(alive) < self.target_capacity():
-            self._replace()
+        target = self.target_capacity()
+        if len(alive) < target:
+            # A fleet of type maintain launches what is missing; asking for the target does that.
+            self.aws.client("ec2").modify_spot_fleet_request(
+                SpotFleetRequestId=self.id, TargetCapacity=target
+            )
 
     def running(self) -> list[Life]:
         """The machines that have not ended."""
@@ -114,7 +114,7 @@ class Fleet:
         if notice:
             self._announce(life, reason="interrupted with a notice")
         else:
-            life.reason, life.ends_at = "killed without a notice", time.monotonic()
+            life.reason = "killed without a notice"
             self._power_off(life)
 
     def close(self) -> None:
@@ -157,8 +157,7 @@ class Fleet:
 
     def _announce(self, life: Life, *, reason: str) -> None:
         life.reason = reason
-        life.noticed = time.monotonic()
-        life.ends_at = life.noticed + self.notice_seconds
+        life.ends_at = time.monotonic() + self.notice_seconds
         life.machine.notice(self.notice_seconds)
         self.bus.publish(
             "aws.ec2",
@@ -175,12 +174,6 @@ class Fleet:
         self.say(f"{life.instance.id} is gone ({life.reason}): {killed}")
         self._fleet_event(life.instance.id, "terminated")
         self._state_event(life.instance.id, "terminated")
-
-    def _replace(self) -> None:
-        """Launch what is missing: asking for the same target again does that."""
-        self.aws.client("ec2").modify_spot_fleet_request(
-            SpotFleetRequestId=self.id, TargetCapacity=self.target_capacity()
-        )
 
     def _fleet_event(self, instance_id: str, kind: str) -> None:
         self.bus.publish(

@@ -18,9 +18,6 @@ class NoMachine:
     def kill(self) -> int:
         return 0
 
-    def processes(self) -> list[object]:
-        return []
-
     def log_lines(self) -> list[str]:
         return []
 

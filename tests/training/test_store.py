@@ -165,16 +165,12 @@ def test_an_error_names_the_key(bucket_uri: str, monkeypatch: pytest.MonkeyPatch
         store.put_if("head.json", b"x", None)
 
 
-def test_the_boot_commands_import_no_torch() -> None:
+def test_the_boot_commands_import_no_torch(tmp_path: Path) -> None:
     program = (
         "import sys, training.run as r, training.dataset_commands\n"
         "assert r.main(['fail', '--run-uri', sys.argv[1], '--reason', 'x']) == 0\n"
         "assert not {'torch', 'numpy', 'boto3', 'safetensors'} & set(sys.modules)\n"
     )
     root = Path(__file__).parents[2]
-    command = [sys.executable, "-c", program, "out/none-such-run"]
-    import tempfile
-
-    with tempfile.TemporaryDirectory() as folder:
-        command[-1] = f"{folder}/run"
-        subprocess.run(command, cwd=root, check=True, timeout=60)
+    command = [sys.executable, "-c", program, str(tmp_path / "run")]
+    subprocess.run(command, cwd=root, check=True, timeout=60)
