@@ -1,0 +1,85 @@
+"""How often EC2 takes a Spot machine away and how long the next one takes to come, with sources.
+
+Nobody publishes these figures for today's sizes. What is here are figures computed from public
+traces (`python -m benchmarks simulate` prints them again) and AWS's own monthly buckets.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from sizing import catalogue
+
+HOURS_PER_MONTH = 730.5
+
+TRACES = (
+    "skypilot-org/spot-traces (paper: Can't Be Late, NSDI'24): five one-instance V100 traces of "
+    "2023, a stand-in for any other GPU"
+)
+ADVISOR = "AWS Spot Instance Advisor, us-east-1, snapshot of 2025-07-28 (alexei-led/spotinfo)"
+
+# Losses per machine hour, and hours until the next machine.
+# All five traces, each as one zone: 641 losses in 2,172 machine hours.
+_ONE_POOL = (0.295, 2.24)
+# The three zones of February and the two of April, each set as one fleet that takes the first free
+# zone: 149 losses in 1,198 machine hours.
+_SEVERAL_POOLS = (0.124, 0.48)
+
+# The share of machines that AWS says it took back in a month: (from, to); above 20 % is open.
+_ADVISOR_SHARE = {
+    "g5.xlarge": (0.20, 0.30),
+    "g5.2xlarge": (0.15, 0.20),
+    "g5.4xlarge": (0.10, 0.15),
+    "g6.2xlarge": (0.20, 0.30),
+    "g6e.xlarge": (0.05, 0.10),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Interruptions:
+    """A Poisson process of interruptions, and the mean wait for the next machine."""
+
+    rate_per_hour: float
+    wait_seconds: float
+    basis: Literal["traces", "advisor"]
+    source: str
+
+    @property
+    def mean_hours(self) -> float:
+        """Mean machine hours between two interruptions."""
+        return math.inf if self.rate_per_hour == 0 else 1 / self.rate_per_hour
+
+
+def interruptions(
+    size: str, *, pools: int = 2, basis: Literal["traces", "advisor"] = "traces"
+) -> Interruptions:
+    """Return what to plan with for `size`, in a fleet of `pools` zone-and-size pools.
+
+    "traces" is the cautious reading: a field report of 2026-08-29 (lives of 21 minutes to 19 hours
+    on one GPU size) is of the same order. "advisor" takes AWS's monthly share as a hazard of
+    machines that run all month, which is 200 to 2,000 times milder; it is a bound, not a plan.
+    """
+    catalogue.find(size)
+    if pools < 1:
+        raise ValueError(f"a fleet has at least one pool (zone and size), got {pools}")
+    rate, wait_hours = _ONE_POOL if pools == 1 else _SEVERAL_POOLS
+    if basis == "traces":
+        which = "one zone" if pools == 1 else "several zones as one fleet"
+        return Interruptions(
+            rate_per_hour=rate,
+            wait_seconds=wait_hours * 3600,
+            basis=basis,
+            source=f"{which} of {TRACES}",
+        )
+    if size not in _ADVISOR_SHARE:
+        known = ", ".join(_ADVISOR_SHARE)
+        raise ValueError(f"no Advisor figure for {size!r}: there is one for {known}")
+    low, high = _ADVISOR_SHARE[size]
+    return Interruptions(
+        rate_per_hour=-math.log1p(-(low + high) / 2) / HOURS_PER_MONTH,
+        wait_seconds=wait_hours * 3600,
+        basis=basis,
+        source=f"{low:.0%} to {high:.0%} a month: {ADVISOR}",
+    )

@@ -1,0 +1,171 @@
+"""The forecast of a run on Spot: against the analytic results, its limits, and what it refuses."""
+
+from __future__ import annotations
+
+import math
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sizing.spot import estimate, interruptions, recommend_interval
+
+DAY = 86_400.0
+
+
+def test_without_interruptions_a_run_takes_its_start_its_work_and_its_saves() -> None:
+    seen = estimate(
+        work_seconds=10_000,
+        rate_per_hour=0,
+        restart_seconds=300,
+        checkpoint_seconds=5,
+        interval_seconds=1_000,
+        usd_per_hour=3.6,
+    )
+    # Nine saves: the end is committed anyway.
+    assert seen.machine_hours_p50 * 3600 == pytest.approx(300 + 10_000 + 9 * 5)
+    assert seen.hours_p90 == seen.hours_p50 == seen.machine_hours_p90
+    assert seen.usd_p50 == pytest.approx(10.345)
+    assert seen.interruptions == 0
+
+
+@pytest.mark.parametrize(("rate", "checkpoint", "interval"), [(0.3, 15, 900), (1.0, 60, 600)])
+def test_without_notices_goodput_is_the_analytic_one(
+    rate: float, checkpoint: float, interval: float
+) -> None:
+    # Renewal reward: of a life L exp(mean M) with restart R, expect tau * sum_n P(L >= R + n p) of
+    # training, p = tau + C; so goodput = tau * exp(-R / M) / (exp(p / M) - 1) / M.
+    restart, mean = 240.0, 3600 / rate
+    expected = interval * math.exp(-restart / mean) / math.expm1((interval + checkpoint) / mean)
+    seen = estimate(
+        work_seconds=60 * DAY,
+        rate_per_hour=rate,
+        restart_seconds=restart,
+        checkpoint_seconds=checkpoint,
+        interval_seconds=interval,
+        notice_fits=False,
+    )
+    assert seen.goodput == pytest.approx(expected / mean, rel=0.01)
+
+
+def test_with_notices_only_restart_and_notice_are_lost() -> None:
+    mean, restart, notice = 2 * 3600.0, 300.0, 120.0
+    seen = estimate(
+        work_seconds=60 * DAY,
+        rate_per_hour=0.5,
+        restart_seconds=restart,
+        interval_seconds=3600,
+        notice_arrives=1.0,
+        notice_seconds=notice,
+    )
+    assert seen.goodput == pytest.approx(math.exp(-(restart + notice) / mean), rel=0.01)
+
+
+def test_waiting_costs_hours_but_no_dollars() -> None:
+    asked = {"work_seconds": 40 * 3600.0, "rate_per_hour": 0.3, "restart_seconds": 300.0}
+    at_once = estimate(**asked, usd_per_hour=1.0)
+    waiting = estimate(**asked, usd_per_hour=1.0, wait_seconds=1800)
+    assert waiting.usd_p50 == at_once.usd_p50
+    assert waiting.hours_p50 > at_once.hours_p50 + 4
+    assert waiting.interruptions == pytest.approx(0.3 * waiting.machine_hours_p50, rel=0.1)
+
+
+def test_many_interruptions_are_extended_from_fewer() -> None:
+    asked = {"rate_per_hour": 0.5, "restart_seconds": 300.0, "interval_seconds": 1800.0}
+    short = estimate(work_seconds=50 * 3600, **asked)
+    long = estimate(work_seconds=500 * 3600, **asked)
+    assert long.goodput == pytest.approx(short.goodput, rel=0.02)
+    spread = long.hours_p90 / long.hours_p50 - 1
+    assert spread == pytest.approx((short.hours_p90 / short.hours_p50 - 1) / math.sqrt(10), rel=0.3)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    work=st.floats(60, 30 * DAY),
+    rate=st.floats(0, 2),
+    restart=st.floats(0, 1200),
+    checkpoint=st.floats(0, 120),
+    fits=st.booleans(),
+)
+def test_no_run_is_faster_than_its_work(
+    work: float, rate: float, restart: float, checkpoint: float, fits: bool
+) -> None:
+    seen = estimate(
+        work_seconds=work,
+        rate_per_hour=rate,
+        restart_seconds=restart,
+        checkpoint_seconds=checkpoint,
+        notice_fits=fits,
+        wait_seconds=60,
+    )
+    assert seen.machine_hours_p50 * 3600 >= (work + restart) * (1 - 1e-9)
+    assert seen.machine_hours_p90 >= seen.machine_hours_p50
+    assert seen.hours_p90 >= seen.hours_p50 >= seen.machine_hours_p50 * (1 - 1e-9)
+    assert 0 < seen.goodput <= 1 + 1e-9
+
+
+def test_the_same_question_has_the_same_answer() -> None:
+    asked = {"work_seconds": 9e4, "rate_per_hour": 0.2, "restart_seconds": 200.0}
+    assert estimate(**asked) == estimate(**asked)
+
+
+def test_a_thousand_forecasts_take_seconds() -> None:
+    estimate(work_seconds=DAY, rate_per_hour=0.1, restart_seconds=200)
+    began = time.process_time()
+    for hours in range(1, 101):
+        estimate(work_seconds=hours * 3600, rate_per_hour=0.124, restart_seconds=200)
+    assert time.process_time() - began < 1.0
+
+
+def test_fails_a_run_that_never_ends() -> None:
+    with pytest.raises(ValueError, match=r"would never end on Spot: an interruption every 0\.01 h"):
+        estimate(
+            work_seconds=DAY, rate_per_hour=100, restart_seconds=600, notice_fits=False,
+            interval_seconds=3600,
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"work_seconds": 0.0}, "work_seconds must be more than 0, got 0"),
+        ({"work_seconds": math.inf}, "work_seconds must be a finite number, got inf"),
+        ({"rate_per_hour": -1.0}, "rate_per_hour must be .* at least 0, got -1"),
+        ({"restart_seconds": math.nan}, "restart_seconds must be at least 0, got nan"),
+        ({"notice_arrives": 1.5}, "notice_arrives is a share between 0 and 1, got 1.5"),
+    ],
+)
+def test_fails_on_absurd_numbers(wrong: dict[str, float], says: str) -> None:
+    asked = {"work_seconds": DAY, "rate_per_hour": 0.1, "restart_seconds": 100.0, **wrong}
+    with pytest.raises(ValueError, match=says):
+        estimate(**asked)
+
+
+def test_the_recommended_interval_loses_least() -> None:
+    asked = {
+        "work_seconds": 60 * DAY, "rate_per_hour": 0.3, "restart_seconds": 300.0,
+        "checkpoint_seconds": 30.0, "notice_fits": False,
+    }  # fmt: skip
+    best = recommend_interval(checkpoint_seconds=30, rate_per_hour=0.3, notice_fits=False).seconds
+    goodput = {s: estimate(**asked, interval_seconds=best * s).goodput for s in (0.4, 1, 3)}
+    assert max(goodput, key=lambda scale: goodput[scale]) == 1
+
+
+def test_interruption_figures_name_their_source() -> None:
+    fleet, one = interruptions("g5.xlarge"), interruptions("g5.xlarge", pools=1)
+    assert fleet.rate_per_hour < one.rate_per_hour
+    assert fleet.wait_seconds < one.wait_seconds
+    assert "skypilot-org/spot-traces" in fleet.source
+    mild = interruptions("g5.2xlarge", basis="advisor")
+    assert mild.mean_hours > 100 * fleet.mean_hours
+    assert "15% to 20% a month" in mild.source
+
+
+def test_fails_for_a_size_without_advisor_figures_and_for_no_pools() -> None:
+    with pytest.raises(ValueError, match=r"no Advisor figure for 'p5\.48xlarge': there is one"):
+        interruptions("p5.48xlarge", basis="advisor")
+    with pytest.raises(ValueError, match=r"at least one pool .* got 0"):
+        interruptions("g5.xlarge", pools=0)
+    with pytest.raises(ValueError, match=r"'g5\.3xlarge' is not in the instance catalogue"):
+        interruptions("g5.3xlarge")
