@@ -10,9 +10,10 @@ import difflib
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, cast
 
 CATALOGUE_FILE = Path(__file__).with_name("instances.csv")
+FAMILIES_FILE = Path(__file__).with_name("families.csv")
 PRICE_REGION = "us-east-1"
 MAX_ALTERNATES = 4
 
@@ -40,7 +41,10 @@ _MODELLED_SPOT_SHARE = 0.49
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Instance:
-    """One EC2 size. MB are decimal, GiB and MiB binary; `source` says where it all is from."""
+    """One EC2 size. MB are decimal, GiB and MiB binary; `source` says where it all is from.
+
+    What ends in `_from_memory` was never checked against a source.
+    """
 
     size: str
     family: str
@@ -49,6 +53,7 @@ class Instance:
     memory_gib: float
     gpu: str
     num_gpus: int
+    num_accelerators: int
     gpu_memory_mib: int
     instance_store_gb: int
     ebs_baseline_mb_per_second: float
@@ -56,6 +61,11 @@ class Instance:
     ebs_baseline_iops: int
     ebs_max_iops: int
     network_baseline_gbps: float
+    network_peak_gbps: float
+    network_label: str
+    gpu_architecture_from_memory: str
+    compute_capability_from_memory: str
+    tensor_core_generation_from_memory: str
     on_demand_usd_per_hour: float | None
     spot_quota_code: str
     note: str
@@ -65,6 +75,17 @@ class Instance:
     def is_trainable(self) -> bool:
         """Whether the stack can train on it: whole NVIDIA GPUs that the AMI has a driver for."""
         return self.num_gpus > 0 and self.family in AMI_FAMILIES
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Family:
+    """What a family of sizes is for: `fit` holds train, serve, prepare, experiment or graphics."""
+
+    name: str
+    kind: Literal["gpu", "gpu-slice", "gpu-amd", "chip", "cpu", "burstable"]
+    fit: frozenset[str]
+    what: str
+    source: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,6 +108,7 @@ def _instance(row: dict[str, str]) -> Instance:
         memory_gib=float(row["memory_gib"]),
         gpu=row["accelerator"],
         num_gpus=int(row["accelerator_count"]) if row["accelerator"].startswith("NVIDIA") else 0,
+        num_accelerators=int(row["accelerator_count"]),
         gpu_memory_mib=int(row["accelerator_memory_mib_each"] or 0),
         instance_store_gb=int(row["instance_store_gb"] or 0),
         ebs_baseline_mb_per_second=float(row["ebs_baseline_MB_s"] or 0),
@@ -94,6 +116,11 @@ def _instance(row: dict[str, str]) -> Instance:
         ebs_baseline_iops=int(row["ebs_baseline_iops"] or 0),
         ebs_max_iops=int(row["ebs_max_iops"] or 0),
         network_baseline_gbps=float(row["net_baseline_gbps"] or 0),
+        network_peak_gbps=float(row["net_peak_gbps"] or 0),
+        network_label=row["net_label"],
+        gpu_architecture_from_memory=row["gpu_arch_from_memory"],
+        compute_capability_from_memory=row["cuda_cc_from_memory"],
+        tensor_core_generation_from_memory=row["tensor_core_gen_from_memory"],
         on_demand_usd_per_hour=float(price) if price else None,
         spot_quota_code=row["spot_quota_code"],
         note=row["note"],
@@ -106,6 +133,22 @@ def instances() -> dict[str, Instance]:
     """All known sizes by name, in the order of the file."""
     with CATALOGUE_FILE.open(newline="", encoding="utf-8") as lines:
         return {row["instance_type"]: _instance(row) for row in csv.DictReader(lines)}
+
+
+@cache
+def families() -> dict[str, Family]:
+    """What each family is for, by name."""
+    with FAMILIES_FILE.open(newline="", encoding="utf-8") as lines:
+        return {
+            row["family"]: Family(
+                name=row["family"],
+                kind=cast(Any, row["kind"]),
+                fit=frozenset(row["fit"].split("|")),
+                what=row["what"],
+                source=row["source"],
+            )
+            for row in csv.DictReader(lines)
+        }
 
 
 def find(size: str) -> Instance:

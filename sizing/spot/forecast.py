@@ -13,7 +13,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from sizing.spot.interval import NOTICE_ARRIVES, recommend_interval
+from sizing.spot.interval import NEVER, NOTICE_ARRIVES, recommend_interval
 
 NOTICE_SECONDS = 120.0
 NUM_SAMPLES = 400
@@ -161,7 +161,7 @@ def _gain(seconds: Array, run: Run, *, saved: NDArray[np.bool_]) -> Array:
 def _simulate(run: Run) -> tuple[Array, Array, float]:
     """Return machine seconds and clock seconds of each sample, and the mean interruptions."""
     saves = max(0, math.ceil(run.work / run.interval) - 1)
-    if run.rate == 0:
+    if run.rate < NEVER / 3600:
         once = np.array([run.start + run.work + saves * run.checkpoint])
         return once, once, 0.0
     # Most runs need few machines: look at a few first.

@@ -17,6 +17,8 @@ MAX_EPOCHS = 2
 MAX_SAVING_SHARE = 0.02
 # More often than this gains less than half of it for each interruption.
 MIN_SECONDS = 60.0
+# Less often than this, in interruptions per hour, is never.
+NEVER = 1e-9
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,7 +36,7 @@ def daly_interval(*, checkpoint_seconds: float, rate_per_hour: float) -> float:
     c = checkpoint / MTBF. For c much below 1 it is Young's sqrt(2 * checkpoint * MTBF).
     """
     _check(checkpoint_seconds=checkpoint_seconds, rate_per_hour=rate_per_hour)
-    if rate_per_hour == 0:
+    if rate_per_hour < NEVER:
         return math.inf
     mean = 3600 / rate_per_hour
     c = checkpoint_seconds / mean

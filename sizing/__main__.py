@@ -1,0 +1,49 @@
+"""`python -m sizing COMMAND`: what a run needs, takes and costs, before a cent is spent.
+
+Each command is one module of sizing/commands with HELP, add_arguments(parser) and run(arguments).
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+COMMANDS = ("catalogue",)
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The command line: every command with its own options."""
+    parser = argparse.ArgumentParser(
+        prog="python -m sizing",
+        description="What a run needs, takes and costs, before a cent is spent.",
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name in COMMANDS:
+        module = import_module(f"sizing.commands.{name}")
+        command = commands.add_parser(
+            name,
+            help=module.HELP,
+            description=module.__doc__,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        module.add_arguments(command)
+        command.set_defaults(run=module.run)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; a user's mistake is one sentence on standard error and exit code 2."""
+    chosen = make_parser().parse_args(arguments)
+    try:
+        return int(chosen.run(chosen))
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:  # `| head` has seen enough.
+        return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
