@@ -67,8 +67,8 @@ destroy: $(READY) ## cdk destroy TrainingStack; the buckets of DatasetStack stay
 aws-local: $(READY) ## start the embedded AWS, bootstrapped, and print the variables that point cdk and aws at it
 	@$(BIN)/python -m rehearsal aws
 
-parameters: $(READY) ## the stack parameters of one size: make parameters SIZE=g5.2xlarge
-	@$(BIN)/python -m stacks.parameters $(or $(SIZE),g5.xlarge)
+parameters: $(READY) ## the stack parameters of a size, with their origins: make parameters SIZE=g5.2xlarge ARGS="--json"
+	@$(BIN)/python -m stacks.parameters $(SIZE) $(ARGS)
 
 requirements: $(READY) ## compile requirements.in to requirements.txt, hashed and without any host name
 	@$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \

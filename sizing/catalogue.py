@@ -161,10 +161,11 @@ def find(size: str) -> Instance:
     return found
 
 
-def alternates(size: str) -> tuple[Instance, ...]:
+def alternates(size: str, *, mix_gpus: bool = False) -> tuple[Instance, ...]:
     """Return the 0 to 4 cheapest other sizes with the same GPUs and at least the memory.
 
     The GPU model and count are part of the numerics key: on these a run stays bit for bit the same.
+    `mix_gpus` gives that up for more pools: any model with at least the memory, the same count.
     """
     wanted = find(size)
     siblings = [
@@ -173,7 +174,8 @@ def alternates(size: str) -> tuple[Instance, ...]:
         if other.size != wanted.size
         and other.is_trainable
         and other.on_demand_usd_per_hour is not None
-        and (other.gpu, other.num_gpus) == (wanted.gpu, wanted.num_gpus)
+        and (mix_gpus or other.gpu == wanted.gpu)
+        and other.num_gpus == wanted.num_gpus
         and other.gpu_memory_mib >= wanted.gpu_memory_mib
         and other.memory_gib >= wanted.memory_gib
     ]

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import difflib
+import math
 import re
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from sizing import catalogue
+from stacks.parameters.workloads import recipes, workloads
 
 if TYPE_CHECKING:
     from stacks.parameters import StackParameters
-
-KNOWN_WORKLOADS = frozenset(["trajectory"])
 
 # gp3: the floor that is part of the volume's price, and its ceilings (EBS user guide, 2026).
 GP3_MIN_IOPS, GP3_MAX_IOPS = 3000, 80_000
@@ -35,6 +37,12 @@ _INTERVAL = re.compile(r"[1-9]\d*(epochs|steps|s)")
 # An override stands in run.env between double quotes and on a command line: no shell characters.
 _OVERRIDE = re.compile(r"[A-Za-z_][\w.]*=[A-Za-z0-9_.,:+/@%-]+")
 _AMI = re.compile(r"ami-[0-9a-f]{8,17}|(/[A-Za-z0-9_.-]+)+")
+_EMAIL = re.compile(r"[^@\s,;]+@[^@\s,;.]+(\.[^@\s,;.]+)+")
+_KEY = re.compile(r"arn:aws[a-z-]*:kms:[a-z0-9-]+:\d{12}:key/[A-Za-z0-9-]+")
+# In kms: make a key in DatasetStack; else it is the ARN of one that is there already.
+NEW_KEY = "create"
+# Room beside the dataset, as a share of it: the file system's own, and checkpoints on their way.
+VOLUME_PER_DATASET = 1.1
 # All of the user data has 16,384 bytes; the overrides take what the other values leave.
 _MAX_OVERRIDES_CHARACTERS = 2000
 
@@ -48,14 +56,24 @@ def _check_match(name: str, value: str, pattern: re.Pattern[str], advice: str) -
     _refuse_unless(pattern.fullmatch(value), f"{name} is {value!r}; {advice}")
 
 
+def _nearest(name: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {near[0]}?" if near else f"known: {', '.join(sorted(known))}."
+
+
 def check_names(p: StackParameters) -> None:
     """Refuse names that S3, systemd or a shell would read as something else."""
-    if p.workload not in KNOWN_WORKLOADS:
-        known = ", ".join(sorted(KNOWN_WORKLOADS))
-        _check_match(
-            "workload", p.workload, _OWN_CODE, f"known are {known}, or your own package.module:NAME"
-        )
     _check_match("recipe", p.recipe, _NAME, "give letters, digits, - and _")
+    if p.workload in workloads():
+        known = recipes(p.workload)
+        _refuse_unless(
+            p.recipe in known,
+            f"recipe is {p.recipe!r}, and {p.workload} has none of that name; "
+            f"{_nearest(p.recipe, known)}",
+        )
+    else:
+        advice = f"{_nearest(p.workload, workloads())} Your own is package.module:NAME"
+        _check_match("workload", p.workload, _OWN_CODE, advice)
     _check_match("run_id", p.run_id, _NAME, "give a letter, then letters, digits, - and _ (63)")
     _check_match("dataset", p.dataset, _PREFIX, "give a key prefix like trajectory or clips/v2")
     for override in p.overrides:
@@ -100,8 +118,7 @@ def check_size(p: StackParameters) -> None:
 
 
 def check_volumes(p: StackParameters) -> None:
-    """Refuse volumes that gp3 cannot be, or whose speed this size cannot use."""
-    instance = catalogue.find(p.size)
+    """Refuse volumes that gp3 cannot be, that this size cannot use, or that hold no dataset."""
     _refuse_unless(
         MIN_ROOT_GIB <= p.root_volume_gib <= GP3_MAX_GIB,
         f"root_volume_gib is {p.root_volume_gib}; give {MIN_ROOT_GIB} to {GP3_MAX_GIB}",
@@ -110,6 +127,18 @@ def check_volumes(p: StackParameters) -> None:
         1 <= p.data_volume_gib <= GP3_MAX_GIB,
         f"data_volume_gib is {p.data_volume_gib}; give 1 to {GP3_MAX_GIB}",
     )
+    _refuse_unless(p.dataset_gib >= 0, f"dataset_gib is {p.dataset_gib:g}; give 0 or more")
+    needed = math.ceil(round(p.dataset_gib * VOLUME_PER_DATASET, 6))
+    _refuse_unless(
+        p.data_volume_gib >= needed,
+        f"data_volume_gib is {p.data_volume_gib}; the dataset has {p.dataset_gib:.1f} GiB and "
+        f"needs room beside it: give {needed} or more",
+    )
+    _check_speed(p)
+
+
+def _check_speed(p: StackParameters) -> None:
+    instance = catalogue.find(p.size)
     most = int(instance.ebs_max_mb_per_second * 1e6 / 2**20)
     most = min(max(most, GP3_MIN_MIB_PER_SECOND), GP3_MAX_MIB_PER_SECOND)
     _refuse_unless(
@@ -118,11 +147,17 @@ def check_volumes(p: StackParameters) -> None:
         f"give {GP3_MIN_MIB_PER_SECOND} to {most}, the most that {p.size} can use",
     )
     most = min(max(instance.ebs_max_iops, GP3_MIN_IOPS), GP3_MAX_IOPS)
-    most = min(most, max(GP3_MIN_IOPS, p.data_volume_gib * GP3_MAX_IOPS_PER_GIB))
     _refuse_unless(
         GP3_MIN_IOPS <= p.data_volume_iops <= most,
         f"data_volume_iops is {p.data_volume_iops}; give {GP3_MIN_IOPS} to {most}, the most that "
-        f"{p.size} and {p.data_volume_gib} GiB can use",
+        f"{p.size} can use",
+    )
+    # What every gp3 volume has, it has at any size.
+    gib = 1 if p.data_volume_iops == GP3_MIN_IOPS else p.data_volume_iops / GP3_MAX_IOPS_PER_GIB
+    _refuse_unless(
+        p.data_volume_gib >= gib,
+        f"data_volume_gib is {p.data_volume_gib}; {p.data_volume_iops} IOPS need "
+        f"{math.ceil(gib)} or more, or give less data_volume_mib_per_second",
     )
     needed = p.data_volume_mib_per_second * GP3_IOPS_PER_MIB_PER_SECOND
     _refuse_unless(
@@ -173,4 +208,49 @@ def check_times(p: StackParameters) -> None:
         p.heartbeat_timeout_seconds >= least,
         f"heartbeat_timeout_seconds is {p.heartbeat_timeout_seconds}; give {least} or more: the "
         f"instance may wait {p.dataset_wait_seconds} s for its dataset before the first heartbeat",
+    )
+
+
+def check_alarms(p: StackParameters) -> None:
+    """Refuse alarms that could never fire, or always would, and an address that is none."""
+    if p.alarm_email:
+        _check_match(
+            "alarm_email", p.alarm_email, _EMAIL, "give one address like you@example.org, or none"
+        )
+    for name in (
+        "alarm_gpu_utilization_percent",
+        "alarm_gpu_memory_percent",
+        "alarm_disk_percent",
+    ):
+        value = getattr(p, name)
+        _refuse_unless(0 < value < 100, f"{name} is {value:g}; give more than 0, less than 100")
+    _refuse_unless(
+        40 <= p.alarm_gpu_celsius <= 110,
+        f"alarm_gpu_celsius is {p.alarm_gpu_celsius:g}; give 40 to 110: an idle card is below, "
+        "and no card gets above",
+    )
+    interval = re.fullmatch(r"(\d+)s", p.checkpoint_interval)
+    least = max(600, 2 * int(interval[1]) if interval else 0)
+    _refuse_unless(
+        least <= p.alarm_commit_seconds <= 86_400,
+        f"alarm_commit_seconds is {p.alarm_commit_seconds}; give {least} to 86400: twice the "
+        "checkpoint interval, and ten minutes, are healthy",
+    )
+
+
+def check_kept(p: StackParameters) -> None:
+    """Refuse protection of kept data that this deployment could not give."""
+    if p.kms and p.kms != NEW_KEY:
+        _check_match("kms", p.kms, _KEY, f"give {NEW_KEY}, the ARN of a key, or nothing")
+    if not (p.dataset_bucket and p.run_bucket):
+        return
+    _refuse_unless(
+        p.kms != NEW_KEY,
+        f"kms is {NEW_KEY}, which makes the key in DatasetStack, and with both buckets adopted "
+        "there is none; give the ARN of a key",
+    )
+    _refuse_unless(
+        not p.access_logs,
+        "access_logs is true, and both buckets are adopted; switch logging on where they are "
+        "managed, and drop access_logs",
     )

@@ -5,14 +5,15 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from sizing import catalogue
-from stacks.parameters import CDK_JSON, StackParameters, defaults
+from stacks.parameters import StackParameters
+from stacks.parameters.context import CDK_JSON, defaults
+
+KEY = "arn:aws:kms:us-east-1:123456789012:key/0f0e0d0c-1111-2222-3333-444455556666"
 
 TRAINABLE = [
     size
@@ -80,8 +81,10 @@ def test_own_code_names_its_dataset() -> None:
         ("size", "g6f.large", "size g6f.large has no whole NVIDIA GPU"),
         ("size", "g7e.2xlarge", "size g7e.2xlarge is not supported by the PyTorch 2.12"),
         ("size", "p5e.48xlarge", "size p5e.48xlarge has no price in the catalogue"),
-        ("workload", "trajectroy", "workload is 'trajectroy'; known are trajectory, or your own"),
+        ("workload", "trajectroy", "workload is 'trajectroy'; did you mean trajectory? Your"),
         ("recipe", "full;rm", "recipe is 'full;rm'; give letters"),
+        ("recipe", "ful", "recipe is 'ful', and trajectory has none of that name; did you mean fu"),
+        ("recipe", "zzz", "none of that name; known: full, laptop."),
         ("run_id", "exp 7", "run_id is 'exp 7'; give a letter"),
         ("run_id", "7", "run_id is '7'; give a letter"),
         ("dataset", "../other", "dataset is '../other'; give a key prefix"),
@@ -98,6 +101,17 @@ def test_own_code_names_its_dataset() -> None:
         ("data_volume_mib_per_second", "100", "data_volume_mib_per_second is 100; give 125 to 417"),
         ("data_volume_mib_per_second", "500", "the most that g5.xlarge can use"),
         ("data_volume_iops", "2000", "data_volume_iops is 2000; give 3000 to 15000"),
+        ("dataset_gib", "-1", "dataset_gib is -1; give 0 or more"),
+        ("dataset_gib", "190", "the dataset has 190.0 GiB and needs room beside it: give 209 or"),
+        ("dataset_manifest", "/no/manifest.json", "dataset_manifest is '/no/manifest.json', which"),
+        ("mix_gpus", "perhaps", "mix_gpus is 'perhaps'; give true or false"),
+        ("alarm_email", "me", "alarm_email is 'me'; give one address like you@example.org"),
+        ("alarm_email", "a@b.org,c@d.org", "give one address like you@example.org, or none"),
+        ("alarm_disk_percent", "100", "alarm_disk_percent is 100; give more than 0, less than 100"),
+        ("alarm_gpu_celsius", "200", "alarm_gpu_celsius is 200; give 40 to 110"),
+        ("alarm_commit_seconds", "60", "alarm_commit_seconds is 60; give 600 to 86400"),
+        ("checkpoint_interval", "3601s", "alarm_commit_seconds is 7200; give 7202 to 86400"),
+        ("kms", "yes", "kms is 'yes'; give create, the ARN of a key, or nothing"),
         ("on_demand_base", "2", "on_demand_base is 2; give 0 to 1, because the base is a part"),
         ("target_capacity", "3", "target_capacity is 3; give 1, or 0"),
         ("max_barren_attempts", "0", "max_barren_attempts is 0; give 1 to 100"),
@@ -124,35 +138,55 @@ def test_fails_for_iops_that_the_throughput_needs_more_of() -> None:
         )
 
 
+def test_fails_for_a_volume_too_small_for_its_speed() -> None:
+    with pytest.raises(ValueError, match=r"data_volume_gib is 10; 7628 IOPS need 16 or more"):
+        StackParameters.for_size("g5.8xlarge", data_volume_gib=10)
+
+
+@pytest.mark.parametrize(
+    ("context", "sentence"),
+    [
+        ({"kms": "create"}, "with both buckets adopted there is none; give the ARN of a key"),
+        ({"access_logs": "true"}, "access_logs is true, and both buckets are adopted"),
+    ],
+)
+def test_fails_for_protection_of_buckets_that_others_manage(
+    context: dict[str, str], sentence: str
+) -> None:
+    adopted = {"dataset_bucket": "my-data", "run_bucket": "my-runs"}
+    with pytest.raises(ValueError, match=sentence):
+        StackParameters.for_size("g5.xlarge", **adopted, **context)
+    assert StackParameters.for_size("g5.xlarge", **adopted, kms=KEY).kms == KEY
+
+
+def test_a_manifest_says_how_large_the_dataset_is(tmp_path: Path) -> None:
+    manifest = tmp_path / "manifest.json"
+    files = [{"name": f"{number}.bin", "bytes": 100 * 2**30} for number in range(2)]
+    manifest.write_text(json.dumps({"files": files}))
+    given = {"dataset_manifest": str(manifest)}
+    with pytest.raises(ValueError, match=r"the dataset has 200.0 GiB .* give 221 or more"):
+        StackParameters.for_size("g5.xlarge", **given)
+    fitting = StackParameters.for_size("g5.xlarge", **given, data_volume_gib=221)
+    assert fitting.dataset_gib == 200
+
+
+def test_mixed_gpus_widen_the_pools_and_keep_count_and_memory() -> None:
+    same, mixed = (
+        {catalogue.find(size).gpu for size in StackParameters.for_size("g5.2xlarge", **c).sizes}
+        for c in ({}, {"mix_gpus": "true"})
+    )
+    assert same == {"NVIDIA A10G"}
+    assert same < mixed
+    wanted = catalogue.find("g5.2xlarge")
+    for size in StackParameters.for_size("g5.2xlarge", mix_gpus=True).sizes:
+        other = catalogue.find(size)
+        assert (other.num_gpus, other.memory_gib >= wanted.memory_gib) == (1, True)
+        assert other.gpu_memory_mib >= wanted.gpu_memory_mib
+
+
 def test_fails_for_a_base_without_capacity() -> None:
     with pytest.raises(ValueError, match="on_demand_base is 1; give 0 to 0"):
         StackParameters.for_size("g5.xlarge", target_capacity=0, on_demand_base=1)
-
-
-def _table(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "stacks.parameters", *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=Path(CDK_JSON).parent,
-    )
-
-
-def test_the_table_says_where_each_value_comes_from() -> None:
-    done = _table("g5.4xlarge")
-    assert done.returncode == 0
-    lines = {line.split()[0]: line.split()[1:] for line in done.stdout.splitlines()}
-    assert lines["data_volume_mib_per_second"] == ["566", "by-size"]
-    assert lines["max_hours"] == ["72.0", "cdk.json"]
-    assert lines["alternates"] == ["g5.8xlarge", "g5.16xlarge", "sizing/instances.csv"]
-
-
-def test_fails_for_a_table_of_an_unknown_size() -> None:
-    done = _table("g5.huge")
-    assert done.returncode == 2
-    assert done.stderr.startswith("parameters: size 'g5.huge' is not in the instance catalogue")
-    assert "Traceback" not in done.stderr
 
 
 def test_the_flags_that_cdk_recommends_are_all_decided() -> None:

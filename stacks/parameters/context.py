@@ -1,0 +1,96 @@
+"""CDK context as stack parameters read it: cdk.json's defaults, known names, texts as values."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+CDK_JSON = Path(__file__).parents[2] / "cdk.json"
+# What cdk.json writes where a parameter is left to stacks/parameters/decisions.py.
+LEFT_OPEN = ("by-size", "by-workload", "by-manifest")
+_TRUTHS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False, "": False}
+
+
+def defaults() -> dict[str, object]:
+    """Return cdk.json's context without CDK's feature flags."""
+    context = json.loads(CDK_JSON.read_text(encoding="utf-8"))["context"]
+    return ours(context)
+
+
+def ours(context: Mapping[str, object]) -> dict[str, object]:
+    """Drop CDK's own keys: feature flags start with @, look-ups and CLI switches hold a colon."""
+    return {
+        name: value
+        for name, value in context.items()
+        if not name.startswith("@") and ":" not in name
+    }
+
+
+def refuse_unknown_names(given: Mapping[str, object], known: Sequence[str]) -> None:
+    """Refuse a name that is no parameter, with the nearest that is."""
+    for name in given:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
+            raise ValueError(f"context {name!r} is unknown; {hint}")
+
+
+def parse(type_name: str, name: str, value: object) -> object:
+    """Turn a context value into a parameter of the type that the dataclass declares."""
+    return _PARSERS[type_name](name, value)
+
+
+def parse_int(name: str, value: object) -> int:
+    """Read a whole number; `-c` gives texts."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    if isinstance(value, str) and re.fullmatch(r"-?\d+", value.strip()):
+        return int(value)
+    raise ValueError(f"{name} is {value!r}; give a whole number")
+
+
+def parse_text(name: str, value: object) -> str:
+    """Read a text without the white space around it."""
+    if not isinstance(value, str):
+        raise ValueError(f"{name} is {value!r}; give a text")
+    return value.strip()
+
+
+def _parse_float(name: str, value: object) -> float:
+    try:
+        number = float(str(value))
+    except ValueError:
+        number = float("nan")
+    if number != number or number in (float("inf"), float("-inf")):
+        raise ValueError(f"{name} is {value!r}; give a number")
+    return number
+
+
+def _parse_bool(name: str, value: object) -> bool:
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str) and value.strip().lower() in _TRUTHS:
+        return _TRUTHS[value.strip().lower()]
+    raise ValueError(f"{name} is {value!r}; give true or false")
+
+
+def _parse_texts(name: str, value: object) -> tuple[str, ...]:
+    # Overrides may hold commas (a=1,2), zones never do.
+    separator = r"\s+" if name == "overrides" else r"[,\s]+"
+    if isinstance(value, str):
+        return tuple(re.split(separator, value.strip())) if value.strip() else ()
+    if isinstance(value, list | tuple):
+        return tuple(parse_text(name, item) for item in value)
+    raise ValueError(f"{name} is {value!r}; give texts separated by spaces")
+
+
+_PARSERS = {
+    "str": parse_text,
+    "int": parse_int,
+    "float": _parse_float,
+    "bool": _parse_bool,
+    "tuple[str, ...]": _parse_texts,
+}

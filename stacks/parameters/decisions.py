@@ -1,0 +1,64 @@
+"""What cdk.json leaves to the size, the workload or a manifest: one function a parameter.
+
+Each is named like its parameter; its docstring is the reason that `python -m stacks.parameters`
+prints.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from sizing.catalogue import Instance
+from stacks.parameters import checks
+from stacks.parameters.context import parse_int, parse_text
+
+Values = Mapping[str, object]
+BYTES_PER_MIB = 2**20
+BYTES_PER_GIB = 2**30
+
+
+def dataset(_: Instance, values: Values) -> object:
+    """the workload's name"""
+    return str(values["workload"]).rpartition(":")[2]
+
+
+def dataset_gib(_: Instance, values: Values) -> object:
+    """the files that dataset_manifest lists; 0: not known at synth"""
+    path = parse_text("dataset_manifest", values["dataset_manifest"])
+    if not path:
+        return 0
+    try:
+        manifest = json.loads(Path(path).read_text(encoding="utf-8"))
+        return sum(int(file["bytes"]) for file in manifest["files"]) / BYTES_PER_GIB
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"dataset_manifest is {path!r}, which cannot be read as a manifest ({error}); give the "
+            "manifest.json that `python -m training data make` or `upload` wrote, or nothing"
+        ) from error
+
+
+def data_volume_mib_per_second(instance: Instance, _: Values) -> object:
+    """what the size sustains for EBS, within what gp3 can be"""
+    sustained = int(instance.ebs_baseline_mb_per_second * 1e6 / BYTES_PER_MIB)
+    return min(max(sustained, checks.GP3_MIN_MIB_PER_SECOND), checks.GP3_MAX_MIB_PER_SECOND)
+
+
+def data_volume_iops(_: Instance, values: Values) -> object:
+    """as many as the throughput needs: a dataset is read in large pieces"""
+    throughput = parse_int("data_volume_mib_per_second", values["data_volume_mib_per_second"])
+    needed = throughput * checks.GP3_IOPS_PER_MIB_PER_SECOND
+    return min(max(needed, checks.GP3_MIN_IOPS), checks.GP3_MAX_IOPS)
+
+
+# In this order: the IOPS follow from the throughput.
+DECISIONS: Mapping[str, Callable[[Instance, Values], object]] = {
+    decide.__name__: decide
+    for decide in (dataset, dataset_gib, data_volume_mib_per_second, data_volume_iops)
+}
+
+
+def reason(name: str) -> str:
+    """Why the parameter is what it is, where cdk.json leaves it open."""
+    return (DECISIONS[name].__doc__ or "").strip()

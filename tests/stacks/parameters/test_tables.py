@@ -1,0 +1,63 @@
+"""`python -m stacks.parameters`: one size with its origins, and what differs between sizes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from stacks.parameters.__main__ import FAMILIES, compare, deployable_sizes, main
+from stacks.parameters.context import CDK_JSON
+
+Output = pytest.CaptureFixture[str]
+
+
+def test_the_table_says_where_each_value_comes_from(capsys: Output) -> None:
+    assert main(["g5.4xlarge", "-c", "max_hours=5"]) == 0
+    lines = {line.split()[0]: line.split() for line in capsys.readouterr().out.splitlines()}
+    assert lines["data_volume_mib_per_second"][1:4] == ["566", "by-size:", "what"]
+    assert lines["run_id"][1:] == ["run-1", "cdk.json"]
+    assert lines["max_hours"][1:] == ["5", "asked", "for"]
+    assert lines["alternates"][1:4] == ["g5.8xlarge", "g5.16xlarge", "sizing/instances.csv:"]
+
+
+def test_the_table_can_be_read_by_programs(capsys: Output) -> None:
+    assert main(["g5.4xlarge", "--json"]) == 0
+    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
+    assert rows["data_volume_mib_per_second"]["value"] == 566
+    assert rows["alternates"]["value"] == ["g5.8xlarge", "g5.16xlarge"]
+
+
+def test_sizes_are_compared_in_what_differs_only() -> None:
+    small, large = compare(["g5.xlarge", "g5.12xlarge"], {})
+    assert (small["data_volume_mib_per_second"], large["data_volume_mib_per_second"]) == (125, 1907)
+    assert (small["gpus"], large["gpus"]) == ("1 x A10G", "4 x A10G")
+    assert "max_hours" not in small
+
+
+def test_every_size_of_the_four_families_is_compared(capsys: Output) -> None:
+    sizes = deployable_sizes(FAMILIES)
+    assert {size.partition(".")[0] for size in sizes} == set(FAMILIES)
+    assert len([size for size in sizes if size.startswith("g5.")]) == 8
+    assert main(["--compare"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == len(sizes) + 1
+
+
+def test_fails_for_several_sizes_without_a_comparison(capsys: Output) -> None:
+    assert main(["g5.xlarge", "g5.2xlarge"]) == 2
+    assert "add --compare" in capsys.readouterr().err
+
+
+def test_fails_for_a_table_of_an_unknown_size() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "stacks.parameters", "g5.huge"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=CDK_JSON.parent,
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("parameters: size 'g5.huge' is not in the instance catalogue")
+    assert "Traceback" not in done.stderr
