@@ -77,7 +77,14 @@ def problems(resource_type: str, properties: Mapping[str, Any]) -> list[str]:
 
 def replaces(resource_type: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
     """Whether going from old to new properties makes a new resource."""
-    return any(_at(old, path) != _at(new, path) for path in _create_only(resource_type))
+    return bool(replacing_paths(resource_type, old, new))
+
+
+def replacing_paths(
+    resource_type: str, old: Mapping[str, Any], new: Mapping[str, Any]
+) -> list[tuple[str, ...]]:
+    """The paths of properties that differ and can only be set when a resource is made."""
+    return [path for path in create_only(resource_type) if at(old, path) != at(new, path)]
 
 
 def changed_properties(
@@ -88,11 +95,10 @@ def changed_properties(
     for name in sorted({*old, *new}):
         if old.get(name) == new.get(name):
             continue
-        paths = [path for path in _create_only(resource_type) if path[0] == name]
-        differing = [path for path in paths if _at(old, path) != _at(new, path)]
+        differing = [path for path in replacing_paths(resource_type, old, new) if path[0] == name]
         if not differing:
             answer.append((name, "Never"))
-        elif any(has_later(_at(new, path)) for path in differing):
+        elif any(has_later(at(new, path)) for path in differing):
             answer.append((name, "Conditionally"))
         else:
             answer.append((name, "Always"))
@@ -109,7 +115,8 @@ def custom_name(resource_type: str, properties: Mapping[str, Any]) -> str | None
     return value if isinstance(value, str) else None
 
 
-def _create_only(resource_type: str) -> list[tuple[str, ...]]:
+def create_only(resource_type: str) -> list[tuple[str, ...]]:
+    """The paths of properties that can only be set when a resource is made."""
     schema = schema_of(resource_type) or {}
     return [
         tuple(path.removeprefix("/properties/").split("/"))
@@ -117,10 +124,11 @@ def _create_only(resource_type: str) -> list[tuple[str, ...]]:
     ]
 
 
-def _at(value: Any, path: tuple[str, ...]) -> Any:
+def at(value: Any, path: tuple[str, ...]) -> Any:
+    """The value at a path of property names; a * goes through the items of a list."""
     for index, step in enumerate(path):
         if step == "*" and isinstance(value, list):
-            return [_at(item, path[index + 1 :]) for item in value]
+            return [at(item, path[index + 1 :]) for item in value]
         if not isinstance(value, Mapping):
             return value if isinstance(value, Later) else None
         value = value.get(step)

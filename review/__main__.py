@@ -1,0 +1,118 @@
+"""`python -m review main`: review the working tree against the commit where it left main.
+
+Exit code 1 on data loss, 2 where there is nothing to compare, 0 otherwise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from review.assembly import (
+    CannotReview,
+    Side,
+    StackSide,
+    base_checkout,
+    deployed,
+    head_name,
+    merge_base,
+    read_assembly,
+    synthesize,
+)
+from review.cdk_diff import run_cdk_diff
+from review.comment import write_comment
+from review.verdict import Review, judge
+
+REPOSITORY = Path(__file__).parent.parent
+
+
+def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(prog="python -m review", description=__doc__)
+    parser.add_argument("base", nargs="?", default="main", help="branch or commit (main)")
+    parser.add_argument(
+        "--deployed", action="store_true", help="compare with the deployed stacks, not with BASE"
+    )
+    parser.add_argument(
+        "-c", "--context", action="append", default=[], metavar="NAME=VALUE", help="for both sides"
+    )
+    parser.add_argument(
+        "--fail-on",
+        choices=("data-loss", "destructive", "never"),
+        default="data-loss",
+        help="what makes the exit code 1; destructive: any replacement or removal",
+    )
+    parser.add_argument("--json", action="store_true", help="facts in place of the comment")
+    parser.add_argument("--output", type=Path, help="also write the comment to this file")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None, repository: Path = REPOSITORY) -> int:
+    """Write the review to the terminal."""
+    options = parse_arguments(arguments)
+    try:
+        with tempfile.TemporaryDirectory(prefix="review-") as folder:
+            review = _review(repository, Path(folder), options)
+    except CannotReview as reason:
+        print(f"review: {reason}", file=sys.stderr)
+        return 2
+    comment = write_comment(review)
+    if options.output:
+        options.output.parent.mkdir(parents=True, exist_ok=True)
+        options.output.write_text(comment + "\n", encoding="utf-8")
+    exit_code = review.exit_code(options.fail_on)
+    facts = review.as_dict() | {"exit_code": exit_code}
+    print(json.dumps(facts, indent=2, ensure_ascii=False) if options.json else comment)
+    return exit_code
+
+
+def _review(repository: Path, folder: Path, options: argparse.Namespace) -> Review:
+    name = head_name(repository)
+    synthesize(repository, folder / "head", options.context, f"head ({name})")
+    head = read_assembly(folder / "head", name)
+    if options.deployed:
+        base = deployed(sorted(head.stacks))
+        head = dataclasses.replace(head, stacks=_as_cloudformation_answers(head))
+    else:
+        base = _synthesized_base(repository, folder / "base", options)
+    diffs = [
+        run_cdk_diff(
+            repository,
+            folder / "head",
+            stack,
+            None if options.deployed else base.stacks[stack].template,
+        )
+        for stack in sorted(head.stacks)
+        if stack in base.stacks
+    ]
+    return judge(base, head, diffs)
+
+
+def _synthesized_base(repository: Path, out: Path, options: argparse.Namespace) -> Side:
+    commit = merge_base(repository, options.base)
+    name = f"{options.base} at {commit[:9]}"
+    with base_checkout(repository, commit) as checkout:
+        synthesize(checkout, out, options.context, f"base ({name})")
+    return read_assembly(out, name)
+
+
+def _as_cloudformation_answers(head: Side) -> dict[str, StackSide]:
+    """GetTemplate answers a question mark for every character that is not ASCII."""
+    return {
+        name: dataclasses.replace(
+            stack,
+            template=json.loads(
+                json.dumps(stack.template, ensure_ascii=False).encode("ascii", "replace")
+            ),
+        )
+        for name, stack in head.stacks.items()
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,172 @@
+"""Two sides to compare: a cloud assembly of each, or the templates that are deployed.
+
+Base is synthesized from its own code, in a git worktree of a temporary folder.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import boto3
+from botocore.exceptions import BotoCoreError, ClientError
+
+# What decides how a template comes out, beside the code of the stacks.
+_SYNTH_PACKAGES = re.compile(r"(aws-cdk[\w.-]*|constructs|cdk-nag|jsii)==\S+")
+_ENVIRONMENT_FOLDERS = (".venv", "node_modules")
+
+
+class CannotReview(ValueError):
+    """A side that cannot be had; the message says which and why."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StackSide:
+    """One stack of one side."""
+
+    template: Mapping[str, Any]
+    is_protected: bool = False
+    # What sizing predicts of it, where the app writes that at synthesis.
+    plan: Mapping[str, Any] | None = None
+
+    @property
+    def resources(self) -> Mapping[str, Any]:
+        return self.template.get("Resources") or {}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Side:
+    """All stacks of one side; `folder` is its cloud assembly, None for what is deployed."""
+
+    name: str
+    stacks: Mapping[str, StackSide]
+    folder: Path | None = None
+    notes: Sequence[str] = field(default_factory=tuple)
+
+
+def read_assembly(folder: Path, name: str, notes: Sequence[str] = ()) -> Side:
+    """Read a cloud assembly: each stack's template, its protection and its plan."""
+    artifacts = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))["artifacts"]
+    stacks = {}
+    for artifact in artifacts.values():
+        if artifact["type"] != "aws:cloudformation:stack":
+            continue
+        properties = artifact["properties"]
+        template = folder / properties["templateFile"]
+        stack_name = properties.get("stackName") or template.name.partition(".")[0]
+        plan = folder / f"{stack_name}.plan.json"
+        stacks[stack_name] = StackSide(
+            template=json.loads(template.read_text(encoding="utf-8")),
+            is_protected=bool(properties.get("terminationProtection")),
+            plan=json.loads(plan.read_text(encoding="utf-8")) if plan.exists() else None,
+        )
+    return Side(name=name, stacks=stacks, folder=folder, notes=tuple(notes))
+
+
+def synthesize(checkout: Path, out: Path, context: Sequence[str], name: str) -> None:
+    """Run the CDK CLI of `checkout` on its own app."""
+    command = ["npx", "--no-install", "cdk", "synth", "--quiet", "--no-notices"]
+    for item in context:
+        command += ["-c", item]
+    done = _run([*command, "--output", str(out)], checkout)
+    if done.returncode != 0:
+        lines = [line for line in done.stderr.splitlines() if line.strip()]
+        told = [line for line in lines if not re.match(r"npm warn|Subprocess exited", line)]
+        raise CannotReview(f"{name} does not synthesize:\n  " + "\n  ".join(told[-8:]))
+
+
+@contextmanager
+def base_checkout(repository: Path, commit: str) -> Iterator[Path]:
+    """Check `commit` out beside the repository; the folder is gone afterwards."""
+    with tempfile.TemporaryDirectory(prefix="review-") as folder:
+        checkout = Path(folder) / "base"
+        _git(repository, "worktree", "add", "--quiet", "--detach", str(checkout), commit)
+        try:
+            if _synth_packages(repository) == _synth_packages(checkout):
+                for name in _ENVIRONMENT_FOLDERS:
+                    (checkout / name).symlink_to((repository / name).resolve())
+            else:
+                # With head's packages, what an upgrade changes in the templates would not show.
+                done = _run(["make", "setup"], checkout)
+                if done.returncode != 0:
+                    raise CannotReview(
+                        f"base pins other CDK packages, and `make setup` failed at {commit[:9]}: "
+                        + done.stderr.strip()[-400:]
+                    )
+            yield checkout
+        finally:
+            _git(repository, "worktree", "remove", "--force", str(checkout))
+
+
+def merge_base(repository: Path, revision: str) -> str:
+    """The commit that the branch left `revision` at: what landed there since is not its doing."""
+    if _run(
+        ["git", "rev-parse", "--verify", "-q", f"{revision}^{{commit}}"], repository
+    ).returncode:
+        raise CannotReview(
+            f"base {revision!r} is no commit here; give a branch, a tag or a commit "
+            "(a shallow clone lacks it: git fetch --unshallow)"
+        )
+    return _git(repository, "merge-base", revision, "HEAD")
+
+
+def head_name(repository: Path) -> str:
+    """How the working tree is called in the comment."""
+    commit = _git(repository, "rev-parse", "--short", "HEAD")
+    is_dirty = _git(repository, "status", "--porcelain", "--untracked-files=no")
+    return f"{commit} with uncommitted changes" if is_dirty else commit
+
+
+def deployed(stack_names: Sequence[str]) -> Side:
+    """Read the templates of the stacks that are deployed; it needs cloudformation:GetTemplate."""
+    stacks = {}
+    try:
+        client = boto3.client("cloudformation")
+        for name in stack_names:
+            try:
+                (described,) = client.describe_stacks(StackName=name)["Stacks"]
+                body = client.get_template(StackName=name, TemplateStage="Original")["TemplateBody"]
+            except ClientError as error:
+                if "does not exist" in str(error):
+                    continue
+                raise
+            stacks[name] = StackSide(
+                template=body if isinstance(body, Mapping) else json.loads(body),
+                is_protected=bool(described.get("EnableTerminationProtection")),
+            )
+    except (BotoCoreError, ClientError) as error:
+        raise CannotReview(f"the deployed stacks cannot be read: {error}") from error
+    region = client.meta.region_name
+    return Side(name=f"what is deployed in {region}", stacks=stacks)
+
+
+def _synth_packages(checkout: Path) -> set[str]:
+    pins = set()
+    for name in ("requirements.txt", "package.json"):
+        if (checkout / name).exists():
+            text = (checkout / name).read_text(encoding="utf-8").replace('": "', "==")
+            pins |= {found.group(0).rstrip('",') for found in _SYNTH_PACKAGES.finditer(text)}
+    return pins
+
+
+def _git(repository: Path, *arguments: str) -> str:
+    done = _run(["git", *arguments], repository)
+    if done.returncode != 0:
+        raise CannotReview(f"git {arguments[0]} failed: {done.stderr.strip()}")
+    return done.stdout.strip()
+
+
+def _run(command: Sequence[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    # A hook or a rebase that calls this leaves variables that would point git at another tree.
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
+    return subprocess.run(
+        list(command), cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )

@@ -1,0 +1,127 @@
+"""What CloudFormation would add, change, replace and remove: by AWS's own resource schemas."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from rehearsal.cloudformation import schema
+from rehearsal.cloudformation.template import references
+from review.assembly import Side, StackSide
+from review.spelling import leaves, path_of
+
+Action = Literal["added", "changed", "replaced", "removed"]
+_EMPTY = StackSide(template={})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Change:
+    """One resource that differs; `why` says for a replacement which property forces it."""
+
+    stack: str
+    logical_id: str
+    path: str
+    type: str
+    action: Action
+    old: Mapping[str, Any] | None
+    new: Mapping[str, Any] | None
+    why: str = ""
+
+    @property
+    def old_properties(self) -> Mapping[str, Any]:
+        return (self.old or {}).get("Properties") or {}
+
+    @property
+    def new_properties(self) -> Mapping[str, Any]:
+        return (self.new or {}).get("Properties") or {}
+
+    def differences(self) -> list[tuple[str, Any, Any]]:
+        """Property paths that differ, with their values before and after."""
+        old, new = dict(leaves(self.old_properties)), dict(leaves(self.new_properties))
+        return [
+            (path, old.get(path), new.get(path))
+            for path in dict.fromkeys([*old, *new])
+            if old.get(path) != new.get(path)
+        ]
+
+
+def find_changes(base: Side, head: Side) -> list[Change]:
+    """Compare the stacks that head has; what only base has is not deployed, so nothing happens."""
+    return [
+        change
+        for name in sorted(head.stacks)
+        for change in _stack_changes(name, base.stacks.get(name, _EMPTY), head.stacks[name])
+    ]
+
+
+def _stack_changes(stack: str, base: StackSide, head: StackSide) -> list[Change]:
+    replaced = _replacements(base.resources, head.resources)
+    changes = []
+    for logical_id in sorted({*base.resources, *head.resources}):
+        old, new = base.resources.get(logical_id), head.resources.get(logical_id)
+        if old is not None and new is not None:
+            if logical_id not in replaced and _same(old, new):
+                continue
+            action: Action = "replaced" if logical_id in replaced else "changed"
+        else:
+            action = "added" if old is None else "removed"
+        shown = new if new is not None else old
+        assert shown is not None
+        changes.append(
+            Change(
+                stack=stack,
+                logical_id=logical_id,
+                path=path_of(logical_id, shown),
+                type=shown["Type"],
+                action=action,
+                old=old,
+                new=new,
+                why=replaced.get(logical_id, ""),
+            )
+        )
+    return changes
+
+
+def _same(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+    # Metadata is CDK's own: paths and asset folders.
+    keys = ({*old} | {*new}) - {"Metadata"}
+    return all(old.get(key) == new.get(key) for key in keys)
+
+
+def _replacements(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, str]:
+    """Why each replaced resource is replaced, by logical id."""
+    why = {}
+    for name in old.keys() & new.keys():
+        if old[name]["Type"] != new[name]["Type"]:
+            why[name] = f"its type was {old[name]['Type']}"
+            continue
+        paths = schema.replacing_paths(
+            new[name]["Type"],
+            old[name].get("Properties") or {},
+            new[name].get("Properties") or {},
+        )
+        if paths:
+            why[name] = ", ".join(".".join(path) for path in paths) + " cannot be updated"
+    # What names a replaced resource in a property that cannot be updated is replaced with it.
+    waiting = (old.keys() & new.keys()) - why.keys()
+    while found := {
+        name: f"{path} names {culprit}, which is replaced"
+        for name in waiting
+        for path, culprit in _names_replaced(new[name], why)
+    }:
+        why.update(found)
+        waiting -= found.keys()
+    return why
+
+
+def _names_replaced(
+    resource: Mapping[str, Any], replaced: Mapping[str, str]
+) -> list[tuple[str, str]]:
+    properties = resource.get("Properties") or {}
+    return [
+        (".".join(path), name)
+        for path in schema.create_only(resource["Type"])
+        for name, _ in references(schema.at(properties, path))
+        if name in replaced
+    ]

@@ -1,0 +1,166 @@
+"""One Markdown comment: what a reviewer must know on top, the CLI's diff folded below."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from review.changes import Change
+from review.costs import LEFT_OUT
+from review.run_env import read_run_env
+from review.spelling import short
+from review.verdict import Review
+
+# GitHub's limit for a comment; the workflow finds its own comment by the marker.
+MAX_CHARACTERS = 65_536
+MARKER = "<!-- training-stack review -->"
+_MAX_ROWS = 60
+# Shown elsewhere in the comment, or noise in a table.
+_NOT_IN_TABLE = re.compile(
+    r"UserData|PolicyDocument|KeyPolicy|TagSpecifications|(^|\.)Tags\.|\.Overrides\.|DashboardBody"
+)
+
+
+def write_comment(review: Review, limit: int = MAX_CHARACTERS) -> str:
+    """Return the comment, never longer than `limit` characters."""
+    top = "\n".join(_top(review))
+    room = limit - len(top) - 1000
+    if room < 0:
+        note = "\n\n_Cut here: the rest is longer than a comment may be; see `make review`._\n"
+        return top[: limit - len(note)].rpartition("\n")[0] + note
+    return "\n".join([top, *_folded_diffs(review, room)])
+
+
+def _top(review: Review) -> Iterable[str]:
+    yield MARKER
+    yield f"## What this change does to what is deployed\n\n{_summary(review)}\n"
+    yield f"`{review.head}` against `{review.base}`.\n"
+    yield from (f"- {note}" for note in review.notes)
+    if review.losses:
+        yield "\n### Data loss\n"
+        for loss in review.losses:
+            yield f"- **`{loss.stack}/{loss.path}`**: {loss.what}. Instead: {loss.instead}."
+    if review.destructive:
+        yield "\n### Replaced and removed\n"
+        yield from _table(
+            ("resource", "type", "", "why"),
+            (
+                (_code(f"{each.stack}/{each.path}"), each.type, each.action, _cell(each.why))
+                for each in review.destructive
+            ),
+        )
+    if review.security:
+        yield "\n### Security\n"
+        yield from _table(
+            ("", "resource", "what"),
+            (
+                (each.effect, _code(f"{each.stack}/{each.path}"), _code(each.what))
+                for each in review.security
+            ),
+        )
+    yield "\n### A run in progress\n"
+    yield from (f"- {sentence}" for sentence in review.run_effects)
+    if not review.run_effects:
+        yield "Nothing reaches it: no fleet, launch template, role or function changes."
+    yield from _costs(review)
+    rows = list(_difference_rows(review.changes))
+    if rows:
+        yield "\n### What changes\n"
+        yield from _table(("resource", "property", "before", "after"), rows)
+
+
+def _summary(review: Review) -> str:
+    if not review.changes:
+        return "**Nothing changes**: both sides synthesize to the same resources."
+    widens = sum(each.effect == "widens" for each in review.security)
+    counted = {
+        "added": "added", "changed": "changed in place", "replaced": "replaced",
+        "removed": "removed",
+    }  # fmt: skip
+    parts = [
+        f"{number} {words}"
+        for action, words in counted.items()
+        if (number := sum(change.action == action for change in review.changes))
+    ]
+    verdict = f"**Data loss: {len(review.losses)}.** " if review.losses else "No data loss. "
+    security = f"{len(review.security)} security changes, {widens} of them widen access"
+    return f"{verdict}Resources: {', '.join(parts)}. {security if review.security else ''}".strip()
+
+
+def _costs(review: Review) -> Iterable[str]:
+    yield "\n### Cost and run time\n"
+    yield from _table(
+        ("", "before", "after", ""),
+        (
+            (row.name, _cell(row.before), _cell(row.after), _cell(row.difference))
+            for row in review.costs
+        ),
+    )
+    yield (
+        "\n<sub>List prices of us-east-1 in sizing/; modelled where it says so. "
+        f"Not in it: {LEFT_OUT}.</sub>"
+    )
+    yield from (f"\n**Warning of the plan:** {_cell(warning)}" for warning in review.warnings)
+
+
+def _difference_rows(changes: Sequence[Change]) -> Iterable[tuple[str, str, str, str]]:
+    for change in changes:
+        if change.action not in ("changed", "replaced"):
+            continue
+        name = _code(f"{change.stack}/{change.path}")
+        for path, before, after in change.differences():
+            if not _NOT_IN_TABLE.search(path):
+                yield name, _code(path), _code(short(before)), _code(short(after))
+        if change.type == "AWS::EC2::LaunchTemplate":
+            old, new = (
+                read_run_env({"Resources": {"It": side}}) if side else {}
+                for side in (change.old, change.new)
+            )
+            for variable in dict.fromkeys([*old, *new]):
+                if old.get(variable) != new.get(variable):
+                    before, after = (short(each.get(variable)) for each in (old, new))
+                    yield name, _code(f"run.env {variable}"), _code(before), _code(after)
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterable[str]:
+    listed = list(rows)
+    yield f"| {' | '.join(heads)} |"
+    yield f"|{'---|' * len(heads)}"
+    for row in listed[:_MAX_ROWS]:
+        yield f"| {' | '.join(row)} |"
+    if len(listed) > _MAX_ROWS:
+        yield f"\n_{len(listed) - _MAX_ROWS} more rows: see the diff below._"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ").replace("<", "&lt;")
+
+
+def _code(text: str) -> str:
+    return "`" + text.replace("`", "'").replace("|", "\\|").replace("\n", " ") + "`"
+
+
+def _folded_diffs(review: Review, room: int) -> Iterable[str]:
+    """The CLI's diffs within `room` characters, each its share."""
+    shown = [diff for diff in review.diffs if diff.text]
+    for index, diff in enumerate(shown):
+        share = room // (len(shown) - index)
+        text, left_out = _cut(diff.text, share - 400)
+        fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
+        block = f"\n<details><summary>cdk diff {diff.stack}</summary>\n\n{fence}\n{text}\n{fence}\n"
+        if left_out:
+            block += (
+                f"\n_Cut here: {left_out} more lines; a comment holds {MAX_CHARACTERS} characters. "
+                "All of it: `make review BASE=<base>`._\n"
+            )
+        block += "\n</details>"
+        room -= len(block)
+        yield block
+
+
+def _cut(text: str, room: int) -> tuple[str, int]:
+    """Return as many whole lines as fit, and how many do not."""
+    if len(text) <= room:
+        return text, 0
+    kept = text[: max(0, room)].rpartition("\n")[0]
+    return kept, text.count("\n") - kept.count("\n")

@@ -1,0 +1,270 @@
+"""What each side costs: an hour of training, a month of nothing, and the run that sizing predicts.
+
+Prices are sizing's (list prices of us-east-1); what a template does not show - storage in S3, log
+volume, custom metrics while an instance runs, data transfer - is left out and said so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from review.assembly import Side, StackSide
+from sizing import catalogue, service_prices
+
+LEFT_OUT = "S3 storage and requests, log volume, custom metrics while an instance runs, transfer"
+NOT_PREDICTED = "not predicted on this side"
+# The Guard reads a few objects and asks EC2 three questions; modelled, not measured.
+_GUARD_SECONDS = 2.0
+_GUARD_MINUTES = 10
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """One line of the table."""
+
+    name: str
+    before: str
+    after: str
+    difference: str = ""
+
+
+def cost_rows(base: Side, head: Side) -> list[Row]:
+    """Return the table of what one hour, one idle month and one run cost on both sides."""
+    old, new = _training_stack(base), _training_stack(head)
+    rows = _hour_rows(_Hour.of(old), _Hour.of(new))
+    idle_old, idle_new = (
+        sum(idle_usd_per_month(stack) for stack in side.stacks.values()) for side in (base, head)
+    )
+    rows.append(_money_row("idle, fleet at zero, $/month", idle_old, idle_new))
+    plans = [stack.plan if stack else None for stack in (old, new)]
+    if any(plans):
+        rows += _plan_rows(*plans)
+    else:
+        rows.append(Row(name="run time and cost", before=NOT_PREDICTED, after=NOT_PREDICTED))
+    return rows
+
+
+def plan_warnings(head: Side) -> list[str]:
+    """What sizing warns of on the head's side."""
+    plan = (_training_stack(head) or StackSide(template={})).plan or {}
+    return [str(warning) for warning in plan.get("warnings") or []]
+
+
+def idle_usd_per_month(stack: StackSide) -> float:
+    """What a stack costs with no instance running."""
+    return sum(_idle_usd_per_month(resource) for resource in stack.resources.values())
+
+
+def _idle_usd_per_month(resource: Mapping[str, Any]) -> float:
+    properties = resource.get("Properties") or {}
+    match resource["Type"]:
+        case "AWS::CloudWatch::Alarm":
+            periods = [properties.get("Period", 60)]
+            periods += [
+                each.get("MetricStat", {}).get("Period", 60)
+                for each in properties.get("Metrics", [])
+            ]
+            is_fine = min(map(float, periods)) < 60
+            metrics = sum("MetricStat" in each for each in properties.get("Metrics", [])) or 1
+            price = service_prices.ALARM_USD_PER_MONTH
+            if is_fine:
+                price = service_prices.HIGH_RESOLUTION_ALARM_USD_PER_MONTH
+            return metrics * price
+        case "AWS::CloudWatch::CompositeAlarm":
+            return service_prices.COMPOSITE_ALARM_USD_PER_MONTH
+        case "AWS::CloudWatch::Dashboard":
+            return service_prices.DASHBOARD_USD_PER_MONTH
+        case "AWS::KMS::Key":
+            return service_prices.KMS_KEY_USD_PER_MONTH
+        case "AWS::EC2::NatGateway":
+            return service_prices.NAT_GATEWAY_USD_PER_HOUR * service_prices.HOURS_PER_MONTH
+        case "AWS::EC2::VPCEndpoint" if properties.get("VpcEndpointType") == "Interface":
+            zones = len(properties.get("SubnetIds") or [1])
+            return (
+                zones
+                * service_prices.INTERFACE_ENDPOINT_USD_PER_HOUR
+                * service_prices.HOURS_PER_MONTH
+            )
+        case "AWS::EC2::Volume":
+            return service_prices.HOURS_PER_MONTH * service_prices.gp3_usd_per_hour(
+                float(properties.get("Size", 0)),
+                float(properties.get("Iops", 0)),
+                float(properties.get("Throughput", 0)),
+            )
+        case "AWS::Lambda::Function":
+            calls = service_prices.HOURS_PER_MONTH * 60 / _GUARD_MINUTES
+            gb_seconds = calls * _GUARD_SECONDS * float(properties.get("MemorySize", 128)) / 1024
+            return (
+                calls * service_prices.LAMBDA_USD_PER_REQUEST
+                + gb_seconds * service_prices.LAMBDA_ARM_USD_PER_GB_SECOND
+            )
+    return 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Hour:
+    """What one hour with one instance is made of."""
+
+    size: str
+    sizes: tuple[str, ...]
+    on_demand_base: int
+    volumes: str
+    volumes_usd: float
+    address_usd: float
+
+    @classmethod
+    def of(cls, stack: StackSide | None) -> _Hour | None:
+        data = _first(stack, "AWS::EC2::LaunchTemplate").get("LaunchTemplateData")
+        if not data:
+            return None
+        fleet = _first(stack, "AWS::EC2::SpotFleet").get("SpotFleetRequestConfigData", {})
+        overrides = [
+            override["InstanceType"]
+            for config in fleet.get("LaunchTemplateConfigs") or []
+            for override in config.get("Overrides") or []
+            if isinstance(override.get("InstanceType"), str)
+        ]
+        disks = [each["Ebs"] for each in data.get("BlockDeviceMappings") or [] if "Ebs" in each]
+        is_public = _first(stack, "AWS::EC2::Subnet").get("MapPublicIpOnLaunch")
+        return cls(
+            size=str(data.get("InstanceType", "-")),
+            sizes=tuple(dict.fromkeys(overrides)),
+            on_demand_base=int(fleet.get("OnDemandTargetCapacity") or 0),
+            volumes=" + ".join(map(_volume, disks)) or "-",
+            volumes_usd=sum(map(_volume_usd, disks)),
+            address_usd=service_prices.PUBLIC_IPV4_USD_PER_HOUR if is_public else 0.0,
+        )
+
+    def price(self, find: Callable[[str], catalogue.Price]) -> catalogue.Price | None:
+        return find(self.size) if self.size in catalogue.instances() else None
+
+    def total(self, find: Callable[[str], catalogue.Price]) -> float | None:
+        price = self.price(find)
+        if price is None:
+            return None
+        return price.usd_per_hour + self.volumes_usd + self.address_usd
+
+
+def _hour_rows(old: _Hour | None, new: _Hour | None) -> list[Row]:
+    both = (old, new)
+    rows = [
+        _text_row("size", *(hour.size if hour else None for hour in both)),
+        _text_row(
+            "sizes the fleet may start", *(" ".join(hour.sizes) if hour else None for hour in both)
+        ),
+        _text_row("on-demand base", *(str(hour.on_demand_base) if hour else None for hour in both)),
+        _text_row("volumes", *(hour.volumes if hour else None for hour in both)),
+    ]
+    for name, find in (("Spot", catalogue.spot_price), ("on demand", catalogue.hourly_price)):
+        prices = [hour.price(find) if hour else None for hour in both]
+        bases = " → ".join(dict.fromkeys(price.basis for price in prices if price))
+        rows.append(
+            _money_row(
+                f"instance, {name}, $/h ({bases})",
+                *(price.usd_per_hour if price else None for price in prices),
+            )
+        )
+    rows += [
+        _money_row("volumes, $/h", *(hour.volumes_usd if hour else None for hour in both)),
+        _money_row("public IPv4, $/h", *(hour.address_usd if hour else None for hour in both)),
+    ]
+    for name, find in (("Spot", catalogue.spot_price), ("on demand", catalogue.hourly_price)):
+        totals = [hour.total(find) if hour else None for hour in both]
+        rows.append(_money_row(f"**an hour of training, {name}**, $/h", *totals))
+    return rows
+
+
+# Keys of <stack>.plan.json, which sizing writes at synthesis, in the order of the table.
+_PLAN_KEYS: Sequence[tuple[str, str]] = (
+    ("fits", "fits the GPU"),
+    ("gpu_memory_mib", "GPU memory, MiB"),
+    ("bound_by", "bound by"),
+    ("epoch_seconds", "epoch, s"),
+    ("hours_p50", "hours, p50"),
+    ("hours_p90", "hours, p90"),
+    ("usd_on_demand", "run on demand, $"),
+    ("usd_spot_p50", "run on Spot, p50, $"),
+    ("usd_spot_p90", "run on Spot, p90, $"),
+    ("checkpoint_bytes", "checkpoint, bytes"),
+    ("checkpoint_seconds", "checkpoint to S3, s"),
+    ("notice_fits", "checkpoint fits the notice"),
+)
+
+
+def _plan_rows(old: Mapping[str, Any] | None, new: Mapping[str, Any] | None) -> list[Row]:
+    rows = [
+        _text_row("predicted for", *(_plan_subject(plan) if plan else None for plan in (old, new)))
+    ]
+    for key, name in _PLAN_KEYS:
+        before, after = ((plan or {}).get(key) for plan in (old, new))
+        rows.append(
+            Row(
+                name=name,
+                before=_predicted(before) if old else NOT_PREDICTED,
+                after=_predicted(after) if new else NOT_PREDICTED,
+                difference=_percent(before, after),
+            )
+        )
+    return rows
+
+
+def _plan_subject(plan: Mapping[str, Any]) -> str:
+    return " ".join(str(plan.get(key, "-")) for key in ("workload", "recipe", "size"))
+
+
+def _predicted(value: object) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "**no**"
+    if isinstance(value, int | float):
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    return str(value)
+
+
+def _training_stack(side: Side) -> StackSide | None:
+    return next(
+        (each for each in side.stacks.values() if _first(each, "AWS::EC2::SpotFleet")), None
+    )
+
+
+def _first(stack: StackSide | None, type_name: str) -> Mapping[str, Any]:
+    for resource in stack.resources.values() if stack else ():
+        if resource["Type"] == type_name:
+            return resource.get("Properties") or {}
+    return {}
+
+
+def _volume(disk: Mapping[str, Any]) -> str:
+    text = f"{disk.get('VolumeSize')} GiB {disk.get('VolumeType', 'gp2')}"
+    if "Throughput" in disk or "Iops" in disk:
+        text += f" ({disk.get('Iops', 3000)} IOPS, {disk.get('Throughput', 125)} MiB/s)"
+    return text
+
+
+def _volume_usd(disk: Mapping[str, Any]) -> float:
+    return service_prices.gp3_usd_per_hour(
+        float(disk.get("VolumeSize") or 0),
+        float(disk.get("Iops") or 0),
+        float(disk.get("Throughput") or 0),
+    )
+
+
+def _text_row(name: str, before: str | None, after: str | None) -> Row:
+    return Row(name=name, before=before or "-", after=after or "-",
+               difference="" if before == after else "changed")  # fmt: skip
+
+
+def _money_row(name: str, before: float | None, after: float | None) -> Row:
+    shown = [f"{value:.4f}" if value is not None else "-" for value in (before, after)]
+    return Row(name=name, before=shown[0], after=shown[1], difference=_percent(before, after))
+
+
+def _percent(before: object, after: object) -> str:
+    if isinstance(before, bool) or isinstance(after, bool) or before == after:
+        return "" if before == after else "changed"
+    if not isinstance(before, int | float) or not isinstance(after, int | float):
+        return "changed"
+    return f"{(after - before) / before:+.1%}" if before else f"{after - before:+.4g}"

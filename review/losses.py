@@ -1,0 +1,160 @@
+"""Data that a deploy would lose, leave where nobody finds it, or leave unprotected."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from review.assembly import Side
+from review.changes import Change
+from review.spelling import path_of
+
+# What holds something that cannot be made again.
+STATEFUL = {
+    "AWS::S3::Bucket": "bucket",
+    "AWS::KMS::Key": "key",
+    "AWS::Logs::LogGroup": "log group",
+    "AWS::EC2::Volume": "volume",
+    "AWS::EFS::FileSystem": "file system",
+    "AWS::FSx::FileSystem": "file system",
+    "AWS::DynamoDB::Table": "table",
+    "AWS::SecretsManager::Secret": "secret",
+}
+_KEEPS = ("Retain", "RetainExceptOnCreate", "Snapshot")
+# From the strongest; CloudFormation's own default is the last.
+_STRENGTH = ("Retain", "RetainExceptOnCreate", "Snapshot", "Delete")
+_ADOPTED_BY = {"DatasetBucket": "dataset_bucket", "RunBucket": "run_bucket"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Loss:
+    """One way to lose data: what happens, and what to do instead."""
+
+    stack: str
+    path: str
+    what: str
+    instead: str
+
+
+def find_losses(base: Side, head: Side, changes: Sequence[Change]) -> list[Loss]:
+    """List every loss of a deploy of head over base."""
+    losses = [loss for change in changes for loss in _losses_of(change)]
+    losses += _renamed_stacks(base, head)
+    for name, stack in head.stacks.items():
+        before = base.stacks.get(name)
+        if before is not None and before.is_protected and not stack.is_protected:
+            losses.append(
+                Loss(
+                    stack=name,
+                    path="(the stack)",
+                    what="termination protection is taken off: `cdk destroy` would succeed",
+                    instead="keep termination_protection=True",
+                )
+            )
+    return losses
+
+
+def _renamed_stacks(base: Side, head: Side) -> Iterator[Loss]:
+    """A stack that is gone while a new one has its kinds of storage: they start empty."""
+    new = {
+        each["Type"]
+        for name in head.stacks.keys() - base.stacks.keys()
+        for each in head.stacks[name].resources.values()
+    }
+    for name in sorted(base.stacks.keys() - head.stacks.keys()):
+        for logical_id, resource in base.stacks[name].resources.items():
+            kind = STATEFUL.get(resource["Type"])
+            if kind and kind != "log group" and resource["Type"] in new:
+                yield Loss(
+                    stack=name,
+                    path=path_of(logical_id, resource),
+                    what=f"{name} is no longer part of the app, and a new stack makes a new, empty "
+                    f"{kind}",
+                    instead="keep the stack's name",
+                )
+
+
+def _losses_of(change: Change) -> Iterator[Loss]:
+    kind = STATEFUL.get(change.type)
+    if kind is None or change.old is None:
+        return
+    if change.action in ("removed", "replaced"):
+        attribute = "DeletionPolicy" if change.action == "removed" else "UpdateReplacePolicy"
+        policy = _policy(change.old, attribute)
+        if kind == "log group" and policy == "Delete":
+            return  # Its own stack says that nobody needs it afterwards.
+        yield _loss(change, *_gone(change, kind, policy))
+        return
+    for attribute in ("DeletionPolicy", "UpdateReplacePolicy"):
+        old, new = _policy(change.old, attribute), _policy(change.new or {}, attribute)
+        if _STRENGTH.index(old) < _STRENGTH.index(new) and old in _KEEPS:
+            yield _loss(
+                change,
+                f"{attribute} of the {kind} goes from {old} to {new}",
+                f"keep {attribute}: {old} (removal_policy)",
+            )
+    if change.type == "AWS::S3::Bucket":
+        yield from _weaker_bucket(change)
+    if change.type == "AWS::KMS::Key" and change.new_properties.get("Enabled") is False:
+        yield _loss(change, "the key is disabled: what it encrypts cannot be read", "keep it on")
+
+
+def _gone(change: Change, kind: str, policy: str) -> tuple[str, str]:
+    verb = {"removed": "is removed", "replaced": f"is replaced ({change.why})"}[change.action]
+    option = next((name for part, name in _ADOPTED_BY.items() if part in change.path), None)
+    if policy == "Delete":
+        return (
+            f"the {kind} {verb} and deleted with what it holds",
+            "keep its id and its properties, or set removal_policy=RETAIN in a deploy before",
+        )
+    new = ", and a new, empty one takes its place" if change.action == "replaced" else ""
+    adopt = f"; to go on with the old one: -c {option}=ITS-NAME" if option else ""
+    return (
+        f"the {kind} {verb}: it stays in the account ({policy}), but no stack knows it{new}",
+        f"keep its id and its properties{adopt}",
+    )
+
+
+def _weaker_bucket(change: Change) -> Iterator[Loss]:
+    old, new = change.old_properties, change.new_properties
+    status = "VersioningConfiguration"
+    if (old.get(status) or {}).get("Status") == "Enabled" and (new.get(status) or {}).get(
+        "Status"
+    ) != "Enabled":
+        yield _loss(
+            change,
+            "versioning ends: an overwritten or deleted object is gone at once",
+            "keep versioned=True",
+        )
+    known = [_without_id(rule) for rule in _rules(old)]
+    for rule in _rules(new):
+        if _without_id(rule) not in known and _expires_current(rule):
+            prefix = rule.get("Prefix") or "every key"
+            yield _loss(
+                change,
+                f"a lifecycle rule deletes current objects under {prefix}",
+                "checkpoints and datasets have no age at which they are useless; drop the rule",
+            )
+
+
+def _rules(properties: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return (properties.get("LifecycleConfiguration") or {}).get("Rules") or []
+
+
+def _without_id(rule: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in rule.items() if key != "Id"}
+
+
+def _expires_current(rule: Mapping[str, Any]) -> bool:
+    names = ("ExpirationInDays", "ExpirationDate")
+    return rule.get("Status") == "Enabled" and any(name in rule for name in names)
+
+
+def _policy(resource: Mapping[str, Any], attribute: str) -> str:
+    policy = str(resource.get(attribute, "Delete"))
+    return policy if policy in _STRENGTH else "Delete"
+
+
+def _loss(change: Change, what: str, instead: str) -> Loss:
+    return Loss(stack=change.stack, path=change.path, what=what, instead=instead)

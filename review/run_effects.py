@@ -1,0 +1,168 @@
+"""What a deploy does to a run in progress, and to its next machine.
+
+One fleet is one run, the first attempt's config.json is its truth, and only what is fixed in the
+fleet replaces it: docs/operations.md says what follows.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from review.assembly import Side, StackSide
+from review.changes import Change
+from review.run_env import boot_script, read_run_env
+from review.spelling import short
+from sizing import catalogue
+
+# What the first attempt wrote into config.json: a replacement refuses another value by name.
+_FIXED_BY_THE_RUN = ("WORKLOAD", "RECIPE", "OVERRIDES")
+# Resources that a running instance holds on to: CloudFormation cannot delete the old one.
+_HELD = ("AWS::EC2::Subnet", "AWS::EC2::VPC", "AWS::EC2::SecurityGroup")
+_SSM = "Session Manager, S3 and the trainer's commits fail at once"
+
+
+def find_run_effects(base: Side, head: Side, changes: Sequence[Change]) -> list[str]:
+    """Return sentences in the order in which a reader needs them; empty: nothing reaches a run."""
+    return [
+        sentence
+        for name in sorted(head.stacks)
+        if name in base.stacks
+        for sentence in _of_stack(
+            base.stacks[name],
+            head.stacks[name],
+            [change for change in changes if change.stack == name],
+        )
+    ]
+
+
+def _of_stack(base: StackSide, head: StackSide, changes: Sequence[Change]) -> Iterator[str]:
+    fleets = [change for change in changes if change.type == "AWS::EC2::SpotFleet"]
+    templates = [change for change in changes if change.type == "AWS::EC2::LaunchTemplate"]
+    old, new = read_run_env(base.template), read_run_env(head.template)
+    is_new_run = old.get("RUN_ID") != new.get("RUN_ID")
+    for fleet in fleets:
+        yield from _fleet_effects(fleet, old, new, is_new_run)
+    is_in_place = not any(fleet.action in ("replaced", "removed") for fleet in fleets)
+    if (templates or fleets) and is_in_place:
+        yield (
+            "The fleet is updated in place: the running instance is left alone, and the next one "
+            "(after an interruption) starts from the new launch template."
+        )
+        # Updating re-sends TargetCapacity.
+        yield (
+            "A fleet that a finished run has sent to zero is set to its capacity again: one "
+            "instance boots, sees that the run is finished and sends the fleet back to zero."
+        )
+    if not is_new_run and not any(fleet.action == "removed" for fleet in fleets):
+        yield from _next_attempt(base, head, old, new)
+    yield from _surroundings(changes)
+
+
+def _fleet_effects(
+    fleet: Change, old: dict[str, str], new: dict[str, str], is_new_run: bool
+) -> Iterator[str]:
+    if fleet.action == "removed":
+        yield (
+            f"**The fleet {fleet.path} is removed**: its instance gets a Spot notice, saves within "
+            "the notice and ends. The run can go on under the same run_id later."
+        )
+    elif fleet.action == "replaced" and is_new_run:
+        yield (
+            f"**A new run begins**: {new.get('RUN_ID')} in place of {old.get('RUN_ID')}. A new "
+            f"fleet starts before the old one ends; the old run's instance gets a Spot notice and "
+            f"saves. It can go on later with -c run_id={old.get('RUN_ID')}."
+        )
+    elif fleet.action == "replaced":
+        yield (
+            f"**The fleet is replaced** ({fleet.why}): two instances of the same run are up for a "
+            "while and both are billed; the lease lets one of them write. The old instance gets a "
+            "Spot notice and saves; what it did since its last commit may be done again."
+        )
+    else:
+        for path, before, after in fleet.differences():
+            if path.endswith(".TargetCapacity") and after == 0:
+                yield "**The fleet goes to zero**: a running instance gets a Spot notice and saves."
+            elif path.endswith("TargetCapacity"):
+                yield f"{path.rpartition('.')[2]} goes from {short(before)} to {short(after)}."
+
+
+def _next_attempt(
+    base: StackSide, head: StackSide, old: dict[str, str], new: dict[str, str]
+) -> Iterator[str]:
+    """What the next attempt of the same run meets."""
+    run_id = new.get("RUN_ID", "")
+    for name in _FIXED_BY_THE_RUN:
+        if old.get(name) != new.get(name):
+            yield (
+                f"**{name} changes under the same run id {run_id}** ({old.get(name) or '-'} → "
+                f"{new.get(name) or '-'}): the next attempt of a run that has begun refuses it by "
+                "name. Give a new run_id."
+            )
+    if old.get("DATASET_URI") != new.get("DATASET_URI"):
+        yield (
+            f"The next attempt of {run_id} reads another dataset ({new.get('DATASET_URI', '-')}); "
+            "one that differs in content is another run: give a new run_id."
+        )
+    if old.get("RUN_URI") != new.get("RUN_URI"):
+        yield (
+            f"**{run_id} is looked for in another place** ({old.get('RUN_URI', '-')} → "
+            f"{new.get('RUN_URI', '-')}): its checkpoints are not found there and it begins anew."
+        )
+    if old.get("BUNDLE_URI") != new.get("BUNDLE_URI"):
+        yield (
+            "The code bundle changes: a run that has begun goes on with the bundle that its "
+            "config.json names; only a new run takes this one."
+        )
+    if boot_script(base.template) != boot_script(head.template):
+        yield "The boot script changes for the next instance."
+    yield from _numerics(base, head)
+
+
+def _numerics(base: StackSide, head: StackSide) -> Iterator[str]:
+    old, new = _hardware(base), _hardware(head)
+    if not (old and new):
+        return
+    if old[0] != new[0]:
+        yield (
+            f"**GPUs change from {old[0]} to {new[0]}**: the numerics key of the run changes, so "
+            "its weights no longer equal an uninterrupted run's bit for bit; the receipt says so."
+        )
+    if old[1] != new[1]:
+        yield (
+            f"The image changes ({short(old[1])} → {short(new[1])}): with another torch, CUDA or "
+            "driver the numerics key changes; the receipt says so."
+        )
+
+
+def _hardware(side: StackSide) -> tuple[str, object] | None:
+    for resource in side.resources.values():
+        if resource["Type"] == "AWS::EC2::LaunchTemplate":
+            data = resource["Properties"].get("LaunchTemplateData", {})
+            known = catalogue.instances().get(str(data.get("InstanceType")))
+            image = data.get("ImageId")
+            if isinstance(image, dict) and "Ref" in image:
+                parameter = side.template.get("Parameters", {}).get(image["Ref"], {})
+                image = parameter.get("Default", image)
+            gpus = f"{known.num_gpus} x {known.gpu}" if known else str(data.get("InstanceType"))
+            return gpus, image
+    return None
+
+
+def _surroundings(changes: Sequence[Change]) -> Iterator[str]:
+    for change in changes:
+        if change.type in _HELD and change.action in ("replaced", "removed"):
+            yield (
+                f"**{change.path} is {change.action}** while a running instance is in it: "
+                "CloudFormation cannot delete the old one until the instance ends. Send the fleet "
+                "to zero first (-c target_capacity=0)."
+            )
+        is_instances = re.search(r"InstanceRole|InstanceProfile", change.path)
+        if change.type == "AWS::IAM::Role" and is_instances and change.action in (
+            "replaced", "removed",
+        ):  # fmt: skip
+            yield f"**The instance role is {change.action}** under a running trainer: {_SSM}."
+        elif change.type == "AWS::IAM::Policy" and is_instances:
+            yield "The instance role's policy changes for the running trainer too, at once."
+        elif change.type == "AWS::Lambda::Function" and change.action == "changed":
+            yield f"{change.path.partition('/')[0]} works by the new code and settings at once."

@@ -1,0 +1,32 @@
+"""The contract of a template: the variables of run.env in its user data."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from review.spelling import spell
+
+_HERE_DOCUMENT = re.compile(r"run\.env\" <<'(\w+)'\n(.*?)\n\1\n(.*)", re.DOTALL)
+
+
+def read_run_env(template: Mapping[str, Any]) -> dict[str, str]:
+    """Return run.env's variables of the only launch template; none where there is no such."""
+    return _parts(template)[0]
+
+
+def boot_script(template: Mapping[str, Any]) -> str:
+    """Return what the user data runs after it wrote run.env."""
+    return _parts(template)[1]
+
+
+def _parts(template: Mapping[str, Any]) -> tuple[dict[str, str], str]:
+    for resource in (template.get("Resources") or {}).values():
+        if resource["Type"] == "AWS::EC2::LaunchTemplate":
+            data = resource["Properties"].get("LaunchTemplateData", {})
+            found = _HERE_DOCUMENT.search(spell(data.get("UserData", "")))
+            if found:
+                lines = [line.partition("=") for line in found.group(2).splitlines()]
+                return {name: value.strip('"') for name, _, value in lines}, found.group(3)
+    return {}, ""

@@ -1,0 +1,70 @@
+"""How values of a template are spelled for people: intrinsic functions as short text."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+MAX_CHARACTERS = 120
+
+
+def spell(value: Any) -> str:
+    """Spell one value: ${LogicalId.Attribute} for what CloudFormation fills in."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, Mapping) and len(value) == 1:
+        name, argument = next(iter(value.items()))
+        if name == "Ref":
+            return f"${{{argument}}}"
+        if name == "Fn::GetAtt":
+            parts = argument if isinstance(argument, list) else [argument]
+            return "${" + ".".join(map(str, parts)) + "}"
+        if name == "Fn::Join":
+            return str(argument[0]).join(map(spell, argument[1]))
+        if name == "Fn::Sub":
+            return str(argument[0] if isinstance(argument, list) else argument)
+        if name == "Fn::Base64":
+            return spell(argument)
+        if name == "Fn::ImportValue":
+            # CDK's export names: STACK:ExportsOutputRefNAMEHASH.
+            return "${" + re.sub(r":ExportsOutput(Ref|FnGetAtt)", ".", spell(argument)) + "}"
+    if isinstance(value, list):
+        return ", ".join(map(spell, value))
+    return json.dumps(value, sort_keys=True)
+
+
+def short(value: Any) -> str:
+    """Spell a value on one line of a table."""
+    if value is None:
+        return "-"
+    text = " ".join(spell(value).split())
+    return text if len(text) <= MAX_CHARACTERS else text[: MAX_CHARACTERS - 1] + "…"
+
+
+def path_of(logical_id: str, resource: Mapping[str, Any]) -> str:
+    """The construct path of a resource without its stack, as the CDK CLI shows it."""
+    path = str((resource.get("Metadata") or {}).get("aws:cdk:path", logical_id))
+    parts = path.split("/")[1:] if "/" in path else [path]
+    if len(parts) > 1 and parts[-1] in ("Resource", "Default"):
+        parts.pop()
+    return "/".join(parts)
+
+
+def leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
+    """Every (path, value) of a property tree; intrinsic functions and lists of texts are leaves."""
+    if isinstance(value, Mapping) and not _is_intrinsic(value):
+        for key, item in value.items():
+            yield from leaves(item, (*path, str(key)))
+    elif isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
+        for index, item in enumerate(value):
+            yield from leaves(item, (*path, str(index)))
+    else:
+        yield ".".join(path), value
+
+
+def _is_intrinsic(value: Mapping[str, Any]) -> bool:
+    return len(value) == 1 and next(iter(value)).startswith(("Fn::", "Ref"))

@@ -1,0 +1,61 @@
+"""Sides to compare: the app, synthesized in this process and edited as a commit would."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from constructs import Construct
+
+import app as cdk_app
+from review.assembly import Side, read_assembly
+from review.verdict import Review, judge
+
+REPOSITORY = Path(__file__).parents[2]
+Edit = Callable[[Construct], None]
+MakeSide = Callable[..., Side]
+
+
+@pytest.fixture(scope="session")
+def make_side(tmp_path_factory: pytest.TempPathFactory) -> MakeSide:
+    """Return a function that synthesizes the app with a context, after an edit of its tree."""
+
+    def make(
+        edit: Edit | None = None, plan: dict[str, Any] | None = None, **context: object
+    ) -> Side:
+        defaults = json.loads((REPOSITORY / "cdk.json").read_text(encoding="utf-8"))["context"]
+        app = cdk_app.App(
+            context={**defaults, **context, "aws:cdk:enable-path-metadata": True},
+            outdir=str(tmp_path_factory.mktemp("cdk.out")),
+            builtin_cloud_formation_validation=False,
+        )
+        cdk_app.build(app)
+        if edit is not None:
+            edit(app)
+        folder = Path(app.synth().directory)
+        if plan is not None:
+            (folder / "TrainingStack.plan.json").write_text(json.dumps(plan))
+        else:
+            (folder / "TrainingStack.plan.json").unlink(missing_ok=True)
+        return read_assembly(folder, "a side")
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def base(make_side: MakeSide) -> Side:
+    """The app with the defaults of cdk.json."""
+    return make_side()
+
+
+@pytest.fixture
+def review_of(base: Side, make_side: MakeSide) -> Callable[..., Review]:
+    """Return a function that reviews the app, edited, against itself with its defaults."""
+
+    def review(edit: Edit | None = None, **context: Any) -> Review:
+        return judge(base, make_side(edit, **context), [])
+
+    return review

@@ -1,0 +1,89 @@
+"""`python -m review` on real commits, with the real CLI; the long ones are slow."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from review.__main__ import REPOSITORY, main
+
+
+def git(folder: Path, *arguments: str) -> str:
+    identity = ["-c", "user.name=Nobody", "-c", "user.email=nobody@example.com"]
+    done = subprocess.run(
+        ["git", *identity, *arguments], cwd=folder, capture_output=True, text=True, check=True
+    )
+    return done.stdout.strip()
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    """The last commit of this repository, with its environment."""
+    folder = tmp_path / "clone"
+    git(tmp_path, "clone", "--quiet", "--shared", str(REPOSITORY), str(folder))
+    git(folder, "checkout", "--quiet", "-B", "main")
+    for name in (".venv", "node_modules"):
+        (folder / name).symlink_to((REPOSITORY / name).resolve())
+    return folder
+
+
+def commit(folder: Path, file: str, old: str, new: str) -> None:
+    path = folder / file
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+    git(folder, "commit", "--quiet", "--all", "--message", f"{old} becomes {new}")
+
+
+def test_fails_for_a_base_that_is_no_commit(
+    clone: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["no-such-branch"], clone) == 2
+    error = capsys.readouterr().err
+    assert "base 'no-such-branch' is no commit here" in error
+    assert "Traceback" not in error
+
+
+@pytest.mark.slow
+def test_fails_for_a_head_that_does_not_synthesize(
+    clone: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    commit(clone, "cdk.json", '"size": "g5.2xlarge"', '"size": "g5.huge"')
+    assert main(["main~1"], clone) == 2
+    error = capsys.readouterr().err
+    assert "does not synthesize" in error
+    assert "size 'g5.huge' is not in the instance catalogue" in error
+
+
+@pytest.mark.slow
+def test_a_commit_that_changes_the_size(clone: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    commit(clone, "cdk.json", '"size": "g5.2xlarge"', '"size": "g5.12xlarge"')
+    assert main(["main~1"], clone) == 0
+    comment = capsys.readouterr().out
+    assert "| sizes the fleet may start | g5.2xlarge g5.4xlarge" in comment
+    assert "g5.12xlarge g5.24xlarge | changed |" in comment
+    assert "Ebs.Throughput` | `125` | `1907` |" in comment
+    assert git(clone, "worktree", "list").count("\n") == 0
+
+
+@pytest.mark.slow
+def test_a_commit_that_would_replace_a_bucket(
+    clone: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    commit(
+        clone,
+        "stacks/dataset_stack.py",
+        "            encryption=s3.BucketEncryption.S3_MANAGED,",
+        "            encryption=s3.BucketEncryption.S3_MANAGED,\n"
+        '            bucket_name=f"kept-{construct_id.lower()}",',
+    )
+    output = tmp_path / "comment.md"
+    assert main(["main~1", "--json", "--output", str(output)], clone) == 1
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["exit_code"] == 1
+    assert {loss["path"] for loss in facts["data_loss"]} == {"DatasetBucket", "RunBucket"}
+    # The CLI calls the same resources replaced, and says so in the diff below.
+    assert "BucketName (requires replacement)" in output.read_text()

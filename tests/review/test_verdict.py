@@ -1,0 +1,223 @@
+"""What the review says of a size, a policy, a bucket, a run id: on synthesized templates."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from aws_cdk import RemovalPolicy, Stack
+from aws_cdk import aws_iam as iam
+from aws_cdk import aws_s3 as s3
+from constructs import Construct
+
+from review.assembly import Side
+from review.cdk_diff import CdkDiff
+from review.verdict import Review, judge
+
+Reviewer = Callable[..., Review]
+
+
+def bucket(app: Construct, name: str) -> s3.CfnBucket:
+    found = app.node.find_child("DatasetStack").node.find_child(name).node.default_child
+    assert isinstance(found, s3.CfnBucket)
+    return found
+
+
+def cost(review: Review, name: str) -> tuple[str, str]:
+    (row,) = [row for row in review.costs if name in row.name]
+    return row.before, row.after
+
+
+def test_the_same_code_changes_nothing(review_of: Reviewer) -> None:
+    review = review_of()
+    assert (review.changes, review.losses, review.security, review.run_effects) == ([], [], [], [])
+    assert review.exit_code("destructive") == 0
+
+
+def test_a_size_shows_overrides_throughput_and_cost_and_replaces_nothing(
+    review_of: Reviewer,
+) -> None:
+    review = review_of(size="g5.12xlarge")
+    assert review.destructive == []
+    assert review.exit_code("destructive") == 0
+    differences = {
+        path: (old, new) for each in review.changes for path, old, new in each.differences()
+    }
+    assert any(path.endswith("Ebs.Throughput") and new == 1907
+               for path, (_, new) in differences.items())  # fmt: skip
+    assert cost(review, "sizes the fleet may start")[1] == "g5.12xlarge g5.24xlarge"
+    before, after = cost(review, "an hour of training, on demand")
+    # 100 + 200 GiB and an address: 0.0379; 1,907 MiB/s and 7,628 IOPS on top: 0.1293.
+    assert float(before) == pytest.approx(1.212 + 0.0379, abs=1e-3)
+    assert float(after) == pytest.approx(5.672 + 0.0379 + 0.1293, abs=1e-3)
+    assert any("updated in place" in effect for effect in review.run_effects)
+    assert any("GPUs change from 1 x NVIDIA A10G to 4 x" in effect for effect in review.run_effects)
+
+
+def test_a_policy_that_allows_more_widens(review_of: Reviewer) -> None:
+    def allow_more(app: Construct) -> None:
+        role = app.node.find_child("TrainingStack").node.find_child("InstanceRole").role  # type: ignore[attr-defined]
+        role.add_to_policy(iam.PolicyStatement(actions=["s3:*"], resources=["*"]))
+
+    review = review_of(allow_more)
+    widened = [each for each in review.security if each.effect == "widens"]
+    assert [each.what for each in widened] == ["+ Allow s3:* on *"]
+    assert review.exit_code("data-loss") == 0
+    assert any(
+        "role's policy changes for the running trainer" in each for each in review.run_effects
+    )
+
+
+def test_a_deny_that_goes_widens(review_of: Reviewer) -> None:
+    def allow_plain_http(app: Construct) -> None:
+        policy = app.node.find_child("DatasetStack").node.find_child("RunBucket").policy  # type: ignore[attr-defined]
+        policy.node.default_child.add_property_override(
+            "PolicyDocument.Statement",
+            [{"Effect": "Allow", "Principal": "*", "Action": "s3:GetObject", "Resource": "*"}],
+        )
+
+    effects = [(each.effect, each.what) for each in review_of(allow_plain_http).security]
+    assert all(effect == "widens" for effect, _ in effects)
+    assert any("− Deny" in what and "aws:SecureTransport" in what for _, what in effects)
+    assert any(what.startswith("+ Allow to * s3:GetObject on *") for _, what in effects)
+
+
+def test_fails_for_a_bucket_that_would_be_replaced(review_of: Reviewer) -> None:
+    def give_a_name(app: Construct) -> None:
+        bucket(app, "RunBucket").bucket_name = "my-runs"
+
+    review = review_of(give_a_name)
+    (loss,) = review.losses
+    assert (loss.stack, loss.path) == ("DatasetStack", "RunBucket")
+    assert "is replaced (BucketName cannot be updated)" in loss.what
+    assert "a new, empty one takes its place" in loss.what
+    assert "-c run_bucket=" in loss.instead
+    # The bucket's policy names it, and a policy cannot move to another bucket.
+    assert {each.path: each.why for each in review.destructive} == {
+        "RunBucket": "BucketName cannot be updated",
+        "RunBucket/Policy": "Bucket names RunBucketCA76775A, which is replaced",
+    }
+    assert review.exit_code("data-loss") == 1
+    assert review.exit_code("never") == 0
+
+
+def test_fails_for_a_bucket_that_gets_another_logical_id(base: Side) -> None:
+    kept = base.stacks["DatasetStack"]
+    old = next(name for name in kept.resources if name.startswith("DatasetBucket9"))
+    text = json.dumps(kept.template).replace(old, "Renamed")
+    head = {**base.stacks, "DatasetStack": replace(kept, template=json.loads(text))}
+    review = judge(base, Side(name="head", stacks=head), [])
+    (loss,) = review.losses
+    assert "is removed: it stays in the account (Retain)" in loss.what
+    assert review.exit_code("data-loss") == 1
+
+
+def test_fails_for_a_bucket_whose_protection_weakens(review_of: Reviewer) -> None:
+    def weaken(app: Construct) -> None:
+        runs, datasets = bucket(app, "RunBucket"), bucket(app, "DatasetBucket")
+        runs.add_property_deletion_override("VersioningConfiguration")
+        datasets.apply_removal_policy(RemovalPolicy.DESTROY)
+        datasets.add_property_override(
+            "LifecycleConfiguration.Rules",
+            [{"Id": "Old", "Status": "Enabled", "ExpirationInDays": 30, "Prefix": "clips/"}],
+        )
+        stack = app.node.find_child("DatasetStack")
+        assert isinstance(stack, Stack)
+        stack.termination_protection = False
+
+    review = review_of(weaken)
+    whats = [loss.what for loss in review.losses]
+    assert "DeletionPolicy of the bucket goes from Retain to Delete" in whats
+    assert "UpdateReplacePolicy of the bucket goes from Retain to Delete" in whats
+    assert "a lifecycle rule deletes current objects under clips/" in whats
+    assert any(what.startswith("versioning ends") for what in whats)
+    assert any(what.startswith("termination protection is taken off") for what in whats)
+    assert len(whats) == 5
+
+
+def test_fails_for_a_storage_stack_under_another_name(base: Side) -> None:
+    renamed = Side(
+        name="head",
+        stacks={"Storage" if name == "DatasetStack" else name: stack
+                for name, stack in base.stacks.items()},
+    )  # fmt: skip
+    review = judge(base, renamed, [])
+    assert {loss.path for loss in review.losses} == {"DatasetBucket", "RunBucket"}
+    assert review.exit_code("data-loss") == 1
+
+
+def test_adopted_buckets_are_no_loss(review_of: Reviewer) -> None:
+    review = review_of(dataset_bucket="my-data", run_bucket="my-runs")
+    assert review.losses == []
+    assert any("DatasetStack is no longer part of the app" in note for note in review.notes)
+
+
+def test_a_new_run_id_is_a_new_run_and_no_loss(review_of: Reviewer) -> None:
+    review = review_of(run_id="run-2")
+    assert "AWS::EC2::SpotFleet" in [each.type for each in review.destructive]
+    assert review.losses == []
+    assert review.exit_code("data-loss") == 0
+    assert review.exit_code("destructive") == 1
+    assert review.run_effects[0].startswith("**A new run begins**: run-2 in place of run-1")
+    assert not any("under the same run id" in effect for effect in review.run_effects)
+
+
+def test_a_recipe_under_the_same_run_id_is_called_refused(review_of: Reviewer) -> None:
+    effects = review_of(recipe="laptop").run_effects
+    assert any("RECIPE changes under the same run id run-1" in effect for effect in effects)
+
+
+def test_a_fleet_sent_to_zero_ends_a_run_with_a_notice(review_of: Reviewer) -> None:
+    effects = review_of(target_capacity=0).run_effects
+    assert any("The fleet goes to zero" in effect for effect in effects)
+
+
+def test_other_zones_replace_subnets_that_an_instance_holds(review_of: Reviewer) -> None:
+    review = review_of(zones="us-east-1c,us-east-1d")
+    assert "AWS::EC2::Subnet" in [each.type for each in review.destructive]
+    assert any("CloudFormation cannot delete the old one" in each for each in review.run_effects)
+
+
+def test_what_the_cli_calls_a_replacement_is_one(base: Side, review_of: Reviewer) -> None:
+    head = review_of(size="g5.4xlarge")
+    (fleet,) = [each for each in head.changes if each.type == "AWS::EC2::SpotFleet"]
+    word = CdkDiff(
+        stack="TrainingStack", text="", destructive={fleet.logical_id: "may be replaced"}
+    )
+    changed = Side(
+        name="head",
+        stacks={
+            **base.stacks,
+            "TrainingStack": type(base.stacks["TrainingStack"])(
+                template={"Resources": {
+                    **base.stacks["TrainingStack"].resources, fleet.logical_id: fleet.new}}
+            ),
+        },
+    )  # fmt: skip
+    review = judge(base, changed, [word])
+    assert [each.why for each in review.destructive] == ["the CDK CLI says: may be replaced"]
+
+
+PLAN = {
+    "fits": True, "gpu_memory_mib": 9876, "bound_by": "compute", "epoch_seconds": 61.25,
+    "hours_p50": 3.5, "hours_p90": 4.25, "usd_on_demand": 4.24, "usd_spot_p50": 2.07,
+    "usd_spot_p90": 2.52, "checkpoint_bytes": 104857600, "checkpoint_seconds": 3.1,
+    "notice_fits": False, "warnings": ["the volume is tight"], "size": "g5.2xlarge",
+    "workload": "trajectory", "recipe": "full",
+}  # fmt: skip
+
+
+def test_the_plan_of_both_sides_is_compared(make_side: Callable[..., Side]) -> None:
+    slower = {**PLAN, "hours_p50": 7.0}
+    review = judge(make_side(plan=PLAN), make_side(plan=slower), [])
+    (row,) = [row for row in review.costs if row.name == "hours, p50"]
+    assert (row.before, row.after, row.difference) == ("3.5", "7", "+100.0%")
+    assert cost(review, "checkpoint fits the notice") == ("**no**", "**no**")
+    assert review.warnings == ["the volume is tight"]
+
+
+def test_a_side_without_a_plan_says_so(base: Side, make_side: Callable[..., Side]) -> None:
+    review = judge(base, make_side(plan=PLAN), [])
+    assert cost(review, "hours, p50") == ("not predicted on this side", "3.5")
