@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from training import dataset_commands
+from training import dataset_commands, measure
 from training.errors import (
     EXIT_FAILED,
     EXIT_FINISHED,
@@ -63,6 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_run(commands.add_parser("run", help="train to the end, or go on where a run is"))
     data = commands.add_parser("data", help="make, check, upload and sync datasets")
     dataset_commands.add(data.add_subparsers(required=True, metavar="COMMAND"))
+    measure.add(commands.add_parser("measure", help="what each stage needs, without a GPU"))
     fail = commands.add_parser("fail", help="mark a run failed, whoever holds it")
     fail.add_argument("--run-uri", required=True, help="s3://bucket/runs/<run id>, or a folder")
     fail.add_argument("--reason", required=True, help="one sentence, kept in head.json")

@@ -119,6 +119,9 @@ class TinyTrain:
             nn.Linear(self.width, 2),
         )
 
+    def example(self, size: int) -> Batch:
+        return {"x": torch.zeros(size, NUM_FEATURES), "y": torch.zeros(size, dtype=torch.long)}
+
     def start(self, m: nn.Module, i: Inputs) -> Start:
         if self.config.bad_start:
             return Start(failures=("the outputs differ by 1.0",))
@@ -169,6 +172,10 @@ class Tiny:
     @property
     def recipes(self) -> Mapping[str, Callable[[], TinyConfig]]:
         return {"quick": TinyConfig, "long": lambda: TinyConfig(epochs=6)}
+
+    @property
+    def nominal_samples(self) -> Mapping[str, Mapping[str, int]]:
+        return {"quick": {"train": 30, "validation": 12}}
 
     def stages(self, c: TinyConfig) -> Sequence[Prepare | Train]:
         return (

@@ -19,8 +19,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from training.capabilities import Probe
 from training.errors import RunFailedError
 from training.randomness import derive_seed
+from training.trajectory.clips import NUM_FRAMES
 from training.trajectory.dataset import open_dataset
 from training.trajectory.recipes import LAYERS, TrajectoryConfig
 
@@ -73,6 +75,16 @@ class Features:
         # Clip by clip: the bits of a clip's features cannot depend on its neighbours in a shard.
         clips = [clip_features(backbone, frames[k], c, i.device) for k in range(first, end)]
         return {"features": torch.stack(clips)}
+
+    def probe(self) -> Probe:
+        """One clip's frames through the backbone, as images already (weights do not matter)."""
+        c = self.config
+        num_frames = -(-NUM_FRAMES // c.frame_stride)
+        return Probe(
+            build=lambda: build_backbone("random", c.backbone_seed, c.backbone_layer),
+            batch=torch.zeros(num_frames, 3, c.image_size, c.image_size),
+            size=1,
+        )
 
 
 def shard_range(count: int, shard: int, num_shards: int) -> tuple[int, int]:

@@ -7,7 +7,9 @@ from types import MappingProxyType
 from training.workload import Precision
 
 WEIGHTS = ("random", "pretrained")
-LAYERS = ("layer1", "layer2", "layer3", "layer4")
+# ResNet-18's stages and the channels that each gives.
+CHANNELS = MappingProxyType({"layer1": 64, "layer2": 128, "layer3": 256, "layer4": 512})
+LAYERS = tuple(CHANNELS)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,6 +101,14 @@ def full() -> TrajectoryConfig:
         precision="bfloat16",
     )
 
+
+# The dataset that each recipe is made for: `data make --count` of 1,000 and 10,000 clips.
+NOMINAL_SAMPLES: Mapping[str, Mapping[str, int]] = MappingProxyType(
+    {
+        "laptop": {"train": 800, "validation": 200},
+        "full": {"train": 8_000, "validation": 2_000},
+    }
+)
 
 RECIPES: Mapping[str, Callable[[], TrajectoryConfig]] = MappingProxyType(
     {"laptop": laptop, "full": full}

@@ -15,11 +15,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
+from training.trajectory.clips import NUM_FRAMES
 from training.trajectory.dataset import make_dataset, open_dataset, split_failures
 from training.trajectory.features import Features
 from training.trajectory.model import Head
 from training.trajectory.paths import CLASSES
-from training.trajectory.recipes import RECIPES, TrajectoryConfig
+from training.trajectory.recipes import CHANNELS, NOMINAL_SAMPLES, RECIPES, TrajectoryConfig
 from training.trajectory.samples import Batch, FeatureSamples, feature_samples
 from training.workload import Inputs, Loss, Partial, Prepare, Progress, Rung, Settings, Start, Train
 
@@ -51,15 +52,26 @@ class TrainHead:
             precision=c.precision,
         )
 
+    @property
+    def num_frames(self) -> int:
+        """Frames of one sample."""
+        return 1 if self.single_frame else -(-NUM_FRAMES // self.config.frame_stride)
+
+    def example(self, size: int) -> Batch:
+        """A batch in the shapes that `collate` gives."""
+        c = self.config
+        shape = (size, self.num_frames, c.grid * c.grid, CHANNELS[c.backbone_layer])
+        return {
+            "features": torch.zeros(shape, dtype=torch.float16),
+            "labels": torch.zeros(size, dtype=torch.long),
+        }
+
     def model(self, i: Inputs) -> nn.Module:
         c = self.config
-        samples = self.samples(i, "train")
-        num_frames, num_cells, channels = samples.features(samples.indices[0]).shape
-        assert num_cells == c.grid * c.grid
         return Head(
-            num_frames=num_frames,
+            num_frames=self.num_frames,
             grid=c.grid,
-            channels=channels,
+            channels=CHANNELS[c.backbone_layer],
             num_classes=len(CLASSES),
             width=c.width,
             num_layers=c.num_layers,
@@ -152,6 +164,10 @@ class Trajectory:
     @property
     def placement_fields(self) -> frozenset[str]:
         return frozenset()
+
+    @property
+    def nominal_samples(self) -> Mapping[str, Mapping[str, int]]:
+        return NOMINAL_SAMPLES
 
     def stages(self, c: TrajectoryConfig) -> Sequence[Prepare | Train]:
         return (

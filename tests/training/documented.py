@@ -1,0 +1,49 @@
+"""The examples of a document: commands behind `$ `, the lines that they print, files they need."""
+
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+_BLOCK = re.compile(r"^```(?P<kind>console|python)(?P<name>[^\n]*)\n(?P<text>.*?)^```", re.M | re.S)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Example:
+    """One command with the lines that it prints."""
+
+    arguments: tuple[str, ...]
+    code: int
+    output: str
+
+
+def examples(text: str) -> Iterator[Example]:
+    """Every command of the document's console blocks; `# exit N` behind it is its exit code."""
+    for block in _BLOCK.finditer(text):
+        if block["kind"] != "console":
+            continue
+        for part in re.split(r"^\$ ", block["text"].replace("\\\n", " "), flags=re.M)[1:]:
+            command, _, output = part.partition("\n")
+            command, _, code = command.partition("# exit ")
+            words = shlex.split(command)
+            assert words[:3] == ["python", "-m", "training"], command
+            yield Example(arguments=tuple(words[3:]), code=int(code or 0), output=output)
+
+
+def files(text: str) -> Iterator[tuple[str, str]]:
+    """Name and content of the document's python blocks that have a file name."""
+    for block in _BLOCK.finditer(text):
+        if block["kind"] == "python" and block["name"].strip():
+            yield block["name"].strip(), block["text"]
+
+
+def matches(pattern: str, output: str) -> bool:
+    """Whether the output is the pattern, where `…` stands for anything, also for lines."""
+    parts = (re.escape(part) for part in pattern.strip().split("…"))
+    return re.fullmatch("(?s:.*?)".join(parts), output.strip()) is not None
+
+
+def read(path: Path) -> list[Example]:
+    """The examples of one document."""
+    return list(examples(path.read_text()))

@@ -1,0 +1,49 @@
+"""What a workload or a stage may offer besides its protocol: optional, asked for by some commands.
+
+A command that needs one that is missing says which, and why.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from torch import nn
+
+from training.workload import Batch
+
+
+@runtime_checkable
+class HasNominalSamples(Protocol):
+    """A workload that says what its recipes are made for (`measure`)."""
+
+    @property
+    def nominal_samples(self) -> Mapping[str, Mapping[str, int]]:
+        """Recipe -> split ("train", "validation") -> samples of the dataset it is made for."""
+
+
+@runtime_checkable
+class HasExample(Protocol):
+    """A Train stage whose step can be measured and tried without data (`measure`, the ladder).
+
+    Its `model` must then read nothing but the config: not the dataset, not artifacts, not `prior`.
+    """
+
+    def example(self, size: int) -> Batch:
+        """A batch of `size` samples as `collate` gives them, each as large as data may make it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Probe:
+    """One unit of a Prepare stage's work on the device, in the recipe's shapes."""
+
+    build: Callable[[], nn.Module]  # on the CPU; its values do not matter
+    batch: Batch  # the module's only argument
+    size: int  # samples in the batch
+
+
+@runtime_checkable
+class HasProbe(Protocol):
+    """A Prepare stage whose work on the device can be measured without data (`measure`)."""
+
+    def probe(self) -> Probe:
+        """The work on one batch."""
