@@ -13,6 +13,7 @@ from typing import Any
 
 from training.config import Interval, resolve_config
 from training.dataset import LocalDataset, open_dataset, sync_dataset
+from training.distributed import Place, World
 from training.errors import EXIT_FAILED, EXIT_FINISHED, RunFailedError, UserError
 from training.events import Events
 from training.head import Head, Lease, LeaseLostError, acquire
@@ -81,12 +82,13 @@ def run_attempt(options: Options, interruption: Interruption) -> int:
     metrics = Metrics(options.store, lease.head.generation, lease.head.nonce, options.metrics_file)
     attempt = Attempt(
         store=options.store,
-        lease=lease,
+        held=lease,
         metrics=metrics,
         events=events,
         interruption=interruption,
         interval=options.interval,
         scratch=options.scratch,
+        world=World(Place(), device),
     )
     run = StageSequence(attempt, config, stages, dataset, device, record, key, began)
     with _ending(attempt):
@@ -145,6 +147,7 @@ def _precisions(stages: Sequence[Prepare | Train]) -> dict[str, dict[str, Any]]:
         stage.name: {
             "micro_batch": stage.settings.micro_batch,
             "precision": stage.settings.precision,
+            "compile": stage.settings.compile_mode,
         }
         for stage in stages
         if isinstance(stage, Train)

@@ -33,7 +33,6 @@ def numerics_key(
         "threads": torch.get_num_threads(),
         "world": world,
         "deterministic": deterministic,
-        "compile": False,
         "stages": {name: dict(values) for name, values in stages.items()},
     }
     if device.type == "cuda":

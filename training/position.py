@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from training.config import Interval
+from training.distributed import World
 from training.events import Events
-from training.head import Lease
+from training.head import Lease, LeaseLostError
 from training.interruption import InterruptedRunError, Interruption
 from training.metrics import Metrics
 from training.store import Store
@@ -23,6 +24,7 @@ class Position:
     has_ended: bool = False  # the stage is done; its metrics are final
     evaluated_step: int = 0  # stage_step of the last evaluation
     metrics: Mapping[str, float] = field(default_factory=dict)  # of that evaluation
+    best: Mapping[str, float] = field(default_factory=dict)  # step and value of the best metric
     results: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # of ended stages
     artifacts: Mapping[str, str] = field(default_factory=dict)  # Prepare stage -> key
     numerics_changed: tuple[str, ...] = ()  # parts of the key that some attempt changed
@@ -39,15 +41,22 @@ class Position:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Attempt:
-    """What the stages of one attempt write to and listen to."""
+    """What the stages of one attempt write to and listen to; only rank 0 holds a lease."""
 
     store: Store
-    lease: Lease
+    held: Lease | None
     metrics: Metrics
     events: Events
     interruption: Interruption
     interval: Interval
     scratch: Path
+    world: World
+
+    @property
+    def lease(self) -> Lease:
+        """Rank 0's right to write the run's state."""
+        assert self.held is not None, "only rank 0 holds the lease"
+        return self.held
 
     @property
     def generation(self) -> int:
@@ -55,10 +64,29 @@ class Attempt:
         return self.lease.head.generation
 
     def check(self) -> None:
-        """Raise if the attempt must end: called wherever ending loses nothing but time."""
-        self.lease.check()
-        notice = self.interruption.notice
-        if notice is not None:
+        """Raise, on all ranks alike, if the attempt must end: where that loses nothing but time."""
+        self.begin_check()
+        self.end_check()
+
+    def begin_check(self, weight: float = 0.0) -> None:
+        """Ask the other ranks ahead of a step boundary; `weight` is added up over the ranks."""
+        is_lost = self.held is not None and self.held.lost.is_set()
+        self.world.begin_sum([self.interruption.is_pending, is_lost, weight])
+
+    def end_check(self) -> float:
+        """At the boundary: raise if the attempt must end; return the sum of the weights."""
+        is_pending, is_lost, weight = self.world.end_sum()
+        if self.world.size == 1:
+            # Nobody had to be asked ahead: what came in the meantime counts too.
+            is_pending = self.interruption.is_pending
+            self.lease.check()
+        if is_lost:
+            raise LeaseLostError(f"{self.store.uri} was taken over by another writer")
+        if is_pending:
+            self.interruption.tell("notice")  # no-op unless another rank has it alone
+            notice = self.interruption.notice
+            assert notice is not None
             left = round(notice.seconds_left, 3)
             self.events.emit("notice", cause=notice.cause, seconds_left=left)
             raise InterruptedRunError(notice.cause)
+        return weight

@@ -121,8 +121,8 @@ class StageSequence:
             artifact=self._artifact,
             prior=self._prior(position),
             device=self._device,
-            rank=0,
-            world=1,
+            rank=self._attempt.world.rank,
+            world=self._attempt.world.size,
             seed=self._config.seed,
             scratch=self._attempt.scratch,
         )

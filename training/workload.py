@@ -8,7 +8,7 @@ and nothing slower.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeAlias, TypeVar, runtime_checkable
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar, get_args, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -19,8 +19,9 @@ Batch: TypeAlias = Any
 # done, total: called by long work of a workload, at most a few times per second needed.
 Progress: TypeAlias = Callable[[int, int], None]
 
-Precision: TypeAlias = Literal["float32", "bfloat16"]
+Precision: TypeAlias = Literal["float32", "bfloat16", "float16"]
 Schedule: TypeAlias = Literal["constant", "cosine"]
+CompileMode: TypeAlias = Literal["default", "reduce-overhead", "max-autotune-no-cudagraphs"]
 
 
 class Config(Protocol):
@@ -106,7 +107,14 @@ class Settings:
     last step. A step takes `global_batch` samples over all ranks, in micro-batches of
     `micro_batch`; the last step of an epoch takes what is left, so every sample is seen exactly
     once per epoch. Evaluation runs on split "validation" every `evaluate_every_epochs` epochs (0:
-    never but at the end) and always at the end of the stage.
+    never but at the end) and always at the end of the stage; the checkpoint with the best
+    `best_metric` is kept.
+
+    With `ema_decay` an exponential moving average of the parameters is what is evaluated and what
+    the stage's end gives to the next stage and to final/. `find_unused_parameters` (of DDP) is for
+    models of which some parameters take no part in some steps, as experts without tokens.
+    `loader_workers` processes fetch and collate ahead of the step; batches do not depend on their
+    number, so the workload names its field in `placement_fields`.
     """
 
     epochs: int
@@ -119,13 +127,20 @@ class Settings:
     clip_norm: float | None = None
     evaluate_every_epochs: int = 1
     precision: Precision = "float32"
+    compile_mode: CompileMode | None = None
+    ema_decay: float | None = None
+    best_metric: str | None = None
+    best_mode: Literal["max", "min"] = "max"
+    find_unused_parameters: bool = False
+    loader_workers: int = 0
 
     def __post_init__(self) -> None:
         for name in ("epochs", "global_batch", "micro_batch", "eval_batch"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; give at least 1")
-        if self.warmup_steps < 0 or self.evaluate_every_epochs < 0:
-            raise ValueError("warmup_steps and evaluate_every_epochs cannot be negative; give 0")
+        for name in ("warmup_steps", "evaluate_every_epochs", "loader_workers"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} is {getattr(self, name)}; give at least 0")
         if self.global_batch % self.micro_batch:
             raise ValueError(
                 f"global_batch {self.global_batch} is no multiple of micro_batch "
@@ -133,6 +148,14 @@ class Settings:
             )
         if self.clip_norm is not None and self.clip_norm <= 0:
             raise ValueError(f"clip_norm is {self.clip_norm}; give a positive norm or None")
+        if self.precision not in get_args(Precision):
+            known = ", ".join(get_args(Precision))
+            raise ValueError(f"precision is {self.precision!r}; give one of {known}")
+        if self.compile_mode is not None and self.compile_mode not in get_args(CompileMode):
+            known = ", ".join(get_args(CompileMode))
+            raise ValueError(f"compile_mode is {self.compile_mode!r}; give None or one of {known}")
+        if self.ema_decay is not None and not 0.0 < self.ema_decay < 1.0:
+            raise ValueError(f"ema_decay is {self.ema_decay}; give None or a number in (0, 1)")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,7 +12,7 @@ import pytest
 from tests.training import tiny
 from tests.training.conftest import Run
 from training.interruption import Interruption
-from training.loop import schedule_factor
+from training.learner import schedule_factor
 from training.store import FolderStore
 from training.workload import Settings
 

@@ -40,7 +40,12 @@ def test_a_finished_run_has_its_deliverables(whole: Run, tmp_path: Path) -> None
     assert receipt["validation_accuracy"] == receipt["stages"]["second"]["accuracy"]
     assert receipt["first_accuracy"] == receipt["stages"]["first"]["accuracy"]
     assert receipt["checkpoint_bytes"] > 0
-    assert {"torch", "device", "threads", "world", "compile"} <= receipt["numerics_key"].keys()
+    assert {"torch", "device", "threads", "world"} <= receipt["numerics_key"].keys()
+    assert receipt["numerics_key"]["stages"]["first"] == {
+        "micro_batch": 4,
+        "precision": "float32",
+        "compile": None,
+    }
     out = tmp_path / "model.safetensors"
     assert main(["final", "--run-uri", whole.uri, "--out", str(out)]) == 0
     digest = weights_sha256(load_file(out))
@@ -50,6 +55,7 @@ def test_a_finished_run_has_its_deliverables(whole: Run, tmp_path: Path) -> None
 def test_metrics_have_the_fields_of_the_contract(whole: Run) -> None:
     step = whole.lines("step")[0]
     fields = "kind stage step stage_step epoch generation loss lr samples_per_second ids metrics"
+    fields += " data_wait"
     assert set(step) == set(fields.split())
     assert (step["step"], step["stage_step"], step["epoch"]) == (1, 1, 0)
     evaluation = whole.lines("evaluation")[0]
@@ -254,7 +260,7 @@ def test_fails_for_a_run_that_belongs_to_another_recipe(
     assert "belongs to recipe 'quick', not 'long'" in capsys.readouterr().err
     assert run.attempt("--override=epochs=4") == 2
     assert "belongs to overrides (none), not epochs=4" in capsys.readouterr().err
-    assert run.attempt("--override=num_loader_workers=4") == 0
+    assert run.attempt("--override=loader_workers=4") == 0
     assert run.head == before
 
 

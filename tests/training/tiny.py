@@ -51,7 +51,7 @@ class TinyConfig:
     step_seconds: float = 0.0
     nan_at_step: int = -1
     bad_start: bool = False
-    num_loader_workers: int = 0
+    loader_workers: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,6 +108,7 @@ class TinyTrain:
             eval_batch=5,
             warmup_steps=2,
             clip_norm=self.config.clip_norm,
+            loader_workers=self.config.loader_workers,
         )
 
     def model(self, i: Inputs) -> nn.Module:
@@ -167,7 +168,7 @@ class TinyTrain:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tiny:
     name: str = "tiny"
-    placement_fields: frozenset[str] = frozenset({"num_loader_workers"})
+    placement_fields: frozenset[str] = frozenset({"loader_workers"})
 
     @property
     def recipes(self) -> Mapping[str, Callable[[], TinyConfig]]:

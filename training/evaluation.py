@@ -1,0 +1,81 @@
+"""One evaluation of a stage: batches divided by rank, parts gathered in order, summarised once."""
+
+from collections.abc import Sequence
+
+import torch
+
+from training.batches import MicroBatch
+from training.learner import Learner, to_device
+from training.loader import Loader
+from training.position import Attempt
+from training.precision import autocast
+from training.randomness import seed_torch
+from training.workload import Inputs, Partial, Train
+
+# An epoch number that no training sample is augmented with.
+_EPOCH = -1
+
+
+def evaluate(
+    attempt: Attempt, stage: Train, inputs: Inputs, learner: Learner, name: str
+) -> dict[str, float]:
+    """The metrics of split "validation"; raises between two batches if the attempt must end."""
+    world = attempt.world
+    samples = stage.samples(inputs, "validation")
+    size = stage.settings.eval_batch
+    firsts = range(0, len(samples), size)
+    batches = [
+        MicroBatch(
+            number=first,
+            epoch=_EPOCH,
+            ids=tuple(range(first, first + size))[: len(samples) - first],
+        )
+        for first in firsts
+    ]
+    mine = batches[world.rank :: world.size]
+    loader = Loader(
+        samples,
+        inputs.seed,
+        mine,
+        num_workers=stage.settings.loader_workers,
+        pin_memory=inputs.device.type == "cuda",
+    )
+    parts: list[Partial] = []
+    try:
+        with learner.evaluating() as model:
+            for turn in range(len(batches[:: world.size])):
+                attempt.check()
+                if turn < len(mine):
+                    batch = to_device(loader.next(), inputs.device)
+                    seed_torch(
+                        inputs.device, "evaluate", inputs.seed, stage.name, mine[turn].number
+                    )
+                    with torch.no_grad(), autocast(stage.settings.precision, inputs.device):
+                        parts.append(stage.evaluate(model, batch))
+    finally:
+        loader.close()
+    return _summarize(attempt, stage, name, _in_order(attempt, parts))
+
+
+def _in_order(attempt: Attempt, parts: Sequence[Partial]) -> list[Partial]:
+    """Every rank's parts, as one rank alone would have them."""
+    if attempt.world.size == 1:
+        return list(parts)
+    sent = [
+        Partial(sums=part.sums, tensors={name: t.cpu() for name, t in part.tensors.items()})
+        for part in parts
+    ]
+    by_rank = attempt.world.gather(sent)
+    turns = len(by_rank[0])
+    return [of_rank[turn] for turn in range(turns) for of_rank in by_rank if turn < len(of_rank)]
+
+
+def _summarize(
+    attempt: Attempt, stage: Train, name: str, parts: Sequence[Partial]
+) -> dict[str, float]:
+    metrics: dict[str, float] = {}
+    if attempt.world.leads and parts:
+        out = attempt.scratch / "evaluation" / name
+        out.mkdir(parents=True, exist_ok=True)
+        metrics = dict(stage.summarize(parts, out))
+    return attempt.world.share(metrics)

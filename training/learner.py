@@ -1,0 +1,250 @@
+"""What a Train stage's steps change: model, optimizer, loss scale, moving average; and one step."""
+
+import contextlib
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parallel import DistributedDataParallel
+
+from training.batches import MicroBatch, micro_batch_of
+from training.checkpoint import Snapshot, copy_tensors, put_together, take_apart
+from training.distributed import World
+from training.ema import MovingAverage
+from training.errors import RunFailedError, UserError
+from training.precision import Scaling, autocast
+from training.randomness import seed_torch
+from training.scalars import Scalars
+from training.workload import Batch, Inputs, Settings, Start, Train
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepResult:
+    """A step whose numbers may still be on the device."""
+
+    names: tuple[str, ...]  # of the metrics
+    scalars: Scalars  # the loss, then sum and count of each metric
+    learning_rate: float
+    is_skipped: bool
+
+    def read(self) -> tuple[float, dict[str, float]]:
+        """Loss and metrics of the global batch."""
+        loss, *pairs = self.scalars.read()
+        sums = zip(self.names, pairs[::2], pairs[1::2], strict=True)
+        return loss, {name: value / count for name, value, count in sums if count}
+
+
+class Learner:
+    """Builds what a stage trains, from a snapshot or from the start, and trains it."""
+
+    def __init__(
+        self, stage: Train, inputs: Inputs, world: World, snapshot: Snapshot | None
+    ) -> None:
+        self._stage = stage
+        self._inputs = inputs
+        self._world = world
+        self._settings = stage.settings
+        self.start = Start()
+        self._names: set[tuple[str, ...]] | None = None
+        self.model = self._build_model(snapshot)
+        self._losses = self._wrap()
+        self._optimizer = stage.optimizer(self.model)
+        for group in self._optimizer.param_groups:
+            group.setdefault("initial_lr", group["lr"])
+        self._scaling = Scaling(self._settings.precision, inputs.device)
+        decay = self._settings.ema_decay
+        self._average = None if decay is None else MovingAverage(self.model, decay)
+        if snapshot is not None:
+            self._load(snapshot)
+
+    def _build_model(self, snapshot: Snapshot | None) -> nn.Module:
+        stage, inputs = self._stage, self._inputs
+        seed_torch(inputs.device, "model", inputs.seed, stage.name)
+        model = stage.model(inputs)
+        if snapshot is None:
+            seed_torch(inputs.device, "start", inputs.seed, stage.name)
+            self.start = stage.start(model, inputs)
+            if self.start.failures:
+                raise RunFailedError(f"stage {stage.name!r} cannot start: {self.start.failures[0]}")
+        else:
+            model.load_state_dict(dict(snapshot.tensors["model"]))
+        model = model.to(inputs.device)
+        if self._settings.compile_mode is not None:
+            model.compile(mode=self._settings.compile_mode)
+        return model.train()
+
+    def _wrap(self) -> nn.Module:
+        losses = _StageLoss(self._stage, self.model)
+        if self._world.size == 1:
+            return losses
+        refuse_unequal_batch_norm(self._stage, self.model, self._world.size)
+        return DistributedDataParallel(
+            losses,
+            find_unused_parameters=self._settings.find_unused_parameters,
+            gradient_as_bucket_view=True,
+        )
+
+    def _load(self, snapshot: Snapshot) -> None:
+        kept = put_together(snapshot.state["optimizer"], snapshot.tensors["optimizer"])
+        self._optimizer.load_state_dict(kept)
+        self._scaling.load(snapshot.state.get("scaler", {}))
+        if self._average is not None:
+            self._average.load(snapshot.tensors["ema"])
+
+    def snapshot(self, position: Mapping[str, Any]) -> Snapshot:
+        """A copy of everything that the next step depends on."""
+        tensors: dict[str, Tensor] = {}
+        skeleton = take_apart(self._optimizer.state_dict(), tensors)
+        parts = {"model": self.model.state_dict(), "optimizer": tensors}
+        if self._average is not None:
+            parts["ema"] = self._average.tensors
+        return Snapshot(
+            tensors={name: copy_tensors(part) for name, part in parts.items()},
+            state={"position": position, "optimizer": skeleton, "scaler": self._scaling.state()},
+        )
+
+    def step(
+        self,
+        batches: Sequence[tuple[MicroBatch, Batch]],
+        *,
+        weight: float,
+        num_micro_batches: int,
+        step: int,
+        num_steps: int,
+    ) -> StepResult:
+        """One optimizer step; weight and number of micro-batches are those of all ranks."""
+        factor = schedule_factor(self._settings, step, num_steps)
+        for group in self._optimizer.param_groups:
+            group["lr"] = group["initial_lr"] * factor
+        self._optimizer.zero_grad(set_to_none=True)
+        total: Tensor | float = 0.0
+        sums: dict[str, tuple[Tensor | float, float]] = {}
+        for place, (micro, batch) in enumerate(batches):
+            seed_torch(
+                self._inputs.device,
+                "noise",
+                self._inputs.seed,
+                self._stage.name,
+                step,
+                micro.number,
+            )
+            with self._reducing(place == len(batches) - 1):
+                with autocast(self._settings.precision, self._inputs.device):
+                    loss, mean, metrics = self._losses(batch, step)
+                    loss = loss / weight
+                    if mean is not None:
+                        loss = loss + mean / num_micro_batches
+                    if not micro.counts:
+                        loss = loss * 0.0
+                # DDP takes the mean over the ranks; the parts are to be added up.
+                self._scaling.backward(loss if self._world.size == 1 else loss * self._world.size)
+            total = total + loss.detach()
+            for name, (value, count) in metrics.items():
+                if not micro.counts:
+                    value, count = 0.0, 0.0
+                elif name in sums:
+                    value, count = sums[name][0] + value, sums[name][1] + count
+                sums[name] = (value, count)
+        skipped = self._scaling.step(self._optimizer, self.model, self._settings.clip_norm)
+        if self._average is not None and not skipped:
+            self._average.update()
+        names = self._same_names(tuple(sorted(sums)))
+        numbers = [number for name in names for number in sums[name]]
+        return StepResult(
+            names=names,
+            scalars=Scalars([total, *numbers], self._inputs.device, self._world),
+            learning_rate=self._optimizer.param_groups[0]["lr"],
+            is_skipped=skipped,
+        )
+
+    def _same_names(self, names: tuple[str, ...]) -> tuple[str, ...]:
+        """The ranks add their metrics up, so every rank must have the same ones in every step."""
+        if self._world.size > 1:
+            if self._names is None:
+                self._names = set(self._world.gather(names))
+            if self._names != {names}:
+                raise RunFailedError(
+                    f"stage {self._stage.name!r}: the loss gave the metrics {', '.join(names)} on "
+                    f"rank {self._world.rank}, which another rank or step did not; give the same "
+                    "ones always, with a count of 0 where there is nothing"
+                )
+        return names
+
+    @contextlib.contextmanager
+    def evaluating(self) -> Any:
+        """The model in eval mode, its moving average where it has one, the same on every rank."""
+        self._world.share_buffers(self.model)
+        self.model.eval()
+        average = contextlib.nullcontext() if self._average is None else self._average.swapped_in()
+        try:
+            with average:
+                yield self.model
+        finally:
+            self.model.train()
+
+    def _reducing(self, is_last: bool) -> AbstractContextManager[None]:
+        """Gradients travel with the last micro-batch of a step only."""
+        if is_last or not isinstance(self._losses, DistributedDataParallel):
+            return contextlib.nullcontext()
+        return self._losses.no_sync()
+
+
+class _StageLoss(nn.Module):
+    """The stage's loss as a module, for DDP: whatever a loss does with the model is inside."""
+
+    def __init__(self, stage: Train, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self._stage = stage
+
+    def forward(
+        self, batch: Batch, step: int
+    ) -> tuple[Tensor, Tensor | None, Mapping[str, tuple[Tensor | float, float]]]:
+        loss = self._stage.loss(self.model, batch, step)
+        return loss.total, loss.mean, loss.metrics
+
+
+def refuse_unequal_batch_norm(stage: Train, model: nn.Module, world_size: int) -> None:
+    """BatchNorm computes with its micro-batch, so every number of ranks must give it the same."""
+    settings = stage.settings
+    if not any(isinstance(module, _BatchNorm) for module in model.modules()):
+        return
+    if micro_batch_of(settings, world_size) == settings.micro_batch:
+        return
+    raise UserError(
+        f"stage {stage.name!r} has BatchNorm and micro-batches of {settings.micro_batch}: "
+        f"{world_size} processes cannot share its global batch of {settings.global_batch} in "
+        f"micro-batches as large; give at most {settings.global_batch // settings.micro_batch} "
+        "with --num-processes"
+    )
+
+
+def schedule_factor(settings: Settings, step: int, num_steps: int) -> float:
+    """What every group's own learning rate is multiplied by at `step` (from 0) of `num_steps`."""
+    if step < settings.warmup_steps:
+        return (step + 1) / settings.warmup_steps
+    if settings.schedule == "constant":
+        return 1.0
+    done = (step - settings.warmup_steps) / max(1, num_steps - 1 - settings.warmup_steps)
+    low = settings.final_lr_fraction
+    return low + (1 - low) * 0.5 * (1 + math.cos(math.pi * min(done, 1.0)))
+
+
+def to_device(batch: Batch, device: torch.device) -> Batch:
+    """Move every tensor of a pytree; on the CPU nothing is touched."""
+    if device.type == "cpu":
+        return batch
+    if isinstance(batch, Tensor):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, Mapping):
+        return {key: to_device(value, device) for key, value in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(to_device(value, device) for value in batch))
+    if isinstance(batch, list | tuple):
+        return type(batch)(to_device(value, device) for value in batch)
+    return batch
