@@ -8,25 +8,17 @@ import argparse
 import os
 import shutil
 import socket
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from training import dataset_commands, measure
-from training.errors import (
-    EXIT_FAILED,
-    EXIT_FINISHED,
-    EXIT_INTERRUPTED,
-    EXIT_LEASE_LOST,
-    EXIT_USER,
-    RunFailedError,
-    UserError,
-)
-from training.head import InterruptedWhileWaitingError, LeaseLostError, mark_failed, read_head
-from training.interruption import InterruptedRunError, Interruption
+from training.errors import EXIT_FINISHED, UserError
+from training.exit_code import exit_code_of
+from training.head import mark_failed, read_head
+from training.interruption import Interruption
 from training.record import read_record
-from training.store import Store, StoreError, open_store
+from training.store import Store, open_store
 
 _EXIT_CODES = """exit codes: 0 finished · 75 interrupted and saved · 76 lost the lease to another
 writer · 2 a mistake in what was asked for · 1 failed · 3 (data sync) no manifest came in time"""
@@ -35,22 +27,7 @@ writer · 2 a mistake in what was asked for · 1 failed · 3 (data sync) no mani
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return the exit code."""
     options = _parser().parse_args(arguments)
-    try:
-        code: int = options.act(options)
-    except UserError as error:
-        return _say(error, EXIT_USER)
-    except LeaseLostError as error:
-        return _say(error, EXIT_LEASE_LOST)
-    except (InterruptedRunError, InterruptedWhileWaitingError) as error:
-        return _say(f"{error}; the next attempt goes on from the last commit", EXIT_INTERRUPTED)
-    except (RunFailedError, StoreError) as error:
-        return _say(error, EXIT_FAILED)
-    return code
-
-
-def _say(error: object, code: int) -> int:
-    print(f"{'interrupted' if code == EXIT_INTERRUPTED else 'error'}: {error}", file=sys.stderr)
-    return code
+    return exit_code_of(lambda: int(options.act(options)))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -73,7 +50,46 @@ def _parser() -> argparse.ArgumentParser:
     final.add_argument("--run-uri", required=True, help="s3://bucket/runs/<run id>, or a folder")
     final.add_argument("--out", required=True, type=Path, help="the file to write")
     final.set_defaults(act=_final)
+    _add_torture(
+        commands.add_parser("torture", help="kill a small run at random moments and compare")
+    )
     return parser
+
+
+def _add_torture(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Kill small runs at random moments and at named points, with SIGKILL, SIGTERM, notices, "
+        "stopped and rival attempts and a store that misbehaves, until they are done; compare "
+        "each with the uninterrupted run. Exit code 1: something differed."
+    )
+    add = parser.add_argument
+    add("--kills", type=int, default=30, help="in all (default: %(default)s)")
+    add("--seed", type=int, default=0, help="what is done when (default: %(default)s)")
+    add("--seeds", type=int, default=1, help="share the kills among seeds S, S+1, ...")
+    add(
+        "--workload",
+        default="training.torture.workload:SMALL",
+        help="a known name, or your own as package.module:NAME (default: a built-in one)",
+    )
+    add("--recipe", help="default: the first by name")
+    add("--override", action="append", default=[], metavar="NAME=VALUE", help="as of `run`")
+    add("--dataset-uri", help="a folder (default: made by the workload's own generator)")
+    add("--count", type=int, default=77, help="samples that are made (default: %(default)s)")
+    add("--run-uri", help="runs go below it: s3://bucket/prefix or a folder (default: --out)")
+    add("--out", type=Path, help="keep runs and logs there (default: only if something differed)")
+    add("--checkpoint-interval", default="5steps", help="as of `run` (default: %(default)s)")
+    add("--lease-ttl-seconds", type=_positive, default=0.5, help="default: %(default)s")
+    add("--notice-budget-seconds", type=_positive, default=20.0, help="default: %(default)s")
+    add("--json", action="store_true", help="print the result as JSON")
+    parser.set_defaults(act=_torture)
+
+
+def _torture(options: argparse.Namespace) -> int:
+    # Read when numpy is imported; its thread would be one too many for a process that forks.
+    os.environ.update(OPENBLAS_NUM_THREADS="1", OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
+    from training.torture.command import torture
+
+    return torture(options)
 
 
 def _add_run(parser: argparse.ArgumentParser) -> None:

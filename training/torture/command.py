@@ -1,0 +1,150 @@
+"""`python -m training torture`: what is asked for, what is said while it runs, and the result."""
+
+import argparse
+import json
+import os
+import shutil
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from training.config import parse_interval, parse_overrides, resolve_config
+from training.dataset import open_dataset, write_manifest
+from training.errors import EXIT_FAILED, EXIT_FINISHED, UserError
+from training.torture.plan import PHASES, SIGNALS
+from training.torture.series import Series, Tally, Target
+from training.workload import Workload
+from training.workloads import load_workload
+
+_DATASET_SEED = 0
+
+
+def torture(options: argparse.Namespace) -> int:
+    """Run it as the command line asks; the exit code is 1 if anything differed."""
+    import torch
+
+    # torch's optimizers import it when the first one is made: 3 s that no attempt need repeat.
+    import torch._dynamo
+
+    # A fork of a process with threads may find a lock held that nobody will ever release.
+    torch.set_num_threads(1)
+    workload = load_workload(options.workload)
+    recipe = options.recipe or next(iter(sorted(workload.recipes)))
+    overrides = parse_overrides(options.override)
+    resolve_config(workload, recipe, overrides)
+    parse_interval(options.checkpoint_interval)
+    for name in ("kills", "seeds", "count"):
+        if getattr(options, name) < 1:
+            raise UserError(f"--{name} is {getattr(options, name)}; give at least 1")
+    out = options.out or Path(tempfile.mkdtemp(prefix="torture-"))
+    if out.exists() and any(out.iterdir()):
+        raise UserError(f"{out} is not empty; give a new folder")
+    out.mkdir(parents=True, exist_ok=True)
+    target = Target(
+        workload=options.workload,
+        recipe=recipe,
+        overrides=overrides,
+        dataset=_dataset(options, workload, out / "dataset"),
+        runs_uri=options.run_uri or str(out / "runs"),
+        interval=options.checkpoint_interval,
+        ttl_seconds=options.lease_ttl_seconds,
+        budget_seconds=options.notice_budget_seconds,
+        out=out,
+    )
+    tally, seconds = _go(target, options)
+    return _end(target, options, tally, seconds)
+
+
+def _go(target: Target, options: argparse.Namespace) -> tuple[Tally, float]:
+    tally, began = Tally(), time.monotonic()
+    seeds = range(options.seed, options.seed + options.seeds)
+
+    def say(line: str) -> None:
+        done = f"[{tally.kills}/{options.kills} kills, {time.monotonic() - began:.0f} s]"
+        print(f"{done} {line}", file=sys.stderr, flush=True)
+
+    for number, seed in enumerate(seeds):
+        share = options.kills * (number + 1) // len(seeds) - options.kills * number // len(seeds)
+        if share:
+            Series(target, seed, tally, say).go(share)
+    return tally, time.monotonic() - began
+
+
+def _end(target: Target, options: argparse.Namespace, tally: Tally, seconds: float) -> int:
+    is_equal = not tally.differences
+    if options.json:
+        print(json.dumps(_record(target, options, tally, seconds), indent=1))
+    else:
+        print("\n".join(_table(tally)))
+        print(
+            f"{tally.kills} kills in {tally.runs} runs and {tally.attempts} attempts "
+            f"({tally.fresh_attempts} in fresh interpreters), {tally.faults} store faults, "
+            f"{tally.steps_repeated} of {tally.steps} steps repeated, "
+            f"{tally.checkpoints_passed_over} checkpoints passed over, {seconds:.0f} s"
+        )
+        for line in tally.differences:
+            print(f"[failed] {line}")
+        if is_equal:
+            print("[ok] every run equals the uninterrupted one: weights, losses, sample ids")
+    if is_equal and options.out is None:
+        shutil.rmtree(target.out)
+    elif not is_equal:
+        print(f"runs and logs are kept in {target.out}", file=sys.stderr)
+    return EXIT_FINISHED if is_equal else EXIT_FAILED
+
+
+def _record(
+    target: Target, options: argparse.Namespace, tally: Tally, seconds: float
+) -> dict[str, Any]:
+    phases: dict[str, dict[str, int]] = {}
+    for (kind, phase), count in sorted(tally.by_kind_and_phase.items()):
+        phases.setdefault(phase, {})[kind] = count
+    return {
+        **asdict(tally),
+        "by_kind_and_phase": phases,
+        "exit_codes": {str(code): count for code, count in sorted(tally.exit_codes.items())},
+        "is_equal": not tally.differences,
+        "workload": target.workload,
+        "recipe": target.recipe,
+        "seeds": list(range(options.seed, options.seed + options.seeds)),
+        "seconds": round(seconds, 1),
+    }
+
+
+def _table(tally: Tally) -> Sequence[str]:
+    """Kills by what the attempt was doing (rows) and kind (columns)."""
+    kinds = list(SIGNALS)
+    known = list(PHASES)
+    phases = sorted(
+        {phase for _, phase in tally.by_kind_and_phase},
+        key=lambda phase: (known.index(phase) if phase in known else -1, phase),
+    )
+    lines = [f"{'while':<18}" + "".join(f"{kind:>8}" for kind in kinds) + f"{'all':>8}"]
+    for phase in phases:
+        counts = [tally.by_kind_and_phase[kind, phase] for kind in kinds]
+        cells = "".join(f"{count or '':>8}" for count in counts)
+        lines.append(f"{phase:<18}{cells}{sum(counts):>8}")
+    return lines
+
+
+def _dataset(options: argparse.Namespace, workload: Workload[Any], folder: Path) -> Path:
+    if options.dataset_uri is not None:
+        given = Path(options.dataset_uri)
+        open_dataset(given)
+        return given
+    folder.mkdir()
+    pid = os.fork()
+    if pid == 0:  # what a generator starts (threads, pools) ends with the child
+        meta = workload.make_dataset(folder, options.count, _DATASET_SEED, lambda done, total: None)
+        write_manifest(folder, workload.name, meta)
+        sys.stdout.flush()
+        os._exit(0)
+    if os.waitpid(pid, 0)[1] != 0:
+        raise UserError(f"workload {workload.name!r} did not make its dataset; see above")
+    assert threading.active_count() == 1
+    return folder

@@ -1,0 +1,109 @@
+"""What is done to an attempt: drawn from a seed, written as JSON, read by the attempt itself.
+
+A kill comes at a random time, or at a named point: before or after the nth time that the attempt
+does one thing, so that windows of microseconds are hit on purpose.
+"""
+
+import random
+import signal
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+Side: TypeAlias = Literal["before", "after"]
+# zombie: stopped, resumed after a successor took over. rival: two attempts at once.
+Kind: TypeAlias = Literal["kill", "term", "notice", "zombie", "rival"]
+
+SIGNALS: dict[Kind, signal.Signals] = {
+    "kill": signal.SIGKILL,
+    "term": signal.SIGTERM,
+    "notice": signal.SIGUSR1,
+    "zombie": signal.SIGSTOP,
+    "rival": signal.SIGKILL,
+}
+# What an attempt can be doing -> how often it does so, about, in a run of seconds.
+PHASES: dict[str, int] = {
+    "take-over": 1,
+    "resume": 3,
+    "preparation": 3,
+    "artifact": 3,
+    "start of a stage": 1,
+    "step": 12,
+    "evaluation": 6,
+    "metrics": 3,
+    "event": 3,
+    "upload": 6,
+    "publication": 3,
+    "heartbeat": 4,
+    "retention": 2,
+    "release": 1,
+    "final weights": 1,
+    "receipt": 1,
+    "finish": 1,
+}
+_KINDS: dict[Kind, int] = {"kill": 9, "term": 3, "notice": 4, "zombie": 2, "rival": 2}
+_SHARE_AT_A_POINT = 0.6
+_SHARE_WITH_FAULTS = 0.4
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trouble:
+    """One kill: after so many seconds, or at the nth time on one side of a phase."""
+
+    kind: Kind
+    seconds: float | None = None
+    phase: str | None = None
+    side: Side = "before"
+    occurrence: int = 1
+
+    @property
+    def signal(self) -> signal.Signals:
+        """What the attempt is sent."""
+        return SIGNALS[self.kind]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scene:
+    """What is done next: one attempt and its trouble, and a second attempt beside it or none."""
+
+    trouble: Trouble | None = None
+    second: Trouble | None = None
+    second_after_seconds: float = 0.0
+    zombie_sleeps_seconds: float = 0.0
+    fault_rate: float = 0.0  # share of the store's operations that go wrong
+    fault_seed: int = 0
+    is_fresh: bool = False  # a new interpreter instead of a fork
+
+
+def draw_scene(
+    rng: random.Random, *, run_seconds: float, ttl_seconds: float, is_fresh: bool
+) -> Scene:
+    """Draw the next scene for a run that takes `run_seconds` when nobody disturbs it."""
+    kind: Kind = rng.choices(list(_KINDS), weights=list(_KINDS.values()))[0]
+    has_faults = rng.random() < _SHARE_WITH_FAULTS
+    trouble = _draw_trouble(rng, kind, run_seconds, ttl_seconds)
+    second = None
+    if kind in ("zombie", "rival"):
+        other: Kind = rng.choice(["kill", "term", "notice"])
+        second = _draw_trouble(rng, other, run_seconds, 2 * ttl_seconds)
+    return Scene(
+        trouble=trouble,
+        second=second,
+        second_after_seconds=rng.uniform(0, 0.3) if kind == "rival" else 0.0,
+        zombie_sleeps_seconds=ttl_seconds + rng.uniform(0, run_seconds),
+        fault_rate=rng.choice([0.01, 0.03, 0.1]) if has_faults else 0.0,
+        fault_seed=rng.getrandbits(32),
+        is_fresh=is_fresh,
+    )
+
+
+def _draw_trouble(
+    rng: random.Random, kind: Kind, run_seconds: float, ttl_seconds: float
+) -> Trouble:
+    if rng.random() < _SHARE_AT_A_POINT:
+        phase = rng.choice(list(PHASES))
+        side: Side = rng.choice(["before", "after"])
+        occurrence = rng.randint(1, PHASES[phase])
+        return Trouble(kind=kind, phase=phase, side=side, occurrence=occurrence)
+    # The holder before may have been killed: then the first TTL is spent waiting.
+    waited = ttl_seconds if rng.random() < 0.6 else 0.0
+    return Trouble(kind=kind, seconds=waited + rng.uniform(0, 0.7 * run_seconds))

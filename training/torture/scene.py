@@ -1,0 +1,113 @@
+"""The parent's side of a scene: starts one or two attempts, signals them, waits, says what hit."""
+
+import os
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from training.torture.attempt import Asked, fork, spawn
+from training.torture.plan import Kind, Scene, Trouble
+from training.torture.watch import Board
+
+_POLL_SECONDS = 0.002
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ended:
+    """How one attempt ended, and whether its trouble met it alive and where."""
+
+    code: int  # an exit code, or minus the signal's number
+    kind: Kind | None
+    hit_phase: str | None
+    num_faults: int
+    folder: Path
+    seconds: float
+
+    @property
+    def log(self) -> str:
+        """What it printed."""
+        path = self.folder / "log"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+
+class _Child:
+    def __init__(self, asked: Asked, is_fresh: bool) -> None:
+        Path(asked.folder).mkdir(parents=True)
+        self.asked = asked
+        self.board: Board = asked.board
+        self.began = time.monotonic()
+        self.code: int | None = None
+        self.hit_phase: str | None = None
+        self.stopped_at: float | None = None
+        self.seconds = 0.0
+        self.pid = spawn(asked) if is_fresh else fork(asked)
+
+    def poll(self) -> None:
+        """See what became of it, and send what is due."""
+        pid, status = os.waitpid(self.pid, os.WNOHANG | os.WUNTRACED)
+        if pid and os.WIFSTOPPED(status):
+            self.stopped_at = time.monotonic()
+        elif pid:
+            self.code = os.waitstatus_to_exitcode(status)
+            self.seconds = time.monotonic() - self.began
+        if self.hit_phase is None:
+            self.hit_phase = self.board.struck or None
+        if self.code is None:
+            self._send_if_due(self.asked.trouble)
+
+    def _send_if_due(self, trouble: Trouble | None) -> None:
+        if trouble is None or trouble.seconds is None or self.hit_phase is not None:
+            return
+        if time.monotonic() - self.began >= trouble.seconds:
+            self.hit_phase = self.board.phase
+            os.kill(self.pid, trouble.signal)
+
+    def resume(self) -> None:
+        """Let a stopped one go on."""
+        self.stopped_at = None
+        os.kill(self.pid, signal.SIGCONT)
+
+    def ended(self) -> Ended:
+        assert self.code is not None
+        shutil.rmtree(Path(self.asked.folder) / "scratch", ignore_errors=True)
+        return Ended(
+            code=self.code,
+            kind=self.asked.trouble.kind if self.asked.trouble and self.hit_phase else None,
+            hit_phase=self.hit_phase,
+            num_faults=self.board.num_faults,
+            folder=Path(self.asked.folder),
+            seconds=self.seconds,
+        )
+
+
+def play(scene: Scene, ask: Callable[[Trouble | None], Asked]) -> list[Ended]:
+    """Play one scene to its end; every process that it started has ended then."""
+    children: list[_Child] = []
+    try:
+        first = _Child(ask(scene.trouble), scene.is_fresh)
+        children.append(first)
+        while any(child.code is None for child in children):
+            for child in children:
+                if child.code is None:
+                    child.poll()
+            if scene.second and len(children) == 1 and _is_time_for_second(scene, first):
+                children.append(_Child(ask(scene.second), False))
+            slept = first.stopped_at
+            if slept and time.monotonic() - slept >= scene.zombie_sleeps_seconds:
+                first.resume()
+            time.sleep(_POLL_SECONDS)
+        return [child.ended() for child in children]
+    finally:
+        for child in children:
+            if child.code is None:
+                os.kill(child.pid, signal.SIGKILL)
+                os.waitpid(child.pid, 0)
+
+
+def _is_time_for_second(scene: Scene, first: _Child) -> bool:
+    if scene.trouble and scene.trouble.kind == "zombie":
+        return first.stopped_at is not None
+    return time.monotonic() - first.began >= scene.second_after_seconds
