@@ -36,10 +36,12 @@ def read_outcome(store: Store, scratch: Path) -> Outcome:
     assert head is not None
     lines = _lines(store)
     scratch.mkdir(parents=True, exist_ok=True)
-    path = scratch / f"final-{secrets.token_hex(4)}.safetensors"
-    store.get_file(FINAL, path)
-    tensors = load_file(path)
-    path.unlink()
+    tensors = {}
+    if store.sizes(FINAL.partition("/")[0] + "/").get(FINAL):
+        path = scratch / f"final-{secrets.token_hex(4)}.safetensors"
+        store.get_file(FINAL, path)
+        tensors = load_file(path)
+        path.unlink()
     return Outcome(
         head=head,
         steps=_newest(lines, "step"),

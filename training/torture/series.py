@@ -135,7 +135,9 @@ class Series:
                 last = attempt.log.strip().splitlines()[-1:] or [""]
                 tally.differences.append(f"{name}: an attempt {what}: {last[0]} ({attempt.folder})")
         broken = broken_promises(open_store(self._uri(name)), known)
-        tally.differences += [f"{name}: {why}" for why in broken]
+        for why in broken:
+            if f"{name}: {why}" not in tally.differences:
+                tally.differences.append(f"{name}: {why}")
 
     def _compare(self, name: str) -> None:
         tally = self._tally

@@ -19,9 +19,13 @@ from training.store import FolderStore
 def answers_before_it_wrote() -> None:
     """A store whose uploads are done later than it says: checkpoints are published too early."""
     write, read = FolderStore._replacing, FolderStore.get_file
+    honest = FolderStore.put_file
     under_way: list[threading.Thread] = []
 
     def put_file(self: FolderStore, key: str, path: Path) -> None:
+        if not key.startswith("checkpoints/"):
+            honest(self, key, path)
+            return
         data = path.read_bytes()
 
         def later() -> None:
