@@ -1,4 +1,4 @@
-"""Checkpoints: safetensors files and one JSON, their sha256 in the head. Nothing is pickled.
+"""Checkpoints: safetensors files and one JSON, their checksums in the head. Nothing is pickled.
 
 A checkpoint exists when the head names it and its checksums hold; the newest that does is read, and
 each one passed over is named with the reason.
@@ -6,22 +6,20 @@ each one passed over is named with the reason.
 
 import json
 import secrets
-import shutil
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import PurePath
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from training.dataset import sha256_of
+from training.capture import STATE
 from training.head import CheckpointEntry, FileEntry
+from training.layout import LayoutError, header_bytes, parse_header
+from training.memory import view_of
 from training.store import Store
-
-STATE = "state.json"
+from training.transfer import receive
 
 
 class DamagedCheckpointError(RuntimeError):
@@ -30,9 +28,9 @@ class DamagedCheckpointError(RuntimeError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Snapshot:
-    """A copy of everything that a step boundary is: tensors by part, and what JSON can hold."""
+    """What a checkpoint held: tensors by part, on the CPU, and what JSON can hold."""
 
-    tensors: Mapping[str, Mapping[str, Tensor]]  # part -> name -> tensor on the CPU
+    tensors: Mapping[str, Mapping[str, Tensor]]  # part -> name -> tensor in memory of its own
     state: Mapping[str, Any]
 
 
@@ -44,102 +42,62 @@ class Loaded:
     snapshot: Snapshot
 
 
-def copy_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copies on the CPU in memory of their own, as torch aligns it.
-
-    Memory at another alignment changes the last bits of matrix-vector products, so what is read
-    from a file must be copied before it is computed with.
-    """
-    return {
-        name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()
-    }
-
-
-def take_apart(value: Any, tensors: dict[str, Tensor], path: str = "") -> Any:
-    """Split a state_dict of any depth: tensors go to `tensors`, the JSON skeleton is returned."""
-    if isinstance(value, Tensor):
-        tensors[path] = value
-        return {"tensor": path}
-    if isinstance(value, Mapping):
-        return {"dict": [[k, take_apart(v, tensors, f"{path}/{k}")] for k, v in value.items()]}
-    if isinstance(value, list | tuple):
-        parts = [take_apart(v, tensors, f"{path}/{i}") for i, v in enumerate(value)]
-        return {type(value).__name__: parts}
-    if value is None or isinstance(value, bool | int | float | str):
-        return {"value": value}
-    raise TypeError(f"{path}: a {type(value).__name__} cannot be kept in a checkpoint")
-
-
-def put_together(skeleton: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """Undo `take_apart`."""
-    ((kind, content),) = skeleton.items()
-    if kind == "tensor":
-        return tensors[content]
-    if kind == "dict":
-        return {key: put_together(value, tensors) for key, value in content}
-    if kind in ("list", "tuple"):
-        parts = [put_together(value, tensors) for value in content]
-        return tuple(parts) if kind == "tuple" else parts
-    return content
-
-
 def checkpoint_name(step: int, generation: int) -> str:
     """A name that is never used twice and sorts by step."""
     return f"{step:08d}-g{generation:04d}-{secrets.token_hex(4)}"
 
 
-def write_files(snapshot: Snapshot, folder: Path) -> tuple[FileEntry, ...]:
-    """Write a snapshot's files into a new local folder."""
-    folder.mkdir(parents=True)
-    for part, tensors in snapshot.tensors.items():
-        save_file(dict(tensors), folder / f"{part}.safetensors")
-    (folder / STATE).write_text(json.dumps(snapshot.state))
-    paths = sorted(folder.iterdir())
-    with ThreadPoolExecutor(4) as pool:
-        sums = list(pool.map(sha256_of, paths))
-    return tuple(
-        FileEntry(name=path.name, bytes=path.stat().st_size, sha256=digest)
-        for path, digest in zip(paths, sums, strict=True)
-    )
+def read_checkpoint(store: Store, entry: CheckpointEntry) -> Snapshot:
+    """Read and verify one checkpoint; DamagedCheckpointError says what does not hold."""
+    prefix = f"checkpoints/{entry.name}/"
+    sizes = store.sizes(prefix)
+    for file in entry.files:
+        _check_size(file, sizes.get(prefix + file.name))
+    tensors: dict[str, Mapping[str, Tensor]] = {}
+    state: Any = None
+    for file in entry.files:
+        if file.name == STATE:
+            state = _read_state(store, prefix, file)
+        else:
+            tensors[PurePath(file.name).stem] = read_tensors(store, prefix, file)
+    if state is None:
+        raise DamagedCheckpointError(f"the head names no {STATE}")
+    return Snapshot(tensors=tensors, state=state)
 
 
-def upload_files(store: Store, name: str, folder: Path, files: Sequence[FileEntry]) -> None:
-    """Upload a checkpoint's files; it exists once the head names it."""
-    with ThreadPoolExecutor(4) as pool:
-        sent = [
-            pool.submit(store.put_file, f"checkpoints/{name}/{file.name}", folder / file.name)
-            for file in files
-        ]
-    for result in sent:
-        result.result()
+def read_tensors(store: Store, prefix: str, file: FileEntry) -> dict[str, Tensor]:
+    """Read one safetensors file; every tensor gets memory of its own, as torch aligns it.
 
-
-def read_checkpoint(store: Store, entry: CheckpointEntry, scratch: Path) -> Snapshot:
-    """Download and verify one checkpoint; DamagedCheckpointError says what does not hold."""
-    folder = scratch / f"read-{entry.name}-{secrets.token_hex(4)}"
-    folder.mkdir(parents=True)
+    Memory at another alignment changes the last bits of matrix-vector products, so nothing is
+    computed on bytes where they lay in a file.
+    """
     try:
-        with ThreadPoolExecutor(4) as pool:
-            results = [pool.submit(_fetch, store, entry.name, file, folder) for file in entry.files]
-        for result in results:
-            result.result()
-        state = json.loads((folder / STATE).read_text())
-        tensors = {
-            path.stem: copy_tensors(load_file(path)) for path in folder.glob("*.safetensors")
-        }
-        return Snapshot(tensors=tensors, state=state)
-    finally:
-        shutil.rmtree(folder)
+        first = _read(store, prefix, file, min(8, file.bytes))
+        header = _read(store, prefix, file, header_bytes(first, file.bytes))
+        layout = parse_header(header, file.bytes)
+    except LayoutError as error:
+        raise DamagedCheckpointError(f"{file.name}: {error}") from error
+    tensors = {place.name: torch.empty(place.shape, dtype=place.dtype) for place in layout.places}
+
+    def place_bytes(start: int, block: Tensor) -> None:
+        stop = start + len(block)
+        for place in layout.overlapping(start, stop):
+            first, last = max(start, place.start), min(stop, place.stop)
+            target = tensors[place.name].view(-1).view(torch.uint8)
+            target[first - place.start : last - place.start] = block[first - start : last - start]
+
+    _receive(store, prefix, file, place_bytes)
+    return tensors
 
 
 def newest_that_holds(
-    store: Store, entries: Sequence[CheckpointEntry], scratch: Path
+    store: Store, entries: Sequence[CheckpointEntry]
 ) -> tuple[Loaded | None, tuple[tuple[str, str], ...]]:
     """The newest checkpoint whose checksums hold, and those passed over as (name, why)."""
     passed_over: list[tuple[str, str]] = []
     for entry in reversed(entries):
         try:
-            snapshot = read_checkpoint(store, entry, scratch)
+            snapshot = read_checkpoint(store, entry)
         except DamagedCheckpointError as error:
             passed_over.append((entry.name, str(error)))
             continue
@@ -147,23 +105,45 @@ def newest_that_holds(
     return None, tuple(passed_over)
 
 
-def has_nan(tensors: Mapping[str, Tensor]) -> str | None:
+def find_nan(tensors: Mapping[str, Tensor]) -> str | None:
     """The name of the first tensor with a NaN (an infinity may be meant, as in masks)."""
     for name, tensor in tensors.items():
-        if tensor.is_floating_point() and bool(torch.isnan(tensor).any()):
+        if not tensor.is_floating_point() or not tensor.numel():
+            continue
+        if tensor.element_size() == 1:
+            tensor = tensor.float()  # nothing is computed in 8 bits
+        # The smallest of numbers of which one is no number is none; isnan would make a copy.
+        if bool(tensor.detach().amin().isnan()):
             return name
     return None
 
 
-def _fetch(store: Store, name: str, file: FileEntry, folder: Path) -> None:
-    path = folder / file.name
-    try:
-        store.get_file(f"checkpoints/{name}/{file.name}", path)
-    except FileNotFoundError as error:
-        raise DamagedCheckpointError(f"{file.name} is missing") from error
-    if path.stat().st_size != file.bytes:
-        raise DamagedCheckpointError(
-            f"{file.name} has {path.stat().st_size} bytes instead of {file.bytes}"
-        )
-    if sha256_of(path) != file.sha256:
+def _check_size(file: FileEntry, size: int | None) -> None:
+    if size is None:
+        raise DamagedCheckpointError(f"{file.name} is missing")
+    if size != file.bytes:
+        raise DamagedCheckpointError(f"{file.name} has {size} bytes instead of {file.bytes}")
+
+
+def _read_state(store: Store, prefix: str, file: FileEntry) -> Any:
+    data = bytearray(file.bytes)
+
+    def place_bytes(start: int, block: Tensor) -> None:
+        data[start : start + len(block)] = view_of(block)
+
+    _receive(store, prefix, file, place_bytes)
+    return json.loads(data)
+
+
+def _read(store: Store, prefix: str, file: FileEntry, size: int) -> bytes:
+    """The first bytes of a file, which nothing has verified yet."""
+    data = bytearray(size)
+    store.read_into(prefix + file.name, 0, memoryview(data))
+    return bytes(data)
+
+
+def _receive(
+    store: Store, prefix: str, file: FileEntry, place_bytes: Callable[[int, Tensor], None]
+) -> None:
+    if not receive(store, prefix + file.name, file, place_bytes):
         raise DamagedCheckpointError(f"{file.name} does not match its sha256")

@@ -9,20 +9,36 @@ import json
 import secrets
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Literal, TypeAlias
 
+from training.entries import CheckpointEntry, FileEntry, Kind
 from training.errors import UserError
+from training.retention import KEEP_NEWEST, Retention
 from training.store import AnswerLostError, PreconditionFailedError, Store, StoreError
 
+__all__ = [
+    "CheckpointEntry",
+    "FileEntry",
+    "Head",
+    "InterruptedWhileWaitingError",
+    "Kind",
+    "Lease",
+    "LeaseLostError",
+    "acquire",
+    "mark_failed",
+    "read_head",
+    "write_head",
+]
+
 HEAD = "head.json"
-NUM_KEPT = 3
+# 2 added part_bytes to files and metrics to checkpoints; what is read of format 1 has neither.
+_FORMAT = 2
 _ATTEMPTS = 6
 _BACKOFF_SECONDS = 0.1
 
 State: TypeAlias = Literal["running", "released", "finished", "failed"]
-Kind: TypeAlias = Literal["periodic", "emergency", "rebalance", "stage-end"]
 
 
 class LeaseLostError(RuntimeError):
@@ -31,27 +47,6 @@ class LeaseLostError(RuntimeError):
 
 class InterruptedWhileWaitingError(RuntimeError):
     """A notice came while this candidate waited for the lease."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FileEntry:
-    """One file of a checkpoint."""
-
-    name: str
-    bytes: int
-    sha256: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CheckpointEntry:
-    """One committed checkpoint. `step` counts over all Train stages of the run, so names sort."""
-
-    name: str
-    step: int
-    stage: str
-    epoch: int
-    kind: Kind
-    files: tuple[FileEntry, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,15 +65,17 @@ class Head:
 
     def to_bytes(self) -> bytes:
         """As stored."""
-        return json.dumps({"format": 1, **asdict(self)}, indent=1).encode()
+        return json.dumps({"format": _FORMAT, **asdict(self)}, indent=1).encode()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "Head":
         """Read what `to_bytes` wrote."""
         record = json.loads(data)
-        if record.pop("format") != 1:
+        number = record.pop("format")
+        if number not in range(1, _FORMAT + 1):
             raise UserError(
-                "head.json has a format that this version does not know; update training/"
+                f"head.json has format {number}, and this version knows 1 to {_FORMAT}; "
+                "run the bundle that config.json names, or a newer one"
             )
         checkpoints = tuple(
             CheckpointEntry(**{**entry, "files": tuple(FileEntry(**f) for f in entry["files"])})
@@ -93,17 +90,6 @@ def read_head(store: Store) -> Head | None:
     return Head.from_bytes(found.data) if found else None
 
 
-def kept(checkpoints: Sequence[CheckpointEntry]) -> tuple[CheckpointEntry, ...]:
-    """What retention keeps: the newest few, and the stage ends that those began from."""
-    newest = list(checkpoints[-NUM_KEPT:])
-    names = {entry.name for entry in newest}
-    for entry in newest:
-        earlier = checkpoints[: checkpoints.index(entry)]
-        ends = [e for e in earlier if e.kind == "stage-end" and e.stage != entry.stage]
-        names.update(end.name for end in ends[-1:])
-    return tuple(entry for entry in checkpoints if entry.name in names)
-
-
 class Lease:
     """The right to write a run's state, from `acquire`; any method may raise LeaseLostError."""
 
@@ -114,6 +100,7 @@ class Lease:
         self._etag = etag
         self._ttl_seconds = ttl_seconds
         self._lock = threading.Lock()
+        self._publishing = threading.Lock()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._write()
@@ -133,17 +120,22 @@ class Lease:
         self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
         self._thread.start()
 
-    def publish(self, entry: CheckpointEntry, *, release: bool = False) -> None:
+    def publish(
+        self, entry: CheckpointEntry, *, retention: Retention = KEEP_NEWEST, release: bool = False
+    ) -> None:
         """Commit a checkpoint whose files lie in the store; drop what retention no longer keeps."""
-        before = (*self._head.checkpoints, entry)
-        after = kept(before)
-        state: State = "released" if release else "running"
-        self._change(checkpoints=after, state=state)
+        with self._publishing:
+            assert self._head.state == "running", "a run that was let go of is not written to"
+            before = (*self._head.checkpoints, entry)
+            after = retention.kept(before)
+            state: State = "released" if release else "running"
+            self._change(checkpoints=after, state=state)
         if release:
             self._stop.set()
             return  # seconds count; the successor sweeps
-        for dropped in set(before) - set(after):
-            self._store.delete_below(f"checkpoints/{dropped.name}/")
+        for dropped in before:
+            if dropped not in after:
+                self._store.delete_below(f"checkpoints/{dropped.name}/")
 
     def sweep(self) -> None:
         """Delete checkpoints that no head names and whose writers this take-over has shut out."""

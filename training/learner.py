@@ -13,13 +13,15 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
 from training.batches import MicroBatch, micro_batch_of
-from training.checkpoint import Snapshot, copy_tensors, put_together, take_apart
+from training.capture import Capture
+from training.checkpoint import Snapshot
 from training.distributed import World
 from training.ema import MovingAverage
 from training.errors import RunFailedError, UserError
 from training.precision import Scaling, autocast
 from training.randomness import seed_torch
 from training.scalars import Scalars
+from training.state_tree import put_together, take_apart
 from training.workload import Batch, Inputs, Settings, Start, Train
 
 
@@ -96,15 +98,15 @@ class Learner:
         if self._average is not None:
             self._average.load(snapshot.tensors["ema"])
 
-    def snapshot(self, position: Mapping[str, Any]) -> Snapshot:
-        """A copy of everything that the next step depends on."""
+    def capture(self, position: Mapping[str, Any]) -> Capture:
+        """Everything that the next step depends on, live: only good until it begins."""
         tensors: dict[str, Tensor] = {}
         skeleton = take_apart(self._optimizer.state_dict(), tensors)
         parts = {"model": self.model.state_dict(), "optimizer": tensors}
         if self._average is not None:
             parts["ema"] = self._average.tensors
-        return Snapshot(
-            tensors={name: copy_tensors(part) for name, part in parts.items()},
+        return Capture(
+            tensors=parts,
             state={"position": position, "optimizer": skeleton, "scaler": self._scaling.state()},
         )
 

@@ -12,10 +12,10 @@ from dataclasses import replace
 from typing import Any
 
 from training.batches import BatchPlan, MicroBatch
+from training.capture import Capture
 from training.checkpoint import Snapshot
 from training.errors import RunFailedError
 from training.evaluation import evaluate
-from training.head import Kind
 from training.interruption import InterruptedRunError
 from training.learner import Learner, StepResult, to_device
 from training.loader import Loader
@@ -78,7 +78,7 @@ class StageLoop:
             has_ended=True,
             results={**self._position.results, self._stage.name: self._position.metrics},
         )
-        self._saver.commit(self._snapshot(), self._position, self._epoch, "stage-end")
+        self._saver.commit(self._capture(), self._position, self._epoch, "stage-end")
         return self._position
 
     def _train(self) -> None:
@@ -202,34 +202,24 @@ class StageLoop:
             return best
         return {"step": self._position.step, "value": metrics[name]}
 
-    def _snapshot(self) -> Snapshot:
+    def _capture(self) -> Capture:
         self._read()
-        return self._learner.snapshot(self._position.to_json())
+        return self._learner.capture(self._position.to_json())
 
     def _commit_if_due(self) -> None:
-        kind: Kind = "periodic"
+        self._saver.poll()
         if self._attempt.interruption.take_rebalance():
-            kind = "rebalance"
-        elif not self._is_commit_due():
+            self._saver.commit(self._capture(), self._position, self._epoch, "rebalance")
+        elif self._saver.is_due(self._position, self._plan.steps_per_epoch):
+            self._saver.begin(self._capture(), self._position, self._epoch)
+        else:
             return
-        self._saver.commit(self._snapshot(), self._position, self._epoch, kind)
         self._pace.skip()
-
-    def _is_commit_due(self) -> bool:
-        interval, step = self._attempt.interval, self._position.stage_step
-        if interval.unit == "s":
-            return time.monotonic() - self._saver.last_commit >= interval.value
-        if interval.unit == "steps":
-            return self._position.step % interval.value == 0
-        return step % self._plan.steps_per_epoch == 0 and self._epoch % interval.value == 0
 
     def _save_and_release(self) -> None:
         notice = self._attempt.interruption.notice
         assert notice is not None
-        if self._saver.holds(self._position):
-            print("[emergency] nothing changed since the last commit; only releasing", flush=True)
-        else:
-            self._saver.emergency(self._snapshot(), self._position, self._epoch, notice)
+        self._saver.emergency(self._capture(), self._position, self._epoch, notice)
 
 
 class _Pace:

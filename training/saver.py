@@ -1,170 +1,247 @@
-"""Commits: a snapshot becomes files, the files go to the store, and the head names them last.
+"""Commits: a boundary's state becomes files in the store, and the head names them last.
 
-What was committed before stays whole until the head's one write, whatever happens in between.
+What was committed before stays whole until the head's one write, whatever happens in between. One
+save is under way at a time: the copy to the host holds training up, the rest runs behind it.
 """
 
-import shutil
 import threading
 import time
-from dataclasses import dataclass
 
-from training.checkpoint import (
-    Snapshot,
-    checkpoint_name,
-    has_nan,
-    upload_files,
-    write_files,
-)
+from training.budget import Cost, draw_up, reserve_of
+from training.capture import Capture, Image, live_contents
 from training.errors import RunFailedError
-from training.head import CheckpointEntry, FileEntry, Kind
+from training.head import Kind, LeaseLostError
 from training.interruption import Notice
+from training.memory import available_bytes
 from training.position import Attempt, Position
+from training.retention import KEEP_NEWEST, Retention
+from training.save import Save
 
-# Before anything was measured on this machine: below what gp3 and S3 were seen to give.
-_ASSUMED_SAVE_BYTES_PER_SECOND = 300e6
-_ASSUMED_UPLOAD_BYTES_PER_SECOND = 50e6
-# Kept for the head's write, the events and the end of the process.
-_RESERVE_SECONDS = 2.0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Cost:
-    """Of one commit on this machine."""
-
-    bytes: int
-    save_seconds: float
-    upload_seconds: float
+# What a copy of the state must leave to everything else on the machine.
+_SPARE_BYTES = 512 * 1024 * 1024
+# A save under way when an attempt ends by itself is waited for so long.
+_CLOSE_SECONDS = 60.0
 
 
 class Saver:
-    """Commits snapshots and remembers what that costs here."""
+    """Commits captures, in the background where the host can hold a copy."""
 
-    def __init__(self, attempt: Attempt, committed: Position | None) -> None:
+    def __init__(
+        self, attempt: Attempt, committed: Position | None, retention: Retention = KEEP_NEWEST
+    ) -> None:
         self.last_cost: Cost | None = None
         self.last_commit = time.monotonic()
         self._attempt = attempt
         self._committed = committed
+        self._retention = retention
+        self._save: Save | None = None
+        self._images: list[Image] = []
+        self._staged: Save | None = None
+        self._lock = threading.Lock()  # of the staged copy and the end
+        self._end_result: bool | None = None
 
     def holds(self, position: Position) -> bool:
         """Whether nothing changed since the last commit (the start of a stage is derived anew)."""
         return position.stage_step == 0 or position == self._committed
 
-    def commit(self, snapshot: Snapshot, position: Position, epoch: int, kind: Kind) -> None:
-        """Commit synchronously; refuses weights that hold a NaN."""
-        began = time.monotonic()
-        self._refuse_nan(snapshot, position)
-        self._attempt.metrics.flush()
-        entry = self._store_files(snapshot, position, epoch, kind)
-        self._attempt.lease.publish(entry)
-        self._after(position, kind, time.monotonic() - began)
+    def is_due(self, position: Position, steps_per_epoch: int) -> bool:
+        """Whether the checkpoint interval has passed at this boundary.
 
-    def emergency(self, snapshot: Snapshot, position: Position, epoch: int, notice: Notice) -> bool:
-        """Commit and release in one write within the notice; return whether it was committed.
+        An interval of steps or epochs is kept to the step: `begin` waits for a save under way. One
+        of seconds is put off to the first boundary after it.
+        """
+        interval = self._attempt.interval
+        if interval.unit == "s":
+            self.poll()
+            return self._save is None and time.monotonic() - self.last_commit >= interval.value
+        if interval.unit == "steps":
+            return position.step % interval.value == 0
+        epochs, rest = divmod(position.stage_step, steps_per_epoch)
+        return rest == 0 and epochs % interval.value == 0
+
+    def poll(self) -> None:
+        """Raise what the save under way has met, if it is over. Costs nothing; call it often."""
+        if self._save is not None and self._save.is_over:
+            self._collect()
+
+    def commit(self, capture: Capture, position: Position, epoch: int, kind: Kind) -> None:
+        """Commit synchronously, straight from the live tensors; refuses weights with a NaN."""
+        self._finish()
+        self._save = self._live(capture, position, epoch, kind)
+        self._save.run()
+        self._save.blocked_seconds = time.monotonic() - self._save.began
+        self._collect()
+
+    def begin(
+        self, capture: Capture, position: Position, epoch: int, kind: Kind = "periodic"
+    ) -> None:
+        """Commit behind the training, which goes on once the state is copied to the host.
+
+        A save that is still under way is waited for. Where the host cannot hold a copy, the state
+        is streamed from the device and committed before this returns.
+        """
+        asked = time.monotonic()
+        self._finish()
+        began = time.monotonic()
+        image = self._copy(capture)
+        if image is None:
+            print("[save] memory cannot hold a copy of the state; streaming it", flush=True)
+            self.commit(capture, position, epoch, kind)
+            return
+        save = self._of(image, capture, position, epoch, kind)
+        save.began = began
+        save.blocked_seconds = time.monotonic() - asked
+        self._save = save
+        save.start()
+
+    def stage(self, capture: Capture, position: Position, epoch: int) -> bool:
+        """Keep a copy of a boundary for `emergency_staged`; False where memory cannot hold it."""
+        if self.holds(position) or (self._save is not None and self._save.position == position):
+            return True
+        image = self._copy(capture)
+        if image is None:
+            return False
+        with self._lock:
+            self._staged = self._of(image, capture, position, epoch, "emergency")
+        return True
+
+    def emergency(self, capture: Capture, position: Position, epoch: int, notice: Notice) -> bool:
+        """Commit and release in one write within the notice; return whether the state is safe.
 
         If the time does not suffice, the previous checkpoint stays the newest and the lease is
         released, so that the successor need not wait.
         """
-        began = time.monotonic()
-        if not self._fits(snapshot, notice):
-            return False
-        self._refuse_nan(snapshot, position)
-        entries: list[CheckpointEntry] = []
-        errors: list[BaseException] = []
+        with self._lock:
+            if self._end_result is None:
+                save = self._live(capture, position, epoch, "emergency")
+                self._end_result = self._end(save, notice)
+            return self._end_result
 
-        def work() -> None:
-            try:
-                self._attempt.metrics.flush()
-                entries.append(self._store_files(snapshot, position, epoch, "emergency"))
-            except (OSError, RuntimeError) as error:
-                errors.append(error)
+    def emergency_staged(self, notice: Notice) -> bool:
+        """The same with the staged copy, from any thread: for when no boundary comes in time."""
+        with self._lock:
+            if self._end_result is None:
+                self._end_result = self._end(self._staged, notice)
+            return self._end_result
 
-        # In a thread that may be left behind: a slow upload must not cost the release.
-        thread = threading.Thread(target=work, name="emergency", daemon=True)
-        thread.start()
-        thread.join(timeout=max(0.0, notice.seconds_left - _reserve(notice)))
-        if errors:
-            print(f"[emergency] the save failed: {errors[0]}; the last commit stays", flush=True)
+    def must_begin_by(self, notice: Notice) -> float:
+        """The monotonic time after which `emergency_staged` would no longer fit the notice."""
+        size = self._staged.num_bytes if self._staged else 0
+        return notice.deadline - draw_up(size, self.last_cost, notice, 0.0, None).need_seconds
+
+    def close(self) -> None:
+        """Finish the save under way, whose boundary was good; a lost lease publishes nothing."""
+        save, self._save = self._save, None
+        if save is None:
+            return
+        if self._attempt.lease.lost.is_set() or not save.wait(_CLOSE_SECONDS):
+            save.cancel()
+        else:
+            self._settle(save)
+
+    def _live(self, capture: Capture, position: Position, epoch: int, kind: Kind) -> Save:
+        contents = live_contents(capture)
+        parts = (self._attempt, self._retention, position, epoch, kind)
+        return Save(*parts, contents, capture.tensors, capture.device)
+
+    def _of(
+        self, image: Image, capture: Capture, position: Position, epoch: int, kind: Kind
+    ) -> Save:
+        parts = (self._attempt, self._retention, position, epoch, kind)
+        return Save(*parts, image.contents(), image.tensors, capture.device, image)
+
+    def _copy(self, capture: Capture) -> Image | None:
+        """Copy to the host; None where memory cannot hold it beside what is still being sent."""
+        with self._lock:
+            self._staged = None  # superseded, and its memory may be needed
+        sending = self._save.image if self._save else None
+        self._images = [i for i in self._images if i is sending or i.fits(capture)]
+        image = next((i for i in self._images if i is not sending), None)
+        if image is None:
+            free = available_bytes()
+            if free is not None and free - capture.num_bytes < _SPARE_BYTES:
+                return None
+            image = Image(capture)
+            self._images.append(image)
+        image.fill(capture)
+        return image
+
+    def _finish(self) -> None:
+        """Wait for the save under way; raise what it met."""
+        if self._save is not None:
+            self._save.wait()
+            self._collect()
+
+    def _collect(self) -> None:
+        save, self._save = self._save, None
+        assert save is not None
+        if save.error is not None:
+            raise save.error
+        self._record(save)
+
+    def _settle(self, save: Save, since_notice: float | None = None) -> bool:
+        """Record a save that is over at the end of an attempt; whether it was committed."""
+        if isinstance(save.error, RunFailedError | LeaseLostError):
+            raise save.error
+        if save.error is not None:
+            print(f"[save] failed: {save.error}; the last commit stays", flush=True)
             return False
-        if not entries:
-            print("[emergency] the upload was too slow; the last commit stays", flush=True)
-            return False
-        self._attempt.lease.publish(entries[0], release=True)
-        committed = time.monotonic()
-        self._after(position, "emergency", committed - began, committed - notice.received)
+        self._record(save, since_notice)
         return True
 
-    def _fits(self, snapshot: Snapshot, notice: Notice) -> bool:
-        size = sum(t.nbytes for part in snapshot.tensors.values() for t in part.values())
-        cost = self.last_cost
-        save = size / _ASSUMED_SAVE_BYTES_PER_SECOND
-        upload = size / _ASSUMED_UPLOAD_BYTES_PER_SECOND
-        if cost is not None:
-            save = cost.save_seconds * size / cost.bytes
-            upload = cost.upload_seconds * size / cost.bytes
-        left = notice.seconds_left
-        print(
-            f"[emergency] {size / 1e6:.1f} MB: {save:.2f} s to save + {upload:.2f} s to upload "
-            f"({'measured' if cost else 'assumed'}) + {_reserve(notice):.1f} s in reserve, "
-            f"{left:.1f} s left",
-            flush=True,
-        )
-        if left <= 0 or (cost is not None and save + upload + _reserve(notice) > left):
-            print("[emergency] not enough time; the last commit stays", flush=True)
-            return False
-        return True
-
-    def _refuse_nan(self, snapshot: Snapshot, position: Position) -> None:
-        name = has_nan(snapshot.tensors["model"])
-        if name is not None:
-            raise RunFailedError(
-                f"stage {position.stage!r}, step {position.step}: {name} holds a NaN; "
-                "nothing was published, lower the learning rate or clip the gradients"
-            )
-
-    def _store_files(
-        self, snapshot: Snapshot, position: Position, epoch: int, kind: Kind
-    ) -> CheckpointEntry:
-        began = time.monotonic()
-        name = checkpoint_name(position.step, self._attempt.generation)
-        folder = self._attempt.scratch / "checkpoints" / name
-        try:
-            files = write_files(snapshot, folder)
-            written = time.monotonic()
-            upload_files(self._attempt.store, name, folder, files)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-        self.last_cost = Cost(
-            bytes=_size(files),
-            save_seconds=written - began,
-            upload_seconds=time.monotonic() - written,
-        )
-        return CheckpointEntry(
-            name=name, step=position.step, stage=position.stage, epoch=epoch, kind=kind, files=files
-        )
-
-    def _after(
-        self, position: Position, kind: Kind, seconds: float, since_notice: float | None = None
-    ) -> None:
-        self._committed = position
+    def _record(self, save: Save, since_notice: float | None = None) -> None:
+        assert save.cost is not None
+        self._committed = save.position
+        self.last_cost = save.cost
         self.last_commit = time.monotonic()
+        seconds = round(save.cost.durable_seconds, 4)
         self._attempt.metrics.write(
             "commit",
-            step=position.step,
-            checkpoint_kind=kind,
-            seconds=round(seconds, 4),
-            bytes=self.last_cost.bytes if self.last_cost else 0,
+            step=save.position.step,
+            checkpoint_kind=save.kind,
+            seconds=seconds,
+            blocked_seconds=round(save.blocked_seconds, 4),
+            bytes=save.cost.bytes,
         )
-        notice = (
-            {} if since_notice is None else {"notice_to_commit_seconds": round(since_notice, 4)}
-        )
+        extra = {} if since_notice is None else {"notice_to_commit_seconds": round(since_notice, 4)}
         self._attempt.events.emit(
-            "committed", "ok", step=position.step, kind=kind, seconds=round(seconds, 4), **notice
+            "committed", "ok", step=save.position.step, kind=save.kind, seconds=seconds, **extra
         )
 
+    def _end(self, save: Save | None, notice: Notice) -> bool:
+        """What there is to do at a notice, by the arithmetic."""
+        under_way, self._save = self._save, None
+        if under_way is not None and under_way.is_over:
+            self._settle(under_way)
+            under_way = None
+        if under_way is not None and (save is None or under_way.position == save.position):
+            print("[emergency] this state is being saved already; finishing that", flush=True)
+            return self._end_with(under_way, notice)
+        if save is None or self.holds(save.position):
+            print("[emergency] nothing changed since the last commit; only releasing", flush=True)
+            return True
+        finish = under_way.seconds_left if under_way else None
+        budget = draw_up(save.num_bytes, self.last_cost, notice, time.monotonic(), finish)
+        print(f"[emergency] {budget}", flush=True)
+        if budget.plan == "give up":
+            print("[emergency] not enough time; the last commit stays", flush=True)
+            return False
+        if under_way is not None:
+            if budget.plan == "finish":
+                print("[emergency] too short for this step; finishing the save before", flush=True)
+                return self._end_with(under_way, notice)
+            if budget.plan == "finish, then save" or not under_way.cancel():
+                if under_way.wait(notice.seconds_left / 2):
+                    self._settle(under_way)
+                else:
+                    under_way.cancel()
+        save.start()
+        return self._end_with(save, notice)
 
-def _size(files: tuple[FileEntry, ...]) -> int:
-    return sum(file.bytes for file in files)
-
-
-def _reserve(notice: Notice) -> float:
-    return min(_RESERVE_SECONDS, 0.1 * (notice.deadline - notice.received))
+    def _end_with(self, save: Save, notice: Notice) -> bool:
+        save.releases = True
+        if not save.wait(max(0.0, notice.seconds_left - reserve_of(notice))) and save.cancel():
+            print("[emergency] the upload was too slow; the last commit stays", flush=True)
+            return False
+        save.wait()  # the head is being written, which is bounded
+        return self._settle(save, time.monotonic() - notice.received)

@@ -1,8 +1,8 @@
 """The stages of a run in order: resume, prepare, train, finish."""
 
 import json
-import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -51,11 +51,16 @@ class StageSequence:
     def go(self) -> None:
         """Resume where the run is and go to its end."""
         self._attempt.lease.start_heartbeat()
-        # What a killed attempt on this machine was about to upload.
-        shutil.rmtree(self._attempt.scratch / "checkpoints", ignore_errors=True)
         position, snapshot = self._resume()
         self._attempt.lease.sweep()
         saver = Saver(self._attempt, position)
+        with closing(saver):
+            position = self._train(saver, position, snapshot)
+        self._finish(position)
+
+    def _train(
+        self, saver: Saver, position: Position | None, snapshot: Snapshot | None
+    ) -> Position:
         ended = set(position.results) if position else set()
         self._artifacts = dict(position.artifacts) if position else {}
         names = [stage.name for stage in self._stages]
@@ -74,7 +79,7 @@ class StageSequence:
             position = StageLoop(self._attempt, saver, stage, inputs, start, mine).run()
             snapshot = None
         assert position is not None
-        self._finish(position)
+        return position
 
     def _begin(self, stage: Train, before: Position | None) -> Position:
         if before is None:
@@ -88,9 +93,7 @@ class StageSequence:
 
     def _resume(self) -> tuple[Position | None, Snapshot | None]:
         attempt = self._attempt
-        loaded, passed_over = newest_that_holds(
-            attempt.store, attempt.lease.head.checkpoints, attempt.scratch
-        )
+        loaded, passed_over = newest_that_holds(attempt.store, attempt.lease.head.checkpoints)
         for name, why in passed_over:
             print(f"[resume] passed over checkpoint {name}: {why}", flush=True)
         position = Position.from_json(loaded.snapshot.state["position"]) if loaded else None
@@ -148,7 +151,7 @@ class StageSequence:
         if entry is None:
             raise RunFailedError(f"the committed end of stage {last!r} is not in head.json")
         try:
-            snapshot = read_checkpoint(self._attempt.store, entry, self._attempt.scratch)
+            snapshot = read_checkpoint(self._attempt.store, entry)
         except DamagedCheckpointError as error:
             raise RunFailedError(
                 f"the committed end of stage {last!r}, {entry.name}, does not hold: {error}"

@@ -1,76 +1,53 @@
 """Where runs and datasets are kept: S3 or a folder. The only file that imports boto3.
 
 A conditional write is tried once here and never repeated behind the caller's back: who holds the
-nonce (training/head.py) decides after a lost answer. Everything else is retried by botocore. A key
-is only ever written whole: readers of a folder never see half a file, as readers of S3 never do.
+nonce (training/head.py) decides after a lost answer. Parts of large objects are repeated here, each
+by itself, and everything else by botocore.
 """
 
-import fcntl
-import hashlib
-import os
-import secrets
-import shutil
+import base64
+import io
+import random
+import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn, TypeVar
 
 from training.errors import UserError
+from training.folder_store import FolderStore
+from training.storage import (
+    AnswerLostError,
+    PreconditionFailedError,
+    Store,
+    Stored,
+    StoreError,
+    Upload,
+)
+
+__all__ = [
+    "AnswerLostError",
+    "FolderStore",
+    "PreconditionFailedError",
+    "S3Store",
+    "Store",
+    "StoreError",
+    "Stored",
+    "Upload",
+    "open_store",
+]
+
+Answer = TypeVar("Answer")
 
 _MEBIBYTE = 1024 * 1024
 # S3 answers 409 when another conditional write of the same key is under way; it passes by itself.
 _CONFLICT_ATTEMPTS = 8
-
-
-class StoreError(RuntimeError):
-    """The store does not do what it should: one sentence with the key and the store's own words."""
-
-
-class PreconditionFailedError(StoreError):
-    """The key is not (or no longer) what the conditional write expected."""
-
-
-class AnswerLostError(StoreError):
-    """A conditional write may or may not have happened."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Stored:
-    """One object's content and the tag that a conditional write names."""
-
-    data: bytes
-    etag: str
-
-
-class Store(Protocol):
-    """Keys are relative, with slashes; prefixes end with a slash or are empty."""
-
-    @property
-    def uri(self) -> str:
-        """As a person would write it."""
-
-    def get(self, key: str) -> Stored | None:
-        """The object, or None."""
-
-    def put(self, key: str, data: bytes) -> None:
-        """Write whatever stands there now."""
-
-    def put_if(self, key: str, data: bytes, etag: str | None) -> str:
-        """Write if the key's tag is `etag` (None: if there is no such key); return the new tag."""
-
-    def get_file(self, key: str, path: Path) -> None:
-        """Download into `path`, whose folder exists; FileNotFoundError if there is no such key."""
-
-    def put_file(self, key: str, path: Path) -> None:
-        """Upload a file of any size."""
-
-    def sizes(self, prefix: str) -> dict[str, int]:
-        """Bytes of every key below `prefix`, keys relative to the store."""
-
-    def delete_below(self, prefix: str) -> None:
-        """Delete every key below `prefix`, which may be none."""
+# Of one part: with full jitter up to 10 s between two, about half a minute of trouble is sat out.
+_PART_ATTEMPTS = 8
+_LONGEST_BACKOFF_SECONDS = 10.0
+# Answers of status 400 that are no mistake of ours: the body was cut off or damaged on its way.
+_REPEATABLE = {"BadDigest", "IncompleteBody", "RequestTimeout", "XAmzContentSHA256Mismatch"}
 
 
 def open_store(uri: str) -> Store:
@@ -85,79 +62,6 @@ def open_store(uri: str) -> Store:
             f"the URI {uri!r} is neither s3://bucket/prefix nor a folder; give one of them"
         )
     return FolderStore(Path(uri))
-
-
-class FolderStore:
-    """A folder. Writes are: a file beside the target, fsync, rename, fsync of the folder."""
-
-    def __init__(self, root: Path) -> None:
-        if root.exists() and not root.is_dir():
-            raise UserError(f"{root} is a file; give a folder")
-        self._root = root.absolute()
-
-    @property
-    def uri(self) -> str:
-        return str(self._root)
-
-    def get(self, key: str) -> Stored | None:
-        try:
-            data = (self._root / key).read_bytes()
-        except FileNotFoundError:
-            return None
-        return Stored(data=data, etag=hashlib.sha256(data).hexdigest())
-
-    def put(self, key: str, data: bytes) -> None:
-        with self._replacing(key) as part, part.open("wb") as stream:
-            stream.write(data)
-
-    def put_if(self, key: str, data: bytes, etag: str | None) -> str:
-        self._root.mkdir(parents=True, exist_ok=True)
-        # flock belongs to the open file, so it keeps threads of one process apart, unlike lockf.
-        with (self._root / ".lock").open("wb") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            found = self.get(key)
-            if (found.etag if found else None) != etag:
-                raise PreconditionFailedError(f"{self.uri}/{key} is not what it was")
-            self.put(key, data)
-        return hashlib.sha256(data).hexdigest()
-
-    def get_file(self, key: str, path: Path) -> None:
-        shutil.copyfile(self._root / key, path)
-
-    def put_file(self, key: str, path: Path) -> None:
-        with self._replacing(key) as part:
-            shutil.copyfile(path, part)
-
-    def sizes(self, prefix: str) -> dict[str, int]:
-        folder = self._root / prefix
-        files = (file for file in folder.rglob("*") if not file.name.startswith("."))
-        return {
-            file.relative_to(self._root).as_posix(): file.stat().st_size
-            for file in sorted(files)
-            if file.is_file()
-        }
-
-    def delete_below(self, prefix: str) -> None:
-        if (self._root / prefix).is_dir():
-            shutil.rmtree(self._root / prefix)
-
-    @contextmanager
-    def _replacing(self, key: str) -> Iterator[Path]:
-        target = self._root / key
-        target.parent.mkdir(parents=True, exist_ok=True)
-        part = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
-        try:
-            yield part
-            with part.open("rb") as stream:
-                os.fsync(stream.fileno())
-            part.replace(target)
-        finally:
-            part.unlink(missing_ok=True)
-        folder = os.open(target.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
 
 
 class S3Store:
@@ -182,6 +86,16 @@ class S3Store:
         self._once = session.client(
             "s3",
             config=Config(retries={"total_max_attempts": 1}, connect_timeout=5, read_timeout=10),
+        )
+        # The parts' own sha256 goes in a signed header; signing their bodies would hash them again.
+        self._parts = session.client(
+            "s3",
+            config=Config(
+                retries={"total_max_attempts": 1},
+                s3={"payload_signing_enabled": False},
+                **timeouts,
+                **pool,
+            ),
         )
         self._transfer = TransferConfig(
             multipart_threshold=64 * _MEBIBYTE,
@@ -234,6 +148,43 @@ class S3Store:
                 str(path), self._bucket, self._prefix + key, Config=self._transfer
             )
 
+    def upload(self, key: str, size: int, part_bytes: int, stop: threading.Event) -> Upload:
+        """Begin an upload: in one request if it is one part, else a multipart upload."""
+        return _S3Upload(self, key, num_parts=max(1, -(-size // part_bytes)), stop=stop)
+
+    def read_into(self, key: str, start: int, data: memoryview) -> None:
+        where = {"Bucket": self._bucket, "Key": self._prefix + key}
+
+        def read() -> None:
+            span = f"bytes={start}-{start + len(data) - 1}"
+            body = self._parts.get_object(**where, Range=span)["Body"]
+            done = 0
+            while done < len(data):
+                count = body.readinto(data[done:])
+                if not count:
+                    raise StoreError(f"{self.uri}/{key} ends before byte {start + len(data)}")
+                done += count
+
+        if len(data):
+            self.repeating(key, threading.Event(), read)
+
+    def repeating(self, key: str, stop: threading.Event, call: Callable[[], Answer]) -> Answer:
+        """Call until it succeeds or what it meets is no passing trouble, waiting in between."""
+        from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
+
+        for attempt in range(1, _PART_ATTEMPTS + 1):
+            with self._errors(key):
+                try:
+                    return call()
+                except (ClientError, BotoCoreError) as error:
+                    is_final = isinstance(error, NoCredentialsError) or (
+                        isinstance(error, ClientError) and not _is_repeatable(error)
+                    )
+                    if is_final or attempt == _PART_ATTEMPTS or stop.is_set():
+                        raise
+            stop.wait(random.uniform(0, min(_LONGEST_BACKOFF_SECONDS, 0.1 * 2**attempt)))
+        raise AssertionError("the last attempt returns or raises")
+
     def sizes(self, prefix: str) -> dict[str, int]:
         with self._errors(prefix):
             pages = self._client.get_paginator("list_objects_v2").paginate(
@@ -285,6 +236,107 @@ class S3Store:
         if status == 404:
             raise FileNotFoundError(where) from error
         raise StoreError(f"{where}: {error}") from error
+
+
+class _S3Upload:
+    """Parts of one object, each repeated by itself; S3 verifies the sha256 of every one."""
+
+    def __init__(self, store: S3Store, key: str, *, num_parts: int, stop: threading.Event) -> None:
+        self._store = store
+        self._key = key
+        self._stop = stop
+        self._where: dict[str, Any] = {"Bucket": store._bucket, "Key": store._prefix + key}
+        self._is_whole = num_parts == 1
+        self._sums = [""] * num_parts
+        self._tags = [""] * num_parts
+        if not self._is_whole:
+            answer = self._repeating(
+                lambda: store._parts.create_multipart_upload(
+                    **self._where, ChecksumAlgorithm="SHA256"
+                )
+            )
+            self._where["UploadId"] = answer["UploadId"]
+
+    def put(self, number: int, start: int, data: memoryview, sha256: bytes) -> None:
+        checksum = base64.b64encode(sha256).decode()
+        client, where = self._store._parts, self._where
+
+        def send() -> Any:
+            body: Any = _Body(data) if len(data) else b""
+            if self._is_whole:
+                return client.put_object(**where, Body=body, ChecksumSHA256=checksum)
+            return client.upload_part(
+                **where, PartNumber=number + 1, Body=body, ChecksumSHA256=checksum
+            )
+
+        self._tags[number] = self._repeating(send)["ETag"]
+        self._sums[number] = checksum
+
+    def finish(self) -> None:
+        if self._is_whole:
+            return
+        parts = [
+            {"PartNumber": number, "ETag": tag, "ChecksumSHA256": checksum}
+            for number, (tag, checksum) in enumerate(zip(self._tags, self._sums, strict=True), 1)
+        ]
+
+        def complete() -> None:
+            try:
+                self._store._parts.complete_multipart_upload(
+                    **self._where, MultipartUpload={"Parts": parts}
+                )
+            except self._store._parts.exceptions.NoSuchUpload:
+                # Completed by an earlier try whose answer was lost, or there is no such object.
+                self._store._parts.head_object(Bucket=self._where["Bucket"], Key=self._where["Key"])
+
+        self._repeating(complete)
+
+    def abort(self) -> None:
+        """Once, without insisting: the bucket's lifecycle rule takes what is left after a day."""
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        if not self._is_whole:
+            with suppress(ClientError, BotoCoreError):
+                self._store._once.abort_multipart_upload(**self._where)
+
+    def _repeating(self, call: Callable[[], Any]) -> Any:
+        return self._store.repeating(self._key, self._stop, call)
+
+
+class _Body(io.RawIOBase):
+    """Memory as a request's body. It is sent from where it lies, in blocks of a mebibyte."""
+
+    def __init__(self, data: memoryview) -> None:
+        self._data = data
+        self._at = 0
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: len(self._data)}[whence]
+        self._at = base + offset
+        return self._at
+
+    def read(self, size: int = -1) -> Any:
+        # Whoever sends asks for 16 KiB at a time, and would hold the interpreter for each.
+        block = self._data[self._at : self._at + max(size, _MEBIBYTE)]
+        self._at += len(block)
+        return block
+
+
+def _is_repeatable(error: Any) -> bool:
+    code = error.response["Error"]["Code"]
+    return _status(error) in (409, 429) or _status(error) >= 500 or code in _REPEATABLE
 
 
 def _status(error: Any) -> int:

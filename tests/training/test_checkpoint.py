@@ -7,32 +7,32 @@ import pytest
 import torch
 from torch import nn
 
+from training.capture import Capture, live_contents
 from training.checkpoint import (
     DamagedCheckpointError,
-    Snapshot,
     checkpoint_name,
-    copy_tensors,
-    has_nan,
+    find_nan,
     newest_that_holds,
-    put_together,
     read_checkpoint,
-    take_apart,
-    upload_files,
-    write_files,
 )
+from training.entries import CheckpointEntry
 from training.export import weights_sha256
-from training.head import CheckpointEntry
+from training.state_tree import put_together, take_apart
 from training.store import FolderStore, Store, open_store
+from training.transfer import Progress, send
+
+CPU = torch.device("cpu")
 
 
-def save(store: Store, scratch: Path, step: int, value: float = 1.0) -> CheckpointEntry:
+def write(store: Store, capture: Capture, step: int = 0) -> CheckpointEntry:
     name = checkpoint_name(step, 1)
-    snapshot = Snapshot(
-        tensors={"model": {"w": torch.full((3, 5), value)}, "optimizer": {}}, state={"step": step}
-    )
-    files = write_files(snapshot, scratch / name)
-    upload_files(store, name, scratch / name, files)
+    files = send(store, f"checkpoints/{name}/", live_contents(capture), CPU, Progress())
     return CheckpointEntry(name=name, step=step, stage="a", epoch=0, kind="periodic", files=files)
+
+
+def save(store: Store, step: int, value: float = 1.0) -> CheckpointEntry:
+    tensors = {"model": {"w": torch.full((3, 5), value)}, "optimizer": {}}
+    return write(store, Capture(tensors=tensors, state={"step": step}), step)
 
 
 @pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.SGD, torch.optim.RMSprop])
@@ -56,10 +56,10 @@ def test_fails_for_a_state_that_json_cannot_hold() -> None:
         take_apart({"hook": lambda: None}, {})
 
 
-def test_a_checkpoint_is_read_as_it_was_written(store_uri: str, tmp_path: Path) -> None:
+def test_a_checkpoint_is_read_as_it_was_written(store_uri: str) -> None:
     store = open_store(store_uri)
-    entry = save(store, tmp_path, 12, 0.5)
-    back = read_checkpoint(store, entry, tmp_path)
+    entry = save(store, 12, 0.5)
+    back = read_checkpoint(store, entry)
     assert back.state == {"step": 12}
     assert torch.equal(back.tensors["model"]["w"], torch.full((3, 5), 0.5))
     assert back.tensors["optimizer"] == {}
@@ -68,43 +68,42 @@ def test_a_checkpoint_is_read_as_it_was_written(store_uri: str, tmp_path: Path) 
 def test_what_is_read_lies_in_aligned_memory(tmp_path: Path) -> None:
     store = FolderStore(tmp_path / "store")
     tensors = {f"t{k}": torch.ones(k + 1) for k in range(9)}
-    files = write_files(Snapshot(tensors={"model": tensors}, state={}), tmp_path / "x")
-    upload_files(store, "x", tmp_path / "x", files)
-    entry = CheckpointEntry(name="x", step=0, stage="a", epoch=0, kind="periodic", files=files)
-    back = read_checkpoint(store, entry, tmp_path)
+    back = read_checkpoint(store, write(store, Capture(tensors={"model": tensors}, state={})))
     assert all(tensor.data_ptr() % 16 == 0 for tensor in back.tensors["model"].values())
 
 
 def test_the_newest_that_holds_is_used_and_the_others_are_named(tmp_path: Path) -> None:
     store = FolderStore(tmp_path / "store")
-    entries = [save(store, tmp_path, step) for step in (1, 2, 3, 4)]
+    entries = [save(store, step) for step in (1, 2, 3, 4)]
     root = tmp_path / "store" / "checkpoints"
     (root / entries[3].name / "model.safetensors").unlink()
     state = root / entries[2].name / "state.json"
     state.write_bytes(state.read_bytes()[:-1])
-    loaded, passed_over = newest_that_holds(store, entries, tmp_path)
+    loaded, passed_over = newest_that_holds(store, entries)
     assert loaded is not None
     assert loaded.entry == entries[1]
     assert passed_over == (
         (entries[3].name, "model.safetensors is missing"),
         (entries[2].name, "state.json has 10 bytes instead of 11"),
     )
-    assert newest_that_holds(store, entries[2:], tmp_path)[0] is None
+    assert newest_that_holds(store, entries[2:])[0] is None
     with pytest.raises(DamagedCheckpointError):
-        read_checkpoint(store, entries[3], tmp_path)
+        read_checkpoint(store, entries[3])
 
 
 def test_tied_and_strided_tensors_can_be_kept(tmp_path: Path) -> None:
     shared = torch.arange(6.0).reshape(2, 3)
-    tensors = copy_tensors({"a": shared, "b": shared, "c": shared.t()})
-    write_files(Snapshot(tensors={"model": tensors}, state={}), tmp_path / "x")
-    assert tensors["c"].is_contiguous()
+    tensors = {"a": shared, "b": shared, "c": shared.t(), "d": shared[:, ::2]}
+    store = FolderStore(tmp_path)
+    back = read_checkpoint(store, write(store, Capture(tensors={"model": tensors}, state={})))
+    assert all(torch.equal(back.tensors["model"][name], tensors[name]) for name in tensors)
+    assert back.tensors["model"]["c"].is_contiguous()
 
 
 def test_a_nan_is_found_and_an_infinity_is_not() -> None:
     mask = torch.tensor([0.0, float("-inf")])
-    assert has_nan({"mask": mask, "ids": torch.tensor([1])}) is None
-    assert has_nan({"mask": mask, "w": torch.tensor([float("nan")])}) == "w"
+    assert find_nan({"mask": mask, "ids": torch.tensor([1])}) is None
+    assert find_nan({"mask": mask, "w": torch.tensor([float("nan")])}) == "w"
 
 
 def test_the_weights_hash_sees_names_shapes_types_and_bits() -> None:

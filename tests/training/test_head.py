@@ -15,10 +15,10 @@ from training.head import (
     Lease,
     LeaseLostError,
     acquire,
-    kept,
     mark_failed,
     read_head,
 )
+from training.retention import KEEP_NEWEST
 from training.store import (
     AnswerLostError,
     FolderStore,
@@ -176,8 +176,8 @@ def test_retention_keeps_the_stage_ends_that_the_newest_began_from() -> None:
         entry(5, "c"),
         entry(6, "c"),
     ]
-    assert [e.step for e in kept(entries)] == [2, 4, 5, 6]
-    assert [e.step for e in kept([*entries, entry(7, "c")])] == [4, 5, 6, 7]
+    assert [e.step for e in KEEP_NEWEST.kept(entries)] == [2, 4, 5, 6]
+    assert [e.step for e in KEEP_NEWEST.kept([*entries, entry(7, "c")])] == [4, 5, 6, 7]
 
 
 def test_a_take_over_sweeps_files_that_no_head_names(tmp_path: Path) -> None:

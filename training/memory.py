@@ -1,0 +1,71 @@
+"""Host memory: what is free, and large blocks of it for copies of a state. Imports torch only."""
+
+import mmap
+import weakref
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_MEMINFO = Path("/proc/meminfo")
+_CGROUP = Path("/sys/fs/cgroup")
+_HUGE_PAGE = 2 * 1024 * 1024
+
+
+def available_bytes() -> int | None:
+    """What can be taken without swapping or being killed; None where the system does not say."""
+    try:
+        lines = _MEMINFO.read_text().splitlines()
+    except OSError:
+        return None
+    free = next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAv")), None)
+    left = _cgroup_bytes_left()
+    return left if free is None else free if left is None else min(free, left)
+
+
+def _cgroup_bytes_left() -> int | None:
+    """Below the limit of this process's own cgroup (a unit's MemoryMax), if there is one."""
+    try:
+        path = Path("/proc/self/cgroup").read_text().strip().rpartition("::/")[2]
+        folder = _CGROUP / path
+        limit = (folder / "memory.max").read_text().strip()
+        if limit == "max":
+            return None
+        used = int((folder / "memory.current").read_text())
+        lines = (folder / "memory.stat").read_text().splitlines()
+        # The kernel gives up cached files before it kills anything.
+        cached = next((int(x.split()[1]) for x in lines if x.startswith("inactive_file ")), 0)
+        return int(limit) - used + cached
+    except (OSError, ValueError):
+        return None
+
+
+def view_of(block: Tensor) -> memoryview:
+    """The bytes of a block on the host, where they lie."""
+    array: Any = block.numpy()
+    return memoryview(array)
+
+
+def allocate(size: int, device: torch.device) -> Tensor:
+    """A block of bytes on the host, aligned to a page; page-locked for copies from a GPU.
+
+    Its memory goes back to the system with the tensor. Page-locked memory from `torch.empty` would
+    be rounded up to a power of two, which a copy of a whole state cannot afford.
+    """
+    # At least one byte: there is no empty mapping.
+    block = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if size >= _HUGE_PAGE and hasattr(mmap, "MADV_HUGEPAGE"):
+        block.madvise(mmap.MADV_HUGEPAGE)
+    tensor = torch.frombuffer(block, dtype=torch.uint8)[:size]
+    if device.type == "cuda":
+        runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        address = tensor.data_ptr()
+        if runtime.cudaHostRegister(address, max(size, 1), 0).value == 0:
+            # `block` stays mapped until it is unregistered: the finalizer holds it.
+            weakref.finalize(tensor, _unregister, runtime, address, block)
+    return tensor
+
+
+def _unregister(runtime: object, address: int, block: mmap.mmap) -> None:
+    runtime.cudaHostUnregister(address)  # type: ignore[attr-defined]

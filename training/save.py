@@ -1,0 +1,145 @@
+"""One save: state to files to the store to the head, in this thread or in one of its own."""
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from training.budget import Cost
+from training.capture import Contents, Image
+from training.checkpoint import checkpoint_name, find_nan
+from training.entries import CheckpointEntry, Kind
+from training.errors import RunFailedError
+from training.position import Attempt, Position
+from training.retention import Retention
+from training.transfer import CancelledError, Progress, send
+
+Tensors: TypeAlias = Mapping[str, Mapping[str, Tensor]]
+
+
+class Save:
+    """A save of one boundary, which is published once and never after it was cancelled."""
+
+    def __init__(
+        self,
+        attempt: Attempt,
+        retention: Retention,
+        position: Position,
+        epoch: int,
+        kind: Kind,
+        contents: Sequence[Contents],
+        tensors: Tensors,
+        device: torch.device,
+        image: Image | None = None,
+    ) -> None:
+        self.position = position
+        self.kind: Kind = kind
+        self.image = image
+        self.error: BaseException | None = None
+        self.cost: Cost | None = None
+        self.blocked_seconds = 0.0
+        self.began = time.monotonic()
+        self.releases = False  # the lease, in the write that publishes
+        self.is_recorded = False  # in metrics and events
+        self._attempt = attempt
+        self._retention = retention
+        self._epoch = epoch
+        self._contents = contents
+        self._tensors = tensors
+        self._device = device
+        self._progress = Progress()
+        self._lock = threading.Lock()
+        self._is_publishing = False
+        self._over = threading.Event()
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all files."""
+        return sum(file.size for file in self._contents)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it was committed, or has failed, or was cancelled."""
+        return self._over.is_set()
+
+    @property
+    def is_committed(self) -> bool:
+        """Whether the head names it."""
+        return self.is_over and self.error is None
+
+    @property
+    def seconds_left(self) -> float | None:
+        """What it still needs at its rate so far; None before anything has arrived."""
+        done = self._progress.done_bytes
+        if not done:
+            return None
+        spent = time.monotonic() - self.began
+        return spent * max(0, self.num_bytes - done) / done
+
+    def start(self) -> None:
+        """Run in a thread that may be left behind: a connection that hangs must not hold us."""
+        threading.Thread(target=self.run, name="save", daemon=True).start()
+
+    def run(self) -> None:
+        """Save; what goes wrong is kept in `error`, for whoever asks next."""
+        try:
+            self._commit()
+        except BaseException as error:  # whatever it is, the training thread must hear of it
+            self.error = error
+        finally:
+            self._over.set()
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Until it is over, at most so long; whether it is."""
+        return self._over.wait(seconds)
+
+    def cancel(self) -> bool:
+        """Let it never be published; False if that is too late."""
+        with self._lock:
+            if self._is_publishing:
+                return False
+            self._progress.stop.set()
+            return True
+
+    def _commit(self) -> None:
+        attempt, position = self._attempt, self.position
+        name = find_nan(self._tensors["model"])
+        if name is not None:
+            raise RunFailedError(
+                f"stage {position.stage!r}, step {position.step}: {name} holds a NaN; "
+                "nothing was published, lower the learning rate or clip the gradients"
+            )
+        # Before the head names this step, the store has the records of every step up to it.
+        attempt.metrics.flush()
+        sent = time.monotonic()
+        entry = self._send()
+        with self._lock:
+            if self._progress.stop.is_set():
+                raise CancelledError("the save was cancelled")
+            self._is_publishing = True
+        attempt.lease.publish(entry, retention=self._retention, release=self.releases)
+        self.cost = Cost(
+            bytes=self.num_bytes,
+            save_seconds=sent - self.began,
+            upload_seconds=time.monotonic() - sent,
+        )
+
+    def _send(self) -> CheckpointEntry:
+        attempt, position = self._attempt, self.position
+        name = checkpoint_name(position.step, attempt.generation)
+        files = send(
+            attempt.store, f"checkpoints/{name}/", self._contents, self._device, self._progress
+        )
+        was_evaluated = position.evaluated_step == position.stage_step > 0
+        return CheckpointEntry(
+            name=name,
+            step=position.step,
+            stage=position.stage,
+            epoch=self._epoch,
+            kind=self.kind,
+            files=files,
+            metrics=dict(position.metrics) if was_evaluated else {},
+        )

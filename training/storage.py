@@ -1,0 +1,74 @@
+"""What every store promises: whole objects, conditional writes with one winner, clear errors."""
+
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+
+class StoreError(RuntimeError):
+    """The store does not do what it should: one sentence with the key and the store's own words."""
+
+
+class PreconditionFailedError(StoreError):
+    """The key is not (or no longer) what the conditional write expected."""
+
+
+class AnswerLostError(StoreError):
+    """A conditional write may or may not have happened."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stored:
+    """One object's content and the tag that a conditional write names."""
+
+    data: bytes
+    etag: str
+
+
+class Upload(Protocol):
+    """One object under way, which does not exist before `finish` returns. For many threads."""
+
+    def put(self, number: int, start: int, data: memoryview, sha256: bytes) -> None:
+        """Write part `number` (from 0), which begins at byte `start`."""
+
+    def finish(self) -> None:
+        """Make the object visible and durable; every part was put."""
+
+    def abort(self) -> None:
+        """Give up; nothing stays behind that costs anything, as far as the store answers."""
+
+
+class Store(Protocol):
+    """Keys are relative, with slashes; prefixes end with a slash or are empty."""
+
+    @property
+    def uri(self) -> str:
+        """As a person would write it."""
+
+    def get(self, key: str) -> Stored | None:
+        """The object, or None."""
+
+    def put(self, key: str, data: bytes) -> None:
+        """Write whatever stands there now."""
+
+    def put_if(self, key: str, data: bytes, etag: str | None) -> str:
+        """Write if the key's tag is `etag` (None: if there is no such key); return the new tag."""
+
+    def get_file(self, key: str, path: Path) -> None:
+        """Download into `path`, whose folder exists; FileNotFoundError if there is no such key."""
+
+    def put_file(self, key: str, path: Path) -> None:
+        """Upload a file of any size."""
+
+    def upload(self, key: str, size: int, part_bytes: int, stop: threading.Event) -> "Upload":
+        """Begin to write a key that nobody else writes, in parts of `part_bytes`."""
+
+    def read_into(self, key: str, start: int, data: memoryview) -> None:
+        """Fill `data` with the key's bytes from `start` on; FileNotFoundError without the key."""
+
+    def sizes(self, prefix: str) -> dict[str, int]:
+        """Bytes of every key below `prefix`, keys relative to the store."""
+
+    def delete_below(self, prefix: str) -> None:
+        """Delete every key below `prefix`, which may be none."""
