@@ -1,7 +1,6 @@
 """What head.json says of a checkpoint. Imports no torch."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 Kind: TypeAlias = Literal["periodic", "best", "emergency", "rebalance", "stage-end"]
@@ -27,4 +26,4 @@ class CheckpointEntry:
     epoch: int
     kind: Kind
     files: tuple[FileEntry, ...]
-    metrics: Mapping[str, float] = field(default_factory=dict)  # of an evaluation of this very step
+    is_best: bool = False  # by its stage's best_metric, of all states evaluated until then

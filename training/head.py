@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 HEAD = "head.json"
-# 2 added part_bytes to files and metrics to checkpoints; what is read of format 1 has neither.
+# 2 added part_bytes to files and is_best to checkpoints; what is read of format 1 has neither.
 _FORMAT = 2
 _ATTEMPTS = 6
 _BACKOFF_SECONDS = 0.1

@@ -186,6 +186,8 @@ class StageLoop:
         values = ", ".join(f"{name} {value:.4f}" for name, value in list(metrics.items())[:3])
         print(f"[{self._stage.name}] after epoch {self._epoch}: {values}", flush=True)
         self._pace.skip()
+        if not is_end:
+            self._commit_if_due()
 
     def _best(self, metrics: Mapping[str, float]) -> Mapping[str, float]:
         """Step and value of the best evaluation of this stage so far."""

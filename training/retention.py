@@ -8,7 +8,6 @@ from typing import Literal, TypeAlias, cast
 from training.entries import CheckpointEntry
 from training.errors import UserError
 
-Mode: TypeAlias = Literal["min", "max"]
 Unit: TypeAlias = Literal["epochs", "steps"]
 
 
@@ -25,24 +24,11 @@ class Every:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Best:
-    """Keep the best checkpoint of each stage that is evaluated by this metric."""
-
-    metric: str
-    mode: Mode
-
-    def is_better(self, one: float, other: float) -> bool:
-        """Whether `one` beats `other`; equal values and NaN do not."""
-        return one > other if self.mode == "max" else one < other
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Retention:
-    """What to keep; the rest is deleted once its name has left the head."""
+    """What to keep beside each stage's best; the rest goes once its name has left the head."""
 
     newest: int = 3
     every: Every | None = None
-    best: Best | None = None
 
     def __post_init__(self) -> None:
         if self.newest < 1:
@@ -50,19 +36,15 @@ class Retention:
 
     def kept(self, checkpoints: Sequence[CheckpointEntry]) -> tuple[CheckpointEntry, ...]:
         """Of checkpoints, oldest first, those that stay."""
-        chosen = [*checkpoints[-self.newest :], *self._every(checkpoints), *self._best(checkpoints)]
+        # A later best of the same stage is better: it was compared with the one before.
+        best = {entry.stage: entry for entry in checkpoints if entry.is_best}
+        chosen = [*checkpoints[-self.newest :], *best.values(), *self._every(checkpoints)]
         names = {entry.name for entry in chosen}
         for entry in chosen:
             earlier = checkpoints[: checkpoints.index(entry)]
             ends = [e for e in earlier if e.kind == "stage-end" and e.stage != entry.stage]
             names.update(end.name for end in ends[-1:])
         return tuple(entry for entry in checkpoints if entry.name in names)
-
-    def beats(self, entry: CheckpointEntry, checkpoints: Sequence[CheckpointEntry]) -> bool:
-        """Whether the entry is the best of its stage."""
-        if self.best is None or self.best.metric not in entry.metrics:
-            return False
-        return entry in self._best([*checkpoints, entry])
 
     def _every(self, checkpoints: Sequence[CheckpointEntry]) -> Iterator[CheckpointEntry]:
         if self.every is None:
@@ -74,19 +56,6 @@ class Retention:
             if number > 0 and key not in seen:
                 seen.add(key)
                 yield entry
-
-    def _best(self, checkpoints: Sequence[CheckpointEntry]) -> Sequence[CheckpointEntry]:
-        if self.best is None:
-            return ()
-        found: dict[str, CheckpointEntry] = {}
-        for entry in checkpoints:
-            value = entry.metrics.get(self.best.metric)
-            if value is None or value != value:
-                continue
-            before = found.get(entry.stage)
-            if before is None or self.best.is_better(value, before.metrics[self.best.metric]):
-                found[entry.stage] = entry
-        return tuple(found.values())
 
 
 KEEP_NEWEST = Retention()
@@ -100,13 +69,3 @@ def parse_every(text: str) -> Every:
             f"which checkpoints to keep, {text!r}, cannot be read; write 10epochs or 5000steps"
         )
     return Every(value=int(match["value"]), unit=cast(Unit, match["unit"] + "s"))
-
-
-def parse_best(text: str) -> Best:
-    """Read `max:accuracy` or `min:loss`."""
-    mode, separator, metric = text.partition(":")
-    if mode not in ("min", "max") or not separator or not metric:
-        raise UserError(
-            f"the best checkpoint's metric {text!r} cannot be read; write max:accuracy or min:loss"
-        )
-    return Best(metric=metric, mode=cast(Mode, mode))

@@ -133,7 +133,6 @@ class Save:
         files = send(
             attempt.store, f"checkpoints/{name}/", self._contents, self._device, self._progress
         )
-        was_evaluated = position.evaluated_step == position.stage_step > 0
         return CheckpointEntry(
             name=name,
             step=position.step,
@@ -141,5 +140,5 @@ class Save:
             epoch=self._epoch,
             kind=self.kind,
             files=files,
-            metrics=dict(position.metrics) if was_evaluated else {},
+            is_best=position.best.get("step") == position.step,
         )

@@ -34,6 +34,8 @@ class Saver:
         self._attempt = attempt
         self._committed = committed
         self._retention = retention
+        self._best = committed.best if committed else {}
+        self._begun_step = -1
         self._save: Save | None = None
         self._images: list[Image] = []
         self._staged: Save | None = None
@@ -45,14 +47,17 @@ class Saver:
         return position.stage_step == 0 or position == self._committed
 
     def is_due(self, position: Position, steps_per_epoch: int) -> bool:
-        """Whether the checkpoint interval has passed at this boundary.
+        """Whether this boundary is to be saved: the interval has passed, or it is the best so far.
 
         An interval of steps or epochs is kept to the step: `begin` waits for a save under way. One
         of seconds is put off to the first boundary after it.
         """
+        if position.best.get("step") == position.step and position.best != self._best:
+            return True
+        if position.step == self._begun_step:
+            return False
         interval = self._attempt.interval
         if interval.unit == "s":
-            self.poll()
             return self._save is None and time.monotonic() - self.last_commit >= interval.value
         if interval.unit == "steps":
             return position.step % interval.value == 0
@@ -72,15 +77,16 @@ class Saver:
         self._save.blocked_seconds = time.monotonic() - self._save.began
         self._collect()
 
-    def begin(
-        self, capture: Capture, position: Position, epoch: int, kind: Kind = "periodic"
-    ) -> None:
+    def begin(self, capture: Capture, position: Position, epoch: int) -> None:
         """Commit behind the training, which goes on once the state is copied to the host.
 
         A save that is still under way is waited for. Where the host cannot hold a copy, the state
         is streamed from the device and committed before this returns.
         """
         asked = time.monotonic()
+        is_best = position.best.get("step") == position.step
+        kind: Kind = "best" if is_best else "periodic"
+        self._best, self._begun_step = position.best, position.step
         self._finish()
         began = time.monotonic()
         image = self._copy(capture)

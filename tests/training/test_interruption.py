@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from tests.training import tiny
 from tests.training.conftest import Run
 from training.interruption import Interruption
 from training.learner import schedule_factor
-from training.store import FolderStore
+from training.store import FolderStore, Upload
 from training.workload import Settings
 
 
@@ -85,16 +86,16 @@ def test_the_deadline_is_the_notice_s_time_within_the_budget(
 def test_an_upload_too_slow_for_the_notice_is_given_up_and_the_lease_released(
     run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    real = FolderStore.put_file
+    real = FolderStore.upload
 
-    def slow(self: FolderStore, key: str, path: Path) -> None:
+    def slow(self: FolderStore, *arguments: Any) -> Upload:
         time.sleep(2.5)
-        real(self, key, path)
+        return real(self, *arguments)
 
     def hook(step: int) -> None:
         if step == 1:  # before anything was measured
             tiny.HOOKS.clear()
-            monkeypatch.setattr(FolderStore, "put_file", slow)
+            monkeypatch.setattr(FolderStore, "upload", slow)
             os.kill(os.getpid(), signal.SIGUSR1)
             time.sleep(0.02)
 
