@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-COMMANDS = ("catalogue",)
+COMMANDS = ("catalogue", "plan")
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -1,0 +1,118 @@
+"""Count what the models of sizing/ground_truths.csv compute and keep, without a GPU and weights.
+
+Writes sizing/ground_truth_models.json: python -m benchmarks.anchor_footprints
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
+
+from benchmarks.anchor_models import Anchor, anchors
+
+FILE = Path(__file__).parent.parent / "sizing" / "ground_truth_models.json"
+
+
+# Operations that start no kernel: views, and memory that is only set aside.
+_FREE = frozenset(
+    [
+        *("alias", "as_strided", "detach", "expand", "permute", "select", "slice", "squeeze", "t"),
+        *("transpose", "unsqueeze", "view", "_unsafe_view", "empty", "new_empty_strided"),
+    ]
+)
+
+
+class _Kernels(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts operations that start a kernel."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if func.namespace == "aten" and func.overloadpacket.__name__ not in _FREE:
+            self.count += 1
+        return out
+
+
+class Kept:
+    """Bytes that autograd keeps for backward, each storage once, parameters apart."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._parameters = {p.untyped_storage()._cdata for p in model.parameters()}
+        self._storages: dict[int, Any] = {}
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Watch what is saved inside the block."""
+        with torch.autograd.graph.saved_tensors_hooks(self._pack, lambda tensor: tensor):
+            yield
+
+    def _pack(self, tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in self._parameters:
+            self._storages[storage._cdata] = storage
+        return tensor
+
+    @property
+    def bytes(self) -> int:
+        """Of all kept storages."""
+        return sum(storage.nbytes() for storage in self._storages.values())
+
+
+def footprint(anchor: Anchor) -> dict[str, int]:
+    """One anchor's counts: per sample what grows with the batch, per step the launches."""
+    # Initialisation looks at numbers, which fake tensors have none of: build first, then fake.
+    real = anchor.build().train().to("meta")
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        model = real.to_empty(device="cpu")
+        batch = anchor.batch()
+        # bfloat16 is as wide as the float16 of the measured runs, and the CPU has its autocast.
+        half = torch.autocast("cpu", dtype=torch.bfloat16, enabled=anchor.precision == "float16")
+        kept, flops, kernels = Kept(model), FlopCounterMode(display=False), _Kernels()
+        # The attention of the measured runs was spelled out (2022) or its plain form.
+        with kernels, sdpa_kernel(SDPBackend.MATH):
+            with flops, kept.watching(), half:
+                loss = anchor.loss(model, batch)
+            loss.backward()  # type: ignore[no-untyped-call]
+    parameters = sum(p.numel() for p in model.parameters())
+    # Autocast keeps a half copy of every matrix for backward; that does not grow with the batch.
+    copies = 2 * parameters if anchor.precision == "float16" else 0
+    return {
+        "parameters": parameters,
+        # Backward is twice forward; torch's own count of it is wrong for grouped convolutions.
+        "flops_per_sample": 3 * int(flops.get_total_flops()) // anchor.samples,
+        "kept_bytes_per_sample": max(0, kept.bytes - copies) // anchor.samples,
+        "kernels_per_step": kernels.count,
+    }
+
+
+def main() -> int:
+    """Count every anchor and write the file."""
+    models = {}
+    for name, anchor in anchors().items():
+        models[name] = footprint(anchor)
+        print(f"{name:<20} {models[name]}", flush=True)
+    content = {
+        "command": "python -m benchmarks.anchor_footprints",
+        "torch": torch.__version__,
+        "models": models,
+    }
+    FILE.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,121 @@
+"""A run on one size before it is paid for: does it fit, how long, how much, what is tight.
+
+python -m sizing plan trajectory --recipe full --size g5.2xlarge
+python -m sizing plan trajectory --recipe full --size g5.xlarge --micro-batch 8 --json
+python -m sizing plan trajectory --recipe full --size g5.2xlarge --runs 4 --unshared-gib 7.3
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from sizing.commands.tables import console, print_json, show
+from sizing.plan import Plan, Request, make_plan
+from sizing.plan_report import duration, figures, summary, to_json
+
+HELP = "one run on one size: fits, hours, dollars, notice"
+_BAR = 40
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of the command."""
+    parser.add_argument("workload", help="as in `python -m training run --workload`")
+    parser.add_argument("--recipe", default="full", help="default: %(default)s")
+    parser.add_argument("--size", required=True, help="instance type, such as g5.2xlarge")
+    add_request_arguments(parser)
+    parser.add_argument("--json", action="store_true", help="print JSON, no table")
+
+
+def add_request_arguments(parser: argparse.ArgumentParser) -> None:
+    """What else a plan depends on."""
+    parser.add_argument("--micro-batch", type=int, help="default: the recipe's")
+    parser.add_argument("--gpus", type=int, default=1, help="GPUs to use (default: %(default)s)")
+    parser.add_argument("--runs", type=int, default=1, help="equal runs beside each other")
+    parser.add_argument(
+        "--unshared-gib",
+        type=float,
+        default=0.0,
+        help="data that each run holds for itself; 0: memory-mapped and shared (default)",
+    )
+    parser.add_argument("--volume-gib", type=int, default=200, help="default: %(default)s")
+    parser.add_argument("--dataset-gib", type=float, help="default: the workload's own data")
+    parser.add_argument(
+        "--interval", default="auto", help="auto, 2epochs, 100steps or 600s (default: %(default)s)"
+    )
+    parser.add_argument("--rate", type=float, help="interruptions per machine hour")
+    parser.add_argument("--notice", type=float, help="seconds of notice (default: 120)")
+
+
+def request(arguments: argparse.Namespace, size: str) -> Request:
+    """The request that the options spell."""
+    return Request(
+        workload=arguments.workload,
+        recipe=arguments.recipe,
+        size=size,
+        micro_batch=arguments.micro_batch,
+        gpus=arguments.gpus,
+        runs=arguments.runs,
+        unshared_gib=arguments.unshared_gib,
+        volume_gib=arguments.volume_gib,
+        dataset_gib=arguments.dataset_gib,
+        checkpoint_interval=arguments.interval,
+        rate_per_hour=arguments.rate,
+        notice_seconds=arguments.notice,
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the plan; the exit code is 1 where it cannot work."""
+    plan = make_plan(request(arguments, arguments.size))
+    if arguments.json:
+        print_json(to_json(plan))
+    else:
+        show_plan(plan)
+    return 1 if plan.problems else 0
+
+
+def show_plan(plan: Plan) -> None:
+    """The answer, then where the time goes, then how far to believe it."""
+    asked = plan.request
+    verdict = "cannot work" if plan.problems else "fits"
+    show(
+        [{"": name, " ": text} for name, text in summary(plan)],
+        title=f"{asked.workload}/{asked.recipe} on {asked.size}: {verdict}",
+        notes=[
+            *(f"refused ({name}): {text}" for name, text in plan.problems.items()),
+            *(f"warning: {text}" for text in plan.warnings),
+        ],
+    )
+    total = plan.work_seconds or 1.0
+    show(
+        [
+            {
+                "stage": stage.footprint.stage,
+                "epochs": stage.footprint.epochs,
+                "steps each": stage.footprint.steps_per_epoch,
+                "a step": duration(stage.step.seconds),
+                "GPU MiB": round(stage.memory.need),
+                "seconds": round(stage.seconds, 1),
+                "bound by": stage.bound_by,
+                "share": "#" * max(1, round(_BAR * stage.seconds / total)),
+            }
+            for stage in plan.stages
+        ],
+        title="where the time goes",
+    )
+    show(
+        [
+            {
+                "figure": name,
+                "value": f"{figure.value:.4g} {figure.unit}",
+                "basis": figure.basis,
+                "source": figure.source,
+            }
+            for name, figure in figures(plan).items()
+        ],
+        title="how far to believe it",
+    )
+    console().print(
+        "measured: counted or run; modelled: computed; published: somebody else's; "
+        "from memory: unchecked. Dollars are the instance's alone."
+    )
