@@ -3,9 +3,9 @@
 A command that needs one that is missing says which, and why.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from torch import nn
 
@@ -30,6 +30,14 @@ class HasExample(Protocol):
 
     def example(self, size: int) -> Batch:
         """A batch of `size` samples as `collate` gives them, each as large as data may make it."""
+
+
+@runtime_checkable
+class HasPredict(Protocol):
+    """A Train stage that says what its model makes of each sample (`predict`)."""
+
+    def predict(self, m: nn.Module, b: Batch) -> Sequence[Mapping[str, Any]]:
+        """For each sample of the batch, in order, what JSON can hold."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -13,7 +13,7 @@ from training.randomness import seed_torch
 from training.workload import Inputs, Partial, Train
 
 # An epoch number that no training sample is augmented with.
-_EPOCH = -1
+EPOCH = -1
 
 
 def evaluate(
@@ -27,7 +27,7 @@ def evaluate(
     batches = [
         MicroBatch(
             number=first,
-            epoch=_EPOCH,
+            epoch=EPOCH,
             ids=tuple(range(first, first + size))[: len(samples) - first],
         )
         for first in firsts

@@ -1,4 +1,4 @@
-"""The command line: `python -m training run | data | fail | final`. It alone reads the environment.
+"""The command line: `python -m training COMMAND`. It alone reads the environment.
 
 Exit codes: 0 finished, 75 interrupted and saved, 76 lost the lease, 2 the user's mistake, 1 failed,
 3 no manifest came in time. Heavy imports wait until a command needs them.
@@ -12,8 +12,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from training import dataset_commands, measure
-from training.errors import EXIT_FINISHED, UserError
+from training import dataset_commands, measure, weights_commands
+from training.errors import EXIT_FINISHED
 from training.exit_code import exit_code_of
 from training.head import mark_failed, read_head
 from training.interruption import Interruption
@@ -46,10 +46,15 @@ def _parser() -> argparse.ArgumentParser:
     fail.add_argument("--reason", required=True, help="one sentence, kept in head.json")
     fail.add_argument("--writer", default=socket.gethostname(), help="who says so")
     fail.set_defaults(act=_fail)
-    final = commands.add_parser("final", help="fetch a finished run's weights")
-    final.add_argument("--run-uri", required=True, help="s3://bucket/runs/<run id>, or a folder")
-    final.add_argument("--out", required=True, type=Path, help="the file to write")
-    final.set_defaults(act=_final)
+    weights_commands.add_export(
+        commands.add_parser("export", help="weights of a run or checkpoint, as a safetensors file")
+    )
+    weights_commands.add_evaluate(
+        commands.add_parser("evaluate", help="metrics of a run's weights on a split")
+    )
+    weights_commands.add_predict(
+        commands.add_parser("predict", help="what a run's weights say of each sample")
+    )
     _add_torture(
         commands.add_parser("torture", help="kill a small run at random moments and compare")
     )
@@ -202,18 +207,4 @@ def _fail(options: argparse.Namespace) -> int:
     run_id = store.uri.rstrip("/").rpartition("/")[2]
     head = mark_failed(store, run_id, options.writer, options.reason)
     print(f"[ok] {store.uri} is {head.state}" + (f": {head.reason}" if head.reason else ""))
-    return EXIT_FINISHED
-
-
-def _final(options: argparse.Namespace) -> int:
-    store = open_store(options.run_uri)
-    head = read_head(store)
-    if head is None or head.state != "finished":
-        state = "not begun" if head is None else head.state
-        raise UserError(f"the run {store.uri} is {state}; only a finished run has final weights")
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    part = options.out.with_name(f".{options.out.name}.{os.getpid()}.part")
-    store.get_file("final/model.safetensors", part)
-    part.replace(options.out)
-    print(f"[ok] {options.out}: weights {head.weights_sha256}")
     return EXIT_FINISHED

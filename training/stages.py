@@ -172,6 +172,8 @@ class StageSequence:
             "run_id": record.run_id,
             "workload": record.workload,
             "recipe": record.recipe,
+            "stage": prior.stage,
+            "step": str(prior.step),
             "config": json.dumps(record.config),
             "metrics": json.dumps(dict(position.metrics)),
         }

@@ -24,9 +24,9 @@ def test_every_example_prints_what_the_page_says(
     for example in found:
         code = main(example.arguments)
         seen = capsys.readouterr()
-        said = f"{' '.join(example.arguments)}\n{seen.out}{seen.err}"
+        said = f"{' '.join(example.arguments)}\n{seen.err}{seen.out}"
         assert code == example.code, said
-        assert documented.matches(example.output, seen.out + seen.err), said
+        assert documented.matches(example.output, seen.err + seen.out), said
 
 
 def test_a_page_that_says_something_else_is_noticed() -> None:

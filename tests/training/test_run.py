@@ -47,7 +47,7 @@ def test_a_finished_run_has_its_deliverables(whole: Run, tmp_path: Path) -> None
         "compile": None,
     }
     out = tmp_path / "model.safetensors"
-    assert main(["final", "--run-uri", whole.uri, "--out", str(out)]) == 0
+    assert main(["export", "--run-uri", whole.uri, "--out", str(out)]) == 0
     digest = weights_sha256(load_file(out))
     assert digest == receipt["weights_sha256"] == whole.head.weights_sha256
 
@@ -276,7 +276,7 @@ def test_help_names_every_command_and_exit_code() -> None:
     root = Path(__file__).parents[2]
     command = [sys.executable, "-m", "training", "--help"]
     text = subprocess.run(command, cwd=root, check=True, text=True, capture_output=True).stdout
-    for word in ("run", "data", "fail", "final", "75", "76"):
+    for word in ("run", "data", "fail", "export", "75", "76"):
         assert word in text
 
 

@@ -159,6 +159,13 @@ class TinyTrain:
         correct = (m(b["x"]).argmax(1) == b["y"]).sum().item()
         return Partial(sums={"accuracy": (correct, self.weight(b))})
 
+    def predict(self, m: nn.Module, b: Batch) -> Sequence[Mapping[str, Any]]:
+        said = m(b["x"]).argmax(1) == 1
+        return [
+            {"positive": one, "right": one == bool(y)}
+            for one, y in zip(said.tolist(), b["y"].tolist(), strict=True)
+        ]
+
     def summarize(self, parts: Sequence[Partial], out: Path) -> Mapping[str, float]:
         assert out.is_dir()
         pairs = [part.sums["accuracy"] for part in parts]

@@ -125,6 +125,15 @@ class TrainHead:
             tensors={"confusion": confusion.view(num_classes, num_classes)},
         )
 
+    def predict(self, m: nn.Module, b: Batch) -> Sequence[Mapping[str, Any]]:
+        """The likeliest class, its probability, and the true one."""
+        probability_B, said_B = m(b["features"]).float().softmax(dim=1).max(dim=1)
+        rows = zip(said_B.tolist(), probability_B.tolist(), b["labels"].tolist(), strict=True)
+        return [
+            {"class": CLASSES[said], "probability": probability, "true_class": CLASSES[label]}
+            for said, probability, label in rows
+        ]
+
     def summarize(self, parts: Sequence[Partial], out: Path) -> Mapping[str, float]:
         """Accuracy, each class's accuracy, and confusion.json (rows true, columns said)."""
         confusion = torch.stack([part.tensors["confusion"] for part in parts]).sum(dim=0)
