@@ -16,12 +16,13 @@ from cdk_nag import AwsSolutionsChecks  # noqa: E402
 
 from stacks.dataset_stack import DatasetStack  # noqa: E402
 from stacks.parameters import StackParameters  # noqa: E402
+from stacks.review_stack import ReviewStack  # noqa: E402
 from stacks.training_stack import TrainingStack  # noqa: E402
 from stacks.user_data import FIRST_BOOT_FILE  # noqa: E402
 
 
 def build(app: App) -> None:
-    """Add both stacks to `app`, as its context says; a user's mistake is a ValueError."""
+    """Add the stacks to `app`, as its context says; a user's mistake is a ValueError."""
     parameters = StackParameters.from_context(app.node.get_all_context())
     dataset_bucket_name, run_bucket_name = parameters.dataset_bucket, parameters.run_bucket
     dataset_stack = None
@@ -40,6 +41,14 @@ def build(app: App) -> None:
     )
     if dataset_stack is not None:
         training_stack.add_stack_dependency(dataset_stack)
+    if parameters.review_repository:
+        reviewed = [stack for stack in (dataset_stack, training_stack) if stack is not None]
+        ReviewStack(
+            app,
+            "ReviewStack",
+            parameters=parameters,
+            stack_names=[stack.stack_name for stack in reviewed],
+        )
 
 
 def main() -> int:

@@ -129,7 +129,8 @@ def deployed(stack_names: Sequence[str]) -> Side:
     """Read the templates of the stacks that are deployed; it needs cloudformation:GetTemplate."""
     stacks = {}
     try:
-        client = boto3.client("cloudformation")
+        # A session of its own: the default one keeps the credentials that it found first.
+        client = boto3.session.Session().client("cloudformation")
         for name in stack_names:
             try:
                 (described,) = client.describe_stacks(StackName=name)["Stacks"]

@@ -62,6 +62,8 @@ class StackParameters:
     alarm_gpu_celsius: float
     alarm_disk_percent: float
     alarm_commit_seconds: int
+    review_oidc_provider: str
+    review_repository: str
 
     @classmethod
     def for_size(cls, size: str, **overrides: object) -> StackParameters:
@@ -92,6 +94,7 @@ class StackParameters:
         checks.check_times(self)
         checks.check_alarms(self)
         checks.check_kept(self)
+        checks.check_review(self)
 
     @property
     def instance(self) -> Instance:

@@ -39,6 +39,10 @@ _OVERRIDE = re.compile(r"[A-Za-z_][\w.]*=[A-Za-z0-9_.,:+/@%-]+")
 _AMI = re.compile(r"ami-[0-9a-f]{8,17}|(/[A-Za-z0-9_.-]+)+")
 _EMAIL = re.compile(r"[^@\s,;]+@[^@\s,;.]+(\.[^@\s,;.]+)+")
 _KEY = re.compile(r"arn:aws[a-z-]*:kms:[a-z0-9-]+:\d{12}:key/[A-Za-z0-9-]+")
+_OIDC_PROVIDER = re.compile(
+    r"arn:aws[a-z-]*:iam::\d{12}:oidc-provider/token\.actions\.githubusercontent\.com"
+)
+_REPOSITORY = re.compile(r"[A-Za-z0-9-]+/[A-Za-z0-9._-]+")
 # In kms: make a key in DatasetStack; else it is the ARN of one that is there already.
 NEW_KEY = "create"
 # Room beside the dataset, as a share of it: the file system's own, and checkpoints on their way.
@@ -254,3 +258,15 @@ def check_kept(p: StackParameters) -> None:
         "access_logs is true, and both buckets are adopted; switch logging on where they are "
         "managed, and drop access_logs",
     )
+
+
+def check_review(p: StackParameters) -> None:
+    """Refuse half of what ReviewStack needs, and what would trust more than one repository."""
+    given = {name: getattr(p, name) for name in ("review_oidc_provider", "review_repository")}
+    if not any(given.values()):
+        return
+    missing = [name for name, value in given.items() if not value]
+    _refuse_unless(not missing, f"{''.join(missing)} is missing; ReviewStack needs both or neither")
+    advice = "give arn:aws:iam::ACCOUNT:oidc-provider/token.actions.githubusercontent.com"
+    _check_match("review_oidc_provider", p.review_oidc_provider, _OIDC_PROVIDER, advice)
+    _check_match("review_repository", p.review_repository, _REPOSITORY, "give OWNER/NAME")

@@ -10,6 +10,7 @@ import pytest
 
 from rehearsal.aws import EmbeddedAws
 from review.__main__ import REPOSITORY, main
+from review.assembly import CannotReview, deployed
 
 
 @pytest.fixture
@@ -47,7 +48,7 @@ def test_what_is_deployed_is_the_base(aws: EmbeddedAws, capsys: pytest.CaptureFi
 
 
 def test_fails_without_credentials(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)
@@ -55,6 +56,5 @@ def test_fails_without_credentials(
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
     monkeypatch.setenv("AWS_CONFIG_FILE", "/dev/null")
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/dev/null")
-    assert main(["--deployed"]) == 2
-    error = capsys.readouterr().err
-    assert "the deployed stacks cannot be read: Unable to locate credentials" in error
+    with pytest.raises(CannotReview, match="cannot be read: Unable to locate credentials"):
+        deployed(["TrainingStack"])

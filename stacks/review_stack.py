@@ -1,0 +1,81 @@
+"""ReviewStack: the role with which a pull request's review reads what is deployed, and no more.
+
+    npx cdk deploy ReviewStack -c review_repository=OWNER/NAME -c review_oidc_provider=ARN
+
+The account's GitHub OIDC provider is given: an account has one, and it is not this project's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from aws_cdk import CfnOutput, Duration, Stack
+from aws_cdk import aws_iam as iam
+from constructs import Construct
+
+from stacks import acknowledgments as nag
+from stacks.parameters import StackParameters
+
+ISSUER = "token.actions.githubusercontent.com"
+
+
+class ReviewStack(Stack):
+    """One role: for the pull requests of one repository, to read the templates of these stacks."""
+
+    role: iam.Role
+
+    def __init__(
+        self,
+        scope: Construct,
+        construct_id: str,
+        *,
+        parameters: StackParameters,
+        stack_names: Sequence[str],
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(
+            scope,
+            construct_id,
+            description="The role with which pull requests are compared with what is deployed.",
+            **kwargs,
+        )
+        provider = iam.OpenIdConnectProvider.from_open_id_connect_provider_arn(
+            self, "GitHub", parameters.review_oidc_provider
+        )
+        self.role = iam.Role(
+            self,
+            "Role",
+            description=f"Pull requests of {parameters.review_repository}: read templates",
+            max_session_duration=Duration.hours(1),
+            assumed_by=iam.OpenIdConnectPrincipal(
+                provider,
+                conditions={
+                    "StringEquals": {
+                        f"{ISSUER}:aud": "sts.amazonaws.com",
+                        # Not branches, tags or environments: only the review asks for it. GitHub
+                        # gives pull requests from forks no token.
+                        f"{ISSUER}:sub": f"repo:{parameters.review_repository}:pull_request",
+                    }
+                },
+            ),
+        )
+        self.role.add_to_policy(
+            iam.PolicyStatement(
+                sid="ReadTemplates",
+                actions=["cloudformation:GetTemplate", "cloudformation:DescribeStacks"],
+                # What follows the name is an id that CloudFormation gives.
+                resources=[
+                    self.format_arn(
+                        service="cloudformation", resource="stack", resource_name=f"{name}/*"
+                    )
+                    for name in stack_names
+                ],
+            )
+        )
+        stacks = "arn:<AWS::Partition>:cloudformation:<AWS::Region>:<AWS::AccountId>:stack"
+        reason = "A stack's ARN ends in an id that CloudFormation gives."
+        nag.acknowledge(
+            self, {f"IAM5[Resource::{stacks}/{name}/*]": reason for name in stack_names}
+        )
+        CfnOutput(self, "ReviewRoleArn", value=self.role.role_arn)

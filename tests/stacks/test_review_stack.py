@@ -1,0 +1,74 @@
+"""ReviewStack: made when asked for, for one repository's pull requests, to read two templates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from stacks.parameters import StackParameters
+
+PROVIDER = "arn:aws:iam::123456789012:oidc-provider/token.actions.githubusercontent.com"
+GIVEN = {"review_oidc_provider": PROVIDER, "review_repository": "somebody/training"}
+
+
+@pytest.fixture(scope="module")
+def resources(synthesize: Callable[..., Any]) -> dict[str, Any]:
+    found: dict[str, Any] = synthesize(**GIVEN)["ReviewStack"]["Resources"]
+    return found
+
+
+def test_it_is_left_out_unless_asked_for(templates: dict[str, Any]) -> None:
+    assert "ReviewStack" not in templates
+
+
+def test_only_pull_requests_of_the_repository_take_the_role(resources: dict[str, Any]) -> None:
+    (role,) = [each for each in resources.values() if each["Type"] == "AWS::IAM::Role"]
+    (statement,) = role["Properties"]["AssumeRolePolicyDocument"]["Statement"]
+    assert statement == {
+        "Action": "sts:AssumeRoleWithWebIdentity",
+        "Effect": "Allow",
+        "Principal": {"Federated": PROVIDER},
+        "Condition": {
+            "StringEquals": {
+                "token.actions.githubusercontent.com:aud": "sts.amazonaws.com",
+                "token.actions.githubusercontent.com:sub": "repo:somebody/training:pull_request",
+            }
+        },
+    }
+    assert role["Properties"]["MaxSessionDuration"] == 3600
+    assert "ManagedPolicyArns" not in role["Properties"]
+
+
+def test_the_role_reads_two_templates_and_nothing_else(resources: dict[str, Any]) -> None:
+    assert sorted(each["Type"] for each in resources.values()) == [
+        "AWS::IAM::Policy",
+        "AWS::IAM::Role",
+    ]
+    (policy,) = [each for each in resources.values() if each["Type"] == "AWS::IAM::Policy"]
+    (statement,) = policy["Properties"]["PolicyDocument"]["Statement"]
+    assert statement["Action"] == ["cloudformation:DescribeStacks", "cloudformation:GetTemplate"]
+    tails = [each["Fn::Join"][1][-1] for each in statement["Resource"]]
+    assert tails == [":stack/DatasetStack/*", ":stack/TrainingStack/*"]
+
+
+def test_adopted_buckets_leave_one_template_to_read(synthesize: Callable[..., Any]) -> None:
+    templates = synthesize(**GIVEN, dataset_bucket="my-data", run_bucket="my-runs")
+    assert "stack/TrainingStack/" in str(templates["ReviewStack"])
+    assert "stack/DatasetStack/" not in str(templates["ReviewStack"])
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"review_oidc_provider": ""}, "review_oidc_provider is missing; ReviewStack needs both"),
+        ({"review_repository": ""}, "review_repository is missing; ReviewStack needs both"),
+        ({"review_repository": "somebody/*"}, "give OWNER/NAME"),
+        ({"review_oidc_provider": PROVIDER.replace("token", "token.evil")}, "oidc-provider/token"),
+    ],
+    ids=["provider", "repository", "wildcard", "another issuer"],
+)
+def test_fails_for_what_would_trust_too_much(change: dict[str, str], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        StackParameters.for_size("g5.xlarge", **{**GIVEN, **change})
