@@ -1,17 +1,20 @@
-"""`python -m rehearsal demo`: the main job; `python -m rehearsal aws`: the embedded AWS alone."""
+"""The rehearsal's commands: `demo` the main job, `aws` the embedded AWS alone, `alarms` a table."""
 
 import argparse
 import json
 import os
 import signal
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from rich.console import Console
 
+from rehearsal.alarms.trial import trial_table, try_alarms
 from rehearsal.aws import EmbeddedAws, PortInUse
 from rehearsal.cdk import run_cdk
 from rehearsal.children import ChildFailed, Children
@@ -58,6 +61,11 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     aws.add_argument(
         "--port", type=int, default=5566, help="0 takes a free one, default: %(default)s"
     )
+    alarms = commands.add_parser("alarms", help="try every alarm on its fault and on healthy runs")
+    alarms.add_argument(
+        "--template", type=Path, help="of TrainingStack; without it, cdk synth makes one"
+    )
+    alarms.add_argument("--json", action="store_true", help="print JSON, no table")
     return parser.parse_args(arguments)
 
 
@@ -87,12 +95,13 @@ def main() -> int:
         with lock:
             print(f"[{time.monotonic() - started:6.1f} s] {text}", file=sys.stderr, flush=True)
 
+    commands = {"aws": serve, "alarms": show_alarms, "demo": rehearse}
     try:
-        return serve(arguments, say) if arguments.command == "aws" else rehearse(arguments, say)
+        return commands[arguments.command](arguments, say)
     except KeyboardInterrupt:
         say("interrupted: everything that the rehearsal started has been ended")
         return 130
-    except (RehearsalFailed, ChildFailed, PortInUse, ValueError) as error:
+    except (RehearsalFailed, ChildFailed, PortInUse, OSError, ValueError) as error:
         print(f"rehearsal: {error}", file=sys.stderr)
         return 1
 
@@ -153,6 +162,25 @@ def serve(arguments: argparse.Namespace, say: Callable[[str], None]) -> int:
         say("and aws work on the embedded AWS; Ctrl-C ends it, and all that is in it")
         threading.Event().wait()
     return 0
+
+
+def show_alarms(arguments: argparse.Namespace, say: Callable[[str], None]) -> int:
+    """Print alarm x (fault that fires it, healthy runs that do not); 1 if one does not hold."""
+    if arguments.template is not None:
+        template = json.loads(arguments.template.read_text(encoding="utf-8"))
+    else:
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            Children(say=say, environment=dict(os.environ), folder=REPOSITORY) as children,
+        ):
+            run_cdk(children, "cdk synth", "synth", "--quiet", "--output", folder)
+            template = json.loads((Path(folder) / "TrainingStack.template.json").read_text())
+    trials = try_alarms(template)
+    if arguments.json:
+        print(json.dumps([asdict(trial) for trial in trials], indent=2))
+    else:
+        Console(width=None if sys.stdout.isatty() else 160).print(trial_table(trials))
+    return 0 if all(trial.holds for trial in trials) else 1
 
 
 def child_environment(aws: EmbeddedAws) -> dict[str, str]:

@@ -9,6 +9,7 @@ from aws_cdk import aws_iam as iam
 from aws_cdk import aws_lambda as lambda_
 from aws_cdk import aws_logs as logs
 from aws_cdk import aws_sns as sns
+from aws_cdk import aws_sns_subscriptions as subscriptions
 from constructs import Construct
 
 # They carry an instance id only: no tag, no fleet id. So the rule takes them all, and the Guard
@@ -25,9 +26,12 @@ class TrainingTopic(Construct):
 
     topic: sns.Topic
 
-    def __init__(self, scope: Construct, construct_id: str) -> None:
+    def __init__(self, scope: Construct, construct_id: str, *, email: str) -> None:
         super().__init__(scope, construct_id)
         self.topic = sns.Topic(self, "Topic", enforce_ssl=True)
+        if email:
+            # Nothing arrives before the link in AWS's own message has been followed.
+            self.topic.add_subscription(subscriptions.EmailSubscription(email))
         # The rule's target writes EventBridge's statement, without a condition: EventBridge does
         # not work with aws:SourceAccount. Nobody writes the one for alarms, whose messages would
         # be lost without an error.

@@ -10,9 +10,7 @@ from aws_cdk import aws_ssm as ssm
 from constructs import Construct
 
 from stacks import acknowledgments as nag
-
-# Where userdata/cloudwatch-agent.json publishes.
-METRICS_NAMESPACE = "CWAgent"
+from stacks.monitoring.metrics import metrics_namespace
 
 
 def may_modify_fleet_of(stack: Stack) -> iam.PolicyStatement:
@@ -74,7 +72,11 @@ class InstanceRole(Construct):
                 actions=["cloudwatch:PutMetricData"],
                 # The call knows no resources; the namespace is what bounds it.
                 resources=["*"],
-                conditions={"StringEquals": {"cloudwatch:namespace": METRICS_NAMESPACE}},
+                conditions={
+                    "StringEquals": {
+                        "cloudwatch:namespace": metrics_namespace(Stack.of(self).stack_name)
+                    }
+                },
             )
         )
         bundle.grant_read(self.role)
@@ -88,7 +90,7 @@ class InstanceRole(Construct):
                 **nag.BUCKET_GRANT_REASONS,
                 **nag.OWN_FLEET_REASONS,
                 "IAM5[Resource::*]": "PutMetricData knows no resources; a condition bounds it to "
-                "the namespace of the CloudWatch agent.",
+                "the stack's own namespace.",
                 nag.objects_in(self, dataset_bucket.bucket_name, f"{dataset_prefix}/"): "The "
                 "dataset's files are named by its manifest, which is made later.",
                 nag.objects_in(self, run_bucket.bucket_name, f"{run_prefix}/"): "The run's own "

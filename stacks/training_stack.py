@@ -16,6 +16,9 @@ from stacks.events import FleetEvents, InstanceEvents, TrainingTopic
 from stacks.fleet import TrainingFleet
 from stacks.guard.construct import Guard
 from stacks.launch_template import TrainingLaunchTemplate
+from stacks.monitoring.alarms import TrainingAlarms
+from stacks.monitoring.dashboard import TrainingDashboard
+from stacks.monitoring.metrics import RunMetrics
 from stacks.network import Network
 from stacks.parameters import StackParameters
 from stacks.roles import FleetRole, InstanceRole
@@ -86,7 +89,7 @@ class TrainingStack(Stack):
             security_group=network.security_group,
             user_data=user_data.render(run_env, first_boot),
         )
-        topic = TrainingTopic(self, "Notifications").topic
+        topic = TrainingTopic(self, "Notifications", email=parameters.alarm_email).topic
         guard = Guard(
             self,
             "Guard",
@@ -112,6 +115,17 @@ class TrainingStack(Stack):
         fleet.node.add_dependency(network.route, instance_role, guard, instance_events)
         FleetEvents(
             self, "FleetEvents", fleet_arn=fleet.fleet_arn, topic=topic, guard=guard.function
+        )
+        metrics = RunMetrics(
+            stack_name=self.stack_name,
+            fleet_id=fleet.fleet_id,
+            guard_name=guard.function.function_name,
+        )
+        alarms = TrainingAlarms(
+            self, "Alarms", parameters=parameters, metrics=metrics, topic=topic
+        ).alarms
+        TrainingDashboard(
+            self, "Overview", run_id=parameters.run_id, metrics=metrics, alarms=alarms
         )
         outputs = {
             "DatasetUri": dataset_uri,

@@ -83,15 +83,14 @@ def test_old_versions_are_out_of_the_instances_reach(resources: dict[str, Any]) 
     assert {action for action in actions if "Delete" in action} == {"s3:DeleteObject"}
 
 
-def test_metrics_go_to_the_agents_own_namespace_only(resources: dict[str, Any]) -> None:
+def test_metrics_go_to_the_stacks_own_namespace_only(resources: dict[str, Any]) -> None:
     agent = json.loads((ROOT / "userdata" / "cloudwatch-agent.json").read_text())
+    namespace = agent["metrics"]["namespace"].replace("{stack}", "TrainingStack")
     holders = []
     for role, statement in _statements(resources):
         if "cloudwatch:PutMetricData" in _listed(statement["Action"]):
             holders.append(role)
-            assert statement["Condition"] == {
-                "StringEquals": {"cloudwatch:namespace": agent["metrics"]["namespace"]}
-            }
+            assert statement["Condition"] == {"StringEquals": {"cloudwatch:namespace": namespace}}
     assert holders == ["InstanceRole"]
 
 

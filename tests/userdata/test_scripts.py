@@ -32,6 +32,7 @@ def test_every_unit_is_honoured_by_process_machines() -> None:
         "interruption-handler.service",
         "training-events.service",
         "training-failed.service",
+        "training-metrics.service",
         "training.service",
     ]
     training = units["training.service"]

@@ -71,8 +71,11 @@ def test_metrics_carry_the_stack_and_never_only_the_instance(root: Path) -> None
     )
     collected = config["metrics"]["metrics_collected"]
     assert {"nvidia_gpu", "mem", "disk"} <= collected.keys()
-    stacks = {section["append_dimensions"]["Stack"] for section in collected.values()}
-    assert stacks == {"TrainingStack"}
+    for plugin in ("nvidia_gpu", "mem", "disk"):
+        assert collected[plugin]["append_dimensions"] == {"Stack": "TrainingStack"}
+    # Its EBS receiver takes no dimension: it is summed up over the namespace, the stack's own.
+    assert config["metrics"]["namespace"] == "Training/TrainingStack"
+    assert config["metrics"]["aggregation_dimensions"] == [["Stack"], []]
     assert collected["disk"]["resources"] == ["/", "/data"]
 
 

@@ -9,7 +9,8 @@ if [[ ! -x $agent ]]; then
     echo "this image has no CloudWatch agent: no metrics from inside this machine"
     exit 0
 fi
-# The agent's own append_dimensions knows no Stack, so each section carries it.
+# The agent's own append_dimensions knows no Stack, so each section carries it, except diskio: its
+# EBS receiver takes no dimensions, and is summed up over the whole namespace, which is the stack's.
 sed "s|{stack}|$STACK_NAME|g; s|{mount}|$DATA_MOUNT|g" userdata/cloudwatch-agent.json \
     >"$root/opt/training/cloudwatch-agent.json"
 "$agent" -a fetch-config -m ec2 -s -c "file:$root/opt/training/cloudwatch-agent.json"

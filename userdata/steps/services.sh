@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Boot step: installs the units of the bundle and starts the one that sends events.
+# Boot step: installs the units of the bundle and starts those that send events and metrics.
 set -o errexit -o nounset -o pipefail
 source userdata/lib.sh
 
@@ -7,4 +7,5 @@ mkdir -p "$root/etc/systemd/system"
 cp userdata/units/*.service "$root/etc/systemd/system/"
 systemctl daemon-reload
 systemctl enable --now training-events.service
-echo "units installed, events are sent to $RUN_URI/events/"
+systemctl enable --now training-metrics.service
+echo "units installed, events go to $RUN_URI/events/, metrics to CloudWatch"

@@ -1,0 +1,1 @@
+"""Alarms rehearsed: their own definitions, evaluated as CloudWatch's documentation says it does."""

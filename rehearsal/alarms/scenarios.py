@@ -1,0 +1,164 @@
+"""The lives of a run that alarms are tried on: healthy ones, and one for each alarm's fault."""
+
+from collections.abc import Callable, Mapping
+
+from rehearsal.alarms.streams import Stream
+
+Scenario = Callable[[Stream], None]
+HOUR = 60
+
+
+def good_run(stream: Stream) -> None:
+    """boots, prepares features, trains, evaluates, finishes"""
+    stream.boot()
+    stream.train(40, steps=1, kind="prepare")
+    stream.train(3 * HOUR)
+    with stream.changed(utilization=75):
+        stream.train(10, steps=0)
+    stream.train(1, steps=1, kind="evaluation")
+    stream.train(HOUR)
+
+
+def interruption(stream: Stream) -> None:
+    """loses its instance with a notice, waits 12 minutes, goes on elsewhere"""
+    stream.boot()
+    stream.train(2 * HOUR)
+    stream.notice(commits=True)
+    stream.without_instance(12)
+    stream.boot()
+    stream.train(2 * HOUR)
+
+
+def no_notice(stream: Stream) -> None:
+    """loses its instance without a notice"""
+    stream.boot()
+    stream.train(2 * HOUR)
+    stream.without_instance(5)
+    stream.boot()
+    stream.train(HOUR)
+
+
+def waits_for_its_dataset(stream: Stream) -> None:
+    """waits 30 minutes for a dataset and syncs it for 30"""
+    stream.boot(30)
+    with stream.changed(exceeded_percent=40):
+        stream.boot(30)
+    stream.train(HOUR)
+
+
+def after_the_end(stream: Stream) -> None:
+    """finishes; the fleet stays at zero for a day"""
+    stream.boot()
+    stream.train(2 * HOUR)
+    stream.target = 0
+    stream.without_instance(24 * HOUR)
+
+
+def destroyed(stream: Stream) -> None:
+    """finishes; the stack's fleet is deleted"""
+    stream.boot()
+    stream.train(2 * HOUR)
+    stream.deleted(3 * HOUR)
+
+
+def starved(stream: Stream) -> None:
+    """data comes at a tenth of the pace"""
+    stream.boot()
+    with stream.changed(utilization=9):
+        stream.train(2 * HOUR, steps=3)
+
+
+def leaking(stream: Stream) -> None:
+    """GPU memory fills up"""
+    stream.boot()
+    stream.train(HOUR)
+    with stream.changed(memory_percent=97):
+        stream.train(HOUR)
+
+
+def hot(stream: Stream) -> None:
+    """the card's cooling fails"""
+    stream.boot()
+    stream.train(HOUR)
+    with stream.changed(celsius=90):
+        stream.train(HOUR)
+
+
+def hanging(stream: Stream) -> None:
+    """a collective hangs, the GPU spins"""
+    stream.boot()
+    stream.train(HOUR)
+    with stream.changed(utilization=100):
+        stream.train(HOUR, steps=0)
+
+
+def uncommitted(stream: Stream) -> None:
+    """trains on, but no commit gets through"""
+    stream.boot()
+    stream.train(HOUR)
+    stream.commit_every = 0
+    stream.train(3 * HOUR)
+
+
+def unsaved(stream: Stream) -> None:
+    """the notice comes, and the save does not fit"""
+    stream.boot()
+    stream.train(2 * HOUR + 7)
+    stream.notice(commits=False)
+    stream.without_instance(5)
+    stream.boot()
+    stream.train(HOUR)
+
+
+def full(stream: Stream) -> None:
+    """the data volume fills up"""
+    stream.boot()
+    stream.train(HOUR)
+    with stream.changed(disk_percent=93):
+        stream.train(HOUR)
+
+
+def throttled(stream: Stream) -> None:
+    """reads more than EBS sustains"""
+    stream.boot()
+    with stream.changed(exceeded_percent=80, utilization=60):
+        stream.train(2 * HOUR, steps=15)
+
+
+def no_capacity(stream: Stream) -> None:
+    """an hour without Spot capacity"""
+    stream.boot()
+    stream.train(HOUR)
+    stream.notice(commits=True)
+    stream.without_instance(HOUR)
+
+
+def guard_fails(stream: Stream) -> None:
+    """the Guard raises at every turn"""
+    stream.boot()
+    stream.train(HOUR)
+    stream.guard_fails = True
+    stream.train(HOUR)
+
+
+HEALTHY: tuple[Scenario, ...] = (
+    good_run,
+    interruption,
+    no_notice,
+    waits_for_its_dataset,
+    after_the_end,
+    destroyed,
+)
+# By the alarm's construct id, with which its logical id begins behind "Alarms".
+FAULTS: Mapping[str, Scenario] = {
+    "GpuUtilizationLow": starved,
+    "GpuMemoryNearlyFull": leaking,
+    "GpuHot": hot,
+    "StepsStandStill": hanging,
+    "CommitTooOld": uncommitted,
+    "NoticeWithoutCommit": unsaved,
+    "DiskNearlyFull": full,
+    "EbsThroughputExceeded": throttled,
+    "FleetBelowTarget": no_capacity,
+    "GuardErrors": guard_fails,
+}

@@ -1,0 +1,113 @@
+"""Try every alarm of a synthesized template on every scenario: `python -m rehearsal alarms`."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.table import Table
+
+from rehearsal.alarms.evaluation import ALARM, INSUFFICIENT, Alarm
+from rehearsal.alarms.scenarios import FAULTS, HEALTHY, Scenario
+from rehearsal.alarms.streams import MINUTE, Stream
+
+# After its last minute a scenario is watched on, as long as the slowest alarm looks back.
+WATCHED_ON_MINUTES = 60
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trial:
+    """One alarm: its fault, when it fired in it, and where it fired in health."""
+
+    alarm: str
+    fault: str
+    fired_after_minutes: int | None
+    healthy_runs: int
+    false_alarms: Sequence[str]
+    also_fired_in: Sequence[str]
+
+    @property
+    def holds(self) -> bool:
+        """Whether the alarm fires in its fault and in no healthy run."""
+        return self.fired_after_minutes is not None and not self.false_alarms
+
+
+def read_alarms(template: Mapping[str, Any]) -> dict[str, Alarm]:
+    """The alarms of a template by their construct ids; an alarm without a scenario is refused."""
+    found = {}
+    for logical_id, resource in template["Resources"].items():
+        if resource["Type"] != "AWS::CloudWatch::Alarm":
+            continue
+        name = re.sub(r"^Alarms|[0-9A-F]{8}$", "", logical_id)
+        if name not in FAULTS:
+            raise ValueError(f"alarm {name} has no fault in rehearsal/alarms/scenarios.py; add one")
+        found[name] = Alarm.from_properties(name, resource["Properties"])
+    return found
+
+
+def play(template: Mapping[str, Any], scenario: Scenario) -> Stream:
+    """Write a scenario's metrics, as the template's stack, fleet and Guard would publish them."""
+    stream = Stream(
+        stack="TrainingStack",
+        fleet=_logical_id(template, "AWS::EC2::SpotFleet"),
+        guard=_logical_id(template, "AWS::Lambda::Function"),
+    )
+    scenario(stream)
+    return stream
+
+
+def first_alarm(alarm: Alarm, stream: Stream) -> int | None:
+    """The minute in which an alarm first goes off, evaluated every minute as CloudWatch does."""
+    state = INSUFFICIENT
+    for minute in range(1, int(stream.now / MINUTE) + WATCHED_ON_MINUTES):
+        state = alarm.state(lambda metric: stream.series.get(metric, []), minute * MINUTE, state)
+        if state == ALARM:
+            return minute
+    return None
+
+
+def try_alarms(template: Mapping[str, Any]) -> list[Trial]:
+    """Try every alarm on its fault, on all healthy runs and on the others' faults."""
+    alarms = read_alarms(template)
+    streams = {each: play(template, each) for each in (*HEALTHY, *FAULTS.values())}
+    trials = []
+    for name, alarm in alarms.items():
+        fired = {each: first_alarm(alarm, stream) for each, stream in streams.items()}
+        own = FAULTS[name]
+        others = [each for each in FAULTS.values() if each is not own and fired[each] is not None]
+        trials.append(
+            Trial(
+                alarm=name,
+                fault=told(own),
+                fired_after_minutes=fired[own],
+                healthy_runs=len(HEALTHY),
+                false_alarms=[told(each) for each in HEALTHY if fired[each] is not None],
+                also_fired_in=[told(each) for each in others],
+            )
+        )
+    return trials
+
+
+def told(scenario: Scenario) -> str:
+    """A scenario in words."""
+    return (scenario.__doc__ or scenario.__name__).strip()
+
+
+def trial_table(trials: Sequence[Trial]) -> Table:
+    """The table alarm x (fault that fires it, healthy runs that do not)."""
+    table = Table("alarm", "its fault", "fires in minute", "quiet in healthy runs", "fires too")
+    for trial in trials:
+        quiet = trial.healthy_runs - len(trial.false_alarms)
+        table.add_row(
+            trial.alarm,
+            trial.fault,
+            str(trial.fired_after_minutes or "never"),
+            f"{quiet} of {trial.healthy_runs}",
+            "; ".join([*trial.false_alarms, *trial.also_fired_in]) or "-",
+        )
+    return table
+
+
+def _logical_id(template: Mapping[str, Any], type_name: str) -> str:
+    (found,) = [name for name, each in template["Resources"].items() if each["Type"] == type_name]
+    return str(found)

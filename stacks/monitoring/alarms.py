@@ -1,0 +1,207 @@
+"""The alarms: each has a fault that fires it, and stays quiet without an instance.
+
+`python -m rehearsal alarms` shows both for every alarm. A description says what to do, and why the
+alarm treats missing data as it does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from aws_cdk import Duration
+from aws_cdk import aws_cloudwatch as cloudwatch
+from aws_cdk import aws_cloudwatch_actions as actions
+from aws_cdk import aws_sns as sns
+from constructs import Construct
+
+from stacks.monitoring.metrics import RunMetrics
+from stacks.parameters import StackParameters
+
+_NOBODY_THERE = "Missing data is healthy: between two instances, and after the end, nobody reports."
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AlarmPlan:
+    """One alarm: `points` of the last `periods` periods must be beyond the threshold."""
+
+    construct_id: str
+    metric: cloudwatch.IMetric
+    threshold: float
+    says: str
+    missing: str = _NOBODY_THERE
+    is_below: bool = False
+    points: int
+    periods: int
+
+
+class TrainingAlarms(Construct):
+    """Every alarm of a stack, to one topic; going back to OK is not told."""
+
+    alarms: Sequence[cloudwatch.Alarm]
+
+    def __init__(
+        self,
+        scope: Construct,
+        construct_id: str,
+        *,
+        parameters: StackParameters,
+        metrics: RunMetrics,
+        topic: sns.ITopic,
+    ) -> None:
+        super().__init__(scope, construct_id)
+        plans = [
+            *_gpu_alarms(parameters, metrics),
+            *_training_alarms(parameters, metrics),
+            *_machine_alarms(parameters, metrics),
+            *_fleet_alarms(metrics),
+        ]
+        self.alarms = [self._alarm(plan) for plan in plans]
+        for alarm in self.alarms:
+            alarm.add_alarm_action(actions.SnsAction(topic))
+
+    def _alarm(self, plan: AlarmPlan) -> cloudwatch.Alarm:
+        above = cloudwatch.ComparisonOperator.GREATER_THAN_OR_EQUAL_TO_THRESHOLD
+        return cloudwatch.Alarm(
+            self,
+            plan.construct_id,
+            metric=plan.metric,
+            threshold=plan.threshold,
+            comparison_operator=cloudwatch.ComparisonOperator.LESS_THAN_THRESHOLD
+            if plan.is_below
+            else above,
+            datapoints_to_alarm=plan.points,
+            evaluation_periods=plan.periods,
+            treat_missing_data=cloudwatch.TreatMissingData.NOT_BREACHING,
+            alarm_description=f"{plan.says} {plan.missing}",
+        )
+
+
+def _gpu_alarms(p: StackParameters, metrics: RunMetrics) -> list[AlarmPlan]:
+    low = p.alarm_gpu_utilization_percent
+    return [
+        AlarmPlan(
+            construct_id="GpuUtilizationLow",
+            metric=metrics.gpu_in_training,
+            threshold=low,
+            is_below=True,
+            points=6,
+            periods=6,
+            says=f"Training runs, but the GPU is busy for less than {low:g} % of the time, for "
+            "half an hour: data comes too slowly, or the run hangs outside the GPU. Look at the "
+            "data-wait share in the training log and at the EBS alarm; more vCPUs or a larger size "
+            "may be cheaper.",
+            missing="Counted only while training.service runs, so boot, data sync and gaps between "
+            "instances are missing data and healthy; a running trainer without GPU metrics counts "
+            "as 0 %, because then the agent is down.",
+        ),
+        AlarmPlan(
+            construct_id="GpuMemoryNearlyFull",
+            metric=metrics.gpu_memory_percent,
+            threshold=p.alarm_gpu_memory_percent,
+            points=3,
+            periods=3,
+            says=f"GPU memory is {p.alarm_gpu_memory_percent:g} % full for 15 minutes: the next "
+            "larger batch or a fragmented allocator ends the run. Take a smaller micro-batch or a "
+            "size with more GPU memory.",
+        ),
+        AlarmPlan(
+            construct_id="GpuHot",
+            metric=metrics.agent("nvidia_smi_temperature_gpu", "Maximum"),
+            threshold=p.alarm_gpu_celsius,
+            points=2,
+            periods=2,
+            says=f"A GPU is at {p.alarm_gpu_celsius:g} degrees Celsius or above for ten minutes; "
+            "the driver lowers its clock soon. Nothing in training mends that: terminate the "
+            "instance, the fleet starts another one.",
+        ),
+    ]
+
+
+def _training_alarms(p: StackParameters, metrics: RunMetrics) -> list[AlarmPlan]:
+    minutes = p.alarm_commit_seconds / 60
+    return [
+        AlarmPlan(
+            construct_id="StepsStandStill",
+            metric=metrics.gpu_without_steps,
+            threshold=p.alarm_gpu_utilization_percent,
+            points=3,
+            periods=3,
+            says="No step, evaluation or prepared shard for 15 minutes while the GPU is busy: most "
+            "likely a collective or a kernel hangs. The trainer's watchdog restarts it from the "
+            "last commit; if that does not come, terminate the instance.",
+        ),
+        AlarmPlan(
+            construct_id="CommitTooOld",
+            metric=metrics.training("seconds_since_commit", "Maximum"),
+            threshold=p.alarm_commit_seconds,
+            points=2,
+            periods=2,
+            says=f"The last commit is older than {minutes:g} minutes while training runs: so much "
+            "work a lost machine would cost. Look for errors of the saver in the training log, or "
+            "give a shorter checkpoint_interval, or a larger alarm_commit_seconds.",
+        ),
+        AlarmPlan(
+            construct_id="NoticeWithoutCommit",
+            metric=metrics.training("notice_without_commit", "Maximum", Duration.minutes(1)),
+            threshold=1,
+            points=1,
+            periods=1,
+            says="An instance was about to be taken and had steps that no commit held: they are "
+            "done again from the last commit. Compare step time, checkpoint size and "
+            "notice_budget_seconds.",
+            missing="Published once for each notice, so missing data is the rule and healthy.",
+        ),
+    ]
+
+
+def _machine_alarms(p: StackParameters, metrics: RunMetrics) -> list[AlarmPlan]:
+    return [
+        AlarmPlan(
+            construct_id="DiskNearlyFull",
+            metric=metrics.agent("disk_used_percent", "Maximum"),
+            threshold=p.alarm_disk_percent,
+            points=2,
+            periods=2,
+            says=f"The root or the data volume is {p.alarm_disk_percent:g} % full: the next "
+            "checkpoint may not find room. Deploy a larger data_volume_gib; the next instance "
+            "has it.",
+        ),
+        AlarmPlan(
+            construct_id="EbsThroughputExceeded",
+            metric=metrics.ebs_exceeded_percent,
+            threshold=50,
+            points=6,
+            periods=6,
+            says="For half an hour EBS was asked for more than the size or the volume give, half "
+            "of the time or more. Give more data_volume_mib_per_second where the size can use it "
+            "(make parameters), else a larger size.",
+        ),
+    ]
+
+
+def _fleet_alarms(metrics: RunMetrics) -> list[AlarmPlan]:
+    return [
+        AlarmPlan(
+            construct_id="FleetBelowTarget",
+            metric=metrics.missing_capacity,
+            threshold=1,
+            points=4,
+            periods=4,
+            says="The fleet has been without its instance for 20 minutes: no Spot capacity, no "
+            "quota, or a launch that fails (the fleet's events say which). Wait, widen with "
+            "mix_gpus or zones, or pay for on_demand_base=1.",
+            missing="EC2 reports while the fleet is active; a fleet that is gone is no fault.",
+        ),
+        AlarmPlan(
+            construct_id="GuardErrors",
+            metric=metrics.guard("Errors", Duration.minutes(10)),
+            threshold=1,
+            points=2,
+            periods=3,
+            says="The Guard failed in two of three turns of its clock: nobody stops a run that is "
+            "done, too dear or silent. Its log group says why.",
+            missing="Lambda reports errors only where the function is called; it is, every ten "
+            "minutes, as long as the stack is there.",
+        ),
+    ]

@@ -1,0 +1,153 @@
+"""Every alarm of the synthesized template on its fault, on healthy runs, and through an AWS."""
+
+import json
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rehearsal.__main__ import main
+from rehearsal.alarms.evaluation import Alarm, Metric
+from rehearsal.alarms.scenarios import FAULTS, HEALTHY, hanging, interruption, no_notice
+from rehearsal.alarms.streams import MINUTE, Stream
+from rehearsal.alarms.trial import first_alarm, play, read_alarms, told, try_alarms
+from rehearsal.aws import EmbeddedAws
+from tests.stacks.conftest import synthesize, templates  # noqa: F401
+
+
+@pytest.fixture(scope="module")
+def template(templates: dict[str, Any]) -> Any:  # noqa: F811
+    return templates["TrainingStack"]
+
+
+def test_each_alarm_fires_in_its_fault_and_in_no_healthy_run(template: Any) -> None:
+    trials = {trial.alarm: trial for trial in try_alarms(template)}
+    assert set(trials) == set(FAULTS)
+    assert [name for name, trial in trials.items() if not trial.holds] == []
+    assert {trial.healthy_runs for trial in trials.values()} == {len(HEALTHY)}
+
+
+def test_an_alarm_on_a_dimension_that_nobody_publishes_is_found_out(template: Any) -> None:
+    changed = json.loads(json.dumps(template))
+    for name, resource in changed["Resources"].items():
+        if "GpuHot" in name:
+            resource["Properties"]["Dimensions"] = [{"Name": "InstanceId", "Value": "i-0"}]
+        if "EbsThroughputExceeded" in name:
+            # The agent's EBS receiver appends no dimension, whatever its section says.
+            for query in resource["Properties"]["Metrics"]:
+                if "MetricStat" in query:
+                    dimensions = [{"Name": "Stack", "Value": "TrainingStack"}]
+                    query["MetricStat"]["Metric"]["Dimensions"] = dimensions
+    silent = {trial.alarm for trial in try_alarms(changed) if trial.fired_after_minutes is None}
+    assert silent == {"GpuHot", "EbsThroughputExceeded"}
+
+
+def test_an_impatient_alarm_is_found_out(template: Any) -> None:
+    changed = json.loads(json.dumps(template))
+    for name, resource in changed["Resources"].items():
+        if "FleetBelowTarget" in name:
+            resource["Properties"] |= {"EvaluationPeriods": 1, "DatapointsToAlarm": 1}
+    (trial,) = [trial for trial in try_alarms(changed) if not trial.holds]
+    assert trial.alarm == "FleetBelowTarget"
+    assert trial.false_alarms == [told(interruption), told(no_notice)]
+
+
+def test_fails_for_an_alarm_without_a_fault(template: Any) -> None:
+    changed = {"Resources": {"AlarmsNew0123ABCD": {"Type": "AWS::CloudWatch::Alarm"}}}
+    with pytest.raises(ValueError, match="alarm New has no fault"):
+        read_alarms(changed)
+
+
+def test_the_command_prints_the_table_and_fails_when_an_alarm_does_not_hold(
+    template: Any, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "template.json"
+    path.write_text(json.dumps(template))
+    monkeypatch.setattr("sys.argv", ["rehearsal", "alarms", "--template", str(path), "--json"])
+    assert main() == 0
+    assert len(json.loads(capsys.readouterr().out)) == len(FAULTS)
+
+
+class Published:
+    """A stream put to an AWS and read back, one statistic a query."""
+
+    def __init__(self, aws: EmbeddedAws, stream: Stream) -> None:
+        self.cloudwatch = aws.client("cloudwatch")
+        # The stream's minute 0; whole minutes, as CloudWatch's periods are.
+        self.began = datetime.now(UTC).replace(second=0, microsecond=0) - timedelta(hours=12)
+        for metric, values in stream.series.items():
+            data = [
+                {
+                    "MetricName": metric.name,
+                    "Dimensions": [{"Name": n, "Value": v} for n, v in metric.dimensions],
+                    "Timestamp": self.began + timedelta(seconds=time),
+                    "Value": value,
+                }
+                for time, value in values
+            ]
+            for first in range(0, len(data), 500):
+                self.cloudwatch.put_metric_data(
+                    Namespace=metric.namespace, MetricData=data[first : first + 500]
+                )
+
+    def values(self, metric: Metric) -> list[tuple[float, float]]:
+        """Back from GetMetricData, a value a minute."""
+        query = {
+            "Id": "m",
+            "MetricStat": {
+                "Metric": {
+                    "Namespace": metric.namespace,
+                    "MetricName": metric.name,
+                    "Dimensions": [{"Name": n, "Value": v} for n, v in metric.dimensions],
+                },
+                "Period": MINUTE,
+                "Stat": "Sum",
+            },
+        }
+        answer = self.cloudwatch.get_metric_data(
+            MetricDataQueries=[query],
+            StartTime=self.began,
+            EndTime=self.began + timedelta(hours=4),
+            ScanBy="TimestampAscending",
+        )["MetricDataResults"][0]
+        times = [(each - self.began).total_seconds() for each in answer["Timestamps"]]
+        return list(zip(times, answer["Values"], strict=True))
+
+
+def test_alarms_behave_the_same_through_the_embedded_aws(template: Any) -> None:
+    stream = play(template, hanging)
+    with EmbeddedAws() as aws:
+        published = Published(aws, stream)
+        for resource in template["Resources"].values():
+            if resource["Type"] == "AWS::CloudWatch::Alarm":
+                properties = json.loads(json.dumps(resource["Properties"]))
+                aws.client("cloudwatch").put_metric_alarm(
+                    **_without_refs(properties), AlarmName=_name(template, resource)
+                )
+        stored = aws.client("cloudwatch").describe_alarms()["MetricAlarms"]
+        series = {metric: published.values(metric) for metric in stream.series}
+    read_back = Stream(stack=stream.stack, fleet=stream.fleet, guard=stream.guard)
+    read_back.series, read_back.now = series, stream.now
+    defined = read_alarms(template)
+    assert len(stored) == len(defined)
+    for each in stored:
+        alarm = Alarm.from_properties(each["AlarmName"], each)
+        known = defined[each["AlarmName"]]
+        assert set(alarm.statistics.values()) == set(known.statistics.values())
+        assert first_alarm(alarm, read_back) == first_alarm(known, stream), each["AlarmName"]
+    (fired,) = [name for name, each in defined.items() if first_alarm(each, read_back) is not None]
+    assert fired == "StepsStandStill"
+
+
+def _name(template: Any, wanted: Any) -> str:
+    (logical_id,) = [name for name, each in template["Resources"].items() if each is wanted]
+    return str(logical_id).removeprefix("Alarms")[:-8]
+
+
+def _without_refs(properties: Any) -> Any:
+    """As CloudFormation hands them to CloudWatch; a Ref becomes the name that it refers to."""
+    text = json.dumps(properties)
+    resolved = json.loads(text, object_hook=lambda each: each.get("Ref", each))
+    resolved["AlarmActions"] = ["arn:aws:sns:us-east-1:123456789012:topic"]
+    return resolved

@@ -1,0 +1,132 @@
+"""The alarms: somebody publishes what they watch, and what they say reaches a person."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from rehearsal.alarms.evaluation import Alarm, Metric
+from rehearsal.alarms.streams import agent_metrics
+from userdata.send_metrics import COMMIT_AGE, RUNNING, STEPS, UNSAVED
+
+NAMES = {
+    "GpuUtilizationLow",
+    "GpuMemoryNearlyFull",
+    "GpuHot",
+    "StepsStandStill",
+    "CommitTooOld",
+    "NoticeWithoutCommit",
+    "DiskNearlyFull",
+    "EbsThroughputExceeded",
+    "FleetBelowTarget",
+    "GuardErrors",
+}
+
+
+@pytest.fixture(scope="module")
+def alarms(templates: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name.removeprefix("Alarms")[:-8]: resource["Properties"]
+        for name, resource in templates["TrainingStack"]["Resources"].items()
+        if resource["Type"] == "AWS::CloudWatch::Alarm"
+    }
+
+
+@pytest.fixture(scope="module")
+def published(templates: dict[str, Any]) -> set[Metric]:
+    """Everything that agent, trainer, EC2 and Lambda publish for this stack."""
+    ids = {each["Type"]: name for name, each in templates["TrainingStack"]["Resources"].items()}
+    training = {
+        Metric(
+            namespace="Training/TrainingStack",
+            name=name,
+            dimensions=frozenset({("Stack", "TrainingStack")}),
+        )
+        for name in (RUNNING, STEPS, COMMIT_AGE, UNSAVED)
+    }
+    fleet = frozenset({("FleetRequestId", ids["AWS::EC2::SpotFleet"])})
+    guard = frozenset({("FunctionName", ids["AWS::Lambda::Function"])})
+    services = {
+        *(
+            Metric(namespace="AWS/EC2Spot", name=name, dimensions=fleet)
+            for name in ("TargetCapacity", "FulfilledCapacity")
+        ),
+        Metric(namespace="AWS/Lambda", name="Errors", dimensions=guard),
+    }
+    return {*agent_metrics("TrainingStack").values(), *training, *services}
+
+
+def test_every_alarm_that_the_design_lists_is_there(alarms: dict[str, Any]) -> None:
+    assert set(alarms) == NAMES
+
+
+def test_somebody_publishes_every_metric_that_an_alarm_watches(
+    alarms: dict[str, Any], published: set[Metric]
+) -> None:
+    for name, properties in alarms.items():
+        for statistic in Alarm.from_properties(name, properties).statistics.values():
+            assert statistic.metric in published, name
+
+
+def test_every_metric_of_the_dashboard_is_published(
+    templates: dict[str, Any], published: set[Metric]
+) -> None:
+    (dashboard,) = [
+        each["Properties"]["DashboardBody"]
+        for each in templates["TrainingStack"]["Resources"].values()
+        if each["Type"] == "AWS::CloudWatch::Dashboard"
+    ]
+    text = str(dashboard)
+    shown = [metric.name for metric in published if f'"{metric.name}"' in text]
+    assert {"training_steps", "nvidia_smi_power_draw", "mem_used_percent"} <= set(shown)
+    assert text.count('"Training/TrainingStack","') == len(
+        [name for name in shown if name not in ("TargetCapacity", "FulfilledCapacity", "Errors")]
+    )
+
+
+def test_no_alarm_knows_an_instance(alarms: dict[str, Any]) -> None:
+    for name, properties in alarms.items():
+        assert "InstanceId" not in str(properties), name
+
+
+def test_every_alarm_says_why_missing_data_is_what_it_is(alarms: dict[str, Any]) -> None:
+    for name, properties in alarms.items():
+        assert properties["TreatMissingData"] == "notBreaching", name
+        description = properties["AlarmDescription"]
+        assert any(word in description for word in ("issing", "Lambda reports", "EC2 reports"))
+        assert len(description) <= 1024, name
+
+
+def test_math_stays_within_what_alarms_may_use(alarms: dict[str, Any]) -> None:
+    for name, properties in alarms.items():
+        queries = properties.get("Metrics", [])
+        assert len(queries) <= 10, name
+        periods = {each["MetricStat"]["Period"] for each in queries if "MetricStat" in each}
+        assert len(periods) <= 1, name
+
+
+def test_thresholds_follow_the_context(synthesize: Callable[..., Any]) -> None:
+    template = synthesize(alarm_disk_percent="80", alarm_commit_seconds="3600")["TrainingStack"]
+    thresholds = {
+        name.removeprefix("Alarms")[:-8]: each["Properties"]["Threshold"]
+        for name, each in template["Resources"].items()
+        if each["Type"] == "AWS::CloudWatch::Alarm"
+    }
+    assert (thresholds["DiskNearlyFull"], thresholds["CommitTooOld"]) == (80, 3600)
+
+
+def test_an_address_is_subscribed_only_where_one_is_given(
+    templates: dict[str, Any], synthesize: Callable[..., Any]
+) -> None:
+    def subscriptions(template: dict[str, Any]) -> list[Any]:
+        every = template["Resources"].values()
+        return [each for each in every if each["Type"] == "AWS::SNS::Subscription"]
+
+    assert subscriptions(templates["TrainingStack"]) == []
+    (one,) = subscriptions(synthesize(alarm_email="me@example.org")["TrainingStack"])
+    assert (one["Properties"]["Protocol"], one["Properties"]["Endpoint"]) == (
+        "email",
+        "me@example.org",
+    )

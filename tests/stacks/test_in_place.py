@@ -1,0 +1,64 @@
+"""What a second deploy may change without replacing anything, held against AWS's own schemas."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from rehearsal.cloudformation.schema import changed_properties, replaces
+
+Synthesize = Callable[..., Any]
+CHANGES = {
+    "size": {"size": "g5.xlarge"},
+    "many GPUs": {"size": "g5.12xlarge"},
+    "family": {"size": "g6.2xlarge"},
+    "volume": {"data_volume_gib": "400"},
+    "image": {"pytorch_ami_parameter": "ami-0123456789abcdef0"},
+    "pools": {"mix_gpus": "true"},
+    "base": {"on_demand_base": "1"},
+    "zero": {"target_capacity": "0"},
+    "alarms": {"alarm_disk_percent": "80", "alarm_email": "me@example.org"},
+    "caps": {"max_hours": "5", "max_barren_attempts": "2"},
+}
+
+
+def _pairs(before: Any, after: Any) -> list[tuple[str, str, Any, Any]]:
+    """Resource, type, and its properties on both sides, of all that both have and that differs."""
+    found = []
+    for stack in before.keys() & after.keys():
+        old, new = before[stack]["Resources"], after[stack]["Resources"]
+        for name in old.keys() & new.keys():
+            sides = [side[name].get("Properties", {}) for side in (old, new)]
+            if sides[0] != sides[1]:
+                found.append((name, old[name]["Type"], *sides))
+    return found
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=str)
+def test_a_change_is_made_in_place(change: str, synthesize: Synthesize) -> None:
+    before, after = synthesize(), synthesize(**CHANGES[change])
+    pairs = _pairs(before, after)
+    assert pairs, "the change changes something"
+    for name, type_name, old, new in pairs:
+        assert not replaces(type_name, old, new), f"{name} would be replaced"
+        # Nor may it depend on what only a deploy can tell.
+        assert {"Never"} == {each for _, each in changed_properties(type_name, old, new)}, name
+    for stack in before:
+        assert before[stack]["Resources"].keys() <= after[stack]["Resources"].keys()
+
+
+def test_a_change_of_size_touches_template_and_fleet_only(synthesize: Synthesize) -> None:
+    before, after = synthesize(), synthesize(size="g5.12xlarge")
+    assert before["DatasetStack"] == after["DatasetStack"]
+    assert {type_name for _, type_name, _, _ in _pairs(before, after)} == {
+        "AWS::EC2::LaunchTemplate",
+        "AWS::EC2::SpotFleet",
+    }
+
+
+def test_a_new_run_replaces_the_fleet_and_nothing_else(synthesize: Synthesize) -> None:
+    pairs = _pairs(synthesize(), synthesize(run_id="exp7"))
+    replaced = {type_name for _, type_name, old, new in pairs if replaces(type_name, old, new)}
+    assert replaced == {"AWS::EC2::SpotFleet"}

@@ -1,0 +1,176 @@
+"""The publisher of training metrics: what it makes of the trainer's lines, and that it gets out."""
+
+import json
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from tests.userdata.rig import Rig, wait
+from userdata.send_metrics import Publisher, TrainingWatch
+
+
+def step(number: int) -> str:
+    return json.dumps({"kind": "step", "step": number})
+
+
+def commit(number: int) -> str:
+    return json.dumps({"kind": "commit", "step": number})
+
+
+def test_work_done_is_counted_from_one_publication_to_the_next() -> None:
+    watch = TrainingWatch()
+    watch.read([step(1), step(2), json.dumps({"kind": "evaluation"}), commit(2)], now=5)
+    assert watch.data(65) == {
+        "training_running": 1,
+        "training_steps": 3,
+        "seconds_since_commit": 60,
+    }
+    watch.sent()
+    watch.read([json.dumps({"kind": "prepare"})], now=70)
+    assert watch.data(80)["training_steps"] == 1
+    # A shard in the store is as safe as a commit.
+    assert watch.data(80)["seconds_since_commit"] == 10
+
+
+def test_the_age_of_the_last_commit_begins_with_the_trainer() -> None:
+    watch = TrainingWatch()
+    assert watch.data(100)["seconds_since_commit"] == 0
+    assert watch.data(160)["seconds_since_commit"] == 60
+
+
+def test_steps_that_no_commit_holds_are_unsaved() -> None:
+    watch = TrainingWatch()
+    assert not watch.has_unsaved_steps
+    watch.read([step(41)], now=0)
+    assert watch.has_unsaved_steps
+    watch.read([commit(41)], now=1)
+    assert not watch.has_unsaved_steps
+
+
+def test_lines_that_are_no_json_are_passed_over() -> None:
+    watch = TrainingWatch()
+    watch.read(["{", "", step(3)], now=0)
+    assert watch.progress == 1
+
+
+class Scene:
+    """A publisher over a folder, with a trainer and a clock that the test moves."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.now = 0.0
+        self.runs = True
+        self.reachable = True
+        self.sent: list[dict[str, float]] = []
+        for name in ("var/log/training", "run/training"):
+            (root / name).mkdir(parents=True)
+        self.publisher = Publisher(
+            put=self._put,
+            is_running=lambda: self.runs,
+            notice_budget_seconds=120,
+            clock=lambda: self.now,
+        )
+
+    def _put(self, values: dict[str, float]) -> bool:
+        if self.reachable:
+            self.sent.append(values)
+        return self.reachable
+
+    def write(self, text: str) -> None:
+        with (self.root / "var/log/training/metrics.jsonl").open("a") as file:
+            file.write(text)
+
+    def notice(self) -> None:
+        (self.root / "run/training/notice.json").write_text("{}")
+
+    def step(self, now: float) -> None:
+        self.now = now
+        self.publisher.step()
+
+
+@pytest.fixture
+def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
+    monkeypatch.setenv("MACHINE_ROOT", str(tmp_path))
+    return Scene(tmp_path)
+
+
+def test_it_publishes_every_minute_while_training_runs(scene: Scene) -> None:
+    scene.step(0)
+    scene.write(step(1) + "\n" + step(2))
+    scene.step(30)
+    scene.write("\n")
+    scene.step(60)
+    assert [values["training_steps"] for values in scene.sent] == [0, 2]
+    scene.runs = False
+    scene.step(120)
+    assert len(scene.sent) == 2
+
+
+def test_what_could_not_be_sent_is_counted_in_the_next_minute(scene: Scene) -> None:
+    scene.write(step(1) + "\n")
+    scene.reachable = False
+    scene.step(0)
+    scene.reachable = True
+    scene.write(step(2) + "\n")
+    scene.step(60)
+    assert [values["training_steps"] for values in scene.sent] == [2]
+
+
+def test_history_is_no_news(scene: Scene) -> None:
+    scene.write(step(1) + "\n" + commit(1) + "\n")
+    scene.publisher.skip_history()
+    scene.step(0)
+    assert scene.sent[0]["training_steps"] == 0
+    assert not scene.publisher.watch.has_unsaved_steps
+
+
+@pytest.mark.parametrize(("saved", "verdict"), [(True, 0.0), (False, 1.0)])
+def test_a_notice_is_judged_when_the_trainer_is_gone(
+    scene: Scene, saved: bool, verdict: float
+) -> None:
+    scene.write(step(7) + "\n")
+    scene.step(0)
+    scene.notice()
+    scene.step(10)
+    assert len(scene.sent) == 1, "the trainer still has time"
+    if saved:
+        scene.write(commit(7) + "\n")
+    scene.runs = False
+    scene.step(14)
+    scene.step(16)
+    assert scene.sent[1:] == [{"notice_without_commit": verdict}]
+
+
+def test_a_notice_is_judged_before_the_machine_ends_at_the_latest(scene: Scene) -> None:
+    scene.write(step(7) + "\n")
+    scene.step(0)
+    scene.notice()
+    scene.step(1)
+    scene.step(90)
+    assert len([values for values in scene.sent if "notice_without_commit" in values]) == 0
+    scene.step(92)
+    assert scene.sent[-1] == {"notice_without_commit": 1.0}
+
+
+def test_metrics_of_a_booted_machine_arrive_under_its_stack(rig: Rig) -> None:
+    machine = rig.machine(environment={"SEND_METRICS_SECONDS": "0.5"})
+    wait(machine, "trainer listens")
+    machine.metrics_file.write_text(step(1) + "\n" + step(2) + "\n")
+    cloudwatch = rig.aws.client("cloudwatch")
+    deadline, total = time.monotonic() + 60, 0.0
+    while total < 2 and time.monotonic() < deadline:
+        time.sleep(0.2)
+        now = datetime.now(UTC)
+        found = cloudwatch.get_metric_statistics(
+            Namespace="Training/TrainingStack",
+            MetricName="training_steps",
+            Dimensions=[{"Name": "Stack", "Value": "TrainingStack"}],
+            StartTime=now - timedelta(hours=1),
+            EndTime=now + timedelta(hours=1),
+            Period=3600,
+            Statistics=["Sum"],
+        )
+        total = sum(point["Sum"] for point in found["Datapoints"])
+    assert total == 2

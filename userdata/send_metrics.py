@@ -1,0 +1,203 @@
+"""Publish what CloudWatch's alarms on training need, from the trainer's own metrics file.
+
+Every minute while training.service is active: that it runs, what it got done, the age of the last
+commit; and soon after a notice whether steps would be lost. With the AWS CLI, not through the
+CloudWatch agent: so it works wherever the AWS CLI does. Run: python3 -m userdata.send_metrics
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from userdata.machine import aws_cli, machine_path
+
+METRICS_FILE = "/var/log/training/metrics.jsonl"
+NOTICE_FILE = "/run/training/notice.json"
+SEND_SECONDS = 60.0
+POLL_SECONDS = 2.0
+SEND_TIMEOUT_SECONDS = 30
+SYSTEMCTL_TIMEOUT_SECONDS = 10
+# The verdict on a notice has to get out before the machine ends.
+NOTICE_SHARE = 0.75
+
+RUNNING = "training_running"
+STEPS = "training_steps"
+COMMIT_AGE = "seconds_since_commit"
+UNSAVED = "notice_without_commit"
+# Lines that say that something got done; of these, what is safe in the store from then on.
+PROGRESS = ("step", "evaluation", "prepare")
+SAFE = ("commit", "prepare")
+
+Datum = dict[str, object]
+
+
+@dataclass(kw_only=True, slots=True)
+class TrainingWatch:
+    """What the trainer has said so far; times are of the caller's monotonic clock."""
+
+    progress: int = 0
+    last_step: int = 0
+    committed_step: int | None = None
+    # When training began on this machine, or was last safe in the store.
+    safe_since: float | None = None
+
+    def read(self, lines: Iterable[str], now: float) -> None:
+        """Take in lines of the metrics file; one that is no JSON (yet) is passed over."""
+        for line in lines:
+            try:
+                record = json.loads(line)
+            except ValueError:
+                continue
+            kind, step = record.get("kind"), record.get("step")
+            self.progress += kind in PROGRESS
+            if kind == "step":
+                # A replacement's first step follows the commit that it resumed from.
+                if self.committed_step is None:
+                    self.committed_step = step - 1
+                self.last_step = step
+            if kind in SAFE:
+                self.safe_since = now
+            if kind == "commit":
+                self.committed_step = step
+
+    def data(self, now: float) -> dict[str, float]:
+        """What a running trainer's minute comes to; `sent` begins the next one."""
+        if self.safe_since is None:
+            self.safe_since = now
+        return {RUNNING: 1, STEPS: self.progress, COMMIT_AGE: round(now - self.safe_since, 1)}
+
+    def sent(self) -> None:
+        """Begin a new count of what got done."""
+        self.progress = 0
+
+    @property
+    def has_unsaved_steps(self) -> bool:
+        """Whether steps were done that no commit of this machine or of a forerunner holds."""
+        return self.committed_step is not None and self.last_step > self.committed_step
+
+
+@dataclass(kw_only=True, slots=True)
+class Publisher:
+    """Reads, decides what is due, and hands it to `put`; a failed `put` is repeated with more."""
+
+    put: Callable[[dict[str, float]], bool]
+    is_running: Callable[[], bool]
+    notice_budget_seconds: float
+    send_seconds: float = SEND_SECONDS
+    clock: Callable[[], float] = time.monotonic
+    watch: TrainingWatch = field(default_factory=TrainingWatch)
+    _offset: int = 0
+    _rest: str = ""
+    _sent: float = float("-inf")
+    _noticed: float | None = None
+    _judged: bool = False
+
+    def skip_history(self) -> None:
+        """Take in what the file holds from before this program, without counting it as new."""
+        self._read()
+        self.watch.sent()
+        self.watch.safe_since = None
+
+    def step(self) -> None:
+        """Do what is due now."""
+        now = self.clock()
+        self._read()
+        if now - self._sent >= self.send_seconds:
+            self._sent = now
+            if not self.is_running():
+                # The next trainer's commits are counted from its own beginning.
+                self.watch.safe_since = None
+            elif self.put(self.watch.data(now)):
+                self.watch.sent()
+        self._judge_notice(now)
+
+    def _judge_notice(self, now: float) -> None:
+        if self._judged or not machine_path(NOTICE_FILE).exists():
+            return
+        if self._noticed is None:
+            self._noticed = now
+        is_late = now - self._noticed >= NOTICE_SHARE * self.notice_budget_seconds
+        if not is_late and self.is_running():
+            return
+        self._read()
+        self._judged = self.put({UNSAVED: float(self.watch.has_unsaved_steps)})
+
+    def _read(self) -> None:
+        path = machine_path(METRICS_FILE)
+        if not path.exists():
+            return
+        with path.open(encoding="utf-8", errors="replace") as file:
+            file.seek(self._offset)
+            text = self._rest + file.read()
+            self._offset = file.tell()
+        *lines, self._rest = text.split("\n")
+        self.watch.read(lines, self.clock())
+
+
+def is_training() -> bool:
+    """Whether training.service is up, restarts included."""
+    command = ["systemctl", "is-active", "training.service"]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, timeout=SYSTEMCTL_TIMEOUT_SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return False
+    return done.returncode == 0
+
+
+def put_metric_data(values: dict[str, float]) -> bool:
+    """Send values to CloudWatch under this stack's dimension; False where it did not work."""
+    stack = os.environ["STACK_NAME"]
+    when = datetime.now(UTC).isoformat(timespec="seconds")
+    data: list[Datum] = [
+        {
+            "MetricName": name,
+            "Dimensions": [{"Name": "Stack", "Value": stack}],
+            "Timestamp": when,
+            "Value": value,
+        }
+        for name, value in values.items()
+    ]
+    command = [aws_cli(), "cloudwatch", "put-metric-data", "--namespace", f"Training/{stack}"]
+    # The AWS CLI v1 of the AMI reads the region under this name only.
+    environment = {**os.environ, "AWS_DEFAULT_REGION": os.environ["AWS_REGION"]}
+    try:
+        sent = subprocess.run(
+            [*command, "--metric-data", json.dumps(data)],
+            env=environment,
+            timeout=SEND_TIMEOUT_SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        print(f"metrics not sent: {error}", file=sys.stderr, flush=True)
+        return False
+    return sent.returncode == 0
+
+
+def main() -> int:
+    """Publish until the service is stopped."""
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    publisher = Publisher(
+        put=put_metric_data,
+        is_running=is_training,
+        notice_budget_seconds=float(os.environ["NOTICE_BUDGET_SECONDS"]),
+        send_seconds=float(os.environ.get("SEND_METRICS_SECONDS", SEND_SECONDS)),
+    )
+    publisher.skip_history()
+    while not stop.wait(float(os.environ.get("POLL_SECONDS", POLL_SECONDS))):
+        publisher.step()
+    publisher.step()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
