@@ -16,12 +16,13 @@ from cdk_nag import AwsSolutionsChecks  # noqa: E402
 
 from stacks.dataset_stack import DatasetStack  # noqa: E402
 from stacks.parameters import StackParameters  # noqa: E402
+from stacks.plan import write_plan  # noqa: E402
 from stacks.review_stack import ReviewStack  # noqa: E402
 from stacks.training_stack import TrainingStack  # noqa: E402
 from stacks.user_data import FIRST_BOOT_FILE  # noqa: E402
 
 
-def build(app: App) -> None:
+def build(app: App) -> TrainingStack:
     """Add the stacks to `app`, as its context says; a user's mistake is a ValueError."""
     parameters = StackParameters.from_context(app.node.get_all_context())
     dataset_bucket_name, run_bucket_name = parameters.dataset_bucket, parameters.run_bucket
@@ -49,18 +50,21 @@ def build(app: App) -> None:
             parameters=parameters,
             stack_names=[stack.stack_name for stack in reviewed],
         )
+    return training_stack
 
 
 def main() -> int:
     """Synthesize; a user's mistake is one sentence and exit code 2."""
     app = App()
     try:
-        build(app)
+        training_stack = build(app)
     except ValueError as mistake:
         print(f"app.py: {mistake}", file=sys.stderr)
         return 2
     Validations.of(app).add_plugins(AwsSolutionsChecks(app))
-    app.synth()
+    assembly = app.synth()
+    if training_stack.plan is not None:
+        write_plan(Path(assembly.directory), training_stack.stack_name, training_stack.plan)
     return 0
 
 

@@ -21,6 +21,7 @@ from stacks.monitoring.dashboard import TrainingDashboard
 from stacks.monitoring.metrics import RunMetrics
 from stacks.network import Network
 from stacks.parameters import StackParameters
+from stacks.plan import annotate
 from stacks.roles import FleetRole, InstanceRole
 
 ROOT = Path(__file__).parent.parent
@@ -48,6 +49,7 @@ class TrainingStack(Stack):
             **kwargs,
         )
         Tags.of(self).add("Stack", self.stack_name)
+        self.plan = annotate(self, parameters)
         # By name, whether DatasetStack exports it or the user gave it: one way for both.
         dataset_bucket = s3.Bucket.from_bucket_name(self, "DatasetBucket", dataset_bucket_name)
         run_bucket = s3.Bucket.from_bucket_name(self, "RunBucket", run_bucket_name)

@@ -56,6 +56,7 @@ class StackParameters:
     max_hours: float
     heartbeat_timeout_seconds: int
     max_barren_attempts: int
+    accept: tuple[str, ...]
     alarm_email: str
     alarm_gpu_utilization_percent: float
     alarm_gpu_memory_percent: float

@@ -50,6 +50,12 @@ def test_the_training_stack_brings_the_kept_one_first(assembly: Path) -> None:
     assert not artifacts["TrainingStack"]["properties"].get("terminationProtection")
 
 
+def test_the_plan_of_the_run_is_part_of_the_assembly(assembly: Path) -> None:
+    plan = json.loads((assembly / "TrainingStack.plan.json").read_text())
+    assert plan["fits"] is True
+    assert plan["usd_spot_p50"] < plan["usd_on_demand"]
+
+
 def test_cfn_lint_finds_nothing(assembly: Path) -> None:
     templates = sorted(map(str, assembly.glob("*.template.json")))
     done = subprocess.run(

@@ -1,0 +1,78 @@
+"""The plan at synth: said, written, and in the way of what cannot work."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from aws_cdk import App, Stack
+from aws_cdk.assertions import Annotations, Match
+
+from stacks.parameters import StackParameters
+from stacks.plan import annotate, plan_run, write_plan
+
+
+@pytest.fixture
+def stack() -> Stack:
+    return Stack(App(), "TrainingStack")
+
+
+def test_the_plan_is_said_as_an_info(stack: Stack) -> None:
+    plan = annotate(stack, StackParameters.for_size("g5.2xlarge"))
+    assert plan is not None
+    assert plan["size"] == "g5.2xlarge"
+    said = Annotations.from_stack(stack)
+    said.has_info("*", Match.string_like_regexp(r"plan: trajectory/full on g5\.2xlarge takes"))
+    assert said.find_warning("*", Match.any_value()) == []
+
+
+def test_what_is_tight_is_a_warning(stack: Stack) -> None:
+    annotate(stack, StackParameters.for_size("g4dn.xlarge", overrides="width=128"))
+    said = Annotations.from_stack(stack)
+    said.has_warning("*", Match.string_like_regexp("no bfloat16 tensor cores"))
+    said.has_warning("*", Match.string_like_regexp("what width changes was not measured"))
+
+
+def test_an_unmeasured_workload_says_how_to_measure_it(stack: Stack) -> None:
+    assert annotate(stack, StackParameters.for_size("g5.xlarge", workload="my.code:OWN")) is None
+    Annotations.from_stack(stack).has_info(
+        "*", Match.string_like_regexp(r"python -m training measure --workload my\.code:OWN")
+    )
+
+
+def test_the_stacks_own_settings_are_planned_with() -> None:
+    parameters = StackParameters.for_size(
+        "g5.xlarge", overrides="micro_batch=8", checkpoint_interval="600s", zones="us-east-1a"
+    )
+    request = plan_run(parameters).request
+    assert (request.micro_batch, request.checkpoint_interval) == (8, "600s")
+    assert request.pools == len(parameters.sizes)
+    assert request.volume_mib_per_second == parameters.data_volume_mib_per_second
+
+
+# A dataset of which only the plan's own data model knows that it is larger than the volume.
+LARGE = {"data_volume_gib": 3}
+
+
+def test_fails_on_what_cannot_work_with_the_change_that_would_pass(stack: Stack) -> None:
+    with pytest.raises(ValueError, match=r"data_volume_gib=5 would hold it.*-c accept=volume"):
+        annotate(stack, StackParameters.for_size("g5.xlarge", **LARGE))
+
+
+def test_a_refusal_can_be_accepted_by_name(stack: Stack) -> None:
+    annotate(stack, StackParameters.for_size("g5.xlarge", accept="volume", **LARGE))
+    Annotations.from_stack(stack).has_warning("*", Match.string_like_regexp("accepted: the data"))
+
+
+def test_fails_on_accepting_what_is_no_problem(stack: Stack) -> None:
+    with pytest.raises(ValueError, match="accept is 'everything'; known are memory"):
+        annotate(stack, StackParameters.for_size("g5.xlarge", accept="everything"))
+
+
+def test_the_plan_lies_beside_the_template(tmp_path: Path, stack: Stack) -> None:
+    plan = annotate(stack, StackParameters.for_size("g5.xlarge"))
+    assert plan is not None
+    path = write_plan(tmp_path, "TrainingStack", plan)
+    assert path.name == "TrainingStack.plan.json"
+    assert json.loads(path.read_text()) == json.loads(json.dumps(plan))
