@@ -1,17 +1,19 @@
-"""`python -m benchmarks synth | boot`: measure, print a table, say the command and the machine."""
+"""`python -m benchmarks COMMAND`: measure, print a table, say the command and the machine."""
 
 import argparse
 import json
 import platform
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import psutil
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import boot, synth
+from benchmarks import boot, spot, synth
+from sizing.commands import tables
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -22,7 +24,10 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     ours.add_argument("--rounds", type=int, default=5, help="alternating, default: %(default)s")
     start = commands.add_parser("boot", help="start of user data to first optimizer step")
     start.add_argument("--machines", type=int, default=3, help="boots, default: %(default)s")
-    for command in (ours, start):
+    traces = commands.add_parser("simulate", help="Spot policies on the public traces")
+    traces.add_argument("--traces", type=Path, required=True, help="folder of .json traces")
+    traces.add_argument("--starts", type=int, default=100, help="jobs, default: %(default)s")
+    for command in (ours, start, traces):
         command.add_argument("--json", action="store_true", help="print JSON, no table")
     return parser.parse_args(arguments)
 
@@ -32,6 +37,16 @@ def main() -> int:
     arguments = parse_arguments()
     if arguments.command == "synth":
         rows = synth.measure(rounds=arguments.rounds)
+    elif arguments.command == "simulate":
+        try:
+            rows = spot.measure(folder=arguments.traces, num_starts=arguments.starts)
+        except ValueError as error:
+            print(error, file=sys.stderr)
+            return 2
+        if not arguments.json:
+            tables.show(spot.count(arguments.traces))
+            tables.show(rows)
+            return 0
     else:
         rows = boot.measure(machines=arguments.machines)
     if arguments.json:

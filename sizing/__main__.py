@@ -10,7 +10,11 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-COMMANDS = ("catalogue", "plan")
+COMMANDS = (
+    "catalogue",
+    "plan",
+    "simulate",
+)
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -38,11 +42,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = make_parser().parse_args(arguments)
     try:
         return int(chosen.run(chosen))
+    except BrokenPipeError:  # `| head` has seen enough.
+        return 0
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    except BrokenPipeError:  # `| head` has seen enough.
-        return 0
 
 
 if __name__ == "__main__":

@@ -1,8 +1,11 @@
 """The benchmarks refuse nonsense; what they measure is logged, never asserted."""
 
+import json
+from pathlib import Path
+
 import pytest
 
-from benchmarks import boot, synth
+from benchmarks import boot, spot, synth
 from benchmarks.__main__ import machine, parse_arguments
 
 
@@ -23,3 +26,21 @@ def test_the_machine_is_named_without_its_host_name() -> None:
 def test_every_benchmark_is_on_the_command_line() -> None:
     assert parse_arguments(["synth", "--rounds", "2"]).rounds == 2
     assert parse_arguments(["boot", "--machines", "1", "--json"]).json
+    assert parse_arguments(["simulate", "--traces", "x"]).starts == 100
+
+
+def test_the_spot_benchmark_counts_what_is_planned_with(tmp_path: Path) -> None:
+    for name, ticks in (("a", [1, 0, 1, 1]), ("b", [0, 1, 1, 0])):
+        trace = {"metadata": {"gap_seconds": 3600}, "data": ticks * 30}
+        (tmp_path / f"{name}.json").write_text(json.dumps(trace))
+    rows = {row["what"]: row for row in spot.count(tmp_path)}
+    assert rows["a"]["losses"] == 30
+    assert rows["all, each as one zone"]["machine hours"] == 150
+    # Together there is a machine at any hour.
+    assert rows["zones of one time as one fleet"]["hours to the next"] == 0
+    assert rows["planned with, one pool"]["losses per machine hour"] == 0.295
+
+
+def test_fails_a_benchmark_without_traces_and_says_where_to_get_them(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"skipped\. Get the .json files of skypilot-org"):
+        spot.measure(folder=tmp_path / "none", num_starts=1)

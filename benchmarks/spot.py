@@ -1,0 +1,81 @@
+"""Policies on the public Spot traces, and the figures that sizing/spot/interruptions.py carries.
+
+The traces (skypilot-org/spot-traces) are not shipped: give their folder with --traces.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from sizing.commands.simulate import table
+from sizing.spot import interruptions
+from sizing.spot.comparison import Question, compare
+from sizing.spot.traces import Trace, load_fleet, load_trace, statistics
+
+# What a periodic save and a commit cost: behind the training as the trainer does it, before it, and
+# a large model before it on a slow machine.
+SETTINGS = {
+    "save 1 s": Question(),
+    "save 15 s": Question(checkpoint=15.0),
+    "save 60 s, restart 300 s": Question(num_starts=100, checkpoint=60.0, save=60.0, restart=300.0),
+    "tight: 48 h of work in 53 h": Question(deadline_hours=53.0),
+    "the paper's delay: restart 720 s": Question(restart=720.0),
+}
+
+
+def find_traces(folder: Path) -> list[Path]:
+    """The traces of a folder, in the order of their names; a folder without any is a ValueError."""
+    found = sorted(folder.glob("*.json")) if folder.is_dir() else []
+    if not found:
+        raise ValueError(
+            f"no traces in {folder}: skipped. Get the .json files of skypilot-org/spot-traces and "
+            "say where they are with --traces FOLDER"
+        )
+    return found
+
+
+def measure(*, folder: Path, num_starts: int) -> list[dict[str, Any]]:
+    """Replay every policy in every setting; one row for each figure and policy."""
+    traces = [load_trace(path) for path in find_traces(folder)]
+    return [
+        {"setting": name, **line}
+        for name, question in SETTINGS.items()
+        for line in table(compare(traces, replace(question, num_starts=num_starts)))
+    ]
+
+
+def count(folder: Path) -> list[dict[str, Any]]:
+    """Losses and waits of each trace, of all, and of the zones of one time as one fleet."""
+    paths = find_traces(folder)
+    traces = [load_trace(path) for path in paths]
+    by_time: dict[float, list[Path]] = defaultdict(list)
+    for path, trace in zip(paths, traces, strict=True):
+        by_time[trace.seconds].append(path)
+    fleets = [load_fleet(group) for group in by_time.values() if len(group) > 1]
+    groups: list[tuple[str, Sequence[Trace]]] = [(trace.name, [trace]) for trace in traces]
+    groups += [("all, each as one zone", traces), ("zones of one time as one fleet", fleets)]
+    planned = [
+        {
+            "what": f"planned with, {'one pool' if pools == 1 else 'several pools'}",
+            "losses": None,
+            "machine hours": None,
+            "losses per machine hour": process.rate_per_hour,
+            "hours to the next": process.wait_seconds / 3600,
+        }
+        for pools in (1, 2)
+        for process in [interruptions("g5.xlarge", pools=pools)]
+    ]
+    return [_counted(name, group) for name, group in groups if group] + planned
+
+
+def _counted(name: str, traces: Sequence[Trace]) -> dict[str, Any]:
+    seen = statistics(traces)
+    return {
+        "what": name,
+        "losses": seen.losses,
+        "machine hours": seen.machine_hours,
+        "losses per machine hour": seen.rate_per_hour,
+        "hours to the next": seen.wait_hours,
+    }

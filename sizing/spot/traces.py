@@ -1,0 +1,132 @@
+"""Traces of Spot availability: read, checked, and turned into the lives of machines.
+
+The format is that of skypilot-org/spot-traces: `{"metadata": {"gap_seconds": n}, "data": [...]}`,
+one number of available machines per tick. The project ships none.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Life:
+    """One machine, from the second it can start until it is gone; `pool` is the trace it is of."""
+
+    start: float
+    end: float
+    pool: int = 0
+
+    @property
+    def seconds(self) -> float:
+        """How long it lives."""
+        return self.end - self.start
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trace:
+    """When a machine is to be had in one pool (or, joined, in one fleet)."""
+
+    name: str
+    seconds: float
+    lives: tuple[Life, ...]
+
+    @property
+    def available_share(self) -> float:
+        """The share of the time in which there is a machine."""
+        return sum(life.seconds for life in self.lives) / self.seconds
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Statistics:
+    """Losses per machine hour, and mean hours from a loss to the next machine."""
+
+    losses: int
+    machine_hours: float
+    wait_hours: float
+
+    @property
+    def rate_per_hour(self) -> float:
+        """Losses per machine hour."""
+        return self.losses / self.machine_hours if self.machine_hours else math.nan
+
+
+def load_trace(path: Path) -> Trace:
+    """Read one trace file; what is wrong with it is one sentence."""
+    gap, ticks = _read(path)
+    return Trace(name=_short(path), seconds=gap * len(ticks), lives=tuple(_lives([ticks], gap)))
+
+
+def load_fleet(paths: Sequence[Path]) -> Trace:
+    """Read traces of the same time as the pools of one fleet that takes the first free one."""
+    read = [_read(path) for path in paths]
+    if len({(gap, len(ticks)) for gap, ticks in read}) != 1:
+        raise ValueError("the traces of one fleet must have the same gap_seconds and length")
+    gap, ticks = read[0]
+    lives = tuple(_lives([ticks for _, ticks in read], gap))
+    return Trace(name=f"fleet of {len(paths)} pools", seconds=gap * len(ticks), lives=lives)
+
+
+def statistics(traces: Sequence[Trace]) -> Statistics:
+    """Count over several traces; a machine that outlives its trace was not lost."""
+    losses, hours, waits, waited = 0, 0.0, 0, 0.0
+    for trace in traces:
+        hours += sum(life.seconds for life in trace.lives) / 3600
+        losses += sum(life.end < trace.seconds for life in trace.lives)
+        waits += max(0, len(trace.lives) - 1)
+        waited += sum(b.start - a.end for a, b in pairwise(trace.lives)) / 3600
+    return Statistics(
+        losses=losses, machine_hours=hours, wait_hours=waited / waits if waits else 0.0
+    )
+
+
+def _short(path: Path) -> str:
+    """The zone and day of a trace named as in skypilot-org/spot-traces, else its name."""
+    parts = path.stem.split("_")
+    if len(parts) >= 4 and "-node" in parts[1]:
+        day = parts[2].removeprefix("aws-")
+        return f"{parts[3]} {day[:5]}"
+    return path.stem
+
+
+def _read(path: Path) -> tuple[float, list[bool]]:
+    """Read the seconds between ticks, and each tick: is there a machine?"""
+    try:
+        document: Any = json.loads(path.read_text(encoding="utf-8"))
+        gap, data = document["metadata"]["gap_seconds"], document["data"]
+    except FileNotFoundError:
+        raise ValueError(f"no trace at {path}") from None
+    except (ValueError, KeyError, TypeError):
+        raise ValueError(
+            f"{path} is no trace: want JSON with metadata.gap_seconds and a list called data"
+        ) from None
+    if not isinstance(gap, int | float) or not 0 < gap < 1e6:
+        raise ValueError(f"{path}: gap_seconds must be a number above 0, got {gap!r}")
+    if not isinstance(data, list) or not data:
+        raise ValueError(f"{path}: data must be a list with at least one tick")
+    for tick, count in enumerate(data):
+        if isinstance(count, bool) or not isinstance(count, int | float) or not count >= 0:
+            raise ValueError(f"{path}: tick {tick} must be a number of machines, got {count!r}")
+    return float(gap), [count > 0 for count in data]
+
+
+def _lives(pools: Sequence[Sequence[bool]], gap: float) -> list[Life]:
+    """Stay in a pool until it is gone, then take the first pool that has a machine."""
+    lives: list[Life] = []
+    held: int | None = None
+    start = 0.0
+    length = len(pools[0])
+    for tick in range(length + 1):
+        if held is not None and (tick == length or not pools[held][tick]):
+            lives.append(Life(start=start, end=tick * gap, pool=held))
+            held = None
+        if held is None and tick < length:
+            held = next((index for index, pool in enumerate(pools) if pool[tick]), None)
+            start = tick * gap
+    return lives

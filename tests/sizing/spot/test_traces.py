@@ -1,0 +1,75 @@
+"""Traces: read as they are, joined to a fleet, counted, and refused in one sentence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sizing.spot.traces import Life, load_fleet, load_trace, statistics
+
+from .conftest import WriteTrace
+
+
+def test_a_life_is_a_run_of_available_ticks(write_trace: WriteTrace) -> None:
+    trace = load_trace(write_trace([0, 1, 1, 0, 2, 0], gap=30))
+    assert trace.lives == (Life(start=30, end=90), Life(start=120, end=150))
+    assert trace.seconds == 180
+    assert trace.available_share == pytest.approx(0.5)
+
+
+def test_a_fleet_stays_until_the_machine_is_gone_and_takes_the_first_other(
+    write_trace: WriteTrace,
+) -> None:
+    first = write_trace([1, 0, 0, 1, 1, 0], name="a.json")
+    second = write_trace([1, 1, 1, 1, 0, 0], name="b.json")
+    lives = load_fleet([first, second]).lives
+    # It does not go back to the first pool while the second holds; the switch is a loss.
+    assert lives == (
+        Life(start=0, end=60, pool=0),
+        Life(start=60, end=240, pool=1),
+        Life(start=240, end=300, pool=0),
+    )
+
+
+def test_a_machine_that_outlives_the_trace_was_not_lost(write_trace: WriteTrace) -> None:
+    seen = statistics([load_trace(write_trace([1, 0, 0, 1], gap=3600))])
+    assert (seen.losses, seen.machine_hours, seen.wait_hours) == (1, 2, 2)
+    assert seen.rate_per_hour == 0.5
+
+
+def test_public_traces_are_named_by_zone_and_day(write_trace: WriteTrace) -> None:
+    name = "preemption_1-node_aws-04-22-2023_us-east-1c_v100_1.json"
+    assert load_trace(write_trace([1], name=name)).name == "us-east-1c 04-22"
+
+
+@pytest.mark.parametrize(
+    ("data", "gap", "says"),
+    [
+        ([], 60, "data must be a list with at least one tick"),
+        ("1010", 60, "data must be a list"),
+        ([1, None], 60, "tick 1 must be a number of machines, got None"),
+        ([1, -1], 60, "tick 1 must be a number of machines, got -1"),
+        ([1], 0, "gap_seconds must be a number above 0, got 0"),
+        ([1], "60", "gap_seconds must be a number above 0, got '60'"),
+    ],
+)
+def test_fails_on_a_trace_that_makes_no_sense(
+    data: object, gap: object, says: str, write_trace: WriteTrace
+) -> None:
+    with pytest.raises(ValueError, match=says):
+        load_trace(write_trace(data, gap=gap))
+
+
+def test_fails_on_what_is_no_trace(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no trace at"):
+        load_trace(tmp_path / "missing.json")
+    (tmp_path / "x.json").write_text("[1, 2")
+    with pytest.raises(ValueError, match=r"x\.json is no trace: want JSON"):
+        load_trace(tmp_path / "x.json")
+
+
+def test_fails_on_a_fleet_of_different_times(write_trace: WriteTrace) -> None:
+    paths = [write_trace([1, 0], name="a.json"), write_trace([1], name="b.json")]
+    with pytest.raises(ValueError, match="same gap_seconds and length"):
+        load_fleet(paths)
