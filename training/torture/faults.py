@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from training.head import HEAD
-from training.store import AnswerLostError, Store, StoreError
+from training.store import AnswerLostError, Store, StoreError, Upload
 from training.torture.watch import Watch
 
 # What each kind of operation can meet, with weights.
@@ -60,6 +60,13 @@ class FaultyStore:
             phase = self._head_phase(json.loads(arguments[1]))
         else:
             phase = _phase(name, key)
+        made = self.meet(name, key, phase, act, arguments)
+        return _FaultyUpload(made, self, key) if name == "upload" else made
+
+    def meet(
+        self, name: str, key: str, phase: str, act: Callable[[], Any], arguments: tuple[Any, ...]
+    ) -> Any:
+        """One operation, watched, which may go wrong."""
         with self._watch.doing(phase):
             fault = self._draw(name)
             if fault:
@@ -91,6 +98,12 @@ class FaultyStore:
             _cut(Path(arguments[1]))
             if self._rng.random() < 0.5:
                 return None  # nobody noticed: the checksum must
+        elif fault == "cut body" and name == "read_into":
+            act()
+            data = arguments[2]
+            data[len(data) // 2 :] = bytes(len(data) - len(data) // 2)
+            if self._rng.random() < 0.5:
+                return None
         raise lost(f"{key}: {fault} (injected)")
 
     def _head_phase(self, head: dict[str, Any]) -> str:
@@ -100,6 +113,25 @@ class FaultyStore:
         if head["state"] != "running" and head["checkpoints"] == before["checkpoints"]:
             return {"finished": "finish", "released": "release"}.get(head["state"], "failure")
         return "heartbeat" if head["heartbeat"] != before["heartbeat"] else "publication"
+
+
+class _FaultyUpload:
+    """An object under way, every part of which may go wrong."""
+
+    def __init__(self, upload: Upload, store: FaultyStore, key: str) -> None:
+        self._upload = upload
+        self._store = store
+        self._key = key
+        self.abort = upload.abort
+
+    def put(self, *arguments: Any) -> None:
+        self._meet("put_part", partial(self._upload.put, *arguments))
+
+    def finish(self) -> None:
+        self._meet("put_whole", self._upload.finish)
+
+    def _meet(self, name: str, act: Callable[[], Any]) -> None:
+        self._store.meet(name, self._key, _phase(name, self._key), act, ())
 
 
 def _phase(name: str, key: str) -> str:
@@ -112,7 +144,7 @@ def _phase(name: str, key: str) -> str:
 
 
 def _is_read(name: str) -> bool:
-    return not name.startswith(("put", "delete"))
+    return not name.startswith(("put", "upload", "delete"))
 
 
 def _cut(path: Path) -> None:
