@@ -93,7 +93,7 @@ class Price:
     """Dollars for one hour of one instance, and how far to believe them."""
 
     usd_per_hour: float
-    basis: Literal["list price", "snapshot", "modelled"]
+    basis: Literal["list price", "snapshot", "modelled", "refreshed"]
     source: str
 
 

@@ -9,12 +9,25 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import sys
 from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from sizing import catalogue
-from sizing.catalogue import Instance
+from sizing.catalogue import PRICE_REGION, Instance
 from sizing.commands.tables import print_json, show
+from sizing.refresh import (
+    CACHE_FOLDER,
+    Refreshed,
+    cache_file,
+    describe_age,
+    load,
+    prices,
+    refresh,
+    save,
+)
 
 HELP = "sizes, limits and prices, each with its source"
 FITS = ("train", "serve", "prepare", "experiment", "graphics")
@@ -26,19 +39,61 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--family", help="only this family, such as g5")
     parser.add_argument("--gpu", help="only sizes whose accelerator's name contains this")
     parser.add_argument("--fit", choices=FITS, help="only families that suit this")
+    parser.add_argument("--refresh", action="store_true", help="ask AWS about the sizes")
+    parser.add_argument("--region", default=PRICE_REGION, help="to ask about (%(default)s)")
+    parser.add_argument(
+        "--cache", type=Path, metavar="FILE", help=f"AWS's answers ({CACHE_FOLDER}/REGION.json)"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON, no table")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the sizes that match."""
     chosen = select(arguments)
+    answers = answers_of_aws(arguments, [instance.size for instance in chosen])
     if arguments.json:
-        print_json([describe(instance) for instance in chosen])
+        print_json([describe(instance, answers) for instance in chosen])
     elif len(arguments.sizes) == 1:
-        show([{"figure": k, "value": v} for k, v in describe(chosen[0]).items()])
+        figures = describe(chosen[0], answers).items()
+        show([{"figure": name, "value": _plain(value)} for name, value in figures])
     else:
-        show([row(instance) for instance in chosen], notes=notes(chosen))
+        rows = [row(instance, answers) for instance in chosen]
+        show(rows, notes=notes(chosen, answers, arguments.region))
+    for problem in answers.problems if answers and arguments.refresh else ():
+        print(f"not refreshed: {problem}", file=sys.stderr)
     return 0
+
+
+def answers_of_aws(arguments: argparse.Namespace, sizes: list[str]) -> Refreshed | None:
+    """What AWS answered before, and now, if it is to be asked."""
+    path = arguments.cache or cache_file(arguments.region)
+    answers = load(path)
+    if answers and answers.region != arguments.region:
+        raise ValueError(f"{path} has answers of {answers.region}, not {arguments.region}")
+    if arguments.refresh:
+        # Slow to import, and only needed here.
+        import boto3
+
+        answers = refresh(
+            sizes,
+            session=boto3.Session(),
+            region=arguments.region,
+            earlier=answers,
+            now=datetime.now(UTC),
+        )
+        save(answers, path)
+    elif answers is None and arguments.region != PRICE_REGION:
+        raise ValueError(
+            f"the catalogue's prices are of {PRICE_REGION}; for {arguments.region} give --refresh"
+        )
+    return answers
+
+
+def _plain(value: Any) -> Any:
+    """Lists and tables of one cell in words."""
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {figure:g}" for name, figure in value.items())
+    return ", ".join(value) if isinstance(value, list) else value
 
 
 def select(arguments: argparse.Namespace) -> list[Instance]:
@@ -67,9 +122,9 @@ def _unknown(what: str, name: str, known: list[str]) -> str:
     return f"no {what} {name!r} in the catalogue; {hint}"
 
 
-def row(instance: Instance) -> dict[str, Any]:
+def row(instance: Instance, answers: Refreshed | None) -> dict[str, Any]:
     """One line of the table."""
-    spot = _spot(instance)
+    on_demand, spot = prices(instance.size, answers)
     return {
         "size": instance.size,
         "vCPU": instance.vcpus,
@@ -83,7 +138,7 @@ def row(instance: Instance) -> dict[str, Any]:
         "net Gb/s": _span(instance.network_baseline_gbps, instance.network_peak_gbps)
         if instance.network_baseline_gbps
         else instance.network_label,
-        "$/h": instance.on_demand_usd_per_hour,
+        "$/h": on_demand.usd_per_hour if on_demand else None,
         "Spot $/h": spot.usd_per_hour if spot else None,
         "Spot basis": spot.basis if spot else None,
     }
@@ -93,30 +148,46 @@ def _span(base: float, most: float) -> str:
     return f"{base:g}" if base == most else f"{base:g} to {most:g}"
 
 
-def _spot(instance: Instance) -> catalogue.Price | None:
-    """The Spot price, where there is a list price to speak of."""
-    return catalogue.spot_price(instance.size) if instance.on_demand_usd_per_hour else None
-
-
-def describe(instance: Instance) -> dict[str, Any]:
+def describe(instance: Instance, answers: Refreshed | None) -> dict[str, Any]:
     """Everything known about one size, sources beside the figures."""
-    family, spot = catalogue.families()[instance.family], _spot(instance)
+    family = catalogue.families()[instance.family]
+    on_demand, spot = prices(instance.size, answers)
+    known = asdict(instance)
+    del known["on_demand_usd_per_hour"]
+    zones = answers.spot.get(instance.size) if answers else None
+    quota = answers.quotas.get(instance.spot_quota_code) if answers else None
     return {
-        **asdict(instance),
+        **known,
         "kind": family.kind,
         "fit": sorted(family.fit),
         "family_is": family.what,
         "family_source": family.source,
+        "on_demand_usd_per_hour": on_demand.usd_per_hour if on_demand else None,
+        "on_demand_basis": on_demand.basis if on_demand else None,
+        "on_demand_source": on_demand.source if on_demand else None,
         "spot_usd_per_hour": spot.usd_per_hour if spot else None,
         "spot_basis": spot.basis if spot else None,
         "spot_source": spot.source if spot else None,
+        "spot_usd_per_hour_by_zone": zones["value"] if zones else None,
+        "spot_quota_vcpus": quota["value"] if quota else None,
     }
 
 
-def notes(chosen: list[Instance]) -> list[str]:
+def notes(chosen: list[Instance], answers: Refreshed | None, region: str) -> list[str]:
     """Where the figures of the table are from, and what they mean."""
-    return [
-        f"{len(chosen)} sizes. Linux, {catalogue.PRICE_REGION}. `A to B`: baseline, and burst while"
-        " credits last (EBS: 30 minutes in 24 hours).",
-        *(f"source: {source}" for source in sorted({each.source for each in chosen})),
+    lines = [
+        f"{len(chosen)} sizes. Linux, {region}. `A to B`: baseline, and burst while credits last"
+        " (EBS: 30 minutes in 24 hours).",
+        describe_age(answers, [each.size for each in chosen], datetime.now(UTC)),
     ]
+    if answers:
+        lines += [
+            f"Spot placement score {zone}: {answer['value']['score']} of 10 for one of "
+            f"{', '.join(answer['value']['sizes'])} ({answer['at'][:10]}; no promise)"
+            for zone, answer in answers.scores.items()
+        ]
+        lines += [
+            f"Spot quota {code}: {answer['value']:g} vCPUs ({answer['at'][:10]})"
+            for code, answer in answers.quotas.items()
+        ]
+    return [*lines, *(f"source: {source}" for source in sorted({each.source for each in chosen}))]
