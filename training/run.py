@@ -55,10 +55,39 @@ def _parser() -> argparse.ArgumentParser:
     weights_commands.add_predict(
         commands.add_parser("predict", help="what a run's weights say of each sample")
     )
+    _add_check(commands.add_parser("check", help="does a workload of your own resume exactly?"))
     _add_torture(
         commands.add_parser("torture", help="kill a small run at random moments and compare")
     )
     return parser
+
+
+def _add_check(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Say what is wrong with a workload's protocol; then run it small, once more, and "
+        "interrupted at the first step, in epochs, in evaluations and between stages, each "
+        "attempt in a process of its own, and compare. Exit code 1: it does not resume exactly."
+    )
+    add = parser.add_argument
+    add("name", metavar="NAME", help="a known workload, or your own as package.module:NAME")
+    add("--recipe", help="default: the first by name")
+    add("--override", action="append", default=[], metavar="NAME=VALUE", help="as of `run`")
+    add("--dataset-uri", help="a folder (default: made by the workload's own generator)")
+    add("--count", type=int, default=100, help="samples that are made (default: %(default)s)")
+    add("--json", action="store_true", help="print the result as JSON")
+    parser.set_defaults(act=_check)
+
+
+def _check(options: argparse.Namespace) -> int:
+    _one_thread_before_numpy()
+    from training.check.command import check
+
+    return check(options)
+
+
+def _one_thread_before_numpy() -> None:
+    # Read when numpy is imported; its thread would be one too many for a process that forks.
+    os.environ.update(OPENBLAS_NUM_THREADS="1", OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
 
 
 def _add_torture(parser: argparse.ArgumentParser) -> None:
@@ -90,8 +119,7 @@ def _add_torture(parser: argparse.ArgumentParser) -> None:
 
 
 def _torture(options: argparse.Namespace) -> int:
-    # Read when numpy is imported; its thread would be one too many for a process that forks.
-    os.environ.update(OPENBLAS_NUM_THREADS="1", OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
+    _one_thread_before_numpy()
     from training.torture.command import torture
 
     return torture(options)

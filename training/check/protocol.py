@@ -1,0 +1,112 @@
+"""What can be said of a workload without running it: one sentence for each thing that is wrong."""
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from training.workload import Prepare, Rung, Settings, Train, Workload
+
+_CONFIG_FIELDS = {"seed": int, "num_threads": int, "deterministic": bool}
+
+
+def problems(workload: Any) -> list[str]:
+    """Sentences; none if all is well."""
+    missing = list(_missing(workload, Workload, "the workload"))
+    if missing:
+        return missing
+    if not isinstance(workload.recipes, Mapping) or not workload.recipes:
+        return [
+            "recipes must be a mapping with at least one recipe -> function that makes a config"
+        ]
+    found = []
+    if not isinstance(workload.placement_fields, frozenset):
+        found.append("placement_fields must be a frozenset of names of config fields")
+    for recipe, make in workload.recipes.items():
+        found += [f"recipe {recipe!r}: {text}" for text in _recipe(workload, make)]
+    return found
+
+
+def _recipe(workload: Any, make: Callable[[], Any]) -> Iterator[str]:
+    config = make()
+    wrong = list(_config(config))
+    yield from wrong
+    if wrong:
+        return
+    known = {field.name for field in dataclasses.fields(config)}
+    unknown = set(workload.placement_fields) - known
+    if unknown:
+        yield f"placement_fields names {', '.join(sorted(unknown))}, which the config lacks"
+    if make() != config:
+        yield "two calls give two different configs; a recipe must be a constant"
+    stages = workload.stages(config)
+    yield from _stages(stages)
+    if [stage.name for stage in workload.stages(config)] != [stage.name for stage in stages]:
+        yield "two calls of stages(config) give different stages; it must be a function of config"
+    for rung in workload.rungs(config):
+        if not isinstance(rung, Rung):
+            yield f"rungs(config) gives a {type(rung).__name__}; give training.workload.Rung"
+        elif type(rung.apply(config)) is not type(config):
+            yield f"rung {rung.name!r} must give a {type(config).__name__}"
+
+
+def _config(config: Any) -> Iterator[str]:
+    if not dataclasses.is_dataclass(config):
+        yield f"the config is a {type(config).__name__}; make it a frozen dataclass"
+        return
+    if not getattr(type(config), "__dataclass_params__").frozen:  # noqa: B009
+        yield "the config's dataclass is not frozen; write @dataclass(frozen=True)"
+    for name, kind in _CONFIG_FIELDS.items():
+        if type(getattr(config, name, None)) is not kind:
+            yield f"the config has no field {name}: {kind.__name__}"
+
+
+def _stages(stages: Sequence[Any]) -> Iterator[str]:
+    names = [getattr(stage, "name", None) for stage in stages]
+    if len(set(names)) != len(names):
+        yield f"the stages are called {names}; names must differ"
+    for stage in stages:
+        kind = Prepare if hasattr(stage, "make") else Train
+        yield from _missing(stage, kind, f"stage {getattr(stage, 'name', stage)!r}")
+        settings = getattr(stage, "settings", None)
+        if kind is Train and settings is not None and not isinstance(settings, Settings):
+            yield f"stage {stage.name!r}: settings is a {type(settings).__name__}; give Settings"
+    if not any(isinstance(stage, Train) for stage in stages):
+        yield "no stage trains; at least one must have everything that training.workload.Train has"
+
+
+def _missing(thing: Any, protocol: type, what: str) -> Iterator[str]:
+    """Members of the protocol that a thing lacks, or that cannot be called as the loop calls."""
+    for name, member in vars(protocol).items():
+        if name.startswith("_"):
+            continue
+        is_method = inspect.isfunction(member)
+        about = inspect.getdoc(member) or ""
+        if not hasattr(thing, name):
+            yield f"{what} has no {name}{_signature(member) if is_method else ''}: {about}"
+        elif is_method and not _takes(getattr(thing, name), member):
+            yield f"{what}: {name} must take {_signature(member)}"
+
+
+def _takes(method: Any, like: Callable[..., Any]) -> bool:
+    if not callable(method):
+        return False
+    count = len(inspect.signature(like).parameters) - 1  # without self
+    try:
+        inspect.signature(method).bind(*range(count))
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _signature(method: Callable[..., Any]) -> str:
+    names = list(inspect.signature(method).parameters)[1:]
+    return f"({', '.join(names)})"
+
+
+def describe(workload: Any) -> str:
+    """One line: recipes and stages, for the beginning of the report."""
+    recipe, make = next(iter(sorted(workload.recipes.items())))
+    stages = workload.stages(make())
+    kinds = ", ".join(f"{'train' if isinstance(s, Train) else 'prepare'} {s.name}" for s in stages)
+    return f"recipes {', '.join(sorted(workload.recipes))}; stages of {recipe}: {kinds}"

@@ -1,0 +1,154 @@
+"""A workload cut down to a few steps per stage, told where to be interrupted.
+
+The stages are the workload's own; they see only the first samples, for two epochs with an odd last
+batch, and what the loop relies on is looked at on the way.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten
+
+from training.errors import UserError
+from training.workload import (
+    Batch,
+    Inputs,
+    Loss,
+    Partial,
+    Prepare,
+    Samples,
+    Settings,
+    Train,
+    Workload,
+)
+from training.wrapped import Wrapped, WrappedPrepare, WrappedTrain
+
+NUM_EPOCHS = 2
+_FULL_STEPS = 3
+
+# stage, what was reached ("step", "evaluation", "shard"), number from 0
+Reached = Callable[[str, str, int], None]
+
+
+class Small(Wrapped):
+    """The workload `inner`, cut down; `reached` is called at every place where it may be ended."""
+
+    def __init__(self, inner: Workload[Any], reached: Reached) -> None:
+        super().__init__(inner)
+        self._reached = reached
+
+    def stages(self, c: Any) -> Sequence[Prepare | Train]:
+        return [
+            _SmallTrain(stage, self._reached)
+            if isinstance(stage, Train)
+            else _SmallPrepare(stage, self._reached)
+            for stage in self._inner.stages(c)
+        ]
+
+
+class _SmallPrepare(WrappedPrepare):
+    def __init__(self, inner: Prepare, reached: Reached) -> None:
+        super().__init__(inner)
+        self._reached = reached
+
+    def make(self, i: Inputs, shard: int) -> Mapping[str, Tensor]:
+        self._reached(self.name, "shard", shard)
+        return super().make(i, shard)
+
+
+class _SmallTrain(WrappedTrain):
+    def __init__(self, inner: Train, reached: Reached) -> None:
+        super().__init__(inner)
+        self._reached = reached
+        self._num_batches = 0
+
+    @property
+    def settings(self) -> Settings:
+        own = self._inner.settings
+        return replace(own, epochs=min(own.epochs, NUM_EPOCHS))
+
+    def samples(self, i: Inputs, split: str) -> Samples:
+        inner = self._inner.samples(i, split)
+        what = f"stage {self.name!r}, split {split!r}"
+        count = min(len(inner), num_samples(self.settings)) if split == "train" else len(inner)
+        return _FewSamples(inner, count, what)
+
+    def loss(self, m: nn.Module, b: Batch, step: int) -> Loss:
+        self._reached(self.name, "step", step)
+        loss = super().loss(m, b, step)
+        if loss.total.ndim or not loss.total.requires_grad:
+            raise UserError(
+                f"stage {self.name!r}: loss gave a total of shape {tuple(loss.total.shape)} "
+                f"with requires_grad={loss.total.requires_grad}; give a differentiable scalar"
+            )
+        return loss
+
+    def evaluate(self, m: nn.Module, b: Batch) -> Partial:
+        self._reached(self.name, "evaluation", self._num_batches)
+        self._num_batches += 1
+        return super().evaluate(m, b)
+
+
+def num_samples(settings: Settings) -> int:
+    """Three whole steps and an odd one per epoch; never a micro-batch of 1 where none would be."""
+    if settings.global_batch > settings.micro_batch:
+        return _FULL_STEPS * settings.global_batch + settings.micro_batch
+    return _FULL_STEPS * settings.global_batch + max(2, settings.global_batch // 2)
+
+
+@dataclass(frozen=True, slots=True)
+class _FewSamples:
+    """The first samples of a set, with a look at what the loop relies on."""
+
+    inner: Samples
+    count: int
+    what: str
+
+    def __len__(self) -> int:
+        return self.count
+
+    def get(self, index: int, rng: torch.Generator) -> Any:
+        state = rng.get_state()
+        item = self.inner.get(index, rng)
+        if index < 2:  # a look at two is enough to find what is not a function of the generator
+            again = self.inner.get(index, _generator(state))
+            if not _equal(item, again):
+                raise UserError(
+                    f"{self.what}: get({index}, rng) gives two different samples for one state of "
+                    "rng; draw from rng alone, not from global generators"
+                )
+        return item
+
+    def collate(self, items: Sequence[Any]) -> Batch:
+        return self.inner.collate(items)
+
+    def order(self, epoch: int, seed: int) -> Sequence[int]:
+        order = list(self.inner.order(epoch, seed))
+        if sorted(order) != list(range(len(self.inner))):
+            raise UserError(
+                f"{self.what}: order({epoch}, {seed}) does not give each of {len(self.inner)} "
+                "indices exactly once; use training.randomness.shuffled(len, epoch, seed)"
+            )
+        if list(self.inner.order(epoch, seed)) != order:
+            raise UserError(
+                f"{self.what}: order({epoch}, {seed}) gives another order each time; it must be a "
+                "function of epoch and seed: use training.randomness.shuffled(len, epoch, seed)"
+            )
+        return [index for index in order if index < self.count]
+
+
+def _generator(state: Tensor) -> torch.Generator:
+    generator = torch.Generator()
+    generator.set_state(state)
+    return generator
+
+
+def _equal(a: Any, b: Any) -> bool:
+    (leaves_a, spec_a), (leaves_b, spec_b) = tree_flatten(a), tree_flatten(b)
+    if spec_a != spec_b:
+        return False
+    pairs = zip(leaves_a, leaves_b, strict=True)
+    return all(torch.equal(x, y) if isinstance(x, Tensor) else bool(x == y) for x, y in pairs)
