@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from training.batches import MicroBatch
+from training.capabilities import HasPictures
 from training.learner import Learner, to_device
 from training.loader import Loader
 from training.position import Attempt
@@ -17,9 +18,12 @@ EPOCH = -1
 
 
 def evaluate(
-    attempt: Attempt, stage: Train, inputs: Inputs, learner: Learner, name: str
+    attempt: Attempt, stage: Train, inputs: Inputs, learner: Learner, name: str, *, is_last: bool
 ) -> dict[str, float]:
-    """The metrics of split "validation"; raises between two batches if the attempt must end."""
+    """The metrics of split "validation"; raises between two batches if the attempt must end.
+
+    What the stage's last evaluation leaves for people is published under evaluation/<stage>/.
+    """
     world = attempt.world
     samples = stage.samples(inputs, "validation")
     size = stage.settings.eval_batch
@@ -54,7 +58,7 @@ def evaluate(
                         parts.append(stage.evaluate(model, batch))
     finally:
         loader.close()
-    return _summarize(attempt, stage, name, _in_order(attempt, parts))
+    return _summarize(attempt, stage, name, _in_order(attempt, parts), is_last=is_last)
 
 
 def _in_order(attempt: Attempt, parts: Sequence[Partial]) -> list[Partial]:
@@ -71,11 +75,16 @@ def _in_order(attempt: Attempt, parts: Sequence[Partial]) -> list[Partial]:
 
 
 def _summarize(
-    attempt: Attempt, stage: Train, name: str, parts: Sequence[Partial]
+    attempt: Attempt, stage: Train, name: str, parts: Sequence[Partial], *, is_last: bool
 ) -> dict[str, float]:
     metrics: dict[str, float] = {}
     if attempt.world.leads and parts:
         out = attempt.scratch / "evaluation" / name
         out.mkdir(parents=True, exist_ok=True)
         metrics = dict(stage.summarize(parts, out))
+        if is_last:
+            if isinstance(stage, HasPictures):
+                stage.illustrate(parts, out)
+            for path in sorted(out.iterdir()):
+                attempt.store.put_file(f"evaluation/{stage.name}/{path.name}", path)
     return attempt.world.share(metrics)
