@@ -13,6 +13,7 @@ from importlib import import_module
 COMMANDS = (
     "catalogue",
     "plan",
+    "select",
     "simulate",
 )
 
