@@ -143,7 +143,7 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     add(
         "--checkpoint-interval",
         default="2epochs",
-        metavar="2epochs|100steps|600s",
+        metavar="auto|2epochs|100steps|600s",
         help="how often to commit (default: %(default)s)",
     )
     add(
