@@ -1,6 +1,7 @@
 """One evaluation of a stage: batches divided by rank, parts gathered in order, summarised once."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 
@@ -11,10 +12,12 @@ from training.loader import Loader
 from training.position import Attempt
 from training.precision import autocast
 from training.randomness import seed_torch
+from training.report import EVALUATION
 from training.workload import Inputs, Partial, Train
 
 # An epoch number that no training sample is augmented with.
 EPOCH = -1
+_MOST_FILE_BYTES = 20_000_000
 
 
 def evaluate(
@@ -82,9 +85,22 @@ def _summarize(
         out = attempt.scratch / "evaluation" / name
         out.mkdir(parents=True, exist_ok=True)
         metrics = dict(stage.summarize(parts, out))
+        _keep_files(attempt, name, out)
         if is_last:
             if isinstance(stage, HasPictures):
                 stage.illustrate(parts, out)
             for path in sorted(out.iterdir()):
                 attempt.store.put_file(f"evaluation/{stage.name}/{path.name}", path)
     return attempt.world.share(metrics)
+
+
+def _keep_files(attempt: Attempt, name: str, out: Path) -> None:
+    """Tables and pictures go into the run, where its report finds them."""
+    paths = [path for path in sorted(out.rglob("*")) if path.is_file()]
+    size = sum(path.stat().st_size for path in paths)
+    if size > _MOST_FILE_BYTES:
+        print(f"[{name}] the evaluation's files, {size / 1e6:.0f} MB, are not kept", flush=True)
+        return
+    for path in paths:
+        key = f"{EVALUATION}{name}/{path.relative_to(out).as_posix()}"
+        attempt.store.put_file(key, path)

@@ -64,7 +64,8 @@ def summary(history: History, head: Head, usd_per_hour: float | None) -> str:
     attempts = history.attempts
     lost = history.repeated_seconds
     text = (
-        f"{head.state}: {len(history.steps)} steps in {len(attempts)} attempts. "
+        f"{head.state}: {len(history.steps)} steps in {len(attempts)} "
+        f"attempt{'s' * (len(attempts) != 1)}. "
         f"{sum(a.num_repeated for a in attempts)} steps were computed twice ({lost:.1f} s"
     )
     if usd_per_hour is not None:
