@@ -5,20 +5,20 @@ Writes sizing/ground_truth_models.json: python -m benchmarks.anchor_footprints
 
 from __future__ import annotations
 
-import contextlib
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
+from benchmarks.anchor_detection import detectors
+from benchmarks.anchor_detection import footprint as detection_footprint
+from benchmarks.anchor_kept import Kept
 from benchmarks.anchor_models import Anchor, anchors
 
 FILE = Path(__file__).parent.parent / "sizing" / "ground_truth_models.json"
@@ -47,32 +47,7 @@ class _Kernels(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return out
 
 
-class Kept:
-    """Bytes that autograd keeps for backward, each storage once, parameters apart."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self._parameters = {p.untyped_storage()._cdata for p in model.parameters()}
-        self._storages: dict[int, Any] = {}
-
-    @contextlib.contextmanager
-    def watching(self) -> Iterator[None]:
-        """Watch what is saved inside the block."""
-        with torch.autograd.graph.saved_tensors_hooks(self._pack, lambda tensor: tensor):
-            yield
-
-    def _pack(self, tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage._cdata not in self._parameters:
-            self._storages[storage._cdata] = storage
-        return tensor
-
-    @property
-    def bytes(self) -> int:
-        """Of all kept storages."""
-        return sum(storage.nbytes() for storage in self._storages.values())
-
-
-def footprint(anchor: Anchor) -> dict[str, int]:
+def footprint(anchor: Anchor) -> dict[str, int | str]:
     """One anchor's counts: per sample what grows with the batch, per step the launches."""
     # Initialisation looks at numbers, which fake tensors have none of: build first, then fake.
     real = anchor.build().train().to("meta")
@@ -91,6 +66,7 @@ def footprint(anchor: Anchor) -> dict[str, int]:
     # Autocast keeps a half copy of every matrix for backward; that does not grow with the batch.
     copies = 2 * parameters if anchor.precision == "float16" else 0
     return {
+        "counted_in": anchor.precision,
         "parameters": parameters,
         # Backward is twice forward; torch's own count of it is wrong for grouped convolutions.
         "flops_per_sample": 3 * int(flops.get_total_flops()) // anchor.samples,
@@ -101,9 +77,12 @@ def footprint(anchor: Anchor) -> dict[str, int]:
 
 def main() -> int:
     """Count every anchor and write the file."""
-    models = {}
+    models: dict[str, dict[str, int | str]] = {}
     for name, anchor in anchors().items():
         models[name] = footprint(anchor)
+        print(f"{name:<20} {models[name]}", flush=True)
+    for name, build in detectors().items():
+        models[name] = detection_footprint(build())
         print(f"{name:<20} {models[name]}", flush=True)
     content = {
         "command": "python -m benchmarks.anchor_footprints",

@@ -130,8 +130,7 @@ def deployed(stack_names: Sequence[str]) -> Side:
     stacks = {}
     try:
         # A session of its own: the default one keeps the credentials that it found first.
-        region = os.environ.get("AWS_REGION")  # the CLI takes it before AWS_DEFAULT_REGION
-        client = boto3.session.Session(region_name=region).client("cloudformation")
+        client = boto3.session.Session().client("cloudformation")
         for name in stack_names:
             try:
                 (described,) = client.describe_stacks(StackName=name)["Stacks"]

@@ -13,8 +13,11 @@ from importlib import import_module
 COMMANDS = (
     "catalogue",
     "plan",
-    "select",
+    "advise",
+    "compare",
+    "review",
     "simulate",
+    "accuracy",
 )
 
 

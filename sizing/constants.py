@@ -26,8 +26,8 @@ class Constants:
     fragmentation_share: float = 0.10
     # Step time
     half_time_factor: float = 1.0
-    float32_time_factor: float = 1.6
-    traffic_passes: float = 12.0
+    float32_time_factor: float = 1.62
+    traffic_passes: float = 11.6
     seconds_per_kernel: float = 10e-6
     least_step_seconds: float = 0.010
     time_factor: float = 1.0

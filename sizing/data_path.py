@@ -5,6 +5,7 @@ A burst is a bucket of credits that is full at launch; what lasts longer than it
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -72,6 +73,8 @@ class Rate:
 
     def seconds(self, num_bytes: float) -> float:
         """To move `num_bytes` with full credits."""
+        if max(self.burst, self.baseline) <= 0:
+            return 0.0  # not known: what else is in the way decides, and the plan warns
         megabytes = num_bytes / 1e6
         within = self.burst * self.burst_seconds
         if self.burst <= self.baseline or megabytes <= within:
@@ -88,11 +91,20 @@ def volume_rate(instance: Instance, gp3_mb_per_second: float, constants: Constan
     )
 
 
+def network_gbps(instance: Instance) -> float:
+    """The baseline of the network; a label without "up to" is one. 0 where neither is known."""
+    fixed = re.fullmatch(r"(?:(\d+)x )?(\d+) Gigabit", instance.network_label)
+    if instance.network_baseline_gbps or fixed is None:
+        return instance.network_baseline_gbps
+    return float(fixed[1] or 1) * float(fixed[2])
+
+
 def network_rate(instance: Instance, constants: Constants) -> Rate:
-    """Return the size's network, 1 Gb/s = 125 MB/s; unknown baselines count as nothing."""
+    """Return the size's network, 1 Gb/s = 125 MB/s."""
+    baseline = network_gbps(instance)
     return Rate(
-        baseline=instance.network_baseline_gbps * 125,
-        burst=max(instance.network_peak_gbps, instance.network_baseline_gbps) * 125,
+        baseline=baseline * 125,
+        burst=max(instance.network_peak_gbps, baseline) * 125,
         burst_seconds=constants.network_burst_seconds,
     )
 

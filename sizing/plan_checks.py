@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from sizing import catalogue, footprints
 from sizing.constants import GIB
+from sizing.data_path import network_gbps
 from sizing.gpus import find_gpu
 from sizing.memory import gpu_memory
 from sizing.notice import notice_fit
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 # Above this share of a limit a plan is said to be tight.
 TIGHT = 0.85
+# A Spot price is no promise: only what is dearer by more than this is refused.
+EVEN = 1.05
 # Room beside the dataset on the volume: the file system's own, and checkpoints on their way.
 VOLUME_PER_DATASET = 1.1
 PROBLEMS = {
@@ -94,7 +97,7 @@ def _notice(plan: Plan) -> str | None:
 
 def _faster_upload(plan: Plan) -> str:
     for other in cheapest_first():
-        if other.gpu_memory_mib < plan.memory.need or not other.network_baseline_gbps:
+        if other.gpu_memory_mib < plan.memory.need or not network_gbps(other):
             continue
         fit = notice_fit(
             checkpoint_bytes=plan.checkpoint_bytes,
@@ -129,7 +132,7 @@ def _spot(plan: Plan) -> str | None:
             )
         return None
     spot = plan.spot.usd_p50 or 0.0
-    if spot <= plan.usd_on_demand:
+    if spot <= plan.usd_on_demand * EVEN:
         return None
     return (
         f"Spot costs more than it saves: ${spot:.2f} (p50) beside ${plan.usd_on_demand:.2f} on "
@@ -190,6 +193,11 @@ def _spot_warnings(plan: Plan) -> list[str]:
         )
     elif plan.notice.total > plan.notice.budget * TIGHT:
         found.append(f"the notice is tight: {plan.notice.sentence()}")
+    if plan.spot is not None and (plan.spot.usd_p50 or 0.0) > plan.usd_on_demand / EVEN:
+        found.append(
+            f"Spot saves nothing: ${plan.spot.usd_p50:.2f} (p50) beside ${plan.usd_on_demand:.2f} "
+            "on demand"
+        )
     if plan.restart.sync > plan.work_seconds:
         found.append(
             f"the dataset's sync ({plan.restart.sync / 60:.0f} min) takes longer than the run "
@@ -212,7 +220,7 @@ def _knowledge_warnings(plan: Plan) -> list[str]:
             f"nothing is known of the data of {plan.request.workload}: loader, disk and sync are "
             "left out; --dataset-gib gives the sync"
         )
-    if not plan.instance.network_baseline_gbps:
+    if not network_gbps(plan.instance):
         found.append(f"the baseline network of {plan.request.size} is not in the catalogue")
     return found
 

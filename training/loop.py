@@ -169,9 +169,7 @@ class StageLoop:
             return
         self._read()
         name = f"{self._stage.name}-{step}"
-        metrics = evaluate(
-            self._attempt, self._stage, self._inputs, self._learner, name, is_last=is_end
-        )
+        metrics = evaluate(self._attempt, self._stage, self._inputs, self._learner, name)
         self._position = replace(
             self._position,
             evaluated_step=step,

@@ -1,8 +1,7 @@
-"""The 3-D paths that the clips show: one function per class, each a curve over time.
+"""The 3-D paths that the clips show: one function per class, each a curve over T frames.
 
-The clip shows times 0 to 1; later times are the future that the position head predicts. A path says
-how something moves and nothing else: where it lies in the picture, how large it is and from where
-it is seen are drawn afterwards, independently of the class (clips.py).
+A path says how something moves and nothing else: where it lies in the picture, how large it is and
+from where it is seen are drawn afterwards, independently of the class (clips.py).
 """
 
 from collections.abc import Callable, Mapping
@@ -56,7 +55,7 @@ def circle_ccw(rng: np.random.Generator, time: Floats) -> Floats:
 def _spiral(rng: np.random.Generator, time: Floats) -> Floats:
     """From the rim to the centre, turning in either sense; reversed in time it is `spiral_out`."""
     turns = rng.uniform(1.3, 2.0) * _sign(rng)
-    radius = np.maximum(1.0 + (rng.uniform(0.05, 0.2) - 1.0) * time, 0.0)
+    radius = 1.0 + (rng.uniform(0.05, 0.2) - 1.0) * time
     return _around(rng.uniform(0.0, TURN) + TURN * turns * time, radius)
 
 
@@ -65,7 +64,7 @@ def spiral_in(rng: np.random.Generator, time: Floats) -> Floats:
 
 
 def spiral_out(rng: np.random.Generator, time: Floats) -> Floats:
-    return _spiral(rng, 1.0 - time)
+    return _spiral(rng, time)[::-1]
 
 
 def parabola(rng: np.random.Generator, time: Floats) -> Floats:
