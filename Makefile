@@ -11,7 +11,7 @@ READY := .venv/.ready
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 CDK := npx --no-install cdk
 
-.PHONY: help setup demo test slow check format synth diff review deploy destroy aws-local parameters requirements clean
+.PHONY: help setup demo test slow check format synth diff review doctor deploy destroy aws-local parameters requirements clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -53,7 +53,7 @@ format: $(READY) ## apply the formatter and the linter's safe fixes
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 
-synth: $(READY) ## cdk synth; ARGS="-c size=g5.2xlarge" passes options to this and the next four
+synth: $(READY) ## cdk synth; ARGS="-c size=g5.2xlarge" passes options to this and the next five
 	@$(CDK) synth --quiet $(ARGS)
 
 diff: $(READY) ## what a deploy would change
@@ -61,6 +61,9 @@ diff: $(READY) ## what a deploy would change
 
 review: $(READY) ## what this branch does to data, a run, permissions and cost: make review BASE=main
 	@$(BIN)/python -m review $(or $(BASE),main) $(ARGS)
+
+doctor: $(READY) ## what in your AWS account would stop a deploy or a run, with the command that mends it
+	@$(BIN)/python -m stacks.doctor $(ARGS)
 
 deploy: $(READY) ## cdk deploy TrainingStack, with DatasetStack first
 	@$(CDK) deploy TrainingStack $(ARGS)

@@ -26,18 +26,20 @@ def build(app: App) -> TrainingStack:
     """Add the stacks to `app`, as its context says; a user's mistake is a ValueError."""
     parameters = StackParameters.from_context(app.node.get_all_context())
     dataset_bucket_name, run_bucket_name = parameters.dataset_bucket, parameters.run_bucket
-    dataset_stack = None
+    dataset_stack, key_arn = None, parameters.kms
     # A stack without resources cannot be deployed: when both buckets are adopted there is none.
     if not (dataset_bucket_name and run_bucket_name):
         dataset_stack = DatasetStack(app, "DatasetStack", parameters=parameters)
         dataset_bucket_name = dataset_stack.dataset_bucket_name
         run_bucket_name = dataset_stack.run_bucket_name
+        key_arn = dataset_stack.key_arn
     training_stack = TrainingStack(
         app,
         "TrainingStack",
         parameters=parameters,
         dataset_bucket_name=dataset_bucket_name,
         run_bucket_name=run_bucket_name,
+        key_arn=key_arn,
         first_boot=FIRST_BOOT_FILE.read_text(encoding="utf-8"),
     )
     if dataset_stack is not None:

@@ -130,7 +130,8 @@ def deployed(stack_names: Sequence[str]) -> Side:
     stacks = {}
     try:
         # A session of its own: the default one keeps the credentials that it found first.
-        client = boto3.session.Session().client("cloudformation")
+        region = os.environ.get("AWS_REGION")  # the CLI takes it before AWS_DEFAULT_REGION
+        client = boto3.session.Session(region_name=region).client("cloudformation")
         for name in stack_names:
             try:
                 (described,) = client.describe_stacks(StackName=name)["Stacks"]

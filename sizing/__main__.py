@@ -15,8 +15,9 @@ COMMANDS = (
     "plan",
     "advise",
     "compare",
-    "review",
+    "select",
     "simulate",
+    "review",
     "accuracy",
 )
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import difflib
+import re
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -97,6 +98,16 @@ class Price:
     source: str
 
 
+def _all_cards_gbps(label: str) -> float:
+    """The rate that a label names, "200 Gigabit" or "4x 100 Gigabit"; 0 where it names none.
+
+    Sizes with several network cards have a rate for each card and none for the size; their
+    networks do not burst, and only the label counts the cards right.
+    """
+    found = re.fullmatch(r"(?:(\d+)x )?(\d+) Gigabit", label)
+    return float(found[1] or 1) * float(found[2]) if found else 0.0
+
+
 def _instance(row: dict[str, str]) -> Instance:
     """Turn one row of the file into an Instance."""
     price = row["ondemand_usd_hr_us_east_1"]
@@ -115,8 +126,8 @@ def _instance(row: dict[str, str]) -> Instance:
         ebs_max_mb_per_second=float(row["ebs_max_MB_s"] or 0),
         ebs_baseline_iops=int(row["ebs_baseline_iops"] or 0),
         ebs_max_iops=int(row["ebs_max_iops"] or 0),
-        network_baseline_gbps=float(row["net_baseline_gbps"] or 0),
-        network_peak_gbps=float(row["net_peak_gbps"] or 0),
+        network_baseline_gbps=float(row["net_baseline_gbps"] or _all_cards_gbps(row["net_label"])),
+        network_peak_gbps=float(row["net_peak_gbps"] or _all_cards_gbps(row["net_label"])),
         network_label=row["net_label"],
         gpu_architecture_from_memory=row["gpu_arch_from_memory"],
         compute_capability_from_memory=row["cuda_cc_from_memory"],

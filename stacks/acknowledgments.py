@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 
 from aws_cdk import Acknowledgment, Stack, Validations
+from aws_cdk import aws_s3 as s3
 from constructs import Construct
 
 
@@ -40,6 +41,22 @@ BUCKET_GRANT_REASONS = {
     "ending an upload; the resources beside it set the bounds."
     for action in ("GetBucket*", "GetObject*", "List*", "Abort*")
 }
+
+
+def bucket_grant_reasons(bucket: s3.IBucket) -> dict[str, str]:
+    """Return the findings of a grant on a bucket, and on its key where it has one of its own."""
+    if bucket.encryption_key is None:
+        return BUCKET_GRANT_REASONS
+    return {
+        **BUCKET_GRANT_REASONS,
+        **{
+            f"IAM5[Action::kms:{action}]": "Written by grant_put for a bucket with a key: the "
+            "calls with and without the plain text; only this key stands beside it."
+            for action in ("ReEncrypt*", "GenerateDataKey*")
+        },
+    }
+
+
 OWN_FLEET_REASONS = {
     "IAM5[Resource::arn:<AWS::Partition>:ec2:<AWS::Region>:<AWS::AccountId>"
     ":spot-fleet-request/*]": (

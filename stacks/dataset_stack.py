@@ -1,6 +1,7 @@
 """DatasetStack: the dataset bucket and the run bucket, which outlive every training stack.
 
-Buckets given with -c dataset_bucket= or -c run_bucket= are adopted: used, but not managed here.
+Buckets given with -c dataset_bucket= or -c run_bucket= are adopted: used, but not managed here. A
+key of one's own is made with -c kms=create, access logs are kept with -c access_logs=true.
 """
 
 from __future__ import annotations
@@ -9,16 +10,20 @@ from typing import Any
 
 from aws_cdk import CfnOutput, Duration, RemovalPolicy, Stack
 from aws_cdk import aws_iam as iam
+from aws_cdk import aws_kms as kms
 from aws_cdk import aws_s3 as s3
 from constructs import Construct
 
 from stacks import acknowledgments as nag
+from stacks.data_key import DataKey
 from stacks.parameters import StackParameters
+from stacks.parameters.checks import NEW_KEY
 
 _NO_ACCESS_LOGS = (
-    "Server access logs double the number of objects and nobody reads them in a training project; "
-    "CloudTrail data events can be switched on for an audit without a change here."
+    "Server access logs double the number of objects and nobody reads them in most training "
+    "projects; -c access_logs=true keeps them where an audit wants them."
 )
+ACCESS_LOGS_KEPT = Duration.days(90)
 
 
 class DatasetStack(Stack):
@@ -26,6 +31,7 @@ class DatasetStack(Stack):
 
     dataset_bucket_name: str
     run_bucket_name: str
+    key_arn: str
 
     def __init__(
         self, scope: Construct, construct_id: str, *, parameters: StackParameters, **kwargs: Any
@@ -39,6 +45,9 @@ class DatasetStack(Stack):
         )
         self.dataset_bucket_name = parameters.dataset_bucket
         self.run_bucket_name = parameters.run_bucket
+        self.key_arn = parameters.kms
+        self._key = self._data_key(parameters.kms)
+        self._access_logs = self._logs_bucket() if parameters.access_logs else None
         if not parameters.dataset_bucket:
             dataset_bucket = self._kept_bucket("DatasetBucket", is_versioned=False)
             self.dataset_bucket_name = self._export(dataset_bucket)
@@ -47,11 +56,40 @@ class DatasetStack(Stack):
             run_bucket.add_to_resource_policy(_only_conditional_heads(run_bucket))
             self.run_bucket_name = self._export(run_bucket)
 
+    def _data_key(self, wanted: str) -> kms.IKey | None:
+        if wanted == NEW_KEY:
+            key = DataKey(self, "DataKey").key
+            self.key_arn = self.export_value(key.key_arn)
+            return key
+        return kms.Key.from_key_arn(self, "DataKey", wanted) if wanted else None
+
+    def _logs_bucket(self) -> s3.Bucket:
+        # S3 delivers access logs into buckets with its own encryption only.
+        bucket = s3.Bucket(
+            self,
+            "AccessLogs",
+            encryption=s3.BucketEncryption.S3_MANAGED,
+            enforce_ssl=True,
+            minimum_tls_version=1.2,
+            block_public_access=s3.BlockPublicAccess.BLOCK_ALL,
+            object_ownership=s3.ObjectOwnership.BUCKET_OWNER_ENFORCED,
+            removal_policy=RemovalPolicy.RETAIN,
+            lifecycle_rules=[s3.LifecycleRule(id="DropOldAccessLogs", expiration=ACCESS_LOGS_KEPT)],
+        )
+        _keep_policy(bucket)
+        return bucket
+
     def _kept_bucket(self, construct_id: str, *, is_versioned: bool) -> s3.Bucket:
+        encryption = s3.BucketEncryption.KMS if self._key else s3.BucketEncryption.S3_MANAGED
         bucket = s3.Bucket(
             self,
             construct_id,
-            encryption=s3.BucketEncryption.S3_MANAGED,
+            encryption=encryption,
+            encryption_key=self._key,
+            # One call to KMS for many objects, instead of one for each.
+            bucket_key_enabled=True if self._key else None,
+            server_access_logs_bucket=self._access_logs,
+            server_access_logs_prefix=f"{construct_id}/" if self._access_logs else None,
             enforce_ssl=True,
             minimum_tls_version=1.2,
             block_public_access=s3.BlockPublicAccess.BLOCK_ALL,
@@ -68,10 +106,9 @@ class DatasetStack(Stack):
                 )
             ],
         )
-        # A kept bucket without its policy would accept plain HTTP and unconditional heads.
-        assert bucket.policy is not None
-        bucket.policy.apply_removal_policy(RemovalPolicy.RETAIN)
-        nag.acknowledge(bucket, {"S1": _NO_ACCESS_LOGS})
+        _keep_policy(bucket)
+        if self._access_logs is None:
+            nag.acknowledge(bucket, {"S1": _NO_ACCESS_LOGS})
         CfnOutput(self, f"{construct_id}Name", value=bucket.bucket_name)
         return bucket
 
@@ -83,6 +120,12 @@ class DatasetStack(Stack):
         """
         self.export_value(bucket.bucket_arn)
         return self.export_value(bucket.bucket_name)
+
+
+def _keep_policy(bucket: s3.Bucket) -> None:
+    # A kept bucket without its policy would accept plain HTTP and unconditional heads.
+    assert bucket.policy is not None
+    bucket.policy.apply_removal_policy(RemovalPolicy.RETAIN)
 
 
 def _only_conditional_heads(bucket: s3.IBucket) -> iam.PolicyStatement:

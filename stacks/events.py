@@ -6,6 +6,7 @@ from aws_cdk import RemovalPolicy, Stack
 from aws_cdk import aws_events as events
 from aws_cdk import aws_events_targets as targets
 from aws_cdk import aws_iam as iam
+from aws_cdk import aws_kms as kms
 from aws_cdk import aws_lambda as lambda_
 from aws_cdk import aws_logs as logs
 from aws_cdk import aws_sns as sns
@@ -26,9 +27,12 @@ class TrainingTopic(Construct):
 
     topic: sns.Topic
 
-    def __init__(self, scope: Construct, construct_id: str, *, email: str) -> None:
+    def __init__(
+        self, scope: Construct, construct_id: str, *, email: str, key: kms.IKey | None
+    ) -> None:
         super().__init__(scope, construct_id)
-        self.topic = sns.Topic(self, "Topic", enforce_ssl=True)
+        # Never alias/aws/sns: neither service may use that one.
+        self.topic = sns.Topic(self, "Topic", enforce_ssl=True, master_key=key)
         if email:
             # Nothing arrives before the link in AWS's own message has been followed.
             self.topic.add_subscription(subscriptions.EmailSubscription(email))

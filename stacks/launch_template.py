@@ -5,6 +5,7 @@ from __future__ import annotations
 from aws_cdk import Stack, Tags
 from aws_cdk import aws_ec2 as ec2
 from aws_cdk import aws_iam as iam
+from aws_cdk import aws_kms as kms
 from constructs import Construct
 
 from stacks.parameters import StackParameters
@@ -30,6 +31,7 @@ class TrainingLaunchTemplate(Construct):
         parameters: StackParameters,
         role: iam.IRole,
         security_group: ec2.ISecurityGroup,
+        key: kms.IKey | None,
         user_data: str,
     ) -> None:
         super().__init__(scope, construct_id)
@@ -43,7 +45,7 @@ class TrainingLaunchTemplate(Construct):
             user_data=ec2.UserData.custom(user_data),
             role=role,
             security_group=security_group,
-            block_devices=_block_devices(parameters),
+            block_devices=_block_devices(parameters, key),
             require_imdsv2=True,
             http_endpoint=True,
             http_put_response_hop_limit=1,
@@ -58,7 +60,7 @@ class TrainingLaunchTemplate(Construct):
         Tags.of(self.template).add("RunId", parameters.run_id)
 
 
-def _block_devices(parameters: StackParameters) -> list[ec2.BlockDevice]:
+def _block_devices(parameters: StackParameters, key: kms.IKey | None) -> list[ec2.BlockDevice]:
     return [
         ec2.BlockDevice(
             device_name=ROOT_DEVICE_NAME,
@@ -66,6 +68,7 @@ def _block_devices(parameters: StackParameters) -> list[ec2.BlockDevice]:
                 parameters.root_volume_gib,
                 volume_type=ec2.EbsDeviceVolumeType.GP3,
                 encrypted=True,
+                kms_key=key,
                 delete_on_termination=True,
             ),
         ),
@@ -77,6 +80,7 @@ def _block_devices(parameters: StackParameters) -> list[ec2.BlockDevice]:
                 iops=parameters.data_volume_iops,
                 throughput=parameters.data_volume_mib_per_second,
                 encrypted=True,
+                kms_key=key,
                 # EC2's default for any volume but the root is false: one orphan of 200 GiB for
                 # every interruption.
                 delete_on_termination=True,

@@ -87,7 +87,7 @@ class InstanceRole(Construct):
             {
                 nag.managed_policy("AmazonSSMManagedInstanceCore"): "Session Manager in place of "
                 "SSH; AWS keeps the policy up with the agent.",
-                **nag.BUCKET_GRANT_REASONS,
+                **nag.bucket_grant_reasons(run_bucket),
                 **nag.OWN_FLEET_REASONS,
                 "IAM5[Resource::*]": "PutMetricData knows no resources; a condition bounds it to "
                 "the stack's own namespace.",

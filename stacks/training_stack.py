@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from aws_cdk import CfnOutput, Stack, Tags
+from aws_cdk import aws_kms as kms
 from aws_cdk import aws_s3 as s3
 from aws_cdk import aws_ssm as ssm
 from constructs import Construct
@@ -38,6 +39,7 @@ class TrainingStack(Stack):
         parameters: StackParameters,
         dataset_bucket_name: str,
         run_bucket_name: str,
+        key_arn: str,
         first_boot: str,
         bundle_root: Path = ROOT,
         **kwargs: Any,
@@ -50,9 +52,18 @@ class TrainingStack(Stack):
         )
         Tags.of(self).add("Stack", self.stack_name)
         self.plan = annotate(self, parameters)
-        # By name, whether DatasetStack exports it or the user gave it: one way for both.
-        dataset_bucket = s3.Bucket.from_bucket_name(self, "DatasetBucket", dataset_bucket_name)
-        run_bucket = s3.Bucket.from_bucket_name(self, "RunBucket", run_bucket_name)
+        # By name, whether DatasetStack exports it or the user gave it: one way for both. With the
+        # key, so that every grant on a bucket is one on its key too.
+        key = kms.Key.from_key_arn(self, "DataKey", key_arn) if key_arn else None
+        dataset_bucket, run_bucket = (
+            s3.Bucket.from_bucket_attributes(
+                self, construct_id, bucket_name=name, encryption_key=key
+            )
+            for construct_id, name in (
+                ("DatasetBucket", dataset_bucket_name),
+                ("RunBucket", run_bucket_name),
+            )
+        )
         run_prefix = f"runs/{parameters.run_id}"
         dataset_uri = f"s3://{dataset_bucket.bucket_name}/{parameters.dataset}"
         run_uri = f"s3://{run_bucket.bucket_name}/{run_prefix}"
@@ -89,9 +100,10 @@ class TrainingStack(Stack):
             parameters=parameters,
             role=instance_role.role,
             security_group=network.security_group,
+            key=key,
             user_data=user_data.render(run_env, first_boot),
         )
-        topic = TrainingTopic(self, "Notifications", email=parameters.alarm_email).topic
+        topic = TrainingTopic(self, "Notifications", email=parameters.alarm_email, key=key).topic
         guard = Guard(
             self,
             "Guard",

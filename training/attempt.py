@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from training.conclusion import conclude
 from training.config import Interval, resolve_config
 from training.dataset import LocalDataset, open_dataset, sync_dataset
 from training.distributed import Place, World
@@ -91,8 +92,11 @@ def run_attempt(options: Options, interruption: Interruption) -> int:
         world=World(Place(), device),
     )
     run = StageSequence(attempt, config, stages, dataset, device, record, key, began)
-    with _ending(attempt):
-        run.go()
+    try:
+        with _ending(attempt):
+            run.go()
+    finally:
+        conclude(options.store, record, lease.head)
     return EXIT_FINISHED
 
 

@@ -84,25 +84,48 @@ def reserve_of(notice: Notice) -> float:
     return min(_RESERVE_SECONDS, 0.1 * (notice.deadline - notice.received))
 
 
-def draw_up(
-    size: int,
-    cost: Cost | None,
-    notice: Notice,
-    boundary: float,
-    finish_seconds: float | None,
-) -> Budget:
-    """The budget of a save of `size` bytes at `boundary` (monotonic), by what the last one cost."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Estimate:
+    """Seconds that a save will take."""
+
+    save_seconds: float
+    upload_seconds: float
+    is_measured: bool
+
+    @property
+    def seconds(self) -> float:
+        """From the boundary to the commit."""
+        return self.save_seconds + self.upload_seconds
+
+
+def estimate(size: int, last: Cost | None) -> Estimate:
+    """What a save of `size` bytes will take, by what the last one did."""
+    if last is None:
+        return Estimate(
+            save_seconds=size / _ASSUMED_SAVE_BYTES_PER_SECOND,
+            upload_seconds=size / _ASSUMED_UPLOAD_BYTES_PER_SECOND,
+            is_measured=False,
+        )
     # A state of other size costs in proportion; a tiny one is all latency and is measured as such.
-    scale = size / max(cost.bytes, 1) if cost else 0.0
+    scale = size / max(last.bytes, 1)
+    return Estimate(
+        save_seconds=last.save_seconds * scale,
+        upload_seconds=last.upload_seconds * scale,
+        is_measured=True,
+    )
+
+
+def draw_up(
+    size: int, expected: Estimate, notice: Notice, boundary: float, finish_seconds: float | None
+) -> Budget:
+    """The budget of a save of `size` bytes at `boundary` (monotonic)."""
     return Budget(
         bytes=size,
         step_seconds=max(0.0, boundary - notice.received),
-        save_seconds=(cost.save_seconds * scale if cost else size / _ASSUMED_SAVE_BYTES_PER_SECOND),
-        upload_seconds=(
-            cost.upload_seconds * scale if cost else size / _ASSUMED_UPLOAD_BYTES_PER_SECOND
-        ),
+        save_seconds=expected.save_seconds,
+        upload_seconds=expected.upload_seconds,
         reserve_seconds=reserve_of(notice),
         seconds_left=notice.seconds_left,
         finish_seconds=finish_seconds,
-        is_measured=cost is not None,
+        is_measured=expected.is_measured,
     )

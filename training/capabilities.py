@@ -5,11 +5,12 @@ A command that needs one that is missing says which, and why.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from torch import nn
 
-from training.workload import Batch
+from training.workload import Batch, Partial
 
 
 @runtime_checkable
@@ -38,6 +39,14 @@ class HasPredict(Protocol):
 
     def predict(self, m: nn.Module, b: Batch) -> Sequence[Mapping[str, Any]]:
         """For each sample of the batch, in order, what JSON can hold."""
+
+
+@runtime_checkable
+class HasPictures(Protocol):
+    """A Train stage that draws its last evaluation; the files go to evaluation/<stage>/."""
+
+    def illustrate(self, parts: Sequence[Partial], out: Path) -> None:
+        """Write pictures of an evaluation's parts into the folder `out`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -10,23 +10,28 @@ from typing import Any, Literal, TypeAlias
 from training.errors import UserError
 from training.workload import Workload
 
-Unit: TypeAlias = Literal["epochs", "steps", "s"]
+Unit: TypeAlias = Literal["epochs", "steps", "s", "auto"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Interval:
-    """How often to commit: every so many epochs of a stage, steps of the run, or seconds."""
+    """How often to commit: every so many epochs of a stage, steps of the run, or seconds; `auto`
+    is as often as pays.
+    """
 
     value: float
     unit: Unit
 
 
 def parse_interval(text: str) -> Interval:
-    """Read `2epochs`, `100steps` or `600s`."""
+    """Read `auto`, `2epochs`, `100steps` or `600s`."""
+    if text.strip() == "auto":
+        return Interval(value=0, unit="auto")
     match = re.fullmatch(r"(?P<value>[0-9]+)(?P<unit>epochs?|steps?|s)", text.strip())
     if not match or int(match["value"]) == 0:
         raise UserError(
-            f"the checkpoint interval {text!r} cannot be read; write 2epochs, 100steps or 600s"
+            f"the checkpoint interval {text!r} cannot be read; "
+            "write auto, 2epochs, 100steps or 600s"
         )
     unit = match["unit"] if match["unit"] == "s" else match["unit"].rstrip("s") + "s"
     return Interval(value=int(match["value"]), unit=typing.cast(Unit, unit))

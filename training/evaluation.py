@@ -1,25 +1,32 @@
 """One evaluation of a stage: batches divided by rank, parts gathered in order, summarised once."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 
 from training.batches import MicroBatch
+from training.capabilities import HasPictures
 from training.learner import Learner, to_device
 from training.loader import Loader
 from training.position import Attempt
 from training.precision import autocast
 from training.randomness import seed_torch
+from training.report import EVALUATION
 from training.workload import Inputs, Partial, Train
 
 # An epoch number that no training sample is augmented with.
 EPOCH = -1
+_MOST_FILE_BYTES = 20_000_000
 
 
 def evaluate(
-    attempt: Attempt, stage: Train, inputs: Inputs, learner: Learner, name: str
+    attempt: Attempt, stage: Train, inputs: Inputs, learner: Learner, name: str, *, is_last: bool
 ) -> dict[str, float]:
-    """The metrics of split "validation"; raises between two batches if the attempt must end."""
+    """The metrics of split "validation"; raises between two batches if the attempt must end.
+
+    What the stage's last evaluation leaves for people is published under evaluation/<stage>/.
+    """
     world = attempt.world
     samples = stage.samples(inputs, "validation")
     size = stage.settings.eval_batch
@@ -54,7 +61,7 @@ def evaluate(
                         parts.append(stage.evaluate(model, batch))
     finally:
         loader.close()
-    return _summarize(attempt, stage, name, _in_order(attempt, parts))
+    return _summarize(attempt, stage, name, _in_order(attempt, parts), is_last=is_last)
 
 
 def _in_order(attempt: Attempt, parts: Sequence[Partial]) -> list[Partial]:
@@ -71,11 +78,29 @@ def _in_order(attempt: Attempt, parts: Sequence[Partial]) -> list[Partial]:
 
 
 def _summarize(
-    attempt: Attempt, stage: Train, name: str, parts: Sequence[Partial]
+    attempt: Attempt, stage: Train, name: str, parts: Sequence[Partial], *, is_last: bool
 ) -> dict[str, float]:
     metrics: dict[str, float] = {}
     if attempt.world.leads and parts:
         out = attempt.scratch / "evaluation" / name
         out.mkdir(parents=True, exist_ok=True)
         metrics = dict(stage.summarize(parts, out))
+        _keep_files(attempt, name, out)
+        if is_last:
+            if isinstance(stage, HasPictures):
+                stage.illustrate(parts, out)
+            for path in sorted(out.iterdir()):
+                attempt.store.put_file(f"evaluation/{stage.name}/{path.name}", path)
     return attempt.world.share(metrics)
+
+
+def _keep_files(attempt: Attempt, name: str, out: Path) -> None:
+    """Tables and pictures go into the run, where its report finds them."""
+    paths = [path for path in sorted(out.rglob("*")) if path.is_file()]
+    size = sum(path.stat().st_size for path in paths)
+    if size > _MOST_FILE_BYTES:
+        print(f"[{name}] the evaluation's files, {size / 1e6:.0f} MB, are not kept", flush=True)
+        return
+    for path in paths:
+        key = f"{EVALUATION}{name}/{path.relative_to(out).as_posix()}"
+        attempt.store.put_file(key, path)

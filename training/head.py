@@ -6,6 +6,7 @@ torch.
 """
 
 import json
+import re
 import secrets
 import threading
 import time
@@ -37,6 +38,8 @@ HEAD = "head.json"
 _FORMAT = 2
 _ATTEMPTS = 6
 _BACKOFF_SECONDS = 0.1
+# In a checkpoint's name (training/checkpoint.py).
+_GENERATION = re.compile(r"-g([0-9]+)-")
 
 State: TypeAlias = Literal["running", "released", "finished", "failed"]
 
@@ -62,6 +65,11 @@ class Head:
     reason: str | None = None
     weights_sha256: str | None = None
     checkpoints: tuple[CheckpointEntry, ...] = ()
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether nothing is to be done any more."""
+        return self.state in ("finished", "failed")
 
     def to_bytes(self) -> bytes:
         """As stored."""
@@ -97,13 +105,17 @@ class Lease:
         self.lost = threading.Event()
         self._store = store
         self._head = head
-        self._etag = etag
+        # Nonces of writes that nobody answered: one that turns up later was ours all the same.
+        self._unanswered: set[str] = set()
         self._ttl_seconds = ttl_seconds
         self._lock = threading.Lock()
         self._publishing = threading.Lock()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
-        self._write()
+        try:
+            self._etag = write_head(store, head, etag)
+        except PreconditionFailedError as error:
+            raise self._lose() from error
 
     @property
     def head(self) -> Head:
@@ -113,7 +125,7 @@ class Lease:
     def check(self) -> None:
         """Raise LeaseLostError if a write found another writer."""
         if self.lost.is_set():
-            raise LeaseLostError(f"{self._store.uri} was taken over by another writer")
+            raise self._lose()
 
     def start_heartbeat(self) -> None:
         """Show every third of a TTL that this writer lives."""
@@ -125,39 +137,49 @@ class Lease:
     ) -> None:
         """Commit a checkpoint whose files lie in the store; drop what retention no longer keeps."""
         with self._publishing:
+            self.check()
             assert self._head.state == "running", "a run that was let go of is not written to"
-            before = (*self._head.checkpoints, entry)
-            after = retention.kept(before)
             state: State = "released" if release else "running"
-            self._change(checkpoints=after, state=state)
+
+            def publish(head: Head) -> Head:
+                kept = retention.kept((*head.checkpoints, entry))
+                return replace(head, checkpoints=kept, state=state)
+
+            before, after = self._change(publish)
         if release:
             self._stop.set()
             return  # seconds count; the successor sweeps
-        for dropped in before:
-            if dropped not in after:
+        for dropped in (*before.checkpoints, entry):
+            if dropped not in after.checkpoints:
                 self._store.delete_below(f"checkpoints/{dropped.name}/")
 
     def sweep(self) -> None:
-        """Delete checkpoints that no head names and whose writers this take-over has shut out."""
+        """Delete checkpoints that no head names and whose writers this take-over has shut out.
+
+        Never those of its own or a later generation: a successor of whom this writer has not heard
+        yet may have published them.
+        """
         named = {entry.name for entry in self._head.checkpoints}
         found = {key.split("/")[1] for key in self._store.sizes("checkpoints/")}
         for name in sorted(found - named):
-            self._store.delete_below(f"checkpoints/{name}/")
+            match = _GENERATION.search(name)
+            if match and int(match[1]) < self._head.generation:
+                self._store.delete_below(f"checkpoints/{name}/")
 
     def release(self) -> None:
         """Let the next candidate in at once; no-op after an end."""
         self._stop.set()
         if self._head.state == "running" and not self.lost.is_set():
-            self._change(state="released")
+            self._change(lambda head: replace(head, state="released"))
 
     def finish(self, weights_sha256: str) -> None:
         """The run is done."""
-        self._change(state="finished", weights_sha256=weights_sha256)
+        self._change(lambda head: replace(head, state="finished", weights_sha256=weights_sha256))
         self._stop.set()
 
     def fail(self, reason: str) -> None:
         """The run cannot go on."""
-        self._change(state="failed", reason=reason)
+        self._change(lambda head: replace(head, state="failed", reason=reason))
         self._stop.set()
 
     def close(self) -> None:
@@ -166,34 +188,55 @@ class Lease:
         if self._thread is not None:
             self._thread.join(timeout=1)
 
+    def beat(self) -> None:
+        """Show once that this writer lives."""
+        self._change(
+            lambda head: (
+                replace(head, heartbeat=head.heartbeat + 1) if head.state == "running" else head
+            )
+        )
+
     def _beat(self) -> None:
         while not self._stop.wait(self._ttl_seconds / 3):
             try:
-                self._change(only_running=True, heartbeat=self._head.heartbeat + 1)
+                self.beat()
             except LeaseLostError:
                 return  # the loop sees `lost` at its next step boundary
             except StoreError as error:
                 print(f"[heartbeat] {error}; trying again", flush=True)
 
-    def _change(self, *, only_running: bool = False, **fields: object) -> None:
+    def _change(self, change: Callable[[Head], Head]) -> tuple[Head, Head]:
+        """Write what `change` makes of the head; return the head before and after."""
         with self._lock:
-            if only_running and self._head.state != "running":
-                return
-            before = self._head
-            self._head = replace(before, nonce=_nonce(), **fields)  # type: ignore[arg-type]
-            try:
-                self._write()
-            except StoreError:
-                self._head = before
-                raise
+            while True:
+                self.check()
+                before, after = self._head, change(self._head)
+                if after is before:
+                    return before, before
+                after = replace(after, nonce=_nonce())
+                try:
+                    self._etag = write_head(self._store, after, self._etag)
+                except PreconditionFailedError as error:
+                    self._adopt(error)
+                    continue  # the head was ours: an earlier write that nobody had answered
+                except StoreError:
+                    self._unanswered.add(after.nonce)
+                    raise
+                self._head = after
+                self._unanswered.clear()
+                return before, after
 
-    def _write(self) -> None:
-        self.check()
-        try:
-            self._etag = write_head(self._store, self._head, self._etag)
-        except PreconditionFailedError as error:
-            self.lost.set()
-            raise LeaseLostError(f"{self._store.uri} was taken over by another writer") from error
+    def _adopt(self, error: PreconditionFailedError) -> None:
+        """Go on from the head as it stands if this lease wrote it, else the lease is lost."""
+        found = self._store.get(HEAD)
+        head = Head.from_bytes(found.data) if found else None
+        if not found or not head or head.nonce not in self._unanswered or head.is_ended:
+            raise self._lose() from error
+        self._head, self._etag = head, found.etag
+
+    def _lose(self) -> LeaseLostError:
+        self.lost.set()
+        return LeaseLostError(f"{self._store.uri} was taken over by another writer")
 
 
 def write_head(store: Store, head: Head, etag: str | None) -> str:
@@ -229,7 +272,7 @@ def acquire(
     while True:
         found = store.get(HEAD)
         head = Head.from_bytes(found.data) if found else None
-        if head and head.state in ("finished", "failed"):
+        if head and head.is_ended:
             return head
         if found and head and found.etag != seen:
             seen, since = found.etag, time.monotonic()
@@ -261,7 +304,7 @@ def mark_failed(store: Store, run_id: str, writer: str, reason: str) -> Head:
     for _ in range(10 * _ATTEMPTS):
         found = store.get(HEAD)
         head = Head.from_bytes(found.data) if found else None
-        if head and head.state in ("finished", "failed"):
+        if head and head.is_ended:
             return head
         base = head or Head(run_id=run_id, generation=0, writer=writer, nonce="")
         failed = replace(base, nonce=_nonce(), state="failed", reason=reason)

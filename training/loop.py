@@ -169,7 +169,9 @@ class StageLoop:
             return
         self._read()
         name = f"{self._stage.name}-{step}"
-        metrics = evaluate(self._attempt, self._stage, self._inputs, self._learner, name)
+        metrics = evaluate(
+            self._attempt, self._stage, self._inputs, self._learner, name, is_last=is_end
+        )
         self._position = replace(
             self._position,
             evaluated_step=step,

@@ -12,7 +12,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from training import dataset_commands, measure, weights_commands
+from training import dataset_commands, history_commands, measure, weights_commands
+from training.conclusion import conclude
 from training.errors import EXIT_FINISHED
 from training.exit_code import exit_code_of
 from training.head import mark_failed, read_head
@@ -54,6 +55,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     weights_commands.add_predict(
         commands.add_parser("predict", help="what a run's weights say of each sample")
+    )
+    history_commands.add_report(
+        commands.add_parser("report", help="a run on one page: curves, attempts, what was lost")
+    )
+    history_commands.add_tensorboard(
+        commands.add_parser("tensorboard", help="a run's metrics as TensorBoard event files")
     )
     _add_check(commands.add_parser("check", help="does a workload of your own resume exactly?"))
     _add_torture(
@@ -143,7 +150,7 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     add(
         "--checkpoint-interval",
         default="2epochs",
-        metavar="2epochs|100steps|600s",
+        metavar="auto|2epochs|100steps|600s",
         help="how often to commit (default: %(default)s)",
     )
     add(
@@ -234,5 +241,8 @@ def _fail(options: argparse.Namespace) -> int:
     store = open_store(options.run_uri)
     run_id = store.uri.rstrip("/").rpartition("/")[2]
     head = mark_failed(store, run_id, options.writer, options.reason)
+    record = read_record(store)
+    if record is not None:
+        conclude(store, record, head)
     print(f"[ok] {store.uri} is {head.state}" + (f": {head.reason}" if head.reason else ""))
     return EXIT_FINISHED

@@ -38,6 +38,7 @@ class Save:
         self.position = position
         self.kind: Kind = kind
         self.image = image
+        self.device = device
         self.error: BaseException | None = None
         self.cost: Cost | None = None
         self.blocked_seconds = 0.0
@@ -49,7 +50,6 @@ class Save:
         self._epoch = epoch
         self._contents = contents
         self._tensors = tensors
-        self._device = device
         self._progress = Progress()
         self._lock = threading.Lock()
         self._is_publishing = False
@@ -70,13 +70,11 @@ class Save:
         """Whether the head names it."""
         return self.is_over and self.error is None
 
-    @property
-    def seconds_left(self) -> float | None:
-        """What it still needs at its rate so far; None before anything has arrived."""
-        done = self._progress.done_bytes
+    def seconds_left(self, expected: float) -> float:
+        """What it still needs at its rate so far, or by what it was expected to take in all."""
+        spent, done = time.monotonic() - self.began, self._progress.done_bytes
         if not done:
-            return None
-        spent = time.monotonic() - self.began
+            return max(0.0, expected - spent)
         return spent * max(0, self.num_bytes - done) / done
 
     def start(self) -> None:
@@ -131,7 +129,7 @@ class Save:
         attempt, position = self._attempt, self.position
         name = checkpoint_name(position.step, attempt.generation)
         files = send(
-            attempt.store, f"checkpoints/{name}/", self._contents, self._device, self._progress
+            attempt.store, f"checkpoints/{name}/", self._contents, self.device, self._progress
         )
         return CheckpointEntry(
             name=name,

@@ -6,17 +6,21 @@ save is under way at a time: the copy to the host holds training up, the rest ru
 
 import threading
 import time
+from dataclasses import asdict, replace
 
-from training.budget import Cost, draw_up, reserve_of
+from training.budget import Budget, Cost, draw_up, estimate, reserve_of
 from training.capture import Capture, Image, live_contents
 from training.errors import RunFailedError
 from training.head import Kind, LeaseLostError
 from training.interruption import Notice
+from training.interval import AutoInterval
 from training.memory import available_bytes
 from training.position import Attempt, Position
 from training.retention import KEEP_NEWEST, Retention
 from training.save import Save
 
+# In a checkpoint's JSON: how long the run had trained.
+SPENT_SECONDS = "spent_seconds"
 # What a copy of the state must leave to everything else on the machine.
 _SPARE_BYTES = 512 * 1024 * 1024
 # A save under way when an attempt ends by itself is waited for so long.
@@ -27,10 +31,16 @@ class Saver:
     """Commits captures, in the background where the host can hold a copy."""
 
     def __init__(
-        self, attempt: Attempt, committed: Position | None, retention: Retention = KEEP_NEWEST
+        self,
+        attempt: Attempt,
+        committed: Position | None,
+        *,
+        spent_seconds: float = 0.0,
+        retention: Retention = KEEP_NEWEST,
     ) -> None:
         self.last_cost: Cost | None = None
-        self.last_commit = time.monotonic()
+        self._auto = AutoInterval(spent_seconds=spent_seconds, interruptions=attempt.generation - 1)
+        self._last_boundary = time.monotonic()  # of a save that was begun
         self._attempt = attempt
         self._committed = committed
         self._retention = retention
@@ -50,19 +60,32 @@ class Saver:
         """Whether this boundary is to be saved: the interval has passed, or it is the best so far.
 
         An interval of steps or epochs is kept to the step: `begin` waits for a save under way. One
-        of seconds is put off to the first boundary after it.
+        of seconds, or `auto`, is put off to the first boundary after it.
         """
         if position.best.get("step") == position.step and position.best != self._best:
             return True
+        self._auto.reach(position.stage, position.stage_step, steps_per_epoch)
         if position.step == self._begun_step:
             return False
         interval = self._attempt.interval
-        if interval.unit == "s":
-            return self._save is None and time.monotonic() - self.last_commit >= interval.value
+        if interval.unit in ("s", "auto"):
+            if self._save is not None:
+                return False
+            since = time.monotonic() - self._last_boundary
+            return self._auto.is_due(since) if interval.unit == "auto" else since >= interval.value
         if interval.unit == "steps":
             return position.step % interval.value == 0
         epochs, rest = divmod(position.stage_step, steps_per_epoch)
         return rest == 0 and epochs % interval.value == 0
+
+    @property
+    def is_saving(self) -> bool:
+        """Whether a save is under way, or is over and not polled."""
+        return self._save is not None
+
+    def wait(self, seconds: float) -> bool:
+        """Until the save under way is over, at most so long; whether it is."""
+        return self._save is None or self._save.wait(seconds)
 
     def poll(self) -> None:
         """Raise what the save under way has met, if it is over. Costs nothing; call it often."""
@@ -72,6 +95,7 @@ class Saver:
     def commit(self, capture: Capture, position: Position, epoch: int, kind: Kind) -> None:
         """Commit synchronously, straight from the live tensors; refuses weights with a NaN."""
         self._finish()
+        self._last_boundary = time.monotonic()
         self._save = self._live(capture, position, epoch, kind)
         self._save.run()
         self._save.blocked_seconds = time.monotonic() - self._save.began
@@ -87,6 +111,7 @@ class Saver:
         is_best = position.best.get("step") == position.step
         kind: Kind = "best" if is_best else "periodic"
         self._best, self._begun_step = position.best, position.step
+        self._last_boundary = asked
         self._finish()
         began = time.monotonic()
         image = self._copy(capture)
@@ -133,7 +158,7 @@ class Saver:
     def must_begin_by(self, notice: Notice) -> float:
         """The monotonic time after which `emergency_staged` would no longer fit the notice."""
         size = self._staged.num_bytes if self._staged else 0
-        return notice.deadline - draw_up(size, self.last_cost, notice, 0.0, None).need_seconds
+        return notice.deadline - estimate(size, self.last_cost).seconds - reserve_of(notice)
 
     def close(self) -> None:
         """Finish the save under way, whose boundary was good; a lost lease publishes nothing."""
@@ -145,8 +170,13 @@ class Saver:
         else:
             self._settle(save)
 
+    def _stamped(self, capture: Capture) -> Capture:
+        """With what the next attempt's saver goes by."""
+        spent = round(self._auto.spent_seconds, 3)
+        return replace(capture, state={**capture.state, SPENT_SECONDS: spent})
+
     def _live(self, capture: Capture, position: Position, epoch: int, kind: Kind) -> Save:
-        contents = live_contents(capture)
+        contents = live_contents(self._stamped(capture))
         parts = (self._attempt, self._retention, position, epoch, kind)
         return Save(*parts, contents, capture.tensors, capture.device)
 
@@ -169,7 +199,7 @@ class Saver:
                 return None
             image = Image(capture)
             self._images.append(image)
-        image.fill(capture)
+        image.fill(self._stamped(capture))
         return image
 
     def _finish(self) -> None:
@@ -199,7 +229,6 @@ class Saver:
         assert save.cost is not None
         self._committed = save.position
         self.last_cost = save.cost
-        self.last_commit = time.monotonic()
         seconds = round(save.cost.durable_seconds, 4)
         self._attempt.metrics.write(
             "commit",
@@ -213,6 +242,21 @@ class Saver:
         self._attempt.events.emit(
             "committed", "ok", step=save.position.step, kind=save.kind, seconds=seconds, **extra
         )
+        if self._attempt.interval.unit == "auto":
+            self._choose(save)
+
+    def _choose(self, save: Save) -> None:
+        """Set `auto` by what this save cost, and say so if that changes something."""
+        assert save.cost is not None
+        durable = save.cost.durable_seconds
+        # On a CPU what runs behind the training runs on its cores.
+        cost = save.blocked_seconds if save.device.type == "cuda" else durable
+        if not self._auto.measure(cost, durable):
+            return
+        choice = self._auto.choice
+        assert choice is not None
+        print(f"[interval] auto: {choice}", flush=True)
+        self._attempt.metrics.write("interval", step=save.position.step, **asdict(choice))
 
     def _end(self, save: Save | None, notice: Notice) -> bool:
         """What there is to do at a notice, by the arithmetic."""
@@ -226,23 +270,29 @@ class Saver:
         if save is None or self.holds(save.position):
             print("[emergency] nothing changed since the last commit; only releasing", flush=True)
             return True
-        finish = under_way.seconds_left if under_way else None
-        budget = draw_up(save.num_bytes, self.last_cost, notice, time.monotonic(), finish)
+        expected = estimate(save.num_bytes, self.last_cost)
+        finish = under_way.seconds_left(expected.seconds) if under_way else None
+        budget = draw_up(save.num_bytes, expected, notice, time.monotonic(), finish)
         print(f"[emergency] {budget}", flush=True)
         if budget.plan == "give up":
             print("[emergency] not enough time; the last commit stays", flush=True)
             return False
+        if under_way is not None and budget.plan == "finish":
+            print("[emergency] too short for this step; finishing the save before it", flush=True)
+            return self._end_with(under_way, notice)
         if under_way is not None:
-            if budget.plan == "finish":
-                print("[emergency] too short for this step; finishing the save before", flush=True)
-                return self._end_with(under_way, notice)
-            if budget.plan == "finish, then save" or not under_way.cancel():
-                if under_way.wait(notice.seconds_left / 2):
-                    self._settle(under_way)
-                else:
-                    under_way.cancel()
+            self._make_way(under_way, budget)
         save.start()
         return self._end_with(save, notice)
+
+    def _make_way(self, under_way: Save, budget: Budget) -> None:
+        """Let the older save finish where the time is enough for both, else give it up."""
+        patience = budget.seconds_left - budget.need_seconds
+        if budget.plan != "finish, then save" and under_way.cancel():
+            print("[emergency] the save under way is given up for this one", flush=True)
+        elif under_way.wait(max(0.0, patience)) or not under_way.cancel():
+            under_way.wait()  # what cannot be cancelled is writing the head, which is bounded
+            self._settle(under_way)
 
     def _end_with(self, save: Save, notice: Notice) -> bool:
         save.releases = True

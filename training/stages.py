@@ -19,7 +19,7 @@ from training.position import Attempt, Position
 from training.prepare import ensure_artifact, open_artifact
 from training.receipt import write_receipt
 from training.record import RunRecord
-from training.saver import Saver
+from training.saver import SPENT_SECONDS, Saver
 from training.workload import Inputs, Prepare, Prior, Train
 
 
@@ -53,7 +53,8 @@ class StageSequence:
         self._attempt.lease.start_heartbeat()
         position, snapshot = self._resume()
         self._attempt.lease.sweep()
-        saver = Saver(self._attempt, position)
+        spent = float(snapshot.state.get(SPENT_SECONDS, 0.0)) if snapshot else 0.0
+        saver = Saver(self._attempt, position, spent_seconds=spent)
         with closing(saver):
             position = self._train(saver, position, snapshot)
         self._finish(position)

@@ -20,7 +20,7 @@ SHAPES = {
     "BUNDLE_URI": S3_URI,
     "DATA_MOUNT": PATH,
     "FLEET_PARAMETER": PATH,
-    "CHECKPOINT_INTERVAL": (r"[1-9]\d*(epochs?|steps?|s)", "like 2epochs, 100steps or 600s"),
+    "CHECKPOINT_INTERVAL": (r"auto|[1-9]\d*(epochs?|steps?|s)", "like auto, 2epochs or 600s"),
     "NOTICE_BUDGET_SECONDS": SECONDS,
     "LEASE_TTL_SECONDS": SECONDS,
     "DATASET_WAIT_SECONDS": (r"\d+(\.\d+)?", "a number of seconds"),

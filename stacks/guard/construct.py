@@ -103,7 +103,7 @@ class Guard(Construct):
         nag.acknowledge(
             role,
             {
-                **nag.BUCKET_GRANT_REASONS,
+                **nag.bucket_grant_reasons(run_bucket),
                 **nag.OWN_FLEET_REASONS,
                 "IAM5[Resource::*]": "EC2's Describe calls know no resources.",
                 nag.objects_in(self, run_bucket.bucket_name, f"{run_prefix}/"): "It reads the head "

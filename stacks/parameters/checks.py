@@ -33,7 +33,7 @@ _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,62}")
 _PREFIX = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9._-]+)*")
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _ZONE = re.compile(r"[a-z]{2}(-[a-z]+)+-\d[a-z]")
-_INTERVAL = re.compile(r"[1-9]\d*(epochs|steps|s)")
+_INTERVAL = re.compile(r"auto|[1-9]\d*(epochs|steps|s)")
 # An override stands in run.env between double quotes and on a command line: no shell characters.
 _OVERRIDE = re.compile(r"[A-Za-z_][\w.]*=[A-Za-z0-9_.,:+/@%-]+")
 _AMI = re.compile(r"ami-[0-9a-f]{8,17}|(/[A-Za-z0-9_.-]+)+")
@@ -191,7 +191,10 @@ def check_fleet(p: StackParameters) -> None:
 def check_times(p: StackParameters) -> None:
     """Refuse times that would stop a healthy run, or never stop a dead one."""
     _check_match(
-        "checkpoint_interval", p.checkpoint_interval, _INTERVAL, "give 2epochs, 100steps or 600s"
+        "checkpoint_interval",
+        p.checkpoint_interval,
+        _INTERVAL,
+        "give auto, 2epochs, 100steps or 600s",
     )
     _refuse_unless(
         5 <= p.notice_budget_seconds <= MAX_NOTICE_SECONDS,

@@ -91,3 +91,11 @@ def test_the_catalogue_loads_neither_torch_nor_cdk() -> None:
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("size", "gbps"), [("g6e.24xlarge", 200), ("p4d.24xlarge", 400), ("p5.48xlarge", 3200)]
+)
+def test_a_size_with_several_network_cards_has_the_rate_of_all(size: str, gbps: float) -> None:
+    instance = catalogue.find(size)
+    assert (instance.network_baseline_gbps, instance.network_peak_gbps) == (gbps, gbps)

@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 
-from sizing import catalogue
-
 
 @pytest.fixture(scope="module")
 def request_config(only: Callable[[str], Any]) -> Any:
@@ -111,20 +109,3 @@ def test_another_size_replaces_neither_fleet_nor_template(synthesize: Callable[.
 def test_another_run_replaces_the_fleet(synthesize: Callable[..., Any]) -> None:
     config = _fleet(synthesize(run_id="exp7"))["Properties"]["SpotFleetRequestConfigData"]
     assert {"Key": "RunId", "Value": "exp7"} in config["TagSpecifications"][0]["Tags"]
-
-
-@pytest.mark.parametrize(
-    "size",
-    [
-        size
-        for size, instance in catalogue.instances().items()
-        if instance.is_trainable and instance.on_demand_usd_per_hour is not None
-    ],
-)
-def test_every_size_synthesizes_and_satisfies_cdk_nag(
-    size: str, synthesize: Callable[..., Any]
-) -> None:
-    config = _fleet(synthesize(size=size))["Properties"]["SpotFleetRequestConfigData"]
-    overrides = config["LaunchTemplateConfigs"][0]["Overrides"]
-    assert overrides[0]["InstanceType"] == size
-    assert 2 <= len(overrides) <= 10

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 ROOT = Path(__file__).parent.parent.parent
 
 # Every wildcard that a policy of these stacks holds, by the policy's role, with its reason.
@@ -37,6 +39,33 @@ WILDCARDS = {
     ("GuardRole", "*"),
 }
 
+# With a key of one's own: grant_put writes both families of calls, beside that key only.
+KEY_WILDCARDS = {
+    (role, f"kms:{action}")
+    for role in ("InstanceRole", "GuardRole")
+    for action in ("GenerateDataKey*", "ReEncrypt*")
+}
+# The same for policies that stand at a resource, allowing statements only: what it is, the
+# statement, and what in it is a wildcard. A key's policy has to spell its own key as "*".
+RESOURCE_WILDCARDS = {
+    # The account's administrators decide who may use the key: KMS's own default.
+    ("AWS::KMS::Key", "", "kms:*"),
+    ("AWS::KMS::Key", "", "Resource"),
+    # Two roles of EC2, named in a condition: KMS refuses a principal that is not there yet.
+    ("AWS::KMS::Key", "SpotMakesVolumes", "kms:GenerateDataKey*"),
+    ("AWS::KMS::Key", "SpotMakesVolumes", "kms:ReEncrypt*"),
+    ("AWS::KMS::Key", "SpotMakesVolumes", "Principal"),
+    ("AWS::KMS::Key", "SpotMakesVolumes", "Resource"),
+    ("AWS::KMS::Key", "SpotAttachesVolumes", "Principal"),
+    ("AWS::KMS::Key", "SpotAttachesVolumes", "Resource"),
+    # A message is encrypted with and without the plain text of its data key.
+    ("AWS::KMS::Key", "AlarmsAndEventsPublish", "kms:GenerateDataKey*"),
+    ("AWS::KMS::Key", "AlarmsAndEventsPublish", "Resource"),
+    # Access logs get their names from S3, under the prefix of the bucket that they are of.
+    ("AWS::S3::BucketPolicy", "", "DatasetBucket/*"),
+    ("AWS::S3::BucketPolicy", "", "RunBucket/*"),
+}
+
 
 def _listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
@@ -62,7 +91,7 @@ def _spelled(resource: Any) -> str:
     return tail.lstrip(":")
 
 
-def test_every_wildcard_has_its_reason(resources: dict[str, Any]) -> None:
+def _wildcards(resources: dict[str, Any]) -> set[tuple[str, str]]:
     found = set()
     for role, statement in _statements(resources):
         assert statement["Effect"] == "Allow"
@@ -70,7 +99,63 @@ def test_every_wildcard_has_its_reason(resources: dict[str, Any]) -> None:
         for resource in map(_spelled, _listed(statement["Resource"])):
             if "*" in resource:
                 found.add((role, resource))
-    assert found == WILDCARDS
+    return found
+
+
+@pytest.fixture(scope="module")
+def all_on(synthesize: Callable[..., Any]) -> dict[str, Any]:
+    """All resources with every option on that adds a policy."""
+    templates = synthesize(kms="create", access_logs="true")
+    return {**templates["DatasetStack"]["Resources"], **templates["TrainingStack"]["Resources"]}
+
+
+def test_every_wildcard_has_its_reason(resources: dict[str, Any]) -> None:
+    assert _wildcards(resources) == WILDCARDS
+
+
+def test_every_wildcard_of_a_key_has_its_reason(all_on: dict[str, Any]) -> None:
+    assert _wildcards(all_on) == WILDCARDS | KEY_WILDCARDS
+    (key,) = [name for name, each in all_on.items() if each["Type"] == "AWS::KMS::Key"]
+    for _, statement in _statements(all_on):
+        if any(action.startswith("kms:") for action in _listed(statement["Action"])):
+            assert key in str(statement["Resource"])
+
+
+def test_every_wildcard_at_a_resource_has_its_reason(all_on: dict[str, Any]) -> None:
+    found = set()
+    for resource in all_on.values():
+        properties = resource.get("Properties", {})
+        document = properties.get("KeyPolicy") or properties.get("PolicyDocument", {})
+        if resource["Type"] == "AWS::IAM::Policy" or not isinstance(document, dict):
+            continue
+        for statement in document.get("Statement", []):
+            if statement["Effect"] == "Allow":
+                name = (resource["Type"], statement.get("Sid", ""))
+                found |= {(*name, each) for each in _listed(statement["Action"]) if "*" in each}
+                if statement["Principal"] in ("*", {"AWS": "*"}):
+                    found.add((*name, "Principal"))
+                for each in _listed(statement["Resource"]):
+                    if "*" in str(each):
+                        tail = each["Fn::Join"][1][-1].lstrip("/") if each != "*" else "Resource"
+                        found.add((*name, tail))
+    assert found == RESOURCE_WILDCARDS
+
+
+def test_spots_own_roles_may_use_the_key_and_nobody_else(all_on: dict[str, Any]) -> None:
+    (key,) = [each["Properties"] for each in all_on.values() if each["Type"] == "AWS::KMS::Key"]
+    assert key["EnableKeyRotation"] is True
+    by_sid = {each.get("Sid"): each for each in key["KeyPolicy"]["Statement"]}
+    for sid in ("SpotMakesVolumes", "SpotAttachesVolumes"):
+        condition = by_sid[sid]["Condition"]
+        assert condition["StringEquals"] == {"kms:CallerAccount": {"Ref": "AWS::AccountId"}}
+        roles = [each["Fn::Join"][1][-1] for each in condition["ArnLike"]["aws:PrincipalArn"]]
+        assert [role.rpartition("/")[2] for role in roles] == [
+            "AWSServiceRoleForEC2SpotFleet",
+            "AWSServiceRoleForEC2Spot",
+        ]
+    grant = by_sid["SpotAttachesVolumes"]
+    assert grant["Action"] == "kms:CreateGrant"
+    assert grant["Condition"]["Bool"] == {"kms:GrantIsForAWSResource": "true"}
 
 
 def test_old_versions_are_out_of_the_instances_reach(resources: dict[str, Any]) -> None:
@@ -140,6 +225,36 @@ def test_events_and_alarms_may_publish_over_tls_only(only: Callable[[str], Any])
     )
     # With alias/aws/sns neither of the two could publish.
     assert "KmsMasterKeyId" not in only("AWS::SNS::Topic")
+
+
+def test_every_alarm_reaches_a_topic_that_takes_it_and_a_key_that_opens(
+    resources: dict[str, Any], all_on: dict[str, Any]
+) -> None:
+    for deployed in (resources, all_on):
+        alarms = [each for each in deployed.values() if each["Type"] == "AWS::CloudWatch::Alarm"]
+        assert len(alarms) == 10
+        for alarm in alarms:
+            (action,) = alarm["Properties"]["AlarmActions"]
+            topic = deployed[action["Ref"]]["Properties"]
+            assert _may_use(deployed, "AWS::SNS::TopicPolicy", "sns:Publish", action["Ref"])
+            if "KmsMasterKeyId" in topic:
+                for call in ("kms:Decrypt", "kms:GenerateDataKey*"):
+                    assert _may_use(deployed, "AWS::KMS::Key", call, "")
+
+
+def _may_use(resources: dict[str, Any], type_name: str, action: str, mention: str) -> bool:
+    """Whether both services that send messages may take an action at a resource of the type."""
+    allowed = {
+        service
+        for each in resources.values()
+        if each["Type"] == type_name and mention in str(each)
+        for statement in (
+            each["Properties"].get("KeyPolicy") or each["Properties"]["PolicyDocument"]
+        )["Statement"]
+        if statement["Effect"] == "Allow" and action in _listed(statement["Action"])
+        for service in _listed(statement["Principal"].get("Service", []))
+    }
+    return {"cloudwatch.amazonaws.com", "events.amazonaws.com"} <= allowed
 
 
 def test_the_fleets_events_reach_people_record_and_guard(resources: dict[str, Any]) -> None:

@@ -215,7 +215,7 @@ def test_other_intervals_give_the_same_weights(run: Run, whole: Run, text: str) 
         (["--workload=tests.training.tiny:NOPE"], "has no 'NOPE'"),
         (["--recipe=fast"], "no recipe 'fast'; known are long, quick"),
         (["--override=epoch=5"], "no field 'epoch'; known are"),
-        (["--checkpoint-interval=often"], "write 2epochs, 100steps or 600s"),
+        (["--checkpoint-interval=often"], "write auto, 2epochs, 100steps or 600s"),
         (["--run-uri=ftp://x"], "neither s3://bucket/prefix nor a folder"),
         (["--dataset-uri=no/such/folder"], "does not exist; make one with"),
     ],

@@ -1,5 +1,6 @@
 """Both stores keep the same promises: whole objects and conditional writes with one winner."""
 
+import hashlib
 import subprocess
 import sys
 import threading
@@ -10,7 +11,16 @@ from typing import Any
 import pytest
 
 from training.errors import UserError
-from training.store import FolderStore, PreconditionFailedError, S3Store, StoreError, open_store
+from training.store import (
+    FolderStore,
+    PreconditionFailedError,
+    S3Store,
+    Store,
+    StoreError,
+    Upload,
+    _Body,
+    open_store,
+)
 
 
 def test_a_first_write_wins_once(store_uri: str) -> None:
@@ -174,3 +184,149 @@ def test_the_boot_commands_import_no_torch(tmp_path: Path) -> None:
     root = Path(__file__).parents[2]
     command = [sys.executable, "-c", program, str(tmp_path / "run")]
     subprocess.run(command, cwd=root, check=True, timeout=60)
+
+
+MEBIBYTE = 1024 * 1024
+
+
+def _error(code: str, status: int, operation: str) -> Exception:
+    from botocore.exceptions import ClientError
+
+    answer = {
+        "Error": {"Code": code, "Message": "x"},
+        "ResponseMetadata": {"HTTPStatusCode": status},
+    }
+    return ClientError(answer, operation)  # type: ignore[arg-type]
+
+
+def _trouble(store: S3Store, operation: str, met: list[Exception], *, after: bool = False) -> None:
+    """Let the next calls of an operation end in errors, before or after S3 does what it says."""
+    real = getattr(store._parts, operation)
+
+    def call(**arguments: Any) -> Any:
+        if met and not after:
+            raise met.pop(0)
+        answer = real(**arguments)
+        if met:
+            raise met.pop(0)
+        return answer
+
+    setattr(store._parts, operation, call)
+
+
+def _upload(store: Store, data: bytes) -> Upload:
+    """Every part of an upload in parts of 5 MiB, last first; not finished."""
+    view = memoryview(data)
+    upload = store.upload("a/big", len(data), 5 * MEBIBYTE, threading.Event())
+    for number in reversed(range(-(-len(data) // (5 * MEBIBYTE)))):
+        start = number * 5 * MEBIBYTE
+        part = view[start : start + 5 * MEBIBYTE]
+        upload.put(number, start, part, hashlib.sha256(part).digest())
+    return upload
+
+
+@pytest.fixture
+def s3(bucket_uri: str, monkeypatch: pytest.MonkeyPatch) -> S3Store:
+    monkeypatch.setattr("training.store._LONGEST_BACKOFF_SECONDS", 0.01)
+    store = open_store(f"{bucket_uri}/x")
+    assert isinstance(store, S3Store)
+    return store
+
+
+def test_an_upload_in_parts_is_whole_once_it_is_finished(store_uri: str) -> None:
+    store = open_store(store_uri)
+    data = b"0123456789ab" * MEBIBYTE
+    upload = _upload(store, data)
+    assert store.sizes("") == {}
+    upload.finish()
+    back = bytearray(len(data) - 7)
+    store.read_into("a/big", 7, memoryview(back))
+    assert bytes(back) == data[7:]
+
+
+def test_a_file_of_one_part_is_one_request(s3: S3Store) -> None:
+    upload = _upload(s3, b"small")
+    upload.finish()
+    found = s3.get("a/big")
+    assert found is not None
+    assert found.data == b"small"
+
+
+def test_an_upload_that_is_given_up_leaves_nothing(store_uri: str) -> None:
+    store = open_store(store_uri)
+    _upload(store, bytes(6 * MEBIBYTE)).abort()
+    assert store.sizes("") == {}
+    if isinstance(store, S3Store):
+        answer = store._parts.list_multipart_uploads(Bucket=store._bucket)
+        assert "Uploads" not in answer
+
+
+def test_parts_are_repeated_through_passing_trouble(s3: S3Store) -> None:
+    from botocore.exceptions import EndpointConnectionError
+
+    met = [
+        _error("SlowDown", 503, "UploadPart"),
+        _error("InternalError", 500, "UploadPart"),
+        _error("BadDigest", 400, "UploadPart"),
+        EndpointConnectionError(endpoint_url="https://s3"),
+    ]
+    _trouble(s3, "upload_part", met)
+    _upload(s3, bytes(6 * MEBIBYTE)).finish()
+    assert met == []
+    assert s3.sizes("") == {"a/big": 6 * MEBIBYTE}
+
+
+def test_reads_are_repeated_through_passing_trouble(s3: S3Store) -> None:
+    from botocore.exceptions import ReadTimeoutError
+
+    s3.put("k", b"0123456789")
+    met = [_error("SlowDown", 503, "GetObject"), ReadTimeoutError(endpoint_url="https://s3")]
+    _trouble(s3, "get_object", met)
+    back = bytearray(4)
+    s3.read_into("k", 3, memoryview(back))
+    assert (bytes(back), met) == (b"3456", [])
+
+
+def test_a_completion_whose_answer_was_lost_counts(s3: S3Store) -> None:
+    met = [_error("InternalError", 500, "CompleteMultipartUpload")]
+    upload = _upload(s3, bytes(6 * MEBIBYTE))
+    _trouble(s3, "complete_multipart_upload", met, after=True)
+    upload.finish()
+    assert s3.sizes("") == {"a/big": 6 * MEBIBYTE}
+
+
+def test_fails_for_trouble_that_does_not_pass(s3: S3Store) -> None:
+    _trouble(s3, "upload_part", [_error("SlowDown", 503, "UploadPart") for _ in range(8)])
+    with pytest.raises(StoreError, match=r"a/big.*SlowDown"):
+        _upload(s3, bytes(6 * MEBIBYTE))
+
+
+def test_fails_at_once_for_what_no_repetition_mends(s3: S3Store) -> None:
+    met = [_error("AccessDenied", 403, "UploadPart") for _ in range(2)]
+    _trouble(s3, "upload_part", met)
+    with pytest.raises(StoreError, match="AccessDenied"):
+        _upload(s3, bytes(6 * MEBIBYTE))
+    assert len(met) == 1
+
+
+def test_a_part_is_sent_from_where_it_lies() -> None:
+    data = bytearray(range(256)) * 8192
+    body = _Body(memoryview(data))
+    assert len(body) == len(data)
+    block = body.read(16384)
+    assert isinstance(block, memoryview)
+    assert block.obj is data
+    assert len(block) == MEBIBYTE, "no interpreter round for every 16 KiB"
+    assert bytes(block) + bytes(body.read()) == data
+    assert body.read(1) == b""
+    assert body.seek(0) == 0
+    assert body.read(1)[0] == 0
+
+
+def test_fails_for_a_range_that_is_not_there(store_uri: str) -> None:
+    store = open_store(store_uri)
+    store.put("k", b"0123")
+    with pytest.raises(FileNotFoundError, match="nothing"):
+        store.read_into("nothing", 0, memoryview(bytearray(1)))
+    with pytest.raises(StoreError):
+        store.read_into("k", 2, memoryview(bytearray(3)))

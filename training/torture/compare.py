@@ -1,6 +1,5 @@
 """What a run left in its store, held against the uninterrupted run and against the promises."""
 
-import hashlib
 import json
 import secrets
 from collections import Counter
@@ -16,6 +15,7 @@ from torch import Tensor
 from training.export import FINAL, weights_sha256
 from training.head import Head, read_head
 from training.store import Store
+from training.transfer import receive
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,15 +104,10 @@ def broken_promises(store: Store, known: dict[str, bool]) -> list[str]:
             if sizes.get(key) != file.bytes:
                 broken.append(f"the head names {key} of {file.bytes} bytes; {sizes.get(key)} lie")
             elif key not in known:
-                found = store.get(key)
-                known[key] = found is not None and _is(found.data, file.sha256)
+                known[key] = receive(store, key, file, lambda start, block: None)
                 if not known[key]:
                     broken.append(f"the head names {key}, which does not match its sha256")
     return broken
-
-
-def _is(data: bytes, sha256: str) -> bool:
-    return hashlib.sha256(data).hexdigest() == sha256
 
 
 def _lines(store: Store) -> list[dict[str, Any]]:

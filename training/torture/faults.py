@@ -19,8 +19,18 @@ from training.torture.watch import Watch
 # What each kind of operation can meet, with weights.
 _CONDITIONAL = {"500": 2, "lost answer": 3, "409": 2, "late": 3, "slow": 2}
 _WRITE = {"500": 3, "lost answer": 3, "late": 1, "disk full": 2, "slow": 2}
+_PART = {"500": 3, "lost answer": 3, "disk full": 2, "slow": 2}
 _READ = {"503": 2, "cut body": 3, "slow": 2}
 _SLOW_SECONDS = 0.4
+
+_KINDS = {
+    "put_if": _CONDITIONAL,
+    "put": _WRITE,
+    "put_file": _WRITE,
+    "put a part": _PART,
+    "finish": _PART,
+    "delete_below": _WRITE,
+}
 
 _FOLDERS = {
     "artifacts": "artifact",
@@ -56,33 +66,35 @@ class FaultyStore:
     def _call(self, name: str, act: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         key = str(arguments[0] if arguments else next(iter(named.values()), ""))
         act = partial(act, *arguments, **named)
+        if name == "upload":
+            return FaultyUpload(self, key, act)
         if name == "put_if" and key == HEAD:
             phase = self._head_phase(json.loads(arguments[1]))
         else:
             phase = _phase(name, key)
-        made = self.meet(name, key, phase, act, arguments)
-        return _FaultyUpload(made, self, key) if name == "upload" else made
+        return self.attempt(name, key, phase, act, arguments[-1] if arguments else None)
 
-    def meet(
-        self, name: str, key: str, phase: str, act: Callable[[], Any], arguments: tuple[Any, ...]
+    def attempt(
+        self, name: str, key: str, phase: str, act: Callable[[], Any], target: object = None
     ) -> Any:
-        """One operation, watched, which may go wrong."""
+        """Act, if nothing happens; `target` is what a read fills."""
         with self._watch.doing(phase):
             fault = self._draw(name)
-            if fault:
-                self._watch.board.count_fault()
-                print(f"[fault] {fault}: {name} {key} ({phase})", flush=True)
-            return self._break(fault, name, key, act, arguments) if fault else act()
+            if fault is None:
+                return act()
+            self._watch.board.count_fault()
+            print(f"[fault] {fault}: {name} {key} ({phase})", flush=True)
+            return self._break(fault, name, key, act, target)
 
     def _draw(self, name: str) -> str | None:
         with self._lock:
             if self._rng.random() >= self._rate:
                 return None
-            kinds = _CONDITIONAL if name == "put_if" else _READ if _is_read(name) else _WRITE
+            kinds = _KINDS.get(name, _READ)
             return self._rng.choices(list(kinds), weights=list(kinds.values()))[0]
 
     def _break(
-        self, fault: str, name: str, key: str, act: Callable[[], Any], arguments: tuple[Any, ...]
+        self, fault: str, name: str, key: str, act: Callable[[], Any], target: object
     ) -> Any:
         lost = AnswerLostError if name == "put_if" else StoreError
         if fault == "slow":
@@ -93,17 +105,11 @@ class FaultyStore:
         elif fault == "late":
             seconds = self._rng.uniform(0, _SLOW_SECONDS)
             threading.Thread(target=_later, args=(seconds, act), daemon=True).start()
-        elif fault == "cut body" and name == "get_file":
+        elif fault == "cut body" and name in ("get_file", "read_into"):
             act()
-            _cut(Path(arguments[1]))
+            _damage(target)
             if self._rng.random() < 0.5:
                 return None  # nobody noticed: the checksum must
-        elif fault == "cut body" and name == "read_into":
-            act()
-            data = arguments[2]
-            data[len(data) // 2 :] = bytes(len(data) - len(data) // 2)
-            if self._rng.random() < 0.5:
-                return None
         raise lost(f"{key}: {fault} (injected)")
 
     def _head_phase(self, head: dict[str, Any]) -> str:
@@ -115,41 +121,46 @@ class FaultyStore:
         return "heartbeat" if head["heartbeat"] != before["heartbeat"] else "publication"
 
 
-class _FaultyUpload:
-    """An object under way, every part of which may go wrong."""
+class FaultyUpload:
+    """An upload whose parts and whose end may fail."""
 
-    def __init__(self, upload: Upload, store: FaultyStore, key: str) -> None:
-        self._upload = upload
+    def __init__(self, store: FaultyStore, key: str, begin: Callable[[], Upload]) -> None:
         self._store = store
         self._key = key
-        self.abort = upload.abort
+        self._phase = _phase("put", key)
+        self._upload: Upload = store.attempt("put a part", key, self._phase, begin)
 
-    def put(self, *arguments: Any) -> None:
-        self._meet("put_part", partial(self._upload.put, *arguments))
+    def put(self, number: int, start: int, data: memoryview, sha256: bytes) -> None:
+        """One part."""
+        act = partial(self._upload.put, number, start, data, sha256)
+        self._store.attempt("put a part", self._key, self._phase, act)
 
     def finish(self) -> None:
-        self._meet("put_whole", self._upload.finish)
+        """The end."""
+        self._store.attempt("finish", self._key, self._phase, self._upload.finish)
 
-    def _meet(self, name: str, act: Callable[[], Any]) -> None:
-        self._store.meet(name, self._key, _phase(name, self._key), act, ())
+    def abort(self) -> None:
+        """Throw away what has arrived."""
+        self._upload.abort()
 
 
 def _phase(name: str, key: str) -> str:
     folder = key.partition("/")[0]
     if name.startswith("delete"):
         return "retention"
-    if _is_read(name):
+    if name not in _KINDS:
         return "resume" if folder == "checkpoints" else "reading"
     return _FOLDERS.get(folder, "writing")
 
 
-def _is_read(name: str) -> bool:
-    return not name.startswith(("put", "upload", "delete"))
-
-
-def _cut(path: Path) -> None:
-    with path.open("r+b") as stream:
-        stream.truncate(path.stat().st_size // 2)
+def _damage(target: object) -> None:
+    """Cut a file in half, or leave the second half of a buffer as a connection that broke would."""
+    if isinstance(target, Path):
+        with target.open("r+b") as stream:
+            stream.truncate(target.stat().st_size // 2)
+    elif isinstance(target, memoryview):
+        half = len(target) // 2
+        target[half:] = bytes(len(target) - half)
 
 
 def _later(seconds: float, act: Callable[[], Any]) -> None:

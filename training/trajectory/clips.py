@@ -1,5 +1,8 @@
 """Renders clips of a moving ball: a 3-D path, a pinhole camera, T frames of 64x64 RGB as uint8.
 
+Beside the pixels each clip has a track: where the ball is in every frame, and where it will be
+FUTURE_FRAMES after the last one.
+
 Clip k is a function of (seed, k) alone: clips can be made in any order and by any number of
 processes. Colour, size, speed, background, camera, place and noise do not depend on the class.
 """
@@ -11,8 +14,13 @@ from training.trajectory.paths import CLASSES, PATHS, Floats
 
 NUM_FRAMES = 32
 FRAME_SIZE = 64
+# How far ahead of the last frame the position is that the second head predicts.
+FUTURE_FRAMES = 4
 CLIP_SHAPE = (NUM_FRAMES, FRAME_SIZE, FRAME_SIZE, 3)
 CLIP_BYTES = NUM_FRAMES * FRAME_SIZE * FRAME_SIZE * 3
+# x, y and radius in pixels, in each frame and, in the last row, FUTURE_FRAMES later.
+TRACK_SHAPE = (NUM_FRAMES + 1, 3)
+TRACK_BYTES = (NUM_FRAMES + 1) * 3 * 4
 
 Frames = npt.NDArray[np.uint8]
 Float32s = npt.NDArray[np.float32]
@@ -30,18 +38,21 @@ def clip_label(seed: int, index: int) -> int:
     return int(rng.permutation(len(CLASSES))[place])
 
 
-def render_clip(seed: int, index: int) -> Frames:
-    """Return clip `index` of the dataset `seed`, shape (NUM_FRAMES, FRAME_SIZE, FRAME_SIZE, 3)."""
+def render_clip(seed: int, index: int) -> tuple[Frames, Float32s]:
+    """Return clip `index` of the dataset `seed`: frames (CLIP_SHAPE) and track (TRACK_SHAPE)."""
     rng = np.random.default_rng([_CLIP, seed, index])
     path = place_path(rng, CLASSES[clip_label(seed, index)])
     centers, radii = project(rng, path)
-    return render(rng, centers, radii)
+    track = np.column_stack([centers, radii])[[*range(NUM_FRAMES), -1]]
+    return render(rng, centers[:NUM_FRAMES], radii[:NUM_FRAMES]), track.astype(np.float32)
 
 
 def place_path(rng: np.random.Generator, name: str) -> Floats:
-    """Draw a path of class `name` and bring it to a place and size that are independent of it."""
-    path = PATHS[name](rng, np.linspace(0.0, 1.0, NUM_FRAMES))
-    low, high = path.min(axis=0), path.max(axis=0)
+    """Draw a path of class `name` and bring what the clip shows of it to a place and size that do
+    not depend on the class; the rows after NUM_FRAMES are the future.
+    """
+    path = PATHS[name](rng, np.arange(NUM_FRAMES + FUTURE_FRAMES) / (NUM_FRAMES - 1))
+    low, high = path[:NUM_FRAMES].min(axis=0), path[:NUM_FRAMES].max(axis=0)
     extent = rng.uniform(1.1, 1.7)
     room = 1.0 - extent / 2.0
     place = np.append(rng.uniform(-room, room, size=2), 0.0)

@@ -1,4 +1,4 @@
-"""The trajectory dataset on disk: clips.u8 (one memory-mapped uint8 file) and labels.json.
+"""The trajectory dataset on disk: clips.u8 and tracks.f32 (memory mapped) and labels.json.
 
 Making it is parallel and resumable by nobody: it takes seconds. Reading it refuses files that do
 not fit each other. The manifest with the checksums is written by whoever called.
@@ -10,13 +10,24 @@ import os
 import signal
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from training.errors import UserError
-from training.trajectory.clips import CLIP_BYTES, CLIP_SHAPE, Frames, clip_label, render_clip
+from training.trajectory.clips import (
+    CLIP_BYTES,
+    CLIP_SHAPE,
+    TRACK_BYTES,
+    TRACK_SHAPE,
+    Float32s,
+    Frames,
+    clip_label,
+    render_clip,
+)
 from training.trajectory.paths import CLASSES
 
 if TYPE_CHECKING:
@@ -24,8 +35,10 @@ if TYPE_CHECKING:
     from training.workload import Progress
 
 CLIPS_FILE = "clips.u8"
+TRACKS_FILE = "tracks.f32"
 LABELS_FILE = "labels.json"
-VALIDATION_SHARE = 0.2
+# Choices are made on validation; test is looked at once, by `python -m training evaluate`.
+HELD_OUT_SHARES: Mapping[str, float] = MappingProxyType({"validation": 0.15, "test": 0.1})
 # A class needs a few clips in each split.
 MIN_COUNT = 5 * len(CLASSES)
 # Clips per unit of work: 0.2 s each, so progress moves and start-up costs little.
@@ -36,9 +49,10 @@ _SPLITS = 3  # first word of the seed sequence, see clips.py
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrajectoryData:
-    """An opened dataset: `frames` is a memory map of shape (N, T, 64, 64, 3)."""
+    """An opened dataset: `frames` (N, T, 64, 64, 3) and `tracks` (N, T + 1, 3) are memory maps."""
 
     frames: Frames
+    tracks: Float32s
     labels: Sequence[int]
     splits: Mapping[str, Sequence[int]]
 
@@ -51,11 +65,11 @@ def make_dataset(
         raise UserError(f"count is {count}; give at least {MIN_COUNT} ({len(CLASSES)} classes)")
     if seed < 0:
         raise UserError(f"seed is {seed}; give 0 or more")
-    path = out / CLIPS_FILE
-    with path.open("wb") as file:
-        file.truncate(count * CLIP_BYTES)
+    for name, size in ((CLIPS_FILE, CLIP_BYTES), (TRACKS_FILE, TRACK_BYTES)):
+        with (out / name).open("wb") as file:
+            file.truncate(count * size)
     chunks = [
-        (str(path), seed, first, min(first + _CHUNK, count)) for first in range(0, count, _CHUNK)
+        (str(out), seed, first, min(first + _CHUNK, count)) for first in range(0, count, _CHUNK)
     ]
     num_workers = min(num_workers or os.cpu_count() or 1, len(chunks))
     if num_workers == 1:
@@ -91,31 +105,39 @@ def _leave_interrupts_to_the_parent() -> None:
 
 
 def _write_chunk(chunk: tuple[str, int, int, int]) -> int:
-    path, seed, first, end = chunk
-    with Path(path).open("r+b") as file:
-        file.seek(first * CLIP_BYTES)
+    out, seed, first, end = chunk
+    with (
+        (Path(out) / CLIPS_FILE).open("r+b") as clips,
+        (Path(out) / TRACKS_FILE).open("r+b") as tracks,
+    ):
+        clips.seek(first * CLIP_BYTES)
+        tracks.seek(first * TRACK_BYTES)
         for index in range(first, end):
-            file.write(render_clip(seed, index).tobytes())
+            frames, track = render_clip(seed, index)
+            clips.write(frames.tobytes())
+            tracks.write(track.tobytes())
     return end - first
 
 
 def stratified_splits(labels: Sequence[int], seed: int) -> dict[str, list[int]]:
     """Split each class by itself, in an order that depends on the seed and not on the index."""
-    train: list[int] = []
-    validation: list[int] = []
+    splits: dict[str, list[int]] = {name: [] for name in ("train", *HELD_OUT_SHARES)}
     of_class = np.asarray(labels)
     for label in range(len(CLASSES)):
         rng = np.random.default_rng([_SPLITS, seed, label])
-        indices = rng.permutation(np.flatnonzero(of_class == label)).tolist()
-        num_validation = max(1, round(VALIDATION_SHARE * len(indices)))
-        validation += indices[:num_validation]
-        train += indices[num_validation:]
-    return {"train": sorted(train), "validation": sorted(validation)}
+        left = rng.permutation(np.flatnonzero(of_class == label)).tolist()
+        of_this_class = len(left)
+        for name, share in HELD_OUT_SHARES.items():
+            num_held_out = max(1, round(share * of_this_class))
+            splits[name] += left[:num_held_out]
+            left = left[num_held_out:]
+        splits["train"] += left
+    return {name: sorted(indices) for name, indices in splits.items()}
 
 
 def open_dataset(folder: Path) -> TrajectoryData:
     """Open a dataset folder; ValueError where labels, splits and clips do not fit each other."""
-    for name in (LABELS_FILE, CLIPS_FILE):
+    for name in (LABELS_FILE, CLIPS_FILE, TRACKS_FILE):
         if not (folder / name).is_file():
             raise UserError(
                 f"{folder} lacks {name}: it holds no trajectory dataset; make one with "
@@ -128,20 +150,27 @@ def open_dataset(folder: Path) -> TrajectoryData:
             f"{folder / LABELS_FILE} has classes {content['classes']}, this version has "
             f"{list(CLASSES)}; make the dataset again"
         )
-    num_bytes = (folder / CLIPS_FILE).stat().st_size
-    if num_bytes != len(labels) * CLIP_BYTES:
-        raise UserError(
-            f"{folder / CLIPS_FILE} has {num_bytes} bytes where {len(labels)} labels need "
-            f"{len(labels) * CLIP_BYTES}; make or download the dataset again"
-        )
-    if sorted(splits["train"] + splits["validation"]) != list(range(len(labels))):
+    for name, size in ((CLIPS_FILE, CLIP_BYTES), (TRACKS_FILE, TRACK_BYTES)):
+        num_bytes = (folder / name).stat().st_size
+        if num_bytes != len(labels) * size:
+            raise UserError(
+                f"{folder / name} has {num_bytes} bytes where {len(labels)} labels need "
+                f"{len(labels) * size}; make or download the dataset again"
+            )
+    if sorted(chain.from_iterable(splits.values())) != list(range(len(labels))):
         raise UserError(
             f"{folder / LABELS_FILE}: the splits do not hold each clip exactly once; "
             "make the dataset again"
         )
-    shape = (len(labels), *CLIP_SHAPE)
-    frames = np.memmap(folder / CLIPS_FILE, dtype=np.uint8, mode="r", shape=shape)
-    return TrajectoryData(frames=frames, labels=labels, splits=splits)
+    count = len(labels)
+    frames = np.memmap(folder / CLIPS_FILE, dtype=np.uint8, mode="r", shape=(count, *CLIP_SHAPE))
+    tracks = np.memmap(folder / TRACKS_FILE, dtype="<f4", mode="r", shape=(count, *TRACK_SHAPE))
+    return TrajectoryData(frames=frames, tracks=tracks, labels=labels, splits=splits)
+
+
+def shard_range(count: int, shard: int, num_shards: int) -> tuple[int, int]:
+    """Return the first and the one after the last clip of a shard of an artifact."""
+    return shard * count // num_shards, (shard + 1) * count // num_shards
 
 
 def split_failures(data: TrajectoryData, split: str) -> list[str]:

@@ -22,8 +22,7 @@ from torch import Tensor, nn
 from training.capabilities import Probe
 from training.errors import RunFailedError
 from training.randomness import derive_seed
-from training.trajectory.clips import NUM_FRAMES
-from training.trajectory.dataset import open_dataset
+from training.trajectory.dataset import open_dataset, shard_range
 from training.trajectory.recipes import LAYERS, TrajectoryConfig
 
 if TYPE_CHECKING:
@@ -79,17 +78,11 @@ class Features:
     def probe(self) -> Probe:
         """One clip's frames through the backbone, as images already (weights do not matter)."""
         c = self.config
-        num_frames = -(-NUM_FRAMES // c.frame_stride)
         return Probe(
             build=lambda: build_backbone("random", c.backbone_seed, c.backbone_layer),
-            batch=torch.zeros(num_frames, 3, c.image_size, c.image_size),
+            batch=torch.zeros(c.num_frames, 3, c.image_size, c.image_size),
             size=1,
         )
-
-
-def shard_range(count: int, shard: int, num_shards: int) -> tuple[int, int]:
-    """Return the first and the one after the last clip of a shard."""
-    return shard * count // num_shards, (shard + 1) * count // num_shards
 
 
 @torch.inference_mode()

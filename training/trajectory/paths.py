@@ -1,7 +1,8 @@
-"""The 3-D paths that the clips show: one function per class, each a curve over T frames.
+"""The 3-D paths that the clips show: one function per class, each a curve over time.
 
-A path says how something moves and nothing else: where it lies in the picture, how large it is and
-from where it is seen are drawn afterwards, independently of the class (clips.py).
+The clip shows times 0 to 1; later times are the future that the position head predicts. A path says
+how something moves and nothing else: where it lies in the picture, how large it is and from where
+it is seen are drawn afterwards, independently of the class (clips.py).
 """
 
 from collections.abc import Callable, Mapping
@@ -55,7 +56,7 @@ def circle_ccw(rng: np.random.Generator, time: Floats) -> Floats:
 def _spiral(rng: np.random.Generator, time: Floats) -> Floats:
     """From the rim to the centre, turning in either sense; reversed in time it is `spiral_out`."""
     turns = rng.uniform(1.3, 2.0) * _sign(rng)
-    radius = 1.0 + (rng.uniform(0.05, 0.2) - 1.0) * time
+    radius = np.maximum(1.0 + (rng.uniform(0.05, 0.2) - 1.0) * time, 0.0)
     return _around(rng.uniform(0.0, TURN) + TURN * turns * time, radius)
 
 
@@ -64,7 +65,7 @@ def spiral_in(rng: np.random.Generator, time: Floats) -> Floats:
 
 
 def spiral_out(rng: np.random.Generator, time: Floats) -> Floats:
-    return _spiral(rng, time)[::-1]
+    return _spiral(rng, 1.0 - time)
 
 
 def parabola(rng: np.random.Generator, time: Floats) -> Floats:

@@ -1,15 +1,17 @@
-"""The trajectory workload's config, one flat frozen dataclass, and its recipes, a function each."""
+"""The config of the recipes with a frozen backbone, flat and frozen, and the recipes themselves."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from types import MappingProxyType
 
+from training.trajectory.clips import NUM_FRAMES
 from training.workload import Precision
 
 WEIGHTS = ("random", "pretrained")
 # ResNet-18's stages and the channels that each gives.
 CHANNELS = MappingProxyType({"layer1": 64, "layer2": 128, "layer3": 256, "layer4": 512})
 LAYERS = tuple(CHANNELS)
+PRECISIONS = ("float32", "bfloat16")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,9 +38,15 @@ class TrajectoryConfig:
     num_heads: int = 4
     dropout: float = 0.1
 
-    # Training; `single_frame_epochs` belongs to the baseline.
-    epochs: int = 16
+    # Baselines: what one frame, the mean image and frames in a random order are worth.
     single_frame_epochs: int = 6
+    time_average_epochs: int = 16
+    baseline_width: int = 24
+    shuffled_epochs: int = 16
+
+    # Training. The loss of the future position counts `position_weight` times.
+    epochs: int = 16
+    position_weight: float = 0.5
     global_batch: int = 16
     micro_batch: int = 16
     eval_batch: int = 64
@@ -50,28 +58,41 @@ class TrajectoryConfig:
     precision: Precision = "float32"
 
     def __post_init__(self) -> None:
-        if self.weights not in WEIGHTS:
-            raise ValueError(f"weights is {self.weights!r}; give one of {', '.join(WEIGHTS)}")
-        if self.backbone_layer not in LAYERS:
-            raise ValueError(
-                f"backbone_layer is {self.backbone_layer!r}; give one of {', '.join(LAYERS)}"
-            )
-        if self.precision not in ("float32", "bfloat16"):
-            raise ValueError(f"precision is {self.precision!r}; give float32 or bfloat16")
-        for name in ("num_threads", "image_size", "frame_stride", "grid", "num_shards", "width"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; give at least 1")
-        for name in ("num_layers", "num_heads", "epochs", "single_frame_epochs"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; give at least 1")
+        check_choice("weights", self.weights, WEIGHTS)
+        check_choice("backbone_layer", self.backbone_layer, LAYERS)
+        check_choice("precision", self.precision, PRECISIONS)
+        sizes = ("num_threads", "image_size", "frame_stride", "grid", "num_shards", "width")
+        epochs = [f.name for f in fields(self) if f.name.endswith("epochs")]
+        for name in (*sizes, "num_layers", "num_heads", *epochs):
+            check_at_least(name, getattr(self, name), 1)
+        check_at_least("position_weight", self.position_weight, 0.0)
         if self.width % self.num_heads:
             raise ValueError(
                 f"width {self.width} is no multiple of num_heads {self.num_heads}; change one"
             )
+        if self.baseline_width % 8:
+            raise ValueError(f"baseline_width is {self.baseline_width}; give a multiple of 8")
         if not 0.0 <= self.dropout < 1.0:
             raise ValueError(f"dropout is {self.dropout}; give at least 0 and less than 1")
         if self.learning_rate <= 0.0:
             raise ValueError(f"learning_rate is {self.learning_rate}; give more than 0")
+
+    @property
+    def num_frames(self) -> int:
+        """Frames of a clip that the head sees."""
+        return -(-NUM_FRAMES // self.frame_stride)
+
+
+def check_choice(name: str, value: str, known: Sequence[str]) -> None:
+    """Refuse what is not among the known values."""
+    if value not in known:
+        raise ValueError(f"{name} is {value!r}; give one of {', '.join(known)}")
+
+
+def check_at_least(name: str, value: float, least: float) -> None:
+    """Refuse what is too small."""
+    if value < least:
+        raise ValueError(f"{name} is {value}; give at least {least}")
 
 
 def laptop() -> TrajectoryConfig:
@@ -93,23 +114,13 @@ def full() -> TrajectoryConfig:
         width=256,
         num_layers=4,
         num_heads=8,
-        epochs=40,
         single_frame_epochs=10,
+        time_average_epochs=40,
+        baseline_width=64,
+        shuffled_epochs=40,
+        epochs=40,
         learning_rate=5e-4,
         warmup_steps=500,
         evaluate_every_epochs=2,
         precision="bfloat16",
     )
-
-
-# The dataset that each recipe is made for: `data make --count` of 1,000 and 10,000 clips.
-NOMINAL_SAMPLES: Mapping[str, Mapping[str, int]] = MappingProxyType(
-    {
-        "laptop": {"train": 800, "validation": 200},
-        "full": {"train": 8_000, "validation": 2_000},
-    }
-)
-
-RECIPES: Mapping[str, Callable[[], TrajectoryConfig]] = MappingProxyType(
-    {"laptop": laptop, "full": full}
-)

@@ -1,72 +1,122 @@
-"""One split of the clips' features as samples: the whole clip or its middle frame."""
+"""One split of the clips as samples: features of whole clips or less, or mean images.
+
+What a baseline may see is decided here and nowhere else: `single_frame` gets the middle frame,
+`shuffled` the frames in a random order, `time_average` the mean image.
+"""
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from types import MappingProxyType
+from typing import Literal, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from training.randomness import shuffled
+from training.trajectory.clips import FRAME_SIZE
+from training.trajectory.dataset import TrajectoryData, open_dataset
+from training.workload import Inputs
 
-Item = tuple[Tensor, int]
-Batch = dict[str, Tensor]
+Batch: TypeAlias = dict[str, Tensor]
+Item: TypeAlias = tuple[Tensor, int]  # what the model sees, and which clip it is
+View: TypeAlias = Literal["clip", "single_frame", "shuffled", "time_average", "tokens"]
+
+# The artifact that a view is made of, and the tensor in it.
+_SEEN: Mapping[View, tuple[str, str]] = MappingProxyType(
+    {
+        "clip": ("features", "features"),
+        "single_frame": ("features", "features"),
+        "shuffled": ("features", "features"),
+        "time_average": ("mean_images", "mean_image"),
+        "tokens": ("tokens", "tokens"),
+    }
+)
+
+# Of the first samples of an evaluation some frames are kept for the contact sheet.
+NUM_STRIPS = 24
+STRIP_FRAMES = (0, 6, 12, 18, 25, 31)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class FeatureSamples:
-    """Features (T, G, C) and label of the clips `indices`, read from the artifact's shards."""
+class ShardedTensor:
+    """One tensor of an artifact, by clip, read from the shards that hold it."""
 
     shards: Sequence[Tensor]
     starts: Sequence[int]
-    labels: Sequence[int]
+
+    @classmethod
+    def of(cls, artifact: Sequence[Mapping[str, Tensor]], name: str, count: int) -> "ShardedTensor":
+        """Open `name`; the shards must hold `count` clips in all."""
+        shards = [shard[name] for shard in artifact]
+        starts = [0, *accumulate(len(shard) for shard in shards)]
+        if starts[-1] != count:
+            raise ValueError(f"{name} of {starts[-1]} clips, but {count} labels")
+        return cls(shards=shards, starts=starts[:-1])
+
+    def __getitem__(self, clip: int) -> Tensor:
+        """Return a view of clip number `clip` of the dataset."""
+        shard = bisect_right(self.starts, clip) - 1
+        return self.shards[shard][clip - self.starts[shard]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClipSamples:
+    """The clips `indices` as the model sees them, with label, future position and frames."""
+
+    seen: ShardedTensor
+    data: TrajectoryData
     indices: Sequence[int]
-    single_frame: bool
+    view: View
+    num_strips: int = 0
 
     def __len__(self) -> int:
         return len(self.indices)
 
-    def features(self, clip: int) -> Tensor:
-        """Return a view of the features of clip number `clip` of the dataset."""
-        shard = bisect_right(self.starts, clip) - 1
-        features_TGC = self.shards[shard][clip - self.starts[shard]]
-        if self.single_frame:
-            middle = len(features_TGC) // 2
-            return features_TGC[middle : middle + 1]
-        return features_TGC
-
     def get(self, index: int, rng: torch.Generator) -> Item:
-        """Sample `index` of the split; nothing is augmented, so `rng` is not used."""
+        """Sample `index` of the split; only the shuffled control draws from `rng`."""
         clip = self.indices[index]
-        return self.features(clip), self.labels[clip]
+        x = self.seen[clip]
+        if self.view == "single_frame":
+            x = x[len(x) // 2 : len(x) // 2 + 1]
+        elif self.view == "shuffled":
+            x = x[torch.randperm(len(x), generator=rng)]
+        return x, clip
 
     def collate(self, items: Sequence[Item]) -> Batch:
         """Stack into memory of its own (the shards are memory maps)."""
-        return {
-            "features": torch.stack([features for features, _ in items]),
-            "labels": torch.tensor([label for _, label in items]),
+        clips = [clip for _, clip in items]
+        tracks_BT3 = torch.from_numpy(self.data.tracks[clips])
+        # From pixels to about -1 .. 1.
+        place_BT2 = tracks_BT3[..., :2] / (FRAME_SIZE / 2) - 1.0
+        batch = {
+            "x": torch.stack([x for x, _ in items]),
+            "labels": torch.tensor([self.data.labels[clip] for clip in clips]),
+            "clips": torch.tensor(clips),
+            "future": place_BT2[:, -1],
+            "last": place_BT2[:, -2],
         }
+        with_strip = [clip for clip in clips if clip in self.indices[: self.num_strips]]
+        if with_strip:
+            frames = np.stack([self.data.frames[clip, list(STRIP_FRAMES)] for clip in with_strip])
+            batch["strips"] = torch.from_numpy(frames)
+            batch["strip_clips"] = torch.tensor(with_strip)
+        return batch
 
     def order(self, epoch: int, seed: int) -> Sequence[int]:
         return shuffled(len(self.indices), epoch, seed)
 
 
-def feature_samples(
-    artifact: Sequence[Mapping[str, Tensor]],
-    labels: Sequence[int],
-    indices: Sequence[int],
-    single_frame: bool,
-) -> FeatureSamples:
-    """Return the samples of the clips `indices`; the shards must hold a clip for each label."""
-    shards = [shard["features"] for shard in artifact]
-    starts = [0, *accumulate(len(shard) for shard in shards)]
-    if starts[-1] != len(labels):
-        raise ValueError(f"features of {starts[-1]} clips, but {len(labels)} labels")
-    return FeatureSamples(
-        shards=shards,
-        starts=starts[:-1],
-        labels=labels,
-        indices=indices,
-        single_frame=single_frame,
+def clip_samples(i: Inputs, split: str, view: View) -> ClipSamples:
+    """Return the samples of one split as a stage of kind `view` may see them."""
+    data = open_dataset(i.dataset.folder)
+    artifact, name = _SEEN[view]
+    return ClipSamples(
+        seen=ShardedTensor.of(i.artifact(artifact), name, len(data.labels)),
+        data=data,
+        indices=data.splits[split],
+        view=view,
+        num_strips=0 if split == "train" else NUM_STRIPS,
     )

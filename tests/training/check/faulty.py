@@ -109,4 +109,4 @@ class Nothing:
 
 
 BAD_CONFIG, NOTHING = BadConfig(), Nothing()
-HALF = Half(placement_fields=frozenset({"num_loader_workers", "loaders"}))
+HALF = Half(placement_fields=frozenset({"seed", "loaders"}))

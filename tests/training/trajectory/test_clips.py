@@ -1,5 +1,7 @@
 """The generator: what a clip depends on, and what the classes have in common."""
 
+from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +10,9 @@ import pytest
 from training.errors import UserError
 from training.trajectory.clips import (
     CLIP_SHAPE,
+    FUTURE_FRAMES,
+    NUM_FRAMES,
+    TRACK_SHAPE,
     clip_label,
     place_path,
     project,
@@ -17,6 +22,7 @@ from training.trajectory.clips import (
 from training.trajectory.dataset import (
     CLIPS_FILE,
     LABELS_FILE,
+    TRACKS_FILE,
     make_dataset,
     open_dataset,
     split_failures,
@@ -46,18 +52,21 @@ def test_there_are_ten_or_more_classes_with_order_only_pairs() -> None:
 
 
 def test_a_clip_is_a_function_of_seed_and_index_alone() -> None:
-    clip = render_clip(3, 40)
+    clip, track = render_clip(3, 40)
     render_clip(3, 41)
     assert clip.shape == CLIP_SHAPE and clip.dtype == np.uint8
-    assert np.array_equal(clip, render_clip(3, 40))
-    assert not np.array_equal(clip, render_clip(4, 40))
-    assert not np.array_equal(clip, render_clip(3, 51))
+    assert track.shape == TRACK_SHAPE and track.dtype == np.float32
+    again, same_track = render_clip(3, 40)
+    assert np.array_equal(clip, again) and np.array_equal(track, same_track)
+    assert not np.array_equal(clip, render_clip(4, 40)[0])
+    assert not np.array_equal(clip, render_clip(3, 51)[0])
 
 
 def test_clips_do_not_depend_on_count_or_number_of_workers(folder: Path, tmp_path: Path) -> None:
     make_dataset(tmp_path, COUNT - 40, 7, ignore_progress, num_workers=2)
     few, many = open_dataset(tmp_path), open_dataset(folder)
     assert np.array_equal(few.frames, many.frames[: COUNT - 40])
+    assert np.array_equal(few.tracks, many.tracks[: COUNT - 40])
     assert few.labels == many.labels[: COUNT - 40]
 
 
@@ -67,13 +76,14 @@ def test_making_reports_progress_to_the_end_and_describes_itself(tmp_path: Path)
     assert seen[-1] == (70, 70) and len(seen) > 1
     assert meta["shape"] == [70, *CLIP_SHAPE] and meta["count"] == 70 and meta["seed"] == 0
     assert sum(meta["splits"].values()) == 70
-    assert {path.name for path in tmp_path.iterdir()} == {CLIPS_FILE, LABELS_FILE}
+    assert {path.name for path in tmp_path.iterdir()} == {CLIPS_FILE, TRACKS_FILE, LABELS_FILE}
 
 
 def test_every_class_is_in_every_split_in_its_share() -> None:
     labels = [clip_label(0, index) for index in range(1000)]
     splits = stratified_splits(labels, 0)
-    assert sorted(splits["train"] + splits["validation"]) == list(range(1000))
+    assert sorted(chain.from_iterable(splits.values())) == list(range(1000))
+    assert [round(len(splits[n]) / 1000, 2) for n in ("validation", "test")] == [0.15, 0.1]
     for indices in splits.values():
         counts = np.bincount([labels[index] for index in indices], minlength=len(CLASSES))
         assert counts.min() > 0 and counts.max() - counts.min() <= 2
@@ -83,10 +93,12 @@ def test_every_class_is_in_every_split_in_its_share() -> None:
 def test_neither_label_nor_split_can_be_told_from_the_index() -> None:
     count = 2200
     labels = np.array([clip_label(1, index) for index in range(count)])
-    validation = np.zeros(count)
-    validation[stratified_splits(labels.tolist(), 1)["validation"]] = 1.0
+    held_out = np.zeros((2, count))
+    splits = stratified_splits(labels.tolist(), 1)
+    for row, name in zip(held_out, ("validation", "test"), strict=True):
+        row[splits[name]] = 1.0
     of_class = np.eye(len(CLASSES))[labels].T
-    for row in [*of_class, validation]:
+    for row in [*of_class, *held_out]:
         # 4.5 standard deviations of the correlation of independent values.
         assert abs(np.corrcoef(row, np.arange(count))[0, 1]) < 4.5 / np.sqrt(count)
         places = np.bincount(np.flatnonzero(row) % len(CLASSES), minlength=len(CLASSES))
@@ -121,7 +133,8 @@ def test_clockwise_and_counter_clockwise_have_the_same_mean_image_over_many_clip
         images = []
         for k in range(60):
             rng = np.random.default_rng([11, k])
-            frames = render(rng, *project(rng, place_path(rng, name))).astype(np.float32)
+            centers, radii = project(rng, place_path(rng, name)[:NUM_FRAMES])
+            frames = render(rng, centers, radii).astype(np.float32)
             images.append(np.abs(frames - np.median(frames, axis=0)).max(axis=3).mean(axis=0))
         means[name] = np.mean(images, axis=0).reshape(8, 8, 8, 8).mean(axis=(1, 3)).ravel()
     assert np.corrcoef(means["circle_cw"], means["circle_ccw"])[0, 1] > 0.9
@@ -131,7 +144,7 @@ def test_clockwise_is_clockwise_from_every_camera() -> None:
     for name, sign in [("circle_cw", 1.0), ("circle_ccw", -1.0)]:
         for seed in range(30):
             rng = np.random.default_rng(seed)
-            centers, _ = project(rng, place_path(rng, name))
+            centers, _ = project(rng, place_path(rng, name)[:NUM_FRAMES])
             x, y = (centers - centers.mean(axis=0)).T
             # Pixels count y downwards, so a positive area is clockwise for the eye.
             area = np.sum(x[:-1] * y[1:] - x[1:] * y[:-1])
@@ -141,7 +154,8 @@ def test_clockwise_is_clockwise_from_every_camera() -> None:
 def test_place_and_size_do_not_depend_on_the_class() -> None:
     boxes = {}
     for name in CLASSES:
-        paths = [place_path(np.random.default_rng([9, k]), name)[:, :2] for k in range(300)]
+        placed = [place_path(np.random.default_rng([9, k]), name) for k in range(300)]
+        paths = [path[:NUM_FRAMES, :2] for path in placed]
         low = np.array([path.min(axis=0) for path in paths])
         high = np.array([path.max(axis=0) for path in paths])
         assert low.min() >= -1.0 - 1e-9 and high.max() <= 1.0 + 1e-9
@@ -157,6 +171,38 @@ def test_the_ball_is_seen_in_nearly_every_frame(folder: Path) -> None:
     assert (moving.max(axis=(2, 3, 4)) > 60).mean() > 0.95
 
 
+def test_a_track_says_where_the_ball_is_and_the_future_goes_on_from_there(folder: Path) -> None:
+    data = open_dataset(folder)
+    is_there = []
+    for k, label in enumerate(data.labels):
+        track = data.tracks[k]
+        away = np.abs(data.frames[k] - np.median(data.frames[k], axis=0)).max(axis=3)
+        for frame, (x, y, _) in enumerate(track[:NUM_FRAMES]):
+            if 0.0 <= x < 64.0 and 0.0 <= y < 64.0:
+                is_there.append(away[frame, int(y), int(x)] > 20.0)
+        if CLASSES[label] != "random_walk":
+            # No further than the clip's longest step leads in that time, and half as much again.
+            steps = np.linalg.norm(np.diff(track[:NUM_FRAMES, :2], axis=0), axis=1)
+            way = np.linalg.norm(track[NUM_FRAMES, :2] - track[NUM_FRAMES - 1, :2])
+            assert way <= 1.5 * FUTURE_FRAMES * steps.max()
+    # Where the ball lingers the median is the ball itself.
+    assert np.mean(is_there) > 0.9
+
+
+def test_the_future_of_a_circle_lies_on_the_circle() -> None:
+    path = place_path(np.random.default_rng(3), "circle_cw")
+    assert path.shape == (NUM_FRAMES + FUTURE_FRAMES, 3)
+    distances = np.linalg.norm(path[:, :2] - _center_of(path[:NUM_FRAMES, :2]), axis=1)
+    assert np.allclose(distances, distances[0], rtol=1e-6)
+
+
+def _center_of(points: np.ndarray) -> np.ndarray:
+    """The centre of the circle through points: linear least squares."""
+    a = np.column_stack([2.0 * points, np.ones(len(points))])
+    solution, *_ = np.linalg.lstsq(a, (points**2).sum(axis=1), rcond=None)
+    return np.asarray(solution[:2])
+
+
 def test_fails_to_make_fewer_clips_than_the_splits_need(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="count is 54; give at least 55"):
         make_dataset(tmp_path, 54, 0, ignore_progress)
@@ -167,6 +213,7 @@ def test_fails_to_make_fewer_clips_than_the_splits_need(tmp_path: Path) -> None:
 def test_fails_to_open_clips_that_do_not_fit_the_labels(folder: Path, tmp_path: Path) -> None:
     (tmp_path / LABELS_FILE).write_text((folder / LABELS_FILE).read_text())
     (tmp_path / CLIPS_FILE).write_bytes(b"too short")
+    (tmp_path / TRACKS_FILE).write_bytes((folder / TRACKS_FILE).read_bytes())
     with pytest.raises(UserError, match="has 9 bytes where 99 labels need"):
         open_dataset(tmp_path)
     (tmp_path / CLIPS_FILE).unlink()
@@ -185,6 +232,6 @@ def test_a_split_of_one_class_or_without_a_class_is_named(folder: Path) -> None:
     helix = CLASSES.index("helix")
     of_helix = [k for k, label in enumerate(data.labels) if label == helix]
     others = [k for k, label in enumerate(data.labels) if label != helix]
-    broken = type(data)(frames=data.frames, labels=data.labels, splits={"a": of_helix, "b": others})
+    broken = replace(data, splits={"a": of_helix, "b": others})
     assert split_failures(broken, "a") == ["every clip of split a has the same label helix"]
     assert split_failures(broken, "b") == ["split b has no clip of class helix"]

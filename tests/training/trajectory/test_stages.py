@@ -1,8 +1,7 @@
-"""The stages: features that do not depend on shards, a head that learns, refusals, recipes."""
+"""The stages: artifacts that do not depend on shards, models that learn, refusals, recipes."""
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,84 +9,57 @@ import pytest
 import torch
 from torch import Tensor
 
-from training.trajectory.dataset import LABELS_FILE, make_dataset, open_dataset
-from training.trajectory.features import Features, shard_range
+from tests.training.trajectory.conftest import COUNT, FakeDataset, inputs_of
+from training.trajectory.classifier import TrainClassifier
+from training.trajectory.dataset import (
+    CLIPS_FILE,
+    LABELS_FILE,
+    TRACKS_FILE,
+    open_dataset,
+    shard_range,
+)
+from training.trajectory.features import Features
+from training.trajectory.magvit.recipes import MagvitConfig
+from training.trajectory.mean_images import MeanImages
 from training.trajectory.model import Head
 from training.trajectory.paths import CLASSES
-from training.trajectory.recipes import RECIPES, TrajectoryConfig, full, laptop
-from training.trajectory.workload import TRAJECTORY, TrainHead
+from training.trajectory.recipes import TrajectoryConfig, full, laptop
+from training.trajectory.workload import NOMINAL_SAMPLES, RECIPES, TRAJECTORY
 from training.workload import Inputs, Partial, Prepare, Train
 
-COUNT = 66
 NO_RANDOMNESS = torch.Generator()
 
 
-@dataclass(frozen=True)
-class FakeDataset:
-    """A dataset folder without its manifest."""
-
-    folder: Path
-    fingerprint: str = "one"
-    manifest: Mapping[str, Any] = field(default_factory=dict)
-    meta: Mapping[str, Any] = field(default_factory=dict)
-
-
-def inputs_of(
-    dataset: FakeDataset, config: TrajectoryConfig, shards: Sequence[Mapping[str, Tensor]] = ()
-) -> Inputs:
-    return Inputs(
-        config=config,
-        dataset=dataset,
-        artifact=lambda name: shards,
-        prior=None,
-        device=torch.device("cpu"),
-        rank=0,
-        world=1,
-        seed=config.seed,
-        scratch=dataset.folder,
-    )
-
-
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> FakeDataset:
-    path = tmp_path_factory.mktemp("dataset")
-    make_dataset(path, COUNT, 0, lambda done, total: None, num_workers=1)
-    return FakeDataset(folder=path)
-
-
-@pytest.fixture(scope="module")
-def inputs(dataset: FakeDataset) -> Inputs:
-    config = replace(laptop(), num_shards=4)
-    stage = Features(config=config)
-    shards = [stage.make(inputs_of(dataset, config), shard) for shard in range(4)]
-    return inputs_of(dataset, config, shards)
-
-
-def train_stage(config: TrajectoryConfig, name: str) -> TrainHead:
+def train_stage(config: TrajectoryConfig, name: str) -> TrainClassifier:
     (stage,) = [s for s in TRAJECTORY.stages(config) if s.name == name]
-    assert isinstance(stage, TrainHead)
+    assert isinstance(stage, TrainClassifier)
     return stage
 
 
-def started(stage: TrainHead, inputs: Inputs) -> Head:
+def started(stage: TrainClassifier, inputs: Inputs) -> torch.nn.Module:
     torch.manual_seed(0)
+    assert isinstance(stage, Train)
     model = stage.model(inputs)
-    assert stage.start(model, inputs).failures == ()
-    assert isinstance(model, Head)
+    assert not stage.start(model, inputs).failures
     return model
 
 
-def batch_of(stage: TrainHead, inputs: Inputs, size: int) -> dict[str, Tensor]:
+def batch_of(stage: TrainClassifier, inputs: Inputs, size: int) -> dict[str, Tensor]:
     samples = stage.samples(inputs, "train")
     return samples.collate([samples.get(k, NO_RANDOMNESS) for k in range(size)])
 
 
-def test_stages_have_unique_names_and_the_kinds_the_loop_knows() -> None:
+def test_data_comes_first_then_baselines_then_what_they_judge() -> None:
+    frozen = ["mean_images", "features", "time_average", "single_frame", "shuffled", "head"]
+    magvit = ["mean_images", "time_average", "tokenizer", "tokens", "transformer"]
     for recipe in RECIPES.values():
         stages = TRAJECTORY.stages(recipe())
-        assert [stage.name for stage in stages] == ["features", "single_frame", "head"]
-        assert isinstance(stages[0], Prepare)
-        assert all(isinstance(stage, Train) for stage in stages[1:])
+        expected = magvit if isinstance(recipe(), MagvitConfig) else frozen
+        assert [stage.name for stage in stages] == expected
+        for stage in stages:
+            made = stage.name in ("mean_images", "features", "tokens")
+            assert isinstance(stage, Prepare if made else Train)
+    assert set(NOMINAL_SAMPLES) == set(RECIPES)
 
 
 def test_the_laptop_recipe_fixes_one_thread_and_single_precision() -> None:
@@ -126,6 +98,12 @@ def test_features_are_the_same_bits_in_shards_and_at_once(
     config = replace(laptop(), num_shards=1)
     (at_once,) = Features(config=config).make(inputs_of(dataset, config), 0).values()
     in_shards = torch.cat([shard["features"] for shard in inputs.artifact("features")])
+    (images,) = MeanImages(num_shards=1).make(inputs_of(dataset, config), 0).values()
+    assert images.shape == (COUNT, 3, 64, 64) and images.dtype == torch.uint8
+    mean = open_dataset(dataset.folder).frames[5].mean(axis=0).transpose(2, 0, 1)
+    assert (images[5] - torch.from_numpy(mean)).abs().max() <= 0.5 + 1e-4
+    of_shards = torch.cat([shard["mean_image"] for shard in inputs.artifact("mean_images")])
+    assert torch.equal(images, of_shards)
     assert at_once.shape == (COUNT, 16, 16, 128) and at_once.dtype == torch.float16
     assert torch.equal(at_once, in_shards)
     assert at_once.isfinite().all()
@@ -164,23 +142,50 @@ def test_the_key_names_weights_preprocessing_and_data(dataset: FakeDataset) -> N
     assert all(set(key) <= set("abcdefghijklmnopqrstuvwxyz0123456789-") for key in keys)
 
 
-def test_the_head_has_the_shapes_it_says(inputs: Inputs) -> None:
-    for name, num_frames in [("head", 16), ("single_frame", 1)]:
-        stage = train_stage(inputs.config, name)
-        batch = batch_of(stage, inputs, 5)
-        assert batch["features"].shape == (5, num_frames, 16, 128)
-        model = started(stage, inputs)
-        logits = model(batch["features"])
-        assert logits.shape == (5, len(CLASSES)) and logits.isfinite().all()
+@pytest.mark.parametrize("name", ["head", "single_frame", "shuffled", "time_average"])
+def test_models_give_class_and_position_and_examples_have_the_shapes_of_batches(
+    inputs: Inputs, name: str
+) -> None:
+    stage = train_stage(inputs.config, name)
+    batch, example = batch_of(stage, inputs, 5), stage.example(5)
+    assert batch.keys() == example.keys()
+    for key, tensor in batch.items():
+        assert (tensor.shape, tensor.dtype) == (example[key].shape, example[key].dtype), key
+    logits, future = started(stage, inputs)(batch["x"])
+    assert logits.shape == (5, len(CLASSES)) and logits.isfinite().all()
+    assert future.shape == (5, 2) and future.isfinite().all()
 
 
 def test_the_single_frame_is_the_middle_one(inputs: Inputs) -> None:
     whole = train_stage(inputs.config, "head").samples(inputs, "validation")
     single = train_stage(inputs.config, "single_frame").samples(inputs, "validation")
     for index in range(len(whole)):
-        features, label = whole.get(index, NO_RANDOMNESS)
-        frame, same_label = single.get(index, NO_RANDOMNESS)
-        assert torch.equal(frame[0], features[8]) and label == same_label
+        features, clip = whole.get(index, NO_RANDOMNESS)
+        frame, same_clip = single.get(index, NO_RANDOMNESS)
+        assert torch.equal(frame[0], features[8]) and clip == same_clip
+
+
+def test_shuffled_has_the_same_frames_in_an_order_that_the_generator_decides(
+    inputs: Inputs,
+) -> None:
+    whole = train_stage(inputs.config, "head").samples(inputs, "train")
+    mixed = train_stage(inputs.config, "shuffled").samples(inputs, "train")
+    features, _ = whole.get(0, NO_RANDOMNESS)
+    one, _ = mixed.get(0, torch.Generator().manual_seed(1))
+    other, _ = mixed.get(0, torch.Generator().manual_seed(2))
+    again, _ = mixed.get(0, torch.Generator().manual_seed(1))
+    assert torch.equal(one, again) and not torch.equal(one, other)
+    assert not torch.equal(one, features)
+    order = torch.randperm(len(features), generator=torch.Generator().manual_seed(1))
+    assert torch.equal(one, features[order])
+
+
+def test_the_future_is_the_last_row_of_the_track_in_half_frames(inputs: Inputs) -> None:
+    stage = train_stage(inputs.config, "head")
+    batch = batch_of(stage, inputs, 4)
+    tracks = torch.from_numpy(open_dataset(inputs.dataset.folder).tracks[batch["clips"].numpy()])
+    assert torch.allclose((batch["future"] + 1.0) * 32.0, tracks[:, 32, :2], atol=1e-4)
+    assert torch.allclose((batch["last"] + 1.0) * 32.0, tracks[:, 31, :2], atol=1e-4)
 
 
 def test_samples_hold_each_clip_of_their_split_with_its_label(
@@ -194,8 +199,9 @@ def test_samples_hold_each_clip_of_their_split_with_its_label(
         assert len(samples) == len(indices)
         assert sorted(samples.order(3, 0)) == list(range(len(indices)))
         for place, clip in enumerate(indices):
-            features, label = samples.get(place, NO_RANDOMNESS)
-            assert torch.equal(features, all_features[clip]) and label == data.labels[clip]
+            item = samples.get(place, NO_RANDOMNESS)
+            assert torch.equal(item[0], all_features[clip]) and item[1] == clip
+            assert samples.collate([item])["labels"].item() == data.labels[clip]
 
 
 def test_a_moving_blob_is_found_where_it_is() -> None:
@@ -206,11 +212,13 @@ def test_a_moving_blob_is_found_where_it_is() -> None:
     features = torch.zeros(1, 4, 16, 8)
     for frame, cell in enumerate([0, 3, 15, 12]):  # the four corners, clockwise
         features[0, frame, cell] = 5.0
-    place = model.tokens(features)[0, :, :2]
-    assert torch.equal(place.sign(), torch.tensor([[-1.0, -1], [1, -1], [1, 1], [-1, 1]]))
+    place = 0.5 * model.tokens(features)[0, :, :2]
+    corners = torch.tensor([[-1.0, -1], [1, -1], [1, 1], [-1, 1]])
+    # The centres of the corner cells lie three quarters of the way out; the others draw a little.
+    assert torch.allclose(place, 0.75 * corners, atol=0.05)
 
 
-@pytest.mark.parametrize("name", ["head", "single_frame"])
+@pytest.mark.parametrize("name", ["head", "single_frame", "time_average"])
 def test_steps_on_a_fixed_batch_decrease_its_loss(inputs: Inputs, name: str) -> None:
     stage = train_stage(replace(inputs.config, dropout=0.0, learning_rate=1e-3), name)
     model = started(stage, inputs)
@@ -258,7 +266,7 @@ def test_evaluation_counts_each_clip_and_writes_the_confusion(
     items = [samples.get(k, NO_RANDOMNESS) for k in range(len(samples))]
     with torch.no_grad():
         parts = [stage.evaluate(model, samples.collate(items[k : k + 20])) for k in (0, 20, 40)]
-        expected = model(samples.collate(items)["features"]).argmax(dim=1)
+        expected = model(samples.collate(items)["x"])[0].argmax(dim=1)
     labels = samples.collate(items)["labels"]
     metrics = stage.summarize(parts, tmp_path)
     assert metrics["accuracy"] == pytest.approx((expected == labels).float().mean().item())
@@ -275,9 +283,10 @@ def test_evaluation_counts_each_clip_and_writes_the_confusion(
 def test_fails_to_summarize_an_evaluation_that_lacks_a_class(
     inputs: Inputs, tmp_path: Path
 ) -> None:
-    confusion = torch.zeros(len(CLASSES), len(CLASSES), dtype=torch.int64)
-    confusion[3, 3] = 20
-    part = Partial(sums={"loss": (1.0, 20.0)}, tensors={"confusion": confusion})
+    zeros = torch.zeros(20)
+    names = ("confidence", "loss", "position_error", "standstill_error")
+    rows = {name: torch.full((20,), 3) for name in ("labels", "said", "clips")}
+    part = Partial(tensors={**rows, **dict.fromkeys(names, zeros)})
     with pytest.raises(ValueError, match="lack linear, accelerating"):
         train_stage(inputs.config, "head").summarize([part], tmp_path)
 
@@ -288,15 +297,16 @@ def test_fails_to_start_on_labels_that_are_all_the_same(
     content = json.loads((dataset.folder / LABELS_FILE).read_text())
     content["labels"] = [0] * COUNT
     (tmp_path / LABELS_FILE).write_text(json.dumps(content))
-    (tmp_path / "clips.u8").symlink_to(dataset.folder / "clips.u8")
-    broken = inputs_of(FakeDataset(tmp_path), inputs.config, inputs.artifact("features"))
+    for name in (CLIPS_FILE, TRACKS_FILE):
+        (tmp_path / name).symlink_to(dataset.folder / name)
+    broken = inputs_of(FakeDataset(tmp_path), inputs.config)
     stage = train_stage(inputs.config, "head")
-    failures = stage.start(stage.model(broken), broken).failures
+    failures = stage.start(torch.nn.Identity(), broken).failures
     assert "every clip of split train has the same label linear" in failures
     assert "every clip of split validation has the same label linear" in failures
 
 
 def test_fails_on_features_of_another_number_of_clips(dataset: FakeDataset, inputs: Inputs) -> None:
-    short = inputs_of(dataset, inputs.config, inputs.artifact("features")[:3])
+    short = inputs_of(dataset, inputs.config, {"features": inputs.artifact("features")[:3]})
     with pytest.raises(ValueError, match="but 66 labels"):
         train_stage(inputs.config, "head").samples(short, "train")

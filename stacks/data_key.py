@@ -1,0 +1,82 @@
+"""A customer-managed key for buckets, volumes and topic, with what the services need to use it."""
+
+from __future__ import annotations
+
+from aws_cdk import RemovalPolicy, Stack
+from aws_cdk import aws_iam as iam
+from aws_cdk import aws_kms as kms
+from constructs import Construct
+
+# EC2's own roles: they start the fleet's instances, whose volumes are made with the key.
+SERVICE_LINKED_ROLES = (
+    "spotfleet.amazonaws.com/AWSServiceRoleForEC2SpotFleet",
+    "spot.amazonaws.com/AWSServiceRoleForEC2Spot",
+)
+_USE = ["kms:Encrypt", "kms:Decrypt", "kms:ReEncrypt*", "kms:GenerateDataKey*", "kms:DescribeKey"]
+
+
+class DataKey(Construct):
+    """A key that is kept: without it nothing that it encrypted can ever be read again."""
+
+    key: kms.Key
+
+    def __init__(self, scope: Construct, construct_id: str) -> None:
+        super().__init__(scope, construct_id)
+        self.key = kms.Key(
+            self,
+            "Key",
+            description="Datasets, runs, training volumes and notifications",
+            enable_key_rotation=True,
+            removal_policy=RemovalPolicy.RETAIN,
+        )
+        for statement in service_statements(Stack.of(self)):
+            self.key.add_to_resource_policy(statement)
+
+
+def service_statements(stack: Stack) -> list[iam.PolicyStatement]:
+    """What the policy of any key for these stacks has to say beside its administrators' rights.
+
+    Without the first two a fleet's instances end at launch with Client.InternalError; without the
+    last, alarms and events are lost without an error.
+    """
+    roles = [
+        stack.format_arn(
+            service="iam",
+            region="",
+            resource="role",
+            resource_name=f"aws-service-role/{name}",
+        )
+        for name in SERVICE_LINKED_ROLES
+    ]
+    # By condition, not as principals: KMS refuses a policy that names a role which is not there
+    # yet, and these are made once for the account, by whoever needs them first.
+    spot = {
+        "StringEquals": {"kms:CallerAccount": stack.account},
+        "ArnLike": {"aws:PrincipalArn": roles},
+    }
+    return [
+        iam.PolicyStatement(
+            sid="SpotMakesVolumes",
+            principals=[iam.AnyPrincipal()],
+            actions=list(_USE),
+            resources=["*"],
+            conditions=spot,
+        ),
+        iam.PolicyStatement(
+            sid="SpotAttachesVolumes",
+            principals=[iam.AnyPrincipal()],
+            actions=["kms:CreateGrant"],
+            resources=["*"],
+            conditions={**spot, "Bool": {"kms:GrantIsForAWSResource": "true"}},
+        ),
+        # The topic's own policy says for whose alarms; without its permission the key is of no use.
+        iam.PolicyStatement(
+            sid="AlarmsAndEventsPublish",
+            principals=[
+                iam.ServicePrincipal("cloudwatch.amazonaws.com"),
+                iam.ServicePrincipal("events.amazonaws.com"),
+            ],
+            actions=["kms:Decrypt", "kms:GenerateDataKey*"],
+            resources=["*"],
+        ),
+    ]

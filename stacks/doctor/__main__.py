@@ -1,0 +1,118 @@
+"""`python -m stacks.doctor`: each line ok, warning or problem, with the command that mends it.
+
+Exit code 1 where something is a problem, 2 for a context that is none. It only reads.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import shlex
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
+
+from stacks.doctor import capacity, deployment
+from stacks.doctor.account import Account, Check, Finding, connect, run
+from stacks.parameters import StackParameters
+from stacks.parameters.context import defaults
+
+# In the order in which they are mended.
+CHECKS: Mapping[str, Check] = {
+    "bootstrap": deployment.is_bootstrapped,
+    "service role": capacity.service_roles_exist,
+    "size": capacity.size_is_offered,
+    "quota": capacity.quota_suffices,
+    "spot capacity": capacity.capacity_is_likely,
+    "image": capacity.image_resolves,
+    "stack": deployment.stacks_can_be_deployed,
+    "dataset": deployment.dataset_is_there,
+    "alarm e-mail": deployment.somebody_is_told,
+}
+_LOG_IN = "aws configure sso && aws sso login   # or: export AWS_PROFILE=NAME"
+
+
+def examine(account: Account) -> Iterator[Finding]:
+    """Yield the findings one by one; without credentials there is only the first."""
+    found = _credentials(account)
+    yield found
+    if found.state == "ok":
+        for name, check in CHECKS.items():
+            yield from run(name, check, account)
+
+
+def _credentials(account: Account) -> Finding:
+    if not account.region:
+        return Finding(
+            check="region",
+            state="problem",
+            what="no region is set, so nothing else was looked at",
+            mend="export AWS_REGION=us-east-1 AWS_DEFAULT_REGION=us-east-1",
+        )
+    try:
+        identity = account.client("sts").get_caller_identity()
+    except (NoCredentialsError, ClientError) as error:
+        what = f"{error}; nothing else was looked at"
+        return Finding(check="credentials", state="problem", what=what, mend=_LOG_IN)
+    except BotoCoreError as error:
+        what = f"AWS cannot be reached or asked ({error}); nothing else was looked at"
+        mend = f"aws sts get-caller-identity --region {account.region}"
+        return Finding(check="credentials", state="problem", what=what, mend=mend)
+    what = f"account {identity['Account']} in {account.region} as {identity['Arn']}"
+    return Finding(check="credentials", state="ok", what=what)
+
+
+def main(
+    arguments: Sequence[str],
+    connect: Callable[[str | None], tuple[Callable[[str], Any], str]] = connect,
+) -> int:
+    """Print the findings as they come."""
+    options = _parse(arguments)
+    given = dict(pair.partition("=")[::2] for pair in options.context)
+    try:
+        parameters = StackParameters.from_context({**defaults(), **given})
+        client, region = connect(options.profile)
+    except (ValueError, BotoCoreError) as mistake:
+        print(f"doctor: {mistake}", file=sys.stderr)
+        return 2
+    account = Account(
+        client=client,
+        region=region,
+        parameters=parameters,
+        options="".join(f" -c {shlex.quote(pair)}" for pair in options.context),
+    )
+    findings = []
+    for found in examine(account):
+        findings.append(found)
+        if not options.json:
+            _show(found)
+    problems = sum(each.state == "problem" for each in findings)
+    if options.json:
+        print(json.dumps([dataclasses.asdict(each) for each in findings], indent=2))
+    else:
+        warnings = sum(each.state == "warning" for each in findings)
+        print(f"\n{len(findings)} lines, {problems} problems, {warnings} warnings")
+    return int(problems > 0)
+
+
+def _show(found: Finding) -> None:
+    print(f"{found.state:<9}{found.check:<20}{found.what}", flush=True)
+    if found.mend:
+        print(f"{'':<9}{'':<20}$ {found.mend}", flush=True)
+
+
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m stacks.doctor", description=__doc__)
+    parser.add_argument(
+        "-c", "--context", action="append", default=[], metavar="NAME=VALUE", help="as for cdk"
+    )
+    parser.add_argument("--profile", help="a profile of ~/.aws/config")
+    parser.add_argument("--json", action="store_true")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

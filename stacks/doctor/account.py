@@ -1,0 +1,111 @@
+"""The account under examination, what a check finds in it, and how AWS's refusals are told."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import boto3
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError
+
+from stacks.parameters import StackParameters
+
+State = Literal["ok", "warning", "problem"]
+STACKS = ("DatasetStack", "TrainingStack")
+_NO_ACCESS = ("AccessDenied", "AccessDeniedException", "UnauthorizedOperation")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finding:
+    """One line of the report; `mend` is the exact command that helps."""
+
+    check: str
+    state: State
+    what: str
+    mend: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Account:
+    """What checks look at: clients by service, the parameters of the deploy, its `-c` options."""
+
+    client: Callable[[str], Any]
+    region: str
+    parameters: StackParameters
+    options: str = ""
+    _stacks: dict[str, dict[str, Any] | None] = field(default_factory=dict)
+
+    def deploy(self, stack: str = "TrainingStack") -> str:
+        """The deploy command with this examination's options."""
+        return f"npx cdk deploy {stack}{self.options}"
+
+    def stack(self, name: str) -> dict[str, Any] | None:
+        """A deployed stack, None where there is none."""
+        if name not in self._stacks:
+            self._stacks[name] = None
+            try:
+                answer = self.client("cloudformation").describe_stacks(StackName=name)
+                self._stacks[name] = answer["Stacks"][0]
+            except ClientError as error:
+                if "does not exist" not in str(error):
+                    raise
+        return self._stacks[name]
+
+    def output(self, stack: str, name: str) -> str | None:
+        """An output of a deployed stack."""
+        outputs = (self.stack(stack) or {}).get("Outputs") or []
+        return next(
+            (str(each["OutputValue"]) for each in outputs if each["OutputKey"] == name), None
+        )
+
+
+Check = Callable[[Account], Iterator[Finding]]
+
+
+def connect(profile: str | None = None) -> tuple[Callable[[str], Any], str]:
+    """Return clients of the user's own account and region, that give up soon."""
+    # boto3 reads AWS_DEFAULT_REGION only; the CDK CLI takes AWS_REGION before it.
+    region = os.environ.get("AWS_REGION")
+    session = boto3.session.Session(profile_name=profile, region_name=region)
+    config = Config(connect_timeout=5, read_timeout=15, retries={"max_attempts": 2})
+    clients: dict[str, Any] = {}
+
+    def client(service: str) -> Any:
+        if service not in clients:
+            clients[service] = session.client(service, config=config)
+        return clients[service]
+
+    return client, session.region_name or ""
+
+
+def run(name: str, check: Check, account: Account) -> Iterator[Finding]:
+    """Run one check; what AWS refuses is a finding as well."""
+    try:
+        yield from check(account)
+    except ClientError as error:
+        yield _refused(name, error)
+    except BotoCoreError as error:
+        yield Finding(
+            check=name,
+            state="problem",
+            what=f"no answer: {error}",
+            mend=f"aws sts get-caller-identity --region {account.region}",
+        )
+
+
+def _refused(name: str, error: ClientError) -> Finding:
+    code = error.response.get("Error", {}).get("Code", "")
+    call = error.operation_name
+    if code in _NO_ACCESS:
+        return Finding(
+            check=name,
+            state="problem",
+            what=f"not looked at: these credentials may not call {call}",
+            mend="use credentials with the managed policies ReadOnlyAccess and "
+            "ServiceQuotasReadOnlyAccess, at least for the doctor",
+        )
+    message = error.response.get("Error", {}).get("Message", "")
+    return Finding(check=name, state="problem", what=f"{call} answered {code}: {message}")

@@ -1,0 +1,314 @@
+"""The doctor against the embedded AWS; botocore stubs where it lacks the API."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Any
+
+import boto3
+import pytest
+from botocore.config import Config
+from botocore.stub import Stubber
+
+from rehearsal.aws import EmbeddedAws
+from stacks.doctor.__main__ import main
+
+IMAGE = (
+    "/aws/service/deeplearning/ami/x86_64/"
+    "oss-nvidia-driver-gpu-pytorch-2.12-ubuntu-24.04/latest/ami-id"
+)
+BOOTSTRAP = "/cdk-bootstrap/hnb659fds/version"
+Examine = Callable[..., dict[str, list[dict[str, str]]]]
+
+
+class Clinic:
+    """The embedded AWS, with answers of our own for the calls that it does not know."""
+
+    def __init__(self, aws: EmbeddedAws) -> None:
+        self.aws = aws
+        self.quota: float | str = 64.0
+        self.scores: list[tuple[str, int]] = [("us-east-1a", 7), ("us-east-1b", 3)]
+        self.denied: set[str] = set()
+
+    def connect(self, _: str | None) -> tuple[Callable[[str], Any], str]:
+        return self.client, self.aws.region
+
+    def client(self, service: str) -> Any:
+        if service in self.denied or service == "service-quotas":
+            return self._stubbed(service, deny=service in self.denied)
+        client = self.aws.client(service)
+        if service == "ec2":
+            return _Ec2(client, self._scores)
+        return client
+
+    def _stubbed(self, service: str, deny: bool = False) -> Any:
+        client = unconnected(service)
+        stub = Stubber(client)
+        if deny:
+            stub.add_client_error("list_roles", "AccessDenied", "no", http_status_code=403)
+        elif isinstance(self.quota, float):
+            stub.add_response("get_service_quota", {"Quota": {"Value": self.quota}})
+        else:
+            stub.add_client_error("get_service_quota", "NoSuchResourceException", "none")
+            value = {"Quota": {"Value": float(self.quota)}}
+            stub.add_response("get_aws_default_service_quota", value)
+        stub.activate()
+        return client
+
+    def _scores(self, **asked: Any) -> dict[str, Any]:
+        assert asked["SingleAvailabilityZone"] is True
+        zones = self.aws.client("ec2").describe_availability_zones()["AvailabilityZones"]
+        ids = {each["ZoneName"]: each["ZoneId"] for each in zones}
+        client = kept("ec2")
+        with Stubber(client) as stub:
+            scores = [
+                {"Region": self.aws.region, "AvailabilityZoneId": ids[zone], "Score": score}
+                for zone, score in self.scores
+            ]
+            stub.add_response("get_spot_placement_scores", {"SpotPlacementScores": scores})
+            answer: dict[str, Any] = client.get_spot_placement_scores(**asked)
+            return answer
+
+
+def unconnected(service: str) -> Any:
+    """A client for a stub."""
+    session = boto3.session.Session(
+        aws_access_key_id="x", aws_secret_access_key="y", region_name="us-east-1"
+    )
+    return session.client(service, config=Config(retries={"max_attempts": 1}))
+
+
+# EC2's takes half a second to make.
+kept = cache(unconnected)
+
+
+class _Ec2:
+    """EC2 of the embedded AWS, which has no placement scores."""
+
+    def __init__(self, client: Any, scores: Callable[..., Any]) -> None:
+        self._client = client
+        self.get_spot_placement_scores = scores
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+
+@pytest.fixture(scope="module")
+def aws() -> Iterator[EmbeddedAws]:
+    with EmbeddedAws() as running:
+        running.client("s3").create_bucket(Bucket="my-data")
+        yield running
+
+
+@pytest.fixture
+def bare(aws: EmbeddedAws) -> Clinic:
+    """An account that nobody has prepared; its bucket is empty."""
+    return Clinic(aws)
+
+
+@pytest.fixture
+def healthy(aws: EmbeddedAws) -> Iterator[Clinic]:
+    """An account in which everything is as it should be, before the first deploy."""
+    iam, ssm = aws.client("iam"), aws.client("ssm")
+    roles = [
+        iam.create_service_linked_role(AWSServiceName=service)["Role"]["RoleName"]
+        for service in ("spotfleet.amazonaws.com", "spot.amazonaws.com")
+    ]
+    ssm.put_parameter(Name=BOOTSTRAP, Value="30", Type="String")
+    clinic = Clinic(aws)
+    upload(clinic, 10)
+    yield clinic
+    for role in roles:
+        iam.delete_role(RoleName=role)
+    ssm.delete_parameter(Name=BOOTSTRAP)
+    aws.client("s3").delete_object(Bucket="my-data", Key="trajectory/manifest.json")
+
+
+def upload(clinic: Clinic, gib: int) -> None:
+    files = [{"name": "clips.npy", "bytes": gib * 2**30}]
+    clinic.aws.client("s3").put_object(
+        Bucket="my-data",
+        Key="trajectory/manifest.json",
+        Body=json.dumps({"files": files}).encode(),
+    )
+
+
+@pytest.fixture
+def examine(capsys: pytest.CaptureFixture[str]) -> Examine:
+    """Return a function that gives the findings by check, and holds the exit code to them."""
+
+    def run(clinic: Clinic, *options: str) -> dict[str, list[dict[str, str]]]:
+        context = [each for option in options for each in ("-c", option)]
+        code = main(["--json", "-c", "dataset_bucket=my-data", *context], clinic.connect)
+        findings = json.loads(capsys.readouterr().out)
+        assert code == any(each["state"] == "problem" for each in findings)
+        by_check: dict[str, list[dict[str, str]]] = {}
+        for each in findings:
+            by_check.setdefault(each["check"], []).append(each)
+        return by_check
+
+    return run
+
+
+def test_a_healthy_account_has_no_problem(healthy: Clinic, examine: Examine) -> None:
+    found = examine(healthy, "alarm_email=me@example.com")
+    states = {each["state"] for lines in found.values() for each in lines}
+    # The alternates of a g5.2xlarge go up to 64 vCPUs.
+    assert states == {"ok"}, found
+    assert "account 123456789012 in us-east-1" in found["credentials"][0]["what"]
+    assert "1 files, 10.0 GiB at s3://my-data/trajectory" in found["dataset"][0]["what"]
+
+
+def test_a_bare_account_is_told_every_command(bare: Clinic, examine: Examine) -> None:
+    bare.quota = 0.0
+    found = examine(bare)
+    mends = {name: lines[0]["mend"] for name, lines in found.items() if lines[0]["mend"]}
+    assert mends["bootstrap"] == "npx cdk bootstrap aws://123456789012/us-east-1"
+    assert [each["mend"] for each in found["service role"]] == [
+        f"aws iam create-service-linked-role --aws-service-name {service}.amazonaws.com"
+        for service in ("spotfleet", "spot")
+    ]
+    assert mends["spot quota"].endswith(
+        "--quota-code L-3819A6DF --desired-value 16 --region us-east-1"
+    )
+    assert mends["dataset"].startswith("python -m training data upload DIR --dataset-uri s3://my-d")
+    assert "alarm_email=" in mends["alarm e-mail"]
+
+
+def test_a_command_that_mends_does(bare: Clinic, examine: Examine) -> None:
+    iam = bare.aws.client("iam")
+    made = [
+        iam.create_service_linked_role(AWSServiceName=line["mend"].rpartition(" ")[2])
+        for line in examine(bare)["service role"]
+    ]
+    assert {each["state"] for each in examine(bare)["service role"]} == {"ok"}
+    for each in made:
+        iam.delete_role(RoleName=each["Role"]["RoleName"])
+
+
+def test_a_quota_for_the_size_but_not_its_alternates_is_a_warning(
+    healthy: Clinic, examine: Examine
+) -> None:
+    healthy.quota = 16.0
+    (line,) = examine(healthy)["spot quota"]
+    assert line["state"] == "warning"
+    assert "the alternates g5.8xlarge, g5.16xlarge do not fit" in line["what"]
+
+
+def test_a_quota_nobody_changed_is_awss_default(healthy: Clinic, examine: Examine) -> None:
+    healthy.quota = "4"
+    (line,) = examine(healthy)["spot quota"]
+    assert (line["state"], line["what"]) == (
+        "problem", "L-3819A6DF is 4 vCPUs; 1 x g5.2xlarge needs 8",
+    )  # fmt: skip
+
+
+def test_an_on_demand_base_asks_for_the_other_quota(healthy: Clinic, examine: Examine) -> None:
+    found = examine(healthy, "on_demand_base=1")
+    assert "L-DB2E81BA" in found["on-demand quota"][0]["what"]
+    assert "spot quota" not in found
+    assert "spot capacity" not in found
+
+
+def test_zones_without_the_size_are_a_problem(healthy: Clinic, examine: Examine) -> None:
+    # g5 is offered in every zone of us-east-1 but e.
+    (line,) = examine(healthy, "zones=us-east-1e")["size"]
+    assert line["state"] == "problem"
+    assert line["mend"].endswith("-c zones=us-east-1a,us-east-1b")
+    (line,) = examine(healthy, "zones=us-east-1a,us-east-1e")["size"]
+    assert line["state"] == "warning"
+    assert "none in us-east-1e" in line["what"]
+
+
+def test_a_low_score_is_a_warning_with_better_zones(healthy: Clinic, examine: Examine) -> None:
+    healthy.scores = [("us-east-1a", 1), ("us-east-1c", 9), ("us-east-1d", 8)]
+    (line,) = examine(healthy)["spot capacity"]
+    assert line["state"] == "warning"
+    assert line["mend"].endswith("-c zones=us-east-1c,us-east-1d")
+    healthy.scores = [("us-east-1a", 2)]
+    assert examine(healthy)["spot capacity"][0]["mend"].endswith("-c on_demand_base=1")
+
+
+def test_an_image_that_is_not_there_is_a_problem(healthy: Clinic, examine: Examine) -> None:
+    wrong = IMAGE.replace("2.12", "9.99")
+    (line,) = examine(healthy, f"pytorch_ami_parameter={wrong}")["image"]
+    assert (line["state"], line["what"]) == ("problem", f"us-east-1 has no parameter {wrong}")
+    assert "get-parameters-by-path" in line["mend"]
+    (line,) = examine(healthy, "pytorch_ami_parameter=ami-0123456789abcdef0")["image"]
+    assert "is not available in us-east-1" in line["what"]
+
+
+def test_a_dataset_larger_than_its_volume_is_a_problem(healthy: Clinic, examine: Examine) -> None:
+    upload(healthy, 300)
+    (line,) = examine(healthy)["dataset"]
+    assert line["state"] == "problem"
+    assert line["mend"].endswith("-c data_volume_gib=331")
+
+
+def test_a_manifest_that_is_none_is_a_problem(healthy: Clinic, examine: Examine) -> None:
+    healthy.aws.client("s3").put_object(
+        Bucket="my-data", Key="trajectory/manifest.json", Body=b"[]"
+    )
+    assert "is no manifest" in examine(healthy)["dataset"][0]["what"]
+
+
+def test_what_may_not_be_looked_at_is_a_problem(healthy: Clinic, examine: Examine) -> None:
+    healthy.denied.add("iam")
+    (line,) = examine(healthy)["service role"]
+    assert "these credentials may not call ListRoles" in line["what"]
+    # The rest was looked at all the same.
+    assert examine(healthy)["image"][0]["state"] == "ok"
+
+
+def test_an_address_that_has_not_confirmed_is_a_problem(healthy: Clinic, examine: Examine) -> None:
+    sns = healthy.aws.client("sns")
+    topic = sns.create_topic(Name="alarms")["TopicArn"]
+    template = {"Resources": {"T": {"Type": "AWS::SNS::Topic"}},
+                "Outputs": {"TopicArn": {"Value": topic}}}  # fmt: skip
+    healthy.aws.client("cloudformation").create_stack(
+        StackName="TrainingStack", TemplateBody=json.dumps(template)
+    )
+    healthy.aws.client("cloudformation").get_waiter("stack_create_complete").wait(
+        StackName="TrainingStack", WaiterConfig={"Delay": 1}
+    )
+    assert examine(healthy)["alarm e-mail"][0]["what"] == "nobody is subscribed to the topic"
+    sns.subscribe(TopicArn=topic, Protocol="email", Endpoint="me@example.com")
+    (line,) = examine(healthy)["alarm e-mail"]
+    # moto confirms at once; AWS says PendingConfirmation in place of the ARN.
+    assert (line["state"], line["what"]) == ("ok", "me@example.com confirmed")
+    assert examine(healthy)["stack TrainingStack"][0]["what"] == "CREATE_COMPLETE"
+    healthy.aws.client("cloudformation").delete_stack(StackName="TrainingStack")
+
+
+def test_fails_without_credentials_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_REGION", "us-east-1")
+    monkeypatch.setenv("AWS_CONFIG_FILE", "/dev/null")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/dev/null")
+    assert main([]) == 1
+    out = capsys.readouterr().out
+    assert "Unable to locate credentials; nothing else was looked at" in out
+    assert "$ aws configure sso && aws sso login" in out
+
+
+def test_fails_without_a_network_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "y")
+    monkeypatch.setenv("AWS_REGION", "us-east-1")
+    # Nobody listens on the discard port.
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    assert main([]) == 1
+    assert "AWS cannot be reached or asked" in capsys.readouterr().out
+
+
+def test_fails_for_a_context_that_is_none(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["-c", "size=g5.huge"]) == 2
+    assert "not in the instance catalogue" in capsys.readouterr().err

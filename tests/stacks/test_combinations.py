@@ -1,0 +1,157 @@
+"""Every option with every other, and every size: cdk-nag, cfn-lint and our own assertions, clean.
+
+All in one process: the fixture synthesizes with cdk-nag on, which raises where it finds anything.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from cfnlint.api import ManualArgs, lint
+
+from sizing import catalogue
+from sizing.plan_checks import PROBLEMS
+from stacks.parameters.__main__ import FAMILIES, deployable_sizes
+from stacks.user_data import MAX_BYTES, TOKEN_ALLOWANCE_BYTES
+
+Synthesize = Callable[..., Any]
+OPTIONS = [
+    {"on_demand_base": base, "kms": kms, "access_logs": logs}
+    for base, kms, logs in itertools.product(("0", "1"), ("", "create"), ("false", "true"))
+]
+KEPT = {
+    "DatasetBucket9BE8B15B",
+    "DatasetBucketPolicy87D5E6FC",
+    "RunBucketCA76775A",
+    "RunBucketPolicy9A154720",
+    "DataKey2A0DE9E6",
+    "AccessLogs8B620ECA",
+    "AccessLogsPolicyABDC4D2D",
+}
+
+
+def _combinations() -> Iterator[tuple[str, dict[str, str]]]:
+    """Every family with every combination of options; as many sizes of it as there are."""
+    for family in FAMILIES:
+        sizes = deployable_sizes([family])
+        for number, options in enumerate(OPTIONS):
+            yield sizes[number % len(sizes)], options
+
+
+def _others() -> list[str]:
+    """Sizes of other families that the stack can deploy."""
+    families = {each.family for each in catalogue.instances().values()} - set(FAMILIES)
+    return deployable_sizes(sorted(families))
+
+
+def _properties(templates: Any, type_name: str) -> list[Any]:
+    return [
+        each["Properties"]
+        for template in templates.values()
+        for each in template["Resources"].values()
+        if each["Type"] == type_name
+    ]
+
+
+@pytest.mark.parametrize(
+    ("size", "options"),
+    list(_combinations()),
+    ids=lambda value: value if isinstance(value, str) else "-".join(filter(None, value.values())),
+)
+def test_every_combination_is_secure(
+    size: str, options: dict[str, str], synthesize: Synthesize
+) -> None:
+    templates = synthesize(size=size, accept=",".join(PROBLEMS), **options)
+    _check_instances(templates, has_key=bool(options["kms"]))
+    _check_buckets(templates, has_key=bool(options["kms"]))
+    _check_network_and_types(templates)
+    (topic,) = _properties(templates, "AWS::SNS::Topic")
+    assert ("KmsMasterKeyId" in topic) == bool(options["kms"])
+    (fleet,) = _properties(templates, "AWS::EC2::SpotFleet")
+    config = fleet["SpotFleetRequestConfigData"]
+    assert config["OnDemandTargetCapacity"] == int(options["on_demand_base"])
+    sizes = {each["InstanceType"] for each in config["LaunchTemplateConfigs"][0]["Overrides"]}
+    assert size in sizes
+    assert {catalogue.find(each).gpu for each in sizes} == {catalogue.find(size).gpu}
+
+
+@pytest.mark.parametrize("size", _others())
+def test_every_other_size_is_secure_too(size: str, synthesize: Synthesize) -> None:
+    templates = synthesize(size=size, accept=",".join(PROBLEMS))
+    _check_instances(templates, has_key=False)
+    (fleet,) = _properties(templates, "AWS::EC2::SpotFleet")
+    overrides = fleet["SpotFleetRequestConfigData"]["LaunchTemplateConfigs"][0]["Overrides"]
+    assert 2 <= len(overrides) <= 10
+
+
+@pytest.mark.parametrize(
+    "options", [OPTIONS[0], OPTIONS[-1]], ids=["every option off", "every option on"]
+)
+def test_cfn_lint_finds_nothing(options: dict[str, str], synthesize: Synthesize) -> None:
+    for name, template in synthesize(**options).items():
+        found = lint(json.dumps(template), config=ManualArgs(regions=["us-east-1"]))
+        ignored = {"W3005", "W6001"}  # .cfnlintrc says why
+        assert [str(each) for each in found if each.rule.id not in ignored] == [], name
+
+
+def test_what_is_kept_keeps_its_logical_ids(synthesize: Synthesize) -> None:
+    kept = synthesize(**OPTIONS[-1])["DatasetStack"]["Resources"]
+    assert set(kept) == KEPT
+    for name, resource in kept.items():
+        assert resource["DeletionPolicy"] == "Retain", name
+        assert resource["UpdateReplacePolicy"] == "Retain", name
+
+
+def _check_instances(templates: Any, *, has_key: bool) -> None:
+    """What cdk-nag does not look into: the launch template."""
+    (template,) = _properties(templates, "AWS::EC2::LaunchTemplate")
+    data = template["LaunchTemplateData"]
+    options = data["MetadataOptions"]
+    assert (options["HttpTokens"], options["HttpPutResponseHopLimit"]) == ("required", 1)
+    assert len(data["BlockDeviceMappings"]) == 2
+    for mapping in data["BlockDeviceMappings"]:
+        assert mapping["Ebs"]["Encrypted"] is True
+        assert mapping["Ebs"]["DeleteOnTermination"] is True
+        assert ("KmsKeyId" in mapping["Ebs"]) == has_key
+    assert not {"KeyName", "InstanceMarketOptions", "NetworkInterfaces"} & set(data)
+    (join,) = data["UserData"].values()
+    text = "".join(part for part in join["Fn::Join"][1] if isinstance(part, str))
+    assert len(text.encode()) + TOKEN_ALLOWANCE_BYTES < MAX_BYTES
+
+
+def _check_buckets(templates: Any, *, has_key: bool) -> None:
+    buckets = templates["DatasetStack"]["Resources"]
+    for name, resource in buckets.items():
+        if resource["Type"] == "AWS::S3::Bucket":
+            properties = resource["Properties"]
+            assert set(properties["PublicAccessBlockConfiguration"].values()) == {True}
+            (rule,) = properties["BucketEncryption"]["ServerSideEncryptionConfiguration"]
+            algorithm = rule["ServerSideEncryptionByDefault"]["SSEAlgorithm"]
+            # S3 delivers access logs into buckets with its own encryption only.
+            is_own = has_key and not name.startswith("AccessLogs")
+            assert algorithm == ("aws:kms" if is_own else "AES256"), name
+        elif resource["Type"] == "AWS::S3::BucketPolicy":
+            denied = [
+                each["Condition"]
+                for each in resource["Properties"]["PolicyDocument"]["Statement"]
+                if each["Effect"] == "Deny" and each["Action"] == "s3:*"
+            ]
+            assert {"Bool": {"aws:SecureTransport": "false"}} in denied, name
+
+
+def _check_network_and_types(templates: Any) -> None:
+    types = [
+        each["Type"] for template in templates.values() for each in template["Resources"].values()
+    ]
+    assert not [each for each in types if each.startswith("Custom::")]
+    assert "AWS::CloudFormation::CustomResource" not in types
+    assert not {"AWS::EC2::SecurityGroupIngress", "AWS::EC2::NatGateway"} & set(types)
+    (group,) = _properties(templates, "AWS::EC2::SecurityGroup")
+    assert "SecurityGroupIngress" not in group
+    (endpoint,) = _properties(templates, "AWS::EC2::VPCEndpoint")
+    assert endpoint["VpcEndpointType"] == "Gateway"
+    assert types.count("AWS::EC2::FlowLog") == 1

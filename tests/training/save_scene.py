@@ -1,0 +1,118 @@
+"""A saver with everything that it writes to, over a folder that can be held up, slowed, broken."""
+
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from training.capture import Capture
+from training.checkpoint import read_checkpoint
+from training.config import parse_interval
+from training.distributed import Place, World
+from training.events import Events
+from training.head import Lease, acquire, read_head
+from training.interruption import Interruption, Notice
+from training.metrics import Metrics
+from training.position import Attempt, Position
+from training.saver import Saver
+from training.store import FolderStore, Upload
+
+CPU = torch.device("cpu")
+
+
+class GatedStore(FolderStore):
+    """A folder whose uploads can be held up, slowed down or broken."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.gate = threading.Event()
+        self.gate.set()
+        self.bytes_per_second: float | None = None
+        self.error: Exception | None = None
+        self.num_begun = 0
+
+    def upload(self, key: str, *arguments: Any) -> Upload:
+        self.num_begun += 1
+        upload = super().upload(key, *arguments)
+        put = upload.put
+
+        def gated_put(number: int, start: int, data: memoryview, sha256: bytes) -> None:
+            assert self.gate.wait(20)
+            if self.error:
+                raise self.error
+            if self.bytes_per_second:
+                with self._line:
+                    time.sleep(len(data) / self.bytes_per_second)
+            put(number, start, data, sha256)
+
+        upload.put = gated_put  # type: ignore[method-assign]
+        return upload
+
+    _line = threading.Lock()
+
+
+class Scene:
+    """A saver with everything that it writes to, and a state of one tensor."""
+
+    def __init__(self, root: Path, interval: str = "1steps") -> None:
+        self.store = GatedStore(root / "run")
+        lease = acquire(self.store, "run-1", "i-1", 60, lambda s: False, lambda holder: None)
+        assert isinstance(lease, Lease)
+        self.attempt = Attempt(
+            store=self.store,
+            held=lease,
+            metrics=Metrics(self.store, 1, "nonce", root / "metrics.jsonl"),
+            events=Events(self.store, "i-1"),
+            interruption=Interruption(budget_seconds=120),
+            interval=parse_interval(interval),
+            scratch=root,
+            world=World(Place(), CPU),
+        )
+        self.saver = Saver(self.attempt, None)
+        self.weights = torch.zeros(1000)
+
+    def position(self, step: int, **fields: Any) -> Position:
+        return Position(stage="a", stage_step=step, step=step, **fields)
+
+    def capture(self, step: int) -> Capture:
+        self.weights.fill_(step)
+        tensors: dict[str, dict[str, Tensor]] = {"model": {"w": self.weights}, "optimizer": {}}
+        return Capture(tensors=tensors, state={"step": step})
+
+    def begin(self, step: int, **fields: Any) -> None:
+        self.saver.begin(self.capture(step), self.position(step, **fields), 0)
+
+    def notice(self, seconds: float) -> Notice:
+        now = time.monotonic()
+        return Notice(cause="notice", received=now, deadline=now + seconds)
+
+    def emergency(self, step: int, seconds: float) -> bool:
+        notice = self.notice(seconds)
+        return self.saver.emergency(self.capture(step), self.position(step), 0, notice)
+
+    def finish(self) -> None:
+        deadline = time.monotonic() + 20
+        while self.saver.is_saving:
+            assert time.monotonic() < deadline
+            self.saver.poll()
+            time.sleep(0.001)
+
+    def committed(self) -> list[tuple[int, float]]:
+        """Step and weight of every checkpoint that the head names."""
+        head = read_head(self.store)
+        assert head is not None
+        found = []
+        for entry in head.checkpoints:
+            snapshot = read_checkpoint(self.store, entry)
+            weights = snapshot.tensors["model"]["w"]
+            assert bool((weights == weights[0]).all())
+            found.append((entry.step, float(weights[0])))
+        return found
+
+    def set_rate(self, bytes_per_second: float) -> None:
+        """Let a first save measure the rate that later ones reckon with."""
+        self.store.bytes_per_second = bytes_per_second
+        self.saver.commit(self.capture(1), self.position(1), 0, "periodic")

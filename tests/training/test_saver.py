@@ -1,0 +1,215 @@
+"""Saves run behind the training, one at a time, and are published whole or not at all."""
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.training.save_scene import Scene
+from training.checkpoint import read_checkpoint
+from training.errors import RunFailedError
+from training.head import Lease, LeaseLostError, acquire, read_head
+from training.saver import Saver
+from training.store import StoreError
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Iterator[Scene]:
+    scene = Scene(tmp_path)
+    yield scene
+    scene.store.gate.set()
+    scene.attempt.metrics.close()
+
+
+def test_training_goes_on_while_a_save_is_under_way(scene: Scene) -> None:
+    scene.store.gate.clear()
+    scene.begin(1)
+    scene.weights.fill_(77.0)
+    scene.saver.poll()
+    assert scene.committed() == []
+    scene.store.gate.set()
+    scene.finish()
+    assert scene.committed() == [(1, 1.0)], "the state of the boundary, not of later"
+
+
+def test_a_save_that_is_due_waits_for_the_one_under_way(scene: Scene) -> None:
+    scene.store.gate.clear()
+    scene.begin(1)
+    threading.Timer(0.2, scene.store.gate.set).start()
+    began = time.monotonic()
+    scene.begin(2)
+    assert time.monotonic() - began >= 0.15
+    scene.finish()
+    assert scene.committed() == [(1, 1.0), (2, 2.0)]
+
+
+@pytest.mark.parametrize("interval", ["1s", "auto"])
+def test_an_interval_of_time_is_put_off_while_a_save_is_under_way(
+    tmp_path: Path, interval: str
+) -> None:
+    scene = Scene(tmp_path, interval)
+    scene.store.gate.clear()
+    scene.begin(1)
+    scene.saver._last_boundary -= 100_000
+    assert not scene.saver.is_due(scene.position(2), 10)
+    scene.store.gate.set()
+    scene.finish()
+    assert scene.saver.is_due(scene.position(2), 10)
+    scene.attempt.metrics.close()
+
+
+def test_what_goes_wrong_behind_the_training_is_raised_at_the_next_poll(scene: Scene) -> None:
+    scene.store.error = StoreError("the disk is full")
+    scene.begin(1)
+    assert scene.saver.wait(20)
+    with pytest.raises(StoreError, match="the disk is full"):
+        scene.saver.poll()
+    assert scene.committed() == []
+    scene.store.error = None
+    scene.begin(2)
+    scene.finish()
+    assert scene.committed() == [(2, 2.0)]
+
+
+def test_what_goes_wrong_is_raised_at_the_latest_by_the_next_save(scene: Scene) -> None:
+    scene.store.error = StoreError("the disk is full")
+    scene.begin(1)
+    with pytest.raises(StoreError, match="the disk is full"):
+        scene.saver.commit(scene.capture(2), scene.position(2), 0, "stage-end")
+
+
+def test_nothing_is_published_once_the_lease_is_lost(scene: Scene) -> None:
+    scene.store.gate.clear()
+    scene.begin(1)
+    other = acquire(scene.store, "run-1", "i-2", 0.0, lambda s: False, lambda holder: None)
+    assert isinstance(other, Lease)
+    scene.store.gate.set()
+    assert scene.saver.wait(20)
+    with pytest.raises(LeaseLostError):
+        scene.saver.poll()
+    head = read_head(scene.store)
+    assert head == other.head
+    assert head.checkpoints == ()
+    with pytest.raises(LeaseLostError):
+        scene.emergency(2, 60)
+    assert read_head(scene.store) == other.head
+
+
+def test_nothing_with_a_nan_is_published(scene: Scene) -> None:
+    scene.saver.begin(scene.capture(1), scene.position(1), 0)
+    scene.finish()
+    capture = scene.capture(2)
+    scene.weights[5] = float("nan")
+    scene.saver.begin(capture, scene.position(2), 0)
+    assert scene.saver.wait(20)
+    with pytest.raises(RunFailedError, match="step 2: w holds a NaN; nothing was published"):
+        scene.saver.poll()
+    with pytest.raises(RunFailedError, match="w holds a NaN"):
+        scene.saver.commit(capture, scene.position(2), 0, "stage-end")
+    assert scene.committed() == [(1, 1.0)]
+
+
+def test_the_memory_of_the_copy_is_used_again(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene.begin(1)
+    scene.finish()
+    monkeypatch.setattr("training.saver.available_bytes", lambda: 0)
+    scene.begin(2)
+    assert scene.saver.is_saving, "no memory is needed for another copy"
+    scene.finish()
+    assert scene.committed() == [(1, 1.0), (2, 2.0)]
+
+
+def test_a_state_that_memory_cannot_hold_twice_is_streamed(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("training.saver.available_bytes", lambda: 600 * 1024 * 1024)
+    monkeypatch.setattr("training.saver._SPARE_BYTES", 600 * 1024 * 1024 - 3999)
+    scene.begin(1)
+    assert not scene.saver.is_saving
+    assert "memory cannot hold a copy of the state; streaming it" in capsys.readouterr().out
+    assert scene.committed() == [(1, 1.0)]
+    assert not scene.saver.stage(scene.capture(2), scene.position(2), 0)
+    monkeypatch.setattr("training.saver._SPARE_BYTES", 600 * 1024 * 1024 - 4000)
+    scene.begin(2)
+    assert scene.saver.is_saving
+
+
+def test_a_new_best_is_due_at_once_and_marked(scene: Scene) -> None:
+    best = {"step": 4, "value": 0.5}
+    position = scene.position(4, evaluated_step=4, best=best)
+    saver = scene.saver
+    assert saver.is_due(position, 100)
+    saver.begin(scene.capture(4), position, 0)
+    scene.finish()
+    assert not saver.is_due(position, 100)
+    (entry,) = scene.attempt.lease.head.checkpoints
+    assert (entry.kind, entry.is_best) == ("best", True)
+
+
+@pytest.mark.parametrize(
+    ("interval", "due"),
+    [("3steps", [3, 6, 9]), ("2epochs", [8]), ("1epoch", [4, 8])],
+)
+def test_steps_and_epochs_are_kept_to_the_step(
+    tmp_path: Path, interval: str, due: list[int]
+) -> None:
+    scene = Scene(tmp_path, interval)
+    assert [s for s in range(1, 11) if scene.saver.is_due(scene.position(s), 4)] == due
+    scene.attempt.metrics.close()
+
+
+def test_auto_says_what_it_chose_and_why(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scene = Scene(tmp_path, "auto")
+    scene.begin(1)
+    scene.finish()
+    said = capsys.readouterr().out
+    assert "[interval] auto: every 60.0 s: more often gains next to nothing" in said
+    assert "2.1 h between interruptions" in said
+    assert '"kind":"interval"' in (tmp_path / "metrics.jsonl").read_text()
+    scene.attempt.metrics.close()
+
+
+def test_an_attempt_that_ends_finishes_the_save_under_way(scene: Scene) -> None:
+    scene.store.gate.clear()
+    scene.begin(1)
+    threading.Timer(0.1, scene.store.gate.set).start()
+    scene.saver.close()
+    assert scene.committed() == [(1, 1.0)]
+
+
+def test_an_attempt_that_lost_its_lease_ends_without_waiting(scene: Scene) -> None:
+    scene.store.gate.clear()
+    scene.begin(1)
+    scene.attempt.lease.lost.set()
+    began = time.monotonic()
+    scene.saver.close()
+    assert time.monotonic() - began < 1
+
+
+def test_how_long_a_run_trained_goes_with_the_checkpoint(scene: Scene) -> None:
+    saver = Saver(scene.attempt, None, spent_seconds=1000.0)
+    saver.commit(scene.capture(1), scene.position(1), 0, "periodic")
+    snapshot = read_checkpoint(scene.store, scene.attempt.lease.head.checkpoints[-1])
+    assert 1000.0 <= snapshot.state["spent_seconds"] < 1100.0
+    assert snapshot.state["step"] == 1
+
+
+def test_parts_are_read_back_by_several_threads_at_once(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("training.transfer.PART_BYTES", 1000)
+    scene.weights = torch.zeros(10_001)
+    scene.begin(1)
+    scene.finish()
+    entry = scene.attempt.lease.head.checkpoints[-1]
+    model = next(file for file in entry.files if file.name == "model.safetensors")
+    assert model.part_bytes == 1000
+    assert model.bytes > 40_000
+    assert scene.committed() == [(1, 1.0)]

@@ -1,0 +1,241 @@
+"""MAGVIT: codes that come back, causal tokens, tokens as an artifact, a Transformer on them."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.training.trajectory.conftest import FakeDataset, inputs_of
+from training.trajectory.dataset import open_dataset
+from training.trajectory.magvit import reconstruction
+from training.trajectory.magvit.recipes import MagvitConfig, magvit_full, magvit_laptop
+from training.trajectory.magvit.stages import Tokens, TrainTokenizer, TrainTransformer
+from training.trajectory.magvit.tokenizer import Quantizer, Tokenizer
+from training.trajectory.magvit.transformer import TokenTransformer
+from training.trajectory.paths import CLASSES
+from training.trajectory.workload import TRAJECTORY
+from training.workload import Inputs, Partial, Prior
+
+SMALL = replace(magvit_laptop(), tokenizer_width=8, width=16, num_layers=1, num_heads=2)
+
+
+def transformer_stage(config: MagvitConfig) -> TrainTransformer:
+    (stage,) = [s for s in TRAJECTORY.stages(config) if s.name == "transformer"]
+    assert isinstance(stage, TrainTransformer)
+    return stage
+
+
+def prior_of(config: MagvitConfig, seed: int = 0) -> Prior:
+    torch.manual_seed(seed)
+    model = Tokenizer(
+        stem=config.stem, width=config.tokenizer_width, levels=config.num_levels
+    ).state_dict()
+    return Prior(stage="tokenizer", step=1, model=model, metrics={})
+
+
+@pytest.fixture(scope="module")
+def inputs(dataset: FakeDataset) -> Inputs:
+    config = replace(SMALL, num_shards=3)
+    prior = prior_of(config)
+    stage = Tokens(config=config)
+    shards = [stage.make(inputs_of(dataset, config, prior=prior), shard) for shard in range(3)]
+    return inputs_of(dataset, config, {"tokens": shards}, prior)
+
+
+def test_every_code_comes_back_from_its_values_and_is_reached() -> None:
+    quantizer = Quantizer((8, 5, 5, 5))
+    codes = torch.arange(quantizer.num_codes)
+    values = quantizer.values(codes)
+    assert values.abs().max() <= 1.0
+    assert torch.equal(quantizer.indices(values), codes)
+    torch.manual_seed(0)
+    reached = quantizer.indices(quantizer(3.0 * torch.randn(200_000, 4)))
+    assert len(reached.unique()) == quantizer.num_codes == 1000
+
+
+def test_rounding_lets_gradients_through() -> None:
+    z = torch.zeros(3, 4, requires_grad=True)
+    Quantizer((8, 5, 5, 5))(z).sum().backward()
+    assert z.grad is not None and (z.grad > 0.1).all()
+
+
+@pytest.mark.parametrize("config", [magvit_laptop(), replace(magvit_full(), tokenizer_width=4)])
+def test_a_token_sees_no_later_frame(config: MagvitConfig) -> None:
+    torch.manual_seed(0)
+    tokenizer = Tokenizer(stem=config.stem, width=8, levels=config.num_levels).eval()
+    clip = torch.randint(0, 256, (1, 32, 64, 64, 3), dtype=torch.uint8)
+    other = clip.clone()
+    other[:, 16:] = 255 - other[:, 16:]
+    with torch.no_grad():
+        codes, other_codes = tokenizer.encode(clip), tokenizer.encode(other)
+    steps, cells = config.token_shape
+    assert codes.shape == (1, steps, math.isqrt(cells), math.isqrt(cells), 4)
+    assert torch.equal(codes[:, : steps // 2], other_codes[:, : steps // 2])
+    assert not torch.equal(codes[:, steps // 2 :], other_codes[:, steps // 2 :])
+
+
+@pytest.mark.parametrize("recipe", [magvit_laptop, magvit_full])
+def test_each_recipe_runs_a_step_on_the_cpu(dataset: FakeDataset, recipe: Any) -> None:
+    config: MagvitConfig = recipe()
+    for stage in (TrainTokenizer(config=config), transformer_stage(config)):
+        torch.manual_seed(0)
+        model = stage.model(inputs_of(dataset, config))
+        optimizer = stage.optimizer(model)
+        loss = stage.loss(model, stage.example(2), 0)
+        assert loss.total.isfinite()
+        (loss.total if loss.mean is None else loss.total + loss.mean).backward()
+        optimizer.step()
+        assert all(p.isfinite().all() for p in model.parameters())
+
+
+def test_steps_on_the_tokenizer_bring_its_clips_closer(dataset: FakeDataset) -> None:
+    stage = TrainTokenizer(config=replace(SMALL, tokenizer_learning_rate=5e-3))
+    inputs = inputs_of(dataset, stage.config)
+    torch.manual_seed(0)
+    model = stage.model(inputs)
+    optimizer = stage.optimizer(model)
+    samples = stage.samples(inputs, "train")
+    batch = samples.collate([samples.get(k, torch.Generator()) for k in range(2)])
+    losses = []
+    for step in range(8):
+        loss = stage.loss(model, batch, step).total
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.7 * losses[0]
+
+
+def test_tokens_are_the_same_in_shards_and_at_once(inputs: Inputs, dataset: FakeDataset) -> None:
+    config = replace(inputs.config, num_shards=1)
+    at_once = Tokens(config=config).make(inputs_of(dataset, config, prior=inputs.prior), 0)
+    in_shards = torch.cat([shard["tokens"] for shard in inputs.artifact("tokens")])
+    assert in_shards.shape == (66, 16, 64) and in_shards.dtype == torch.int16
+    assert torch.equal(at_once["tokens"], in_shards)
+
+
+def test_the_key_of_tokens_names_the_weights_of_the_tokenizer(inputs: Inputs) -> None:
+    stage = Tokens(config=inputs.config)
+    other = replace(inputs, prior=prior_of(inputs.config, seed=1))
+    assert stage.key(inputs) == stage.key(inputs) != stage.key(other)
+
+
+def test_the_transformer_guesses_what_is_masked_only(inputs: Inputs) -> None:
+    stage = transformer_stage(inputs.config)
+    torch.manual_seed(0)
+    model = stage.model(inputs).eval()
+    samples = stage.samples(inputs, "train")
+    codes = samples.collate([samples.get(k, torch.Generator()) for k in range(3)])["x"]
+    masked = torch.zeros((2, *codes.shape[1:]), dtype=torch.bool)
+    masked[1, 3:5] = True
+    logits, future, guesses = model(codes, masked)
+    assert logits.shape == (3, len(CLASSES)) and future.shape == (3, 2)
+    assert guesses.shape == (*masked.shape, 1000)
+    # What is masked is not seen: another code there changes nothing.
+    changed = codes.clone()
+    changed[1, 3:5] = (changed[1, 3:5] + 500) % 1000
+    assert torch.equal(model(changed, masked)[0], logits)
+    whole = model(codes)
+    assert len(whole) == 2 and torch.allclose(whole[0][0], logits[0], atol=1e-6)
+
+
+def test_the_loss_of_the_transformer_masks_half_of_the_clips(inputs: Inputs) -> None:
+    stage = transformer_stage(inputs.config)
+    torch.manual_seed(0)
+    model = stage.model(inputs)
+    samples = stage.samples(inputs, "train")
+    batch = samples.collate([samples.get(k, torch.Generator()) for k in range(6)])
+    seen = []
+    forward = TokenTransformer.forward
+
+    def watched(self: TokenTransformer, codes: Any, masked: Any = None) -> Any:
+        seen.append(masked)
+        return forward(self, codes, masked)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TokenTransformer, "forward", watched)
+        loss = stage.loss(model, batch, 0)
+    (masked,) = seen
+    assert len(masked) == 3 and all(masked[k].any() for k in range(3))
+    guess, count = loss.metrics["masked_loss"]
+    # Untrained, each of 1,000 codes is about as likely: ln 1000 = 6.9.
+    assert count == 1.0 and 6.0 < float(guess) < 8.5
+    assert loss.mean is not None
+    assert loss.mean.item() == pytest.approx(stage.config.masked_weight * float(guess), rel=1e-4)
+
+
+def test_the_crop_is_a_square_around_the_ball() -> None:
+    tracks = torch.tensor([[[10.0, 20.0, 2.0]]])
+    mask = reconstruction.crop_mask(tracks, 64, 64)[0, 0, :, :, 0]
+    rows, columns = mask.nonzero().T
+    assert (rows.min(), rows.max(), columns.min(), columns.max()) == (17, 22, 7, 12)
+    assert mask.sum() == 36
+
+
+def test_psnr_and_code_usage_are_what_their_definitions_say(inputs: Inputs) -> None:
+    counts = torch.zeros(1000, dtype=torch.long)
+    counts[:10] = 5
+    sums = {"squared": (0.01 * 400, 400.0), "squared_crop": (0.04 * 50, 50.0)}
+    empty = torch.zeros(0, 6, 64, 64, 3, dtype=torch.uint8)
+    part = Partial(sums=sums, tensors={"codes": counts, "truth": empty, "given_back": empty})
+    metrics = reconstruction.summarize([part, part])
+    assert metrics["psnr"] == pytest.approx(20.0)
+    assert metrics["psnr_ball"] == pytest.approx(10.0 * math.log10(25.0))
+    assert metrics["code_usage"] == pytest.approx(0.01)
+    assert metrics["code_perplexity"] == pytest.approx(10.0)
+
+
+def test_a_perfect_tokenizer_would_have_no_error_in_the_crop(
+    dataset: FakeDataset, tmp_path: Path
+) -> None:
+    stage = TrainTokenizer(config=SMALL)
+    inputs = inputs_of(dataset, SMALL)
+    samples = stage.samples(inputs, "validation")
+    batch = samples.collate([samples.get(k, torch.Generator()) for k in range(3)])
+
+    class Perfect(Tokenizer):
+        def forward(self, clips: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return clips.float() / 255.0, self.encode(clips)
+
+    model = Perfect(stem="patch", width=8, levels=(8, 5, 5, 5)).eval()
+    with torch.no_grad():
+        part = stage.evaluate(model, batch)
+    assert part.sums["squared_crop"][0] == pytest.approx(0.0, abs=1e-6)
+    assert part.tensors["codes"].sum() == 3 * 16 * 64
+    assert torch.equal(part.tensors["truth"], part.tensors["given_back"])
+    stage.illustrate([part], tmp_path)
+    assert (tmp_path / "reconstructions.png").read_bytes()[:4] == b"\x89PNG"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("stem", "none"),
+        ("levels", "8,x"),
+        ("levels", "8,1"),
+        ("width", 60),
+        ("masked_share", 1.0),
+        ("epochs", 0),
+        ("motion_weight", -1.0),
+    ],
+)
+def test_fails_on_a_config_value_that_cannot_work(name: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=name):
+        replace(magvit_laptop(), **{name: value})
+
+
+def test_the_two_stems_have_the_tokens_that_they_say() -> None:
+    assert magvit_laptop().token_shape == (16, 64)
+    assert magvit_full().token_shape == (8, 64)
+
+
+def test_clips_of_a_sample_are_those_of_the_file(dataset: FakeDataset) -> None:
+    samples = TrainTokenizer(config=SMALL).samples(inputs_of(dataset, SMALL), "test")
+    data = open_dataset(dataset.folder)
+    batch = samples.collate([samples.get(k, torch.Generator()) for k in (0, 2)])
+    clips = [data.splits["test"][0], data.splits["test"][2]]
+    assert batch["clips"].tolist() == clips
+    assert torch.equal(batch["frames"], torch.from_numpy(data.frames[clips]))

@@ -1,0 +1,84 @@
+"""`python -m training report | tensorboard`: what a run has written, for people to look at."""
+
+import argparse
+import json
+from pathlib import Path
+
+from training.errors import EXIT_FINISHED, UserError
+from training.head import Head, read_head
+from training.history import read_history
+from training.record import RunRecord, read_record
+from training.report import REPORT, summary, write_report
+from training.store import Store, open_store
+
+_RUN = "s3://bucket/runs/<run id>, or a folder"
+
+
+def add_report(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `report`."""
+    parser.description = (
+        "Write a run's report.html: loss curves, evaluations, attempts, what interruptions cost. "
+        "Every run writes it at its end; this writes it at any time, and copies it to --out."
+    )
+    parser.add_argument("--run-uri", required=True, help=_RUN)
+    parser.add_argument("--out", type=Path, help="also write the page to this file")
+    parser.add_argument(
+        "--usd-per-hour", type=float, help="price of the machine, to say the time in dollars"
+    )
+    parser.add_argument("--json", action="store_true", help="print what was found as JSON")
+    parser.set_defaults(act=_report)
+
+
+def add_tensorboard(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `tensorboard`."""
+    parser.description = (
+        "Write a run's metrics as TensorBoard event files, each step once. Then: "
+        "tensorboard --logdir FOLDER. Call it again to follow a run that is going on."
+    )
+    parser.add_argument("--run-uri", required=True, help=_RUN)
+    parser.add_argument("--out", required=True, type=Path, help="the log folder")
+    parser.set_defaults(act=_tensorboard)
+
+
+def _open(uri: str) -> tuple[Store, RunRecord, Head]:
+    store = open_store(uri)
+    record, head = read_record(store), read_head(store)
+    if record is None or head is None:
+        raise UserError(f"there is no run at {store.uri} (no head.json); check the URI")
+    return store, record, head
+
+
+def _report(options: argparse.Namespace) -> int:
+    store, record, head = _open(options.run_uri)
+    if options.usd_per_hour is not None and options.usd_per_hour < 0:
+        raise UserError(f"--usd-per-hour is {options.usd_per_hour}; give 0 or more")
+    history = write_report(store, record, head, options.usd_per_hour)
+    if options.out is not None:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        store.get_file(REPORT, options.out)
+    if options.json:
+        found = {
+            "state": head.state,
+            "steps": len(history.steps),
+            "attempts": len(history.attempts),
+            "steps_repeated": sum(a.num_repeated for a in history.attempts),
+            "repeated_seconds": round(history.repeated_seconds, 3),
+            "gap_seconds": round(sum(history.gaps()), 3),
+            "report": f"{store.uri}/{REPORT}",
+        }
+        print(json.dumps(found, indent=1))
+    else:
+        print(summary(history, head, options.usd_per_hour))
+        print(f"[ok] {options.out or f'{store.uri}/{REPORT}'}")
+    return EXIT_FINISHED
+
+
+def _tensorboard(options: argparse.Namespace) -> int:
+    store, _, _ = _open(options.run_uri)
+    from training.tensorboard import write_event_files
+
+    num = write_event_files(read_history(store), options.out)
+    print(
+        f"[ok] {options.out}: {num} values; look at them with: tensorboard --logdir {options.out}"
+    )
+    return EXIT_FINISHED

@@ -1,0 +1,162 @@
+"""Train stages that tell clips apart: what they share, the head, and the baselines.
+
+A stage refuses a split with one class only or with a class missing: an accuracy measured on such a
+split means nothing (100 % were once reported on one).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.optim import AdamW, Optimizer
+
+from training.trajectory import evaluation
+from training.trajectory.clips import FRAME_SIZE
+from training.trajectory.dataset import open_dataset, split_failures
+from training.trajectory.model import Head, MeanImageNet
+from training.trajectory.paths import CLASSES
+from training.trajectory.recipes import CHANNELS, TrajectoryConfig
+from training.trajectory.samples import Batch, ClipSamples, View, clip_samples
+from training.workload import Inputs, Loss, Partial, Settings, Start
+
+# Clips that the scale of the features is taken from.
+_NUM_STATISTICS = 256
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainClassifier:
+    """A Train stage but for its model. Baselines differ in their `view`: in what they see."""
+
+    name: str
+    view: View
+    settings: Settings
+    learning_rate: float
+    weight_decay: float
+    position_weight: float
+
+    def seen(self, size: int) -> Tensor:
+        """What the model sees of `size` clips, in its shape."""
+        raise NotImplementedError
+
+    def example(self, size: int) -> Batch:
+        """A batch in the shapes that `collate` gives."""
+        return {
+            "x": self.seen(size),
+            "labels": torch.zeros(size, dtype=torch.long),
+            "clips": torch.zeros(size, dtype=torch.long),
+            "future": torch.zeros(size, 2),
+            "last": torch.zeros(size, 2),
+        }
+
+    def start(self, m: nn.Module, i: Inputs) -> Start:
+        """Check the splits."""
+        data = open_dataset(i.dataset.folder)
+        failures = [failure for split in data.splits for failure in split_failures(data, split)]
+        facts = {"train_clips": len(data.splits["train"]), "chance": 1.0 / len(CLASSES)}
+        return Start(failures=failures, facts=facts)
+
+    def optimizer(self, m: nn.Module) -> Optimizer:
+        """AdamW; biases, norms and scalars are not decayed."""
+        return AdamW(parameter_groups(m, self.weight_decay), lr=self.learning_rate)
+
+    def samples(self, i: Inputs, split: str) -> ClipSamples:
+        return clip_samples(i, split, self.view)
+
+    def weight(self, b: Batch) -> float:
+        return float(len(b["labels"]))
+
+    def loss(self, m: nn.Module, b: Batch, step: int) -> Loss:
+        logits_BK, future_B2 = evaluation.classify(m, b)
+        return self.loss_of(b, logits_BK, future_B2)
+
+    def loss_of(self, b: Batch, logits_BK: Tensor, future_B2: Tensor) -> Loss:
+        """Cross entropy, and the future position's distance `position_weight` times."""
+        total = F.cross_entropy(logits_BK, b["labels"], reduction="sum")
+        away = F.smooth_l1_loss(future_B2, b["future"], reduction="sum", beta=0.1)
+        correct = (logits_BK.argmax(dim=1) == b["labels"]).sum()
+        return Loss(
+            total=total + self.position_weight * away,
+            metrics={"accuracy": (correct, self.weight(b))},
+        )
+
+    def evaluate(self, m: nn.Module, b: Batch) -> Partial:
+        return evaluation.partial(m, b)
+
+    def predict(self, m: nn.Module, b: Batch) -> Sequence[Mapping[str, Any]]:
+        """The likeliest class, its probability, and the true one; the future position in pixels."""
+        return evaluation.predictions(m, b)
+
+    def summarize(self, parts: Sequence[Partial], out: Path) -> Mapping[str, float]:
+        return evaluation.summarize(parts, out)
+
+    def illustrate(self, parts: Sequence[Partial], out: Path) -> None:
+        evaluation.illustrate(parts, out, self.name)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainHead(TrainClassifier):
+    """The head on frozen features: of whole clips, or of less."""
+
+    config: TrajectoryConfig
+
+    @property
+    def num_frames(self) -> int:
+        """Frames of one sample."""
+        return 1 if self.view == "single_frame" else self.config.num_frames
+
+    def seen(self, size: int) -> Tensor:
+        c = self.config
+        shape = (size, self.num_frames, c.grid**2, CHANNELS[c.backbone_layer])
+        return torch.zeros(shape, dtype=torch.float16)
+
+    def model(self, i: Inputs) -> nn.Module:
+        c = self.config
+        return Head(
+            num_frames=self.num_frames,
+            grid=c.grid,
+            channels=CHANNELS[c.backbone_layer],
+            num_classes=len(CLASSES),
+            width=c.width,
+            num_layers=c.num_layers,
+            num_heads=c.num_heads,
+            dropout=c.dropout,
+        )
+
+    def start(self, m: nn.Module, i: Inputs) -> Start:
+        """Check the splits and take the features' scale from training clips."""
+        # Not super(): it does not know the class that dataclass(slots=True) makes anew.
+        start = TrainClassifier.start(self, m, i)
+        if not start.failures:
+            assert isinstance(m, Head)
+            samples = self.samples(i, "train")
+            rng = torch.Generator().manual_seed(i.seed)
+            num = min(_NUM_STATISTICS, len(samples))
+            m.set_statistics(torch.stack([samples.get(k, rng)[0] for k in range(num)]))
+        return start
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainTimeAverage(TrainClassifier):
+    """A small network on the clips' mean images, trained on their pixels."""
+
+    width: int
+
+    def seen(self, size: int) -> Tensor:
+        return torch.zeros((size, 3, FRAME_SIZE, FRAME_SIZE), dtype=torch.uint8)
+
+    def model(self, i: Inputs) -> nn.Module:
+        return MeanImageNet(num_classes=len(CLASSES), width=self.width)
+
+
+def parameter_groups(m: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Matrices decay; biases, norms and scalars do not."""
+    decayed = [p for p in m.parameters() if p.ndim >= 2]
+    others = [p for p in m.parameters() if p.ndim < 2]
+    return [
+        {"params": decayed, "weight_decay": weight_decay},
+        {"params": others, "weight_decay": 0.0},
+    ]

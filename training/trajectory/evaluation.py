@@ -1,0 +1,182 @@
+"""How well clips were told apart: accuracy by class, calibration, position error, pictures.
+
+Refuses to judge a split that lacks a class: an accuracy on such a split means nothing (100 % were
+once reported on one, see workload.py).
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from training.trajectory.clips import FRAME_SIZE
+from training.trajectory.paths import CLASSES
+from training.trajectory.pictures import Caption, draw_pictures
+from training.trajectory.samples import Batch
+from training.workload import Partial
+
+NUM_BINS = 10
+# What `partial` gives for each clip.
+_ROWS = ("labels", "said", "confidence", "loss", "position_error", "standstill_error", "clips")
+
+
+def classify(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Return class logits (B, K) and future positions (B, 2) in float32."""
+    logits_BK, future_B2 = model(batch["x"])
+    return logits_BK.float(), future_B2.float()
+
+
+def partial(model: nn.Module, batch: Batch) -> Partial:
+    """One evaluation batch's share."""
+    logits_BK, future_B2 = classify(model, batch)
+    probabilities_BK = logits_BK.softmax(dim=1)
+    confidence_B, said_B = probabilities_BK.max(dim=1)
+    to_pixels = FRAME_SIZE / 2
+    tensors = {
+        "labels": batch["labels"],
+        "said": said_B,
+        "confidence": confidence_B,
+        "loss": F.cross_entropy(logits_BK, batch["labels"], reduction="none"),
+        "position_error": to_pixels * (future_B2 - batch["future"]).norm(dim=1),
+        "standstill_error": to_pixels * (batch["last"] - batch["future"]).norm(dim=1),
+        "clips": batch["clips"],
+    }
+    for name in ("strips", "strip_clips"):
+        if name in batch:
+            tensors[name] = batch[name]
+    return Partial(tensors={name: tensor.cpu() for name, tensor in tensors.items()})
+
+
+def predictions(model: nn.Module, batch: Batch) -> list[dict[str, Any]]:
+    """What the model says of each clip, beside what is true."""
+    logits_BK, future_B2 = classify(model, batch)
+    confidence_B, said_B = logits_BK.softmax(dim=1).max(dim=1)
+    return [
+        {
+            "clip": clip,
+            "class": CLASSES[said],
+            "probability": confidence,
+            "true_class": CLASSES[label],
+            "future_position": [(value + 1.0) * FRAME_SIZE / 2 for value in future],
+            "true_future_position": [(value + 1.0) * FRAME_SIZE / 2 for value in true_future],
+        }
+        for clip, said, confidence, label, future, true_future in zip(
+            batch["clips"].tolist(),
+            said_B.tolist(),
+            confidence_B.tolist(),
+            batch["labels"].tolist(),
+            future_B2.tolist(),
+            batch["future"].tolist(),
+            strict=True,
+        )
+    ]
+
+
+def summarize(parts: Sequence[Partial], out: Path) -> Mapping[str, float]:
+    """Metrics of one evaluation; confusion.json (rows true, columns said) goes to `out`."""
+    scores = Scores.of(parts)
+    of_class = scores.confusion_KK.sum(dim=1)
+    missing = [name for name, n in zip(CLASSES, of_class.tolist(), strict=True) if n == 0]
+    if missing:
+        raise ValueError(
+            f"the evaluated clips lack {', '.join(missing)}: an accuracy over them means "
+            "nothing; make the dataset again with a stratified split"
+        )
+    metrics = {
+        "accuracy": float(scores.is_right.float().mean()),
+        "loss": float(scores["loss"].mean()),
+        "calibration_error": calibration_error(scores.reliability),
+        "position_error_pixels": float(scores["position_error"].mean()),
+        "standstill_error_pixels": float(scores["standstill_error"].mean()),
+    }
+    by_class = (scores.confusion_KK.diagonal() / of_class).tolist()
+    metrics |= {f"accuracy_{n}": a for n, a in zip(CLASSES, by_class, strict=True)}
+    table = {
+        "classes": CLASSES,
+        "confusion": scores.confusion_KK.tolist(),
+        "reliability": scores.reliability,
+        "metrics": metrics,
+    }
+    (out / "confusion.json").write_text(json.dumps(table, indent=1) + "\n")
+    return metrics
+
+
+def illustrate(parts: Sequence[Partial], out: Path, title: str) -> None:
+    """Pictures of a stage's last evaluation."""
+    scores = Scores.of(parts)
+    strips = [part.tensors for part in parts if "strips" in part.tensors]
+    row_of = {clip: row for row, clip in enumerate(scores["clips"].tolist())}
+    rows = [row_of[int(clip)] for tensors in strips for clip in tensors["strip_clips"]]
+    captions = [
+        Caption(
+            true=CLASSES[int(scores["labels"][row])],
+            said=CLASSES[int(scores["said"][row])],
+            confidence=float(scores["confidence"][row]),
+        )
+        for row in rows
+    ]
+    frames = torch.cat([tensors["strips"] for tensors in strips]).numpy()
+    draw_pictures(out, title, scores.confusion_KK.numpy(), scores.reliability, frames, captions)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scores:
+    """The evaluated clips, one row each, and what follows from them."""
+
+    tensors: Mapping[str, Tensor]
+
+    @classmethod
+    def of(cls, parts: Sequence[Partial]) -> "Scores":
+        """Join what `partial` returned."""
+        joined = {name: torch.cat([part.tensors[name] for part in parts]) for name in _ROWS}
+        return cls(tensors=joined)
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.tensors[name]
+
+    @property
+    def is_right(self) -> Tensor:
+        """Per clip."""
+        return self["labels"] == self["said"]
+
+    @property
+    def confusion_KK(self) -> Tensor:
+        """Counts: rows true, columns said."""
+        num = len(CLASSES)
+        counts = torch.bincount(self["labels"] * num + self["said"], minlength=num**2)
+        return counts.view(num, num)
+
+    @property
+    def reliability(self) -> list[tuple[int, float, float]]:
+        """Count, mean confidence and accuracy of NUM_BINS bins of equal width, empty ones too."""
+        return reliability(self["confidence"], self.is_right)
+
+
+def reliability(confidence: Tensor, correct: Tensor) -> list[tuple[int, float, float]]:
+    """Return (count, mean confidence, accuracy) of each bin."""
+    place = (confidence * NUM_BINS).long().clamp(max=NUM_BINS - 1)
+    bins = []
+    for number in range(NUM_BINS):
+        inside = place == number
+        count = int(inside.sum())
+        means = (
+            (float(confidence[inside].mean()), float(correct[inside].float().mean()))
+            if count
+            else (0.0, 0.0)
+        )
+        bins.append((count, *means))
+    return bins
+
+
+def calibration_error(bins: Sequence[tuple[int, float, float]]) -> float:
+    """Expected calibration error: mean gap between confidence and accuracy, weighted by count.
+
+    Naeini et al. 2015, https://ojs.aaai.org/index.php/AAAI/article/view/9602
+    """
+    total = sum(count for count, _, _ in bins)
+    return sum(count * abs(sure - right) for count, sure, right in bins) / max(1, total)

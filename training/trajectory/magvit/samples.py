@@ -1,0 +1,38 @@
+"""Whole clips as samples, read from the memory-mapped file."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from training.randomness import shuffled
+from training.trajectory.dataset import TrajectoryData
+from training.trajectory.samples import NUM_STRIPS, Batch
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FrameSamples:
+    """The frames (T, H, W, 3) in uint8 and the tracks of the clips `indices`."""
+
+    data: TrajectoryData
+    indices: Sequence[int]
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def get(self, index: int, rng: torch.Generator) -> int:
+        """Sample `index` of the split is its clip's number; `collate` reads the frames at once."""
+        return self.indices[index]
+
+    def collate(self, items: Sequence[int]) -> Batch:
+        shown = [clip in self.indices[:NUM_STRIPS] for clip in items]
+        return {
+            "frames": torch.from_numpy(np.stack([self.data.frames[clip] for clip in items])),
+            "tracks": torch.from_numpy(self.data.tracks[list(items)]),
+            "clips": torch.tensor(list(items)),
+            "shown": torch.tensor(shown),
+        }
+
+    def order(self, epoch: int, seed: int) -> Sequence[int]:
+        return shuffled(len(self.indices), epoch, seed)

@@ -1,0 +1,43 @@
+"""Stage `mean_images`: each clip's mean over time, which is all of it but its order.
+
+The time-average baseline learns from them: what it reaches needs no understanding of time.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from training.trajectory.dataset import open_dataset, shard_range
+
+if TYPE_CHECKING:
+    from training.workload import Inputs
+
+# Raise it when what this file computes changes: it is part of the artifact's key.
+_VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MeanImages:
+    """The Prepare stage: shard s holds the clips from s*N/S to (s+1)*N/S, in order."""
+
+    num_shards: int
+    name: str = "mean_images"
+
+    def key(self, i: "Inputs") -> str:
+        facts = f"mean images {_VERSION} {self.num_shards} {i.dataset.fingerprint}"
+        return hashlib.sha256(facts.encode()).hexdigest()[:32]
+
+    def make(self, i: "Inputs", shard: int) -> Mapping[str, Tensor]:
+        """Return {"mean_image": (clips, 3, 64, 64) uint8} for the clips of one shard."""
+        frames = open_dataset(i.dataset.folder).frames
+        first, end = shard_range(len(frames), shard, self.num_shards)
+        means_NHWC = np.stack(
+            [np.rint(frames[k].mean(axis=0, dtype=np.float32)) for k in range(first, end)]
+        )
+        images = torch.from_numpy(means_NHWC.astype(np.uint8)).permute(0, 3, 1, 2)
+        return {"mean_image": images.contiguous()}

@@ -1,0 +1,128 @@
+"""Pictures of an evaluation: a contact sheet, the confusion matrix, the reliability diagram.
+
+They need matplotlib; where it is not installed the numbers are written all the same, and one line
+says what is missing.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from training.trajectory.clips import Frames
+from training.trajectory.paths import CLASSES
+
+Counts = npt.NDArray[np.int64]
+
+_DPI = 110
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Caption:
+    """What stands over one clip of the contact sheet."""
+
+    true: str
+    said: str
+    confidence: float
+
+
+def draw_pictures(
+    out: Path,
+    title: str,
+    confusion_KK: Counts,
+    reliability: Sequence[tuple[int, float, float]],
+    frames_NTHWC: Frames,
+    captions: Sequence[Caption],
+) -> None:
+    """Write confusion.png, reliability.png and clips.png to `out`."""
+    if find_spec("matplotlib") is None:
+        print("[pictures] matplotlib is not installed: the numbers are in confusion.json")
+        return
+    _draw_confusion(out / "confusion.png", title, confusion_KK)
+    _draw_reliability(out / "reliability.png", title, reliability)
+    _draw_contact_sheet(out / "clips.png", title, frames_NTHWC, captions)
+
+
+def draw_reconstructions(path: Path, truth_NTHWC: Frames, given_back_NTHWC: Frames) -> None:
+    """Write clips, each above what the tokenizer gave back."""
+    if find_spec("matplotlib") is None:
+        print("[pictures] matplotlib is not installed: no picture of the reconstructions")
+        return
+    pairs = [
+        np.concatenate([np.concatenate(list(clip), axis=1) for clip in pair], axis=0)
+        for pair in zip(truth_NTHWC, given_back_NTHWC, strict=True)
+    ]
+    num_rows = -(-len(pairs) // 2)
+    figure = _figure(12.0, 0.4 + 2.1 * num_rows)
+    figure.suptitle("clips, and below each what its codes give back")
+    grid = figure.subplots(num_rows, 2, squeeze=False)
+    for axes in grid.flat:
+        axes.axis("off")
+    for axes, pair in zip(grid.flat, pairs, strict=False):
+        axes.imshow(pair)
+    figure.savefig(path)
+
+
+def _figure(width: float, height: float) -> Any:
+    # Not pyplot: it keeps every figure, and asks for a display where there is none.
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), dpi=_DPI, layout="constrained")
+
+
+def _draw_confusion(path: Path, title: str, confusion_KK: Counts) -> None:
+    shares = confusion_KK / confusion_KK.sum(axis=1, keepdims=True)
+    figure = _figure(6.5, 5.8)
+    axes = figure.subplots()
+    image = axes.imshow(shares, cmap="Blues", vmin=0.0, vmax=1.0)
+    ticks = range(len(CLASSES))
+    axes.set_xticks(ticks, CLASSES, rotation=45, ha="right")
+    axes.set_yticks(ticks, CLASSES)
+    axes.set_xlabel("said")
+    axes.set_ylabel("true")
+    axes.set_title(f"{title}: share of each true class")
+    for row in ticks:
+        for column in ticks:
+            if shares[row, column] >= 0.005:
+                color = "white" if shares[row, column] > 0.5 else "black"
+                text = f"{100 * shares[row, column]:.0f}"
+                axes.text(column, row, text, ha="center", va="center", fontsize=8, color=color)
+    figure.colorbar(image, shrink=0.8)
+    figure.savefig(path)
+
+
+def _draw_reliability(path: Path, title: str, bins: Sequence[tuple[int, float, float]]) -> None:
+    figure = _figure(4.2, 4.0)
+    axes = figure.subplots()
+    axes.plot([0, 1], [0, 1], color="gray", linewidth=1, linestyle="--", label="calibrated")
+    filled = [(sure, right, count) for count, sure, right in bins if count]
+    sure, right, counts = zip(*filled, strict=True)
+    axes.plot(sure, right, marker="o", color="tab:blue")
+    for x, y, count in zip(sure, right, counts, strict=True):
+        axes.annotate(str(count), (x, y), textcoords="offset points", xytext=(5, -9), fontsize=7)
+    axes.set(xlim=(0, 1), ylim=(0, 1), xlabel="confidence", ylabel="accuracy", title=title)
+    axes.legend(fontsize=8)
+    figure.savefig(path)
+
+
+def _draw_contact_sheet(
+    path: Path, title: str, frames_NTHWC: Frames, captions: Sequence[Caption]
+) -> None:
+    num_columns = 2
+    num_rows = -(-len(captions) // num_columns)
+    figure = _figure(12.0, 0.4 + 1.35 * num_rows)
+    figure.suptitle(f"{title}: clips in order, what they are and what was said")
+    grid = figure.subplots(num_rows, num_columns, squeeze=False)
+    for axes in grid.flat:
+        axes.axis("off")
+    for axes, frames, caption in zip(grid.flat, frames_NTHWC, captions, strict=False):
+        axes.imshow(np.concatenate(list(frames), axis=1))
+        is_right = caption.true == caption.said
+        said = "" if is_right else f" said {caption.said}"
+        text = f"{caption.true},{said} {caption.confidence:.2f}"
+        axes.set_title(text, fontsize=8, color="black" if is_right else "tab:red")
+    figure.savefig(path)
