@@ -12,7 +12,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import boot, spot, synth
+from benchmarks import boot, checkpoint, spot, synth
 from sizing.commands import tables
 
 
@@ -27,7 +27,11 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     traces = commands.add_parser("simulate", help="Spot policies on the public traces")
     traces.add_argument("--traces", type=Path, required=True, help="folder of .json traces")
     traces.add_argument("--starts", type=int, default=100, help="jobs, default: %(default)s")
-    for command in (ours, start, traces):
+    saves = commands.add_parser("checkpoint", help="saves beside torch.save, safetensors and DCP")
+    saves.add_argument("--rounds", type=int, default=7, help="alternating, default: %(default)s")
+    saves.add_argument("--megabytes", type=int, default=512, help="default: %(default)s")
+    saves.add_argument("--folder", type=Path, help="on the disk to measure (default: temporary)")
+    for command in (ours, start, traces, saves):
         command.add_argument("--json", action="store_true", help="print JSON, no table")
     return parser.parse_args(arguments)
 
@@ -47,6 +51,11 @@ def main() -> int:
             tables.show(spot.count(arguments.traces))
             tables.show(rows)
             return 0
+    elif arguments.command == "checkpoint":
+        found = checkpoint.measure(
+            rounds=arguments.rounds, megabytes=arguments.megabytes, folder=arguments.folder
+        )
+        rows = checkpoint.columns(found)
     else:
         rows = boot.measure(machines=arguments.machines)
     if arguments.json:

@@ -1,5 +1,6 @@
 """A store in a folder. A key is only ever written whole: readers never see half a file."""
 
+import errno
 import fcntl
 import hashlib
 import os
@@ -11,11 +12,18 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from training.errors import UserError
-from training.storage import PreconditionFailedError, Stored, StoreError
+from training.storage import PreconditionFailedError, Stored, StoreError, Upload
+
+_PAGE = 4096
+# Smaller files are not worth a second descriptor.
+_DIRECT_BYTES = 1024 * 1024
 
 
 class FolderStore:
     """A folder. Writes are: a file beside the target, fsync, rename, fsync of the folder."""
+
+    # Each hashes at 1 to 2 GB/s: enough for a local disk, and training keeps its cores.
+    num_threads = 4
 
     def __init__(self, root: Path) -> None:
         if root.exists() and not root.is_dir():
@@ -55,7 +63,7 @@ class FolderStore:
         with self._replacing(key) as part:
             shutil.copyfile(path, part)
 
-    def upload(self, key: str, size: int, part_bytes: int, stop: threading.Event) -> "_FileUpload":
+    def upload(self, key: str, size: int, part_bytes: int, stop: threading.Event) -> Upload:
         return _FileUpload(self._root / key, size)
 
     def read_into(self, key: str, start: int, data: memoryview) -> None:
@@ -96,33 +104,63 @@ class FolderStore:
 
 
 class _FileUpload:
-    """A file beside its target, written anywhere in any order."""
+    """A file beside its target, written anywhere in any order.
+
+    Past the page cache where the system lets it: several times as fast as writing through it, at a
+    tenth of the work, and the dataset stays cached.
+    """
 
     def __init__(self, target: Path, size: int) -> None:
         self._target = target
         self._part = _beside(target)
         self._file = os.open(self._part, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
+        self._direct = _open_direct(self._part) if size >= _DIRECT_BYTES else -1
+        if size and hasattr(os, "posix_fallocate"):
+            # Blocks are found once, and a full disk before anything is written.
+            os.posix_fallocate(self._file, 0, size)
 
     def put(self, number: int, start: int, data: memoryview, sha256: bytes) -> None:
         done = 0
+        if self._direct >= 0 and start % _PAGE == 0:
+            done = self._put_direct(start, data[: len(data) // _PAGE * _PAGE])
         while done < len(data):
             done += os.pwrite(self._file, data[done:], start + done)
-        if hasattr(os, "posix_fadvise"):
-            # Linux begins to write the pages back, so that fsync finds little left to wait for.
-            os.posix_fadvise(self._file, start, len(data), os.POSIX_FADV_DONTNEED)
+
+    def _put_direct(self, start: int, data: memoryview) -> int:
+        """Write whole pages; how many bytes of them the system took."""
+        done = 0
+        try:
+            while done < len(data):
+                done += os.pwrite(self._direct, data[done:], start + done)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+        # From memory or at a place that is not aligned it takes nothing: that goes the other way.
+        return done
 
     def finish(self) -> None:
         os.fsync(self._file)
-        os.close(self._file)
-        self._file = -1
+        self._close()
         self._part.replace(self._target)
         _sync_folder(self._target.parent)
 
     def abort(self) -> None:
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
+        self._close()
         self._part.unlink(missing_ok=True)
+
+    def _close(self) -> None:
+        # A number that was closed may be another file's by now: a late write must not find it.
+        opened, self._file, self._direct = (self._file, self._direct), -1, -1
+        for number in opened:
+            if number >= 0:
+                os.close(number)
+
+
+def _open_direct(path: Path) -> int:
+    try:
+        return os.open(path, os.O_WRONLY | os.O_DIRECT)
+    except (OSError, AttributeError):
+        return -1  # not every file system and system has it
 
 
 def _beside(target: Path) -> Path:

@@ -13,6 +13,7 @@ from training.capture import Contents, Image
 from training.checkpoint import checkpoint_name, find_nan
 from training.entries import CheckpointEntry, Kind
 from training.errors import RunFailedError
+from training.interruption import Notice
 from training.position import Attempt, Position
 from training.retention import Retention
 from training.transfer import CancelledError, Progress, send
@@ -44,7 +45,7 @@ class Save:
         self.blocked_seconds = 0.0
         self.began = time.monotonic()
         self.releases = False  # the lease, in the write that publishes
-        self.is_recorded = False  # in metrics and events
+        self.notice: Notice | None = None  # that this save answers
         self._attempt = attempt
         self._retention = retention
         self._epoch = epoch
@@ -123,6 +124,22 @@ class Save:
             bytes=self.num_bytes,
             save_seconds=sent - self.began,
             upload_seconds=time.monotonic() - sent,
+        )
+        self._tell(self.cost.durable_seconds)
+
+    def _tell(self, seconds: float) -> None:
+        """Leave the event, here and not in the training thread: it is a request to the store."""
+        extra = {}
+        if self.notice is not None:
+            since = time.monotonic() - self.notice.received
+            extra = {"notice_to_commit_seconds": round(since, 4)}
+        self._attempt.events.emit(
+            "committed",
+            "ok",
+            step=self.position.step,
+            kind=self.kind,
+            seconds=round(seconds, 4),
+            **extra,
         )
 
     def _send(self) -> CheckpointEntry:

@@ -215,32 +215,27 @@ class Saver:
             raise save.error
         self._record(save)
 
-    def _settle(self, save: Save, since_notice: float | None = None) -> bool:
+    def _settle(self, save: Save) -> bool:
         """Record a save that is over at the end of an attempt; whether it was committed."""
         if isinstance(save.error, RunFailedError | LeaseLostError):
             raise save.error
         if save.error is not None:
             print(f"[save] failed: {save.error}; the last commit stays", flush=True)
             return False
-        self._record(save, since_notice)
+        self._record(save)
         return True
 
-    def _record(self, save: Save, since_notice: float | None = None) -> None:
+    def _record(self, save: Save) -> None:
         assert save.cost is not None
         self._committed = save.position
         self.last_cost = save.cost
-        seconds = round(save.cost.durable_seconds, 4)
         self._attempt.metrics.write(
             "commit",
             step=save.position.step,
             checkpoint_kind=save.kind,
-            seconds=seconds,
+            seconds=round(save.cost.durable_seconds, 4),
             blocked_seconds=round(save.blocked_seconds, 4),
             bytes=save.cost.bytes,
-        )
-        extra = {} if since_notice is None else {"notice_to_commit_seconds": round(since_notice, 4)}
-        self._attempt.events.emit(
-            "committed", "ok", step=save.position.step, kind=save.kind, seconds=seconds, **extra
         )
         if self._attempt.interval.unit == "auto":
             self._choose(save)
@@ -266,7 +261,9 @@ class Saver:
             under_way = None
         if under_way is not None and (save is None or under_way.position == save.position):
             print("[emergency] this state is being saved already; finishing that", flush=True)
-            return self._end_with(under_way, notice)
+            if self._end_with(under_way, notice) or save is None:
+                return under_way.is_committed
+            under_way = None  # it failed: once more, if there is time
         if save is None or self.holds(save.position):
             print("[emergency] nothing changed since the last commit; only releasing", flush=True)
             return True
@@ -282,6 +279,7 @@ class Saver:
             return self._end_with(under_way, notice)
         if under_way is not None:
             self._make_way(under_way, budget)
+        save.releases, save.notice, save.began = True, notice, time.monotonic()
         save.start()
         return self._end_with(save, notice)
 
@@ -295,9 +293,9 @@ class Saver:
             self._settle(under_way)
 
     def _end_with(self, save: Save, notice: Notice) -> bool:
-        save.releases = True
+        save.releases, save.notice = True, notice
         if not save.wait(max(0.0, notice.seconds_left - reserve_of(notice))) and save.cancel():
             print("[emergency] the upload was too slow; the last commit stays", flush=True)
             return False
         save.wait()  # the head is being written, which is bounded
-        return self._settle(save, time.monotonic() - notice.received)
+        return self._settle(save)

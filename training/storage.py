@@ -43,6 +43,10 @@ class Store(Protocol):
     """Keys are relative, with slashes; prefixes end with a slash or are empty."""
 
     @property
+    def num_threads(self) -> int:
+        """How many parts are best moved at once."""
+
+    @property
     def uri(self) -> str:
         """As a person would write it."""
 

@@ -67,6 +67,9 @@ def open_store(uri: str) -> Store:
 class S3Store:
     """A prefix of a bucket; region, credentials and endpoint are found as the AWS CLI does."""
 
+    # One connection carries 50 to 100 MB/s; 16 fill a line of 10 Gb/s.
+    num_threads = 16
+
     def __init__(self, bucket: str, prefix: str) -> None:
         import boto3
         from boto3.s3.transfer import TransferConfig

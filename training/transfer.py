@@ -17,14 +17,12 @@ from torch import Tensor
 
 from training.capture import Contents
 from training.head import FileEntry
-from training.memory import view_of
+from training.memory import allocate, view_of
 from training.store import Store, Upload
 
-# 16 threads of 8 MiB: enough connections for a 10 Gb/s line, half of the 256 MiB that streaming
-# may take, and 80 GiB in the 10,000 parts that S3 allows.
+# Of 16 threads: half of the 256 MiB that streaming may take. 80 GiB in S3's 10,000 parts.
 PART_BYTES = 8 * 1024 * 1024
 _MAX_PARTS = 10_000
-NUM_THREADS = 16
 
 
 class CancelledError(RuntimeError):
@@ -68,8 +66,8 @@ def send(
         for file, size in zip(files, sizes, strict=True)
     ]
     try:
-        digests = _send_parts(files, sizes, uploads, device, progress)
-        run_all([upload.finish for upload in uploads], progress.stop)
+        digests = _send_parts(store, files, sizes, uploads, device, progress)
+        run_all([upload.finish for upload in uploads], store.num_threads, progress.stop)
     except BaseException:
         for upload in uploads:
             upload.abort()
@@ -81,6 +79,7 @@ def send(
 
 
 def _send_parts(
+    store: Store,
     files: Sequence[Contents],
     sizes: Sequence[int],
     uploads: Sequence[Upload],
@@ -92,7 +91,7 @@ def _send_parts(
 
     def spare(size: int) -> Tensor:
         if getattr(spares, "block", None) is None or len(spares.block) < size:
-            spares.block = torch.empty(size, dtype=torch.uint8, pin_memory=device.type == "cuda")
+            spares.block = allocate(size, device)
         block: Tensor = spares.block
         return block[:size]
 
@@ -111,6 +110,7 @@ def _send_parts(
             for number in range(len(files))
             for part in range(len(digests[number]))
         ],
+        store.num_threads,
         progress.stop,
     )
     return digests
@@ -129,7 +129,7 @@ def receive(store: Store, key: str, entry: FileEntry, place: Callable[[int, Tens
         digests[part] = hashlib.sha256(data).digest()
         place(start, block)
 
-    run_all([partial(read_part, part) for part in range(len(digests))])
+    run_all([partial(read_part, part) for part in range(len(digests))], store.num_threads)
     return checksum_of(digests) == entry.sha256
 
 
@@ -139,9 +139,7 @@ def num_parts(size: int, part_bytes: int) -> int:
 
 
 def run_all(
-    tasks: Sequence[Callable[[], None]],
-    stop: threading.Event | None = None,
-    num_threads: int = NUM_THREADS,
+    tasks: Sequence[Callable[[], None]], num_threads: int, stop: threading.Event | None = None
 ) -> None:
     """Run tasks in threads; raise the first error, or CancelledError once `stop` is set.
 

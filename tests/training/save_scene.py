@@ -31,7 +31,7 @@ class GatedStore(FolderStore):
         self.gate = threading.Event()
         self.gate.set()
         self.bytes_per_second: float | None = None
-        self.error: Exception | None = None
+        self.error: Exception | None = None  # met by the next part
         self.num_begun = 0
 
     def upload(self, key: str, *arguments: Any) -> Upload:
@@ -41,8 +41,9 @@ class GatedStore(FolderStore):
 
         def gated_put(number: int, start: int, data: memoryview, sha256: bytes) -> None:
             assert self.gate.wait(20)
-            if self.error:
-                raise self.error
+            error, self.error = self.error, None
+            if error:
+                raise error
             if self.bytes_per_second:
                 with self._line:
                     time.sleep(len(data) / self.bytes_per_second)

@@ -119,6 +119,18 @@ def test_a_failed_save_under_way_does_not_keep_an_emergency_from_saving(scene: S
     assert scene.committed() == [(2, 2.0)]
 
 
+def test_a_save_of_the_same_state_that_fails_is_tried_once_more(
+    scene: Scene, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scene.store.gate.clear()
+    scene.begin(2)
+    scene.store.error = StoreError("no answer")
+    threading.Timer(0.1, scene.store.gate.set).start()
+    assert scene.emergency(2, 60)
+    assert "[save] failed: no answer" in capsys.readouterr().out
+    assert scene.committed() == [(2, 2.0)]
+
+
 def test_the_staged_copy_is_committed_when_no_boundary_comes(scene: Scene) -> None:
     assert scene.saver.stage(scene.capture(5), scene.position(5), 0)
     scene.weights.fill_(77.0)  # the main thread is in the middle of a long step

@@ -155,7 +155,7 @@ def test_progress_counts_what_has_arrived(tmp_path: Path) -> None:
 
 def test_tasks_run_at_once_and_the_first_error_is_raised() -> None:
     barrier = threading.Barrier(3)
-    run_all([barrier.wait] * 3, num_threads=3)  # type: ignore[list-item]
+    run_all([barrier.wait] * 3, 3)  # type: ignore[list-item]
 
     def fail() -> None:
         raise ValueError("this one")
@@ -163,5 +163,5 @@ def test_tasks_run_at_once_and_the_first_error_is_raised() -> None:
     done: list[int] = []
     tasks = [fail, *[lambda: (time.sleep(0.001), done.append(1))[0]] * 1000]
     with pytest.raises(ValueError, match="this one"):
-        run_all(tasks, num_threads=2)
+        run_all(tasks, 2)
     assert len(done) < 1000

@@ -1,0 +1,111 @@
+"""A state like a Transformer's with AdamW, and the run that it is saved to.
+
+`python -m benchmarks.checkpoint_state staged|streamed --megabytes N` prints the host memory that
+one save adds, in a process of its own.
+"""
+
+import argparse
+import json
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from training.capture import Capture
+from training.config import Interval
+from training.distributed import Place, World
+from training.events import Events
+from training.head import Lease, acquire
+from training.interruption import Interruption
+from training.metrics import Metrics
+from training.position import Attempt, Position
+from training.saver import Saver
+from training.store import Store
+
+WIDTH = 768
+
+
+def make_state(megabytes: int) -> dict[str, dict[str, Tensor]]:
+    """Weights and both moments in float32, layer by layer, of about so many megabytes."""
+    shapes = [(3 * WIDTH, WIDTH), (WIDTH, WIDTH), (4 * WIDTH, WIDTH), (WIDTH, 4 * WIDTH)]
+    layer = sum(rows * columns for rows, columns in shapes) + 6 * WIDTH
+    count = max(1, round(megabytes * 1e6 / (12 * layer)))
+    generator = torch.Generator().manual_seed(0)
+    model: dict[str, Tensor] = {}
+    for number in range(count):
+        for index, shape in enumerate(shapes):
+            model[f"layers.{number}.{index}.weight"] = torch.randn(shape, generator=generator)
+        for index in range(6):
+            model[f"layers.{number}.{index}.bias"] = torch.randn(WIDTH, generator=generator)
+    optimizer: dict[str, Tensor] = {}
+    for index, weight in enumerate(model.values()):
+        optimizer[f"/state/{index}/step"] = torch.tensor(1.0)
+        optimizer[f"/state/{index}/exp_avg"] = 0.1 * weight
+        optimizer[f"/state/{index}/exp_avg_sq"] = 0.01 * weight
+    return {"model": model, "optimizer": optimizer}
+
+
+@contextmanager
+def open_run(store: Store, scratch: Path) -> Iterator[Attempt]:
+    """A run in the store, as an attempt has it."""
+    lease = acquire(store, "benchmark", "here", 60, lambda s: False, lambda holder: None)
+    assert isinstance(lease, Lease)
+    attempt = Attempt(
+        store=store,
+        held=lease,
+        metrics=Metrics(store, lease.head.generation, lease.head.nonce, None),
+        events=Events(store, "here"),
+        interruption=Interruption(budget_seconds=120),
+        interval=Interval(value=1, unit="steps"),
+        scratch=scratch,
+        world=World(Place(), torch.device("cpu")),
+    )
+    try:
+        yield attempt
+    finally:
+        attempt.lease.release()
+        attempt.metrics.close()
+
+
+def added_memory(kind: str, megabytes: int) -> dict[str, float]:
+    """Megabytes of the state, and at most added to it while it is saved."""
+    from training.store import FolderStore
+
+    tensors = make_state(megabytes)
+    size = sum(t.nbytes for part in tensors.values() for t in part.values())
+    folder = Path(tempfile.mkdtemp(prefix="checkpoint-"))
+    try:
+        with open_run(FolderStore(folder / "run"), folder) as attempt:
+            saver = Saver(attempt, None)
+            before = _memory("VmRSS")
+            Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
+            capture = Capture(tensors=tensors, state={})
+            position = Position(stage="a", stage_step=1, step=1)
+            if kind == "staged":
+                saver.begin(capture, position, 0)
+                while saver.is_saving:
+                    saver.poll()
+                    time.sleep(0.01)
+            else:
+                saver.commit(capture, position, 0, "periodic")
+            return {"state_mb": size / 1e6, "added_mb": (_memory("VmHWM") - before) / 1e6}
+    finally:
+        shutil.rmtree(folder)
+
+
+def _memory(name: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("kind", choices=["staged", "streamed"])
+    parser.add_argument("--megabytes", type=int, required=True)
+    arguments = parser.parse_args()
+    print(json.dumps(added_memory(arguments.kind, arguments.megabytes)))
