@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from aws_cdk import CfnOutput, Stack, Tags
 from aws_cdk import aws_kms as kms
 from aws_cdk import aws_s3 as s3
+from aws_cdk import aws_sns as sns
 from aws_cdk import aws_ssm as ssm
 from constructs import Construct
 
@@ -28,8 +30,29 @@ from stacks.roles import FleetRole, InstanceRole
 ROOT = Path(__file__).parent.parent
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunData:
+    """Where a run reads and writes, and the key of all of it, if it has one of its own."""
+
+    key: kms.IKey | None
+    dataset_bucket: s3.IBucket
+    dataset_prefix: str
+    run_bucket: s3.IBucket
+    run_prefix: str
+
+    @property
+    def dataset_uri(self) -> str:
+        return f"s3://{self.dataset_bucket.bucket_name}/{self.dataset_prefix}"
+
+    @property
+    def run_uri(self) -> str:
+        return f"s3://{self.run_bucket.bucket_name}/{self.run_prefix}"
+
+
 class TrainingStack(Stack):
     """Trains one run to its end on Spot instances, then costs nothing."""
+
+    plan: dict[str, Any] | None
 
     def __init__(
         self,
@@ -52,100 +75,129 @@ class TrainingStack(Stack):
         )
         Tags.of(self).add("Stack", self.stack_name)
         self.plan = annotate(self, parameters)
-        # By name, whether DatasetStack exports it or the user gave it: one way for both. With the
-        # key, so that every grant on a bucket is one on its key too.
-        key = kms.Key.from_key_arn(self, "DataKey", key_arn) if key_arn else None
-        dataset_bucket, run_bucket = (
-            s3.Bucket.from_bucket_attributes(
-                self, construct_id, bucket_name=name, encryption_key=key
-            )
-            for construct_id, name in (
-                ("DatasetBucket", dataset_bucket_name),
-                ("RunBucket", run_bucket_name),
-            )
-        )
-        run_prefix = f"runs/{parameters.run_id}"
-        dataset_uri = f"s3://{dataset_bucket.bucket_name}/{parameters.dataset}"
-        run_uri = f"s3://{run_bucket.bucket_name}/{run_prefix}"
-        parameter_name = f"/{self.stack_name}/fleet-id"
+        self._parameters = parameters
+        self._parameter_name = f"/{self.stack_name}/fleet-id"
         # By its name, which is known before the fleet is: role and Guard come first.
-        fleet_parameter = ssm.StringParameter.from_string_parameter_attributes(
-            self, "FleetParameter", parameter_name=parameter_name, force_dynamic_reference=True
+        self._fleet_parameter = ssm.StringParameter.from_string_parameter_attributes(
+            self,
+            "FleetParameter",
+            parameter_name=self._parameter_name,
+            force_dynamic_reference=True,
         )
-
+        data = self._data(dataset_bucket_name, run_bucket_name, key_arn)
         network = Network(self, "Network", zones=parameters.zones)
-        bundle = CodeBundle(self, "Bundle", root=bundle_root)
-        instance_role = InstanceRole(
-            self,
-            "InstanceRole",
-            dataset_bucket=dataset_bucket,
-            dataset_prefix=parameters.dataset,
-            run_bucket=run_bucket,
-            run_prefix=run_prefix,
-            bundle=bundle,
-            fleet_parameter=fleet_parameter,
-        )
-        run_env = user_data.run_env(
-            parameters,
-            dataset_uri=dataset_uri,
-            run_uri=run_uri,
-            bundle_uri=bundle.s3_object_url,
-            stack_name=self.stack_name,
-            region=self.region,
-            fleet_parameter=parameter_name,
-        )
-        launch_template = TrainingLaunchTemplate(
-            self,
-            "LaunchTemplate",
-            parameters=parameters,
-            role=instance_role.role,
-            security_group=network.security_group,
-            key=key,
-            user_data=user_data.render(run_env, first_boot),
-        )
-        topic = TrainingTopic(self, "Notifications", email=parameters.alarm_email, key=key).topic
+        role, template = self._machine(data, network, bundle_root, first_boot)
+        topic = TrainingTopic(
+            self, "Notifications", email=parameters.alarm_email, key=data.key
+        ).topic
         guard = Guard(
             self,
             "Guard",
             parameters=parameters,
-            run_bucket=run_bucket,
-            run_prefix=run_prefix,
-            fleet_parameter=fleet_parameter,
+            run_bucket=data.run_bucket,
+            run_prefix=data.run_prefix,
+            fleet_parameter=self._fleet_parameter,
             topic=topic,
         )
-        instance_events = InstanceEvents(self, "InstanceEvents", guard=guard.function)
-        fleet_role = FleetRole(self, "FleetRole")
+        fleet = self._fleet(network, role, template, guard, topic)
+        self._watch(fleet, guard, topic)
+        outputs = {
+            "DatasetUri": data.dataset_uri,
+            "RunUri": data.run_uri,
+            "FleetIdOutput": fleet.fleet_id,
+            "TopicArn": topic.topic_arn,
+        }
+        for name, value in outputs.items():
+            CfnOutput(self, name, value=value)
+
+    def _data(self, dataset_bucket_name: str, run_bucket_name: str, key_arn: str) -> RunData:
+        """Refer to the buckets by name: whether DatasetStack exports it or the user gave it."""
+        key = kms.Key.from_key_arn(self, "DataKey", key_arn) if key_arn else None
+        names = {"DatasetBucket": dataset_bucket_name, "RunBucket": run_bucket_name}
+        # With the key, so that every grant on a bucket is one on its key too.
+        dataset_bucket, run_bucket = (
+            s3.Bucket.from_bucket_attributes(self, each, bucket_name=name, encryption_key=key)
+            for each, name in names.items()
+        )
+        return RunData(
+            key=key,
+            dataset_bucket=dataset_bucket,
+            dataset_prefix=self._parameters.dataset,
+            run_bucket=run_bucket,
+            run_prefix=f"runs/{self._parameters.run_id}",
+        )
+
+    def _machine(
+        self, data: RunData, network: Network, bundle_root: Path, first_boot: str
+    ) -> tuple[InstanceRole, TrainingLaunchTemplate]:
+        """Say what an instance may do, and what it is made of."""
+        bundle = CodeBundle(self, "Bundle", root=bundle_root)
+        role = InstanceRole(
+            self,
+            "InstanceRole",
+            dataset_bucket=data.dataset_bucket,
+            dataset_prefix=data.dataset_prefix,
+            run_bucket=data.run_bucket,
+            run_prefix=data.run_prefix,
+            bundle=bundle,
+            fleet_parameter=self._fleet_parameter,
+        )
+        run_env = user_data.run_env(
+            self._parameters,
+            dataset_uri=data.dataset_uri,
+            run_uri=data.run_uri,
+            bundle_uri=bundle.s3_object_url,
+            stack_name=self.stack_name,
+            region=self.region,
+            fleet_parameter=self._parameter_name,
+        )
+        template = TrainingLaunchTemplate(
+            self,
+            "LaunchTemplate",
+            parameters=self._parameters,
+            role=role.role,
+            security_group=network.security_group,
+            key=data.key,
+            user_data=user_data.render(run_env, first_boot),
+        )
+        return role, template
+
+    def _fleet(
+        self,
+        network: Network,
+        role: InstanceRole,
+        template: TrainingLaunchTemplate,
+        guard: Guard,
+        topic: sns.ITopic,
+    ) -> TrainingFleet:
+        """Start instances, once all is there that they and their Guard need."""
         fleet = TrainingFleet(
             self,
             "Fleet",
-            parameters=parameters,
-            launch_template=launch_template.template,
+            parameters=self._parameters,
+            launch_template=template.template,
             subnets=network.vpc.public_subnets,
-            role=fleet_role.role,
-            parameter_name=parameter_name,
+            role=FleetRole(self, "FleetRole").role,
+            parameter_name=self._parameter_name,
         )
         # A Spot fleet refers to subnets and roles only: without these its first instance could
         # boot before it can reach S3, before it may, or before anybody guards it.
-        fleet.node.add_dependency(network.route, instance_role, guard, instance_events)
+        events = InstanceEvents(self, "InstanceEvents", guard=guard.function)
+        fleet.node.add_dependency(network.route, role, guard, events)
         FleetEvents(
             self, "FleetEvents", fleet_arn=fleet.fleet_arn, topic=topic, guard=guard.function
         )
+        return fleet
+
+    def _watch(self, fleet: TrainingFleet, guard: Guard, topic: sns.ITopic) -> None:
         metrics = RunMetrics(
             stack_name=self.stack_name,
             fleet_id=fleet.fleet_id,
             guard_name=guard.function.function_name,
         )
         alarms = TrainingAlarms(
-            self, "Alarms", parameters=parameters, metrics=metrics, topic=topic
+            self, "Alarms", parameters=self._parameters, metrics=metrics, topic=topic
         ).alarms
         TrainingDashboard(
-            self, "Overview", run_id=parameters.run_id, metrics=metrics, alarms=alarms
+            self, "Overview", run_id=self._parameters.run_id, metrics=metrics, alarms=alarms
         )
-        outputs = {
-            "DatasetUri": dataset_uri,
-            "RunUri": run_uri,
-            "FleetIdOutput": fleet.fleet_id,
-            "TopicArn": topic.topic_arn,
-        }
-        for name, value in outputs.items():
-            CfnOutput(self, name, value=value)

@@ -97,6 +97,10 @@ def _find(backend: Any, fleet_id: str) -> Any:
     return fleet
 
 
+def _may_be_logged_to(target_bucket: Any, target_prefix: str | None) -> bool:
+    return True
+
+
 _ORIGINAL_REQUEST = SpotFleets.request_spot_fleet
 _ORIGINAL_MODIFY = SpotFleets.modify_spot_fleet_request
 _ORIGINAL_CANCEL = SpotRequestBackend.cancel_spot_fleet_requests
@@ -141,6 +145,14 @@ PATCHES = (
         original=FakeBucket.get_permission,
         why="moto denies everything to everybody once a bucket policy has a Deny with a condition "
         "(TLS only): it takes an unmet condition for a denial",
+    ),
+    Patch(
+        owner=FakeBucket,
+        name="_log_permissions_enabled_policy",
+        replacement=staticmethod(_may_be_logged_to),
+        original=vars(FakeBucket)["_log_permissions_enabled_policy"],
+        why="moto wants the target's bucket policy before logging is switched on; S3 reads it when "
+        "it delivers, and CDK's policy names the buckets that it is about, so it comes after them",
     ),
     Patch(
         owner=LaunchTemplate,

@@ -143,6 +143,17 @@ def test_moto_cannot_start_an_instance_from_a_second_version(
         _ = versions[1].user_data
 
 
+def test_moto_wants_a_policy_before_access_logs(aws: EmbeddedAws, without: Without) -> None:
+    s3 = aws.client("s3")
+    for name in ("logged", "logs"):
+        s3.create_bucket(Bucket=name)
+    status = {"LoggingEnabled": {"TargetBucket": "logs", "TargetPrefix": "logged/"}}
+    s3.put_bucket_logging(Bucket="logged", BucketLoggingStatus=status)
+    without("_log_permissions_enabled_policy")
+    with pytest.raises(ClientError, match="InvalidTargetBucketForLogging"):
+        s3.put_bucket_logging(Bucket="logged", BucketLoggingStatus=status)
+
+
 def test_moto_does_not_answer_put_composite_alarm(aws: EmbeddedAws, without: Without) -> None:
     without("put_composite_alarm")
     with pytest.raises(ClientError, match="put_composite_alarm action has not been implemented"):

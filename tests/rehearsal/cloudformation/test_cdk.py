@@ -1,55 +1,10 @@
 """The real CDK CLI against the stack engine: deploy, diff, change, fail, destroy."""
 
-import json
-import os
-import subprocess
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from rehearsal.aws import EmbeddedAws
-
-REPOSITORY = Path(__file__).parents[3]
-NEVER = ("--require-approval", "never")
-
-
-class Cli:
-    """Runs `npx cdk` with the variables that the embedded AWS prints."""
-
-    def __init__(self, aws: EmbeddedAws, folder: Path) -> None:
-        self.aws = aws
-        self.folder = folder
-
-    def run(self, *arguments: str, app: bool = True, fails: bool = False) -> str:
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
-        where = ("--app", str(self.folder)) if app else ("--output", str(self.folder))
-        done = subprocess.run(
-            ["npx", "--no-install", "cdk", *arguments, *where, "--ci", "--no-color"],
-            cwd=REPOSITORY,
-            env={**kept, **self.aws.environment()},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            check=False,
-        )
-        assert (done.returncode != 0) == fails, done.stdout
-        return done.stdout
-
-    def write(self, stacks: Mapping[str, Any], **needs: str) -> None:
-        """A cloud assembly by hand: what synth would write, without its ten seconds."""
-        artifacts = {}
-        for name, template in stacks.items():
-            (self.folder / f"{name}.json").write_text(json.dumps(template))
-            artifacts[name] = {
-                "type": "aws:cloudformation:stack",
-                "environment": "aws://unknown-account/unknown-region",
-                "properties": {"templateFile": f"{name}.json"},
-                "dependencies": [needs[name]] if name in needs else [],
-            }
-        manifest = {"version": "36.0.0", "artifacts": artifacts}
-        (self.folder / "manifest.json").write_text(json.dumps(manifest))
+from tests.rehearsal.cli import NEVER, Cli
 
 
 def group(**properties: Any) -> dict[str, Any]:
@@ -136,33 +91,3 @@ def test_fails_and_can_be_deployed_again_after_a_broken_first_deploy(
     cli.write({"Again": {"Resources": {"A": value("x")}}})
     assert "CREATE_COMPLETE" in cli.run("deploy", "Again", *NEVER)
     cli.run("destroy", "Again", "--force")
-
-
-@pytest.mark.slow
-def test_the_project_is_bootstrapped_deployed_changed_and_destroyed(
-    aws: EmbeddedAws, tmp_path: Path
-) -> None:
-    cli, ec2 = Cli(aws, tmp_path), aws.client("ec2")
-    cli.run("bootstrap", app=False)
-    cli.run("bootstrap", app=False)
-    cli.run("deploy", "TrainingStack", *NEVER, app=False)
-    assert aws.missing_resources(["CDKToolkit", "DatasetStack", "TrainingStack"]) == []
-    ssm = aws.client("ssm").get_parameter(Name="/TrainingStack/fleet-id")
-    fleet = ssm["Parameter"]["Value"]
-    (first,) = ec2.describe_spot_fleet_instances(SpotFleetRequestId=fleet)["ActiveInstances"]
-    differing = ("diff", "TrainingStack", "-c", "size=g5.xlarge")
-    assert "g5.xlarge" in cli.run(*differing, app=False)
-    cli.run("deploy", "TrainingStack", "-c", "size=g5.xlarge", *NEVER, app=False)
-    assert "There were no differences" in cli.run(*differing, app=False)
-    (same,) = ec2.describe_spot_fleet_instances(SpotFleetRequestId=fleet)["ActiveInstances"]
-    assert same == first
-    ec2.terminate_instances(InstanceIds=[first["InstanceId"]])
-    ec2.modify_spot_fleet_request(SpotFleetRequestId=fleet, TargetCapacity=1)
-    (second,) = ec2.describe_spot_fleet_instances(SpotFleetRequestId=fleet)["ActiveInstances"]
-    assert second["InstanceType"] == "g5.xlarge"
-    cli.run("destroy", "TrainingStack", "--force", app=False)
-    running = ec2.describe_instances(
-        Filters=[{"Name": "instance-state-name", "Values": ["pending", "running"]}]
-    )
-    assert running["Reservations"] == []
-    assert aws.missing_resources(["DatasetStack"]) == []

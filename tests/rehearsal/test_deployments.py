@@ -1,0 +1,257 @@
+"""The project's own stacks through the real CLI: deployed, changed, destroyed, adopted, guarded."""
+
+import json
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from moto.ec2.models import ec2_backends
+
+from rehearsal.aws import EmbeddedAws
+from rehearsal.events import EventBus
+from rehearsal.machines import ProcessMachine
+from rehearsal.metadata import MetadataServer
+from tests.rehearsal.cli import NEVER, Cli
+
+pytestmark = pytest.mark.slow
+PROTECTED = ("-c", "kms=create", "-c", "access_logs=true", "-c", "alarm_email=me@example.org")
+
+
+def outputs(aws: EmbeddedAws, stack: str) -> dict[str, str]:
+    (found,) = aws.client("cloudformation").describe_stacks(StackName=stack)["Stacks"]
+    return {each["OutputKey"]: each["OutputValue"] for each in found["Outputs"]}
+
+
+def physical_ids(aws: EmbeddedAws, stack: str) -> dict[str, str]:
+    found = aws.client("cloudformation").describe_stack_resources(StackName=stack)
+    return {
+        each["LogicalResourceId"]: each["PhysicalResourceId"] for each in found["StackResources"]
+    }
+
+
+def fleet_config(aws: EmbeddedAws, fleet: str) -> Any:
+    found = aws.client("ec2").describe_spot_fleet_requests(SpotFleetRequestIds=[fleet])
+    return found["SpotFleetRequestConfigs"][0]["SpotFleetRequestConfig"]
+
+
+def stacks_of(aws: EmbeddedAws) -> set[str]:
+    return {each["StackName"] for each in aws.client("cloudformation").describe_stacks()["Stacks"]}
+
+
+@pytest.fixture
+def aws() -> Iterator[EmbeddedAws]:
+    with EmbeddedAws() as embedded:
+        yield embedded
+
+
+def test_a_change_of_size_is_shown_first_and_replaces_nothing(
+    aws: EmbeddedAws, tmp_path: Path
+) -> None:
+    cli = Cli(aws, tmp_path)
+    cli.run("bootstrap", app=False)
+    cli.run("deploy", "TrainingStack", *NEVER, *PROTECTED, app=False)
+    assert aws.missing_resources(["CDKToolkit", "DatasetStack", "TrainingStack"]) == []
+    before = {name: physical_ids(aws, name) for name in ("DatasetStack", "TrainingStack")}
+    fleet = outputs(aws, "TrainingStack")["FleetIdOutput"]
+    (running,) = aws.client("ec2").describe_spot_fleet_instances(SpotFleetRequestId=fleet)[
+        "ActiveInstances"
+    ]
+
+    size = ("-c", "size=g5.12xlarge")
+    shown = cli.run("diff", "TrainingStack", *PROTECTED, *size, app=False)
+    assert "[~] AWS::EC2::SpotFleet" in shown
+    assert "[~] AWS::EC2::LaunchTemplate" in shown
+    assert "g5.12xlarge" in shown
+    assert "AWS::S3::Bucket" not in shown
+    assert "may be replaced" not in shown
+    assert "requires replacement" not in shown
+
+    cli.run("deploy", "TrainingStack", *NEVER, *PROTECTED, *size, app=False)
+    after = {name: physical_ids(aws, name) for name in before}
+    assert after == before
+    template = next(name for name in after["TrainingStack"].values() if name.startswith("lt-"))
+    versions = aws.client("ec2").describe_launch_template_versions(LaunchTemplateId=template)
+    assert sorted(each["VersionNumber"] for each in versions["LaunchTemplateVersions"]) == [1, 2]
+    (launch,) = fleet_config(aws, fleet)["LaunchTemplateConfigs"]
+    assert launch["LaunchTemplateSpecification"]["Version"] == "2"
+    # A running trainer is left alone.
+    (same,) = aws.client("ec2").describe_spot_fleet_instances(SpotFleetRequestId=fleet)[
+        "ActiveInstances"
+    ]
+    assert same == running
+    again = cli.run("diff", "TrainingStack", *PROTECTED, *size, app=False)
+    assert "There were no differences" in again
+
+
+def test_buckets_outlive_both_stacks_and_are_used_again(aws: EmbeddedAws, tmp_path: Path) -> None:
+    cli, s3 = Cli(aws, tmp_path), aws.client("s3")
+    cli.run("bootstrap", app=False)
+    cli.run("deploy", "TrainingStack", *NEVER, "-c", "kms=create", app=False)
+    kept = outputs(aws, "DatasetStack")
+    dataset, runs = kept["DatasetBucketName"], kept["RunBucketName"]
+    s3.put_object(Bucket=dataset, Key="trajectory/manifest.json", Body=b"{}")
+    s3.put_object(Bucket=runs, Key="runs/run-1/config.json", Body=b"kept")
+
+    def content() -> bytes:
+        body: bytes = s3.get_object(Bucket=runs, Key="runs/run-1/config.json")["Body"].read()
+        return body
+
+    cli.run("destroy", "TrainingStack", "--force", app=False)
+    assert "TrainingStack" not in stacks_of(aws)
+    assert content() == b"kept"
+    cli.run("deploy", "TrainingStack", *NEVER, "-c", "kms=create", app=False)
+    assert outputs(aws, "TrainingStack")["RunUri"] == f"s3://{runs}/runs/run-1"
+    cli.run("destroy", "TrainingStack", "--force", app=False)
+
+    refused = cli.run("destroy", "DatasetStack", "--force", app=False, fails=True)
+    assert "TerminationProtection" in refused or "termination protection" in refused
+    key = next(iter(aws.client("kms").list_keys()["Keys"]))["KeyArn"]
+    aws.client("cloudformation").update_termination_protection(
+        StackName="DatasetStack", EnableTerminationProtection=False
+    )
+    cli.run("destroy", "DatasetStack", "--force", app=False)
+    assert "DatasetStack" not in stacks_of(aws)
+    assert content() == b"kept"
+
+    adopting = (f"dataset_bucket={dataset}", f"run_bucket={runs}", f"kms={key}")
+    context = [word for pair in adopting for word in ("-c", pair)]
+    cli.run("deploy", "TrainingStack", *NEVER, *context, app=False)
+    assert "DatasetStack" not in stacks_of(aws)
+    adopted = outputs(aws, "TrainingStack")
+    assert adopted["DatasetUri"] == f"s3://{dataset}/trajectory"
+    assert adopted["RunUri"] == f"s3://{runs}/runs/run-1"
+    assert content() == b"kept"
+
+
+class Guarded:
+    """A deployed stack whose Guard is woken by its own rules, with its deployed code."""
+
+    def __init__(self, aws: EmbeddedAws, folder: Path) -> None:
+        self.aws = aws
+        self.folder = folder
+        self.fleet = outputs(aws, "TrainingStack")["FleetIdOutput"]
+        self.bucket = outputs(aws, "DatasetStack")["RunBucketName"]
+
+    def begin(self, case: int) -> str:
+        """An empty run, and a fleet with one new instance; return the instance's id."""
+        s3, ec2 = self.aws.client("s3"), self.aws.client("ec2")
+        for each in s3.list_objects_v2(Bucket=self.bucket).get("Contents", []):
+            s3.delete_object(Bucket=self.bucket, Key=each["Key"])
+        self.set_capacity(0)
+        running = self._running()
+        if running:
+            ec2.terminate_instances(InstanceIds=running)
+        self._forget()
+        self.set_capacity(1)
+        (instance,) = self._running()
+        self.code = self.folder / f"functions-{case}"
+        return instance
+
+    def set_capacity(self, target: int) -> None:
+        self.aws.client("ec2").modify_spot_fleet_request(
+            SpotFleetRequestId=self.fleet, TargetCapacity=target, OnDemandTargetCapacity=0
+        )
+
+    def put(self, name: str, document: dict[str, Any]) -> None:
+        body = json.dumps(document).encode()
+        extra = {"IfNoneMatch": "*"} if name == "head.json" else {}
+        self.aws.client("s3").put_object(
+            Bucket=self.bucket, Key=f"runs/run-1/{name}", Body=body, **extra
+        )
+
+    def launched_earlier(self, instance: str, **ago: float) -> None:
+        """Move an instance's launch into the past."""
+        found = ec2_backends[self.aws.account][self.aws.region].get_instance(instance)
+        found.launch_time -= timedelta(**ago)
+
+    def tick(self) -> dict[str, Any]:
+        """Fire the Guard's clock; return what its function answered."""
+        bus = EventBus(aws=self.aws, code_folder=self.code)
+        bus.tick()
+        bus.close()
+        (invocation,) = bus.invocations
+        assert invocation.error is None, invocation.error
+        assert invocation.answer is not None
+        return invocation.answer
+
+    @property
+    def capacity(self) -> tuple[int, int]:
+        config = fleet_config(self.aws, self.fleet)
+        return int(config["TargetCapacity"]), int(config.get("OnDemandTargetCapacity", 0))
+
+    def _running(self) -> list[str]:
+        filters = [{"Name": "instance-state-name", "Values": ["pending", "running"]}]
+        pages = self.aws.client("ec2").describe_instances(Filters=filters)["Reservations"]
+        return [each["InstanceId"] for page in pages for each in page["Instances"]]
+
+    def _forget(self) -> None:
+        """EC2 shows terminated instances for an hour; a new case begins after that."""
+        backend = ec2_backends[self.aws.account][self.aws.region]
+        for reservation in backend.reservations.values():
+            for instance in reservation.instances:
+                if instance.state == "terminated":
+                    instance.add_tags({"Stack": "forgotten"})
+
+
+def test_the_guard_stops_a_run_for_each_of_its_reasons(aws: EmbeddedAws, tmp_path: Path) -> None:
+    cli = Cli(aws, tmp_path / "cdk.out")
+    cli.run("bootstrap", app=False)
+    caps = ("max_hours=10", "max_barren_attempts=2", "heartbeat_timeout_seconds=2400")
+    context = [word for pair in caps for word in ("-c", pair)]
+    cli.run("deploy", "TrainingStack", *NEVER, *context, app=False)
+    guarded = Guarded(aws, tmp_path)
+
+    guarded.begin(0)
+    guarded.put("head.json", {"format": 1, "state": "running", "checkpoints": []})
+    assert guarded.tick()["action"] == "none"
+    assert guarded.capacity == (1, 0)
+
+    guarded.begin(1)
+    guarded.put("head.json", {"format": 1, "state": "finished", "checkpoints": []})
+    assert guarded.tick() == {"action": "to-zero", "reason": "the run is finished"}
+    assert guarded.capacity == (0, 0)
+
+    guarded.launched_earlier(guarded.begin(2), hours=11)
+    guarded.put("head.json", {"format": 1, "state": "running", "checkpoints": []})
+    answer = guarded.tick()
+    assert answer == {"action": "to-zero", "reason": "11.0 hours are billed; max_hours is 10"}
+    assert guarded.capacity == (0, 0)
+
+    instance = guarded.begin(3)
+    for _ in range(2):
+        aws.client("ec2").terminate_instances(InstanceIds=[instance])
+        guarded.set_capacity(1)
+        (instance,) = guarded._running()
+    answer = guarded.tick()
+    assert answer == {"action": "to-zero", "reason": "2 attempts in a row committed nothing"}
+    assert guarded.capacity == (0, 0)
+
+    # User data that cannot start at all leaves a machine that runs, costs, and says nothing.
+    guarded.launched_earlier(guarded.begin(4), minutes=39)
+    assert guarded.tick()["action"] == "none", "it might still be booting"
+    instance = guarded.begin(5)
+    guarded.launched_earlier(instance, minutes=41)
+    machine = _broken_machine(aws, tmp_path / "machine", instance)
+    try:
+        assert not machine.wait(5, "[ok]")
+        answer = guarded.tick()
+    finally:
+        machine.kill()
+    assert answer["action"] == "to-zero"
+    assert answer["reason"].startswith("no heartbeat for 24")
+    assert guarded.capacity == (0, 0)
+
+
+def _broken_machine(aws: EmbeddedAws, folder: Path, instance: str) -> ProcessMachine:
+    machine = ProcessMachine(
+        folder=folder,
+        instance_id=instance,
+        instance_type="g5.2xlarge",
+        user_data=b"#!/no/such/interpreter\nexit 1\n",
+        environment=aws.environment(),
+        metadata=MetadataServer(instance_id=instance, instance_type="g5.2xlarge"),
+    )
+    machine.start()
+    return machine
