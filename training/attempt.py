@@ -21,6 +21,7 @@ from training.head import Head, Lease, LeaseLostError, acquire
 from training.interruption import Interruption
 from training.metrics import Metrics
 from training.numerics import configure, numerics_key
+from training.origin import Origin
 from training.position import Attempt
 from training.progress import Bar
 from training.record import RunRecord, now_utc, settle_record
@@ -46,6 +47,7 @@ class Options:
     writer: str
     bundle_uri: str | None
     scratch: Path
+    origin: Origin | None = None
 
 
 def run_attempt(options: Options, interruption: Interruption) -> int:
@@ -72,6 +74,7 @@ def run_attempt(options: Options, interruption: Interruption) -> int:
             numerics_key=key,
             writer=options.writer,
             created_at=now_utc(),
+            origin=asdict(options.origin) if options.origin else None,
         ),
         workload.placement_fields,
     )

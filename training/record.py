@@ -29,6 +29,7 @@ class RunRecord:
     numerics_key: Mapping[str, Any]
     writer: str
     created_at: str
+    origin: Mapping[str, Any] | None = None  # training.origin.Origin, where it began from one
 
     def to_bytes(self) -> bytes:
         """As stored."""
@@ -74,6 +75,7 @@ def _refuse_other_run(
         ("recipe", theirs.recipe, mine.recipe),
         ("overrides", decisive(theirs.overrides), decisive(mine.overrides)),
         ("dataset", theirs.dataset, mine.dataset),
+        ("origin", theirs.origin, mine.origin),
     ]
     now = json.loads(json.dumps(mine.config))
     for name in sorted((theirs.config.keys() | now.keys()) - placement):

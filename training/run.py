@@ -146,6 +146,17 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     )
     add("--dataset-uri", required=True, help="a folder, or s3://bucket/prefix (synced first)")
     add("--run-uri", required=True, help="where the run is kept: s3://bucket/prefix, or a folder")
+    add(
+        "--init-from",
+        metavar="URI",
+        help="begin with the weights of a finished run or of a .safetensors file",
+    )
+    add(
+        "--extend-to",
+        metavar="8epochs|4000steps",
+        help="with --init-from RUN: a new run that goes on where that one finished, optimizer "
+        "and all, until its last stage has trained so long",
+    )
     add("--run-id", help="default: the last part of the run URI")
     add(
         "--checkpoint-interval",
@@ -203,18 +214,32 @@ def _train(options: argparse.Namespace, interruption: Interruption, scratch: Pat
     # Here, because it imports torch: seconds that the lines above do not need.
     from training.attempt import Options, run_attempt
     from training.config import parse_interval, parse_overrides
+    from training.extend import settle_origin
+    from training.origin import beginning_from
     from training.workloads import load_workload
 
     interval = parse_interval(options.checkpoint_interval)
+    workload = load_workload(options.workload)
+    overrides = parse_overrides(options.override)
+    origin = settle_origin(
+        store,
+        init_from=options.init_from,
+        extend_to=options.extend_to,
+        workload=(options.workload, workload),
+        recipe=options.recipe,
+        overrides=overrides,
+        identity=(_run_id(options, store), options.writer),
+    )
     return run_attempt(
         Options(
-            workload=load_workload(options.workload),
+            workload=beginning_from(workload, origin) if origin else workload,
+            origin=origin,
             workload_name=options.workload,
             recipe=options.recipe,
-            overrides=parse_overrides(options.override),
+            overrides=overrides,
             dataset_uri=options.dataset_uri,
             store=store,
-            run_id=options.run_id or store.uri.rstrip("/").rpartition("/")[2],
+            run_id=_run_id(options, store),
             interval=interval,
             lease_ttl_seconds=options.lease_ttl_seconds,
             metrics_file=options.metrics_file,
@@ -224,6 +249,10 @@ def _train(options: argparse.Namespace, interruption: Interruption, scratch: Pat
         ),
         interruption,
     )
+
+
+def _run_id(options: argparse.Namespace, store: Store) -> str:
+    return str(options.run_id or store.uri.rstrip("/").rpartition("/")[2])
 
 
 def _is_same_finished_run(options: argparse.Namespace, store: Store) -> bool:

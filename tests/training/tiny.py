@@ -26,6 +26,7 @@ from training.workload import (
     Prepare,
     Progress,
     Rung,
+    Schedule,
     Settings,
     Start,
     Train,
@@ -46,6 +47,8 @@ class TinyConfig:
     num_threads: int = 1
     deterministic: bool = True
     epochs: int = 3
+    second_epochs: int | None = None
+    schedule: Schedule = "cosine"
     learning_rate: float = 0.01
     clip_norm: float | None = 1.0
     step_seconds: float = 0.0
@@ -98,11 +101,13 @@ class TinyTrain:
     config: TinyConfig
     name: str
     width: int
+    epochs: int | None = None
 
     @property
     def settings(self) -> Settings:
         return Settings(
-            epochs=self.config.epochs,
+            epochs=self.epochs or self.config.epochs,
+            schedule=self.config.schedule,
             global_batch=8,
             micro_batch=4,
             eval_batch=5,
@@ -191,7 +196,7 @@ class Tiny:
         return (
             Doubled(),
             TinyTrain(config=c, name="first", width=4),
-            TinyTrain(config=c, name="second", width=8),
+            TinyTrain(config=c, name="second", width=8, epochs=c.second_epochs),
         )
 
     def rungs(self, c: TinyConfig) -> Sequence[Rung]:
