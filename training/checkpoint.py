@@ -6,7 +6,8 @@ each one passed over is named with the reason.
 
 import json
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
@@ -48,7 +49,18 @@ def checkpoint_name(step: int, generation: int) -> str:
 
 
 def read_checkpoint(store: Store, entry: CheckpointEntry) -> Snapshot:
-    """Read and verify one checkpoint; DamagedCheckpointError says what does not hold."""
+    """Read and verify one checkpoint; DamagedCheckpointError says what does not hold.
+
+    What does not hold is read once more: it may have been damaged on its way here.
+    """
+    try:
+        return _read_checkpoint(store, entry)
+    except DamagedCheckpointError as error:
+        print(f"[read] checkpoint {entry.name}: {error}; reading it again", flush=True)
+        return _read_checkpoint(store, entry)
+
+
+def _read_checkpoint(store: Store, entry: CheckpointEntry) -> Snapshot:
     prefix = f"checkpoints/{entry.name}/"
     sizes = store.sizes(prefix)
     for file in entry.files:
@@ -138,12 +150,22 @@ def _read_state(store: Store, prefix: str, file: FileEntry) -> Any:
 def _read(store: Store, prefix: str, file: FileEntry, size: int) -> bytes:
     """The first bytes of a file, which nothing has verified yet."""
     data = bytearray(size)
-    store.read_into(prefix + file.name, 0, memoryview(data))
+    with _missing(file):
+        store.read_into(prefix + file.name, 0, memoryview(data))
     return bytes(data)
 
 
 def _receive(
     store: Store, prefix: str, file: FileEntry, place_bytes: Callable[[int, Tensor], None]
 ) -> None:
-    if not receive(store, prefix + file.name, file, place_bytes):
-        raise DamagedCheckpointError(f"{file.name} does not match its sha256")
+    with _missing(file):
+        if not receive(store, prefix + file.name, file, place_bytes):
+            raise DamagedCheckpointError(f"{file.name} does not match its sha256")
+
+
+@contextmanager
+def _missing(file: FileEntry) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise DamagedCheckpointError(f"{file.name} is missing") from error

@@ -12,10 +12,11 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from training.entries import CheckpointEntry, FileEntry, Kind
 from training.errors import UserError
+from training.json_record import read_json_record
 from training.retention import KEEP_NEWEST, Retention
 from training.store import AnswerLostError, PreconditionFailedError, Store, StoreError
 
@@ -78,13 +79,10 @@ class Head:
     @classmethod
     def from_bytes(cls, data: bytes) -> "Head":
         """Read what `to_bytes` wrote."""
-        record = json.loads(data)
-        number = record.pop("format")
-        if number not in range(1, _FORMAT + 1):
-            raise UserError(
-                f"head.json has format {number}, and this version knows 1 to {_FORMAT}; "
-                "run the bundle that config.json names, or a newer one"
-            )
+        return read_json_record(HEAD, data, _FORMAT, cls._from_record)
+
+    @classmethod
+    def _from_record(cls, record: dict[str, Any]) -> "Head":
         checkpoints = tuple(
             CheckpointEntry(**{**entry, "files": tuple(FileEntry(**f) for f in entry["files"])})
             for entry in record.pop("checkpoints")
@@ -267,6 +265,12 @@ def acquire(
     A candidate takes over at once when the head says released, else when its tag stood still for
     one TTL of this machine's own monotonic clock. `wait(seconds)` returns whether a notice came.
     """
+    if read_head(store) is None and store.sizes("checkpoints/") and read_head(store) is None:
+        # A run that begins would sweep what no head names.
+        raise UserError(
+            f"{store.uri} has checkpoints and no {HEAD}; put its last version back, "
+            "or give another run URI"
+        )
     seen: str | None = None
     since = time.monotonic()
     while True:

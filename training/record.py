@@ -10,9 +10,11 @@ from datetime import UTC, datetime
 from typing import Any
 
 from training.errors import UserError
+from training.json_record import read_json_record
 from training.store import PreconditionFailedError, Store
 
 CONFIG = "config.json"
+_FORMAT = 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,14 +35,12 @@ class RunRecord:
 
     def to_bytes(self) -> bytes:
         """As stored."""
-        return json.dumps({"format": 1, **asdict(self)}, indent=1).encode()
+        return json.dumps({"format": _FORMAT, **asdict(self)}, indent=1).encode()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "RunRecord":
         """Read what `to_bytes` wrote."""
-        record = json.loads(data)
-        record.pop("format")
-        return cls(**record)
+        return read_json_record(CONFIG, data, _FORMAT, lambda record: cls(**record))
 
 
 def read_record(store: Store) -> RunRecord | None:

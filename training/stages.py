@@ -9,9 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from training.checkpoint import DamagedCheckpointError, Snapshot, newest_that_holds, read_checkpoint
+from training.checkpoint import (
+    DamagedCheckpointError,
+    Loaded,
+    Snapshot,
+    newest_that_holds,
+    read_checkpoint,
+)
 from training.dataset import LocalDataset
-from training.errors import RunFailedError
+from training.entries import CheckpointEntry
 from training.export import export_final
 from training.loop import StageLoop
 from training.numerics import changed_parts
@@ -20,6 +26,7 @@ from training.prepare import ensure_artifact, open_artifact
 from training.receipt import write_receipt
 from training.record import RunRecord
 from training.saver import SPENT_SECONDS, Saver
+from training.store import StoreError
 from training.workload import Inputs, Prepare, Prior, Train
 
 
@@ -47,6 +54,7 @@ class StageSequence:
         self._began = began
         self._artifacts: dict[str, str] = {}
         self._opened: dict[str, Sequence[Mapping[str, Tensor]]] = {}
+        self._verified: tuple[CheckpointEntry, Snapshot] | None = None  # an end, read to resume
 
     def go(self) -> None:
         """Resume where the run is and go to its end."""
@@ -94,7 +102,7 @@ class StageSequence:
 
     def _resume(self) -> tuple[Position | None, Snapshot | None]:
         attempt = self._attempt
-        loaded, passed_over = newest_that_holds(attempt.store, attempt.lease.head.checkpoints)
+        loaded, passed_over = self._newest_that_holds()
         for name, why in passed_over:
             print(f"[resume] passed over checkpoint {name}: {why}", flush=True)
         position = Position.from_json(loaded.snapshot.state["position"]) if loaded else None
@@ -114,6 +122,25 @@ class StageSequence:
         if loaded is None and attempt.lease.head.checkpoints:
             print("[resume] no checkpoint holds: the run begins anew", flush=True)
         return position, loaded.snapshot if loaded else None
+
+    def _newest_that_holds(self) -> tuple[Loaded | None, Sequence[tuple[str, str]]]:
+        """The newest checkpoint that holds, and so does the end of the stage that it began from."""
+        attempt = self._attempt
+        entries, passed_over = attempt.lease.head.checkpoints, list[tuple[str, str]]()
+        while True:
+            loaded, damaged = newest_that_holds(attempt.store, entries)
+            passed_over += damaged
+            if loaded is None:
+                return None, passed_over
+            entries = entries[: entries.index(loaded.entry)]
+            try:
+                if loaded.entry.kind != "stage-end":
+                    position = Position.from_json(loaded.snapshot.state["position"])
+                    self._verified = self._read_end(position) if position.results else None
+            except DamagedCheckpointError as error:
+                passed_over.append((loaded.entry.name, f"{error}, and its stage began there"))
+                continue
+            return loaded, passed_over
 
     def _changed(self, before: Sequence[str]) -> tuple[str, ...]:
         return tuple(sorted({*before, *changed_parts(self._record.numerics_key, self._key)}))
@@ -144,25 +171,33 @@ class StageSequence:
         """Read the committed end of the last Train stage, also if this process has just made it."""
         if position is None or not position.results:
             return None
-        last = list(position.results)[-1]
-        entries = self._attempt.lease.head.checkpoints
-        entry = next(
-            (e for e in reversed(entries) if e.stage == last and e.kind == "stage-end"), None
-        )
-        if entry is None:
-            raise RunFailedError(f"the committed end of stage {last!r} is not in head.json")
         try:
-            snapshot = read_checkpoint(self._attempt.store, entry)
+            entry, snapshot = self._read_end(position)
         except DamagedCheckpointError as error:
-            raise RunFailedError(
-                f"the committed end of stage {last!r}, {entry.name}, does not hold: {error}"
-            ) from error
+            raise StoreError(f"{error}; the next attempt goes on from an older one") from error
         return Prior(
-            stage=last,
+            stage=entry.stage,
             step=entry.step,
             model=snapshot.tensors["model"],
-            metrics=position.results[last],
+            metrics=position.results[entry.stage],
         )
+
+    def _read_end(self, position: Position) -> tuple[CheckpointEntry, Snapshot]:
+        """The committed end of the last stage that has ended; as read before, if it was."""
+        last = list(position.results)[-1]
+        entries = self._attempt.lease.head.checkpoints
+        ends = [e for e in entries if e.stage == last and e.kind == "stage-end"]
+        if not ends:
+            raise DamagedCheckpointError(f"the end of stage {last!r} is not in head.json")
+        verified, self._verified = self._verified, None
+        if verified is not None and verified[0] == ends[-1]:
+            return verified
+        try:
+            return ends[-1], read_checkpoint(self._attempt.store, ends[-1])
+        except DamagedCheckpointError as error:
+            raise DamagedCheckpointError(
+                f"the end of stage {last!r}, {ends[-1].name}, does not hold: {error}"
+            ) from error
 
     def _finish(self, position: Position) -> None:
         """Write what the run was for; a notice that comes from here on is none."""
