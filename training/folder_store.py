@@ -8,8 +8,9 @@ import secrets
 import shutil
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from training.errors import UserError
 from training.storage import PreconditionFailedError, Stored, StoreError, Upload
@@ -35,10 +36,11 @@ class FolderStore:
         return str(self._root)
 
     def get(self, key: str) -> Stored | None:
-        try:
-            data = (self._root / key).read_bytes()
-        except FileNotFoundError:
-            return None
+        with _reading(self._root / key):
+            try:
+                data = (self._root / key).read_bytes()
+            except FileNotFoundError:
+                return None
         return Stored(data=data, etag=hashlib.sha256(data).hexdigest())
 
     def put(self, key: str, data: bytes) -> None:
@@ -46,9 +48,8 @@ class FolderStore:
             stream.write(data)
 
     def put_if(self, key: str, data: bytes, etag: str | None) -> str:
-        self._root.mkdir(parents=True, exist_ok=True)
         # flock belongs to the open file, so it keeps threads of one process apart, unlike lockf.
-        with (self._root / ".lock").open("wb") as lock:
+        with _writing(self._root / key), self._lock() as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             found = self.get(key)
             if (found.etag if found else None) != etag:
@@ -57,7 +58,8 @@ class FolderStore:
         return hashlib.sha256(data).hexdigest()
 
     def get_file(self, key: str, path: Path) -> None:
-        shutil.copyfile(self._root / key, path)
+        with _reading(self._root / key):
+            shutil.copyfile(self._root / key, path)
 
     def put_file(self, key: str, path: Path) -> None:
         with self._replacing(key) as part:
@@ -67,7 +69,7 @@ class FolderStore:
         return _FileUpload(self._root / key, size)
 
     def read_into(self, key: str, start: int, data: memoryview) -> None:
-        with (self._root / key).open("rb", buffering=0) as stream:
+        with _reading(self._root / key), (self._root / key).open("rb", buffering=0) as stream:
             stream.seek(start)
             done = 0
             while done < len(data):
@@ -77,30 +79,37 @@ class FolderStore:
                 done += count
 
     def sizes(self, prefix: str) -> dict[str, int]:
-        folder = self._root / prefix
-        files = (file for file in folder.rglob("*") if not file.name.startswith("."))
-        return {
-            file.relative_to(self._root).as_posix(): file.stat().st_size
-            for file in sorted(files)
-            if file.is_file()
-        }
+        found: dict[str, int] = {}
+        with _reading(self._root / prefix):
+            for folder, _, names in os.walk(self._root / prefix):
+                for path in (Path(folder) / name for name in names if not name.startswith(".")):
+                    with suppress(FileNotFoundError):  # deleted meanwhile
+                        found[path.relative_to(self._root).as_posix()] = path.stat().st_size
+        return dict(sorted(found.items()))
 
     def delete_below(self, prefix: str) -> None:
-        if (self._root / prefix).is_dir():
-            shutil.rmtree(self._root / prefix)
+        with _writing(self._root / prefix):
+            while (self._root / prefix).is_dir():
+                with suppress(FileNotFoundError):  # somebody else deletes it too
+                    shutil.rmtree(self._root / prefix)
+
+    def _lock(self) -> BinaryIO:
+        self._root.mkdir(parents=True, exist_ok=True)
+        return (self._root / ".lock").open("wb")
 
     @contextmanager
     def _replacing(self, key: str) -> Iterator[Path]:
         target = self._root / key
-        part = _beside(target)
-        try:
-            yield part
-            with part.open("rb") as stream:
-                os.fsync(stream.fileno())
-            part.replace(target)
-        finally:
-            part.unlink(missing_ok=True)
-        _sync_folder(target.parent)
+        with _writing(target):
+            part = _beside(target)
+            try:
+                yield part
+                with part.open("rb") as stream:
+                    os.fsync(stream.fileno())
+                part.replace(target)
+            finally:
+                part.unlink(missing_ok=True)
+            _sync_folder(target.parent)
 
 
 class _FileUpload:
@@ -112,19 +121,25 @@ class _FileUpload:
 
     def __init__(self, target: Path, size: int) -> None:
         self._target = target
-        self._part = _beside(target)
-        self._file = os.open(self._part, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
-        self._direct = _open_direct(self._part) if size >= _DIRECT_BYTES else -1
-        if size and hasattr(os, "posix_fallocate"):
-            # Blocks are found once, and a full disk before anything is written.
-            os.posix_fallocate(self._file, 0, size)
+        with _writing(target):
+            self._part = _beside(target)
+            self._file = os.open(self._part, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
+            self._direct = _open_direct(self._part) if size >= _DIRECT_BYTES else -1
+            try:
+                if size and hasattr(os, "posix_fallocate"):
+                    # Blocks are found once, and a full disk before anything is written.
+                    os.posix_fallocate(self._file, 0, size)
+            except OSError:
+                self.abort()
+                raise
 
     def put(self, number: int, start: int, data: memoryview, sha256: bytes) -> None:
         done = 0
-        if self._direct >= 0 and start % _PAGE == 0:
-            done = self._put_direct(start, data[: len(data) // _PAGE * _PAGE])
-        while done < len(data):
-            done += os.pwrite(self._file, data[done:], start + done)
+        with _writing(self._target):
+            if self._direct >= 0 and start % _PAGE == 0:
+                done = self._put_direct(start, data[: len(data) // _PAGE * _PAGE])
+            while done < len(data):
+                done += os.pwrite(self._file, data[done:], start + done)
 
     def _put_direct(self, start: int, data: memoryview) -> int:
         """Write whole pages; how many bytes of them the system took."""
@@ -139,10 +154,11 @@ class _FileUpload:
         return done
 
     def finish(self) -> None:
-        os.fsync(self._file)
-        self._close()
-        self._part.replace(self._target)
-        _sync_folder(self._target.parent)
+        with _writing(self._target):
+            os.fsync(self._file)
+            self._close()
+            self._part.replace(self._target)
+            _sync_folder(self._target.parent)
 
     def abort(self) -> None:
         self._close()
@@ -174,3 +190,23 @@ def _sync_folder(path: Path) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """What is not there is no error of the store."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise StoreError(f"{path}: {error.strerror or error}") from error
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """A full or broken disk is the store's error, as S3's 500 is."""
+    try:
+        yield
+    except OSError as error:
+        raise StoreError(f"{path}: {error.strerror or error}") from error

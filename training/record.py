@@ -11,7 +11,7 @@ from typing import Any
 
 from training.errors import UserError
 from training.json_record import read_json_record
-from training.store import PreconditionFailedError, Store
+from training.store import Store, create
 
 CONFIG = "config.json"
 _FORMAT = 1
@@ -53,12 +53,10 @@ def settle_record(store: Store, mine: RunRecord, placement: frozenset[str]) -> R
     """Write the record once; an existing one is the truth, and mine must agree with it."""
     theirs = read_record(store)
     if theirs is None:
-        try:
-            store.put_if(CONFIG, mine.to_bytes(), None)
+        if create(store, CONFIG, mine.to_bytes()):
             return mine
-        except PreconditionFailedError:
-            theirs = read_record(store)
-            assert theirs is not None
+        theirs = read_record(store)
+        assert theirs is not None
     _refuse_other_run(store.uri, theirs, mine, placement)
     return theirs
 

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+_CREATE_ATTEMPTS = 5
+
 
 class StoreError(RuntimeError):
     """The store does not do what it should: one sentence with the key and the store's own words."""
@@ -76,3 +78,21 @@ class Store(Protocol):
 
     def delete_below(self, prefix: str) -> None:
         """Delete every key below `prefix`, which may be none."""
+
+
+def create(store: Store, key: str, data: bytes) -> bool:
+    """Write a key that does not exist yet; return whether it now holds `data` and no other's.
+
+    After a lost answer the key is looked at: what stands there says who was first.
+    """
+    for attempt in range(1, _CREATE_ATTEMPTS + 1):
+        try:
+            store.put_if(key, data, None)
+            return True
+        except (PreconditionFailedError, AnswerLostError) as error:
+            found = store.get(key)
+            if found is not None:
+                return found.data == data
+            if attempt == _CREATE_ATTEMPTS:
+                raise StoreError(f"{store.uri}/{key} could not be created: {error}") from error
+    raise AssertionError("the last attempt returns or raises")

@@ -24,6 +24,7 @@ from training.storage import (
     Stored,
     StoreError,
     Upload,
+    create,
 )
 
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
     "StoreError",
     "Stored",
     "Upload",
+    "create",
     "open_store",
 ]
 

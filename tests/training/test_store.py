@@ -12,6 +12,7 @@ import pytest
 
 from training.errors import UserError
 from training.store import (
+    AnswerLostError,
     FolderStore,
     PreconditionFailedError,
     S3Store,
@@ -19,6 +20,7 @@ from training.store import (
     StoreError,
     Upload,
     _Body,
+    create,
     open_store,
 )
 
@@ -129,7 +131,7 @@ def test_a_folder_write_that_breaks_leaves_the_old_content(
         raise OSError("disk full")
 
     monkeypatch.setattr(Path, "replace", broken)
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(StoreError, match="a: disk full"):
         store.put("a", b"new")
     monkeypatch.undo()
     assert store.get("a") is not None
@@ -330,3 +332,32 @@ def test_fails_for_a_range_that_is_not_there(store_uri: str) -> None:
         store.read_into("nothing", 0, memoryview(bytearray(1)))
     with pytest.raises(StoreError):
         store.read_into("k", 2, memoryview(bytearray(3)))
+
+
+@pytest.mark.parametrize("lost", [[], ["before"], ["after"], ["before", "before", "after"]])
+def test_a_key_is_created_once_whatever_answers_are_lost(tmp_path: Path, lost: list[str]) -> None:
+    class Lossy(FolderStore):
+        def put_if(self, key: str, data: bytes, etag: str | None) -> str:
+            when = lost.pop(0) if lost else None
+            if when == "before":
+                raise AnswerLostError(key)
+            tag = super().put_if(key, data, etag)
+            if when == "after":
+                raise AnswerLostError(key)
+            return tag
+
+    store = Lossy(tmp_path)
+    assert create(store, "config.json", b"mine")
+    assert not create(store, "config.json", b"theirs")
+    found = store.get("config.json")
+    assert found is not None
+    assert found.data == b"mine"
+
+
+def test_fails_when_a_key_cannot_be_created(tmp_path: Path) -> None:
+    class Silent(FolderStore):
+        def put_if(self, key: str, data: bytes, etag: str | None) -> str:
+            raise AnswerLostError(f"{key}: no answer")
+
+    with pytest.raises(StoreError, match=r"config\.json could not be created: .*no answer"):
+        create(Silent(tmp_path), "config.json", b"mine")
