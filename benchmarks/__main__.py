@@ -12,7 +12,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import boot, checkpoint, spot, synth
+from benchmarks import boot, checkpoint, forecast, spot, synth
 from sizing.commands import tables
 
 
@@ -24,14 +24,16 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     ours.add_argument("--rounds", type=int, default=5, help="alternating, default: %(default)s")
     start = commands.add_parser("boot", help="start of user data to first optimizer step")
     start.add_argument("--machines", type=int, default=3, help="boots, default: %(default)s")
-    traces = commands.add_parser("simulate", help="Spot policies on the public traces")
-    traces.add_argument("--traces", type=Path, required=True, help="folder of .json traces")
-    traces.add_argument("--starts", type=int, default=100, help="jobs, default: %(default)s")
+    policies = commands.add_parser("simulate", help="Spot policies on the public traces")
+    hours = commands.add_parser("forecast", help="forecast hours against the public traces")
+    for command in (policies, hours):
+        command.add_argument("--traces", type=Path, required=True, help="folder of .json traces")
+        command.add_argument("--starts", type=int, default=100, help="jobs, default: %(default)s")
     saves = commands.add_parser("checkpoint", help="saves beside torch.save, safetensors and DCP")
     saves.add_argument("--rounds", type=int, default=7, help="alternating, default: %(default)s")
     saves.add_argument("--megabytes", type=int, default=512, help="default: %(default)s")
     saves.add_argument("--folder", type=Path, help="on the disk to measure (default: temporary)")
-    for command in (ours, start, traces, saves):
+    for command in (ours, start, policies, hours, saves):
         command.add_argument("--json", action="store_true", help="print JSON, no table")
     return parser.parse_args(arguments)
 
@@ -41,15 +43,16 @@ def main() -> int:
     arguments = parse_arguments()
     if arguments.command == "synth":
         rows = synth.measure(rounds=arguments.rounds)
-    elif arguments.command == "simulate":
+    elif arguments.command in ("simulate", "forecast"):
+        replayed = spot if arguments.command == "simulate" else forecast
         try:
-            rows = spot.measure(folder=arguments.traces, num_starts=arguments.starts)
+            rows = replayed.measure(folder=arguments.traces, num_starts=arguments.starts)
         except ValueError as error:
             print(error, file=sys.stderr)
             return 2
         if not arguments.json:
+            tables.show(rows, title=machine())
             tables.show(spot.count(arguments.traces))
-            tables.show(rows)
             return 0
     elif arguments.command == "checkpoint":
         found = checkpoint.measure(

@@ -3,6 +3,7 @@
 The traces (skypilot-org/spot-traces) are not shipped: give their folder with --traces.
 """
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
@@ -36,6 +37,14 @@ def find_traces(folder: Path) -> list[Path]:
     return found
 
 
+def group_by_time(paths: Sequence[Path]) -> list[list[Path]]:
+    """Traces of one time (of one length) can be the pools of one fleet."""
+    by_time: dict[float, list[Path]] = defaultdict(list)
+    for path in paths:
+        by_time[load_trace(path).seconds].append(path)
+    return list(by_time.values())
+
+
 def measure(*, folder: Path, num_starts: int) -> list[dict[str, Any]]:
     """Replay every policy in every setting; one row for each figure and policy."""
     traces = [load_trace(path) for path in find_traces(folder)]
@@ -50,12 +59,11 @@ def count(folder: Path) -> list[dict[str, Any]]:
     """Losses and waits of each trace, of all, and of the zones of one time as one fleet."""
     paths = find_traces(folder)
     traces = [load_trace(path) for path in paths]
-    by_time: dict[float, list[Path]] = defaultdict(list)
-    for path, trace in zip(paths, traces, strict=True):
-        by_time[trace.seconds].append(path)
-    fleets = [load_fleet(group) for group in by_time.values() if len(group) > 1]
+    fleets = [load_fleet(group) for group in group_by_time(paths) if len(group) > 1]
     groups: list[tuple[str, Sequence[Trace]]] = [(trace.name, [trace]) for trace in traces]
-    groups += [("all, each as one zone", traces), ("zones of one time as one fleet", fleets)]
+    groups += [(fleet.name, [fleet]) for fleet in fleets]
+    means = [_typical("typical zone (geometric mean)", traces)]
+    means += [_typical("typical fleet (geometric mean)", fleets)] if fleets else []
     planned = [
         {
             "what": f"planned with, {'one pool' if pools == 1 else 'several pools'}",
@@ -67,7 +75,7 @@ def count(folder: Path) -> list[dict[str, Any]]:
         for pools in (1, 2)
         for process in [interruptions("g5.xlarge", pools=pools)]
     ]
-    return [_counted(name, group) for name, group in groups if group] + planned
+    return [_counted(name, group) for name, group in groups] + means + planned
 
 
 def _counted(name: str, traces: Sequence[Trace]) -> dict[str, Any]:
@@ -79,3 +87,20 @@ def _counted(name: str, traces: Sequence[Trace]) -> dict[str, Any]:
         "losses per machine hour": seen.rate_per_hour,
         "hours to the next": seen.wait_hours,
     }
+
+
+def _typical(name: str, traces: Sequence[Trace]) -> dict[str, Any]:
+    """The pool in the middle, on a scale of factors."""
+    seen = [statistics([trace]) for trace in traces]
+    return {
+        "what": name,
+        "losses": sum(each.losses for each in seen),
+        "machine hours": sum(each.machine_hours for each in seen),
+        "losses per machine hour": _middle([each.rate_per_hour for each in seen]),
+        "hours to the next": _middle([each.wait_hours for each in seen]),
+    }
+
+
+def _middle(values: Sequence[float]) -> float:
+    known = [value for value in values if value > 0]
+    return math.exp(sum(map(math.log, known)) / len(known)) if known else 0.0

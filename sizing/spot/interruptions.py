@@ -20,12 +20,13 @@ TRACES = (
 )
 ADVISOR = "AWS Spot Instance Advisor, us-east-1, snapshot of 2025-07-28 (alexei-led/spotinfo)"
 
-# Losses per machine hour, and hours until the next machine.
-# All five traces, each as one zone: 641 losses in 2,172 machine hours.
-_ONE_POOL = (0.295, 2.25)
+# Losses per machine hour, and hours until the next machine: of the zone (and of the fleet) in the
+# middle, because pools differ by factors.
+# Five traces, each as one zone: 641 losses in 2,172 machine hours, 0.16 to 1.39 an hour by zone.
+_ONE_POOL = (0.39, 1.66)
 # The three zones of February and the two of April, each set as one fleet that takes the first free
-# zone: 149 losses in 1,198 machine hours.
-_SEVERAL_POOLS = (0.124, 0.48)
+# zone: 149 losses in 1,198 machine hours, 0.09 and 0.35 an hour.
+_SEVERAL_POOLS = (0.18, 0.49)
 
 # The share of machines that AWS says it took back in a month: (from, to); above 20 % is open.
 _ADVISOR_SHARE = {

@@ -24,8 +24,8 @@ NUM_STEPS = 240
 RATES_PER_OCTAVE = 2
 # What is believed before anything was seen, in hours (sizing/spot/interruptions.py, one zone), and
 # how many losses of evidence that is worth.
-PRIOR_LIFE_HOURS = 3.4
-PRIOR_WAIT_HOURS = 2.25
+PRIOR_LIFE_HOURS = 2.6
+PRIOR_WAIT_HOURS = 1.66
 PRIOR_WEIGHT = 2.0
 # How long ago counts half as much.
 HALF_LIFE_HOURS = 24.0

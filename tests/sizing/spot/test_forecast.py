@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import time
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sizing.spot import estimate, interruptions, recommend_interval
+from sizing.spot import POISSON, SEEN, Pattern, estimate, interruptions, recommend_interval
 
 DAY = 86_400.0
 
@@ -45,6 +46,7 @@ def test_without_notices_goodput_is_the_analytic_one(
         checkpoint_seconds=checkpoint,
         interval_seconds=interval,
         notice_fits=False,
+        pattern=POISSON,
     )
     assert seen.goodput == pytest.approx(expected / mean, rel=0.01)
 
@@ -58,21 +60,25 @@ def test_with_notices_only_restart_and_notice_are_lost() -> None:
         interval_seconds=3600,
         notice_arrives=1.0,
         notice_seconds=notice,
+        pattern=POISSON,
     )
     assert seen.goodput == pytest.approx(math.exp(-(restart + notice) / mean), rel=0.01)
 
 
 def test_waiting_costs_hours_but_no_dollars() -> None:
     asked = {"work_seconds": 40 * 3600.0, "rate_per_hour": 0.3, "restart_seconds": 300.0}
-    at_once = estimate(**asked, usd_per_hour=1.0)
-    waiting = estimate(**asked, usd_per_hour=1.0, wait_seconds=1800)
+    at_once = estimate(**asked, usd_per_hour=1.0, pattern=POISSON)
+    waiting = estimate(**asked, usd_per_hour=1.0, wait_seconds=1800, pattern=POISSON)
     assert waiting.usd_p50 == at_once.usd_p50
     assert waiting.hours_p50 > at_once.hours_p50 + 4
     assert waiting.interruptions == pytest.approx(0.3 * waiting.machine_hours_p50, rel=0.1)
 
 
 def test_many_interruptions_are_extended_from_fewer() -> None:
-    asked = {"rate_per_hour": 0.5, "restart_seconds": 300.0, "interval_seconds": 1800.0}
+    asked: dict[str, Any] = {
+        "rate_per_hour": 0.5, "restart_seconds": 300.0, "interval_seconds": 1800.0,
+        "pattern": POISSON,
+    }  # fmt: skip
     short = estimate(work_seconds=50 * 3600, **asked)
     long = estimate(work_seconds=500 * 3600, **asked)
     assert long.goodput == pytest.approx(short.goodput, rel=0.02)
@@ -87,9 +93,10 @@ def test_many_interruptions_are_extended_from_fewer() -> None:
     restart=st.floats(0, 1200),
     checkpoint=st.floats(0, 120),
     fits=st.booleans(),
+    pattern=st.sampled_from([POISSON, SEEN]),
 )
 def test_no_run_is_faster_than_its_work(
-    work: float, rate: float, restart: float, checkpoint: float, fits: bool
+    work: float, rate: float, restart: float, checkpoint: float, fits: bool, pattern: Pattern
 ) -> None:
     seen = estimate(
         work_seconds=work,
@@ -98,11 +105,33 @@ def test_no_run_is_faster_than_its_work(
         checkpoint_seconds=checkpoint,
         notice_fits=fits,
         wait_seconds=60,
+        pattern=pattern,
     )
     assert seen.machine_hours_p50 * 3600 >= (work + restart) * (1 - 1e-9)
     assert seen.machine_hours_p90 >= seen.machine_hours_p50
     assert seen.hours_p90 >= seen.hours_p50 >= seen.machine_hours_p50 * (1 - 1e-9)
     assert 0 < seen.goodput <= 1 + 1e-9
+
+
+def test_bursty_pools_that_nobody_knows_make_the_p90_longer_not_the_p50() -> None:
+    asked: dict[str, Any] = {
+        "work_seconds": DAY, "rate_per_hour": 0.3, "restart_seconds": 200.0, "wait_seconds": 7200.0
+    }  # fmt: skip
+    calm, seen = estimate(**asked, pattern=POISSON), estimate(**asked)
+    assert seen.hours_p50 == pytest.approx(calm.hours_p50, rel=0.15)
+    assert seen.hours_p90 > 2 * calm.hours_p90
+    # What is paid for is known much better than when it will be done.
+    assert seen.machine_hours_p90 < 1.1 * calm.machine_hours_p90
+
+
+def test_a_run_may_have_to_wait_for_its_first_machine() -> None:
+    asked: dict[str, Any] = {
+        "work_seconds": 600.0, "rate_per_hour": 0.3, "restart_seconds": 0.0, "wait_seconds": 7200.0
+    }  # fmt: skip
+    assert estimate(**asked, pattern=POISSON).hours_p50 == pytest.approx(600 / 3600)
+    # There is a machine 1 / (1 + 0.3 * 2) of the time.
+    assert estimate(**asked).hours_p90 > 1
+    assert estimate(**{**asked, "wait_seconds": 0.0}).hours_p90 < 0.25
 
 
 def test_the_same_question_has_the_same_answer() -> None:

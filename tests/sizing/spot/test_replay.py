@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sizing.spot import estimate
+from sizing.spot import POISSON, estimate
 from sizing.spot.lookahead import Lookahead
 from sizing.spot.oracle import best_goodput, least_usd
 from sizing.spot.policies import Greedy, OnDemandOnly, SpotOnly, UniformProgress
@@ -163,5 +163,6 @@ def test_poisson_lives_give_the_analytic_goodput(notice_arrives: float) -> None:
         checkpoint_seconds=checkpoint,
         interval_seconds=interval,
         notice_arrives=notice_arrives,
+        pattern=POISSON,
     )
     assert forecast.goodput == pytest.approx(seen.goodput, rel=0.015)
