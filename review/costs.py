@@ -34,10 +34,15 @@ def cost_rows(base: Side, head: Side) -> list[Row]:
     """Return the table of what one hour, one idle month and one run cost on both sides."""
     old, new = _training_stack(base), _training_stack(head)
     rows = _hour_rows(_Hour.of(old), _Hour.of(new))
-    idle_old, idle_new = (
-        sum(idle_usd_per_month(stack) for stack in side.stacks.values()) for side in (base, head)
+    idle_old, idle_new = (idle_usd_per_month(side) for side in (base, head))
+    for name in sorted({*idle_old, *idle_new}):
+        amounts = idle_old.get(name, 0.0), idle_new.get(name, 0.0)
+        rows.append(_money_row(f"idle: {name}, $/month", *amounts))
+    rows.append(
+        _money_row(
+            "**a month with the fleet at zero**, $", sum(idle_old.values()), sum(idle_new.values())
+        )
     )
-    rows.append(_money_row("idle, fleet at zero, $/month", idle_old, idle_new))
     plans = [stack.plan if stack else None for stack in (old, new)]
     if any(plans):
         rows += _plan_rows(*plans)
@@ -52,12 +57,18 @@ def plan_warnings(head: Side) -> list[str]:
     return [str(warning) for warning in plan.get("warnings") or []]
 
 
-def idle_usd_per_month(stack: StackSide) -> float:
-    """What a stack costs with no instance running."""
-    return sum(_idle_usd_per_month(resource) for resource in stack.resources.values())
+def idle_usd_per_month(side: Side) -> dict[str, float]:
+    """What all stacks cost with no instance running, by resource type."""
+    dollars: dict[str, float] = {}
+    for stack in side.stacks.values():
+        for resource in stack.resources.values():
+            if usd := _resource_usd_per_month(resource):
+                name = resource["Type"].removeprefix("AWS::")
+                dollars[name] = dollars.get(name, 0.0) + usd
+    return dollars
 
 
-def _idle_usd_per_month(resource: Mapping[str, Any]) -> float:
+def _resource_usd_per_month(resource: Mapping[str, Any]) -> float:
     properties = resource.get("Properties") or {}
     match resource["Type"]:
         case "AWS::CloudWatch::Alarm":

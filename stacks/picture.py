@@ -27,7 +27,7 @@ PICTURE = ROOT / "docs" / "architecture.svg"
 CAPTIONS = {
     "DatasetBucket": "datasets with their manifests",
     "RunBucket": "heads, checkpoints, receipts",
-    "Key": "encrypts buckets and volumes",
+    "DataKey": "encrypts buckets and volumes",
     "AccessLogs": "who read what",
     "Network": "public subnets, no way in",
     "InstanceRole": "what an instance may do",
