@@ -21,8 +21,8 @@ class MagvitConfig:
     # token; the full stem works at full resolution and halves to 4x8x8.
     stem: str = "patch"
     tokenizer_width: int = 32
-    # Codes: the product of the levels, one number a dimension (FSQ).
-    levels: str = "8,5,5,5"
+    # Levels of each dimension of a code: 15,360 codes (the FSQ paper's table for 2^14).
+    levels: str = "8,8,8,6,5"
     # How much more a pixel counts that differs from the clip's mean image.
     motion_weight: float = 10.0
     tokenizer_epochs: int = 3
@@ -65,7 +65,7 @@ class MagvitConfig:
         for name in ("motion_weight", "masked_weight", "position_weight"):
             check_at_least(name, getattr(self, name), 0.0)
         if len(self.num_levels) < 1 or min(self.num_levels) < 2:
-            raise ValueError(f"levels is {self.levels!r}; give numbers from 2, as in 8,5,5,5")
+            raise ValueError(f"levels is {self.levels!r}; give numbers from 2, as in 8,8,8,6,5")
         if self.width % (2 * self.num_heads):
             raise ValueError(
                 f"width {self.width} is no multiple of twice num_heads {self.num_heads}; change one"
@@ -80,7 +80,7 @@ class MagvitConfig:
             return tuple(int(level) for level in self.levels.split(","))
         except ValueError as error:
             raise ValueError(
-                f"levels is {self.levels!r}; give numbers from 2, as in 8,5,5,5"
+                f"levels is {self.levels!r}; give numbers from 2, as in 8,8,8,6,5"
             ) from error
 
     @property

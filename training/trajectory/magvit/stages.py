@@ -189,12 +189,9 @@ class TrainTransformer(TrainClassifier):
         logits_BK, future_B2, guesses_MtGV = m(codes_BtG, masked_MtG)
         whole = {name: b[name][num_masked:] for name in ("labels", "future")}
         loss = self.loss_of(whole, logits_BK[num_masked:].float(), future_B2[num_masked:].float())
-        # Every code of these clips, the seen ones with weight 0: no shape depends on data.
-        guess_MtG = F.cross_entropy(
-            guesses_MtGV.flatten(0, 2).float(),
-            codes_BtG[:num_masked].flatten(),
-            reduction="none",
-        ).view(masked_MtG.shape)
+        levels = self.config.num_levels
+        guess_MtG = digits_loss(levels, guesses_MtGV.float(), codes_BtG[:num_masked])
+        # The seen ones have weight 0, so that no shape depends on the data.
         num_hidden = masked_MtG.sum()
         guess = (guess_MtG * masked_MtG).sum() / num_hidden.clamp(min=1)
         return Loss(
@@ -202,6 +199,17 @@ class TrainTransformer(TrainClassifier):
             mean=self.config.masked_weight * guess,
             metrics={**loss.metrics, "masked_loss": (guess.detach(), 1.0)},
         )
+
+
+def digits_loss(levels: Sequence[int], guesses_MtGV: Tensor, codes_MtG: Tensor) -> Tensor:
+    """Cross entropy of guessed codes, (M, t, G): the sum over a code's dimensions."""
+    losses = []
+    rest = codes_MtG.flatten()
+    for level, logits_MtGL in zip(levels, torch.split(guesses_MtGV, list(levels), -1), strict=True):
+        logits = logits_MtGL.flatten(0, 2)
+        losses.append(F.cross_entropy(logits, rest % level, reduction="none"))
+        rest = rest // level
+    return torch.stack(losses).sum(dim=0).view(codes_MtG.shape)
 
 
 def build_tokenizer(c: MagvitConfig) -> Tokenizer:

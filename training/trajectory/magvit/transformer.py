@@ -1,8 +1,8 @@
 """A Transformer over the tokens of a clip: guesses masked tokens, and tells the clip's class.
 
 B clips, M of them masked, t token steps in time, G cells of the token grid, D dimensions of a code,
-E width, K classes, V codes. Attention alternates between the cells of one step and the steps of
-one cell.
+E width, K classes, V the sum of a code's levels. Attention alternates between the cells of one step
+and the steps of one cell.
 """
 
 import torch
@@ -45,7 +45,7 @@ class Block(nn.Module):
 
 
 class TokenTransformer(nn.Module):
-    """From codes (B, t, G) to class logits (B, K), future position (B, 2), codes (M, t, G, V).
+    """Codes (B, t, G) to class logits (B, K), future position (B, 2), their digits (M, t, G, V).
 
     The class is read step by step where something moves: cells are pooled by how much their code
     differs from its own mean over time, as the head of the frozen features does.
@@ -67,13 +67,13 @@ class TokenTransformer(nn.Module):
         self.quantizer = quantizer
         num_dimensions = len(quantizer.levels)
         self.embed_value = nn.Linear(2 * num_dimensions, width)
-        self.embed_code = nn.Embedding(quantizer.num_codes + 1, width)  # the last one is the mask
-        nn.init.normal_(self.embed_code.weight, std=0.02)
+        self.mask_E = nn.Parameter(0.02 * torch.randn(width))
         self.time_tE = nn.Parameter(0.02 * torch.randn(num_steps, 1, width))
         self.cell_GE = nn.Parameter(0.02 * torch.randn(num_cells, width))
         self.blocks = nn.ModuleList(Block(width, num_heads, dropout) for _ in range(num_layers))
         self.norm = nn.LayerNorm(width)
-        self.guess = nn.Linear(width, quantizer.num_codes)
+        # One code is as many guesses as it has dimensions: 35 logits where 15,360 codes are.
+        self.guess = nn.Linear(width, int(quantizer.levels.sum()))
         self.sharpness = nn.Parameter(torch.tensor(2.0))
         self.embed_step = nn.Linear(width + num_cells + 5, width)
         self.over_time = nn.ModuleList(
@@ -99,9 +99,7 @@ class TokenTransformer(nn.Module):
         motion_BtGD = values_BtGD - values_BtGD.sum(dim=1, keepdim=True) / shown_B1G1
         motion_BtGD = motion_BtGD * ~masked_BtG[..., None]
         x_BtGE = self.embed_value(torch.cat([values_BtGD, motion_BtGD], dim=-1))
-        x_BtGE = x_BtGE + self.embed_code(
-            codes_BtG.masked_fill(masked_BtG, self.quantizer.num_codes)
-        )
+        x_BtGE = x_BtGE + masked_BtG[..., None] * self.mask_E
         x_BtGE = x_BtGE + self.time_tE + self.cell_GE
         for block in self.blocks:
             x_BtGE = block(x_BtGE)

@@ -12,7 +12,7 @@ from tests.training.trajectory.conftest import FakeDataset, inputs_of
 from training.trajectory.dataset import open_dataset
 from training.trajectory.magvit import reconstruction
 from training.trajectory.magvit.recipes import MagvitConfig, magvit_full, magvit_laptop
-from training.trajectory.magvit.stages import Tokens, TrainTokenizer, TrainTransformer
+from training.trajectory.magvit.stages import Tokens, TrainTokenizer, TrainTransformer, digits_loss
 from training.trajectory.magvit.tokenizer import Quantizer, Tokenizer
 from training.trajectory.magvit.transformer import TokenTransformer
 from training.trajectory.paths import CLASSES
@@ -72,7 +72,7 @@ def test_a_token_sees_no_later_frame(config: MagvitConfig) -> None:
     with torch.no_grad():
         codes, other_codes = tokenizer.encode(clip), tokenizer.encode(other)
     steps, cells = config.token_shape
-    assert codes.shape == (1, steps, math.isqrt(cells), math.isqrt(cells), 4)
+    assert codes.shape == (1, steps, math.isqrt(cells), math.isqrt(cells), 5)
     assert torch.equal(codes[:, : steps // 2], other_codes[:, : steps // 2])
     assert not torch.equal(codes[:, steps // 2 :], other_codes[:, steps // 2 :])
 
@@ -133,10 +133,10 @@ def test_the_transformer_guesses_what_is_masked_only(inputs: Inputs) -> None:
     masked[1, 3:5] = True
     logits, future, guesses = model(codes, masked)
     assert logits.shape == (3, len(CLASSES)) and future.shape == (3, 2)
-    assert guesses.shape == (*masked.shape, 1000)
+    assert guesses.shape == (*masked.shape, 8 + 8 + 8 + 6 + 5)
     # What is masked is not seen: another code there changes nothing.
     changed = codes.clone()
-    changed[1, 3:5] = (changed[1, 3:5] + 500) % 1000
+    changed[1, 3:5] = (changed[1, 3:5] + 5000) % 15360
     assert torch.equal(model(changed, masked)[0], logits)
     whole = model(codes)
     assert len(whole) == 2 and torch.allclose(whole[0][0], logits[0], atol=1e-6)
@@ -161,10 +161,23 @@ def test_the_loss_of_the_transformer_masks_half_of_the_clips(inputs: Inputs) -> 
     (masked,) = seen
     assert len(masked) == 3 and all(masked[k].any() for k in range(3))
     guess, count = loss.metrics["masked_loss"]
-    # Untrained, each of 1,000 codes is about as likely: ln 1000 = 6.9.
-    assert count == 1.0 and 6.0 < float(guess) < 8.5
+    # Untrained, each of 15,360 codes is about as likely: ln 15360 = 9.6.
+    assert count == 1.0 and 8.6 < float(guess) < 11.6
     assert loss.mean is not None
     assert loss.mean.item() == pytest.approx(stage.config.masked_weight * float(guess), rel=1e-4)
+
+
+def test_the_loss_of_a_code_is_that_of_its_digits() -> None:
+    levels = (8, 5)
+    quantizer = Quantizer(levels)
+    codes = torch.arange(40).view(1, 5, 8)
+    sure = torch.full((1, 5, 8, 13), -50.0)
+    digits = torch.stack([codes % 8, codes // 8], dim=-1)
+    assert torch.equal(quantizer.indices(quantizer.values(codes)), codes)
+    sure.scatter_(3, digits + torch.tensor([0, 8]), 50.0)
+    assert digits_loss(levels, sure, codes).abs().max() < 1e-6
+    unsure = digits_loss(levels, torch.zeros(1, 5, 8, 13), codes)
+    assert torch.allclose(unsure, torch.full_like(unsure, math.log(40)))
 
 
 def test_the_crop_is_a_square_around_the_ball() -> None:
