@@ -12,7 +12,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import boot, checkpoint, forecast, spot, synth
+from benchmarks import boot, checkpoint, forecast, plan, spot, synth
 from sizing.commands import tables
 
 
@@ -33,7 +33,9 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     saves.add_argument("--rounds", type=int, default=7, help="alternating, default: %(default)s")
     saves.add_argument("--megabytes", type=int, default=512, help="default: %(default)s")
     saves.add_argument("--folder", type=Path, help="on the disk to measure (default: temporary)")
-    for command in (ours, start, policies, hours, saves):
+    plans = commands.add_parser("plan", help="plans over all sizes and recipes")
+    plans.add_argument("--calls", type=int, default=1000, help="default: %(default)s")
+    for command in (ours, start, policies, hours, saves, plans):
         command.add_argument("--json", action="store_true", help="print JSON, no table")
     return parser.parse_args(arguments)
 
@@ -43,6 +45,8 @@ def main() -> int:
     arguments = parse_arguments()
     if arguments.command == "synth":
         rows = synth.measure(rounds=arguments.rounds)
+    elif arguments.command == "plan":
+        rows = plan.measure(calls=arguments.calls)
     elif arguments.command in ("simulate", "forecast"):
         replayed = spot if arguments.command == "simulate" else forecast
         try:

@@ -1,7 +1,8 @@
 """What the models are worth, on runs that others measured: predictions, errors, misses.
 
-python -m sizing accuracy            the table of docs/sizing.md
-python -m sizing accuracy --fit      fit the step-time constants again
+python -m sizing accuracy              in short, then row by row
+python -m sizing accuracy --markdown   the table of docs/sizing.md
+python -m sizing accuracy --fit        fit the step-time constants again
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the command."""
     parser.add_argument("--fit", action="store_true", help="fit the constants, print them")
     parser.add_argument("--all", action="store_true", help="every model of timm's table by name")
+    parser.add_argument("--markdown", action="store_true", help="the summary for docs/sizing.md")
     parser.add_argument("--json", action="store_true", help="print JSON, no table")
 
 
@@ -35,6 +37,9 @@ def run(arguments: argparse.Namespace) -> int:
             for name, value in found.items()
         ]
         print_json(found) if arguments.json else show(rows)
+        return 0
+    if arguments.markdown:
+        print(markdown(summary()))
         return 0
     rows_by_truth = accuracy.rows()
     if arguments.json:
@@ -55,6 +60,13 @@ def run(arguments: argparse.Namespace) -> int:
         ],
     )
     return 0
+
+
+def markdown(rows: list[dict[str, Any]]) -> str:
+    """The summary as a Markdown table."""
+    lines = [" | ".join(rows[0]), " | ".join("---" for _ in rows[0])]
+    lines += [" | ".join(str(value) for value in row.values()) for row in rows]
+    return "\n".join(f"| {line} |" for line in lines)
 
 
 def _shown(row: Row) -> dict[str, Any]:

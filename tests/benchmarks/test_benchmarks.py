@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import boot, spot, synth
+from benchmarks import boot, plan, spot, synth
 from benchmarks.__main__ import machine, parse_arguments
 
 
@@ -17,6 +17,17 @@ def test_fails_a_benchmark_of_no_rounds() -> None:
 def test_fails_a_benchmark_of_no_machines() -> None:
     with pytest.raises(ValueError, match="at least one machine, got 0"):
         boot.measure(machines=0)
+
+
+def test_fails_a_benchmark_of_no_plans() -> None:
+    with pytest.raises(ValueError, match="at least one call, got 0"):
+        plan.measure(calls=0)
+
+
+def test_a_hundred_plans_take_less_than_a_thousand_may_without_torch() -> None:
+    (row,) = plan.measure(calls=100)
+    assert row["total s"] < row["limit s"]
+    assert row["imports torch"] == "False"
 
 
 def test_the_machine_is_named_without_its_host_name() -> None:

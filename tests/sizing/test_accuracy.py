@@ -1,9 +1,12 @@
 """Predictions against runs that nobody here made: what holds, and what is known to miss."""
 
+from pathlib import Path
+
 import pytest
 
 from sizing import accuracy
 from sizing.accuracy import Row, Truth
+from sizing.commands.accuracy import markdown, summary
 from sizing.constants import Constants
 
 ROWS = {row.name: row for row in accuracy.rows()}
@@ -94,3 +97,8 @@ def test_a_miss_that_is_named_is_a_row_of_the_table() -> None:
 def test_spearman_knows_order_and_its_reverse() -> None:
     assert accuracy.spearman([1, 2, 3, 4], [10, 20, 30, 40]) == 1
     assert accuracy.spearman([1, 2, 3, 4], [4, 3, 2, 1]) == -1
+
+
+def test_the_table_of_the_documentation_is_what_the_command_prints() -> None:
+    document = Path(__file__).parents[2] / "docs" / "sizing.md"
+    assert markdown(summary()) in document.read_text(encoding="utf-8")
