@@ -19,6 +19,7 @@ from training.capture import STATE
 from training.head import CheckpointEntry, FileEntry
 from training.layout import LayoutError, header_bytes, parse_header
 from training.memory import view_of
+from training.slices import SLICES, Slice, Sliced, copy_overlap, local_slice
 from training.store import Store
 from training.transfer import receive
 
@@ -61,19 +62,77 @@ def read_checkpoint(store: Store, entry: CheckpointEntry) -> Snapshot:
 
 
 def _read_checkpoint(store: Store, entry: CheckpointEntry) -> Snapshot:
+    state = read_state(store, entry)
+    if SLICES in state:
+        return _read_slices(store, entry, state)
+    prefix = f"checkpoints/{entry.name}/"
+    tensors = {
+        PurePath(file.name).stem: read_tensors(store, prefix, file)
+        for file in entry.files
+        if file.name != STATE
+    }
+    return Snapshot(tensors=tensors, state=state)
+
+
+def read_state(store: Store, entry: CheckpointEntry) -> dict[str, Any]:
+    """Read a checkpoint's JSON, after a look at the sizes of all its files."""
     prefix = f"checkpoints/{entry.name}/"
     sizes = store.sizes(prefix)
     for file in entry.files:
         _check_size(file, sizes.get(prefix + file.name))
-    tensors: dict[str, Mapping[str, Tensor]] = {}
-    state: Any = None
-    for file in entry.files:
-        if file.name == STATE:
-            state = _read_state(store, prefix, file)
-        else:
-            tensors[PurePath(file.name).stem] = read_tensors(store, prefix, file)
-    if state is None:
+    found = next((file for file in entry.files if file.name == STATE), None)
+    if found is None:
         raise DamagedCheckpointError(f"the head names no {STATE}")
+    data = bytearray(found.bytes)
+
+    def place_bytes(start: int, block: Tensor) -> None:
+        data[start : start + len(block)] = view_of(block)
+
+    _receive(store, prefix, found, place_bytes)
+    state: dict[str, Any] = json.loads(data)
+    return state
+
+
+def fill_slices(
+    store: Store,
+    entry: CheckpointEntry,
+    slices: Mapping[str, Mapping[str, Any]],
+    targets: Mapping[str, Mapping[str, Tensor]],
+) -> None:
+    """Fill this process's share of every target from a checkpoint of slices, file by file."""
+    missing: dict[tuple[str, str], int] = {}
+    wanted: dict[str, list[tuple[str, Slice, tuple[int, ...], Tensor]]] = {}
+    for part, tensors in targets.items():
+        for name, tensor in tensors.items():
+            offset, local = local_slice(tensor)
+            sliced = Sliced.from_json(slices[part][name])
+            if sliced.shape != tuple(tensor.shape):
+                raise DamagedCheckpointError(f"{name} has shape {sliced.shape}, not the model's")
+            missing[part, name] = local.numel()
+            for one in sliced.slices:
+                if count := one.count_in(offset, local.shape):
+                    wanted.setdefault(one.file, []).append((name, one, offset, local))
+                    missing[part, name] -= count
+    if short := [name for (_, name), count in missing.items() if count]:
+        raise DamagedCheckpointError(f"the slices of {short[0]} do not make it up")
+    by_name = {file.name: file for file in entry.files}
+    for file, uses in wanted.items():
+        tensors_of_file = read_tensors(store, f"checkpoints/{entry.name}/", by_name[file])
+        for name, one, offset, local in uses:
+            copy_overlap(tensors_of_file[name], one.offset, local.detach(), offset)
+
+
+def _read_slices(store: Store, entry: CheckpointEntry, state: dict[str, Any]) -> Snapshot:
+    """The whole of a checkpoint of slices, in one process."""
+    slices = state.pop(SLICES)
+    tensors = {
+        part: {
+            name: torch.empty(about["shape"], dtype=getattr(torch, about["dtype"]))
+            for name, about in own.items()
+        }
+        for part, own in slices.items()
+    }
+    fill_slices(store, entry, slices, tensors)
     return Snapshot(tensors=tensors, state=state)
 
 
@@ -135,16 +194,6 @@ def _check_size(file: FileEntry, size: int | None) -> None:
         raise DamagedCheckpointError(f"{file.name} is missing")
     if size != file.bytes:
         raise DamagedCheckpointError(f"{file.name} has {size} bytes instead of {file.bytes}")
-
-
-def _read_state(store: Store, prefix: str, file: FileEntry) -> Any:
-    data = bytearray(file.bytes)
-
-    def place_bytes(start: int, block: Tensor) -> None:
-        data[start : start + len(block)] = view_of(block)
-
-    _receive(store, prefix, file, place_bytes)
-    return json.loads(data)
 
 
 def _read(store: Store, prefix: str, file: FileEntry, size: int) -> bytes:

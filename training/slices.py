@@ -1,0 +1,90 @@
+"""Tensors of which each process holds a slice: where the slices lie, and how they overlap."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
+from torch import Tensor
+
+# In a checkpoint's JSON: part -> name -> shape, type and slices of every tensor.
+SLICES = "slices"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Slice:
+    """A block of a tensor, which a file holds under the tensor's name."""
+
+    file: str
+    offset: tuple[int, ...]
+    shape: tuple[int, ...]
+
+    def count_in(self, offset: Sequence[int], shape: Sequence[int]) -> int:
+        """How many of its elements a block holds."""
+        blocks = zip(self.offset, self.shape, offset, shape, strict=True)
+        return math.prod(max(0, min(a + m, b + n) - max(a, b)) for a, m, b, n in blocks)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sliced:
+    """A tensor of a checkpoint, and the slices that make it up."""
+
+    shape: tuple[int, ...]
+    slices: tuple[Slice, ...]
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> "Sliced":
+        """Read what `asdict` gave to JSON."""
+        slices = tuple(
+            Slice(file=s["file"], offset=tuple(s["offset"]), shape=tuple(s["shape"]))
+            for s in record["slices"]
+        )
+        return cls(shape=tuple(record["shape"]), slices=slices)
+
+
+def is_sharded(tensor: Tensor) -> "TypeGuard[DTensor]":
+    """Whether a tensor is one of many processes (importing the type would take half a second)."""
+    return hasattr(tensor, "__create_chunk_list__")
+
+
+def local_slice(tensor: Tensor) -> tuple[tuple[int, ...], Tensor]:
+    """Where this process's share of a tensor begins, and the share; the whole of a plain one."""
+    if not is_sharded(tensor):
+        return (0,) * tensor.dim(), tensor
+    if any(placement.is_partial() for placement in tensor.placements):
+        raise ValueError("a tensor of partial sums cannot be kept; reduce it first")
+    # What torch.distributed.checkpoint asks every sharded tensor for.
+    chunks: Sequence[Any] = tensor.__create_chunk_list__()  # type: ignore[no-untyped-call]
+    local = tensor.to_local()
+    if len(chunks) != 1 or tuple(chunks[0].sizes) != tuple(local.shape):
+        raise ValueError(f"placements {tensor.placements} give a process no single block")
+    return tuple(chunks[0].offsets), local
+
+
+def is_first_holder(tensor: Tensor, rank: int) -> bool:
+    """Whether, of all processes with the same share of the tensor, this one writes it."""
+    if not is_sharded(tensor):
+        return rank == 0
+    coordinate = tensor.device_mesh.get_coordinate()
+    return coordinate is not None and all(
+        place == 0
+        for place, placement in zip(coordinate, tensor.placements, strict=True)
+        if placement.is_replicate()
+    )
+
+
+def copy_overlap(
+    source: Tensor, source_offset: Sequence[int], target: Tensor, target_offset: Sequence[int]
+) -> None:
+    """Copy what two blocks of one tensor share."""
+    blocks = zip(source_offset, source.shape, target_offset, target.shape, strict=True)
+    for dim, (a, a_length, b, b_length) in enumerate(blocks):
+        first, last = max(a, b), min(a + a_length, b + b_length)
+        if first >= last:
+            return
+        source = source.narrow(dim, first - a, last - first)
+        target = target.narrow(dim, first - b, last - first)
+    target.copy_(source)
