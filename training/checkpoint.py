@@ -105,7 +105,10 @@ def fill_slices(
     for part, tensors in targets.items():
         for name, tensor in tensors.items():
             offset, local = local_slice(tensor)
-            sliced = Sliced.from_json(slices[part][name])
+            about = slices.get(part, {}).get(name)
+            if about is None:
+                raise DamagedCheckpointError(f"{name} is not in the checkpoint's {part!r}")
+            sliced = Sliced.from_json(about)
             if sliced.shape != tuple(tensor.shape):
                 raise DamagedCheckpointError(f"{name} has shape {sliced.shape}, not the model's")
             missing[part, name] = local.numel()
