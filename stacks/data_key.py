@@ -1,8 +1,16 @@
-"""A customer-managed key for buckets, volumes and topic, with what the services need to use it."""
+"""A customer-managed key for buckets, volumes and topic, with what the services need to use it.
+
+A key of the user's own (-c kms=ARN) needs the same statements in its policy; they are printed by:
+python -m stacks.data_key ACCOUNT
+"""
 
 from __future__ import annotations
 
-from aws_cdk import RemovalPolicy, Stack
+import json
+import re
+import sys
+
+from aws_cdk import App, RemovalPolicy, Stack
 from aws_cdk import aws_iam as iam
 from aws_cdk import aws_kms as kms
 from constructs import Construct
@@ -29,29 +37,25 @@ class DataKey(Construct):
             enable_key_rotation=True,
             removal_policy=RemovalPolicy.RETAIN,
         )
-        for statement in service_statements(Stack.of(self)):
+        stack = Stack.of(self)
+        for statement in service_statements(stack.partition, stack.account):
             self.key.add_to_resource_policy(statement)
 
 
-def service_statements(stack: Stack) -> list[iam.PolicyStatement]:
+def service_statements(partition: str, account: str) -> list[iam.PolicyStatement]:
     """What the policy of any key for these stacks has to say beside its administrators' rights.
 
     Without the first two a fleet's instances end at launch with Client.InternalError; without the
     last, alarms and events are lost without an error.
     """
     roles = [
-        stack.format_arn(
-            service="iam",
-            region="",
-            resource="role",
-            resource_name=f"aws-service-role/{name}",
-        )
+        f"arn:{partition}:iam::{account}:role/aws-service-role/{name}"
         for name in SERVICE_LINKED_ROLES
     ]
     # By condition, not as principals: KMS refuses a policy that names a role which is not there
     # yet, and these are made once for the account, by whoever needs them first.
     spot = {
-        "StringEquals": {"kms:CallerAccount": stack.account},
+        "StringEquals": {"kms:CallerAccount": account},
         "ArnLike": {"aws:PrincipalArn": roles},
     }
     return [
@@ -80,3 +84,20 @@ def service_statements(stack: Stack) -> list[iam.PolicyStatement]:
             resources=["*"],
         ),
     ]
+
+
+def main(arguments: list[str]) -> int:
+    """Print the statements for a key of one's own."""
+    if len(arguments) != 1 or not re.fullmatch(r"\d{12}", arguments[0]):
+        print("usage: python -m stacks.data_key ACCOUNT (its twelve digits)", file=sys.stderr)
+        return 2
+    statements = service_statements("aws", arguments[0])
+    # A service's principal is a token until a stack resolves it.
+    stack = Stack(App(), "Key")
+    resolved = [stack.resolve(each.to_statement_json()) for each in statements]
+    print(json.dumps(resolved, indent=2))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

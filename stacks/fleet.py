@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from aws_cdk import Stack
+from aws_cdk import Annotations, Stack
 from aws_cdk import aws_ec2 as ec2
 from aws_cdk import aws_iam as iam
 from aws_cdk import aws_ssm as ssm
@@ -36,6 +36,13 @@ class TrainingFleet(Construct):
     ) -> None:
         super().__init__(scope, construct_id)
         stack = Stack.of(self)
+        if parameters.mix_gpus:
+            Annotations.of(self).add_info_v2(
+                "mix-gpus",
+                f"mix_gpus: {', '.join(parameters.sizes)} may start, so a replacement may have "
+                "another GPU model; sample ids stay equal, weights only within a tolerance, and "
+                "the receipt names each change",
+            )
         launch = ec2.CfnSpotFleet.LaunchTemplateConfigProperty(
             launch_template_specification=ec2.CfnSpotFleet.FleetLaunchTemplateSpecificationProperty(
                 launch_template_id=launch_template.launch_template_id,

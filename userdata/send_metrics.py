@@ -49,13 +49,15 @@ class TrainingWatch:
     safe_since: float | None = None
 
     def read(self, lines: Iterable[str], now: float) -> None:
-        """Take in lines of the metrics file; one that is no JSON (yet) is passed over."""
+        """Take in lines of the metrics file; one that is no record is passed over."""
         for line in lines:
             try:
                 record = json.loads(line)
             except ValueError:
                 continue
-            kind, step = record.get("kind"), record.get("step")
+            if not isinstance(record, dict):
+                continue
+            kind, step = record.get("kind"), int(record.get("step") or 0)
             self.progress += kind in PROGRESS
             if kind == "step":
                 # A replacement's first step follows the commit that it resumed from.

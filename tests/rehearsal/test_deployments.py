@@ -144,14 +144,17 @@ class Guarded:
         if running:
             ec2.terminate_instances(InstanceIds=running)
         self._forget()
-        self.set_capacity(1)
+        # A base on demand has a capacity of its own, which must go to zero as well.
+        self.set_capacity(1, on_demand=case % 2)
         (instance,) = self._running()
         self.code = self.folder / f"functions-{case}"
         return instance
 
-    def set_capacity(self, target: int) -> None:
+    def set_capacity(self, target: int, on_demand: int = 0) -> None:
         self.aws.client("ec2").modify_spot_fleet_request(
-            SpotFleetRequestId=self.fleet, TargetCapacity=target, OnDemandTargetCapacity=0
+            SpotFleetRequestId=self.fleet,
+            TargetCapacity=target,
+            OnDemandTargetCapacity=on_demand,
         )
 
     def put(self, name: str, document: dict[str, Any]) -> None:

@@ -49,9 +49,9 @@ def test_steps_that_no_commit_holds_are_unsaved() -> None:
     assert not watch.has_unsaved_steps
 
 
-def test_lines_that_are_no_json_are_passed_over() -> None:
+def test_lines_that_are_no_records_are_passed_over() -> None:
     watch = TrainingWatch()
-    watch.read(["{", "", step(3)], now=0)
+    watch.read(["{", "", "3", "[]", step(3)], now=0)
     assert watch.progress == 1
 
 

@@ -1,6 +1,7 @@
 """Every alarm of the synthesized template on its fault, on healthy runs, and through an AWS."""
 
 import json
+import re
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,17 @@ def test_each_alarm_fires_in_its_fault_and_in_no_healthy_run(template: Any) -> N
     assert set(trials) == set(FAULTS)
     assert [name for name, trial in trials.items() if not trial.holds] == []
     assert {trial.healthy_runs for trial in trials.values()} == {len(HEALTHY)}
+
+
+def test_the_documented_table_is_the_one_that_is_printed(template: Any) -> None:
+    text = (Path(__file__).parents[3] / "docs/alarms.md").read_text(encoding="utf-8")
+    documented = {
+        name: int(minute)
+        for name, minute in re.findall(
+            r"^\| (\w+) \| .* \| (\d+) \| 6 of 6 \|$", text, re.MULTILINE
+        )
+    }
+    assert documented == {trial.alarm: trial.fired_after_minutes for trial in try_alarms(template)}
 
 
 def test_an_alarm_on_a_dimension_that_nobody_publishes_is_found_out(template: Any) -> None:

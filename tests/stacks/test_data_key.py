@@ -1,0 +1,60 @@
+"""A key of the user's own: the statements that its policy needs, as they are printed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from rehearsal.aws import EmbeddedAws
+from stacks.data_key import main
+
+Output = pytest.CaptureFixture[str]
+
+
+def test_the_printed_statements_are_those_of_the_stacks_own_key(
+    synthesize: Callable[..., Any], capsys: Output
+) -> None:
+    assert main(["123456789012"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    resources = synthesize(kms="create")["DatasetStack"]["Resources"]
+    (key,) = [each["Properties"] for each in resources.values() if each["Type"] == "AWS::KMS::Key"]
+    own = {each.get("Sid"): each for each in key["KeyPolicy"]["Statement"]}
+    for statement in printed:
+        deployed = own[statement["Sid"]]
+        assert sorted(statement["Action"]) == sorted(deployed["Action"])
+        assert statement["Principal"] == deployed["Principal"]
+        assert sorted(statement.get("Condition", {})) == sorted(deployed.get("Condition", {}))
+    text = json.dumps(printed)
+    assert "arn:aws:iam::123456789012:role/aws-service-role/spotfleet.amazonaws.com/" in text
+
+
+@pytest.mark.parametrize("arguments", [[], ["me"], ["123"]])
+def test_fails_without_an_account(arguments: list[str], capsys: Output) -> None:
+    assert main(arguments) == 2
+    assert "usage: python -m stacks.data_key ACCOUNT" in capsys.readouterr().err
+
+
+def test_buckets_key_and_access_logs_deploy_on_the_embedded_aws(
+    synthesize: Callable[..., Any],
+) -> None:
+    template = synthesize(kms="create", access_logs="true")["DatasetStack"]
+    with EmbeddedAws() as aws:
+        cloudformation, s3 = aws.client("cloudformation"), aws.client("s3")
+        ssm = aws.client("ssm")
+        # The template asks for the bootstrap's version.
+        ssm.put_parameter(Name="/cdk-bootstrap/hnb659fds/version", Value="30", Type="String")
+        cloudformation.create_stack(StackName="DatasetStack", TemplateBody=json.dumps(template))
+        (stack,) = cloudformation.describe_stacks(StackName="DatasetStack")["Stacks"]
+        assert stack["StackStatus"] == "CREATE_COMPLETE"
+        assert aws.missing_resources(["DatasetStack"]) == []
+        outputs = {each["OutputKey"]: each["OutputValue"] for each in stack["Outputs"]}
+        for name in ("DatasetBucketName", "RunBucketName"):
+            (rule,) = s3.get_bucket_encryption(Bucket=outputs[name])[
+                "ServerSideEncryptionConfiguration"
+            ]["Rules"]
+            assert rule["ApplyServerSideEncryptionByDefault"]["SSEAlgorithm"] == "aws:kms"
+            logging = s3.get_bucket_logging(Bucket=outputs[name])["LoggingEnabled"]
+            assert logging["TargetPrefix"] == name.removesuffix("Name") + "/"
