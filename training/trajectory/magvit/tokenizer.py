@@ -61,6 +61,7 @@ class Quantizer(nn.Module):
     def __init__(self, levels: Sequence[int]) -> None:
         super().__init__()
         basis = [math.prod(levels[:place]) for place in range(len(levels))]
+        self.num_levels = tuple(levels)
         self.num_codes = math.prod(levels)
         self.register_buffer("levels", torch.tensor(levels), persistent=False)
         self.register_buffer("basis", torch.tensor(basis), persistent=False)

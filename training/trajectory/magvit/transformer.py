@@ -65,7 +65,7 @@ class TokenTransformer(nn.Module):
     ) -> None:
         super().__init__()
         self.quantizer = quantizer
-        num_dimensions = len(quantizer.levels)
+        num_dimensions = len(quantizer.num_levels)
         self.embed_value = nn.Linear(2 * num_dimensions, width)
         self.mask_E = nn.Parameter(0.02 * torch.randn(width))
         self.time_tE = nn.Parameter(0.02 * torch.randn(num_steps, 1, width))
@@ -73,7 +73,7 @@ class TokenTransformer(nn.Module):
         self.blocks = nn.ModuleList(Block(width, num_heads, dropout) for _ in range(num_layers))
         self.norm = nn.LayerNorm(width)
         # One code is as many guesses as it has dimensions: 35 logits where 15,360 codes are.
-        self.guess = nn.Linear(width, int(quantizer.levels.sum()))
+        self.guess = nn.Linear(width, sum(quantizer.num_levels))
         self.sharpness = nn.Parameter(torch.tensor(2.0))
         self.embed_step = nn.Linear(width + num_cells + 5, width)
         self.over_time = nn.ModuleList(
