@@ -29,8 +29,8 @@ from sizing.host import HostMemory, host_memory
 from sizing.memory import GpuMemory, gpu_memory
 from sizing.notice import NoticeFit, Restart, notice_fit, restart
 from sizing.plan_checks import find_problems, find_warnings
-from sizing.spot import Estimate, estimate, interruptions
-from sizing.spot.interruptions import Interruptions
+from sizing.spot import Estimate, Trace, estimate, interruptions
+from sizing.spot.interruptions import Interruptions, interruptions_of
 from sizing.step_time import StepTime, step_time
 
 # PCIe between GPUs of a g5, and what gradients of all ranks take on it (ring: twice their bytes).
@@ -54,6 +54,7 @@ class Request:
     dataset_gib: float | None = None
     unshared_gib: float = 0.0
     rate_per_hour: float | None = None
+    trace: Trace | None = None
     pools: int = 2
     max_hours: float | None = None
 
@@ -185,6 +186,8 @@ def _check(request: Request, instance: Instance) -> None:
         value = getattr(request, name)
         if value is not None and not 0 <= value < 1e6:
             raise ValueError(f"{name} is {value}; give a number from 0 to a million")
+    if request.rate_per_hour is not None and request.trace is not None:
+        raise ValueError("a rate and a trace contradict each other; give one of them")
     if request.notice_seconds is not None and not 0 <= request.notice_seconds <= 120:
         raise ValueError(
             f"notice_seconds is {request.notice_seconds:g}; EC2 gives 120 at most, give 0 to 120"
@@ -268,6 +271,8 @@ def _without_interruptions(
     taken = _interruptions(request.size, request.pools)
     if request.rate_per_hour is not None:
         taken = replace(taken, rate_per_hour=request.rate_per_hour, source="given")
+    if request.trace is not None:
+        taken = interruptions_of(request.trace)
     spot_price = catalogue.spot_price(request.size)
     return Plan(
         request=request,
@@ -328,6 +333,7 @@ def _forecast(plan: Plan) -> Estimate | None:
             wait_seconds=plan.interruptions.wait_seconds,
             epoch_seconds=stage.epoch_seconds or None,
             usd_per_hour=plan.usd_spot_per_hour,
+            trace=plan.request.trace,
         )
     except ValueError:
         return None

@@ -28,6 +28,7 @@ from sizing.refresh import (
     refresh,
     save,
 )
+from sizing.spot.interruptions import has_advisor_figure, interruptions
 
 HELP = "sizes, limits and prices, each with its source"
 FITS = ("train", "serve", "prepare", "experiment", "graphics")
@@ -154,6 +155,12 @@ def describe(instance: Instance, answers: Refreshed | None) -> dict[str, Any]:
     on_demand, spot = prices(instance.size, answers)
     known = asdict(instance)
     del known["on_demand_usd_per_hour"]
+    planned = interruptions(instance.size)
+    advisor = (
+        interruptions(instance.size, basis="advisor").source
+        if has_advisor_figure(instance.size)
+        else None
+    )
     zones = answers.spot.get(instance.size) if answers else None
     quota = answers.quotas.get(instance.spot_quota_code) if answers else None
     return {
@@ -170,6 +177,10 @@ def describe(instance: Instance, answers: Refreshed | None) -> dict[str, Any]:
         "spot_source": spot.source if spot else None,
         "spot_usd_per_hour_by_zone": zones["value"] if zones else None,
         "spot_quota_vcpus": quota["value"] if quota else None,
+        "planned_interruptions_per_machine_hour": planned.rate_per_hour,
+        "planned_wait_seconds": planned.wait_seconds,
+        "interruptions_source": planned.source,
+        "taken_back_by_aws": advisor,
     }
 
 

@@ -8,10 +8,12 @@ python -m sizing plan trajectory --recipe full --size g5.2xlarge --runs 4 --unsh
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from sizing.commands.tables import console, print_json, show
 from sizing.plan import Plan, Request, make_plan
 from sizing.plan_report import duration, figures, summary, to_json
+from sizing.spot import load_trace
 
 HELP = "one run on one size: fits, hours, dollars, notice"
 _BAR = 40
@@ -43,6 +45,9 @@ def add_request_arguments(parser: argparse.ArgumentParser) -> None:
         "--interval", default="auto", help="auto, 2epochs, 100steps or 600s (default: %(default)s)"
     )
     parser.add_argument("--rate", type=float, help="interruptions per machine hour")
+    parser.add_argument(
+        "--trace", type=Path, metavar="FILE", help="a trace as for simulate, replayed instead"
+    )
     parser.add_argument("--notice", type=float, help="seconds of notice (default: 120)")
 
 
@@ -60,6 +65,7 @@ def request(arguments: argparse.Namespace, size: str) -> Request:
         dataset_gib=arguments.dataset_gib,
         checkpoint_interval=arguments.interval,
         rate_per_hour=arguments.rate,
+        trace=load_trace(arguments.trace) if arguments.trace else None,
         notice_seconds=arguments.notice,
     )
 

@@ -24,7 +24,8 @@ from typing import Any
 from sizing import catalogue
 from sizing.commands.tables import print_json, show
 from sizing.refresh import cache_file, load, prices
-from sizing.selection import PHASES, Need, Selection, select
+from sizing.selection import select
+from sizing.selection_types import PHASES, Need, Selection
 from sizing.serving import Throughput, models
 
 HELP = "which size for experiments, preparation, training, tuning or serving, and why"

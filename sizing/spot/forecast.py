@@ -8,22 +8,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cache
-from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sizing.spot.interval import NEVER, NOTICE_ARRIVES, recommend_interval
+from sizing.spot.on_trace import replay_on_trace
+from sizing.spot.pattern import MACHINES, SEEN, Array, Pattern, draws_of
+from sizing.spot.replay import Job, Saving
+from sizing.spot.traces import Trace, statistics
 
 NOTICE_SECONDS = 120.0
-# Samples: how bad the pools are, in equal steps of probability, times luck in each.
-NUM_LEVELS, NUM_LUCKS = 10, 25
-# Machines simulated one after the other: as few as do; what needs more is extended from them.
-MACHINES = (8, 24, 72)
 MOST_MACHINES = 200_000
-
-Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,33 +39,6 @@ class Estimate:
     interval_why: str
     usd_p50: float | None = None
     usd_p90: float | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Pattern:
-    """How interruptions come, beside their rate.
-
-    life_shape, wait_shape   Weibull shapes: 1 is Poisson, less is many short ones and a few long
-    rate_spread, wait_spread   standard deviation of the logarithm between pools: nobody knows how
-        good the pool is that a run gets
-    starts_anywhen   the run starts at any moment, when there may be no machine
-    """
-
-    life_shape: float
-    wait_shape: float
-    rate_spread: float
-    wait_spread: float
-    starts_anywhen: bool
-
-
-POISSON = Pattern(
-    life_shape=1.0, wait_shape=1.0, rate_spread=0.0, wait_spread=0.0, starts_anywhen=False
-)
-# The five traces of sizing/spot/interruptions.py: shapes of lives 0.46 to 0.69, of waits 0.45 to
-# 0.78; standard deviation of the logarithms between zones 0.9 (rate) and 0.7 (wait).
-SEEN = Pattern(
-    life_shape=0.55, wait_shape=0.6, rate_spread=0.9, wait_spread=0.7, starts_anywhen=True
-)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,6 +72,7 @@ def estimate(
     epoch_seconds: float | None = None,
     usd_per_hour: float | None = None,
     pattern: Pattern = SEEN,
+    trace: Trace | None = None,
 ) -> Estimate:
     """Return hours and dollars, p50 and p90, of `work_seconds` of training on Spot.
 
@@ -113,10 +83,13 @@ def estimate(
         the trainer stops at the notice, so those seconds are paid for and lost
     wait_seconds   mean wait for the replacement: hours, but no machine hours
     pattern   how bursty, and how unsure: as in public traces, or POISSON
+    trace   replayed from many starts instead of rate, wait and pattern
 
     EC2 does not bill a machine that it takes back within its first hour. That is not counted: a
     prediction that errs should err upwards. A run that cannot end is a ValueError.
     """
+    if trace is not None:
+        rate_per_hour = statistics([trace]).rate_per_hour
     if interval_seconds is None:
         chosen = recommend_interval(
             checkpoint_seconds=checkpoint_seconds,
@@ -145,7 +118,7 @@ def estimate(
         wait=_checked("wait_seconds", wait_seconds),
         pattern=pattern,
     )
-    machine, clock, losses = _simulate(run)
+    machine, clock, losses = _simulate(run) if trace is None else _replay(run, trace)
     usd = usd_per_hour
     machine_p50, machine_p90 = (float(v) / 3600 for v in np.quantile(machine, (0.5, 0.9)))
     hours_p50, hours_p90 = (float(v) / 3600 for v in np.quantile(clock, (0.5, 0.9)))
@@ -172,50 +145,6 @@ def _checked(name: str, value: float, *, zero: bool = True, infinite: bool = Fal
     return value
 
 
-@dataclass(frozen=True, slots=True)
-class Draws:
-    """Random numbers of one pattern, mean 1; axes: level of the pools, luck, machine."""
-
-    lives: Array
-    waits: Array
-    luck: Array
-    # What is left of a life or a wait that is met at any moment.
-    rest_of_life: Array
-    rest_of_wait: Array
-    start: Array
-    rate_factor: Array
-    wait_factor: Array
-
-
-@cache
-def _draws(pattern: Pattern) -> Draws:
-    """Draw once for each pattern, with a fixed seed."""
-    generator = np.random.default_rng(20261121)
-    shape = (NUM_LEVELS, NUM_LUCKS, MACHINES[-1])
-
-    def weibull(k: float) -> Array:
-        return np.asarray(generator.weibull(k, size=shape) / math.gamma(1 + 1 / k))
-
-    def rest(k: float) -> Array:
-        # Long ones are met more often; of the one that is met, any part may be left.
-        met = generator.gamma(1 + 1 / k, size=shape[:2]) ** (1 / k) / math.gamma(1 + 1 / k)
-        return np.asarray(met * generator.random(shape[:2]))
-
-    level = np.array(
-        [NormalDist().inv_cdf((i + 0.5) / NUM_LEVELS) for i in range(NUM_LEVELS)]
-    ).reshape(-1, 1, 1)
-    return Draws(
-        lives=weibull(pattern.life_shape),
-        waits=weibull(pattern.wait_shape),
-        luck=generator.random(shape),
-        rest_of_life=rest(pattern.life_shape),
-        rest_of_wait=rest(pattern.wait_shape),
-        start=generator.random(shape[:2]),
-        rate_factor=np.exp(pattern.rate_spread * level),
-        wait_factor=np.exp(pattern.wait_spread * level),
-    )
-
-
 def _gain(seconds: Array, run: Run, *, saved: NDArray[np.bool_]) -> Array:
     """Training kept of machine `seconds` after the start: all where `saved`, else whole intervals.
 
@@ -229,7 +158,7 @@ def _gain(seconds: Array, run: Run, *, saved: NDArray[np.bool_]) -> Array:
 
 def _world(run: Run, columns: int) -> tuple[Array, Array]:
     """Lives of machines, and the wait before each, in seconds."""
-    draws = _draws(run.pattern)
+    draws = draws_of(run.pattern)
     mean_life, mean_wait = 1 / (run.rate * draws.rate_factor), run.wait * draws.wait_factor
     lives = draws.lives[:, :, :columns] * mean_life
     waits = draws.waits[:, :, :columns] * mean_wait
@@ -252,7 +181,7 @@ def _simulate(run: Run) -> tuple[Array, Array, float]:
     # Most runs need few machines: look at a few first.
     for columns in MACHINES:
         lives, waits = _world(run, columns)
-        saved = _draws(run.pattern).luck[:, :, :columns] < run.notice_saves
+        saved = draws_of(run.pattern).luck[:, :, :columns] < run.notice_saves
         starts = np.full(columns, run.restart)
         starts[0] = run.start
         trained = np.maximum(lives - starts - np.where(saved, run.notice, 0.0), 0.0)
@@ -280,6 +209,20 @@ def _simulate(run: Run) -> tuple[Array, Array, float]:
         _extend(machine, parts).ravel(),
         _extend(clock, parts).ravel(),
         float((last[:, :, 0] * parts).mean()),
+    )
+
+
+def _replay(run: Run, trace: Trace) -> tuple[Array, Array, float]:
+    """The same from a trace."""
+    job = Job(work=run.work, restart=run.restart, checkpoint=run.checkpoint, notice=run.notice)
+    saving = Saving(interval=run.interval, notice_idle=run.notice)
+    ledgers = replay_on_trace(trace, job=job, saving=saving, notice_arrives=run.notice_saves)
+    # A first start may take longer than the later ones.
+    more = run.start - run.restart
+    return (
+        np.array([ledger.spot + more for ledger in ledgers]),
+        np.array([ledger.wall + more for ledger in ledgers]),
+        sum(ledger.interruptions for ledger in ledgers) / len(ledgers),
     )
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from sizing import catalogue
+from sizing.spot.traces import Trace, statistics
 
 HOURS_PER_MONTH = 730.5
 
@@ -44,13 +45,29 @@ class Interruptions:
 
     rate_per_hour: float
     wait_seconds: float
-    basis: Literal["traces", "advisor"]
+    basis: Literal["traces", "advisor", "trace file"]
     source: str
 
     @property
     def mean_hours(self) -> float:
         """Mean machine hours between two interruptions."""
         return math.inf if self.rate_per_hour == 0 else 1 / self.rate_per_hour
+
+
+def has_advisor_figure(size: str) -> bool:
+    """Whether AWS's monthly share of this size is known."""
+    return size in _ADVISOR_SHARE
+
+
+def interruptions_of(trace: Trace) -> Interruptions:
+    """What one trace file says."""
+    seen = statistics([trace])
+    return Interruptions(
+        rate_per_hour=seen.rate_per_hour,
+        wait_seconds=seen.wait_hours * 3600,
+        basis="trace file",
+        source=f"{trace.name}: {seen.losses} losses in {seen.machine_hours:,.0f} machine hours",
+    )
 
 
 def interruptions(
@@ -74,7 +91,7 @@ def interruptions(
             basis=basis,
             source=f"{which} of {TRACES}",
         )
-    if size not in _ADVISOR_SHARE:
+    if not has_advisor_figure(size):
         known = ", ".join(_ADVISOR_SHARE)
         raise ValueError(f"no Advisor figure for {size!r}: there is one for {known}")
     low, high = _ADVISOR_SHARE[size]

@@ -7,7 +7,6 @@ one number of available machines per tick. The project ships none.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -54,13 +53,13 @@ class Statistics:
     @property
     def rate_per_hour(self) -> float:
         """Losses per machine hour."""
-        return self.losses / self.machine_hours if self.machine_hours else math.nan
+        return self.losses / self.machine_hours if self.machine_hours else 0.0
 
 
 def load_trace(path: Path) -> Trace:
     """Read one trace file; what is wrong with it is one sentence."""
     gap, ticks = _read(path)
-    return Trace(name=_short(path), seconds=gap * len(ticks), lives=tuple(_lives([ticks], gap)))
+    return _trace(_short(path), [ticks], gap)
 
 
 def load_fleet(paths: Sequence[Path]) -> Trace:
@@ -68,9 +67,16 @@ def load_fleet(paths: Sequence[Path]) -> Trace:
     read = [_read(path) for path in paths]
     if len({(gap, len(ticks)) for gap, ticks in read}) != 1:
         raise ValueError("the traces of one fleet must have the same gap_seconds and length")
-    gap, ticks = read[0]
-    lives = tuple(_lives([ticks for _, ticks in read], gap))
-    return Trace(name=f"fleet of {len(paths)} pools", seconds=gap * len(ticks), lives=lives)
+    gap = read[0][0]
+    return _trace(f"fleet of {len(paths)} pools", [ticks for _, ticks in read], gap)
+
+
+def _trace(name: str, pools: Sequence[Sequence[bool]], gap: float) -> Trace:
+    """Join the pools; a trace in which there is never a machine says nothing."""
+    lives = tuple(_lives(pools, gap))
+    if not lives:
+        raise ValueError(f"trace {name} has no machine at any time")
+    return Trace(name=name, seconds=gap * len(pools[0]), lives=lives)
 
 
 def statistics(traces: Sequence[Trace]) -> Statistics:

@@ -39,6 +39,16 @@ def test_what_was_never_checked_says_so_in_its_name(capsys: pytest.CaptureFixtur
     assert "Ampere" not in capsys.readouterr().out
 
 
+def test_interruptions_stand_with_both_of_their_sources(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    main(["catalogue", "g5.2xlarge", "--json"])
+    figures = json.loads(capsys.readouterr().out)[0]
+    assert figures["planned_interruptions_per_machine_hour"] > 0
+    assert "skypilot-org/spot-traces" in figures["interruptions_source"]
+    assert figures["taken_back_by_aws"].startswith("15% to 20% a month: AWS Spot Instance Advisor")
+
+
 def test_sizes_are_chosen_by_family_gpu_and_purpose(capsys: pytest.CaptureFixture[str]) -> None:
     main(["catalogue", "--gpu", "l4", "--fit", "train", "--json"])
     sizes = {row["size"] for row in json.loads(capsys.readouterr().out)}

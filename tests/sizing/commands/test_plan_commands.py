@@ -80,3 +80,18 @@ def test_review_shows_a_run_and_asks_for_its_size(
     assert main(["review", str(tmp_path), "--size", "g5.xlarge", "--json"]) == 0
     rows = {row["what"]: row for row in json.loads(capsys.readouterr().out)["rows"]}
     assert rows["hours"]["actual"] == 1
+
+
+def test_a_plan_on_a_trace_takes_its_interruptions_from_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = tmp_path / "trace.json"
+    # One machine of an hour in every eight: whoever asks at any moment waits for hours.
+    ticks = [1] * 12 + [0] * 84
+    trace.write_text(json.dumps({"metadata": {"gap_seconds": 300}, "data": ticks * 3}))
+    asked = ["plan", "trajectory", "--size", "g5.2xlarge", "--trace", str(trace)]
+    assert main([*asked, "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert 2 < plan["hours_p50"] < 6 < plan["hours_p90"] < 8
+    assert main([*asked, "--rate", "0.1"]) == 2
+    assert "a rate and a trace contradict each other" in capsys.readouterr().err

@@ -10,7 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sizing.spot import POISSON, SEEN, Pattern, estimate, interruptions, recommend_interval
+from sizing.spot import (
+    POISSON,
+    SEEN,
+    Pattern,
+    estimate,
+    interruptions,
+    load_trace,
+    recommend_interval,
+)
+
+from .conftest import WriteTrace
 
 DAY = 86_400.0
 
@@ -198,3 +208,24 @@ def test_fails_for_a_size_without_advisor_figures_and_for_no_pools() -> None:
         interruptions("g5.xlarge", pools=0)
     with pytest.raises(ValueError, match=r"'g5\.3xlarge' is not in the instance catalogue"):
         interruptions("g5.3xlarge")
+
+
+def test_a_trace_is_replayed_instead_of_modelled(write_trace: WriteTrace) -> None:
+    # An hour of every two: three hours of work, from anywhere in it, begin and end in a machine.
+    trace = load_trace(write_trace([1] * 60 + [0] * 60))
+    asked: dict[str, Any] = {"rate_per_hour": 0.0, "restart_seconds": 60.0, "notice_arrives": 1.0}
+    seen = estimate(work_seconds=3 * 3600, **asked, trace=trace, usd_per_hour=2.0)
+    # Each machine gives 60 minutes less one of restart and two of notice.
+    assert seen.interruptions == pytest.approx(3, abs=0.5)
+    assert seen.machine_hours_p50 == pytest.approx(3 + 3 / 20 + 1 / 60, abs=0.02)
+    assert 5 < seen.hours_p50 < 8
+    assert seen.usd_p50 == pytest.approx(2 * seen.machine_hours_p50)
+
+
+def test_fails_on_a_trace_in_which_the_run_never_ends(write_trace: WriteTrace) -> None:
+    trace = load_trace(write_trace([1, 0, 0, 0]))
+    with pytest.raises(ValueError, match="never end on Spot as in trace trace: 0 of 1 h were done"):
+        estimate(
+            work_seconds=3600, rate_per_hour=0, restart_seconds=300, trace=trace,
+            interval_seconds=60,
+        )  # fmt: skip

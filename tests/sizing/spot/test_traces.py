@@ -73,3 +73,8 @@ def test_fails_on_a_fleet_of_different_times(write_trace: WriteTrace) -> None:
     paths = [write_trace([1, 0], name="a.json"), write_trace([1], name="b.json")]
     with pytest.raises(ValueError, match="same gap_seconds and length"):
         load_fleet(paths)
+
+
+def test_fails_on_a_trace_without_a_machine(write_trace: WriteTrace) -> None:
+    with pytest.raises(ValueError, match="has no machine at any time"):
+        load_trace(write_trace([0, 0, 0]))

@@ -1,0 +1,66 @@
+"""A run replayed from many starts of one trace: a forecast without any model of interruptions."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from sizing.spot.policies import SpotOnly
+from sizing.spot.replay import Job, Ledger, Saving, replay
+from sizing.spot.traces import Life, Trace
+
+NUM_STARTS = 200
+# A trace that is too short for a run is walked through again, at most so often.
+MOST_LAPS = 50
+
+
+def replay_on_trace(
+    trace: Trace, *, job: Job, saving: Saving, notice_arrives: float
+) -> list[Ledger]:
+    """Return one ledger for each start, all done; a run that never ends is a ValueError."""
+    step = trace.seconds / NUM_STARTS
+    ledgers = []
+    for index in range(NUM_STARTS):
+        laps = 2
+        while True:
+            ledger = _from_start(trace, index * step, laps, job, saving, notice_arrives)
+            if ledger.is_done:
+                break
+            laps *= 2
+            if laps > MOST_LAPS:
+                raise ValueError(
+                    f"the run would never end on Spot as in trace {trace.name}: "
+                    f"{ledger.useful / 3600:.3g} of {job.work / 3600:.3g} h were done in "
+                    f"{ledger.wall / 3600:,.0f} h"
+                )
+        ledgers.append(ledger)
+    return ledgers
+
+
+def _from_start(
+    trace: Trace, begin: float, laps: int, job: Job, saving: Saving, notice_arrives: float
+) -> Ledger:
+    lives = [
+        Life(
+            start=max(0.0, life.start + lap * trace.seconds - begin),
+            end=life.end + lap * trace.seconds - begin,
+            pool=life.pool,
+        )
+        for lap in range(laps)
+        for life in trace.lives
+        if life.end + lap * trace.seconds > begin
+    ]
+    return replay(
+        lives,
+        job=job,
+        saving=saving,
+        placement=SpotOnly(),
+        horizon=laps * trace.seconds - begin,
+        has_notice=_luck(lives, notice_arrives),
+    )
+
+
+def _luck(lives: Sequence[Life], notice_arrives: float) -> list[bool]:
+    """Which losses a notice precedes; the same for the same start."""
+    luck = random.Random(len(lives))
+    return [luck.random() < notice_arrives for _ in lives]
