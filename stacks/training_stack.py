@@ -196,7 +196,12 @@ class TrainingStack(Stack):
             guard_name=guard.function.function_name,
         )
         alarms = TrainingAlarms(
-            self, "Alarms", parameters=self._parameters, metrics=metrics, topic=topic
+            self,
+            "Alarms",
+            parameters=self._parameters,
+            metrics=metrics,
+            topic=topic,
+            epoch_seconds=self.plan["epoch_seconds"] if self.plan else None,
         ).alarms
         TrainingDashboard(
             self, "Overview", run_id=self._parameters.run_id, metrics=metrics, alarms=alarms

@@ -4,6 +4,7 @@ The rules are those of "Using Amazon CloudWatch alarms" in the CloudWatch user g
 and what counts where data is missing. Tests hold `decide` against the tables printed there.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -136,7 +137,8 @@ def decide(retrieved: Sequence[bool | None], points: int, periods: int, missing:
 def _over_window(
     series: Sequence[tuple[float, float]], begin: float, end: float, statistic: str
 ) -> float | None:
-    values = [value for time, value in series if begin <= time < end]
+    first, after = (bisect_left(series, (time,)) for time in (begin, end))
+    values = [value for _, value in series[first:after]]
     return _STATISTICS[statistic](values) if values else None
 
 

@@ -8,6 +8,7 @@ import ast
 import operator
 import re
 from collections.abc import Callable, Mapping
+from functools import cache
 
 Values = Mapping[str, float | None]
 
@@ -29,9 +30,14 @@ _COMPARISONS: dict[type[ast.cmpop], Callable[[float, float], bool]] = {
 
 def evaluate(expression: str, values: Values) -> float | None:
     """Return the value of an expression over metric ids, None where it has no data point."""
+    return _value(_parsed(expression), values)
+
+
+@cache
+def _parsed(expression: str) -> ast.expr:
     # AND and OR are Python's words in capitals; nothing else in our expressions is.
     python = re.sub(r"\b(AND|OR)\b", lambda word: word[0].lower(), expression)
-    return _value(ast.parse(python, mode="eval").body, values)
+    return ast.parse(python, mode="eval").body
 
 
 def _value(node: ast.expr, values: Values) -> float | None:

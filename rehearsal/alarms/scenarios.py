@@ -47,11 +47,11 @@ def waits_for_its_dataset(stream: Stream) -> None:
 
 
 def after_the_end(stream: Stream) -> None:
-    """finishes; the fleet stays at zero for a day"""
+    """finishes; the fleet stays at zero"""
     stream.boot()
     stream.train(2 * HOUR)
     stream.target = 0
-    stream.without_instance(24 * HOUR)
+    stream.without_instance(6 * HOUR)
 
 
 def destroyed(stream: Stream) -> None:
@@ -65,7 +65,7 @@ def starved(stream: Stream) -> None:
     """data comes at a tenth of the pace"""
     stream.boot()
     with stream.changed(utilization=9):
-        stream.train(2 * HOUR, steps=3)
+        stream.train(2 * HOUR, steps=1)
 
 
 def leaking(stream: Stream) -> None:
@@ -122,7 +122,7 @@ def throttled(stream: Stream) -> None:
     """reads more than EBS sustains"""
     stream.boot()
     with stream.changed(exceeded_percent=80, utilization=60):
-        stream.train(2 * HOUR, steps=15)
+        stream.train(2 * HOUR, steps=5)
 
 
 def no_capacity(stream: Stream) -> None:

@@ -8,6 +8,7 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ MINUTE = 60
 PREFIXES = {"nvidia_gpu": "nvidia_smi_", "mem": "mem_", "disk": "disk_", "diskio": "diskio_"}
 
 
+@cache
 def agent_metrics(stack: str) -> dict[str, Metric]:
     """What the agent's file makes it publish over all instances, by the metric's name.
 
@@ -81,7 +83,7 @@ class Stream:
         for _ in range(minutes):
             self._minute(replace(self.machine, **_gpu_of(IDLE)))
 
-    def train(self, minutes: int, *, steps: int = 30, kind: str = "step") -> None:
+    def train(self, minutes: int, *, steps: int = 10, kind: str = "step") -> None:
         """The trainer writes `steps` lines a minute, and a commit every so often."""
         for minute in range(minutes):
             lines: list[dict[str, Any]] = []

@@ -6,10 +6,12 @@ alarm treats missing data as it does.
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from aws_cdk import Duration
+from aws_cdk import Annotations, Duration
 from aws_cdk import aws_cloudwatch as cloudwatch
 from aws_cdk import aws_cloudwatch_actions as actions
 from aws_cdk import aws_sns as sns
@@ -48,8 +50,18 @@ class TrainingAlarms(Construct):
         parameters: StackParameters,
         metrics: RunMetrics,
         topic: sns.ITopic,
+        epoch_seconds: float | None,
     ) -> None:
         super().__init__(scope, construct_id)
+        interval = commit_interval_seconds(parameters.checkpoint_interval, epoch_seconds)
+        if interval > parameters.alarm_commit_seconds:
+            Annotations.of(self).add_warning_v2(
+                "alarms:commit",
+                f"healthy commits are up to {interval:.0f} s apart (checkpoint_interval "
+                f"{parameters.checkpoint_interval}), so the alarm CommitTooOld at "
+                f"{parameters.alarm_commit_seconds} s would go off without a fault; give "
+                f"alarm_commit_seconds={math.ceil(1.5 * interval)} or a shorter interval",
+            )
         plans = [
             *_gpu_alarms(parameters, metrics),
             *_training_alarms(parameters, metrics),
@@ -75,6 +87,16 @@ class TrainingAlarms(Construct):
             treat_missing_data=cloudwatch.TreatMissingData.NOT_BREACHING,
             alarm_description=f"{plan.says} {plan.missing}",
         )
+
+
+def commit_interval_seconds(interval: str, epoch_seconds: float | None) -> float:
+    """How far apart healthy commits may be, 0 where nobody knows before the run."""
+    number, unit = re.fullmatch(r"(\d*)([a-z]+)", interval).groups()  # type: ignore[union-attr]
+    if unit == "s":
+        return float(number)
+    # By itself the interval is never longer than two epochs.
+    epochs = {"epochs": float(number or 0), "auto": 2.0}.get(unit, 0.0)
+    return epochs * (epoch_seconds or 0.0)
 
 
 def _gpu_alarms(p: StackParameters, metrics: RunMetrics) -> list[AlarmPlan]:

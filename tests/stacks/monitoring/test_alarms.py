@@ -6,9 +6,15 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from aws_cdk import App, Stack
+from aws_cdk.assertions import Annotations, Match
+from aws_cdk.aws_sns import Topic
 
 from rehearsal.alarms.evaluation import Alarm, Metric
 from rehearsal.alarms.streams import agent_metrics
+from stacks.monitoring.alarms import TrainingAlarms, commit_interval_seconds
+from stacks.monitoring.metrics import RunMetrics
+from stacks.parameters import StackParameters
 from userdata.send_metrics import COMMIT_AGE, RUNNING, STEPS, UNSAVED
 
 NAMES = {
@@ -130,3 +136,38 @@ def test_an_address_is_subscribed_only_where_one_is_given(
         "email",
         "me@example.org",
     )
+
+
+@pytest.mark.parametrize(
+    ("interval", "epoch_seconds", "wanted"),
+    [
+        ("600s", None, 600),
+        ("2epochs", 900.0, 1800),
+        ("auto", 900.0, 1800),
+        ("100steps", 900.0, 0),
+        ("2epochs", None, 0),
+    ],
+)
+def test_healthy_commits_are_an_interval_apart(
+    interval: str, epoch_seconds: float | None, wanted: float
+) -> None:
+    assert commit_interval_seconds(interval, epoch_seconds) == wanted
+
+
+@pytest.mark.parametrize(("epoch_seconds", "warnings"), [(3000.0, 0), (5000.0, 1)])
+def test_an_alarm_that_would_go_off_in_health_is_warned_of(
+    epoch_seconds: float, warnings: int
+) -> None:
+    stack = Stack(App(), "Alone")
+    TrainingAlarms(
+        stack,
+        "Alarms",
+        parameters=StackParameters.for_size("g5.xlarge", checkpoint_interval="2epochs"),
+        metrics=RunMetrics(stack_name="Alone", fleet_id="sfr-1", guard_name="guard"),
+        topic=Topic(stack, "Topic"),
+        epoch_seconds=epoch_seconds,
+    )
+    found = Annotations.from_stack(stack).find_warning(
+        "*", Match.string_like_regexp("give alarm_commit_seconds=15000 or a shorter interval")
+    )
+    assert len(found) == warnings
