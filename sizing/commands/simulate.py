@@ -171,18 +171,27 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     # Slow to import, and only needed here.
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(12, 8), layout="constrained")
+    figure = Figure(figsize=(13, 8), layout="constrained")
     traces = list(dict.fromkeys(row.trace for row in rows))
+    # One colour for each policy in both halves.
+    policies = [name for name in dict.fromkeys(row.policy for row in rows) if name != ORACLE]
+    width = 0.8 / len(policies)
     for axes, name in zip(figure.subplots(2, 1), ("goodput", "cost"), strict=True):
-        shown = [row for row in rows if getattr(row, name) is not None]
-        chosen = list(dict.fromkeys(row.policy for row in shown))
-        width = 0.8 / max(len(chosen), 1)
-        for place, policy in enumerate(chosen):
-            own = {row.trace: 100 * getattr(row, name) for row in shown if row.policy == policy}
-            where = [traces.index(trace) + width * place for trace in own]
-            axes.bar(where, list(own.values()), width, label=policy)
+        for place, policy in enumerate(policies):
+            own = [row for row in rows if row.policy == policy and getattr(row, name) is not None]
+            where = [traces.index(row.trace) + width * (place + 0.5) for row in own]
+            heights = [100 * getattr(row, name) for row in own]
+            axes.bar(where, heights, width, label=policy, color=f"C{place}")
+        for row in rows:
+            if row.policy == ORACLE and getattr(row, name) is not None:
+                left, height = traces.index(row.trace), 100 * getattr(row, name)
+                axes.hlines(height, left, left + 0.8, "black", label=ORACLE)
         axes.set_title(FIGURES[name], loc="left")
-        middle = [index + 0.4 - width / 2 for index in range(len(traces))]
-        axes.set_xticks(middle, traces)
-        axes.legend(fontsize="small", ncols=2, loc="lower right")
+        axes.set_xticks([index + 0.4 for index in range(len(traces))], traces)
+    # The lower half may be empty (no deadline fits the trace); together they name all.
+    known: dict[str, Any] = {}
+    for axes in figure.axes:
+        handles, labels = axes.get_legend_handles_labels()
+        known |= {label: handle for handle, label in zip(handles, labels, strict=True) if handle}
+    figure.legend(known.values(), known.keys(), loc="outside right upper", fontsize="small")
     figure.savefig(path)
