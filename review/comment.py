@@ -46,7 +46,13 @@ def _top(review: Review) -> Iterable[str]:
     if review.losses:
         yield "\n### Data loss\n"
         for loss in review.losses:
-            yield f"- **`{loss.stack}/{loss.path}`**: {loss.what}. Instead: {loss.instead}."
+            where = _code(f"{loss.stack}/{loss.path}")
+            yield f"- **{where}**: {loss.what}. Instead: {loss.instead}."
+    if review.refusals:
+        yield "\n### A deploy would fail\n"
+        for refusal in review.refusals:
+            where = _code(f"{refusal.stack}/{refusal.path}")
+            yield f"- **{where}**: {refusal.what}. Instead: {refusal.instead}."
     if review.destructive:
         yield "\n### Replaced and removed\n"
         yield from _table(
@@ -90,8 +96,10 @@ def _summary(review: Review) -> str:
         if (number := sum(change.action == action for change in review.changes))
     ]
     verdict = f"**Data loss: {len(review.losses)}.** " if review.losses else "No data loss. "
-    security = f"{len(review.security)} security changes, {widens} of them widen access"
-    return f"{verdict}Resources: {', '.join(parts)}. {security if review.security else ''}".strip()
+    security = f" Permissions and protections: {len(review.security)} changes, {widens} widen."
+    refused = f" **A deploy would fail: {len(review.refusals)}.**" if review.refusals else ""
+    told = f"{verdict}Resources: {', '.join(parts)}.{security if review.security else ''}"
+    return told + refused
 
 
 def _costs(review: Review) -> Iterable[str]:

@@ -57,6 +57,7 @@ def _of_stack(base: StackSide, head: StackSide, changes: Sequence[Change]) -> It
     if not is_new_run and not any(fleet.action == "removed" for fleet in fleets):
         yield from _next_attempt(base, head, old, new)
     yield from _surroundings(changes)
+    yield from _orphans(head)
 
 
 def _fleet_effects(
@@ -133,6 +134,20 @@ def _numerics(base: StackSide, head: StackSide) -> Iterator[str]:
             f"The image changes ({short(old[1])} → {short(new[1])}): with another torch, CUDA or "
             "driver the numerics key changes; the receipt says so."
         )
+
+
+def _orphans(head: StackSide) -> Iterator[str]:
+    for resource in head.resources.values():
+        if resource["Type"] == "AWS::EC2::LaunchTemplate":
+            data = resource["Properties"].get("LaunchTemplateData", {})
+            for disk in data.get("BlockDeviceMappings") or []:
+                # EC2's default for any volume but the root is to keep it.
+                if disk.get("Ebs") and disk["Ebs"].get("DeleteOnTermination") is not True:
+                    yield (
+                        f"**Each instance that ends leaves its volume {disk.get('DeviceName')} "
+                        "behind**, which is billed until somebody deletes it: set "
+                        "DeleteOnTermination."
+                    )
 
 
 def _hardware(side: StackSide) -> tuple[str, object] | None:

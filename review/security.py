@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from review.changes import Change
+from review.policies import Permission, permissions, sentences
 from review.spelling import short, spell
 
 Effect = Literal["widens", "narrows", "changes"]
@@ -85,18 +85,16 @@ def find_security_changes(changes: Sequence[Change]) -> list[SecurityChange]:
 
 def _of(change: Change) -> Iterator[SecurityChange]:
     for name in _DOCUMENTS.get(change.type, ()):
-        old, new = (_statements(each.get(name)) for each in _both(change))
-        if old or new:
-            yield from _statement_changes(change, old, new)
+        old, new = (permissions(each.get(name)) for each in _both(change))
+        yield from _permission_changes(change, old, new)
     if change.type == "AWS::IAM::Role":
         old, new = (_inline(each) for each in _both(change))
-        yield from _statement_changes(change, old, new)
+        yield from _permission_changes(change, old, new)
     for name in _OPENINGS.get(change.type, ()):
-        old, new = (_canonical(each.get(name) or []) for each in _both(change))
-        yield from _set_changes(change, old, new, name)
+        yield from _opening_changes(change, name, *(each.get(name) or [] for each in _both(change)))
     if change.type in _WHOLE:
-        old, new = (_canonical([each] if each else []) for each in _both(change))
-        yield from _set_changes(change, old, new, change.type.rpartition("::")[2])
+        whole = ([each] if each else [] for each in _both(change))
+        yield from _opening_changes(change, change.type.rpartition("::")[2], *whole)
     if change.action in ("changed", "replaced"):
         for path, before, after in change.differences():
             if any(name in path.split(".") for name in _PROTECTIONS.get(change.type, ())):
@@ -112,82 +110,30 @@ def _both(change: Change) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     return change.old_properties, change.new_properties
 
 
-def _statements(document: Any) -> dict[str, Mapping[str, Any]]:
-    """Statements by their canonical text; a document may be JSON in a text."""
-    if isinstance(document, str):
-        document = json.loads(document)
-    if not isinstance(document, Mapping):
-        return {}
-    if "Statement" not in document:
-        # Built with an intrinsic function: it is one opening as a whole.
-        return {json.dumps(document, sort_keys=True): {"Effect": "Allow", "Action": document}}
-    statements = document["Statement"]
-    listed = statements if isinstance(statements, list) else [statements]
-    return {json.dumps(_normal(each), sort_keys=True): each for each in listed}
+def _inline(role: Mapping[str, Any]) -> set[Permission]:
+    documents = (policy.get("PolicyDocument") for policy in role.get("Policies") or [])
+    return {each for document in documents for each in permissions(document)}
 
 
-def _inline(role: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    found: dict[str, Mapping[str, Any]] = {}
-    for policy in role.get("Policies") or []:
-        found |= _statements(policy.get("PolicyDocument"))
-    return found
-
-
-def _normal(statement: Mapping[str, Any]) -> dict[str, Any]:
-    """A statement with its lists in order, so that order alone is no difference."""
-    answer: dict[str, Any] = {}
-    for key, value in statement.items():
-        if key == "Sid":
-            continue
-        listed = value if isinstance(value, list) else [value]
-        answer[key] = sorted(json.dumps(item, sort_keys=True) for item in listed)
-    return answer
-
-
-def _statement_changes(
-    change: Change, old: Mapping[str, Mapping[str, Any]], new: Mapping[str, Mapping[str, Any]]
+def _permission_changes(
+    change: Change, old: set[Permission], new: set[Permission]
 ) -> Iterator[SecurityChange]:
-    for key in old.keys() - new.keys():
-        is_deny = old[key].get("Effect") == "Deny"
-        yield _security_change(
-            change, "widens" if is_deny else "narrows", f"− {_sentence(old[key])}"
-        )
-    for key in new.keys() - old.keys():
-        is_deny = new[key].get("Effect") == "Deny"
-        yield _security_change(
-            change, "narrows" if is_deny else "widens", f"+ {_sentence(new[key])}"
-        )
+    for sign, found in (("−", old - new), ("+", new - old)):
+        for sentence in sentences(found):
+            # A denial that goes widens, like a permission that comes.
+            is_wider = (sign == "+") != sentence.startswith("Deny")
+            effect: Effect = "widens" if is_wider else "narrows"
+            yield _security_change(change, effect, f"{sign} {sentence}")
 
 
-def _sentence(statement: Mapping[str, Any]) -> str:
-    parts = [str(statement.get("Effect", "Allow"))]
-    for key, word in (
-        ("Principal", "to"),
-        ("Action", ""),
-        ("NotAction", "all but"),
-        ("Resource", "on"),
-        ("NotResource", "on all but"),
-        ("Condition", "if"),
-    ):
-        if key in statement:
-            value = statement[key]
-            text = ", ".join(map(spell, value)) if isinstance(value, list) else spell(value)
-            parts.append(f"{word} {text}".strip())
-    return " ".join(parts)
-
-
-def _canonical(items: Sequence[Any]) -> dict[str, Any]:
-    listed = items if isinstance(items, list) else [items]
-    return {json.dumps(item, sort_keys=True): item for item in listed}
-
-
-def _set_changes(
-    change: Change, old: Mapping[str, Any], new: Mapping[str, Any], name: str
+def _opening_changes(
+    change: Change, name: str, before: Sequence[Any], after: Sequence[Any]
 ) -> Iterator[SecurityChange]:
-    for key in old.keys() - new.keys():
-        yield _security_change(change, "narrows", f"− {name}: {spell(old[key])}")
-    for key in new.keys() - old.keys():
-        yield _security_change(change, "widens", f"+ {name}: {spell(new[key])}")
+    old, new = ({spell(item) for item in items} for items in (before, after))
+    for item in sorted(old - new):
+        yield _security_change(change, "narrows", f"− {name}: {item}")
+    for item in sorted(new - old):
+        yield _security_change(change, "widens", f"+ {name}: {item}")
 
 
 def _security_change(change: Change, effect: Effect, what: str) -> SecurityChange:

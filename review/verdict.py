@@ -12,6 +12,7 @@ from review.cdk_diff import CdkDiff
 from review.changes import Change, find_changes
 from review.costs import Row, cost_rows, plan_warnings
 from review.losses import STATEFUL, Loss, find_losses
+from review.refusals import Refusal, find_refusals
 from review.run_effects import find_run_effects
 from review.security import SecurityChange, find_security_changes
 
@@ -27,6 +28,7 @@ class Review:
     notes: Sequence[str]
     changes: Sequence[Change]
     losses: Sequence[Loss]
+    refusals: Sequence[Refusal]
     security: Sequence[SecurityChange]
     run_effects: Sequence[str]
     costs: Sequence[Row]
@@ -51,6 +53,7 @@ class Review:
             "head": self.head,
             "notes": list(self.notes),
             "data_loss": [dataclasses.asdict(loss) for loss in self.losses],
+            "refused": [dataclasses.asdict(refusal) for refusal in self.refusals],
             "changes": [
                 {
                     "stack": change.stack,
@@ -79,6 +82,7 @@ def judge(base: Side, head: Side, diffs: Sequence[CdkDiff]) -> Review:
         notes=[*base.notes, *head.notes, *_stacks_that_came_or_went(base, head)],
         changes=changes,
         losses=find_losses(base, head, changes),
+        refusals=find_refusals(base, head, changes),
         security=find_security_changes(changes),
         run_effects=find_run_effects(base, head, changes),
         costs=cost_rows(base, head),

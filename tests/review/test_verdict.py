@@ -221,3 +221,13 @@ def test_the_plan_of_both_sides_is_compared(make_side: Callable[..., Side]) -> N
 def test_a_side_without_a_plan_says_so(base: Side, make_side: Callable[..., Side]) -> None:
     review = judge(base, make_side(plan=PLAN), [])
     assert cost(review, "hours, p50") == ("not predicted on this side", "3.5")
+
+
+def test_a_volume_that_outlives_its_instance_is_told(review_of: Reviewer) -> None:
+    def keep_volumes(app: Construct) -> None:
+        template = app.node.find_child("TrainingStack").node.find_child("LaunchTemplate").template  # type: ignore[attr-defined]
+        path = "LaunchTemplateData.BlockDeviceMappings.1.Ebs.DeleteOnTermination"
+        template.node.default_child.add_property_override(path, False)
+
+    effects = review_of(keep_volumes).run_effects
+    assert any("leaves its volume sdf behind" in effect for effect in effects)

@@ -1,0 +1,107 @@
+"""Deploys that CloudFormation would refuse, or fail half-way, although the template is valid."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rehearsal.cloudformation import schema
+from review.assembly import Side
+from review.changes import Change
+from review.spelling import spell
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Refusal:
+    """What CloudFormation would say no to, and how to get there all the same."""
+
+    stack: str
+    path: str
+    what: str
+    instead: str
+
+
+def find_refusals(base: Side, head: Side, changes: Sequence[Change]) -> list[Refusal]:
+    """List what would make a deploy of head over base fail."""
+    return [
+        *(refusal for change in changes for refusal in _of_change(change)),
+        *_names_taken(changes),
+        *_exports_in_use(base, head),
+    ]
+
+
+def _of_change(change: Change) -> Iterator[Refusal]:
+    if change.action != "replaced" or change.old is None:
+        return
+    if change.old["Type"] != change.type:
+        yield Refusal(
+            stack=change.stack,
+            path=change.path,
+            what=f"a resource cannot become another type ({change.old['Type']} → {change.type})",
+            instead="give it another id",
+        )
+    name = schema.custom_name(change.type, change.new_properties)
+    if name and name == schema.custom_name(change.type, change.old_properties):
+        yield Refusal(
+            stack=change.stack,
+            path=change.path,
+            what=f"it is replaced and named {name} by the template: the new one is made before the "
+            "old one is deleted, and the name is taken",
+            instead="change the name as well",
+        )
+
+
+def _names_taken(changes: Sequence[Change]) -> Iterator[Refusal]:
+    """A name that moves to another logical id: the new one is made while the old one has it."""
+    had = {
+        (change.type, name): change
+        for change in changes
+        if change.action == "removed"
+        and (name := schema.custom_name(change.type, change.old_properties))
+    }
+    for change in changes:
+        name = schema.custom_name(change.type, change.new_properties)
+        if change.action == "added" and name and (change.type, name) in had:
+            old = had[change.type, name]
+            yield Refusal(
+                stack=change.stack,
+                path=change.path,
+                what=f"the name {name} still belongs to {old.path} when it is made",
+                instead="keep the logical id, or change the name",
+            )
+
+
+def _exports_in_use(base: Side, head: Side) -> Iterator[Refusal]:
+    """An export that another stack imports as it is deployed now cannot go."""
+    imported = {
+        name: user for user, stack in base.stacks.items() for name in _imports(stack.template)
+    }
+    for stack_name, stack in head.stacks.items():
+        before = base.stacks.get(stack_name)
+        kept = set(_exports(stack.template))
+        for name in _exports(before.template) if before else ():
+            if name not in kept and name in imported:
+                yield Refusal(
+                    stack=stack_name,
+                    path=name,
+                    what=f"the export goes while {imported[name]} imports it",
+                    instead="keep it with export_value until that stack has been deployed without",
+                )
+
+
+def _exports(template: Any) -> Iterator[str]:
+    for output in (template.get("Outputs") or {}).values():
+        if "Export" in output:
+            yield spell(output["Export"]["Name"])
+
+
+def _imports(node: Any) -> Iterator[str]:
+    if isinstance(node, list):
+        for item in node:
+            yield from _imports(item)
+    elif isinstance(node, dict):
+        if "Fn::ImportValue" in node:
+            yield spell(node["Fn::ImportValue"])
+        for item in node.values():
+            yield from _imports(item)
