@@ -15,7 +15,7 @@ from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
 
-from stacks.doctor import capacity, deployment
+from stacks.doctor import capacity, deployment, limits
 from stacks.doctor.account import Account, Check, Finding, connect, run
 from stacks.parameters import StackParameters
 from stacks.parameters.context import defaults
@@ -28,6 +28,8 @@ CHECKS: Mapping[str, Check] = {
     "quota": capacity.quota_suffices,
     "spot capacity": capacity.capacity_is_likely,
     "image": capacity.image_resolves,
+    "key": limits.key_can_be_used,
+    "network": limits.network_has_room,
     "stack": deployment.stacks_can_be_deployed,
     "dataset": deployment.dataset_is_there,
     "alarm e-mail": deployment.somebody_is_told,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
@@ -28,7 +29,9 @@ class Clinic:
 
     def __init__(self, aws: EmbeddedAws) -> None:
         self.aws = aws
+        # A text is AWS's default, in an account that never had another.
         self.quota: float | str = 64.0
+        self.vpcs = 5.0
         self.scores: list[tuple[str, int]] = [("us-east-1a", 7), ("us-east-1b", 3)]
         self.denied: set[str] = set()
 
@@ -36,26 +39,16 @@ class Clinic:
         return self.client, self.aws.region
 
     def client(self, service: str) -> Any:
-        if service in self.denied or service == "service-quotas":
-            return self._stubbed(service, deny=service in self.denied)
-        client = self.aws.client(service)
-        if service == "ec2":
-            return _Ec2(client, self._scores)
-        return client
-
-    def _stubbed(self, service: str, deny: bool = False) -> Any:
-        client = unconnected(service)
-        stub = Stubber(client)
-        if deny:
+        if service in self.denied:
+            client = unconnected(service)
+            stub = Stubber(client)
             stub.add_client_error("list_roles", "AccessDenied", "no", http_status_code=403)
-        elif isinstance(self.quota, float):
-            stub.add_response("get_service_quota", {"Quota": {"Value": self.quota}})
-        else:
-            stub.add_client_error("get_service_quota", "NoSuchResourceException", "none")
-            value = {"Quota": {"Value": float(self.quota)}}
-            stub.add_response("get_aws_default_service_quota", value)
-        stub.activate()
-        return client
+            stub.activate()
+            return client
+        if service == "service-quotas":
+            return _Quotas(self)
+        client = self.aws.client(service)
+        return _Ec2(client, self._scores) if service == "ec2" else client
 
     def _scores(self, **asked: Any) -> dict[str, Any]:
         assert asked["SingleAvailabilityZone"] is True
@@ -82,6 +75,30 @@ def unconnected(service: str) -> Any:
 
 # EC2's takes half a second to make.
 kept = cache(unconnected)
+
+
+class _Quotas:
+    """Service Quotas, of which the embedded AWS knows no values."""
+
+    def __init__(self, clinic: Clinic) -> None:
+        self._clinic = clinic
+
+    def get_service_quota(self, **asked: str) -> Any:
+        value = self._clinic.vpcs if asked["ServiceCode"] == "vpc" else self._clinic.quota
+        client = kept("service-quotas")
+        with Stubber(client) as stub:
+            if isinstance(value, str):
+                stub.add_client_error("get_service_quota", "NoSuchResourceException", "none")
+            else:
+                stub.add_response("get_service_quota", {"Quota": {"Value": value}}, asked)
+            return client.get_service_quota(**asked)
+
+    def get_aws_default_service_quota(self, **asked: str) -> Any:
+        client = kept("service-quotas")
+        with Stubber(client) as stub:
+            answer = {"Quota": {"Value": float(self._clinic.quota)}}
+            stub.add_response("get_aws_default_service_quota", answer, asked)
+            return client.get_aws_default_service_quota(**asked)
 
 
 class _Ec2:
@@ -280,6 +297,34 @@ def test_an_address_that_has_not_confirmed_is_a_problem(healthy: Clinic, examine
     assert (line["state"], line["what"]) == ("ok", "me@example.com confirmed")
     assert examine(healthy)["stack TrainingStack"][0]["what"] == "CREATE_COMPLETE"
     healthy.aws.client("cloudformation").delete_stack(StackName="TrainingStack")
+
+
+def test_a_region_without_room_for_a_network_is_a_problem(
+    healthy: Clinic, examine: Examine
+) -> None:
+    healthy.vpcs = 1.0
+    (line,) = examine(healthy)["network"]
+    assert (line["state"], line["what"]) == ("problem", "1 of 1 VPCs are taken in us-east-1")
+    assert "--service-code vpc --quota-code L-F678F1CE" in line["mend"]
+
+
+def test_a_key_that_spot_may_not_use_is_mended_by_grants(healthy: Clinic, examine: Examine) -> None:
+    kms = healthy.aws.client("kms")
+    key = kms.create_key()["KeyMetadata"]
+    lines = examine(healthy, f"kms={key['Arn']}")["key"]
+    assert ["Client.InternalError" in each["what"] for each in lines] == [True, True, False]
+    for each in lines[:2]:
+        words = shlex.split(each["mend"])
+        options = words[words.index("--operations") + 1 : words.index("--grantee-principal")]
+        principal = words[words.index("--grantee-principal") + 1]
+        kms.create_grant(KeyId=key["Arn"], GranteePrincipal=principal, Operations=options)
+    (line,) = examine(healthy, f"kms={key['Arn']}")["key"]
+    assert "alarms would be lost" in line["what"]
+    policy = {"Statement": [{"Principal": {"Service": "cloudwatch.amazonaws.com"}}]}
+    kms.put_key_policy(KeyId=key["Arn"], PolicyName="default", Policy=json.dumps(policy))
+    assert examine(healthy, f"kms={key['Arn']}")["key"][0]["state"] == "ok"
+    kms.disable_key(KeyId=key["KeyId"])
+    assert "is Disabled" in examine(healthy, f"kms={key['Arn']}")["key"][0]["what"]
 
 
 def test_fails_without_credentials_in_one_line(
