@@ -60,6 +60,7 @@ def read_run(path: Path) -> FinishedRun:
     steps = [line for line in lines if line.get("kind") == "step"]
     commits = [line for line in lines if line.get("kind") == "commit"]
     prepared = [line for line in lines if line.get("kind") == "prepare"]
+    prediction = receipt.get("prediction") or config.get("prediction") or {}
     waits = [float(line["data_wait"]) for line in steps if line.get("data_wait") is not None]
     return FinishedRun(
         run_id=str(receipt["run_id"]),
@@ -67,7 +68,7 @@ def read_run(path: Path) -> FinishedRun:
         recipe=str(receipt["recipe"]),
         state=str(receipt.get("state", "finished")),
         device=str((receipt.get("numerics_key") or {}).get("device", "unknown")),
-        size=receipt.get("size"),
+        size=_text(prediction.get("size")),
         seconds=float(receipt["seconds"]),
         generations=int(receipt.get("generations", 1)),
         checkpoint_bytes=int(receipt.get("checkpoint_bytes", 0)),
@@ -77,8 +78,12 @@ def read_run(path: Path) -> FinishedRun:
         data_wait=median(waits) if waits else None,
         peak_gpu_bytes=receipt.get("peak_gpu_bytes"),
         usd=receipt.get("usd"),
-        prediction=config.get("prediction") or {},
+        prediction={name: v for name, v in prediction.items() if isinstance(v, int | float)},
     )
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -21,6 +21,10 @@ from stacks.parameters import StackParameters
 
 # Overrides that the footprints know; others change the run in ways that only a measurement shows.
 _MICRO_BATCH = "micro_batch"
+_TAKEN_ALONG = (
+    *("size", "hours_p50", "hours_p90", "usd_on_demand", "usd_spot_p50", "usd_spot_p90"),
+    *("gpu_memory_mib", "interruptions", "restart_seconds"),
+)
 # What is only a matter of being interrupted.
 _OF_SPOT = ("spot", "notice")
 
@@ -86,6 +90,20 @@ def _unplanned(parameters: StackParameters) -> list[str]:
         f"the plan is the recipe's: what {', '.join(others)} changes was not measured "
         "(`python -m training measure --override NAME=VALUE` shows it)"
     ]
+
+
+def prediction(plan: dict[str, Any] | None) -> str:
+    """What the run takes along as NAME=VALUE words, for its config.json and its receipt.
+
+    Three digits: the launch template must not change for less.
+    """
+    if plan is None:
+        return ""
+    figures = {name: plan[name] for name in _TAKEN_ALONG if plan[name] is not None}
+    return " ".join(
+        f"{name}={value if isinstance(value, str) else format(value, '.3g')}"
+        for name, value in figures.items()
+    )
 
 
 def write_plan(folder: Path, stack_name: str, plan: dict[str, Any]) -> Path:

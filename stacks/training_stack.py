@@ -24,7 +24,7 @@ from stacks.monitoring.dashboard import TrainingDashboard
 from stacks.monitoring.metrics import RunMetrics
 from stacks.network import Network
 from stacks.parameters import StackParameters
-from stacks.plan import annotate
+from stacks.plan import annotate, prediction
 from stacks.roles import FleetRole, InstanceRole
 
 ROOT = Path(__file__).parent.parent
@@ -144,6 +144,7 @@ class TrainingStack(Stack):
         )
         run_env = user_data.run_env(
             self._parameters,
+            prediction=prediction(self.plan),
             dataset_uri=data.dataset_uri,
             run_uri=data.run_uri,
             bundle_uri=bundle.s3_object_url,

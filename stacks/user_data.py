@@ -22,6 +22,7 @@ _END = "END_OF_RUN_ENV"
 def run_env(
     parameters: StackParameters,
     *,
+    prediction: str,
     dataset_uri: str,
     run_uri: str,
     bundle_uri: str,
@@ -35,6 +36,7 @@ def run_env(
         "WORKLOAD": parameters.workload,
         "RECIPE": parameters.recipe,
         "OVERRIDES": f'"{" ".join(parameters.overrides)}"',
+        "PREDICTION": f'"{prediction}"',
         "DATASET_URI": dataset_uri,
         "RUN_URI": run_uri,
         "BUNDLE_URI": bundle_uri,

@@ -48,6 +48,7 @@ class Options:
     bundle_uri: str | None
     scratch: Path
     origin: Origin | None = None
+    prediction: Mapping[str, float | str] | None = None
 
 
 def run_attempt(options: Options, interruption: Interruption) -> int:
@@ -75,6 +76,7 @@ def run_attempt(options: Options, interruption: Interruption) -> int:
             writer=options.writer,
             created_at=now_utc(),
             origin=asdict(options.origin) if options.origin else None,
+            prediction=options.prediction,
         ),
         workload.placement_fields,
     )

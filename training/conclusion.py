@@ -46,6 +46,7 @@ def _failed_receipt(record: RunRecord, head: Head, history: History) -> dict[str
         "numerics_key": dict(record.numerics_key),
         "seconds": round((datetime.now(UTC) - created).total_seconds(), 3),
         "checkpoint_bytes": sum(file.bytes for file in newest.files) if newest else 0,
+        "prediction": record.prediction,
         "dataset": record.dataset,
         "bundle_uri": record.bundle_uri,
         "writer": head.writer,

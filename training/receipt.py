@@ -24,6 +24,7 @@ def write_receipt(
     weights: str,
     numerics_key: Mapping[str, Any],
     began: float,
+    peak_gpu_bytes: int | None,
 ) -> dict[str, Any]:
     """Write the receipt of a run that has reached its end."""
     changed = {*position.numerics_changed, *changed_parts(record.numerics_key, numerics_key)}
@@ -53,6 +54,8 @@ def write_receipt(
         "seconds": round((datetime.now(UTC) - created).total_seconds(), 3),
         "last_attempt_seconds": round(time.monotonic() - began, 3),
         "checkpoint_bytes": sum(file.bytes for file in newest.files),
+        "peak_gpu_bytes": peak_gpu_bytes,
+        "prediction": record.prediction,
         "dataset": record.dataset,
         "bundle_uri": record.bundle_uri,
         "writer": head.writer,

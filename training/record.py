@@ -32,6 +32,7 @@ class RunRecord:
     writer: str
     created_at: str
     origin: Mapping[str, Any] | None = None  # training.origin.Origin, where it began from one
+    prediction: Mapping[str, float | str] | None = None  # of the plan at synth, for sizing review
 
     def to_bytes(self) -> bytes:
         """As stored."""
@@ -41,6 +42,20 @@ class RunRecord:
     def from_bytes(cls, data: bytes) -> "RunRecord":
         """Read what `to_bytes` wrote."""
         return read_json_record(CONFIG, data, _FORMAT, lambda record: cls(**record))
+
+
+def parse_prediction(text: str) -> dict[str, float | str] | None:
+    """Read `hours_p50=0.2 size=g5.xlarge`; None for an empty text."""
+    found: dict[str, float | str] = {}
+    for word in text.split():
+        name, separator, value = word.partition("=")
+        if not separator or not name or not value:
+            raise UserError(f"the prediction {word!r} cannot be read; write name=value")
+        try:
+            found[name] = float(value)
+        except ValueError:
+            found[name] = value
+    return found or None
 
 
 def read_record(store: Store) -> RunRecord | None:

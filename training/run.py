@@ -180,6 +180,7 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     add("--metrics-file", type=Path, help="also append the metrics to this local file")
     add("--writer", default=socket.gethostname(), help="this machine's name (an instance id)")
     add("--bundle-uri", help="the code bundle, for config.json")
+    add("--prediction", default="", help="NAME=VALUE words of the plan, for config.json")
     add("--scratch", type=Path, help="local folder for downloads (default: a temporary one)")
     parser.set_defaults(act=_run)
 
@@ -216,6 +217,7 @@ def _train(options: argparse.Namespace, interruption: Interruption, scratch: Pat
     from training.config import parse_interval, parse_overrides
     from training.extend import settle_origin
     from training.origin import beginning_from
+    from training.record import parse_prediction
     from training.workloads import load_workload
 
     interval = parse_interval(options.checkpoint_interval)
@@ -245,6 +247,7 @@ def _train(options: argparse.Namespace, interruption: Interruption, scratch: Pat
             metrics_file=options.metrics_file,
             writer=options.writer,
             bundle_uri=options.bundle_uri,
+            prediction=parse_prediction(options.prediction),
             scratch=scratch,
         ),
         interruption,

@@ -223,7 +223,13 @@ class StageSequence:
             weights=weights,
             numerics_key=self._key,
             began=self._began,
+            peak_gpu_bytes=_peak_gpu_bytes(self._device),
         )
         attempt.events.emit("finished", "ok", step=position.step, weights_sha256=weights)
         attempt.lease.finish(weights)
         print(f"[ok] finished: {position.step} steps, weights {weights}", flush=True)
+
+
+def _peak_gpu_bytes(device: torch.device) -> int | None:
+    """What this attempt's tensors took at most, for `sizing review`."""
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None

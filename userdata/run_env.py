@@ -15,6 +15,7 @@ PATH = (r"/[^\s\"']+", "an absolute path")
 WORD = (r"[^\s\"'$`\\]+", "one word without quotes")
 SHAPES = {
     "OVERRIDES": WORDS,
+    "PREDICTION": WORDS,
     "DATASET_URI": S3_URI,
     "RUN_URI": S3_URI,
     "BUNDLE_URI": S3_URI,

@@ -21,6 +21,7 @@ exec "$PYTHON" -m training "$@" \
     --dataset-uri "$root$DATA_MOUNT/dataset" \
     --run-uri "$RUN_URI" \
     --run-id "$RUN_ID" \
+    --prediction "$PREDICTION" \
     --checkpoint-interval "$CHECKPOINT_INTERVAL" \
     --notice-budget-seconds "$NOTICE_BUDGET_SECONDS" \
     --notice-file "$run/notice.json" \

@@ -21,7 +21,7 @@ HELP = "a finished run's receipt against its plan; calibrates"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the command."""
     parser.add_argument("folder", type=Path, help="a run's folder, or its receipt.json")
-    parser.add_argument("--size", help="what it ran on, where the receipt does not say")
+    parser.add_argument("--size", help="what it ran on (default: what it was planned for)")
     parser.add_argument(
         "--calibrate", action="store_true", help="write what the run teaches, for later plans"
     )

@@ -10,7 +10,7 @@ from aws_cdk import App, Stack
 from aws_cdk.assertions import Annotations, Match
 
 from stacks.parameters import StackParameters
-from stacks.plan import annotate, plan_run, write_plan
+from stacks.plan import annotate, plan_run, prediction, write_plan
 
 
 @pytest.fixture
@@ -68,6 +68,14 @@ def test_a_refusal_can_be_accepted_by_name(stack: Stack) -> None:
 def test_fails_on_accepting_what_is_no_problem(stack: Stack) -> None:
     with pytest.raises(ValueError, match="accept is 'everything'; known are memory"):
         annotate(stack, StackParameters.for_size("g5.xlarge", accept="everything"))
+
+
+def test_the_run_takes_its_prediction_along(stack: Stack) -> None:
+    plan = annotate(stack, StackParameters.for_size("g5.xlarge"))
+    words = dict(word.split("=") for word in prediction(plan).split())
+    assert words["size"] == "g5.xlarge"
+    assert float(words["hours_p50"]) > 0
+    assert prediction(None) == ""
 
 
 def test_the_plan_lies_beside_the_template(tmp_path: Path, stack: Stack) -> None:

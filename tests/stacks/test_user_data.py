@@ -19,6 +19,7 @@ NAMES = [
     "WORKLOAD",
     "RECIPE",
     "OVERRIDES",
+    "PREDICTION",
     "DATASET_URI",
     "RUN_URI",
     "BUNDLE_URI",
@@ -79,6 +80,7 @@ def test_run_env_holds_the_decisions(script: str, tmp_path: Path) -> None:
     assert values["RUN_URI"] == f"s3://{'b' * 63}/runs/run-1"
     assert values["DATASET_URI"] == f"s3://{'b' * 63}/trajectory"
     assert values["OVERRIDES"] == '""'
+    assert values["PREDICTION"].startswith('"size=g5.2xlarge hours_p50=')
     assert values["DATA_DEVICE_NAME"] == "sdf"
     assert values["FLEET_PARAMETER"] == "/TrainingStack/fleet-id"
     assert re.fullmatch(r"s3://\S+\.zip", values["BUNDLE_URI"])
@@ -109,6 +111,7 @@ def test_fails_when_the_user_data_grows_too_long() -> None:
     parameters = StackParameters.for_size("g5.xlarge")
     environment = user_data.run_env(
         parameters,
+        prediction="",
         dataset_uri="s3://b/d",
         run_uri="s3://b/r",
         bundle_uri="s3://b/x.zip",

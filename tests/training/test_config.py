@@ -8,7 +8,7 @@ import pytest
 from tests.training.tiny import TINY
 from training.config import Interval, parse_interval, parse_overrides, resolve_config
 from training.errors import UserError
-from training.record import RunRecord, read_record, settle_record
+from training.record import RunRecord, parse_prediction, read_record, settle_record
 from training.store import FolderStore, open_store
 
 
@@ -85,6 +85,22 @@ def test_the_first_record_is_the_truth(store_uri: str) -> None:
     settle_record(store, record(), frozenset())
     later = settle_record(store, record(writer="i-2", numerics_key={"torch": "3"}), frozenset())
     assert later == record() == read_record(store)
+
+
+def test_the_prediction_of_the_first_attempt_stays(store_uri: str) -> None:
+    store = open_store(store_uri)
+    first = record(prediction=parse_prediction("size=g5.xlarge hours_p50=0.25"))
+    settle_record(store, first, frozenset())
+    settle_record(store, record(prediction={"hours_p50": 9.0}), frozenset())
+    found = read_record(store)
+    assert found is not None
+    assert found.prediction == {"size": "g5.xlarge", "hours_p50": 0.25}
+    assert parse_prediction("") is None
+
+
+def test_fails_on_a_prediction_that_is_none() -> None:
+    with pytest.raises(UserError, match="the prediction 'soon' cannot be read"):
+        parse_prediction("soon")
 
 
 def test_placement_settings_may_change(tmp_path: Path) -> None:

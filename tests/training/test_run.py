@@ -72,6 +72,13 @@ def test_metrics_have_the_fields_of_the_contract(whole: Run) -> None:
     ]
 
 
+def test_the_prediction_stands_in_config_and_receipt(run: Run) -> None:
+    assert run.attempt("--prediction=size=g5.xlarge hours_p50=0.25") == 0
+    expected = {"size": "g5.xlarge", "hours_p50": 0.25}
+    assert run.json("config.json")["prediction"] == expected
+    assert run.json("receipt.json")["prediction"] == expected
+
+
 def test_metrics_also_go_into_a_local_file(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "log" / "metrics.jsonl"
     assert run.attempt(f"--metrics-file={path}") == 0

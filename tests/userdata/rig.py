@@ -140,6 +140,7 @@ class Rig:
             "WORKLOAD": "trajectory",
             "RECIPE": "laptop",
             "OVERRIDES": '"epochs=2 width=64"',
+            "PREDICTION": '"size=g5.xlarge hours_p50=0.2"',
             "DATASET_URI": "s3://datasets/trajectory",
             "RUN_URI": f"s3://runs/runs/{self.run_id}",
             "BUNDLE_URI": f"s3://assets/{self.bundle}",

@@ -19,12 +19,13 @@ def example(**changes: str) -> dict[str, str]:
 
 def test_example_is_itself_a_good_run_env() -> None:
     assert find_faults(example()) == []
-    assert len(example()) == 16
+    assert len(example()) == 17
 
 
 def test_writer_and_example_have_the_same_names() -> None:
     written = run_env(
         StackParameters.for_size("g5.xlarge"),
+        prediction="size=g5.xlarge hours_p50=0.2",
         dataset_uri="s3://datasets/trajectory",
         run_uri="s3://runs/runs/run-1",
         bundle_uri="s3://assets/bundle.zip",
