@@ -12,7 +12,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import boot, checkpoint, forecast, plan, spot, synth
+from benchmarks import boot, cached_features, checkpoint, forecast, plan, spot, synth
 from sizing.commands import tables
 
 
@@ -35,7 +35,10 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     saves.add_argument("--folder", type=Path, help="on the disk to measure (default: temporary)")
     plans = commands.add_parser("plan", help="plans over all sizes and recipes")
     plans.add_argument("--calls", type=int, default=1000, help="default: %(default)s")
-    for command in (ours, start, policies, hours, saves, plans):
+    cached = commands.add_parser("cached", help="frozen features once or in every epoch")
+    cached.add_argument("--rounds", type=int, default=5, help="alternating, default: %(default)s")
+    cached.add_argument("--clips", type=int, default=128, help="default: %(default)s")
+    for command in (ours, start, policies, hours, saves, plans, cached):
         command.add_argument("--json", action="store_true", help="print JSON, no table")
     return parser.parse_args(arguments)
 
@@ -45,6 +48,8 @@ def main() -> int:
     arguments = parse_arguments()
     if arguments.command == "synth":
         rows = synth.measure(rounds=arguments.rounds)
+    elif arguments.command == "cached":
+        rows = cached_features.measure(rounds=arguments.rounds, clips=arguments.clips)
     elif arguments.command == "plan":
         rows = plan.measure(calls=arguments.calls)
     elif arguments.command in ("simulate", "forecast"):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import boot, plan, spot, synth
+from benchmarks import boot, cached_features, plan, spot, synth
 from benchmarks.__main__ import machine, parse_arguments
 
 
@@ -17,6 +17,13 @@ def test_fails_a_benchmark_of_no_rounds() -> None:
 def test_fails_a_benchmark_of_no_machines() -> None:
     with pytest.raises(ValueError, match="at least one machine, got 0"):
         boot.measure(machines=0)
+
+
+def test_cached_features_give_the_predictions_of_the_backbone() -> None:
+    (row,) = cached_features.measure(rounds=1, clips=55)
+    assert row["largest difference of a probability"] <= 1e-5
+    with pytest.raises(ValueError, match="at least one round, got 0"):
+        cached_features.measure(rounds=0, clips=55)
 
 
 def test_fails_a_benchmark_of_no_plans() -> None:

@@ -113,7 +113,11 @@ class TrainHead(TrainClassifier):
         shape = (size, self.num_frames, c.grid**2, CHANNELS[c.backbone_layer])
         return torch.zeros(shape, dtype=torch.float16)
 
-    def model(self, i: Inputs) -> nn.Module:
+    def model(self, i: Inputs) -> Head:
+        return self.build()
+
+    def build(self) -> Head:
+        """A freshly initialised head; it needs no data."""
         c = self.config
         return Head(
             num_frames=self.num_frames,
