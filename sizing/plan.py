@@ -12,7 +12,7 @@ from pathlib import Path
 
 from sizing import catalogue, footprints
 from sizing.calibration import CALIBRATION_FILE, calibrated
-from sizing.catalogue import Instance
+from sizing.catalogue import Instance, Price
 from sizing.constants import GIB, Constants
 from sizing.data_path import (
     DATA,
@@ -29,6 +29,7 @@ from sizing.host import HostMemory, host_memory
 from sizing.memory import GpuMemory, gpu_memory
 from sizing.notice import NoticeFit, Restart, notice_fit, restart
 from sizing.plan_checks import find_problems, find_warnings
+from sizing.refresh import load, prices
 from sizing.spot import Estimate, Trace, estimate, interruptions
 from sizing.spot.interruptions import Interruptions, interruptions_of
 from sizing.step_time import StepTime, step_time
@@ -56,6 +57,7 @@ class Request:
     rate_per_hour: float | None = None
     trace: Trace | None = None
     pools: int = 2
+    price_cache: Path | None = None
     max_hours: float | None = None
 
 
@@ -88,9 +90,8 @@ class Plan:
     restart: Restart
     interruptions: Interruptions
     spot: Estimate | None
-    usd_per_hour: float
-    usd_spot_per_hour: float
-    spot_basis: str
+    price: Price
+    spot_price: Price
     data_known: bool
     footprints_file: Path
     problems: dict[str, str] = field(default_factory=dict)
@@ -110,6 +111,16 @@ class Plan:
     def work_seconds(self) -> float:
         """Training, preparing and evaluating, with no interruption and no start."""
         return sum(stage.seconds for stage in self.stages)
+
+    @property
+    def usd_per_hour(self) -> float:
+        """Of the instance on demand."""
+        return self.price.usd_per_hour
+
+    @property
+    def usd_spot_per_hour(self) -> float:
+        """Of the instance on Spot."""
+        return self.spot_price.usd_per_hour
 
     @property
     def hours_on_demand(self) -> float:
@@ -273,7 +284,8 @@ def _without_interruptions(
         taken = replace(taken, rate_per_hour=request.rate_per_hour, source="given")
     if request.trace is not None:
         taken = interruptions_of(request.trace)
-    spot_price = catalogue.spot_price(request.size)
+    answers = load(request.price_cache) if request.price_cache else None
+    price, spot_price = prices(request.size, answers)
     return Plan(
         request=request,
         instance=instance,
@@ -301,9 +313,9 @@ def _without_interruptions(
         ),
         interruptions=taken,
         spot=None,
-        usd_per_hour=catalogue.hourly_price(request.size).usd_per_hour,
-        usd_spot_per_hour=spot_price.usd_per_hour,
-        spot_basis=spot_price.basis,
+        # Where no price is known, this says so.
+        price=price or catalogue.hourly_price(request.size),
+        spot_price=spot_price or catalogue.spot_price(request.size),
         data_known=request.workload in DATA or bool(request.dataset_gib),
         footprints_file=footprints.FOOTPRINTS_FILE,
     )

@@ -93,13 +93,13 @@ def figures(plan: Plan) -> dict[str, Figure]:
             source=plan.gpu.source,
         ),
         "on_demand": Figure(
-            value=plan.usd_per_hour, unit="$/h", basis="published", source=plan.instance.source
+            value=plan.usd_per_hour, unit="$/h", basis="published", source=plan.price.source
         ),
         "spot": Figure(
             value=plan.usd_spot_per_hour,
             unit="$/h",
-            basis="published" if plan.spot_basis == "snapshot" else "modelled",
-            source=f"sizing/catalogue.py: {plan.spot_basis}",
+            basis="modelled" if plan.spot_price.basis == "modelled" else "published",
+            source=plan.spot_price.source,
         ),
         "interruptions": Figure(
             value=plan.interruptions.rate_per_hour,

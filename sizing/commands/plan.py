@@ -13,6 +13,7 @@ from pathlib import Path
 from sizing.commands.tables import console, print_json, show
 from sizing.plan import Plan, Request, make_plan
 from sizing.plan_report import duration, figures, summary, to_json
+from sizing.refresh import cache_file
 from sizing.spot import load_trace
 
 HELP = "one run on one size: fits, hours, dollars, notice"
@@ -48,11 +49,18 @@ def add_request_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--trace", type=Path, metavar="FILE", help="a trace as for simulate, replayed instead"
     )
+    parser.add_argument(
+        "--cache",
+        type=Path,
+        metavar="FILE",
+        help="prices that catalogue --refresh kept (default: where it keeps them)",
+    )
     parser.add_argument("--notice", type=float, help="seconds of notice (default: 120)")
 
 
 def request(arguments: argparse.Namespace, size: str) -> Request:
     """The request that the options spell."""
+    kept = cache_file()
     return Request(
         workload=arguments.workload,
         recipe=arguments.recipe,
@@ -67,6 +75,7 @@ def request(arguments: argparse.Namespace, size: str) -> Request:
         rate_per_hour=arguments.rate,
         trace=load_trace(arguments.trace) if arguments.trace else None,
         notice_seconds=arguments.notice,
+        price_cache=arguments.cache or (kept if kept.exists() else None),
     )
 
 

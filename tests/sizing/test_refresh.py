@@ -138,6 +138,25 @@ def test_the_command_uses_the_cache_and_says_how_old_it_is(
     assert figures["on_demand_source"].endswith("us-east-1, asked 2026-01-01T00:00 UTC")
 
 
+def test_a_plan_takes_what_aws_answered(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    at = "2026-11-20T00:00:00+00:00"
+    kept = Refreshed(
+        on_demand={"g5.xlarge": {"value": 10.06, "at": at}},
+        spot={"g5.xlarge": {"value": {"us-east-1a": 1.0, "us-east-1b": 2.0}, "at": at}},
+    )
+    asked_for = ["plan", "trajectory", "--size", "g5.xlarge", "--json"]
+    plans = []
+    for cache in ((), ("--cache", str(tmp_path / "given.json"))):
+        save(kept, tmp_path / "given.json")
+        assert main([*asked_for, *cache]) == 0
+        plans.append(json.loads(capsys.readouterr().out))
+    # Without --cache, what is kept at the usual place counts; there is nothing there.
+    assert plans[1]["usd_on_demand"] == pytest.approx(10 * plans[0]["usd_on_demand"])
+    save(kept, asked.cache_file())
+    assert main(asked_for) == 0
+    assert json.loads(capsys.readouterr().out) == plans[1]
+
+
 def test_fails_when_aws_answers_nothing() -> None:
     refusing = StubbedSession()
     for service, call in (

@@ -3,18 +3,11 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
 from sizing import catalogue
 from sizing.__main__ import main
-
-
-@pytest.fixture(autouse=True)
-def no_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What this machine once asked AWS is none of these tests' business."""
-    monkeypatch.setattr("sizing.refresh.CACHE_FOLDER", tmp_path)
 
 
 def test_every_size_is_listed_with_its_source(capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,12 +17,6 @@ BERT = [
 ]  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def no_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What this machine once asked AWS is none of these tests' business."""
-    monkeypatch.setattr("sizing.refresh.CACHE_FOLDER", tmp_path / "none")
-
-
 @pytest.fixture
 def ask(capsys: pytest.CaptureFixture[str]) -> Any:
     def ask(*arguments: str) -> Any:
