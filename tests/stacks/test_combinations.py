@@ -92,7 +92,19 @@ def test_every_other_size_is_secure_too(size: str, synthesize: Synthesize) -> No
     "options", [OPTIONS[0], OPTIONS[-1]], ids=["every option off", "every option on"]
 )
 def test_cfn_lint_finds_nothing(options: dict[str, str], synthesize: Synthesize) -> None:
-    for name, template in synthesize(**options).items():
+    _lint(synthesize(**options))
+
+
+@pytest.mark.slow
+def test_cfn_lint_finds_nothing_in_any_combination(synthesize: Synthesize) -> None:
+    for size, options in _combinations():
+        _lint(synthesize(size=size, accept=",".join(PROBLEMS), **options))
+    for size in _others():
+        _lint(synthesize(size=size, accept=",".join(PROBLEMS)))
+
+
+def _lint(templates: Any) -> None:
+    for name, template in templates.items():
         found = lint(json.dumps(template), config=ManualArgs(regions=["us-east-1"]))
         ignored = {"W3005", "W6001"}  # .cfnlintrc says why
         assert [str(each) for each in found if each.rule.id not in ignored] == [], name

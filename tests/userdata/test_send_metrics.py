@@ -158,19 +158,27 @@ def test_metrics_of_a_booted_machine_arrive_under_its_stack(rig: Rig) -> None:
     machine = rig.machine(environment={"SEND_METRICS_SECONDS": "0.5"})
     wait(machine, "trainer listens")
     machine.metrics_file.write_text(step(1) + "\n" + step(2) + "\n")
+    assert _arrived(rig, "training_steps", at_least=2) == 2
+    # The trainer of the rig ends at a notice without having committed its two steps.
+    machine.notice(60)
+    assert _arrived(rig, "notice_without_commit", at_least=1) == 1
+
+
+def _arrived(rig: Rig, name: str, *, at_least: float) -> float:
+    """Wait until the sum of a metric's values is there; return it."""
     cloudwatch = rig.aws.client("cloudwatch")
     deadline, total = time.monotonic() + 60, 0.0
-    while total < 2 and time.monotonic() < deadline:
+    while total < at_least and time.monotonic() < deadline:
         time.sleep(0.2)
         now = datetime.now(UTC)
         found = cloudwatch.get_metric_statistics(
             Namespace="Training/TrainingStack",
-            MetricName="training_steps",
+            MetricName=name,
             Dimensions=[{"Name": "Stack", "Value": "TrainingStack"}],
             StartTime=now - timedelta(hours=1),
             EndTime=now + timedelta(hours=1),
-            Period=3600,
+            Period=7200,
             Statistics=["Sum"],
         )
         total = sum(point["Sum"] for point in found["Datapoints"])
-    assert total == 2
+    return total
