@@ -138,6 +138,11 @@ class Plan:
         return max(stage.footprint.checkpoint_bytes for stage in self.stages)
 
     @property
+    def copy_fits_host(self) -> bool:
+        """Whether a checkpoint can wait in host memory while it is uploaded."""
+        return self.checkpoint_bytes <= self.host.cache_bytes
+
+    @property
     def fits(self) -> bool:
         """Whether it can work at all: no problem but dollars."""
         return not set(self.problems) - {"spot"}
@@ -338,7 +343,7 @@ def _forecast(plan: Plan) -> Estimate | None:
             rate_per_hour=plan.interruptions.rate_per_hour,
             restart_seconds=plan.restart.seconds,
             # The copy keeps the GPU waiting; hash and upload go on beside the training.
-            checkpoint_seconds=plan.notice.copy + 0.1,
+            checkpoint_seconds=plan.notice.copy + 0.1 if plan.copy_fits_host else plan.notice.save,
             interval_seconds=interval,
             notice_fits=plan.notice.fits,
             notice_seconds=plan.notice.budget,

@@ -198,6 +198,12 @@ def _spot_warnings(plan: Plan) -> list[str]:
             f"Spot saves nothing: ${plan.spot.usd_p50:.2f} (p50) beside ${plan.usd_on_demand:.2f} "
             "on demand"
         )
+    if not plan.copy_fits_host:
+        found.append(
+            f"a checkpoint of {plan.checkpoint_bytes / 1e9:.1f} GB does not fit the host's memory "
+            f"beside the run: each save keeps the GPU waiting {plan.notice.save:.0f} s; a size "
+            "with more memory saves behind the training"
+        )
     if plan.restart.sync > plan.work_seconds:
         found.append(
             f"the dataset's sync ({plan.restart.sync / 60:.0f} min) takes longer than the run "

@@ -10,6 +10,7 @@ computes and then moves, kernel by kernel.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from sizing.constants import Constants
@@ -82,24 +83,24 @@ def roofline(
 
 def step_time(footprint: Footprint, gpu: Gpu, constants: Constants, *, world: int = 1) -> StepTime:
     """Return the optimizer step of a stage, its global batch shared by `world` GPUs."""
-    micro_batches = max(1, round(footprint.global_batch / footprint.micro_batch / world))
-    if footprint.kind == "prepare":
-        micro_batches = 1
+    prepares = footprint.kind == "prepare"
+    samples = footprint.micro_batch if prepares else footprint.global_batch / world
+    micro_batches = math.ceil(samples / footprint.micro_batch)
     launches = constants.least_step_seconds
     if footprint.kernels_per_step is not None:
         launches = footprint.kernels_per_step * constants.seconds_per_kernel
-    elif footprint.kind == "prepare":
+    elif prepares:
         launches /= 3  # forward only
     # Reads gradients; reads and writes parameters and state.
     state = 2 * (footprint.parameter_bytes + footprint.optimizer_bytes) + footprint.gradient_bytes
     kept = footprint.kept_bytes_per_sample
-    if footprint.kind == "prepare":
+    if prepares:
         kept = footprint.activation_bytes * _FORWARD_PASSES / constants.traffic_passes
     return roofline(
-        samples=footprint.micro_batch * micro_batches,
+        samples=samples,
         flops_per_sample=footprint.flops_per_sample,
         kept_bytes_per_sample=kept,
-        optimizer_traffic_bytes=0 if footprint.kind == "prepare" else state,
+        optimizer_traffic_bytes=0 if prepares else state,
         launches_seconds=launches * micro_batches,
         precision=footprint.precision,
         gpu=gpu,

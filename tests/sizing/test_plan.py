@@ -110,6 +110,20 @@ def test_a_checkpoint_over_the_notice_is_a_warning_while_periodic_saves_help(
     assert "notice" not in found.problems
 
 
+def test_a_checkpoint_over_the_host_memory_keeps_the_gpu_waiting(tmp_path: Path) -> None:
+    large = {"checkpoint_bytes": 17_640_000_000}
+    assert not plan(tmp_path, footprint=large, size="g5.xlarge").copy_fits_host
+    found = plan(tmp_path, footprint=large, size="g5.xlarge").warnings
+    assert any("keeps the GPU waiting" in text for text in found)
+    assert plan(tmp_path, footprint=large, size="g5.2xlarge").copy_fits_host
+
+
+def test_several_gpus_share_the_global_batch(tmp_path: Path) -> None:
+    one, four = (plan(tmp_path, size="g5.12xlarge", gpus=gpus).main.step for gpus in (1, 4))
+    assert four.compute == pytest.approx(one.compute / 4)
+    assert four.optimizer > one.optimizer  # gradients are exchanged, the optimizer is everywhere
+
+
 def test_a_problem_can_be_accepted_by_name(tmp_path: Path) -> None:
     found = plan(tmp_path, dataset_gib=300)
     assert refused(found, ("volume",)) == {}

@@ -1,0 +1,30 @@
+"""The counts that the accuracy of sizing stands on are counted again."""
+
+import json
+
+import pytest
+
+from benchmarks.anchor_footprints import FILE, footprint
+from benchmarks.anchor_models import anchors
+
+COUNTED = json.loads(FILE.read_text(encoding="utf-8"))["models"]
+
+
+@pytest.mark.parametrize("name", ["growth_dense", "growth_moe"])
+def test_language_models_count_as_in_the_file(name: str) -> None:
+    assert footprint(anchors()[name]) == COUNTED[name]
+
+
+def test_upstreams_language_models_have_the_size_of_its_log() -> None:
+    assert COUNTED["growth_dense"]["parameters"] / 1e6 == pytest.approx(119.36, rel=1e-3)
+    assert COUNTED["growth_moe"]["parameters"] / 1e6 == pytest.approx(526.43, rel=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [n for n in anchors() if not n.startswith("growth")])
+def test_image_models_count_as_in_the_file(name: str) -> None:
+    assert footprint(anchors()[name]) == COUNTED[name]
+
+
+def test_every_model_of_the_ground_truths_is_counted() -> None:
+    assert set(anchors()) <= COUNTED.keys()
