@@ -14,3 +14,7 @@ class UserError(ValueError):
 
 class RunFailedError(RuntimeError):
     """The run cannot go on and a restart would not help: one sentence with the reason."""
+
+
+class OutOfMemoryError(RuntimeError):
+    """Memory ran out in the middle of a run: the attempt fails, the run may go on elsewhere."""

@@ -8,6 +8,7 @@ from training.errors import (
     EXIT_INTERRUPTED,
     EXIT_LEASE_LOST,
     EXIT_USER,
+    OutOfMemoryError,
     RunFailedError,
     UserError,
 )
@@ -26,7 +27,7 @@ def exit_code_of(act: Callable[[], int]) -> int:
         return _say(error, EXIT_LEASE_LOST)
     except (InterruptedRunError, InterruptedWhileWaitingError) as error:
         return _say(f"{error}; the next attempt goes on from the last commit", EXIT_INTERRUPTED)
-    except (RunFailedError, StoreError) as error:
+    except (RunFailedError, OutOfMemoryError, StoreError) as error:
         return _say(error, EXIT_FAILED)
 
 

@@ -11,8 +11,7 @@ import math
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +31,8 @@ from torch.utils.flop_counter import (
 
 from training.capabilities import HasExample, Probe
 from training.errors import UserError
-from training.workload import Batch, Dataset, Inputs, Prepare, Train
+from training.standalone import standalone_inputs
+from training.workload import Batch, Train
 
 _ALLOCATION_BYTES = 512
 
@@ -73,7 +73,7 @@ def measure_step(stage: Train, config: Any, size: int) -> StepFootprint:
         memory = _Memory()
         with memory:
             batch = _fake(example, fake, memory)
-            model = stage.model(_inputs(stage, config)).train()
+            model = stage.model(standalone_inputs(stage.name, config)).train()
             optimizer = stage.optimizer(model)
             step = _Step(stage, model, optimizer, batch, weight, memory)
             # With accumulation the gradients stay while the next micro-batch is computed.
@@ -112,7 +112,9 @@ def measure_evaluation(stage: Train, config: Any, size: int) -> int:
             stage.loss(model, batch, 0)
 
     with _explained(stage.name):
-        found = _forward(lambda: stage.model(_inputs(stage, config)), forward, example, size)
+        found = _forward(
+            lambda: stage.model(standalone_inputs(stage.name, config)), forward, example, size
+        )
     return found.peak_bytes
 
 
@@ -227,37 +229,6 @@ class _Step:
 
     def _see_output(self, model: nn.Module, arguments: Any, output: Any) -> None:
         self.output_bytes = _bytes(t for t in tree_leaves(output) if isinstance(t, Tensor))
-
-
-class _NoDataset:
-    """Stands where a dataset would; whoever asks it anything is told why there is none."""
-
-    def __init__(self, stage: str) -> None:
-        self._stage = stage
-
-    def __getattr__(self, name: str) -> NoReturn:
-        _refuse_data(self._stage)
-
-
-def _refuse_data(stage: str) -> NoReturn:
-    raise UserError(
-        f"stage {stage!r} cannot be measured: its model or optimizer reads the dataset or an "
-        "artifact; let it read shapes from the config"
-    )
-
-
-def _inputs(stage: Train | Prepare, config: Any) -> Inputs:
-    return Inputs(
-        config=config,
-        dataset=cast(Dataset, _NoDataset(stage.name)),
-        artifact=lambda name: _refuse_data(stage.name),
-        prior=None,
-        device=torch.device("cpu"),
-        rank=0,
-        world=1,
-        seed=config.seed,
-        scratch=Path("unused"),
-    )
 
 
 def _example(stage: Train, size: int) -> tuple[Batch, float]:

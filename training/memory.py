@@ -1,6 +1,7 @@
 """Host memory: what is free, and large blocks of it for copies of a state. Imports torch only."""
 
 import mmap
+import resource
 import weakref
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 _MEMINFO = Path("/proc/meminfo")
+_STATUS = Path("/proc/self/status")
 _CGROUP = Path("/sys/fs/cgroup")
 _HUGE_PAGE = 2 * 1024 * 1024
 
@@ -20,8 +22,23 @@ def available_bytes() -> int | None:
     except OSError:
         return None
     free = next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAv")), None)
-    left = _cgroup_bytes_left()
-    return left if free is None else free if left is None else min(free, left)
+    known = [left for left in (free, _cgroup_bytes_left(), _limit_bytes_left()) if left is not None]
+    return min(known, default=None)
+
+
+def data_bytes() -> int | None:
+    """Private writable memory of this process, which RLIMIT_DATA limits; None off Linux."""
+    try:
+        lines = _STATUS.read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmDa")), None)
+
+
+def _limit_bytes_left() -> int | None:
+    """Below this process's own limit, if it has one."""
+    limit, used = resource.getrlimit(resource.RLIMIT_DATA)[0], data_bytes()
+    return None if limit == resource.RLIM_INFINITY or used is None else max(0, limit - used)
 
 
 def _cgroup_bytes_left() -> int | None:

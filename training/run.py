@@ -177,6 +177,17 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         default=30.0,
         help="how long a silent holder is waited for (default: %(default)s)",
     )
+    add(
+        "--memory-limit-mib",
+        type=_positive_int,
+        help="most memory of the GPU that this run may take; without a GPU, what its process may "
+        "take beyond what it starts with (default: all there is)",
+    )
+    add(
+        "--no-adapt",
+        action="store_true",
+        help="do not try at the start whether memory suffices, nor change anything so that it does",
+    )
     add("--metrics-file", type=Path, help="also append the metrics to this local file")
     add("--writer", default=socket.gethostname(), help="this machine's name (an instance id)")
     add("--bundle-uri", help="the code bundle, for config.json")
@@ -187,6 +198,13 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
 
 def _positive(text: str) -> float:
     value = float(text)
+    if value <= 0:
+        raise argparse.ArgumentTypeError(f"{text} is not positive")
+    return value
+
+
+def _positive_int(text: str) -> int:
+    value = int(text)
     if value <= 0:
         raise argparse.ArgumentTypeError(f"{text} is not positive")
     return value
@@ -215,43 +233,31 @@ def _train(options: argparse.Namespace, interruption: Interruption, scratch: Pat
     # Here, because it imports torch: seconds that the lines above do not need.
     from training.attempt import Options, run_attempt
     from training.config import parse_interval, parse_overrides
-    from training.extend import settle_origin
-    from training.origin import beginning_from
     from training.record import parse_prediction
-    from training.workloads import load_workload
+    from training.settle import settle
 
     interval = parse_interval(options.checkpoint_interval)
-    workload = load_workload(options.workload)
     overrides = parse_overrides(options.override)
-    origin = settle_origin(
-        store,
-        init_from=options.init_from,
-        extend_to=options.extend_to,
-        workload=(options.workload, workload),
+    settled = settle(options, store, _run_id(options, store), overrides)
+    attempt = Options(
+        workload=settled.workload,
+        origin=settled.origin,
+        workload_name=options.workload,
         recipe=options.recipe,
         overrides=overrides,
-        identity=(_run_id(options, store), options.writer),
+        dataset_uri=options.dataset_uri,
+        store=store,
+        run_id=_run_id(options, store),
+        interval=interval,
+        lease_ttl_seconds=options.lease_ttl_seconds,
+        metrics_file=options.metrics_file,
+        writer=options.writer,
+        bundle_uri=options.bundle_uri,
+        prediction=parse_prediction(options.prediction),
+        scratch=scratch,
     )
-    return run_attempt(
-        Options(
-            workload=beginning_from(workload, origin) if origin else workload,
-            origin=origin,
-            workload_name=options.workload,
-            recipe=options.recipe,
-            overrides=overrides,
-            dataset_uri=options.dataset_uri,
-            store=store,
-            run_id=_run_id(options, store),
-            interval=interval,
-            lease_ttl_seconds=options.lease_ttl_seconds,
-            metrics_file=options.metrics_file,
-            writer=options.writer,
-            bundle_uri=options.bundle_uri,
-            prediction=parse_prediction(options.prediction),
-            scratch=scratch,
-        ),
-        interruption,
-    )
+    with settled.explaining():
+        return run_attempt(attempt, interruption)
 
 
 def _run_id(options: argparse.Namespace, store: Store) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
+from training.rungs import autocast_rungs, micro_batch_rungs
 from training.trajectory.dataset import make_dataset
 from training.trajectory.magvit.recipes import MagvitConfig, magvit_full, magvit_laptop
 from training.trajectory.recipes import TrajectoryConfig, full, laptop
@@ -58,7 +59,7 @@ class Trajectory:
         return magvit_stages(c) if isinstance(c, MagvitConfig) else frozen_stages(c)
 
     def rungs(self, c: AnyConfig) -> Sequence[Rung]:
-        return ()
+        return [*micro_batch_rungs(c), *autocast_rungs(c)]
 
     def make_dataset(
         self, out: Path, count: int, seed: int, progress: Progress

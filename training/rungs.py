@@ -1,0 +1,34 @@
+"""Rungs that many workloads share: ways to need less memory, in the order of what they cost.
+
+A rung's name begins with its kind, and a workload's rungs come in the order of KINDS: the first
+ones cost no accuracy and little time, the last one changes the numbers.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from training.workload import Rung
+
+KINDS = ("optimizer", "activations", "micro-batch", "autocast")
+
+
+def micro_batch_rungs(c: Any) -> Sequence[Rung]:
+    """Halve `micro_batch` down to 1; the global batch stays, so gradients are accumulated."""
+    sizes = []
+    size = c.micro_batch
+    while size % 2 == 0:
+        size //= 2
+        sizes.append(size)
+    return [Rung(name=f"micro-batch {size}", apply=_with_micro_batch(size)) for size in sizes]
+
+
+def autocast_rungs(c: Any) -> Sequence[Rung]:
+    """Compute in bfloat16 where the recipe computes in float32."""
+    if c.precision != "float32":
+        return []
+    return [Rung(name="autocast bfloat16", apply=lambda c: replace(c, precision="bfloat16"))]
+
+
+def _with_micro_batch(size: int) -> Callable[[Any], Any]:
+    return lambda c: replace(c, micro_batch=size)
