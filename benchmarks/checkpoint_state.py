@@ -24,6 +24,7 @@ from training.head import Lease, acquire
 from training.interruption import Interruption
 from training.metrics import Metrics
 from training.position import Attempt, Position
+from training.retention import KEEP_NEWEST
 from training.saver import Saver
 from training.store import Store
 
@@ -62,6 +63,7 @@ def open_run(store: Store, scratch: Path) -> Iterator[Attempt]:
         events=Events(store, "here"),
         interruption=Interruption(budget_seconds=120),
         interval=Interval(value=1, unit="steps"),
+        retention=KEEP_NEWEST,
         scratch=scratch,
         world=World(Place(), torch.device("cpu")),
     )

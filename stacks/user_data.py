@@ -43,6 +43,7 @@ def run_env(
         "DATA_MOUNT": DATA_MOUNT,
         "DATA_DEVICE_NAME": DATA_DEVICE_NAME,
         "CHECKPOINT_INTERVAL": parameters.checkpoint_interval,
+        "CHECKPOINTS_KEPT": parameters.checkpoints_kept,
         "NOTICE_BUDGET_SECONDS": str(parameters.notice_budget_seconds),
         "LEASE_TTL_SECONDS": str(parameters.lease_ttl_seconds),
         "DATASET_WAIT_SECONDS": str(parameters.dataset_wait_seconds),

@@ -25,6 +25,7 @@ from training.origin import Origin
 from training.position import Attempt
 from training.progress import Bar
 from training.record import RunRecord, now_utc, settle_record
+from training.retention import KEEP_NEWEST, Retention
 from training.stages import StageSequence
 from training.store import Store, StoreError, open_store
 from training.workload import Prepare, Train, Workload
@@ -42,6 +43,7 @@ class Options:
     store: Store
     run_id: str
     interval: Interval
+    retention: Retention = KEEP_NEWEST
     lease_ttl_seconds: float
     metrics_file: Path | None
     writer: str
@@ -93,6 +95,7 @@ def run_attempt(options: Options, interruption: Interruption) -> int:
         events=events,
         interruption=interruption,
         interval=options.interval,
+        retention=options.retention,
         scratch=options.scratch,
         world=World(Place(), device),
     )

@@ -11,6 +11,7 @@ from training.events import Events
 from training.head import Lease, LeaseLostError
 from training.interruption import InterruptedRunError, Interruption
 from training.metrics import Metrics
+from training.retention import KEEP_NEWEST, Retention
 from training.store import Store
 
 
@@ -49,6 +50,7 @@ class Attempt:
     events: Events
     interruption: Interruption
     interval: Interval
+    retention: Retention = KEEP_NEWEST
     scratch: Path
     world: World
 

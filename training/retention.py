@@ -61,11 +61,17 @@ class Retention:
 KEEP_NEWEST = Retention()
 
 
-def parse_every(text: str) -> Every:
-    """Read `10epochs` or `5000steps`."""
-    match = re.fullmatch(r"(?P<value>[1-9][0-9]*)(?P<unit>epoch|step)s?", text)
+def parse_retention(text: str) -> Retention:
+    """Read `3` or `3,10epochs`: the newest, and the first of every so many epochs or steps."""
+    match = re.fullmatch(
+        r"(?P<newest>[1-9][0-9]*)(,(?P<value>[1-9][0-9]*)(?P<unit>epoch|step)s?)?", text
+    )
     if not match:
         raise UserError(
-            f"which checkpoints to keep, {text!r}, cannot be read; write 10epochs or 5000steps"
+            f"which checkpoints to keep, {text!r}, cannot be read; write 3, 3,10epochs or "
+            "3,5000steps: the newest three, and the first of every so many"
         )
-    return Every(value=int(match["value"]), unit=cast(Unit, match["unit"] + "s"))
+    every = None
+    if match["unit"]:
+        every = Every(value=int(match["value"]), unit=cast(Unit, match["unit"] + "s"))
+    return Retention(newest=int(match["newest"]), every=every)

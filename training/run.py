@@ -165,6 +165,13 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         help="how often to commit (default: %(default)s)",
     )
     add(
+        "--keep",
+        default="3",
+        metavar="3|3,10epochs|3,5000steps",
+        help="checkpoints that stay: the newest, and the first of every so many; each stage's best "
+        "and what is still needed stay too (default: %(default)s)",
+    )
+    add(
         "--notice-budget-seconds",
         type=_positive,
         default=120.0,
@@ -234,6 +241,7 @@ def _train(options: argparse.Namespace, interruption: Interruption, scratch: Pat
     from training.attempt import Options, run_attempt
     from training.config import parse_interval, parse_overrides
     from training.record import parse_prediction
+    from training.retention import parse_retention
     from training.settle import settle
 
     interval = parse_interval(options.checkpoint_interval)
@@ -249,6 +257,7 @@ def _train(options: argparse.Namespace, interruption: Interruption, scratch: Pat
         store=store,
         run_id=_run_id(options, store),
         interval=interval,
+        retention=parse_retention(options.keep),
         lease_ttl_seconds=options.lease_ttl_seconds,
         metrics_file=options.metrics_file,
         writer=options.writer,

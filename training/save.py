@@ -15,7 +15,6 @@ from training.entries import CheckpointEntry, Kind
 from training.errors import RunFailedError
 from training.interruption import Notice
 from training.position import Attempt, Position
-from training.retention import Retention
 from training.transfer import CancelledError, Progress, send
 
 Tensors: TypeAlias = Mapping[str, Mapping[str, Tensor]]
@@ -27,7 +26,6 @@ class Save:
     def __init__(
         self,
         attempt: Attempt,
-        retention: Retention,
         position: Position,
         epoch: int,
         kind: Kind,
@@ -47,7 +45,6 @@ class Save:
         self.releases = False  # the lease, in the write that publishes
         self.notice: Notice | None = None  # that this save answers
         self._attempt = attempt
-        self._retention = retention
         self._epoch = epoch
         self._contents = contents
         self._tensors = tensors
@@ -119,7 +116,7 @@ class Save:
             if self._progress.stop.is_set():
                 raise CancelledError("the save was cancelled")
             self._is_publishing = True
-        attempt.lease.publish(entry, retention=self._retention, release=self.releases)
+        attempt.lease.publish(entry, retention=attempt.retention, release=self.releases)
         self.cost = Cost(
             bytes=self.num_bytes,
             save_seconds=sent - self.began,

@@ -16,7 +16,6 @@ from training.interruption import Notice
 from training.interval import AutoInterval
 from training.memory import available_bytes
 from training.position import Attempt, Position
-from training.retention import KEEP_NEWEST, Retention
 from training.save import Save
 
 # In a checkpoint's JSON: how long the run had trained.
@@ -36,14 +35,12 @@ class Saver:
         committed: Position | None,
         *,
         spent_seconds: float = 0.0,
-        retention: Retention = KEEP_NEWEST,
     ) -> None:
         self.last_cost: Cost | None = None
         self._auto = AutoInterval(spent_seconds=spent_seconds, interruptions=attempt.generation - 1)
         self._last_boundary = time.monotonic()  # of a save that was begun
         self._attempt = attempt
         self._committed = committed
-        self._retention = retention
         self._best = committed.best if committed else {}
         self._begun_step = -1
         self._save: Save | None = None
@@ -177,13 +174,13 @@ class Saver:
 
     def _live(self, capture: Capture, position: Position, epoch: int, kind: Kind) -> Save:
         contents = live_contents(self._stamped(capture))
-        parts = (self._attempt, self._retention, position, epoch, kind)
+        parts = (self._attempt, position, epoch, kind)
         return Save(*parts, contents, capture.tensors, capture.device)
 
     def _of(
         self, image: Image, capture: Capture, position: Position, epoch: int, kind: Kind
     ) -> Save:
-        parts = (self._attempt, self._retention, position, epoch, kind)
+        parts = (self._attempt, position, epoch, kind)
         return Save(*parts, image.contents(), image.tensors, capture.device, image)
 
     def _copy(self, capture: Capture) -> Image | None:

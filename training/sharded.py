@@ -18,19 +18,13 @@ from training.checkpoint import checkpoint_name, fill_slices, find_nan, read_sta
 from training.entries import CheckpointEntry, FileEntry, Kind
 from training.errors import RunFailedError
 from training.position import Attempt, Position
-from training.retention import KEEP_NEWEST, Retention
 from training.slices import SLICES, Slice, is_first_holder, local_slice
 from training.store import Store, StoreError
 from training.transfer import Progress, send
 
 
 def commit_sharded(
-    attempt: Attempt,
-    capture: Capture,
-    position: Position,
-    epoch: int,
-    kind: Kind,
-    retention: Retention = KEEP_NEWEST,
+    attempt: Attempt, capture: Capture, position: Position, epoch: int, kind: Kind
 ) -> None:
     """Write every rank's slices, then publish on rank 0; if one rank fails, all do."""
     world, began = attempt.world, time.monotonic()
@@ -59,7 +53,7 @@ def commit_sharded(
             files=written,
             is_best=position.best.get("step") == position.step,
         )
-        attempt.lease.publish(entry, retention=retention)
+        attempt.lease.publish(entry, retention=attempt.retention)
         seconds = round(time.monotonic() - began, 4)
         attempt.events.emit("committed", "ok", step=position.step, kind=kind, seconds=seconds)
     # Nobody goes on before the checkpoint exists.

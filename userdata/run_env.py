@@ -22,6 +22,7 @@ SHAPES = {
     "DATA_MOUNT": PATH,
     "FLEET_PARAMETER": PATH,
     "CHECKPOINT_INTERVAL": (r"auto|[1-9]\d*(epochs?|steps?|s)", "like auto, 2epochs or 600s"),
+    "CHECKPOINTS_KEPT": (r"[1-9]\d*(,[1-9]\d*(epochs?|steps?))?", "like 3 or 3,10epochs"),
     "NOTICE_BUDGET_SECONDS": SECONDS,
     "LEASE_TTL_SECONDS": SECONDS,
     "DATASET_WAIT_SECONDS": (r"\d+(\.\d+)?", "a number of seconds"),

@@ -23,6 +23,7 @@ exec "$PYTHON" -m training "$@" \
     --run-id "$RUN_ID" \
     --prediction "$PREDICTION" \
     --checkpoint-interval "$CHECKPOINT_INTERVAL" \
+    --keep "$CHECKPOINTS_KEPT" \
     --notice-budget-seconds "$NOTICE_BUDGET_SECONDS" \
     --notice-file "$run/notice.json" \
     --lease-ttl-seconds "$LEASE_TTL_SECONDS" \

@@ -50,6 +50,7 @@ class StackParameters:
     on_demand_base: int
     target_capacity: int
     checkpoint_interval: str
+    checkpoints_kept: str
     notice_budget_seconds: int
     lease_ttl_seconds: int
     dataset_wait_seconds: int

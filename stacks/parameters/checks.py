@@ -34,6 +34,7 @@ _PREFIX = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9._-]+)*")
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _ZONE = re.compile(r"[a-z]{2}(-[a-z]+)+-\d[a-z]")
 _INTERVAL = re.compile(r"auto|[1-9]\d*(epochs|steps|s)")
+_KEPT = re.compile(r"[1-9]\d*(,[1-9]\d*(epochs|steps))?")
 # An override stands in run.env between double quotes and on a command line: no shell characters.
 _OVERRIDE = re.compile(r"[A-Za-z_][\w.]*=[A-Za-z0-9_.,:+/@%-]+")
 _AMI = re.compile(r"ami-[0-9a-f]{8,17}|(/[A-Za-z0-9_.-]+)+")
@@ -196,6 +197,7 @@ def check_times(p: StackParameters) -> None:
         _INTERVAL,
         "give auto, 2epochs, 100steps or 600s",
     )
+    _check_match("checkpoints_kept", p.checkpoints_kept, _KEPT, "give 3, 3,10epochs or 3,5000steps")
     _refuse_unless(
         5 <= p.notice_budget_seconds <= MAX_NOTICE_SECONDS,
         f"notice_budget_seconds is {p.notice_budget_seconds}; give 5 to {MAX_NOTICE_SECONDS}: EC2 "

@@ -17,6 +17,7 @@ from training.head import Lease, acquire, read_head
 from training.interruption import Interruption, Notice
 from training.metrics import Metrics
 from training.position import Attempt, Position
+from training.retention import KEEP_NEWEST
 from training.saver import Saver
 from training.store import FolderStore, Upload
 
@@ -69,6 +70,7 @@ class Scene:
             events=Events(self.store, "i-1"),
             interruption=Interruption(budget_seconds=120),
             interval=parse_interval(interval),
+            retention=KEEP_NEWEST,
             scratch=root,
             world=World(Place(), CPU),
         )

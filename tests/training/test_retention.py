@@ -6,7 +6,7 @@ import pytest
 
 from training.entries import CheckpointEntry, Kind
 from training.errors import UserError
-from training.retention import Every, Retention, parse_every
+from training.retention import Every, Retention, parse_retention
 
 
 def entry(
@@ -92,15 +92,20 @@ def test_the_newest_and_its_origin_are_never_dropped() -> None:
                 stage = str(step)
 
 
-@pytest.mark.parametrize("text", ["", "10", "0epochs", "epochs", "10s", "-1steps", "2 epochs"])
-def test_fails_for_a_rhythm_that_cannot_be_read(text: str) -> None:
-    with pytest.raises(UserError, match="write 10epochs or 5000steps"):
-        parse_every(text)
+@pytest.mark.parametrize(
+    "text", ["", "0", "10epochs", "3,0epochs", "3,", "3,10s", "-1", "3, 2epochs"]
+)
+def test_fails_for_what_cannot_be_read(text: str) -> None:
+    with pytest.raises(UserError, match="write 3, 3,10epochs or 3,5000steps"):
+        parse_retention(text)
 
 
-def test_a_rhythm_is_read() -> None:
-    assert parse_every("1epoch") == Every(value=1, unit="epochs")
-    assert parse_every("5000steps") == Every(value=5000, unit="steps")
+def test_what_to_keep_is_read() -> None:
+    assert parse_retention("5") == Retention(newest=5)
+    every = Every(value=1, unit="epochs")
+    assert parse_retention("3,1epoch") == Retention(newest=3, every=every)
+    every = Every(value=5000, unit="steps")
+    assert parse_retention("2,5000steps") == Retention(newest=2, every=every)
 
 
 def test_fails_to_keep_nothing() -> None:

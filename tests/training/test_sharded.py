@@ -22,6 +22,7 @@ from training.head import Head, Lease, acquire, read_head
 from training.interruption import Interruption
 from training.metrics import Metrics
 from training.position import Attempt, Position
+from training.retention import KEEP_NEWEST
 from training.sharded import commit_sharded, read_sharded
 from training.state_tree import put_together, take_apart
 from training.store import FolderStore, StoreError
@@ -70,6 +71,7 @@ def open_attempt(root: Path, world: World) -> Attempt:
         events=Events(store, "i-1"),
         interruption=Interruption(budget_seconds=120),
         interval=Interval(value=1, unit="steps"),
+        retention=KEEP_NEWEST,
         scratch=root,
         world=world,
     )

@@ -147,6 +147,7 @@ class Rig:
             "DATA_MOUNT": "/data",
             "DATA_DEVICE_NAME": "sdf",
             "CHECKPOINT_INTERVAL": "2epochs",
+            "CHECKPOINTS_KEPT": "3",
             "NOTICE_BUDGET_SECONDS": "120",
             "LEASE_TTL_SECONDS": "30",
             "DATASET_WAIT_SECONDS": "1800",

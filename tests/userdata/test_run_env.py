@@ -53,6 +53,7 @@ def test_example_documents_every_variable() -> None:
         ("DATASET_URI", "bucket/prefix"),
         ("DATA_MOUNT", "data"),
         ("CHECKPOINT_INTERVAL", "often"),
+        ("CHECKPOINTS_KEPT", "3, 10epochs"),
         ("LEASE_TTL_SECONDS", "0"),
         ("OVERRIDES", "a=b c=d"),
         ("RECIPE", '"full"'),
