@@ -96,7 +96,9 @@ def _summary(review: Review) -> str:
         if (number := sum(change.action == action for change in review.changes))
     ]
     verdict = f"**Data loss: {len(review.losses)}.** " if review.losses else "No data loss. "
-    security = f" Permissions and protections: {len(review.security)} changes, {widens} widen."
+    security = (
+        f" Permissions and protections that change: {len(review.security)}; that widen: {widens}."
+    )
     refused = f" **A deploy would fail: {len(review.refusals)}.**" if review.refusals else ""
     told = f"{verdict}Resources: {', '.join(parts)}.{security if review.security else ''}"
     return told + refused
@@ -109,8 +111,11 @@ def _costs(review: Review) -> Iterable[str]:
         (
             (row.name, _cell(row.before), _cell(row.after), _cell(row.difference))
             for row in review.costs
+            if row.difference or row.is_headline
         ),
     )
+    if not any(row.difference for row in review.costs):
+        yield "\nNothing of it changes."
     yield (
         "\n<sub>List prices of us-east-1 in sizing/; modelled where it says so. "
         f"Not in it: {LEFT_OUT}.</sub>"

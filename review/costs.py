@@ -28,6 +28,8 @@ class Row:
     before: str
     after: str
     difference: str = ""
+    # Shown although it does not differ.
+    is_headline: bool = False
 
 
 def cost_rows(base: Side, head: Side) -> list[Row]:
@@ -47,7 +49,10 @@ def cost_rows(base: Side, head: Side) -> list[Row]:
     if any(plans):
         rows += _plan_rows(*plans)
     else:
-        rows.append(Row(name="run time and cost", before=NOT_PREDICTED, after=NOT_PREDICTED))
+        rows.append(
+            Row(name="run time and cost", before=NOT_PREDICTED, after=NOT_PREDICTED,
+                is_headline=True)
+        )  # fmt: skip
     return rows
 
 
@@ -187,6 +192,7 @@ def _hour_rows(old: _Hour | None, new: _Hour | None) -> list[Row]:
     return rows
 
 
+_HEADLINES = ("size", "hours, p50", "run on Spot, p50, $", "checkpoint fits the notice")
 # Keys of <stack>.plan.json, which sizing writes at synthesis, in the order of the table.
 _PLAN_KEYS: Sequence[tuple[str, str]] = (
     ("fits", "fits the GPU"),
@@ -216,6 +222,7 @@ def _plan_rows(old: Mapping[str, Any] | None, new: Mapping[str, Any] | None) -> 
                 before=_predicted(before) if old else NOT_PREDICTED,
                 after=_predicted(after) if new else NOT_PREDICTED,
                 difference=_percent(before, after),
+                is_headline=name in _HEADLINES,
             )
         )
     return rows
@@ -265,12 +272,14 @@ def _volume_usd(disk: Mapping[str, Any]) -> float:
 
 def _text_row(name: str, before: str | None, after: str | None) -> Row:
     return Row(name=name, before=before or "-", after=after or "-",
-               difference="" if before == after else "changed")  # fmt: skip
+               difference="" if before == after else "changed",
+               is_headline=name in _HEADLINES)  # fmt: skip
 
 
 def _money_row(name: str, before: float | None, after: float | None) -> Row:
     shown = [f"{value:.4f}" if value is not None else "-" for value in (before, after)]
-    return Row(name=name, before=shown[0], after=shown[1], difference=_percent(before, after))
+    return Row(name=name, before=shown[0], after=shown[1], difference=_percent(before, after),
+               is_headline=name.startswith("**"))  # fmt: skip
 
 
 def _percent(before: object, after: object) -> str:

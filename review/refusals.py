@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rehearsal.cloudformation import schema
+from rehearsal.cloudformation.template import references
 from review.assembly import Side
 from review.changes import Change
 from review.spelling import spell
@@ -27,7 +28,7 @@ def find_refusals(base: Side, head: Side, changes: Sequence[Change]) -> list[Ref
     return [
         *(refusal for change in changes for refusal in _of_change(change)),
         *_names_taken(changes),
-        *_exports_in_use(base, head),
+        *_exports_in_use(base, head, changes),
     ]
 
 
@@ -72,28 +73,38 @@ def _names_taken(changes: Sequence[Change]) -> Iterator[Refusal]:
             )
 
 
-def _exports_in_use(base: Side, head: Side) -> Iterator[Refusal]:
-    """An export that another stack imports as it is deployed now cannot go."""
+def _exports_in_use(base: Side, head: Side, changes: Sequence[Change]) -> Iterator[Refusal]:
+    """An export that another stack imports as it is deployed now can neither go nor change."""
     imported = {
         name: user for user, stack in base.stacks.items() for name in _imports(stack.template)
     }
+    replaced = {(each.stack, each.logical_id) for each in changes if each.action == "replaced"}
     for stack_name, stack in head.stacks.items():
         before = base.stacks.get(stack_name)
-        kept = set(_exports(stack.template))
+        exports = _exports(stack.template)
         for name in _exports(before.template) if before else ():
-            if name not in kept and name in imported:
+            if name not in imported:
+                continue
+            user = imported[name]
+            if name not in exports:
                 yield Refusal(
                     stack=stack_name,
                     path=name,
-                    what=f"the export goes while {imported[name]} imports it",
-                    instead="keep it with export_value until that stack has been deployed without",
+                    what=f"the export goes while {user} imports it",
+                    instead=f"keep it with export_value until {user} was deployed without it",
+                )
+            elif any((stack_name, each) in replaced for each, _ in references(exports[name])):
+                yield Refusal(
+                    stack=stack_name,
+                    path=name,
+                    what=f"the export's value changes while {user} imports it",
+                    instead="make the new resource under another id, and move to it in two deploys",
                 )
 
 
-def _exports(template: Any) -> Iterator[str]:
-    for output in (template.get("Outputs") or {}).values():
-        if "Export" in output:
-            yield spell(output["Export"]["Name"])
+def _exports(template: Any) -> dict[str, Any]:
+    outputs = (template.get("Outputs") or {}).values()
+    return {spell(each["Export"]["Name"]): each["Value"] for each in outputs if "Export" in each}
 
 
 def _imports(node: Any) -> Iterator[str]:

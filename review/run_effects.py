@@ -25,6 +25,11 @@ _SSM = "Session Manager, S3 and the trainer's commits fail at once"
 def find_run_effects(base: Side, head: Side, changes: Sequence[Change]) -> list[str]:
     """Return sentences in the order in which a reader needs them; empty: nothing reaches a run."""
     return [
+        f"**{change.path} is {change.action}**: what a run has committed is in the old bucket, and "
+        "its next attempt finds none of it."
+        for change in changes
+        if change.type == "AWS::S3::Bucket" and change.action in ("replaced", "removed")
+    ] + [
         sentence
         for name in sorted(head.stacks)
         if name in base.stacks

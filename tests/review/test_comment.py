@@ -26,6 +26,7 @@ def test_the_worst_stands_first(review_of: Callable[..., Review]) -> None:
     heads = [line for line in comment.splitlines() if line.startswith("###")]
     assert heads == [
         "### Data loss",
+        "### A deploy would fail",
         "### Replaced and removed",
         "### A run in progress",
         "### Cost and run time",
@@ -63,3 +64,10 @@ def test_a_pipe_does_not_break_the_table(base: Side, make_side: Callable[..., Si
     comment = write_comment(judge(base, make_side(plan=plan), []))
     assert "| loader \\| disk &lt;b> |" in comment
     assert "**Warning of the plan:** a \\| b" in comment
+
+
+def test_what_costs_the_same_is_told_by_its_totals(base: Side) -> None:
+    comment = write_comment(judge(base, base, []))
+    assert "Nothing of it changes." in comment
+    assert "a month with the fleet at zero" in comment
+    assert "public IPv4" not in comment

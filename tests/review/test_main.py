@@ -72,14 +72,25 @@ def test_a_commit_that_changes_the_size(clone: Path, capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.slow
+def test_a_commit_that_changes_a_policy(clone: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    old = 'actions=["s3:DeleteObject"],'
+    commit(clone, "stacks/roles.py", old, old.replace("]", ', "s3:DeleteObjectVersion"]'))
+    assert main(["main~1"], clone) == 0
+    comment = capsys.readouterr().out
+    (line,) = [each for each in comment.splitlines() if each.startswith("| widens |")]
+    assert "+ Allow s3:DeleteObjectVersion on" in line
+    assert "| narrows |" not in comment
+
+
+@pytest.mark.slow
 def test_a_commit_that_would_replace_a_bucket(
     clone: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     commit(
         clone,
         "stacks/dataset_stack.py",
-        "            encryption=s3.BucketEncryption.S3_MANAGED,",
-        "            encryption=s3.BucketEncryption.S3_MANAGED,\n"
+        "            encryption=encryption,",
+        "            encryption=encryption,\n"
         '            bucket_name=f"kept-{construct_id.lower()}",',
     )
     output = tmp_path / "comment.md"

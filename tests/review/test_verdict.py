@@ -101,6 +101,11 @@ def test_fails_for_a_bucket_that_would_be_replaced(review_of: Reviewer) -> None:
     }
     assert review.exit_code("data-loss") == 1
     assert review.exit_code("never") == 0
+    # TrainingStack imports its name, and an export in use cannot change.
+    assert {each.what for each in review.refusals} == {
+        "the export's value changes while TrainingStack imports it"
+    }
+    assert "**RunBucket is replaced**: what a run has committed" in review.run_effects[0]
 
 
 def test_fails_for_a_bucket_that_gets_another_logical_id(base: Side) -> None:
