@@ -16,9 +16,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+from rich.progress import track
+
 from sizing import catalogue
 from sizing.commands.tables import print_json, show
-from sizing.spot.comparison import ORACLE, OURS, Question, Row, compare
+from sizing.spot.comparison import ORACLE, OURS, TODAY, Question, Row, compare
 from sizing.spot.traces import Statistics, Trace, load_fleet, load_trace, statistics
 
 HELP = "checkpoint and fallback policies replayed on Spot traces, beside an oracle"
@@ -56,7 +59,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Replay, and print one table."""
     traces = read_traces(arguments.trace, is_fleet=arguments.fleet)
     question = make_question(arguments)
-    rows = compare(traces, question)
+    # To standard error, and only to a terminal: seconds a trace.
+    screen = Console(stderr=True)
+    rows = compare(track(traces, "replaying", console=screen, transient=True), question)
     if arguments.chart:
         draw(rows, arguments.chart)
     if arguments.json:
@@ -133,6 +138,7 @@ def notes(rows: Sequence[Row], traces: Sequence[Trace], question: Question, size
         asked,
         f"{OURS}: saves at the notice and trains on until the last safe moment, sets Young/Daly's"
         " interval anew after each loss, and falls back to on demand by expected cost.",
+        f"{TODAY}: stops at the notice, sets Young's interval anew as training/interval.py does.",
         "cost: % of the work alone on demand. Without a notice and under a deadline, the others"
         " take Spot until the last moment (greedy).",
     ]

@@ -6,12 +6,13 @@ what does a job cost that must be done by a deadline (from many starts in the tr
 
 from __future__ import annotations
 
+import math
 import random
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 
 from sizing.spot.interruptions import interruptions
-from sizing.spot.interval import NOTICE_ARRIVES, daly_interval, recommend_interval
+from sizing.spot.interval import MIN_SECONDS, NOTICE_ARRIVES, daly_interval, recommend_interval
 from sizing.spot.lookahead import PRIOR_WEIGHT, Lookahead
 from sizing.spot.oracle import best_goodput, least_usd
 from sizing.spot.policies import Greedy, OnDemandOnly, SpotOnly, UniformProgress
@@ -20,9 +21,11 @@ from sizing.spot.traces import Life, Trace, statistics
 
 # After the last save of a notice: for what takes longer than it did before.
 MARGIN_SECONDS = 10.0
+# What the trainer expects of the first machine, and counts as one that was seen.
+TRAINERS_FIRST_LIFE = 2.1 * 3600
 ORACLE = "oracle"
 OURS = "ours"
-STOPS = "ours, stopping at the notice"
+TODAY = "the trainer today"
 UNIFORM = "Uniform Progress, saving as ours"
 ON_DEMAND = "on demand"
 
@@ -123,7 +126,11 @@ def policies(question: Question, trace: Trace) -> list[Policy]:
     last = min(question.checkpoint + question.save + MARGIN_SECONDS, question.notice)
     interval = retune(0, 0.0)
     ours = Saving(interval=interval, notice_idle=last, retune=retune)
-    stops = Saving(interval=interval, notice_idle=question.notice)
+    today = Saving(
+        interval=interval,
+        notice_idle=question.notice,
+        retune=lambda losses, spot_seconds: _as_the_trainer(question, losses, spot_seconds),
+    )
     daly = daly_interval(
         checkpoint_seconds=question.checkpoint,
         rate_per_hour=max(statistics([trace]).rate_per_hour, 1e-6),
@@ -136,7 +143,12 @@ def policies(question: Question, trace: Trace) -> list[Policy]:
 
     return [
         Policy(name=OURS, saving=ours, under_deadline=ahead),
-        Policy(name=STOPS, saving=stops, under_deadline=None),
+        Policy(
+            name="ours, but stopping at the notice",
+            saving=replace(ours, notice_idle=question.notice),
+            under_deadline=None,
+        ),
+        Policy(name=TODAY, saving=today, under_deadline=None),
         Policy(name=UNIFORM, saving=ours, under_deadline=UniformProgress, on_spot=None),
         Policy(name="greedy, saving as ours", saving=ours, under_deadline=Greedy, on_spot=None),
         Policy(name="Young/Daly, no notice", saving=_every(daly), under_deadline=Greedy),
@@ -146,16 +158,22 @@ def policies(question: Question, trace: Trace) -> list[Policy]:
     ]
 
 
+def _as_the_trainer(question: Question, losses: int, spot_seconds: float) -> float:
+    """The trainer's `auto` (training/interval.py): Young over all losses, as if no notice came."""
+    life = (TRAINERS_FIRST_LIFE + spot_seconds) / (1 + losses)
+    return max(
+        math.sqrt(2 * question.checkpoint * life), MIN_SECONDS, 50 * question.checkpoint,
+        question.save,
+    )  # fmt: skip
+
+
 def _every(seconds: float) -> Saving:
     return Saving(interval=max(seconds, 60.0))
 
 
-def compare(traces: Sequence[Trace], question: Question) -> list[Row]:
+def compare(traces: Iterable[Trace], question: Question) -> list[Row]:
     """Replay every policy on every trace; the oracle's row comes last of each trace."""
-    rows: list[Row] = []
-    for trace in traces:
-        rows.extend(_compare(trace, question))
-    return rows
+    return [row for trace in traces for row in _compare(trace, question)]
 
 
 def _compare(trace: Trace, question: Question) -> list[Row]:

@@ -7,7 +7,7 @@ Machines live as in public traces: many short, a few long, in pools that differ.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,16 +45,28 @@ class Estimate:
 class Run:
     """A run and what interrupts it; all times in seconds."""
 
-    work: float
-    rate: float
-    start: float
-    restart: float
-    checkpoint: float
-    interval: float
-    notice: float
+    work_seconds: float
+    rate_per_hour: float
+    restart_seconds: float
+    start_seconds: float
+    checkpoint_seconds: float
+    interval_seconds: float
+    notice_seconds: float
     notice_saves: float
-    wait: float
+    wait_seconds: float
     pattern: Pattern
+
+    def __post_init__(self) -> None:
+        for name in (field.name for field in fields(self) if field.name != "pattern"):
+            value, is_zero_fine = getattr(self, name), name not in _ABOVE_ZERO
+            if math.isnan(value) or value < 0 or (value == 0 and not is_zero_fine):
+                least = "at least" if is_zero_fine else "more than"
+                raise ValueError(f"{name} must be {least} 0, got {value}")
+            if math.isinf(value):
+                raise ValueError(f"{name} must be a finite number, got {value}")
+
+
+_ABOVE_ZERO = ("work_seconds", "interval_seconds")
 
 
 def estimate(
@@ -102,20 +114,16 @@ def estimate(
     else:
         why = "given"
     run = Run(
-        work=_checked("work_seconds", work_seconds, zero=False),
-        restart=_checked("restart_seconds", restart_seconds),
-        rate=_checked("rate_per_hour", rate_per_hour) / 3600,
-        start=_checked(
-            "start_seconds", restart_seconds if start_seconds is None else start_seconds
-        ),
-        checkpoint=_checked("checkpoint_seconds", checkpoint_seconds),
+        work_seconds=work_seconds,
+        rate_per_hour=rate_per_hour,
+        restart_seconds=restart_seconds,
+        start_seconds=restart_seconds if start_seconds is None else start_seconds,
+        checkpoint_seconds=checkpoint_seconds,
         # What comes after the end of the work needs no save.
-        interval=min(
-            _checked("interval_seconds", interval_seconds, zero=False, infinite=True), work_seconds
-        ),
-        notice=_checked("notice_seconds", notice_seconds),
+        interval_seconds=min(interval_seconds, work_seconds),
+        notice_seconds=notice_seconds,
         notice_saves=notice_arrives if notice_fits else 0.0,
-        wait=_checked("wait_seconds", wait_seconds),
+        wait_seconds=wait_seconds,
         pattern=pattern,
     )
     machine, clock, losses = _simulate(run) if trace is None else _replay(run, trace)
@@ -128,21 +136,12 @@ def estimate(
         machine_hours_p50=machine_p50,
         machine_hours_p90=machine_p90,
         interruptions=losses,
-        goodput=run.work / float(machine.mean()),
-        interval_seconds=run.interval,
+        goodput=run.work_seconds / float(machine.mean()),
+        interval_seconds=run.interval_seconds,
         interval_why=why,
         usd_p50=None if usd is None else machine_p50 * usd,
         usd_p90=None if usd is None else machine_p90 * usd,
     )
-
-
-def _checked(name: str, value: float, *, zero: bool = True, infinite: bool = False) -> float:
-    """Return `value`, or say in one sentence what is wrong with it."""
-    if math.isnan(value) or value < 0 or (value == 0 and not zero):
-        raise ValueError(f"{name} must be {'at least' if zero else 'more than'} 0, got {value}")
-    if math.isinf(value) and not infinite:
-        raise ValueError(f"{name} must be a finite number, got {value}")
-    return value
 
 
 def _gain(seconds: Array, run: Run, *, saved: NDArray[np.bool_]) -> Array:
@@ -150,16 +149,19 @@ def _gain(seconds: Array, run: Run, *, saved: NDArray[np.bool_]) -> Array:
 
     Saved seconds hold whole intervals, each with its save, and a last part of one.
     """
-    period = run.interval + run.checkpoint
+    period = run.interval_seconds + run.checkpoint_seconds
     whole = np.floor(seconds / period)
-    rest = np.minimum(seconds - whole * period, run.interval)
-    return np.asarray(whole * run.interval + np.where(saved, rest, 0.0))
+    rest = np.minimum(seconds - whole * period, run.interval_seconds)
+    return np.asarray(whole * run.interval_seconds + np.where(saved, rest, 0.0))
 
 
 def _world(run: Run, columns: int) -> tuple[Array, Array]:
     """Lives of machines, and the wait before each, in seconds."""
     draws = draws_of(run.pattern)
-    mean_life, mean_wait = 1 / (run.rate * draws.rate_factor), run.wait * draws.wait_factor
+    mean_life, mean_wait = (
+        3600 / (run.rate_per_hour * draws.rate_factor),
+        run.wait_seconds * draws.wait_factor,
+    )
     lives = draws.lives[:, :, :columns] * mean_life
     waits = draws.waits[:, :, :columns] * mean_wait
     waits[:, :, 0] = 0.0
@@ -174,29 +176,29 @@ def _world(run: Run, columns: int) -> tuple[Array, Array]:
 
 def _simulate(run: Run) -> tuple[Array, Array, float]:
     """Return machine seconds and clock seconds of each sample, and the mean interruptions."""
-    saves = max(0, math.ceil(run.work / run.interval) - 1)
-    if run.rate < NEVER / 3600:
-        once = np.array([run.start + run.work + saves * run.checkpoint])
+    saves = max(0, math.ceil(run.work_seconds / run.interval_seconds) - 1)
+    if run.rate_per_hour < NEVER:
+        once = np.array([run.start_seconds + run.work_seconds + saves * run.checkpoint_seconds])
         return once, once, 0.0
     # Most runs need few machines: look at a few first.
     for columns in MACHINES:
         lives, waits = _world(run, columns)
         saved = draws_of(run.pattern).luck[:, :, :columns] < run.notice_saves
-        starts = np.full(columns, run.restart)
-        starts[0] = run.start
-        trained = np.maximum(lives - starts - np.where(saved, run.notice, 0.0), 0.0)
+        starts = np.full(columns, run.restart_seconds)
+        starts[0] = run.start_seconds
+        trained = np.maximum(lives - starts - np.where(saved, run.notice_seconds, 0.0), 0.0)
         gains = _gain(trained, run, saved=saved)
         per_machine = gains[:, :, 1:].mean(axis=(1, 2))
-        machines = run.work / np.maximum(per_machine, run.work / MOST_MACHINES)
+        machines = run.work_seconds / np.maximum(per_machine, run.work_seconds / MOST_MACHINES)
         if 4 * machines.max() <= columns:
             break
     _check_it_ends(run, machines, per_machine)
     # Longer runs: simulate a part, then extend mean and spread (variances add up).
     parts = np.maximum(1.0, 4 * machines / columns)[:, None]
-    work = (run.work / parts)[:, :, None]
+    work = (run.work_seconds / parts)[:, :, None]
     left = work - (np.cumsum(gains, axis=2) - gains)
     # What the rest takes on this machine, its saves included: at the end nothing needs saving.
-    needed = left + np.maximum(np.ceil(left / run.interval) - 1, 0) * run.checkpoint
+    needed = left + np.maximum(np.ceil(left / run.interval_seconds) - 1, 0) * run.checkpoint_seconds
     ends = (needed <= trained) & (left > 0)
     last = np.where(ends.any(axis=2), ends.argmax(axis=2), columns - 1)[:, :, None]
 
@@ -214,11 +216,16 @@ def _simulate(run: Run) -> tuple[Array, Array, float]:
 
 def _replay(run: Run, trace: Trace) -> tuple[Array, Array, float]:
     """The same from a trace."""
-    job = Job(work=run.work, restart=run.restart, checkpoint=run.checkpoint, notice=run.notice)
-    saving = Saving(interval=run.interval, notice_idle=run.notice)
+    job = Job(
+        work=run.work_seconds,
+        restart=run.restart_seconds,
+        checkpoint=run.checkpoint_seconds,
+        notice=run.notice_seconds,
+    )
+    saving = Saving(interval=run.interval_seconds, notice_idle=run.notice_seconds)
     ledgers = replay_on_trace(trace, job=job, saving=saving, notice_arrives=run.notice_saves)
     # A first start may take longer than the later ones.
-    more = run.start - run.restart
+    more = run.start_seconds - run.restart_seconds
     return (
         np.array([ledger.spot + more for ledger in ledgers]),
         np.array([ledger.wall + more for ledger in ledgers]),
@@ -231,9 +238,9 @@ def _check_it_ends(run: Run, machines: Array, per_machine: Array) -> None:
     if np.quantile(machines, 0.9) < MOST_MACHINES / 2:
         return
     raise ValueError(
-        f"the run would never end on Spot: an interruption every {1 / run.rate / 3600:.2g} h "
-        f"leaves {np.median(per_machine):.3g} s of training after {run.restart:.0f} s of restart; "
-        "take on-demand, save more often, or restart faster"
+        f"the run would never end on Spot: an interruption every {1 / run.rate_per_hour:.2g} h "
+        f"leaves {np.median(per_machine):.3g} s of training after {run.restart_seconds:.0f} s of "
+        "restart; take on-demand, save more often, or restart faster"
     )
 
 
