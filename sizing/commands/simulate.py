@@ -59,9 +59,14 @@ def run(arguments: argparse.Namespace) -> int:
     """Replay, and print one table."""
     traces = read_traces(arguments.trace, is_fleet=arguments.fleet)
     question = make_question(arguments)
-    # To standard error, and only to a terminal: seconds a trace.
+    if arguments.chart and arguments.chart.suffix not in (".svg", ".png"):
+        raise ValueError(f"--chart wants a file ending .svg or .png, got {arguments.chart}")
+    # Seconds a trace; nothing is said where nobody looks.
     screen = Console(stderr=True)
-    rows = compare(track(traces, "replaying", console=screen, transient=True), question)
+    seen = track(
+        traces, "replaying", console=screen, transient=True, disable=not screen.is_terminal
+    )
+    rows = compare(seen, question)
     if arguments.chart:
         draw(rows, arguments.chart)
     if arguments.json:
@@ -172,8 +177,6 @@ def _describe(trace: Trace) -> dict[str, Any]:
 
 def draw(rows: Sequence[Row], path: Path) -> None:
     """Draw goodput and cost of each policy on each trace as bars."""
-    if path.suffix not in (".svg", ".png"):
-        raise ValueError(f"--chart wants a file ending .svg or .png, got {path}")
     # Slow to import, and only needed here.
     from matplotlib.figure import Figure
 
