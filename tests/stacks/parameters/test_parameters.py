@@ -84,7 +84,7 @@ def test_own_code_names_its_dataset() -> None:
         ("workload", "trajectroy", "workload is 'trajectroy'; did you mean trajectory? Your"),
         ("recipe", "full;rm", "recipe is 'full;rm'; give letters"),
         ("recipe", "ful", "recipe is 'ful', and trajectory has none of that name; did you mean fu"),
-        ("recipe", "zzz", "none of that name; known: full, laptop."),
+        ("recipe", "zzz", "none of that name; known: full, laptop"),
         ("run_id", "exp 7", "run_id is 'exp 7'; give a letter"),
         ("run_id", "7", "run_id is '7'; give a letter"),
         ("dataset", "../other", "dataset is '../other'; give a key prefix"),
