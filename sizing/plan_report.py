@@ -66,6 +66,7 @@ def _stage(stage: Any) -> dict[str, Any]:
                 "activations",
                 "fragmentation",
                 "context",
+                "logits",
             )
         },
     }

@@ -75,7 +75,7 @@ def annotate(stack: Stack, parameters: StackParameters) -> dict[str, Any] | None
     notes.add_info_v2("plan", one_line(plan))
     for warning in (*plan.warnings, *_unplanned(parameters)):
         # The id is what `cdk acknowledge` names: the first words, figures left out.
-        words = re.findall(r"[a-z]+", warning.lower())
+        words = re.findall(r"(?<!\S)[a-z]+(?!\S)", warning.lower())
         notes.add_warning_v2("plan:" + "-".join(words[:5]), warning)
     return to_json(plan)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 from sizing.commands.tables import console, print_json, show
 from sizing.plan import Plan, Request, make_plan
@@ -118,6 +119,7 @@ def show_plan(plan: Plan) -> None:
         ],
         title="where the time goes",
     )
+    show(memory_rows(plan), title=f"GPU memory of stage {plan.memory.stage}, MiB")
     show(
         [
             {
@@ -134,3 +136,21 @@ def show_plan(plan: Plan) -> None:
         "measured: counted or run; modelled: computed; published: somebody else's; "
         "from memory: unchecked. Dollars are the instance's alone."
     )
+
+
+def memory_rows(plan: Plan) -> list[dict[str, Any]]:
+    """What the GPU memory is for, beside what the GPU has."""
+    memory, there = plan.memory, plan.instance.gpu_memory_mib
+    parts = {
+        "parameters": memory.parameters,
+        "gradients": memory.gradients,
+        "optimizer": memory.optimizer,
+        f"activations (logits {memory.logits:,.1f})": memory.activations,
+        "fragments": memory.fragmentation,
+        "context": memory.context,
+        "free": there - memory.need,
+    }
+    return [
+        {"part": name, "MiB": round(value, 1), "": "#" * round(_BAR * max(0.0, value) / there)}
+        for name, value in parts.items()
+    ]
