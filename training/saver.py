@@ -22,6 +22,8 @@ from training.save import Save
 SPENT_SECONDS = "spent_seconds"
 # What a copy of the state must leave to everything else on the machine.
 _SPARE_BYTES = 512 * 1024 * 1024
+# A save under way when the time is over already gets so long: it is all that can still be kept.
+_GRACE_SECONDS = 2.0
 # A save under way when an attempt ends by itself is waited for so long.
 _CLOSE_SECONDS = 60.0
 
@@ -270,6 +272,8 @@ class Saver:
         print(f"[emergency] {budget}", flush=True)
         if budget.plan == "give up":
             print("[emergency] not enough time; the last commit stays", flush=True)
+            if under_way is not None:
+                self._await(under_way, _GRACE_SECONDS)
             return False
         if under_way is not None and budget.plan == "finish":
             print("[emergency] too short for this step; finishing the save before it", flush=True)
@@ -282,16 +286,23 @@ class Saver:
 
     def _make_way(self, under_way: Save, budget: Budget) -> None:
         """Let the older save finish where the time is enough for both, else give it up."""
-        patience = budget.seconds_left - budget.need_seconds
         if budget.plan != "finish, then save" and under_way.cancel():
             print("[emergency] the save under way is given up for this one", flush=True)
-        elif under_way.wait(max(0.0, patience)) or not under_way.cancel():
+        else:
+            self._await(under_way, budget.seconds_left - budget.need_seconds)
+
+    def _await(self, under_way: Save, seconds: float) -> None:
+        """Let a save finish if it does so soon; else it is never published."""
+        if under_way.wait(max(0.0, seconds)) or not under_way.cancel():
             under_way.wait()  # what cannot be cancelled is writing the head, which is bounded
             self._settle(under_way)
 
     def _end_with(self, save: Save, notice: Notice) -> bool:
         save.releases, save.notice = True, notice
-        if not save.wait(max(0.0, notice.seconds_left - reserve_of(notice))) and save.cancel():
+        patience = max(0.0, notice.seconds_left - reserve_of(notice))
+        if save.kind != "emergency":
+            patience = max(patience, _GRACE_SECONDS)
+        if not save.wait(patience) and save.cancel():
             print("[emergency] the upload was too slow; the last commit stays", flush=True)
             return False
         save.wait()  # the head is being written, which is bounded

@@ -61,11 +61,10 @@ def send(
 ) -> tuple[FileEntry, ...]:
     """Write the files below `prefix`; nothing of them stays open if it fails or is stopped."""
     sizes = [part_bytes_of(file.size) for file in files]
-    uploads = [
-        store.upload(prefix + file.name, file.size, size, progress.stop)
-        for file, size in zip(files, sizes, strict=True)
-    ]
+    uploads: list[Upload] = []
     try:
+        for file, size in zip(files, sizes, strict=True):
+            uploads.append(store.upload(prefix + file.name, file.size, size, progress.stop))
         digests = _send_parts(store, files, sizes, uploads, device, progress)
         run_all([upload.finish for upload in uploads], store.num_threads, progress.stop)
     except BaseException:

@@ -79,6 +79,14 @@ def test_a_notice_too_short_leaves_the_previous_checkpoint_whole(
     assert scene.committed() == [(1, 1.0)]
 
 
+def test_a_notice_that_is_over_still_keeps_a_save_that_is_nearly_done(scene: Scene) -> None:
+    scene.store.gate.clear()
+    scene.begin(2)
+    threading.Timer(0.1, scene.store.gate.set).start()
+    assert not scene.emergency(3, -1.0)
+    assert scene.committed() == [(2, 2.0)]
+
+
 def test_an_upload_that_turns_out_slower_than_measured_is_given_up(scene: Scene) -> None:
     scene.set_rate(1e6)
     scene.store.bytes_per_second = 1000.0
