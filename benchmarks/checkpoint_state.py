@@ -21,8 +21,8 @@ from training.config import Interval
 from training.distributed import Place, World
 from training.events import Events
 from training.head import Lease, acquire
-from training.interruption import Interruption
 from training.metrics import Metrics
+from training.oversight import Oversight
 from training.position import Attempt, Position
 from training.retention import KEEP_NEWEST
 from training.saver import Saver
@@ -61,7 +61,7 @@ def open_run(store: Store, scratch: Path) -> Iterator[Attempt]:
         held=lease,
         metrics=Metrics(store, lease.head.generation, lease.head.nonce, None),
         events=Events(store, "here"),
-        interruption=Interruption(budget_seconds=120),
+        oversight=Oversight(budget_seconds=120),
         interval=Interval(value=1, unit="steps"),
         retention=KEEP_NEWEST,
         scratch=scratch,

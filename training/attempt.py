@@ -5,107 +5,161 @@ lost, or refused because of the user's mistake.
 """
 
 import contextlib
+import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
+import torch
+
 from training.conclusion import conclude
-from training.config import Interval, resolve_config
-from training.dataset import LocalDataset, open_dataset, sync_dataset
 from training.distributed import Place, World
-from training.errors import EXIT_FAILED, EXIT_FINISHED, RunFailedError, UserError
-from training.events import Events
+from training.errors import EXIT_FAILED, EXIT_FINISHED, RunFailedError
+from training.events import Events, SilentEvents
 from training.head import Head, Lease, LeaseLostError, acquire
-from training.interruption import Interruption
-from training.metrics import Metrics
+from training.interruption import InterruptedRunError
+from training.job import Job, Options, open_job
+from training.launch import Siblings
+from training.metrics import Metrics, SilentMetrics
 from training.numerics import configure, numerics_key
-from training.origin import Origin
+from training.oversight import Oversight
 from training.position import Attempt
-from training.progress import Bar
-from training.record import RunRecord, now_utc, settle_record
-from training.retention import KEEP_NEWEST, Retention
+from training.record import RunRecord, settle_record
 from training.stages import StageSequence
-from training.store import Store, StoreError, open_store
-from training.workload import Prepare, Train, Workload
+from training.store import Store, StoreError
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Options:
-    """What the command line decides about one attempt."""
-
-    workload: Workload[Any]
-    workload_name: str  # as given: a known name, or package.module:NAME
-    recipe: str
-    overrides: Mapping[str, str]
-    dataset_uri: str
-    store: Store
-    run_id: str
-    interval: Interval
-    retention: Retention = KEEP_NEWEST
-    lease_ttl_seconds: float
-    metrics_file: Path | None
-    writer: str
-    bundle_uri: str | None
-    scratch: Path
-    origin: Origin | None = None
-    prediction: Mapping[str, float | str] | None = None
-
-
-def run_attempt(options: Options, interruption: Interruption) -> int:
+def run_attempt(options: Options, oversight: Oversight) -> int:
     """Run to the end of the run or of this attempt; return the exit code of an ended run."""
     began = time.monotonic()
-    workload = options.workload
-    config = resolve_config(workload, options.recipe, options.overrides)
-    stages = _stages(workload, config)
-    dataset = _open(options)
-    device = configure(num_threads=config.num_threads, deterministic=config.deterministic)
-    key = numerics_key(
-        device, world=1, deterministic=config.deterministic, stages=_precisions(stages)
-    )
-    record = settle_record(
-        options.store,
-        RunRecord(
-            run_id=options.run_id,
-            workload=options.workload_name,
-            recipe=options.recipe,
-            overrides=dict(options.overrides),
-            config=asdict(config),
-            dataset=dataset.fingerprint,
-            bundle_uri=options.bundle_uri,
-            numerics_key=key,
-            writer=options.writer,
-            created_at=now_utc(),
-            origin=asdict(options.origin) if options.origin else None,
-            prediction=options.prediction,
-        ),
-        workload.placement_fields,
-    )
-    lease = _take_lease(options, interruption)
-    if isinstance(lease, Head):
-        return say_ended(options.store, lease)
+    job = open_job(options, oversight.watchdog)
+    with _ranks(options, oversight) as place:
+        device = configure(
+            num_threads=job.config.num_threads,
+            deterministic=job.config.deterministic,
+            local_rank=place.local_rank,
+        )
+        key = numerics_key(
+            device,
+            world=place.world_size,
+            deterministic=job.config.deterministic,
+            stages=job.numerics,
+        )
+        if place.rank > 0:
+            return _follow(options, oversight, job, World(place, device), key, began)
+        record = settle_record(
+            options.store, job.record(options, key), options.workload.placement_fields
+        )
+        lease = _take_lease(options, oversight)
+        world = World(place, device)
+        if isinstance(lease, Head):
+            return world.share((say_ended(options.store, lease), record))[0]
+        return _lead(options, oversight, job, world, (record, lease), key, began)
+
+
+@contextlib.contextmanager
+def _ranks(options: Options, oversight: Oversight) -> Iterator[Place]:
+    """This process's place; on a machine with several GPUs it becomes rank 0 of as many."""
+    place = options.place
+    num_processes = options.num_processes or max(1, torch.cuda.device_count())
+    if place.world_size > 1 or num_processes == 1:
+        yield place
+        return
+    options.scratch.mkdir(parents=True, exist_ok=True)
+    meeting = options.scratch / f"rendezvous-{secrets.token_hex(4)}"
+    siblings = Siblings(options.arguments, num_processes, meeting, options.scratch)
+    oversight.guardian.lead(siblings.show_stacks)
+    siblings.watch(oversight.guardian.fail)
+    try:
+        yield replace(place, world_size=num_processes, rendezvous=meeting.absolute().as_uri())
+    finally:
+        oversight.guardian.stand_down()
+        siblings.close()
+        meeting.unlink(missing_ok=True)
+
+
+def _lead(
+    options: Options,
+    oversight: Oversight,
+    job: Job,
+    world: World,
+    held: tuple[RunRecord, Lease],
+    key: Mapping[str, Any],
+    began: float,
+) -> int:
+    record, lease = held
+    oversight.guardian.hold(lease)
+    world.share((None, record))
     events = Events(options.store, options.writer)
     events.emit("take-over", "ok", generation=lease.head.generation)
-    metrics = Metrics(options.store, lease.head.generation, lease.head.nonce, options.metrics_file)
     attempt = Attempt(
         store=options.store,
         held=lease,
-        metrics=metrics,
+        metrics=Metrics(
+            options.store, lease.head.generation, lease.head.nonce, options.metrics_file
+        ),
         events=events,
-        interruption=interruption,
+        oversight=oversight,
         interval=options.interval,
         retention=options.retention,
         scratch=options.scratch,
-        world=World(Place(), device),
+        world=world,
     )
-    run = StageSequence(attempt, config, stages, dataset, device, record, key, began)
+    run = StageSequence(
+        attempt, job.config, job.stages, job.dataset, world.device, record, key, began
+    )
     try:
-        with _ending(attempt):
+        with _leaving(world), _ending(attempt):
             run.go()
     finally:
         conclude(options.store, record, lease.head)
     return EXIT_FINISHED
+
+
+def _follow(
+    options: Options,
+    oversight: Oversight,
+    job: Job,
+    world: World,
+    key: Mapping[str, Any],
+    began: float,
+) -> int:
+    """A rank above 0: trains along, and writes nothing but its shards of derived data."""
+    oversight.guardian.follow()
+    # Rank 0 may be at work on its own for long, and its watchdog is for all.
+    oversight.watchdog.close()
+    code, record = world.share((None, None))
+    if code is not None:
+        return code
+    assert record is not None
+    attempt = Attempt(
+        store=options.store,
+        held=None,
+        metrics=SilentMetrics(),
+        events=SilentEvents(),
+        oversight=oversight,
+        interval=options.interval,
+        scratch=options.scratch,
+        world=world,
+    )
+    run = StageSequence(
+        attempt, job.config, job.stages, job.dataset, world.device, record, key, began
+    )
+    with _leaving(world):
+        run.go()
+    return EXIT_FINISHED
+
+
+@contextlib.contextmanager
+def _leaving(world: World) -> Iterator[None]:
+    """Where all ranks end alike the others wait for rank 0: torchrun ends all when one has."""
+    try:
+        yield
+    except InterruptedRunError:
+        world.close()
+        raise
+    world.close()
 
 
 def say_ended(store: Store, head: Head) -> int:
@@ -118,7 +172,7 @@ def say_ended(store: Store, head: Head) -> int:
 
 
 @contextlib.contextmanager
-def _ending(attempt: Attempt) -> Any:
+def _ending(attempt: Attempt) -> Iterator[None]:
     """Leave nothing behind, however the attempt ends: the lease released, the metrics flushed."""
     try:
         yield
@@ -128,6 +182,7 @@ def _ending(attempt: Attempt) -> Any:
         attempt.lease.fail(str(error))
         raise
     finally:
+        attempt.oversight.guardian.stand_down()
         # What ends the attempt is more telling than a release that did not work either.
         with contextlib.suppress(LeaseLostError, StoreError):
             attempt.lease.release()
@@ -139,54 +194,7 @@ def _ending(attempt: Attempt) -> Any:
         attempt.metrics.close()
 
 
-def _stages(workload: Workload[Any], config: Any) -> Sequence[Prepare | Train]:
-    try:
-        stages = workload.stages(config)
-        _precisions(stages)  # settings are checked when they are made
-    except ValueError as error:
-        raise UserError(f"the config of workload {workload.name!r} cannot be: {error}") from error
-    names = [stage.name for stage in stages]
-    if len(set(names)) != len(names) or not any(isinstance(stage, Train) for stage in stages):
-        raise UserError(
-            f"workload {workload.name!r} has the stages {names}; "
-            "names must differ and one must train"
-        )
-    return stages
-
-
-def _precisions(stages: Sequence[Prepare | Train]) -> dict[str, dict[str, Any]]:
-    return {
-        stage.name: {
-            "micro_batch": stage.settings.micro_batch,
-            "precision": stage.settings.precision,
-            "compile": stage.settings.compile_mode,
-        }
-        for stage in stages
-        if isinstance(stage, Train)
-    }
-
-
-def _open(options: Options) -> LocalDataset:
-    folder = Path(options.dataset_uri)
-    if options.dataset_uri.startswith("s3://"):
-        folder = options.scratch / "dataset"
-        with Bar("dataset", 1) as bar:
-            sync_dataset(
-                open_store(options.dataset_uri),
-                folder,
-                lambda done, total, size: bar.show(done, f"of {total} files, {size / 1e6:.1f} MB"),
-            )
-    dataset = open_dataset(folder)
-    made_for = dataset.manifest["workload"]
-    if made_for != options.workload.name:
-        raise UserError(
-            f"the dataset {options.dataset_uri} was made for workload {made_for!r}, "
-            f"not {options.workload.name!r}; give another one"
-        )
-    return dataset
-
-
-def _take_lease(options: Options, interruption: Interruption) -> Lease | Head:
+def _take_lease(options: Options, oversight: Oversight) -> Lease | Head:
     def waiting(writer: str) -> None:
         print(
             f"[lease] held by {writer}; taking over when it stands still for "
@@ -194,12 +202,10 @@ def _take_lease(options: Options, interruption: Interruption) -> Lease | Head:
             flush=True,
         )
 
-    wait: Callable[[float], bool] = interruption.wait
+    def wait(seconds: float) -> bool:
+        oversight.watchdog.beat()
+        return oversight.interruption.wait(seconds)
+
     return acquire(
-        options.store,
-        options.run_id,
-        options.writer,
-        options.lease_ttl_seconds,
-        wait,
-        waiting,
+        options.store, options.run_id, options.writer, options.lease_ttl_seconds, wait, waiting
     )

@@ -12,17 +12,28 @@ class MovingAverage:
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         self._average = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
-        self._parameters = dict(model.named_parameters())
-        self.tensors = {name: p.detach().clone() for name, p in self._parameters.items()}
+        self._parameters = list(model.parameters())
+        self._averages = [parameter.detach().clone() for parameter in self._parameters]
+        places = {id(parameter): place for place, parameter in enumerate(self._parameters)}
+        # Every name of a parameter that has several, as in the model's state_dict.
+        self._places = {
+            name: places[id(parameter)]
+            for name, parameter in model.named_parameters(remove_duplicate=False)
+        }
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """The averages by the parameters' names."""
+        return {name: self._averages[place] for name, place in self._places.items()}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Go on from what a checkpoint holds."""
-        for name, tensor in self.tensors.items():
-            tensor.copy_(tensors[name])
+        for name, average in self.tensors.items():
+            average.copy_(tensors[name])
 
     def update(self) -> None:
         """After a step of the optimizer."""
-        self._average(list(self.tensors.values()), list(self._parameters.values()), 0)
+        self._average(self._averages, self._parameters, 0)
 
     @contextlib.contextmanager
     def swapped_in(self) -> Iterator[None]:
@@ -34,5 +45,5 @@ class MovingAverage:
             self._swap()
 
     def _swap(self) -> None:
-        for name, parameter in self._parameters.items():
-            parameter.data, self.tensors[name] = self.tensors[name], parameter.data
+        for place, parameter in enumerate(self._parameters):
+            parameter.data, self._averages[place] = self._averages[place], parameter.data

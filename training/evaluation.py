@@ -7,10 +7,11 @@ import torch
 
 from training.batches import MicroBatch
 from training.capabilities import HasPictures
-from training.learner import Learner, to_device
+from training.learner import Learner
 from training.loader import Loader
 from training.position import Attempt
 from training.precision import autocast
+from training.pytree import to_device
 from training.randomness import seed_torch
 from training.report import EVALUATION
 from training.workload import Inputs, Partial, Train

@@ -30,3 +30,13 @@ class Events:
         except StoreError as error:
             # An event is a witness; the run does not depend on it.
             print(f"[events] {name} was not written: {error}", flush=True)
+
+
+class SilentEvents(Events):
+    """Those of a rank above 0: rank 0 tells what happens to the run."""
+
+    def __init__(self) -> None:
+        """Nothing is written anywhere."""
+
+    def emit(self, name: str, status: str = "info", **fields: object) -> None:
+        """No-op."""

@@ -51,10 +51,14 @@ class FolderStore:
         # flock belongs to the open file, so it keeps threads of one process apart, unlike lockf.
         with _writing(self._root / key), self._lock() as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            found = self.get(key)
-            if (found.etag if found else None) != etag:
-                raise PreconditionFailedError(f"{self.uri}/{key} is not what it was")
-            self.put(key, data)
+            try:
+                found = self.get(key)
+                if (found.etag if found else None) != etag:
+                    raise PreconditionFailedError(f"{self.uri}/{key} is not what it was")
+                self.put(key, data)
+            finally:
+                # Not left to the closing: a loader worker forked just now has the file open too.
+                fcntl.flock(lock, fcntl.LOCK_UN)
         return hashlib.sha256(data).hexdigest()
 
     def get_file(self, key: str, path: Path) -> None:

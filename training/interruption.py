@@ -10,6 +10,7 @@ import signal
 import socket
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -48,8 +49,9 @@ class Interruption:
 
     def __init__(self, *, budget_seconds: float, notice_file: Path | None = None) -> None:
         self.notice: Notice | None = None
-        self._budget_seconds = budget_seconds
+        self.budget_seconds = budget_seconds
         self._notice_file = notice_file
+        self._when_noticed: Callable[[Notice], None] | None = None
         self._pending = threading.Event()
         self._rebalance = threading.Event()
         self._reader: socket.socket | None = None
@@ -81,13 +83,21 @@ class Interruption:
         """Record a notice or shutdown; the first one counts."""
         if self.notice is None:
             now = time.monotonic()
-            left = min(self._budget_seconds, _seconds_in(self._notice_file, self._budget_seconds))
+            left = min(self.budget_seconds, _seconds_in(self._notice_file, self.budget_seconds))
             self.notice = Notice(cause=cause, received=now, deadline=now + left)
             self._pending.set()
+            if self._when_noticed is not None:
+                self._when_noticed(self.notice)
 
     def recommend_rebalance(self) -> None:
         """Ask for a save at the next step boundary."""
         self._rebalance.set()
+
+    def when_noticed(self, act: Callable[[Notice], None]) -> None:
+        """Have `act` called, in the receiving thread, when a notice comes; at once if one has."""
+        self._when_noticed = act
+        if self.notice is not None:
+            act(self.notice)
 
     @property
     def is_pending(self) -> bool:

@@ -7,7 +7,6 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
@@ -235,18 +234,3 @@ def schedule_factor(settings: Settings, step: int, num_steps: int) -> float:
     done = (step - settings.warmup_steps) / max(1, num_steps - 1 - settings.warmup_steps)
     low = settings.final_lr_fraction
     return low + (1 - low) * 0.5 * (1 + math.cos(math.pi * min(done, 1.0)))
-
-
-def to_device(batch: Batch, device: torch.device) -> Batch:
-    """Move every tensor of a pytree; on the CPU nothing is touched."""
-    if device.type == "cpu":
-        return batch
-    if isinstance(batch, Tensor):
-        return batch.to(device, non_blocking=True)
-    if isinstance(batch, Mapping):
-        return {key: to_device(value, device) for key, value in batch.items()}
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(to_device(value, device) for value in batch))
-    if isinstance(batch, list | tuple):
-        return type(batch)(to_device(value, device) for value in batch)
-    return batch

@@ -7,20 +7,23 @@ and before anything of that step is published.
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from training.batches import BatchPlan, MicroBatch
 from training.capture import Capture
 from training.checkpoint import Snapshot
+from training.commits import Commits
 from training.errors import RunFailedError
 from training.evaluation import evaluate
 from training.interruption import InterruptedRunError
-from training.learner import Learner, StepResult, to_device
+from training.learner import Learner, StepResult
 from training.loader import Loader
+from training.long_work import Work
 from training.position import Attempt, Position
 from training.progress import Bar
+from training.pytree import shapes_of, to_device
 from training.saver import Saver
 from training.workload import Batch, Inputs, Train
 
@@ -31,14 +34,13 @@ class StageLoop:
     def __init__(
         self,
         attempt: Attempt,
-        saver: Saver,
+        saver: Saver | None,
         stage: Train,
         inputs: Inputs,
         position: Position,
         snapshot: Snapshot | None,
     ) -> None:
         self._attempt = attempt
-        self._saver = saver
         self._stage = stage
         self._inputs = inputs
         self._settings = stage.settings
@@ -47,7 +49,8 @@ class StageLoop:
         if len(samples) < 1:
             raise RunFailedError(f"stage {stage.name!r} has no training samples")
         self._plan = BatchPlan(samples, self._settings, inputs.seed, attempt.world.size)
-        self._learner = Learner(stage, inputs, attempt.world, snapshot)
+        with attempt.oversight.long_work.doing("model"):
+            self._learner = Learner(stage, inputs, attempt.world, snapshot)
         if self._learner.start.facts:
             facts = dict(self._learner.start.facts)
             attempt.metrics.write("start", stage=stage.name, facts=facts)
@@ -61,6 +64,8 @@ class StageLoop:
         # A step, its result, and its seconds and share of waiting for data.
         self._unread: tuple[Position, StepResult, tuple[float, float]] | None = None
         self._pace = _Pace()
+        self._shapes_seen: set[Hashable] = set()
+        self._commits = Commits(attempt, saver, self._plan.steps_per_epoch, self._capture)
         self._bar = Bar(stage.name, self._plan.num_steps, position.stage_step)
 
     def run(self) -> Position:
@@ -69,7 +74,7 @@ class StageLoop:
             with self._bar:
                 self._train()
         except InterruptedRunError:
-            self._save_and_release()
+            self._commits.at_a_notice(self._position)
             raise
         finally:
             self._loader.close()
@@ -78,7 +83,7 @@ class StageLoop:
             has_ended=True,
             results={**self._position.results, self._stage.name: self._position.metrics},
         )
-        self._saver.commit(self._capture(), self._position, self._epoch, "stage-end")
+        self._commits.at_the_end(self._position)
         return self._position
 
     def _train(self) -> None:
@@ -111,17 +116,26 @@ class StageLoop:
         return [(micro, to_device(batch, self._inputs.device)) for micro, batch in batches]
 
     def _step(self, batches: Sequence[tuple[MicroBatch, Batch]], weight: float) -> None:
-        step = self._position.stage_step
-        result = self._learner.step(
-            batches,
-            weight=weight,
-            num_micro_batches=len(self._plan.micro_batches(step)),
-            step=step,
-            num_steps=self._plan.num_steps,
-        )
+        step, work = self._position.stage_step, self._work(batches)
+        self._commits.before(work, self._position)
+        with self._attempt.oversight.long_work.doing(work):
+            result = self._learner.step(
+                batches,
+                weight=weight,
+                num_micro_batches=len(self._plan.micro_batches(step)),
+                step=step,
+                num_steps=self._plan.num_steps,
+            )
+            self._read()
         self._position = replace(self._position, stage_step=step + 1, step=self._position.step + 1)
-        self._read()
         self._unread = self._position, result, self._pace.next(self._loader.wait_seconds)
+
+    def _work(self, batches: Sequence[tuple[MicroBatch, Batch]]) -> Work:
+        shapes = shapes_of([batch for _, batch in batches])
+        if shapes in self._shapes_seen:
+            return "step"
+        self._shapes_seen.add(shapes)
+        return "new shape" if self._settings.compile_mode is None else "compilation"
 
     def _read(self) -> None:
         """Read and record the numbers of the last step; nothing of it is published before."""
@@ -169,9 +183,11 @@ class StageLoop:
             return
         self._read()
         name = f"{self._stage.name}-{step}"
-        metrics = evaluate(
-            self._attempt, self._stage, self._inputs, self._learner, name, is_last=is_end
-        )
+        self._commits.before("evaluation", self._position)
+        with self._attempt.oversight.long_work.doing("evaluation"):
+            metrics = evaluate(
+                self._attempt, self._stage, self._inputs, self._learner, name, is_last=is_end
+            )
         self._position = replace(
             self._position,
             evaluated_step=step,
@@ -211,19 +227,8 @@ class StageLoop:
         return self._learner.capture(self._position.to_json())
 
     def _commit_if_due(self) -> None:
-        self._saver.poll()
-        if self._attempt.interruption.take_rebalance():
-            self._saver.commit(self._capture(), self._position, self._epoch, "rebalance")
-        elif self._saver.is_due(self._position, self._plan.steps_per_epoch):
-            self._saver.begin(self._capture(), self._position, self._epoch)
-        else:
-            return
-        self._pace.skip()
-
-    def _save_and_release(self) -> None:
-        notice = self._attempt.interruption.notice
-        assert notice is not None
-        self._saver.emergency(self._capture(), self._position, self._epoch, notice)
+        if self._commits.if_due(self._position):
+            self._pace.skip()
 
 
 class _Pace:

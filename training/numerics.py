@@ -8,15 +8,21 @@ from typing import Any
 import torch
 
 
-def configure(*, num_threads: int, deterministic: bool) -> torch.device:
+def configure(*, num_threads: int, deterministic: bool, local_rank: int = 0) -> torch.device:
     """Set threads and determinism before any work; return the device of this process."""
     torch.set_num_threads(num_threads)
     torch.use_deterministic_algorithms(deterministic)
     if deterministic:
         # cuBLAS reads it when its first handle is made; without it torch refuses its products.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        # Inductor otherwise chooses kernels by how fast they are on the day.
+        os.environ.setdefault("TORCHINDUCTOR_DETERMINISTIC", "1")
         torch.backends.cudnn.benchmark = False
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    device = torch.device("cuda", local_rank)
+    torch.cuda.set_device(device)
+    return device
 
 
 def numerics_key(

@@ -19,12 +19,12 @@ from training.config import resolve_config
 from training.dataset import LocalDataset
 from training.errors import UserError
 from training.evaluation import EPOCH
-from training.learner import to_device
 from training.loader import Loader
 from training.numerics import configure
 from training.precision import autocast
 from training.prepare import INDEX, open_artifact
 from training.progress import Bar
+from training.pytree import to_device
 from training.randomness import seed_torch
 from training.weights import OpenRun, Weights, load_weights
 from training.workload import Batch, Inputs, Partial, Prepare, Prior, Train
@@ -160,4 +160,5 @@ def _prior(run: OpenRun, stage: str) -> Prior | None:
         return None
     snapshot = read_checkpoint(run.store, ends[-1])
     metrics: Mapping[str, Any] = snapshot.state["position"]["results"][stage]
-    return Prior(stage=stage, step=ends[-1].step, model=snapshot.tensors["model"], metrics=metrics)
+    model = {**snapshot.tensors["model"], **snapshot.tensors.get("ema", {})}
+    return Prior(stage=stage, step=ends[-1].step, model=model, metrics=metrics)

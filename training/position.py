@@ -11,6 +11,7 @@ from training.events import Events
 from training.head import Lease, LeaseLostError
 from training.interruption import InterruptedRunError, Interruption
 from training.metrics import Metrics
+from training.oversight import Oversight
 from training.retention import KEEP_NEWEST, Retention
 from training.store import Store
 
@@ -48,11 +49,16 @@ class Attempt:
     held: Lease | None
     metrics: Metrics
     events: Events
-    interruption: Interruption
+    oversight: Oversight
     interval: Interval
     retention: Retention = KEEP_NEWEST
     scratch: Path
     world: World
+
+    @property
+    def interruption(self) -> Interruption:
+        """The notices and recommendations that this process has received."""
+        return self.oversight.interruption
 
     @property
     def lease(self) -> Lease:
@@ -72,19 +78,25 @@ class Attempt:
 
     def begin_check(self, weight: float = 0.0) -> None:
         """Ask the other ranks ahead of a step boundary; `weight` is added up over the ranks."""
+        self.oversight.watchdog.beat()
         is_lost = self.held is not None and self.held.lost.is_set()
-        self.world.begin_sum([self.interruption.is_pending, is_lost, weight])
+        # Rank 0 saves, so it must hear of what another machine's rank was recommended.
+        rebalance = not self.world.leads and self.interruption.take_rebalance()
+        self.world.begin_sum([self.interruption.is_pending, is_lost, rebalance, weight])
 
     def end_check(self) -> float:
         """At the boundary: raise if the attempt must end; return the sum of the weights."""
-        is_pending, is_lost, weight = self.world.end_sum()
+        is_pending, is_lost, rebalance, weight = self.world.end_sum()
         if self.world.size == 1:
             # Nobody had to be asked ahead: what came in the meantime counts too.
             is_pending = self.interruption.is_pending
             self.lease.check()
+        if rebalance and self.world.leads:
+            self.interruption.recommend_rebalance()
         if is_lost:
             raise LeaseLostError(f"{self.store.uri} was taken over by another writer")
         if is_pending:
+            self.oversight.guardian.stand_down()
             self.interruption.tell("notice")  # no-op unless another rank has it alone
             notice = self.interruption.notice
             assert notice is not None

@@ -6,10 +6,12 @@ there are.
 """
 
 import json
+import os
 import re
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from training.dataset import sha256_of
+from training.distributed import World
 from training.position import Attempt
 from training.progress import Bar
 from training.randomness import seed_torch
@@ -28,31 +31,35 @@ _SHARD = re.compile(r"(?P<shard>[0-9]{5})-(?P<sha256>[0-9a-f]{64})\.safetensors"
 
 
 def ensure_artifact(attempt: Attempt, stage: Prepare, inputs: Inputs) -> str:
-    """Make whatever shards are missing; return the artifact's key."""
+    """Make whatever shards are missing, divided among the ranks; return the artifact's key."""
     key = stage.key(inputs)
     if not re.fullmatch(r"[a-z0-9-]{1,128}", key):
         raise ValueError(f"stage {stage.name!r}: the key {key!r} must match [a-z0-9-]{{1,128}}")
     prefix = f"artifacts/{key}/"
-    if attempt.store.get(prefix + INDEX) is not None:
-        print(f"[{stage.name}] artifact {key} is there", flush=True)
+    world = attempt.world
+    there = world.share(_shards_there(attempt.store, prefix) if world.leads else None)
+    if there is None:
+        _say(world, f"[{stage.name}] artifact {key} is there")
         return key
-    there = _shards_there(attempt.store, prefix)
-    reused = sorted(there)
-    with Bar(stage.name, stage.num_shards, done=len(reused)) as bar:
-        for shard in range(stage.num_shards):
+    num_reused = len(there)
+    missing = [shard for shard in range(stage.num_shards) if shard not in there]
+    with Bar(stage.name, stage.num_shards, done=num_reused) as bar:
+        for first in range(0, len(missing), world.size):
             attempt.check()
-            if shard not in there:
-                there[shard] = _make_shard(attempt, stage, inputs, prefix, shard)
+            turn = missing[first : first + world.size]
+            mine = turn[world.rank] if world.rank < len(turn) else None
+            made = None if mine is None else _make_shard(attempt, stage, inputs, prefix, mine)
+            for shard, one in zip(turn, world.gather(made), strict=False):
+                assert one is not None
+                there[shard] = one.entry
+                attempt.metrics.write("prepare", stage=stage.name, shard=shard, **one.facts)
+            if world.leads:
                 bar.show(len(there), "shards")
-    index = {"format": 1, "key": key, "shards": [there[k] for k in range(stage.num_shards)]}
-    try:
-        attempt.store.put_if(prefix + INDEX, json.dumps(index, indent=1).encode(), None)
-    except PreconditionFailedError:
-        print(f"[{stage.name}] the index of {key} was written by another attempt", flush=True)
-    print(
-        f"[{stage.name}] artifact {key}: {stage.num_shards} shards, {len(reused)} of them reused",
-        flush=True,
-    )
+    if world.leads:
+        _write_index(attempt.store, prefix, key, [there[k] for k in range(stage.num_shards)])
+    world.share(None)  # the others read the index once it is there
+    made_of = f"{stage.num_shards} shards, {num_reused} of them reused"
+    _say(world, f"[{stage.name}] artifact {key}: {made_of}")
     return key
 
 
@@ -72,7 +79,10 @@ def open_artifact(store: Store, key: str, cache: Path) -> Sequence[Mapping[str, 
     return [load_file(result.result()) for result in results]
 
 
-def _shards_there(store: Store, prefix: str) -> dict[int, dict[str, Any]]:
+def _shards_there(store: Store, prefix: str) -> dict[int, dict[str, Any]] | None:
+    """What earlier attempts have left of an artifact; None where it is whole."""
+    if store.get(prefix + INDEX) is not None:
+        return None
     there: dict[int, dict[str, Any]] = {}
     for key, size in sorted(store.sizes(prefix).items()):
         match = _SHARD.fullmatch(key.removeprefix(prefix))
@@ -82,12 +92,19 @@ def _shards_there(store: Store, prefix: str) -> dict[int, dict[str, Any]]:
     return there
 
 
-def _make_shard(
-    attempt: Attempt, stage: Prepare, inputs: Inputs, prefix: str, shard: int
-) -> dict[str, Any]:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Made:
+    """A shard that a rank has published."""
+
+    entry: dict[str, Any]  # of the index
+    facts: dict[str, Any]  # of the metrics
+
+
+def _make_shard(attempt: Attempt, stage: Prepare, inputs: Inputs, prefix: str, shard: int) -> _Made:
     began = time.monotonic()
-    seed_torch(inputs.device, "prepare", inputs.seed, stage.name, shard)
-    tensors = stage.make(inputs, shard)
+    with attempt.oversight.long_work.doing("shard"):
+        seed_torch(inputs.device, "prepare", inputs.seed, stage.name, shard)
+        tensors = stage.make(inputs, shard)
     folder = attempt.scratch / prefix
     folder.mkdir(parents=True, exist_ok=True)
     part = folder / f"{shard:05d}.part"
@@ -95,23 +112,32 @@ def _make_shard(
     digest = sha256_of(part)
     path = part.replace(folder / f"{shard:05d}-{digest}.safetensors")
     attempt.store.put_file(prefix + path.name, path)
-    seconds = time.monotonic() - began
-    attempt.metrics.write(
-        "prepare",
-        stage=stage.name,
-        shard=shard,
-        num_shards=stage.num_shards,
-        bytes=path.stat().st_size,
-        seconds=round(seconds, 4),
+    size, seconds = path.stat().st_size, round(time.monotonic() - began, 4)
+    return _Made(
+        entry={"name": path.name, "bytes": size, "sha256": digest},
+        facts={"num_shards": stage.num_shards, "bytes": size, "seconds": seconds},
     )
-    return {"name": path.name, "bytes": path.stat().st_size, "sha256": digest}
+
+
+def _write_index(store: Store, prefix: str, key: str, shards: list[dict[str, Any]]) -> None:
+    index = {"format": 1, "key": key, "shards": shards}
+    try:
+        store.put_if(prefix + INDEX, json.dumps(index, indent=1).encode(), None)
+    except PreconditionFailedError:
+        print(f"the index of {key} was written by another attempt", flush=True)
+
+
+def _say(world: World, text: str) -> None:
+    if world.leads:
+        print(text, flush=True)
 
 
 def _cached(store: Store, prefix: str, shard: Mapping[str, Any], folder: Path) -> Path:
     path = folder / str(shard["name"])
     if path.is_file() and sha256_of(path) == shard["sha256"]:
         return path
-    part = path.with_suffix(".part")
+    # Several ranks may read into one folder.
+    part = path.with_suffix(f".{os.getpid()}.part")
     store.get_file(prefix + path.name, part)
     if sha256_of(part) != shard["sha256"]:
         raise StoreError(

@@ -8,6 +8,7 @@ import argparse
 import os
 import shutil
 import socket
+import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +18,8 @@ from training.conclusion import conclude
 from training.errors import EXIT_FINISHED
 from training.exit_code import exit_code_of
 from training.head import mark_failed, read_head
-from training.interruption import Interruption
+from training.launch import end_with_rank_0
+from training.oversight import Oversight
 from training.record import read_record
 from training.store import Store, open_store
 
@@ -28,6 +30,7 @@ writer · 2 a mistake in what was asked for · 1 failed · 3 (data sync) no mani
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return the exit code."""
     options = _parser().parse_args(arguments)
+    options.arguments = list(sys.argv[1:] if arguments is None else arguments)
     return exit_code_of(lambda: int(options.act(options)))
 
 
@@ -195,6 +198,19 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="do not try at the start whether memory suffices, nor change anything so that it does",
     )
+    add(
+        "--num-processes",
+        type=_count_or_auto,
+        metavar="N|auto",
+        help="processes that train together on this machine (default: auto, one per GPU)",
+    )
+    add(
+        "--watchdog-seconds",
+        type=float,
+        default=600.0,
+        help="a trainer silent for so long shows its stacks and exits 1; 0: never "
+        "(default: %(default)s)",
+    )
     add("--metrics-file", type=Path, help="also append the metrics to this local file")
     add("--writer", default=socket.gethostname(), help="this machine's name (an instance id)")
     add("--bundle-uri", help="the code bundle, for config.json")
@@ -217,29 +233,47 @@ def _positive_int(text: str) -> int:
     return value
 
 
+def _count_or_auto(text: str) -> int | None:
+    if text == "auto":
+        return None
+    if not text.isdigit() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither auto nor a number from 1 on")
+    return int(text)
+
+
 def _run(options: argparse.Namespace) -> int:
-    interruption = Interruption(
-        budget_seconds=options.notice_budget_seconds, notice_file=options.notice_file
+    oversight = Oversight(
+        budget_seconds=options.notice_budget_seconds,
+        notice_file=options.notice_file,
+        watchdog_seconds=options.watchdog_seconds,
+        notify_socket=os.environ.get("NOTIFY_SOCKET"),
     )
     # Before anything slow is imported: a signal that finds no handler would end the process.
-    interruption.listen()
+    oversight.begin()
+    if os.environ.get("TRAINING_LEADER"):
+        end_with_rank_0()
+    if os.environ.get("RANK", "0") != "0":
+        # Rank 0 tells what happens to the run.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     scratch = options.scratch or Path(tempfile.mkdtemp(prefix="training-"))
     try:
-        return _train(options, interruption, scratch)
+        return _train(options, oversight, scratch)
     finally:
         if options.scratch is None:
             shutil.rmtree(scratch, ignore_errors=True)
-        interruption.close()
+        oversight.close()
 
 
-def _train(options: argparse.Namespace, interruption: Interruption, scratch: Path) -> int:
+def _train(options: argparse.Namespace, oversight: Oversight, scratch: Path) -> int:
     store = open_store(options.run_uri)
     if _is_same_finished_run(options, store):
         print(f"[ok] {store.uri} is finished already", flush=True)
         return EXIT_FINISHED
     # Here, because it imports torch: seconds that the lines above do not need.
-    from training.attempt import Options, run_attempt
+    from training.attempt import run_attempt
     from training.config import parse_interval, parse_overrides
+    from training.distributed import Place
+    from training.job import Options
     from training.record import parse_prediction
     from training.retention import parse_retention
     from training.settle import settle
@@ -264,9 +298,12 @@ def _train(options: argparse.Namespace, interruption: Interruption, scratch: Pat
         bundle_uri=options.bundle_uri,
         prediction=parse_prediction(options.prediction),
         scratch=scratch,
+        place=Place.from_environment(os.environ),
+        num_processes=options.num_processes,
+        arguments=options.arguments,
     )
     with settled.explaining():
-        return run_attempt(attempt, interruption)
+        return run_attempt(attempt, oversight)
 
 
 def _run_id(options: argparse.Namespace, store: Store) -> str:

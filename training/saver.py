@@ -99,6 +99,8 @@ class Saver:
         self._save.run()
         self._save.blocked_seconds = time.monotonic() - self._save.began
         self._collect()
+        with self._lock:
+            self._staged = None  # older than what is committed
 
     def begin(self, capture: Capture, position: Position, epoch: int) -> None:
         """Commit behind the training, which goes on once the state is copied to the host.

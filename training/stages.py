@@ -58,17 +58,37 @@ class StageSequence:
 
     def go(self) -> None:
         """Resume where the run is and go to its end."""
+        if not self._attempt.world.leads:
+            self._train(None, *self._share(None, None))
+            return
         self._attempt.lease.start_heartbeat()
         position, snapshot = self._resume()
         self._attempt.lease.sweep()
         spent = float(snapshot.state.get(SPENT_SECONDS, 0.0)) if snapshot else 0.0
         saver = Saver(self._attempt, position, spent_seconds=spent)
+        self._attempt.oversight.guardian.save_with(saver)
         with closing(saver):
-            position = self._train(saver, position, snapshot)
+            position = self._train(saver, *self._share(position, snapshot))
         self._finish(position)
 
+    def _share(
+        self, position: Position | None, snapshot: Snapshot | None
+    ) -> tuple[Position | None, Snapshot | None]:
+        """Rank 0 reads the checkpoint for all."""
+        world = self._attempt.world
+        position = world.share(position)
+        state = world.share(None if snapshot is None else snapshot.state)
+        if state is None:
+            return position, None
+        parts = world.share(() if snapshot is None else tuple(snapshot.tensors))
+        tensors = {
+            part: world.share_tensors(None if snapshot is None else snapshot.tensors[part])
+            for part in parts
+        }
+        return position, Snapshot(tensors=tensors, state=state)
+
     def _train(
-        self, saver: Saver, position: Position | None, snapshot: Snapshot | None
+        self, saver: Saver | None, position: Position | None, snapshot: Snapshot | None
     ) -> Position:
         ended = set(position.results) if position else set()
         self._artifacts = dict(position.artifacts) if position else {}
@@ -168,9 +188,17 @@ class StageSequence:
         return self._opened[name]
 
     def _prior(self, position: Position | None) -> Prior | None:
-        """Read the committed end of the last Train stage, also if this process has just made it."""
+        """The committed end of the last Train stage, read by rank 0 for all."""
         if position is None or not position.results:
             return None
+        world = self._attempt.world
+        prior = self._read_prior(position) if world.leads else None
+        about = world.share(None if prior is None else replace(prior, model={}))
+        assert about is not None
+        return replace(about, model=world.share_tensors(None if prior is None else prior.model))
+
+    def _read_prior(self, position: Position) -> Prior:
+        """Read it from the store, also if this process has just made it."""
         try:
             entry, snapshot = self._read_end(position)
         except DamagedCheckpointError as error:
@@ -178,7 +206,8 @@ class StageSequence:
         return Prior(
             stage=entry.stage,
             step=entry.step,
-            model=snapshot.tensors["model"],
+            # What was evaluated: the moving average where the stage has one.
+            model={**snapshot.tensors["model"], **snapshot.tensors.get("ema", {})},
             metrics=position.results[entry.stage],
         )
 
@@ -202,8 +231,8 @@ class StageSequence:
     def _finish(self, position: Position) -> None:
         """Write what the run was for; a notice that comes from here on is none."""
         attempt, record = self._attempt, self._record
-        prior = self._prior(position)
-        assert prior is not None
+        attempt.oversight.guardian.stand_down()
+        prior = self._read_prior(position)
         about = {
             "run_id": record.run_id,
             "workload": record.workload,

@@ -1,10 +1,13 @@
 """A small dataset, both kinds of store, and runs in this process or in a forked one."""
 
+import faulthandler
 import json
 import multiprocessing
+import os
 import secrets
+import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -117,6 +120,37 @@ class Run:
         process.start()
         return process
 
+    def fork_ranks(
+        self, num_processes: int, *more: str
+    ) -> list[multiprocessing.process.BaseProcess]:
+        """The ranks of one attempt, as torchrun would start them; rank 0 first."""
+        arguments = self.arguments(*more)
+        meeting = self.scratch / f"rendezvous-{secrets.token_hex(4)}"
+        meeting.parent.mkdir(parents=True, exist_ok=True)
+        context = multiprocessing.get_context("fork")
+        processes = []
+        for rank in range(num_processes):
+            place = {
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank),
+                "WORLD_SIZE": str(num_processes),
+                "TRAINING_RENDEZVOUS": meeting.as_uri(),
+            }
+            process = context.Process(target=_exit_with, args=(arguments, place))
+            process.start()
+            processes.append(process)
+        return processes
+
+    def attempt_with_ranks(self, num_processes: int, *more: str) -> list[int | None]:
+        """Run the ranks to their end; their exit codes."""
+        processes = self.fork_ranks(num_processes, *more)
+        for process in processes:
+            process.join(60)
+        codes = [process.exitcode for process in processes]
+        for process in processes:
+            process.kill()
+        return codes
+
     def lines(self, kind: str) -> list[dict[str, Any]]:
         """All metrics lines of a kind, oldest attempt first."""
         store = self.store
@@ -154,7 +188,11 @@ class Run:
         return record
 
 
-def _exit_with(arguments: list[str]) -> None:
+def _exit_with(arguments: list[str], environment: Mapping[str, str] | None = None) -> None:
+    os.environ.update(environment or {})
+    if environment:
+        # Where a rank hangs is shown, and no test waits for it longer.
+        faulthandler.dump_traceback_later(40, exit=True, file=sys.__stderr__)
     raise SystemExit(main(arguments))
 
 

@@ -14,8 +14,9 @@ from training.config import parse_interval
 from training.distributed import Place, World
 from training.events import Events
 from training.head import Lease, acquire, read_head
-from training.interruption import Interruption, Notice
+from training.interruption import Notice
 from training.metrics import Metrics
+from training.oversight import Oversight
 from training.position import Attempt, Position
 from training.retention import KEEP_NEWEST
 from training.saver import Saver
@@ -68,7 +69,7 @@ class Scene:
             held=lease,
             metrics=Metrics(self.store, 1, "nonce", root / "metrics.jsonl"),
             events=Events(self.store, "i-1"),
-            interruption=Interruption(budget_seconds=120),
+            oversight=Oversight(budget_seconds=120),
             interval=parse_interval(interval),
             retention=KEEP_NEWEST,
             scratch=root,

@@ -19,8 +19,8 @@ from training.config import Interval
 from training.distributed import Place, World
 from training.events import Events
 from training.head import Head, Lease, acquire, read_head
-from training.interruption import Interruption
 from training.metrics import Metrics
+from training.oversight import Oversight
 from training.position import Attempt, Position
 from training.retention import KEEP_NEWEST
 from training.sharded import commit_sharded, read_sharded
@@ -69,7 +69,7 @@ def open_attempt(root: Path, world: World) -> Attempt:
         held=lease,
         metrics=Metrics(store, 1, "nonce", None),
         events=Events(store, "i-1"),
-        interruption=Interruption(budget_seconds=120),
+        oversight=Oversight(budget_seconds=120),
         interval=Interval(value=1, unit="steps"),
         retention=KEEP_NEWEST,
         scratch=root,

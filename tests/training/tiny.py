@@ -20,9 +20,11 @@ from torch.optim import AdamW, Optimizer
 from training.randomness import shuffled
 from training.workload import (
     Batch,
+    CompileMode,
     Inputs,
     Loss,
     Partial,
+    Precision,
     Prepare,
     Progress,
     Rung,
@@ -55,6 +57,13 @@ class TinyConfig:
     nan_at_step: int = -1
     bad_start: bool = False
     loader_workers: int = 0
+    micro_batch: int = 4
+    batch_norm: bool = True
+    double: bool = False
+    precision: Precision = "float32"
+    compile_mode: CompileMode | None = None
+    ema_decay: float | None = None
+    best_metric: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,7 +95,7 @@ class Rows:
 
     def get(self, index: int, rng: torch.Generator) -> Any:
         x = self._x[index]
-        return x + 0.1 * torch.randn(x.shape, generator=rng), x.sum() > 0
+        return x + 0.1 * torch.randn(x.shape, generator=rng, dtype=x.dtype), x.sum() > 0
 
     def collate(self, items: Sequence[Any]) -> Batch:
         x, y = zip(*items, strict=True)
@@ -109,21 +118,26 @@ class TinyTrain:
             epochs=self.epochs or self.config.epochs,
             schedule=self.config.schedule,
             global_batch=8,
-            micro_batch=4,
+            micro_batch=self.config.micro_batch,
             eval_batch=5,
             warmup_steps=2,
             clip_norm=self.config.clip_norm,
             loader_workers=self.config.loader_workers,
+            precision=self.config.precision,
+            compile_mode=self.config.compile_mode,
+            ema_decay=self.config.ema_decay,
+            best_metric=self.config.best_metric,
         )
 
     def model(self, i: Inputs) -> nn.Module:
-        return nn.Sequential(
+        model = nn.Sequential(
             nn.Linear(NUM_FEATURES, self.width),
-            nn.BatchNorm1d(self.width),
+            nn.BatchNorm1d(self.width) if self.config.batch_norm else nn.Identity(),
             nn.ReLU(),
             nn.Dropout(0.2),
             nn.Linear(self.width, 2),
         )
+        return model.double() if self.config.double else model
 
     def example(self, size: int) -> Batch:
         return {"x": torch.zeros(size, NUM_FEATURES), "y": torch.zeros(size, dtype=torch.long)}
@@ -143,6 +157,7 @@ class TinyTrain:
 
     def samples(self, i: Inputs, split: str) -> Rows:
         x = torch.cat([shard["x"] for shard in i.artifact("doubled")])
+        x = x.double() if self.config.double else x
         cut = len(x) - 12
         return Rows(x[:cut], 0) if split == "train" else Rows(x[cut:], cut)
 

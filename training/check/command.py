@@ -13,14 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from training.attempt import Options, run_attempt
+from training.attempt import run_attempt
 from training.check.protocol import describe, problems
 from training.check.small import Small
 from training.config import Interval, parse_overrides, resolve_config
 from training.dataset import open_dataset, write_manifest
 from training.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_INTERRUPTED, UserError
 from training.exit_code import exit_code_of
-from training.interruption import Interruption
+from training.job import Options
+from training.oversight import Oversight
 from training.store import open_store
 from training.torture.compare import Outcome, differences, read_outcome
 from training.workload import Train
@@ -118,14 +119,12 @@ class Runs:
                 log.flush()
                 shutil.rmtree(machine, ignore_errors=True)
 
-    def _options(
-        self, name: str, place: Place | None, machine: Path
-    ) -> tuple[Options, Interruption]:
-        interruption = Interruption(budget_seconds=600.0)
+    def _options(self, name: str, place: Place | None, machine: Path) -> tuple[Options, Oversight]:
+        oversight = Oversight(budget_seconds=600.0)
 
         def reached(stage: str, kind: str, number: int) -> None:
             if place is not None and place.is_reached(stage, kind, number):
-                interruption.tell("notice")
+                oversight.interruption.tell("notice")
 
         options = Options(
             workload=Small(load_workload(self._name), reached),
@@ -142,7 +141,7 @@ class Runs:
             bundle_uri=None,
             scratch=machine,
         )
-        return options, interruption
+        return options, oversight
 
 
 def check(options: argparse.Namespace) -> int:

@@ -13,10 +13,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from training.attempt import Options, run_attempt
+from training.attempt import run_attempt
 from training.config import parse_interval
 from training.exit_code import exit_code_of
-from training.interruption import Interruption
+from training.job import Options
+from training.oversight import Oversight
 from training.store import open_store
 from training.torture.faults import misbehaving
 from training.torture.plan import Trouble
@@ -91,8 +92,9 @@ def spawn(asked: Asked) -> int:
 
 def _run(asked: Asked) -> int:
     watch = Watch(asked.board, asked.trouble)
-    interruption = Interruption(budget_seconds=asked.budget_seconds)
-    interruption.listen()
+    # A hang is seen by the parent here, which has it that `most_seconds` ends the attempt.
+    oversight = Oversight(budget_seconds=asked.budget_seconds)
+    oversight.begin()
     store = open_store(asked.run_uri)
     options = Options(
         workload=watched(load_workload(asked.workload), watch),
@@ -109,7 +111,7 @@ def _run(asked: Asked) -> int:
         bundle_uri=None,
         scratch=Path(asked.folder) / "scratch",
     )
-    return run_attempt(options, interruption)
+    return run_attempt(options, oversight)
 
 
 def _asked(record: dict[str, Any]) -> Asked:

@@ -1,0 +1,151 @@
+"""Two ranks on gloo: one lineage, one writer, and the same training as one process alone."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.training import tiny
+from tests.training.conftest import Run
+from tests.training.test_resume import ROOT
+
+NewRun = Callable[[str], Run]
+
+
+@pytest.fixture(scope="module")
+def pair(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """The uninterrupted run of two ranks."""
+    root = tmp_path_factory.mktemp("pair")
+    run = Run(dataset=dataset, uri=str(root / "runs" / "run-1"), scratch=root / "scratch")
+    assert run.attempt_with_ranks(2) == [0, 0]
+    return run
+
+
+def assert_close(run: Run, other: Run, tolerance: float) -> None:
+    for (step, _, loss, ids), (other_step, _, other_loss, other_ids) in zip(
+        run.losses(), other.losses(), strict=True
+    ):
+        assert (step, ids) == (other_step, other_ids)
+        assert loss == pytest.approx(other_loss, rel=tolerance, abs=tolerance), step
+
+
+def test_two_ranks_train_on_the_batches_of_one(pair: Run, whole: Run) -> None:
+    # float32: sums over ranks are rounded differently; 24 steps stay within 1e-5.
+    assert_close(pair, whole, 1e-5)
+    assert pair.json("receipt.json")["numerics_key"]["world"] == 2
+    assert len(pair.lines("step")) == len(whole.lines("step")), "rank 0 alone writes"
+    assert [line["shard"] for line in pair.lines("prepare")] == [0, 1, 2]
+    counts = [line["metrics"].keys() for line in pair.lines("evaluation")]
+    assert counts == [line["metrics"].keys() for line in whole.lines("evaluation")]
+
+
+def test_in_float64_two_ranks_agree_with_one_to_a_billionth(
+    run: Run, new_run: NewRun, tmp_path: Path
+) -> None:
+    alone = new_run(str(tmp_path / "alone" / "run-1"))
+    run.options = alone.options = ["--override=double=true", "--override=batch_norm=false"]
+    assert run.attempt_with_ranks(2) == [0, 0]
+    assert alone.attempt() == 0
+    assert_close(run, alone, 1e-9)
+
+
+def at_rank(rank: int, place: tuple[str, int], act: Callable[[], None]) -> None:
+    """Act in one of the ranks that are forked from here, once, when its workload gets there."""
+    name, number = place
+
+    def hook(reached: int) -> None:
+        if reached == number and os.environ["RANK"] == str(rank):
+            tiny.HOOKS.pop(name)
+            act()
+            time.sleep(0.02)  # the thread that a signal wakes needs the interpreter
+
+    tiny.HOOKS[name] = hook
+
+
+def notice() -> None:
+    os.kill(os.getpid(), signal.SIGUSR1)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("place", [("first", 0), ("first-evaluation", 5), ("second", 5)])
+def test_a_notice_to_either_rank_stops_both_at_the_same_step(
+    run: Run, pair: Run, rank: int, place: tuple[str, int]
+) -> None:
+    at_rank(rank, place, notice)
+    assert run.attempt_with_ranks(2) == [75, 75]
+    assert run.head.state == "released"
+    done = run.lines("step")[-1]["step"]
+    assert run.head.checkpoints[-1].step == done
+    tiny.HOOKS.clear()
+    assert run.attempt_with_ranks(2) == [0, 0]
+    assert run.losses() == pair.losses()
+    assert run.head.weights_sha256 == pair.head.weights_sha256
+    assert len(run.lines("step")) == 24, "no step was repeated"
+
+
+def test_one_process_goes_on_where_two_were_interrupted(run: Run, whole: Run) -> None:
+    at_rank(0, ("first", 7), notice)
+    assert run.attempt_with_ranks(2) == [75, 75]
+    assert run.attempt() == 0
+    assert_close(run, whole, 1e-5)
+    assert run.json("receipt.json")["numerics_changed"] == ["world"]
+
+
+def test_a_kill_of_either_rank_ends_the_attempt_and_loses_no_bit(run: Run, pair: Run) -> None:
+    for rank, step in ((1, 5), (0, 9)):
+        at_rank(rank, ("first", step), lambda: os.kill(os.getpid(), signal.SIGKILL))
+        codes = run.attempt_with_ranks(2)
+        assert codes[rank] == -signal.SIGKILL
+        assert codes[1 - rank] not in (0, None)
+    tiny.HOOKS.clear()
+    assert run.attempt_with_ranks(2) == [0, 0]
+    assert run.losses() == pair.losses()
+    assert run.head.weights_sha256 == pair.head.weights_sha256
+
+
+@pytest.mark.parametrize(
+    ("sent", "code"),
+    [(signal.SIGUSR1, 75), pytest.param(signal.SIGKILL, -9, marks=pytest.mark.slow)],
+)
+def test_a_process_starts_the_other_ranks_itself_and_they_end_with_it(
+    run: Run, pair: Run, sent: signal.Signals, code: int
+) -> None:
+    run.options = ["--override=step_seconds=0.1"]
+    command = [sys.executable, "-m", "training", *run.arguments("--num-processes=2")]
+    with subprocess.Popen(command, cwd=ROOT) as process:
+        wait_for(lambda: run.store.get("head.json") is not None and bool(run.head.checkpoints))
+        others = psutil.Process(process.pid).children(recursive=True)
+        assert len(others) == 1
+        process.send_signal(sent)
+        process.wait(60)
+    assert process.returncode == code
+    _, alive = psutil.wait_procs(others, timeout=20)
+    assert alive == [], "a rank does not outlive rank 0"
+    run.options = []
+    assert run.attempt_with_ranks(2, "--override=step_seconds=0.1") == [0, 0]
+    assert run.losses() == pair.losses()
+    assert run.head.weights_sha256 == pair.head.weights_sha256
+
+
+def wait_for(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 90
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_fails_where_batch_norm_would_see_another_batch(
+    run: Run, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert run.attempt_with_ranks(3) == [2, 2, 2]
+    said = capfd.readouterr().err
+    assert "3 processes cannot share its global batch of 8" in said
+    assert "give at most 2 with --num-processes" in said
+    run.uri += "-without"
+    assert run.attempt_with_ranks(3, "--override=batch_norm=false") == [0, 0, 0]

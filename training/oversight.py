@@ -1,0 +1,36 @@
+"""What may end an attempt before its end: a notice, a hang, a lost rank. Imports no torch."""
+
+from pathlib import Path
+
+from training.guardian import Guardian
+from training.interruption import Interruption
+from training.long_work import LongWork
+from training.watchdog import Watchdog
+
+
+class Oversight:
+    """From before the first slow import to the end of the process, once it has begun."""
+
+    def __init__(
+        self,
+        *,
+        budget_seconds: float,
+        notice_file: Path | None = None,
+        watchdog_seconds: float = 0.0,
+        notify_socket: str | None = None,
+    ) -> None:
+        self.interruption = Interruption(budget_seconds=budget_seconds, notice_file=notice_file)
+        self.guardian = Guardian(self.interruption)
+        self.watchdog = Watchdog(watchdog_seconds, self.guardian.fail, notify_socket)
+        self.long_work = LongWork(budget_seconds, self.watchdog)
+
+    def begin(self) -> None:
+        """Listen and watch; before this a signal that finds no handler ends the process."""
+        self.interruption.listen()
+        self.watchdog.start()
+
+    def close(self) -> None:
+        """The process ends by itself."""
+        self.guardian.stand_down()
+        self.watchdog.close()
+        self.interruption.close()
