@@ -30,7 +30,7 @@ from sizing.memory import GpuMemory, gpu_memory
 from sizing.notice import NoticeFit, Restart, notice_fit, restart
 from sizing.plan_checks import find_problems, find_warnings
 from sizing.refresh import load, prices
-from sizing.spot import Estimate, Trace, estimate, interruptions
+from sizing.spot import Estimate, Trace, estimate, interruptions, trainers_interval
 from sizing.spot.interruptions import Interruptions, interruptions_of
 from sizing.step_time import StepTime, step_time
 
@@ -335,25 +335,34 @@ def _artifact_bytes(request: Request, stages: tuple[StagePlan, ...]) -> float:
 
 def _forecast(plan: Plan) -> Estimate | None:
     """Hours and dollars on Spot; None where the run would never end."""
-    stage = plan.main
-    interval = interval_seconds(plan)
+    # The copy keeps the GPU waiting; hash and upload go on beside the training.
+    waits = plan.notice.copy + 0.1 if plan.copy_fits_host else plan.notice.save
+    interval = interval_seconds(plan) or _auto_interval(plan, waits)
     try:
         return estimate(
             work_seconds=max(plan.work_seconds, 1e-3),
             rate_per_hour=plan.interruptions.rate_per_hour,
             restart_seconds=plan.restart.seconds,
-            # The copy keeps the GPU waiting; hash and upload go on beside the training.
-            checkpoint_seconds=plan.notice.copy + 0.1 if plan.copy_fits_host else plan.notice.save,
+            checkpoint_seconds=waits,
             interval_seconds=interval,
             notice_fits=plan.notice.fits,
             notice_seconds=plan.notice.budget,
             wait_seconds=plan.interruptions.wait_seconds,
-            epoch_seconds=stage.epoch_seconds or None,
             usd_per_hour=plan.usd_spot_per_hour,
             trace=plan.request.trace,
         )
     except ValueError:
         return None
+
+
+def _auto_interval(plan: Plan, waits: float) -> float:
+    """What the trainer will choose by itself."""
+    return trainers_interval(
+        checkpoint_seconds=waits,
+        durable_seconds=plan.notice.save,
+        rate_per_hour=plan.interruptions.rate_per_hour,
+        epoch_seconds=plan.main.epoch_seconds or None,
+    ).seconds
 
 
 def interval_seconds(plan: Plan) -> float | None:

@@ -5,7 +5,12 @@
 
 from sizing.spot.forecast import Estimate, estimate
 from sizing.spot.interruptions import Interruptions, interruptions
-from sizing.spot.interval import Interval, daly_interval, recommend_interval
+from sizing.spot.interval import (
+    Interval,
+    daly_interval,
+    recommend_interval,
+    trainers_interval,
+)
 from sizing.spot.pattern import POISSON, SEEN, Pattern
 from sizing.spot.traces import Trace, load_trace
 
@@ -22,4 +27,5 @@ __all__ = [
     "interruptions",
     "load_trace",
     "recommend_interval",
+    "trainers_interval",
 ]

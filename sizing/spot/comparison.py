@@ -6,13 +6,17 @@ what does a job cost that must be done by a deadline (from many starts in the tr
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from sizing.spot.interruptions import interruptions
-from sizing.spot.interval import MIN_SECONDS, NOTICE_ARRIVES, daly_interval, recommend_interval
+from sizing.spot.interval import (
+    NOTICE_ARRIVES,
+    daly_interval,
+    recommend_interval,
+    trainers_interval,
+)
 from sizing.spot.lookahead import PRIOR_WEIGHT, Lookahead
 from sizing.spot.oracle import best_goodput, least_usd
 from sizing.spot.policies import Greedy, OnDemandOnly, SpotOnly, UniformProgress
@@ -159,12 +163,13 @@ def policies(question: Question, trace: Trace) -> list[Policy]:
 
 
 def _as_the_trainer(question: Question, losses: int, spot_seconds: float) -> float:
-    """The trainer's `auto` (training/interval.py): Young over all losses, as if no notice came."""
+    """What the trainer's `auto` would choose by now."""
     life = (TRAINERS_FIRST_LIFE + spot_seconds) / (1 + losses)
-    return max(
-        math.sqrt(2 * question.checkpoint * life), MIN_SECONDS, 50 * question.checkpoint,
-        question.save,
-    )  # fmt: skip
+    return trainers_interval(
+        checkpoint_seconds=question.checkpoint,
+        durable_seconds=question.save,
+        rate_per_hour=3600 / life,
+    ).seconds
 
 
 def _every(seconds: float) -> Saving:

@@ -86,6 +86,33 @@ def recommend_interval(
     return Interval(seconds=seconds, why=why)
 
 
+def trainers_interval(
+    *,
+    checkpoint_seconds: float,
+    durable_seconds: float,
+    rate_per_hour: float,
+    epoch_seconds: float | None = None,
+) -> Interval:
+    """Return what the trainer's `auto` will choose (training/interval.py; a test compares them).
+
+    It counts every interruption, as if no notice came, and waits for one save to be durable
+    before it begins the next. Prediction follows what is done, not what would pay.
+    """
+    _check(checkpoint_seconds=checkpoint_seconds, rate_per_hour=rate_per_hour)
+    life = 3600 / max(rate_per_hour, NEVER)
+    seconds, why = math.sqrt(2 * checkpoint_seconds * life), "auto: Young/Daly over every loss"
+    if seconds < MIN_SECONDS:
+        seconds, why = MIN_SECONDS, "auto: more often gains next to nothing"
+    if epoch_seconds is not None and seconds > MAX_EPOCHS * epoch_seconds:
+        seconds, why = MAX_EPOCHS * epoch_seconds, f"auto: {MAX_EPOCHS} epochs at most"
+    if seconds < checkpoint_seconds / MAX_SAVING_SHARE:
+        seconds = checkpoint_seconds / MAX_SAVING_SHARE
+        why = f"auto: saving takes {MAX_SAVING_SHARE:.0%} of the time at most"
+    if seconds < durable_seconds:
+        seconds, why = durable_seconds, "auto: one save is under way at a time"
+    return Interval(seconds=seconds, why=why)
+
+
 def _check(**values: float) -> None:
     """Refuse what cannot be a duration or a rate."""
     for name, value in values.items():
