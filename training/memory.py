@@ -11,6 +11,7 @@ from torch import Tensor
 
 _MEMINFO = Path("/proc/meminfo")
 _STATUS = Path("/proc/self/status")
+_OWN_CGROUP = Path("/proc/self/cgroup")
 _CGROUP = Path("/sys/fs/cgroup")
 _HUGE_PAGE = 2 * 1024 * 1024
 
@@ -44,8 +45,8 @@ def _limit_bytes_left() -> int | None:
 def _cgroup_bytes_left() -> int | None:
     """Below the limit of this process's own cgroup (a unit's MemoryMax), if there is one."""
     try:
-        path = Path("/proc/self/cgroup").read_text().strip().rpartition("::/")[2]
-        folder = _CGROUP / path
+        path = _OWN_CGROUP.read_text().strip().rpartition("::/")[2]
+        folder = _CGROUP / path.lstrip("/")
         limit = (folder / "memory.max").read_text().strip()
         if limit == "max":
             return None
@@ -78,7 +79,7 @@ def allocate(size: int, device: torch.device) -> Tensor:
     if device.type == "cuda":
         runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
         address = tensor.data_ptr()
-        if runtime.cudaHostRegister(address, max(size, 1), 0).value == 0:
+        if int(runtime.cudaHostRegister(address, max(size, 1), 0)) == 0:
             # `block` stays mapped until it is unregistered: the finalizer holds it.
             weakref.finalize(tensor, _unregister, runtime, address, block)
     return tensor

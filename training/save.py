@@ -101,15 +101,7 @@ class Save:
             return True
 
     def _commit(self) -> None:
-        attempt, position = self._attempt, self.position
-        name = find_nan(self._tensors["model"])
-        if name is not None:
-            raise RunFailedError(
-                f"stage {position.stage!r}, step {position.step}: {name} holds a NaN; "
-                "nothing was published, lower the learning rate or clip the gradients"
-            )
-        # Before the head names this step, the store has the records of every step up to it.
-        attempt.metrics.flush()
+        attempt = self._attempt
         sent = time.monotonic()
         entry = self._send()
         with self._lock:
@@ -139,11 +131,26 @@ class Save:
             **extra,
         )
 
+    def _refuse_nan(self) -> None:
+        name = find_nan(self._tensors["model"])
+        if name is not None:
+            position = self.position
+            raise RunFailedError(
+                f"stage {position.stage!r}, step {position.step}: {name} holds a NaN; "
+                "nothing was published, lower the learning rate or clip the gradients"
+            )
+
     def _send(self) -> CheckpointEntry:
         attempt, position = self._attempt, self.position
         name = checkpoint_name(position.step, attempt.generation)
         files = send(
-            attempt.store, f"checkpoints/{name}/", self._contents, self.device, self._progress
+            attempt.store,
+            f"checkpoints/{name}/",
+            self._contents,
+            self.device,
+            self._progress,
+            # Before the head names this step, the store has the records of every step up to it.
+            beside=[self._refuse_nan, attempt.metrics.flush],
         )
         return CheckpointEntry(
             name=name,

@@ -57,15 +57,23 @@ def checksum_of(digests: Sequence[bytes]) -> str:
 
 
 def send(
-    store: Store, prefix: str, files: Sequence[Contents], device: torch.device, progress: Progress
+    store: Store,
+    prefix: str,
+    files: Sequence[Contents],
+    device: torch.device,
+    progress: Progress,
+    beside: Sequence[Callable[[], None]] = (),
 ) -> tuple[FileEntry, ...]:
-    """Write the files below `prefix`; nothing of them stays open if it fails or is stopped."""
+    """Write the files below `prefix`; nothing of them stays open if it fails or is stopped.
+
+    The tasks `beside` are done meanwhile; one that fails makes all of it fail.
+    """
     sizes = [part_bytes_of(file.size) for file in files]
     uploads: list[Upload] = []
     try:
         for file, size in zip(files, sizes, strict=True):
             uploads.append(store.upload(prefix + file.name, file.size, size, progress.stop))
-        digests = _send_parts(store, files, sizes, uploads, device, progress)
+        digests = _send_parts(store, files, sizes, uploads, device, progress, beside)
         run_all([upload.finish for upload in uploads], store.num_threads, progress.stop)
     except BaseException:
         for upload in uploads:
@@ -84,6 +92,7 @@ def _send_parts(
     uploads: Sequence[Upload],
     device: torch.device,
     progress: Progress,
+    beside: Sequence[Callable[[], None]],
 ) -> list[list[bytes]]:
     digests = [[b""] * num_parts(file.size, size) for file, size in zip(files, sizes, strict=True)]
     spares = threading.local()
@@ -103,15 +112,12 @@ def _send_parts(
         digests[number][part] = digest
         progress.add(stop - start)
 
-    run_all(
-        [
-            partial(send_part, number, part)
-            for number in range(len(files))
-            for part in range(len(digests[number]))
-        ],
-        store.num_threads,
-        progress.stop,
-    )
+    parts = [
+        partial(send_part, number, part)
+        for number in range(len(files))
+        for part in range(len(digests[number]))
+    ]
+    run_all([*beside, *parts], store.num_threads, progress.stop)
     return digests
 
 
