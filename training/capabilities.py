@@ -64,3 +64,14 @@ class HasProbe(Protocol):
 
     def probe(self) -> Probe:
         """The work on one batch."""
+
+
+@runtime_checkable
+class HasDataInMemory(Protocol):
+    """A workload that reads its dataset into the memory of each process (room for several runs).
+
+    Without it nothing is reserved for data: mapped files lie in the page cache once for all runs.
+    """
+
+    def data_bytes_in_memory(self, c: Any, dataset_bytes: int) -> int:
+        """Most bytes that one process holds of a dataset of so many bytes, also while loading."""

@@ -11,9 +11,11 @@ import socket
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from training import dataset_commands, history_commands, measure, weights_commands
+from training import dataset_commands, history_commands, measure, sweep, weights_commands
 from training.conclusion import conclude
 from training.errors import EXIT_FINISHED
 from training.exit_code import exit_code_of
@@ -22,6 +24,9 @@ from training.launch import end_with_rank_0
 from training.oversight import Oversight
 from training.record import read_record
 from training.store import Store, open_store
+
+if TYPE_CHECKING:
+    from training.room import Need
 
 _EXIT_CODES = """exit codes: 0 finished · 75 interrupted and saved · 76 lost the lease to another
 writer · 2 a mistake in what was asked for · 1 failed · 3 (data sync) no manifest came in time"""
@@ -65,6 +70,7 @@ def _parser() -> argparse.ArgumentParser:
     history_commands.add_tensorboard(
         commands.add_parser("tensorboard", help="a run's metrics as TensorBoard event files")
     )
+    sweep.add(commands.add_parser("sweep", help="runs over a grid of overrides, a few at a time"))
     _add_check(commands.add_parser("check", help="does a workload of your own resume exactly?"))
     _add_torture(
         commands.add_parser("torture", help="kill a small run at random moments and compare")
@@ -276,7 +282,7 @@ def _train(options: argparse.Namespace, oversight: Oversight, scratch: Path) -> 
     from training.job import Options
     from training.record import parse_prediction
     from training.retention import parse_retention
-    from training.settle import settle
+    from training.settle import gpu_mib, settle
 
     interval = parse_interval(options.checkpoint_interval)
     overrides = parse_overrides(options.override)
@@ -302,8 +308,17 @@ def _train(options: argparse.Namespace, oversight: Oversight, scratch: Path) -> 
         num_processes=options.num_processes,
         arguments=options.arguments,
     )
-    with settled.explaining():
+    with _room(settled.need, gpu_mib()), settled.explaining():
         return run_attempt(attempt, oversight)
+
+
+def _room(need: "Need", gpu_mib: Sequence[int]) -> AbstractContextManager[None]:
+    """This run's place on the machine, beside others; the ranks of one run hold one together."""
+    from training.room import Machine, Reservations
+
+    if os.environ.get("RANK", "0") != "0":
+        return nullcontext()
+    return Reservations(sweep.default_reservations()).reserved(need, Machine.here(gpu_mib))
 
 
 def _run_id(options: argparse.Namespace, store: Store) -> str:

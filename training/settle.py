@@ -4,6 +4,7 @@ The answers stand in the run (config.json, adaptation.json) from its first attem
 """
 
 import argparse
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,13 +12,17 @@ from typing import Any
 
 import torch
 
+from training.capabilities import HasDataInMemory
 from training.config import resolve_config
+from training.dataset import MANIFEST
+from training.errors import UserError
 from training.extend import settle_origin
 from training.ladder import Asked, adapted, explain, settle_adaptation
 from training.limits import is_out_of_memory, limit_memory
 from training.origin import Origin, beginning_from
-from training.store import Store
-from training.workload import Workload
+from training.room import Need
+from training.store import Store, open_store
+from training.workload import Train, Workload
 from training.workloads import load_workload
 
 
@@ -28,6 +33,7 @@ class Settled:
     workload: Workload[Any]
     config: Any
     origin: Origin | None
+    need: Need
 
     @contextmanager
     def explaining(self) -> Iterator[None]:
@@ -46,6 +52,7 @@ def settle(
     """Settle it; memory is tried only where it is limited, by a GPU or by --memory-limit-mib."""
     workload = load_workload(options.workload)
     config = resolve_config(workload, options.recipe, overrides)
+    _refuse_wrong_settings(workload, config)
     origin = settle_origin(
         store,
         init_from=options.init_from,
@@ -70,4 +77,41 @@ def settle(
         limit_memory(options.memory_limit_mib, device)
     if origin is not None:
         workload = beginning_from(workload, origin)
-    return Settled(workload=adapted(workload, rungs), config=config, origin=origin)
+    workload = adapted(workload, rungs)
+    need = need_of(store.uri, workload, config, options.dataset_uri, options.memory_limit_mib)
+    return Settled(workload=workload, config=config, origin=origin, need=need)
+
+
+def _refuse_wrong_settings(workload: Workload[Any], config: Any) -> None:
+    """Settings are checked when they are made."""
+    try:
+        for stage in workload.stages(config):
+            if isinstance(stage, Train):
+                assert stage.settings
+    except ValueError as error:
+        raise UserError(f"the config of workload {workload.name!r} cannot be: {error}") from error
+
+
+def need_of(
+    run: str, workload: Workload[Any], config: Any, dataset_uri: str, gpu_limit: int | None
+) -> Need:
+    """What a run takes of its machine."""
+    data = 0
+    if isinstance(workload, HasDataInMemory):
+        found = open_store(dataset_uri).get(MANIFEST)
+        files = json.loads(found.data)["files"] if found else []
+        data = workload.data_bytes_in_memory(config, sum(file["bytes"] for file in files))
+    stages = [stage for stage in workload.stages(config) if isinstance(stage, Train)]
+    return Need(
+        run=run,
+        data_mib=-(-data // 2**20),
+        loader_workers=max(stage.settings.loader_workers for stage in stages),
+        threads=config.num_threads,
+        gpu_mib=gpu_limit,
+    )
+
+
+def gpu_mib() -> list[int]:
+    """Memory of each GPU of this machine."""
+    num = torch.cuda.device_count()
+    return [torch.cuda.get_device_properties(k).total_memory // 2**20 for k in range(num)]
