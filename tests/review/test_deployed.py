@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import pytest
+from werkzeug.wrappers import Response
 
 from rehearsal.aws import EmbeddedAws
+from rehearsal.aws.front import Front
+from rehearsal.aws.moto_services import signed_for
 from review.__main__ import REPOSITORY, main
 from review.assembly import CannotReview, deployed
 
@@ -26,8 +31,40 @@ def facts(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dic
     return code, json.loads(capsys.readouterr().out)
 
 
+class Gate:
+    """Stands before the embedded AWS, which checks no permission: it lets ReviewStack's role in."""
+
+    ALLOWED = (b"Action=GetTemplate", b"Action=DescribeStacks", b"Action=GetCallerIdentity")
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.is_closed = False
+        self.turned_away: set[str] = set()
+        inside = Front.__call__
+
+        def call(front: Front, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+            if not self.is_closed:
+                return inside(front, environ, start_response)
+            body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+            environ["wsgi.input"] = io.BytesIO(body)
+            if any(each in body for each in self.ALLOWED):
+                return inside(front, environ, start_response)
+            self.turned_away.add(signed_for(environ)[0])
+            text = "<Code>AccessDenied</Code><Message>not for this role</Message>"
+            answer = Response(f"<ErrorResponse><Error>{text}</Error></ErrorResponse>", 403)
+            return answer(environ, start_response)
+
+        monkeypatch.setattr(Front, "__call__", call)
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
+    return Gate(monkeypatch)
+
+
 @pytest.mark.slow
-def test_what_is_deployed_is_the_base(aws: EmbeddedAws, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_deployed_is_the_base(
+    gate: Gate, aws: EmbeddedAws, capsys: pytest.CaptureFixture[str]
+) -> None:
     # Nothing is deployed: both stacks are new.
     code, answer = facts(capsys)
     assert code == 0
@@ -37,8 +74,12 @@ def test_what_is_deployed_is_the_base(aws: EmbeddedAws, capsys: pytest.CaptureFi
             ["npx", "--no-install", "cdk", *command],
             cwd=REPOSITORY, check=True, capture_output=True,
         )  # fmt: skip
+    # From here on with no more than the role of ReviewStack may: the CLI asks for its look-up role,
+    # and goes on without.
+    gate.is_closed = True
     code, answer = facts(capsys)
     assert (code, answer["changes"]) == (0, [])
+    assert gate.turned_away == {"sts"}
     code, answer = facts(capsys, "-c", "size=g5.4xlarge")
     assert code == 0
     assert sorted(each["type"] for each in answer["changes"]) == [  # type: ignore[attr-defined]
