@@ -20,17 +20,9 @@ from benchmarks.anchor_detection import detectors
 from benchmarks.anchor_detection import footprint as detection_footprint
 from benchmarks.anchor_kept import Kept
 from benchmarks.anchor_models import Anchor, anchors
+from training.footprint import starts_kernel
 
 FILE = Path(__file__).parent.parent / "sizing" / "ground_truth_models.json"
-
-
-# Operations that start no kernel: views, and memory that is only set aside.
-_FREE = frozenset(
-    [
-        *("alias", "as_strided", "detach", "expand", "permute", "select", "slice", "squeeze", "t"),
-        *("transpose", "unsqueeze", "view", "_unsafe_view", "empty", "new_empty_strided"),
-    ]
-)
 
 
 class _Kernels(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -42,8 +34,7 @@ class _Kernels(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        if func.namespace == "aten" and func.overloadpacket.__name__ not in _FREE:
-            self.count += 1
+        self.count += starts_kernel(func)
         return out
 
 

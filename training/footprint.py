@@ -35,6 +35,12 @@ from training.standalone import standalone_inputs
 from training.workload import Batch, Train
 
 _ALLOCATION_BYTES = 512
+_WITHOUT_KERNEL = frozenset(
+    [
+        *("alias", "as_strided", "detach", "expand", "permute", "select", "slice", "squeeze", "t"),
+        *("transpose", "unsqueeze", "view", "_unsafe_view", "empty", "new_empty_strided"),
+    ]
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,6 +59,7 @@ class StepFootprint:
     peak_activation_bytes: int  # its part that is not parameters, buffers, gradients or state
     output_bytes: int  # what the model's forward returns for a micro-batch: an LM's logits
     checkpoint_bytes: int
+    kernels: int  # operations of one micro-batch's forward and backward that start a kernel
     flops_per_sample: int  # forward and backward; matrix products, convolutions and attention
 
 
@@ -63,6 +70,7 @@ class ForwardFootprint:
     parameters: int
     parameter_bytes: int
     peak_bytes: int
+    kernels: int
     flops_per_sample: int
 
 
@@ -81,6 +89,7 @@ def measure_step(stage: Train, config: Any, size: int) -> StepFootprint:
             step.run(num_micro)  # creates the optimizer's state
             memory.begin()
             step.run(num_micro)
+            kernels = memory.kernels // num_micro
         flops = _flops(step.forward_backward)
     parameters, buffers = list(model.parameters()), list(model.buffers())
     gradients = [p.grad for p in parameters if p.grad is not None]
@@ -99,6 +108,7 @@ def measure_step(stage: Train, config: Any, size: int) -> StepFootprint:
         peak_activation_bytes=memory.peak_bytes - known,
         output_bytes=step.output_bytes,
         checkpoint_bytes=_bytes(model.state_dict().values()) + _bytes(state),
+        kernels=kernels,
         flops_per_sample=flops // size,
     )
 
@@ -124,6 +134,12 @@ def measure_probe(name: str, probe: Probe) -> ForwardFootprint:
         return _forward(probe.build, lambda m, batch: m(batch), probe.batch, probe.size)
 
 
+def starts_kernel(operation: Any) -> bool:
+    """Whether an operation starts a kernel: views, and memory only set aside, start none."""
+    name = operation.overloadpacket.__name__
+    return operation.namespace == "aten" and name not in _WITHOUT_KERNEL
+
+
 class _Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the storages that are alive, and keeps those that made up the highest peak."""
 
@@ -138,7 +154,8 @@ class _Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.begin()
 
     def begin(self) -> None:
-        """Forget the peak so far; what is alive stays counted."""
+        """Forget peak and kernels so far; what is alive stays counted."""
+        self.kernels = 0
         self.peak_bytes = 0
         self.peak_phase = self.phase
         self._at_peak: dict[int, int] = {}
@@ -151,6 +168,7 @@ class _Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         result = func(*args, **(kwargs or {}))
+        self.kernels += self.phase != "optimizer" and starts_kernel(func)
         self.count(tree_leaves(result))
         return result
 
@@ -261,6 +279,7 @@ def _forward(
         parameters=sum(p.numel() for p in parameters),
         parameter_bytes=_bytes(parameters),
         peak_bytes=memory.peak_bytes,
+        kernels=memory.kernels,
         flops_per_sample=flops // size,
     )
 
