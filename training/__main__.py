@@ -1,5 +1,6 @@
 """`python -m training`; see training/run.py."""
 
+import faulthandler
 import os
 import sys
 
@@ -7,6 +8,8 @@ from training.errors import EXIT_INTERRUPTED
 from training.run import main
 
 if __name__ == "__main__":
+    # systemd and rank 0 end a process that hangs by SIGABRT: the log then says where it was.
+    faulthandler.enable()
     code = main()
     if code == EXIT_INTERRUPTED:
         # An upload that was given up lives on in threads that the interpreter would wait for.

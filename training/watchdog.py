@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-# systemd's WatchdogSec= is two minutes; a late ping on a busy machine must not be one too few.
+# systemd's WatchdogSec= is five minutes; a late ping on a busy machine must not be one too few.
 _PING_SECONDS = 10.0
 # What the thread needs to end the process properly before faulthandler does it without.
 _GRACE_SECONDS = 30.0
@@ -64,6 +64,7 @@ class Watchdog:
 
     def _watch(self) -> None:
         interval = min(_PING_SECONDS, self._limit_seconds / 4 or _PING_SECONDS)
+        notify(self._notify_socket, "WATCHDOG=1")
         try:
             while not self._stop.wait(interval):
                 limit = self._limit_seconds + self._allowed_seconds

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from rehearsal.machines.pings import Pings
 from rehearsal.machines.units import Unit, parse_environment_file
 
 # systemd takes these for a clean end of a service that runs until it is told to stop.
@@ -107,25 +108,36 @@ class Service:
     async def _activate(self) -> None:
         """One life of the service, from ExecStart= to the end of its last process."""
         self.result = "success"
-        try:
-            self._main = await self._spawn(self.unit.exec_start, {})
-        except OSError as error:
-            self._log(f"{self.unit.exec_start[0]}: {error}")
-            self.result, self.main_status = "exit-code", 203
-            return
-        oneshot = self.unit.kind == "oneshot"
-        self._set(*(("activating", "start") if oneshot else ("active", "running")))
-        main = self._main
-        timed_out = await self._wait_or_stop(main)
+        with Pings(self.unit.watchdog_seconds) as pings:
+            try:
+                self._main = await self._spawn(self.unit.exec_start, pings.environment)
+            except OSError as error:
+                self._log(f"{self.unit.exec_start[0]}: {error}")
+                self.result, self.main_status = "exit-code", 203
+                return
+            oneshot = self.unit.kind == "oneshot"
+            self._set(*(("activating", "start") if oneshot else ("active", "running")))
+            main = self._main
+            watching = asyncio.create_task(self._abort_without(pings, main))
+            timed_out = await self._wait_or_stop(main)
+            watching.cancel()
         status = main.returncode
         assert status is not None
         self._set("deactivating", "stop-post")
         self._judge(status, timed_out)
+        if pings.is_missed:
+            self.result = "watchdog"
         self._main = None
         for command in self.unit.exec_stop_post:
             if await self._stop_post(command, main.pid, status) != 0 and self.result == "success":
                 self.result = "exit-code"
         _kill_group(main.pid, signal.SIGKILL)
+
+    async def _abort_without(self, pings: Pings, main: asyncio.subprocess.Process) -> None:
+        """Abort a main process that no longer pings."""
+        await pings.wait_for_a_missed_one()
+        self._log(f"no ping within {self.unit.watchdog_seconds:g} s: aborting")
+        os.kill(main.pid, signal.SIGABRT)
 
     async def _wait_or_stop(self, main: asyncio.subprocess.Process) -> bool:
         """Wait for the end; a stop signals first and kills after the timeout (then True)."""

@@ -27,6 +27,7 @@ SERVICE = (
     "KillMode",
     "KillSignal",
     "TimeoutStopSec",
+    "WatchdogSec",
     "StandardOutput",
     "StandardError",
 )
@@ -69,6 +70,7 @@ class Unit:
     kill_mode: str
     kill_signal: signal.Signals
     stop_timeout_seconds: float
+    watchdog_seconds: float
     log_file: str | None
     wanted_by: tuple[str, ...]
 
@@ -112,6 +114,7 @@ def parse_unit(name: str, text: str) -> Unit:
         kill_mode=last("KillMode", "control-group"),
         kill_signal=signal.Signals[last("KillSignal", "SIGTERM")],
         stop_timeout_seconds=parse_seconds(last("TimeoutStopSec", "90s")),
+        watchdog_seconds=parse_seconds(last("WatchdogSec", "infinity")),
         log_file=_log_file(name, last("StandardOutput", "journal")),
         wanted_by=words("WantedBy"),
     )

@@ -59,6 +59,7 @@ class TinyConfig:
     loader_workers: int = 0
     micro_batch: int = 4
     batch_norm: bool = True
+    dropout: float = 0.2
     double: bool = False
     precision: Precision = "float32"
     compile_mode: CompileMode | None = None
@@ -134,7 +135,7 @@ class TinyTrain:
             nn.Linear(NUM_FEATURES, self.width),
             nn.BatchNorm1d(self.width) if self.config.batch_norm else nn.Identity(),
             nn.ReLU(),
-            nn.Dropout(0.2),
+            nn.Dropout(self.config.dropout),
             nn.Linear(self.width, 2),
         )
         return model.double() if self.config.double else model

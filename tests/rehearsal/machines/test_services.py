@@ -122,3 +122,29 @@ def test_fails_on_unknown_directives_units_and_verbs_by_name(power: Power) -> No
     assert "invalid choice: 'reload'" in log
     assert "Unit b.service could not be found." in log
     assert "a.service: process machines do not honour 'ProtectSystem=strict'" in log
+
+
+def test_a_service_that_no_longer_pings_is_aborted_and_restarted(power: Power) -> None:
+    program = (
+        "import os, socket, time; s = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM); "
+        '[(s.sendto(b"WATCHDOG=1", os.environ["NOTIFY_SOCKET"]), time.sleep(0.5)) '
+        'for _ in range(4)]; print("silent", flush=True); time.sleep(60)'
+    )
+    machine = power(
+        f"{STOP_POST}\nsystemctl daemon-reload\nsystemctl start --no-block a.service",
+        a=f"""[Unit]
+StartLimitBurst=2
+StartLimitIntervalSec=1h
+[Service]
+ExecStart=python3 -c '{program}'
+ExecStopPost=bash run/stop-post
+WatchdogSec=1500ms
+Restart=on-failure
+RestartSec=50ms
+RestartMode=direct
+StandardOutput=append:/var/log/training/training.log
+""",
+    )
+    assert machine.wait(30, "stopped watchdog killed ABRT")
+    lines = machine.log_lines()
+    assert lines.index("silent") < lines.index("a.service: no ping within 1.5 s: aborting")

@@ -1,0 +1,59 @@
+"""WatchdogSec= of process machines: the socket that a service pings, and a ping that is missed."""
+
+import asyncio
+import contextlib
+import math
+import shutil
+import socket
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+
+
+class Pings:
+    """What systemd hears of one life of a service; nothing is expected within infinity."""
+
+    def __init__(self, watchdog_seconds: float) -> None:
+        self.is_missed = False
+        self.environment: Mapping[str, str] = {}
+        self._seconds = watchdog_seconds
+        self._socket: socket.socket | None = None
+        self._folder: Path | None = None
+
+    def __enter__(self) -> "Pings":
+        if math.isfinite(self._seconds):
+            # Not below the machine's root: the address of a Unix socket has about 100 characters.
+            self._folder = Path(tempfile.mkdtemp(prefix="notify-"))
+            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+            self._socket.bind(str(self._folder / "socket"))
+            self._socket.setblocking(False)
+            self.environment = {
+                "NOTIFY_SOCKET": str(self._folder / "socket"),
+                "WATCHDOG_USEC": str(round(self._seconds * 1e6)),
+            }
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._socket is not None:
+            self._socket.close()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    async def wait_for_a_missed_one(self) -> None:
+        """Return when no ping came for the watchdog's time; never where there is none."""
+        if self._socket is None:
+            await asyncio.Event().wait()
+            return
+        loop = asyncio.get_running_loop()
+        with contextlib.suppress(TimeoutError):
+            while True:
+                async with asyncio.timeout(self._seconds):
+                    while b"WATCHDOG=1" not in await loop.sock_recv(self._socket, 4096):
+                        pass
+        self.is_missed = True
