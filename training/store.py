@@ -113,12 +113,18 @@ class S3Store:
         return f"s3://{self._bucket}/{self._prefix}".rstrip("/")
 
     def get(self, key: str) -> Stored | None:
-        with self._errors(key):
+        def read() -> Stored | None:
             try:
-                answer = self._client.get_object(Bucket=self._bucket, Key=self._prefix + key)
+                answer = self._parts.get_object(Bucket=self._bucket, Key=self._prefix + key)
+                # Of a body that breaks off botocore tells, but does not ask for it again.
                 return Stored(data=answer["Body"].read(), etag=answer["ETag"])
-            except self._client.exceptions.NoSuchKey:
+            except self._parts.exceptions.NoSuchKey:
                 return None
+
+        try:
+            return self.repeating(key, threading.Event(), read)
+        except FileNotFoundError:
+            return None  # a 404 whose body, with the code NoSuchKey, did not arrive
 
     def put(self, key: str, data: bytes) -> None:
         with self._errors(key):
