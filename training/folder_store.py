@@ -7,15 +7,16 @@ import os
 import secrets
 import shutil
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
 
 from training.errors import UserError
 from training.storage import PreconditionFailedError, Stored, StoreError, Upload
 
 _PAGE = 4096
+_LOCK_SECONDS = 30.0
 # Smaller files are not worth a second descriptor.
 _DIRECT_BYTES = 1024 * 1024
 
@@ -48,17 +49,11 @@ class FolderStore:
             stream.write(data)
 
     def put_if(self, key: str, data: bytes, etag: str | None) -> str:
-        # flock belongs to the open file, so it keeps threads of one process apart, unlike lockf.
-        with _writing(self._root / key), self._lock() as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            try:
-                found = self.get(key)
-                if (found.etag if found else None) != etag:
-                    raise PreconditionFailedError(f"{self.uri}/{key} is not what it was")
-                self.put(key, data)
-            finally:
-                # Not left to the closing: a loader worker forked just now has the file open too.
-                fcntl.flock(lock, fcntl.LOCK_UN)
+        with _writing(self._root / key), self._locked():
+            found = self.get(key)
+            if (found.etag if found else None) != etag:
+                raise PreconditionFailedError(f"{self.uri}/{key} is not what it was")
+            self.put(key, data)
         return hashlib.sha256(data).hexdigest()
 
     def get_file(self, key: str, path: Path) -> None:
@@ -97,9 +92,29 @@ class FolderStore:
                 with suppress(FileNotFoundError):  # somebody else deletes it too
                     shutil.rmtree(self._root / prefix)
 
-    def _lock(self) -> BinaryIO:
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Only one conditional write at a time; one that is stopped meanwhile is not waited out."""
         self._root.mkdir(parents=True, exist_ok=True)
-        return (self._root / ".lock").open("wb")
+        path, deadline = self._root / ".lock", time.monotonic() + _LOCK_SECONDS
+        # flock belongs to the open file, so it keeps threads of one process apart, unlike lockf.
+        with path.open("wb") as lock:
+            while True:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError as error:
+                    if time.monotonic() > deadline:
+                        raise StoreError(
+                            f"{path} is held by a process that does not let go for "
+                            f"{_LOCK_SECONDS:g} s; end it if it is stopped (Ctrl-Z)"
+                        ) from error
+                    time.sleep(0.002)
+            try:
+                yield
+            finally:
+                # Not left to the closing: a loader worker forked just now has the file open too.
+                fcntl.flock(lock, fcntl.LOCK_UN)
 
     @contextmanager
     def _replacing(self, key: str) -> Iterator[Path]:

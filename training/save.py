@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import TypeAlias
 
 import torch
@@ -13,8 +14,10 @@ from training.capture import Contents, Image
 from training.checkpoint import checkpoint_name, find_nan
 from training.entries import CheckpointEntry, Kind
 from training.errors import RunFailedError
+from training.head import LeaseLostError
 from training.interruption import Notice
 from training.position import Attempt, Position
+from training.store import StoreError
 from training.transfer import CancelledError, Progress, send
 
 Tensors: TypeAlias = Mapping[str, Mapping[str, Tensor]]
@@ -108,7 +111,13 @@ class Save:
             if self._progress.stop.is_set():
                 raise CancelledError("the save was cancelled")
             self._is_publishing = True
-        attempt.lease.publish(entry, retention=attempt.retention, release=self.releases)
+        try:
+            attempt.lease.publish(entry, retention=attempt.retention, release=self.releases)
+        except LeaseLostError:
+            # No head will ever name these files, and no later take-over may come to sweep them.
+            with suppress(StoreError):
+                attempt.store.delete_below(f"checkpoints/{entry.name}/")
+            raise
         self.cost = Cost(
             bytes=self.num_bytes,
             save_seconds=sent - self.began,

@@ -242,8 +242,11 @@ class StageSequence:
             "config": json.dumps(record.config),
             "metrics": json.dumps(dict(position.metrics)),
         }
+        # A stale writer is told now, not after it wrote over what its successor has left.
+        attempt.lease.beat()
         weights = export_final(attempt.store, prior.model, about, attempt.scratch)
         attempt.metrics.flush()
+        attempt.lease.beat()
         write_receipt(
             attempt.store,
             record=record,

@@ -1,5 +1,6 @@
 """Both stores keep the same promises: whole objects and conditional writes with one winner."""
 
+import fcntl
 import hashlib
 import subprocess
 import sys
@@ -361,3 +362,14 @@ def test_fails_when_a_key_cannot_be_created(tmp_path: Path) -> None:
 
     with pytest.raises(StoreError, match=r"config\.json could not be created: .*no answer"):
         create(Silent(tmp_path), "config.json", b"mine")
+
+
+def test_fails_when_a_stopped_process_holds_the_folder_s_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("training.folder_store._LOCK_SECONDS", 0.1)
+    with (tmp_path / ".lock").open("wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(StoreError, match=r"\.lock is held by a process that does not let go"):
+            FolderStore(tmp_path).put_if("head.json", b"x", None)
+    FolderStore(tmp_path).put_if("head.json", b"x", None)
