@@ -50,7 +50,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         shown = text if default is None else f"{text} (default: %(default)s)"
         parser.add_argument(name, type=float, default=default, metavar="N", help=shown)
     parser.add_argument("--size", default="g5.xlarge", help="prices (default: %(default)s)")
-    parser.add_argument("--starts", type=int, default=asked.num_starts, metavar="N", help="jobs")
+    parser.add_argument(
+        "--starts",
+        type=int,
+        default=asked.num_starts,
+        metavar="N",
+        help="jobs, spread over the trace",
+    )
     parser.add_argument("--chart", type=Path, metavar="FILE", help="write bars to .svg or .png")
     parser.add_argument("--json", action="store_true", help="print JSON, no table")
 

@@ -154,6 +154,12 @@ def policies(question: Question, trace: Trace) -> list[Policy]:
         ),
         Policy(name=TODAY, saving=today, under_deadline=None),
         Policy(name=UNIFORM, saving=ours, under_deadline=UniformProgress, on_spot=None),
+        Policy(
+            name="Uniform Progress, on demand until Spot",
+            saving=ours,
+            under_deadline=lambda: UniformProgress(stays=True),
+            on_spot=None,
+        ),
         Policy(name="greedy, saving as ours", saving=ours, under_deadline=Greedy, on_spot=None),
         Policy(name="Young/Daly, no notice", saving=_every(daly), under_deadline=Greedy),
         Policy(name="every 30 min", saving=_every(1800), under_deadline=Greedy),

@@ -7,6 +7,7 @@ are used: C work left, R time left, d changeover delay, cp current and ep expect
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 from sizing.spot.replay import Place, View
 
@@ -54,8 +55,15 @@ class Greedy:
         return "none", _after(view, safety_time(view))
 
 
+@dataclass(frozen=True, slots=True)
 class UniformProgress:
-    """The paper's Uniform Progress, with hysteresis and the Safety Net Rule."""
+    """The paper's Uniform Progress, with hysteresis and the Safety Net Rule.
+
+    The rules do not say what a job does on demand that has caught up while there is no Spot: by
+    their letter it goes idle; `stays` keeps it there until Spot comes, which saves restarts.
+    """
+
+    stays: bool = False
 
     def choose(self, view: View) -> tuple[Place, float]:
         """Keep up with a straight line from the start to the deadline."""
@@ -72,6 +80,8 @@ class UniformProgress:
             return "spot", math.inf
         if view.progress < view.now * pace:
             return "on-demand", _after(view, view.now + changeover(view))
+        if self.stays and view.place == "on-demand":
+            return "on-demand", math.inf
         return "none", _after(view, min(view.progress / pace, safety_time(view)))
 
 

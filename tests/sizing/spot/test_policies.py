@@ -48,6 +48,14 @@ def test_uniform_progress_catches_up_on_demand_and_stays_until_it_is_ahead() -> 
     assert policy.choose(view(4, 2.1, place="on-demand"))[0] == "none"
 
 
+def test_uniform_progress_may_stay_on_demand_until_spot_comes() -> None:
+    caught_up = view(4, 2.1, place="on-demand")
+    with_spot = view(4, 2.1, place="on-demand", has_spot=True)
+    assert UniformProgress(stays=True).choose(caught_up)[0] == "on-demand"
+    assert UniformProgress().choose(caught_up)[0] == "none"
+    assert UniformProgress(stays=True).choose(with_spot)[0] == "spot"
+
+
 def test_uniform_progress_takes_spot_even_when_behind() -> None:
     assert UniformProgress().choose(view(4, 1.0, has_spot=True))[0] == "spot"
 
