@@ -26,7 +26,7 @@ class Metrics:
         self._lines: list[str] = []
         self._flushed = time.monotonic()
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="metrics")
-        self._sending: Future[None] | None = None
+        self._sending: list[Future[None]] = []  # oldest first
         self._local: TextIO | None = None
         if local is not None:
             local.parent.mkdir(parents=True, exist_ok=True)
@@ -40,16 +40,17 @@ class Metrics:
             self._lines.append(line)
             if self._local:
                 self._local.write(line + "\n")
-            if time.monotonic() - self._flushed >= _FLUSH_SECONDS:
+            is_free = all(sending.done() for sending in self._sending)
+            if is_free and time.monotonic() - self._flushed >= _FLUSH_SECONDS:
                 self._send()
 
     def flush(self) -> None:
-        """Return when every line written so far is in the store."""
+        """Return when every line written so far is in the store; others may write meanwhile."""
         with self._lock:
             self._send()
-            if self._sending is not None:
-                self._sending.result()
-                self._sending = None
+            sending = list(self._sending)
+        for one in sending:
+            one.result()
 
     def close(self) -> None:
         """Release the thread and the file; lines not flushed stay local only."""
@@ -59,15 +60,15 @@ class Metrics:
 
     def _send(self) -> None:
         self._flushed = time.monotonic()
+        while self._sending and self._sending[0].done():
+            self._sending.pop(0).result()  # raises what it met
         if not self._lines:
             return
-        if self._sending is not None:
-            self._sending.result()  # raises what the last one met; at most one is under way
         data = ("\n".join(self._lines) + "\n").encode()
         self._lines = []
         self._sequence += 1
         key = f"{self._prefix}-{self._sequence:05d}.jsonl"
-        self._sending = self._pool.submit(self._store.put, key, data)
+        self._sending.append(self._pool.submit(self._store.put, key, data))
 
 
 class SilentMetrics(Metrics):
