@@ -21,10 +21,12 @@ from training.head import Head, Lease, LeaseLostError, acquire
 from training.interruption import InterruptedRunError
 from training.job import Job, Options, open_job
 from training.launch import Siblings
+from training.meter import Meter
 from training.metrics import Metrics, SilentMetrics
 from training.numerics import configure, numerics_key
 from training.oversight import Oversight
 from training.position import Attempt
+from training.profiler import StepProfiler
 from training.record import RunRecord, settle_record
 from training.stages import StageSequence
 from training.store import Store, StoreError
@@ -92,7 +94,13 @@ def _lead(
     oversight.guardian.hold(lease)
     world.share((None, record))
     events = Events(options.store, options.writer)
-    events.emit("take-over", "ok", generation=lease.head.generation)
+    price = {} if options.usd_per_hour is None else {"usd_per_hour": options.usd_per_hour}
+    events.emit("take-over", "ok", generation=lease.head.generation, **price)
+    profiler = None
+    if options.profile_steps is not None:
+        profiler = StepProfiler(
+            options.profile_steps, options.store, lease.head.generation, options.scratch
+        )
     attempt = Attempt(
         store=options.store,
         held=lease,
@@ -105,6 +113,8 @@ def _lead(
         retention=options.retention,
         scratch=options.scratch,
         world=world,
+        meter=Meter(usd_per_hour=options.usd_per_hour, began=began),
+        profiler=profiler,
     )
     run = StageSequence(
         attempt, job.config, job.stages, job.dataset, world.device, record, key, began
@@ -113,6 +123,8 @@ def _lead(
         with _leaving(world), _ending(attempt):
             run.go()
     finally:
+        if profiler is not None:
+            profiler.close()
         conclude(options.store, record, lease.head)
     return EXIT_FINISHED
 

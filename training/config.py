@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, TypeAlias
 
-from training.errors import UserError
+from training.errors import UserError, name_known
 from training.workload import Workload
 
 Unit: TypeAlias = Literal["epochs", "steps", "s", "auto"]
@@ -55,7 +55,7 @@ def resolve_config(workload: Workload[Any], recipe: str, overrides: Mapping[str,
     if recipe not in workload.recipes:
         raise UserError(
             f"workload {workload.name!r} has no recipe {recipe!r}; "
-            f"known are {', '.join(sorted(workload.recipes))}"
+            f"{name_known(recipe, sorted(workload.recipes))}"
         )
     config = workload.recipes[recipe]()
     kinds = typing.get_type_hints(type(config))
@@ -65,7 +65,7 @@ def resolve_config(workload: Workload[Any], recipe: str, overrides: Mapping[str,
         if name not in known:
             raise UserError(
                 f"the config of workload {workload.name!r} has no field {name!r}; "
-                f"known are {', '.join(known)}"
+                f"{name_known(name, known)}"
             )
         values[name] = _parse_value(name, text, kinds[name])
     try:

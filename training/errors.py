@@ -1,5 +1,8 @@
 """The two ways to end without a result that are nobody's bug, with their exit codes."""
 
+import difflib
+from collections.abc import Iterable
+
 EXIT_FINISHED = 0
 EXIT_FAILED = 1
 EXIT_USER = 2
@@ -18,3 +21,11 @@ class RunFailedError(RuntimeError):
 
 class OutOfMemoryError(RuntimeError):
     """Memory ran out in the middle of a run: the attempt fails, the run may go on elsewhere."""
+
+
+def name_known(given: str, known: Iterable[str]) -> str:
+    """The end of a sentence about an unknown name: the likeliest meant, and all there are."""
+    names = list(known)
+    close = difflib.get_close_matches(given, names, n=1)
+    meant = f"did you mean {close[0]!r}? " if close else ""
+    return f"{meant}known are {', '.join(names)}"

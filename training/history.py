@@ -31,6 +31,7 @@ class AttemptStory:
     last_step: int | None
     num_repeated: int  # of its steps that a later attempt computed again
     repeated_seconds: float
+    usd_per_hour: float | None  # as the attempt was told
 
     @property
     def seconds(self) -> float:
@@ -144,6 +145,7 @@ def _story(
         first_step=min(numbers, default=None),
         last_step=max(numbers, default=None),
         num_repeated=len(again),
+        usd_per_hour=events[0].get("usd_per_hour"),
         repeated_seconds=sum(
             len(line["ids"]) / line["samples_per_second"]
             for line in again

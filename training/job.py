@@ -38,6 +38,8 @@ class Options:
     scratch: Path
     origin: Origin | None = None
     prediction: Mapping[str, float | str] | None = None
+    usd_per_hour: float | None = None
+    profile_steps: int | None = None
     place: Place = field(default_factory=Place)
     num_processes: int | None = 1  # None: one per GPU
     arguments: Sequence[str] = ()  # of the command line, for the other ranks

@@ -129,6 +129,8 @@ class StageLoop:
             self._read()
         self._position = replace(self._position, stage_step=step + 1, step=self._position.step + 1)
         self._unread = self._position, result, self._pace.next(self._loader.wait_seconds)
+        if self._attempt.profiler is not None:
+            self._attempt.profiler.step()
 
     def _work(self, batches: Sequence[tuple[MicroBatch, Batch]]) -> Work:
         shapes = shapes_of([batch for _, batch in batches])
@@ -172,7 +174,7 @@ class StageLoop:
             rates = (
                 f"lr {result.learning_rate:.2e} {rate:.0f} samples/s, {waited:.0%} waiting for data"
             )
-            self._bar.show(position.stage_step, f"{text} {rates}")
+            self._bar.show(position.stage_step, f"{text} {rates}{self._attempt.meter.text()}")
 
     def _evaluate_if_due(self) -> None:
         step, every = self._position.stage_step, self._settings.evaluate_every_epochs

@@ -10,8 +10,10 @@ from training.distributed import World
 from training.events import Events
 from training.head import Lease, LeaseLostError
 from training.interruption import InterruptedRunError, Interruption
+from training.meter import Meter
 from training.metrics import Metrics
 from training.oversight import Oversight
+from training.profiler import StepProfiler
 from training.retention import KEEP_NEWEST, Retention
 from training.store import Store
 
@@ -54,6 +56,8 @@ class Attempt:
     retention: Retention = KEEP_NEWEST
     scratch: Path
     world: World
+    meter: Meter = field(default_factory=Meter)
+    profiler: StepProfiler | None = None
 
     @property
     def interruption(self) -> Interruption:

@@ -75,7 +75,17 @@ class Bar:
         if here <= 0 or done >= self._total:
             return ""
         seconds = (time.monotonic() - self._began) / here * (self._total - done)
-        return f", about {seconds:.0f} s left"
+        return f", about {duration(seconds)} left"
+
+
+def duration(seconds: float) -> str:
+    """For people: 12 s, 3 min 20 s, 5 h 7 min."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
 def _has_rich() -> bool:

@@ -46,6 +46,8 @@ def write_report(
 ) -> History:
     """Write the page into the run; return what it was made from."""
     history = read_history(store)
+    if usd_per_hour is None and history.attempts:
+        usd_per_hour = history.attempts[-1].usd_per_hour
     page = _PAGE.format(
         title=html.escape(f"{record.run_id}: {record.workload} / {record.recipe}"),
         summary=html.escape(summary(history, head, usd_per_hour)),

@@ -217,6 +217,17 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         help="a trainer silent for so long shows its stacks and exits 1; 0: never "
         "(default: %(default)s)",
     )
+    add(
+        "--profile",
+        type=_positive_int,
+        metavar="N",
+        help="keep a torch.profiler trace of N steps after a warm-up in the run, under profiles/",
+    )
+    add(
+        "--usd-per-hour",
+        type=_positive,
+        help="the machine's price, to show the attempt's dollars so far and in the report",
+    )
     add("--metrics-file", type=Path, help="also append the metrics to this local file")
     add("--writer", default=socket.gethostname(), help="this machine's name (an instance id)")
     add("--bundle-uri", help="the code bundle, for config.json")
@@ -304,6 +315,8 @@ def _train(options: argparse.Namespace, oversight: Oversight, scratch: Path) -> 
         bundle_uri=options.bundle_uri,
         prediction=parse_prediction(options.prediction),
         scratch=scratch,
+        usd_per_hour=options.usd_per_hour,
+        profile_steps=options.profile,
         place=Place.from_environment(os.environ),
         num_processes=options.num_processes,
         arguments=options.arguments,

@@ -3,7 +3,7 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from training.errors import UserError
+from training.errors import UserError, name_known
 
 if TYPE_CHECKING:
     from training.workload import Workload
@@ -19,7 +19,7 @@ def load_workload(name: str) -> "Workload[Any]":
     module_name, _, attribute = path.partition(":")
     if not attribute:
         raise UserError(
-            f"unknown workload {name!r}; known are {', '.join(sorted(WORKLOADS))}, "
+            f"unknown workload {name!r}; {name_known(name, sorted(WORKLOADS))}, "
             "or give your own as package.module:NAME"
         )
     try:
@@ -30,5 +30,9 @@ def load_workload(name: str) -> "Workload[Any]":
         raise UserError(f"workload {name!r}: there is no module {error.name!r}") from error
     workload = getattr(module, attribute, None)
     if workload is None:
-        raise UserError(f"workload {name!r}: module {module_name} has no {attribute!r}")
+        there = [n for n in vars(module) if n.isupper()]
+        raise UserError(
+            f"workload {name!r}: module {module_name} has no {attribute!r}; "
+            f"{name_known(attribute, there)}"
+        )
     return workload  # type: ignore[no-any-return]

@@ -47,7 +47,7 @@ def test_overrides_take_the_field_s_type() -> None:
 @pytest.mark.parametrize(
     ("pairs", "says"),
     [
-        (["epoch=5"], "no field 'epoch'; known are seed, num_threads"),
+        (["epoch=5"], "no field 'epoch'; did you mean 'epochs'. known are seed, num_threads"),
         (["epochs=many"], "epochs='many' is no int"),
         (["deterministic=1"], "is no bool"),
         (["epochs"], "write name=value"),

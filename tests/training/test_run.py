@@ -217,11 +217,14 @@ def test_other_intervals_give_the_same_weights(run: Run, whole: Run, text: str) 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--workload=trajectorie"], "unknown workload 'trajectorie'; known are "),
+        (
+            ["--workload=trajectorie"],
+            "unknown workload 'trajectorie'; did you mean 'trajectory'? known are ",
+        ),
         (["--workload=no.such.module:X"], "there is no module 'no'"),
         (["--workload=tests.training.tiny:NOPE"], "has no 'NOPE'"),
         (["--recipe=fast"], "no recipe 'fast'; known are long, quick"),
-        (["--override=epoch=5"], "no field 'epoch'; known are"),
+        (["--override=epoch=5"], "no field 'epoch'; did you mean 'epochs'? known are"),
         (["--checkpoint-interval=often"], "write auto, 2epochs, 100steps or 600s"),
         (["--run-uri=ftp://x"], "neither s3://bucket/prefix nor a folder"),
         (["--dataset-uri=no/such/folder"], "does not exist; make one with"),
@@ -285,6 +288,29 @@ def test_help_names_every_command_and_exit_code() -> None:
     text = subprocess.run(command, cwd=root, check=True, text=True, capture_output=True).stdout
     for word in ("run", "data", "fail", "export", "75", "76"):
         assert word in text
+
+
+@pytest.mark.parametrize(
+    ("command", "phrases"),
+    [
+        ("run", ["--init-from URI", "--extend-to", "--no-adapt", "--profile N", "price"]),
+        ("export", ["newest, best, a step"]),
+        ("evaluate", ["{train,validation}", "--json"]),
+        ("predict", ["one JSON line per sample"]),
+        ("check", ["package.module:NAME"]),
+        ("report", ["report.html", "--usd-per-hour"]),
+        ("tensorboard", ["tensorboard --logdir FOLDER"]),
+        ("measure", ["sizing/footprints.json", "--check"]),
+        ("sweep", ["--vary NAME=V1,V2,...", "--parallel"]),
+    ],
+)
+def test_each_command_s_help_says_what_it_takes(
+    command: str, phrases: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main([command, "--help"])
+    said = " ".join(capsys.readouterr().out.split())
+    assert [phrase for phrase in phrases if phrase not in said] == []
 
 
 def test_the_engine_names_no_workload_and_no_stage() -> None:
