@@ -9,7 +9,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,21 +27,34 @@ from training.store import PreconditionFailedError, Store, StoreError
 from training.workload import Inputs, Prepare
 
 INDEX = "index.json"
+# What does not hold is read once more: it may have been damaged on its way here.
+_READS = 2
 _SHARD = re.compile(r"(?P<shard>[0-9]{5})-(?P<sha256>[0-9a-f]{64})\.safetensors")
 
 
-def ensure_artifact(attempt: Attempt, stage: Prepare, inputs: Inputs) -> str:
-    """Make whatever shards are missing, divided among the ranks; return the artifact's key."""
-    key = stage.key(inputs)
+class DamagedShardError(StoreError):
+    """A shard is not what was published."""
+
+
+def ensure_artifact(
+    attempt: Attempt, stage: Prepare, inputs_of: Callable[[], Inputs], known: str | None
+) -> str:
+    """Make whatever shards are missing or damaged, divided among the ranks; return the key.
+
+    `known` is the key that a checkpoint names; `inputs_of` is called only where a shard is made or
+    the key is not known.
+    """
+    key = known or stage.key(inputs_of())
     if not re.fullmatch(r"[a-z0-9-]{1,128}", key):
         raise ValueError(f"stage {stage.name!r}: the key {key!r} must match [a-z0-9-]{{1,128}}")
     prefix = f"artifacts/{key}/"
     world = attempt.world
-    there = world.share(_shards_there(attempt.store, prefix) if world.leads else None)
+    cache = attempt.scratch / "artifacts" / key
+    there = world.share(_shards_there(attempt.store, prefix, cache) if world.leads else None)
     if there is None:
         _say(world, f"[{stage.name}] artifact {key} is there")
         return key
-    num_reused = len(there)
+    inputs, num_reused = inputs_of(), len(there)
     missing = [shard for shard in range(stage.num_shards) if shard not in there]
     with Bar(stage.name, stage.num_shards, done=num_reused) as bar:
         for first in range(0, len(missing), world.size):
@@ -79,17 +92,47 @@ def open_artifact(store: Store, key: str, cache: Path) -> Sequence[Mapping[str, 
     return [load_file(result.result()) for result in results]
 
 
-def _shards_there(store: Store, prefix: str) -> dict[int, dict[str, Any]] | None:
-    """What earlier attempts have left of an artifact; None where it is whole."""
-    if store.get(prefix + INDEX) is not None:
+def _shards_there(store: Store, prefix: str, cache: Path) -> dict[int, dict[str, Any]] | None:
+    """The shards that hold, each fetched into the cache; None where the artifact is whole."""
+    indexed = _indexed(store, prefix)
+    entries = indexed if indexed is not None else list(_listed(store, prefix))
+    cache.mkdir(parents=True, exist_ok=True)
+
+    def holds(entry: Mapping[str, Any]) -> bool:
+        try:
+            _cached(store, prefix, entry, cache)
+        except (DamagedShardError, FileNotFoundError) as error:
+            print(f"[artifact] {error}; making it anew", flush=True)
+            return False
+        return True
+
+    with ThreadPoolExecutor(8) as pool:
+        whole = list(pool.map(holds, entries))
+    if indexed is not None and all(whole):
         return None
     there: dict[int, dict[str, Any]] = {}
+    for entry, is_whole in zip(entries, whole, strict=True):
+        if is_whole:
+            there.setdefault(int(entry["name"][:5]), dict(entry))
+    return there
+
+
+def _indexed(store: Store, prefix: str) -> list[dict[str, Any]] | None:
+    """What the index names; None where there is none that can be read."""
+    found = store.get(prefix + INDEX)
+    try:
+        return None if found is None else list(json.loads(found.data)["shards"])
+    except (ValueError, KeyError, TypeError) as error:
+        print(f"[artifact] {store.uri}/{prefix}{INDEX} is torn ({error}); writing it anew")
+        return None
+
+
+def _listed(store: Store, prefix: str) -> Iterator[dict[str, Any]]:
+    """What earlier attempts have left of an artifact without an index: names carry checksums."""
     for key, size in sorted(store.sizes(prefix).items()):
         match = _SHARD.fullmatch(key.removeprefix(prefix))
         if match:
-            entry = {"name": match[0], "bytes": size, "sha256": match["sha256"]}
-            there.setdefault(int(match["shard"]), entry)
-    return there
+            yield {"name": match[0], "bytes": size, "sha256": match["sha256"]}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -120,9 +163,12 @@ def _make_shard(attempt: Attempt, stage: Prepare, inputs: Inputs, prefix: str, s
 
 
 def _write_index(store: Store, prefix: str, key: str, shards: list[dict[str, Any]]) -> None:
-    index = {"format": 1, "key": key, "shards": shards}
+    data = json.dumps({"format": 1, "key": key, "shards": shards}, indent=1).encode()
+    found = store.get(prefix + INDEX)
+    if found is not None and found.data == data:
+        return  # a damaged shard was made anew, and is what it was
     try:
-        store.put_if(prefix + INDEX, json.dumps(index, indent=1).encode(), None)
+        store.put_if(prefix + INDEX, data, found.etag if found else None)
     except PreconditionFailedError:
         print(f"the index of {key} was written by another attempt", flush=True)
 
@@ -138,10 +184,8 @@ def _cached(store: Store, prefix: str, shard: Mapping[str, Any], folder: Path) -
         return path
     # Several ranks may read into one folder.
     part = path.with_suffix(f".{os.getpid()}.part")
-    store.get_file(prefix + path.name, part)
-    if sha256_of(part) != shard["sha256"]:
-        raise StoreError(
-            f"{store.uri}/{prefix}{path.name} does not match its checksum; "
-            f"delete {store.uri}/{prefix} to make it anew"
-        )
-    return part.replace(path)
+    for _ in range(_READS):
+        store.get_file(prefix + path.name, part)
+        if sha256_of(part) == shard["sha256"]:
+            return part.replace(path)
+    raise DamagedShardError(f"{store.uri}/{prefix}{path.name} does not match its checksum")

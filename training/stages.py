@@ -94,14 +94,13 @@ class StageSequence:
         self._artifacts = dict(position.artifacts) if position else {}
         names = [stage.name for stage in self._stages]
         for number, stage in enumerate(self._stages):
+            if isinstance(stage, Prepare):
+                self._prepare(stage, names, number, position)
+                continue
             if ended.intersection(names[number:]):
                 continue  # this stage, or one that was built on it, has ended
             self._attempt.check()
             inputs = self._inputs(position)
-            if isinstance(stage, Prepare):
-                if stage.name not in self._artifacts:
-                    self._artifacts[stage.name] = ensure_artifact(self._attempt, stage, inputs)
-                continue
             mine = snapshot if position and position.stage == stage.name else None
             start = position if mine and position else self._begin(stage, position)
             start = replace(start, artifacts=dict(self._artifacts))
@@ -109,6 +108,21 @@ class StageSequence:
             snapshot = None
         assert position is not None
         return position
+
+    def _prepare(
+        self, stage: Prepare, names: Sequence[str], number: int, position: Position | None
+    ) -> None:
+        """Derive the data, or hold what is there against its checksums; made of what stood then."""
+        if position and position.has_ended and position.stage == names[-1]:
+            return  # the run has only to be finished
+        self._attempt.check()
+        before = position
+        if position:
+            results = {n: r for n, r in position.results.items() if n in names[:number]}
+            before = replace(position, results=results)
+        self._artifacts[stage.name] = ensure_artifact(
+            self._attempt, stage, lambda: self._inputs(before), self._artifacts.get(stage.name)
+        )
 
     def _begin(self, stage: Train, before: Position | None) -> Position:
         if before is None:

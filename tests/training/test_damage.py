@@ -194,3 +194,28 @@ def test_fails_for_a_newer_format_and_says_which_bundle_reads_it(
         "run the bundle that config.json names"
     ) in capsys.readouterr().err
     assert snapshot_of(run) == before
+
+
+@pytest.mark.parametrize("damage", ["flipped bit", "missing shard", "torn index", "no index"])
+def test_a_damaged_artifact_is_made_anew_and_nothing_else(
+    run: Run, whole: Run, capsys: pytest.CaptureFixture[str], damage: str
+) -> None:
+    interrupted(run, "second", 4)
+    (folder,) = (Path(run.uri) / "artifacts").iterdir()
+    good = {path.name: path.read_bytes() for path in folder.iterdir()}
+    index, shard = folder / "index.json", sorted(folder.glob("00001-*"))[0]
+    if damage == "flipped bit":
+        flip(shard, -1)
+    elif damage == "missing shard":
+        shard.unlink()
+    elif damage == "torn index":
+        index.write_bytes(good["index.json"][:50])
+    else:
+        index.unlink()
+    checkpoint = run.head.checkpoints[-1].name
+    assert run.attempt() == 0
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == good
+    made = [line["shard"] for line in run.lines("prepare") if line["generation"] == 2]
+    assert made == ([1] if "shard" in damage or "bit" in damage else [])
+    assert run.events("resumed")[-1]["checkpoint"] == checkpoint, "no step was lost"
+    assert_equal(run, whole)
