@@ -51,6 +51,10 @@ class BatchPlan:
             for number, first in enumerate(range(0, len(ids), size))
         ]
 
+    def num_micro_batches(self, step: int) -> int:
+        """How many those are."""
+        return math.ceil(len(self.ids(step)) / self._micro_batch)
+
     def share(self, step: int, rank: int) -> list[MicroBatch]:
         """Those of one rank; never empty, because every rank takes part in the reduction."""
         everyone = self.micro_batches(step)

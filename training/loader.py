@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from training.batches import MicroBatch
-from training.randomness import derive_seed
+from training.randomness import derive_seeds
 from training.workload import Batch, Samples
 
 _BATCHES_AHEAD_PER_WORKER = 2
@@ -33,24 +33,24 @@ class Loader:
         pin_memory: bool,
     ) -> None:
         self.wait_seconds = 0.0  # for which the trainer has waited, or made batches itself
-        ahead: dict[str, Any] = {}
-        if num_workers > 0:
-            ahead = {
-                "prefetch_factor": _BATCHES_AHEAD_PER_WORKER,
-                "multiprocessing_context": multiprocessing.get_context("fork"),
-                "worker_init_fn": _leave_signals_to_the_trainer,
-            }
-        self._batches: Iterator[Batch] = iter(
+        batches = _Batches(samples, seed)
+        if num_workers == 0:
+            # Not by a DataLoader: its hooks for profilers cost a tenth of a millisecond a batch.
+            self._batches: Iterator[Batch] = (batches[micro] for micro in micro_batches)
+            return
+        self._batches = iter(
             DataLoader(
-                _Batches(samples, seed),
+                batches,
                 batch_size=None,  # an item is a whole micro-batch
                 sampler=micro_batches,
                 collate_fn=_as_it_is,
                 num_workers=num_workers,
+                prefetch_factor=_BATCHES_AHEAD_PER_WORKER,
                 pin_memory=pin_memory,
+                multiprocessing_context=multiprocessing.get_context("fork"),
+                worker_init_fn=_leave_signals_to_the_trainer,
                 # Its own, so that the model's noise does not depend on when a loader is made.
                 generator=torch.Generator(),
-                **ahead,
             )
         )
 
@@ -78,13 +78,14 @@ class _Batches(Dataset[Batch]):
             # As in a worker: the number of threads can change the bits of a sample.
             torch.set_num_threads(1)
         try:
-            return self._samples.collate([self._get(micro.epoch, index) for index in micro.ids])
+            derive = derive_seeds("sample", self._seed, micro.epoch)
+            return self._samples.collate([self._get(index, derive(index)) for index in micro.ids])
         finally:
             if num_threads != 1:
                 torch.set_num_threads(num_threads)
 
-    def _get(self, epoch: int, index: int) -> Any:
-        self._rng.manual_seed(derive_seed("sample", self._seed, epoch, index))
+    def _get(self, index: int, seed: int) -> Any:
+        self._rng.manual_seed(seed)
         return self._samples.get(index, self._rng)
 
 

@@ -122,7 +122,7 @@ class StageLoop:
             result = self._learner.step(
                 batches,
                 weight=weight,
-                num_micro_batches=len(self._plan.micro_batches(step)),
+                num_micro_batches=self._plan.num_micro_batches(step),
                 step=step,
                 num_steps=self._plan.num_steps,
             )

@@ -1,7 +1,7 @@
 """Random state is derived, never stored: from the seed and from where in the run we are."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -10,6 +10,21 @@ def derive_seed(*parts: int | str) -> int:
     """Return 63 bits that depend on every part and their order."""
     text = "\x1f".join(str(part) for part in parts).encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 1
+
+
+def derive_seeds(*parts: int | str) -> Callable[[int], int]:
+    """Return `derive_seed(*parts, number)` as a function of the number, at a third of its price.
+
+    It is asked once per sample, so it counts in steps of milliseconds.
+    """
+    begun = hashlib.blake2b("".join(f"{part}\x1f" for part in parts).encode(), digest_size=8)
+
+    def derive(number: int) -> int:
+        digest = begun.copy()
+        digest.update(b"%d" % number)
+        return int.from_bytes(digest.digest(), "little") >> 1
+
+    return derive
 
 
 def shuffled(length: int, epoch: int, seed: int) -> Sequence[int]:

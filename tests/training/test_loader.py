@@ -14,6 +14,7 @@ from tests.training.conftest import Run
 from training.batches import MicroBatch
 from training.interruption import Interruption
 from training.loader import Loader
+from training.randomness import derive_seed, derive_seeds
 
 
 class Augmented:
@@ -61,6 +62,13 @@ def test_batches_depend_neither_on_workers_nor_on_where_the_loader_begins() -> N
     assert len({float(x) for x, _ in alone}) == 10, "each epoch is augmented anew"
     assert {pid for _, pid in alone} == {os.getpid()}
     assert len({pid for _, pid in shared}) == 2
+
+
+def test_seeds_of_samples_are_derived_like_every_other() -> None:
+    derive = derive_seeds("sample", 7, 3)
+    assert [derive(index) for index in (0, 5, 123)] == [
+        derive_seed("sample", 7, 3, index) for index in (0, 5, 123)
+    ]
 
 
 def test_workers_ignore_what_is_meant_for_the_trainer() -> None:
