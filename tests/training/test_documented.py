@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 
 from tests.training import documented
-from training.run import main
+from tests.training.apart import command
 
 PAGE = Path(__file__).parents[2] / "docs" / "training.md"
 
 
 def test_every_example_prints_what_the_page_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = PAGE.read_text()
     for name, content in documented.files(text):
@@ -22,11 +22,10 @@ def test_every_example_prints_what_the_page_says(
     found = documented.read(PAGE)
     assert found
     for example in found:
-        code = main(example.arguments)
-        seen = capsys.readouterr()
-        said = f"{' '.join(example.arguments)}\n{seen.err}{seen.out}"
+        code, out, err = command(example.arguments)
+        said = f"{' '.join(example.arguments)}\n{err}{out}"
         assert code == example.code, said
-        assert documented.matches(example.output, seen.err + seen.out), said
+        assert documented.matches(example.output, err + out), said
 
 
 def test_a_page_that_says_something_else_is_noticed() -> None:

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.training.apart import apart, command
 from tests.training.conftest import WORKLOAD
 from training.measure import DEFAULT_OUT, difference, measured
-from training.run import main
 from training.workloads import WORKLOADS
 
 ROOT = Path(__file__).parents[2]
@@ -17,12 +17,12 @@ FILE = ROOT / DEFAULT_OUT
 @pytest.mark.parametrize("name", sorted(WORKLOADS))
 def test_the_committed_footprints_are_what_the_stages_need(name: str) -> None:
     """The laptop recipes here, all of them with the marker slow."""
-    assert difference(FILE, list(measured(name, "laptop", {}))) is None
+    assert difference(FILE, apart(lambda: list(measured(name, "laptop", {})))) is None
 
 
 @pytest.mark.slow
 def test_all_committed_footprints_are_what_the_stages_need() -> None:
-    assert main(["measure", "--check", f"--out={FILE}"]) == 0
+    assert command(["measure", "--check", f"--out={FILE}"]).code == 0
 
 
 def test_every_recipe_is_measured_and_every_key_is_explained() -> None:
@@ -39,35 +39,36 @@ def test_every_recipe_is_measured_and_every_key_is_explained() -> None:
 def test_a_workload_of_one_s_own_is_measured_into_a_file(tmp_path: Path) -> None:
     out = tmp_path / "footprints.json"
     arguments = ["measure", f"--workload={WORKLOAD}", "--recipe=quick", f"--out={out}"]
-    assert main(arguments) == 0
+    assert command(arguments).code == 0
     rows = json.loads(out.read_text())["footprints"]
     assert {row["stage"] for row in rows} == {"first", "second"}
-    assert main([*arguments, "--check"]) == 0
+    assert command([*arguments, "--check"]).code == 0
 
 
 def test_the_other_recipes_of_the_file_are_kept(tmp_path: Path) -> None:
     out = tmp_path / "footprints.json"
     out.write_text(FILE.read_text())
-    assert main(["measure", f"--workload={WORKLOAD}", "--recipe=quick", f"--out={out}"]) == 0
+    assert (
+        command(["measure", f"--workload={WORKLOAD}", "--recipe=quick", f"--out={out}"]).code == 0
+    )
     before = json.loads(FILE.read_text())["footprints"]
     after = json.loads(out.read_text())["footprints"]
     assert [row for row in after if row in before] == before
     assert len(after) > len(before)
 
 
-def test_fails_when_the_file_says_something_else(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_fails_when_the_file_says_something_else(tmp_path: Path) -> None:
     out = tmp_path / "footprints.json"
     arguments = ["measure", f"--workload={WORKLOAD}", "--recipe=quick", f"--out={out}"]
-    assert main([*arguments, "--check"]) == 1
-    assert f"there is no {out}; write it: python -m training measure" in capsys.readouterr().out
-    assert main(arguments) == 0
+    missing = command([*arguments, "--check"])
+    assert missing.code == 1
+    assert f"there is no {out}; write it: python -m training measure" in missing.out
+    assert command(arguments).code == 0
     out.write_text(out.read_text().replace('"trainable_parameters": ', '"trainable_parameters": 1'))
-    assert main([*arguments, "--check"]) == 1
-    said = capsys.readouterr().out
-    assert "trainable_parameters is 1" in said
-    assert "measure again: python -m training measure" in said
+    other = command([*arguments, "--check"])
+    assert other.code == 1
+    assert "trainable_parameters is 1" in other.out
+    assert "measure again: python -m training measure" in other.out
 
 
 @pytest.mark.parametrize(
@@ -79,8 +80,7 @@ def test_fails_when_the_file_says_something_else(
         (["--workload=trajectory", "--recipe=laptop", "--override=wide=9"], "no field 'wide'"),
     ],
 )
-def test_fails_for_a_mistake_in_one_sentence(
-    arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["measure", *arguments]) == 2
-    assert says in capsys.readouterr().err
+def test_fails_for_a_mistake_in_one_sentence(arguments: list[str], says: str) -> None:
+    done = command(["measure", *arguments])
+    assert done.code == 2
+    assert says in done.err
