@@ -12,7 +12,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import boot, cached_features, checkpoint, forecast, plan, spot, synth
+from benchmarks import boot, cached_features, checkpoint, forecast, overhead, plan, spot, synth
 from sizing.commands import tables
 
 
@@ -38,7 +38,10 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     cached = commands.add_parser("cached", help="frozen features once or in every epoch")
     cached.add_argument("--rounds", type=int, default=5, help="alternating, default: %(default)s")
     cached.add_argument("--clips", type=int, default=128, help="default: %(default)s")
-    for command in (ours, start, policies, hours, saves, plans, cached):
+    loops = commands.add_parser("overhead", help="a step of our loop beside a bare PyTorch loop")
+    loops.add_argument("--rounds", type=int, default=5, help="alternating, default: %(default)s")
+    loops.add_argument("--width", type=int, default=60_000, help="of the model: its step's length")
+    for command in (ours, start, policies, hours, saves, plans, cached, loops):
         command.add_argument("--json", action="store_true", help="print JSON, no table")
     return parser.parse_args(arguments)
 
@@ -50,6 +53,8 @@ def main() -> int:
         rows = synth.measure(rounds=arguments.rounds)
     elif arguments.command == "cached":
         rows = cached_features.measure(rounds=arguments.rounds, clips=arguments.clips)
+    elif arguments.command == "overhead":
+        rows = overhead.measure(rounds=arguments.rounds, width=arguments.width)
     elif arguments.command == "plan":
         rows = plan.measure(calls=arguments.calls)
     elif arguments.command in ("simulate", "forecast"):
