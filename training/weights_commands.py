@@ -58,7 +58,7 @@ def _add_subject(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--split",
         default="validation",
-        choices=["train", "validation"],
+        choices=["train", "validation", "test"],
         help="default: %(default)s",
     )
     parser.add_argument("--stage", help="default: the Train stage that the weights are of")

@@ -295,7 +295,7 @@ def test_help_names_every_command_and_exit_code() -> None:
     [
         ("run", ["--init-from URI", "--extend-to", "--no-adapt", "--profile N", "price"]),
         ("export", ["newest, best, a step"]),
-        ("evaluate", ["{train,validation}", "--json"]),
+        ("evaluate", ["{train,validation,test}", "--json"]),
         ("predict", ["one JSON line per sample"]),
         ("check", ["package.module:NAME"]),
         ("report", ["report.html", "--usd-per-hour"]),
