@@ -105,6 +105,7 @@ class Lease:
         self._head = head
         # Nonces of writes that nobody answered: one that turns up later was ours all the same.
         self._unanswered: set[str] = set()
+        self._abandoned: set[str] = set()  # checkpoints whose files are to go
         self._ttl_seconds = ttl_seconds
         self._lock = threading.Lock()
         self._publishing = threading.Lock()
@@ -147,9 +148,25 @@ class Lease:
         if release:
             self._stop.set()
             return  # seconds count; the successor sweeps
-        for dropped in (*before.checkpoints, entry):
-            if dropped not in after.checkpoints:
-                self._store.delete_below(f"checkpoints/{dropped.name}/")
+        names = {known.name for known in (*before.checkpoints, entry)} | self._abandoned
+        self._abandoned = names - {kept.name for kept in after.checkpoints}
+        self._delete_abandoned()
+
+    def abandon(self, name: str) -> None:
+        """Let a checkpoint's files go that was not published, as far as its writer knows.
+
+        Only behind the next publication: until then a write that nobody answered may yet name it.
+        """
+        self._abandoned.add(name)
+
+    def _delete_abandoned(self) -> None:
+        try:
+            for name in sorted(self._abandoned):
+                self._store.delete_below(f"checkpoints/{name}/")
+                self._abandoned.discard(name)
+        except StoreError as error:
+            # What was published is safe; the rest goes after the next publication or take-over.
+            print(f"[retention] {error}; trying again", flush=True)
 
     def sweep(self) -> None:
         """Delete checkpoints that no head names and whose writers this take-over has shut out.

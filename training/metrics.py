@@ -6,16 +6,29 @@ import threading
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
-from training.store import Store
+from training.store import Store, StoreError
 
 _FLUSH_SECONDS = 5.0
 
 
+@dataclass(kw_only=True, slots=True)
+class _Batch:
+    """Lines under way to one key."""
+
+    key: str
+    data: bytes
+    sending: Future[None]
+
+
 class Metrics:
-    """Lines of one attempt, in objects never rewritten: <generation>-<nonce>-<seq>.jsonl."""
+    """Lines of one attempt, in objects never rewritten: <generation>-<nonce>-<seq>.jsonl.
+
+    What the store refuses is kept and sent again.
+    """
 
     def __init__(self, store: Store, generation: int, nonce: str, local: Path | None) -> None:
         self._store = store
@@ -26,7 +39,7 @@ class Metrics:
         self._lines: list[str] = []
         self._flushed = time.monotonic()
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="metrics")
-        self._sending: list[Future[None]] = []  # oldest first
+        self._batches: list[_Batch] = []  # not known to have arrived; oldest first
         self._local: TextIO | None = None
         if local is not None:
             local.parent.mkdir(parents=True, exist_ok=True)
@@ -40,15 +53,18 @@ class Metrics:
             self._lines.append(line)
             if self._local:
                 self._local.write(line + "\n")
-            is_free = all(sending.done() for sending in self._sending)
+            is_free = all(batch.sending.done() for batch in self._batches)
             if is_free and time.monotonic() - self._flushed >= _FLUSH_SECONDS:
                 self._send()
 
     def flush(self) -> None:
-        """Return when every line written so far is in the store; others may write meanwhile."""
+        """Return when every line written so far is in the store; others may write meanwhile.
+
+        StoreError if one could not be sent; it is sent again with those that come.
+        """
         with self._lock:
             self._send()
-            sending = list(self._sending)
+            sending = [batch.sending for batch in self._batches]
         for one in sending:
             one.result()
 
@@ -60,15 +76,27 @@ class Metrics:
 
     def _send(self) -> None:
         self._flushed = time.monotonic()
-        while self._sending and self._sending[0].done():
-            self._sending.pop(0).result()  # raises what it met
+        self._batches = [batch for batch in self._batches if not self._has_arrived(batch)]
         if not self._lines:
             return
         data = ("\n".join(self._lines) + "\n").encode()
         self._lines = []
         self._sequence += 1
         key = f"{self._prefix}-{self._sequence:05d}.jsonl"
-        self._sending.append(self._pool.submit(self._store.put, key, data))
+        sending = self._pool.submit(self._store.put, key, data)
+        self._batches.append(_Batch(key=key, data=data, sending=sending))
+
+    def _has_arrived(self, batch: _Batch) -> bool:
+        """Whether it has; what has failed is under way anew."""
+        if not batch.sending.done():
+            return False
+        try:
+            batch.sending.result()
+        except StoreError as error:
+            print(f"[metrics] {error}; trying again", flush=True)
+            batch.sending = self._pool.submit(self._store.put, batch.key, batch.data)
+            return False
+        return True
 
 
 class SilentMetrics(Metrics):

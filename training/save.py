@@ -90,6 +90,15 @@ class Save:
             self.error = error
         finally:
             self._over.set()
+        if isinstance(self.error, StoreError):
+            # After the end: the store may be slow to take this too, and nobody waits for it.
+            self._attempt.events.emit(
+                "save-failed",
+                "failed",
+                step=self.position.step,
+                kind=self.kind,
+                message=str(self.error),
+            )
 
     def wait(self, seconds: float | None = None) -> bool:
         """Until it is over, at most so long; whether it is."""
@@ -106,7 +115,21 @@ class Save:
     def _commit(self) -> None:
         attempt = self._attempt
         sent = time.monotonic()
-        entry = self._send()
+        name = checkpoint_name(self.position.step, attempt.generation)
+        try:
+            self._publish(self._send(name))
+        except StoreError:
+            attempt.lease.abandon(name)
+            raise
+        self.cost = Cost(
+            bytes=self.num_bytes,
+            save_seconds=sent - self.began,
+            upload_seconds=time.monotonic() - sent,
+        )
+        self._tell(self.cost.durable_seconds)
+
+    def _publish(self, entry: CheckpointEntry) -> None:
+        attempt = self._attempt
         with self._lock:
             if self._progress.stop.is_set():
                 raise CancelledError("the save was cancelled")
@@ -118,12 +141,6 @@ class Save:
             with suppress(StoreError):
                 attempt.store.delete_below(f"checkpoints/{entry.name}/")
             raise
-        self.cost = Cost(
-            bytes=self.num_bytes,
-            save_seconds=sent - self.began,
-            upload_seconds=time.monotonic() - sent,
-        )
-        self._tell(self.cost.durable_seconds)
 
     def _tell(self, seconds: float) -> None:
         """Leave the event, here and not in the training thread: it is a request to the store."""
@@ -149,9 +166,8 @@ class Save:
                 "nothing was published, lower the learning rate or clip the gradients"
             )
 
-    def _send(self) -> CheckpointEntry:
+    def _send(self, name: str) -> CheckpointEntry:
         attempt, position = self._attempt, self.position
-        name = checkpoint_name(position.step, attempt.generation)
         files = send(
             attempt.store,
             f"checkpoints/{name}/",

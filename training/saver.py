@@ -1,7 +1,8 @@
 """Commits: a boundary's state becomes files in the store, and the head names them last.
 
 What was committed before stays whole until the head's one write, whatever happens in between. One
-save is under way at a time: the copy to the host holds training up, the rest runs behind it.
+save is under way at a time: the copy to the host holds training up, the rest runs behind it. A save
+that the store refuses is tried again while training goes on; the end of a stage must be kept.
 """
 
 import threading
@@ -11,12 +12,14 @@ from dataclasses import asdict, replace
 from training.budget import Budget, Cost, draw_up, estimate, reserve_of
 from training.capture import Capture, Image, live_contents
 from training.errors import RunFailedError
+from training.failed_saves import FailedSaves
 from training.head import Kind, LeaseLostError
 from training.interruption import Notice
 from training.interval import AutoInterval
 from training.memory import available_bytes
 from training.position import Attempt, Position
 from training.save import Save
+from training.store import StoreError
 
 # In a checkpoint's JSON: how long the run had trained.
 SPENT_SECONDS = "spent_seconds"
@@ -45,6 +48,7 @@ class Saver:
         self._committed = committed
         self._best = committed.best if committed else {}
         self._begun_step = -1
+        self._failed = FailedSaves()
         self._save: Save | None = None
         self._images: list[Image] = []
         self._staged: Save | None = None
@@ -59,13 +63,16 @@ class Saver:
         """Whether this boundary is to be saved: the interval has passed, or it is the best so far.
 
         An interval of steps or epochs is kept to the step: `begin` waits for a save under way. One
-        of seconds, or `auto`, is put off to the first boundary after it.
+        of seconds, or `auto`, is put off to the first boundary after it. After a save that failed
+        the next one comes sooner.
         """
         if position.best.get("step") == position.step and position.best != self._best:
             return True
         self._auto.reach(position.stage, position.stage_step, steps_per_epoch)
         if position.step == self._begun_step:
             return False
+        if self._failed.is_retry_due and self._save is None:
+            return True
         interval = self._attempt.interval
         if interval.unit in ("s", "auto"):
             if self._save is not None:
@@ -87,12 +94,19 @@ class Saver:
         return self._save is None or self._save.wait(seconds)
 
     def poll(self) -> None:
-        """Raise what the save under way has met, if it is over. Costs nothing; call it often."""
+        """Take notice of the save under way, if it is over. Costs nothing; call it often.
+
+        What the store refused is said, and raised only when it has done so for long; all else that
+        the save has met is raised.
+        """
         if self._save is not None and self._save.is_over:
             self._collect()
 
     def commit(self, capture: Capture, position: Position, epoch: int, kind: Kind) -> None:
-        """Commit synchronously, straight from the live tensors; refuses weights with a NaN."""
+        """Commit synchronously, straight from the live tensors; refuses weights with a NaN.
+
+        If the store fails at the end of a stage, that is raised: what comes next is read back.
+        """
         self._finish()
         self._last_boundary = time.monotonic()
         self._save = self._live(capture, position, epoch, kind)
@@ -204,7 +218,7 @@ class Saver:
         return image
 
     def _finish(self) -> None:
-        """Wait for the save under way; raise what it met."""
+        """Wait for the save under way, then as `poll`."""
         if self._save is not None:
             self._save.wait()
             self._collect()
@@ -212,9 +226,19 @@ class Saver:
     def _collect(self) -> None:
         save, self._save = self._save, None
         assert save is not None
-        if save.error is not None:
+        if save.error is None:
+            self._record(save)
+            return
+        if not isinstance(save.error, StoreError) or save.kind == "stage-end":
             raise save.error
-        self._record(save)
+        self._failed.count(save.began)
+        if self._failed.is_hopeless:
+            raise save.error
+        print(
+            f"[save] step {save.position.step} was not saved, {self._failed.in_a_row} in a row: "
+            f"{save.error}; the last commit stays, training goes on, it is tried again",
+            flush=True,
+        )
 
     def _settle(self, save: Save) -> bool:
         """Record a save that is over at the end of an attempt; whether it was committed."""
@@ -229,6 +253,7 @@ class Saver:
     def _record(self, save: Save) -> None:
         assert save.cost is not None
         self._committed = save.position
+        self._failed.end()
         self.last_cost = save.cost
         self._attempt.metrics.write(
             "commit",

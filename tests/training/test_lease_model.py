@@ -157,7 +157,11 @@ class Writers(RuleBasedStateMachine):
             entry = CheckpointEntry(
                 name=name, step=self.num_names, stage="a", epoch=0, kind="periodic", files=()
             )
-            holder.lease.publish(entry, release=release)
+            try:
+                holder.lease.publish(entry, release=release)
+            except StoreError:
+                holder.lease.abandon(name)
+                raise
             holder.is_let_go = release
             assert name in {e.name for head in self.store.heads for e in head.checkpoints}
 

@@ -60,12 +60,20 @@ def test_a_flush_waits_for_what_was_sent_before_it(
     metrics.close()
 
 
-def test_fails_at_the_flush_after_a_line_that_could_not_be_sent(tmp_path: Path) -> None:
+def test_fails_at_the_flush_of_a_line_that_could_not_be_sent_and_sends_it_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("training.metrics._FLUSH_SECONDS", 0.0)
     store = HeldStore(tmp_path)
     store.error = StoreError("no answer")
     store.gate.set()
     metrics = Metrics(store, 1, "n", None)
-    metrics.write("step", step=1)
+    for step in range(3):
+        metrics.write("step", step=step)  # whoever trains does not hear of it
     with pytest.raises(StoreError, match="no answer"):
         metrics.flush()
+    metrics.write("step", step=3)
+    store.error = None
+    metrics.flush()
+    assert [f'"step":{step},' in line for step, line in enumerate(lines_in(store))] == [True] * 4
     metrics.close()

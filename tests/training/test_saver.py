@@ -2,8 +2,9 @@
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -61,24 +62,107 @@ def test_an_interval_of_time_is_put_off_while_a_save_is_under_way(
     scene.attempt.metrics.close()
 
 
-def test_what_goes_wrong_behind_the_training_is_raised_at_the_next_poll(scene: Scene) -> None:
+def test_a_save_that_the_store_refuses_is_said_and_tried_again(
+    scene: Scene, capsys: pytest.CaptureFixture[str]
+) -> None:
     scene.store.error = StoreError("the disk is full")
     scene.begin(1)
-    assert scene.saver.wait(20)
-    with pytest.raises(StoreError, match="the disk is full"):
-        scene.saver.poll()
+    scene.finish()
+    assert "[save] step 1 was not saved, 1 in a row: the disk is full" in capsys.readouterr().out
     assert scene.committed() == []
-    scene.store.error = None
     scene.begin(2)
     scene.finish()
     assert scene.committed() == [(2, 2.0)]
 
 
-def test_what_goes_wrong_is_raised_at_the_latest_by_the_next_save(scene: Scene) -> None:
+def test_after_a_save_that_failed_the_next_comes_before_its_interval(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene = Scene(tmp_path, "1000steps")
     scene.store.error = StoreError("the disk is full")
     scene.begin(1)
+    scene.finish()
+    assert not scene.saver.is_due(scene.position(2), 4000), "first it waits a little"
+    monkeypatch.setattr(scene.saver._failed, "_retry_at", 0.0)
+    assert not scene.saver.is_due(scene.position(1), 4000), "the same boundary has had its turn"
+    assert scene.saver.is_due(scene.position(2), 4000)
+    scene.begin(2)
+    scene.finish()
+    assert not scene.saver.is_due(scene.position(3), 4000)
+    scene.attempt.metrics.close()
+
+
+def test_fails_at_once_for_what_is_not_the_store_s(scene: Scene) -> None:
+    scene.store.error = ValueError("a bug")
+    scene.begin(1)
+    assert scene.saver.wait(20)
+    with pytest.raises(ValueError, match="a bug"):
+        scene.saver.poll()
+
+
+def test_fails_when_the_end_of_a_stage_cannot_be_saved(scene: Scene) -> None:
+    scene.store.error = StoreError("the disk is full")
     with pytest.raises(StoreError, match="the disk is full"):
         scene.saver.commit(scene.capture(2), scene.position(2), 0, "stage-end")
+
+
+def test_the_files_of_a_save_that_failed_go_with_the_next_commit(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Lease, "publish", refuse_once(Lease.publish))
+    scene.begin(1)
+    scene.finish()
+    assert len({key.split("/")[1] for key in scene.store.sizes("checkpoints/")}) == 1
+    scene.begin(2)
+    scene.finish()
+    (entry,) = scene.attempt.lease.head.checkpoints
+    assert {key.split("/")[1] for key in scene.store.sizes("checkpoints/")} == {entry.name}
+
+
+def test_the_files_stay_when_only_the_answer_of_the_publication_was_lost(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_if = scene.store.put_if
+
+    def without_answer(key: str, data: bytes, etag: str | None) -> str:
+        monkeypatch.setattr(scene.store, "put_if", put_if)
+        put_if(key, data, etag)
+        raise StoreError("the connection broke")
+
+    monkeypatch.setattr(scene.store, "put_if", without_answer)
+    scene.begin(1)
+    scene.finish()
+    scene.begin(2)
+    scene.finish()
+    assert scene.committed() == [(1, 1.0), (2, 2.0)]
+
+
+def test_a_commit_holds_though_what_it_replaced_could_not_be_deleted(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step in (1, 2, 3):
+        scene.begin(step)
+        scene.finish()
+    delete = refuse_once(type(scene.store).delete_below)
+    monkeypatch.setattr(type(scene.store), "delete_below", delete)
+    for step in (4, 5):
+        scene.begin(step)
+        scene.finish()
+        assert scene.saver.holds(scene.position(step))
+    stored = {key.split("/")[1] for key in scene.store.sizes("checkpoints/")}
+    assert stored == {entry.name for entry in scene.attempt.lease.head.checkpoints}
+
+
+def refuse_once(act: Callable[..., Any]) -> Callable[..., Any]:
+    """`act`, which the store refuses the first time."""
+    refusals = [StoreError("the store is away")]
+
+    def call(*arguments: Any, **named: Any) -> Any:
+        if refusals:
+            raise refusals.pop()
+        return act(*arguments, **named)
+
+    return call
 
 
 def test_nothing_is_published_once_the_lease_is_lost(scene: Scene) -> None:

@@ -19,7 +19,7 @@ def example(**changes: str) -> dict[str, str]:
 
 def test_example_is_itself_a_good_run_env() -> None:
     assert find_faults(example()) == []
-    assert len(example()) == 17
+    assert len(example()) == 18
 
 
 def test_writer_and_example_have_the_same_names() -> None:
