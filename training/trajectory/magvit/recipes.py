@@ -17,25 +17,25 @@ class MagvitConfig:
     num_threads: int = 1
     deterministic: bool = True
 
-    # Tokenizer. The patch stem takes 2x4x4 pixels at once and halves once more, to 2x8x8 pixels a
-    # token; the full stem works at full resolution and halves to 4x8x8.
+    # Tokenizer. The patch stem makes 2x4x4 pixels a token; the full stem works at full resolution
+    # and halves to 4x8x8.
     stem: str = "patch"
     tokenizer_width: int = 32
     # Levels of each dimension of a code: 15,360 codes (the FSQ paper's table for 2^14).
     levels: str = "8,8,8,6,5"
     # How much more a pixel counts that differs from the clip's mean image.
-    motion_weight: float = 10.0
-    tokenizer_epochs: int = 3
-    tokenizer_learning_rate: float = 2e-3
+    motion_weight: float = 20.0
+    tokenizer_epochs: int = 2
+    tokenizer_learning_rate: float = 3e-3
 
     # Transformer over tokens.
     width: int = 64
     num_layers: int = 2
     num_heads: int = 4
     dropout: float = 0.1
-    masked_share: float = 0.5
+    masked_share: float = 0.25
     masked_weight: float = 0.1
-    epochs: int = 10
+    epochs: int = 6
     learning_rate: float = 2e-3
     position_weight: float = 0.5
 
@@ -45,7 +45,7 @@ class MagvitConfig:
 
     # Training.
     num_shards: int = 16
-    tokenizer_batch: int = 8
+    tokenizer_batch: int = 4
     global_batch: int = 16
     micro_batch: int = 16
     eval_batch: int = 32
@@ -86,12 +86,17 @@ class MagvitConfig:
     @property
     def token_shape(self) -> tuple[int, int]:
         """Steps in time and cells of a clip's tokens."""
-        frames_a_token = 2 if self.stem == "patch" else 4
-        return NUM_FRAMES // frames_a_token, (FRAME_SIZE // 8) ** 2
+        frames, pixels = (2, 4) if self.stem == "patch" else (4, 8)
+        return NUM_FRAMES // frames, (FRAME_SIZE // pixels) ** 2
+
+    @property
+    def merged(self) -> int:
+        """Tokens along height and width that the Transformer takes as one place: 8x8 places."""
+        return 2 if self.stem == "patch" else 1
 
 
 def magvit_laptop() -> MagvitConfig:
-    """Some thousand clips on one CPU thread, in about a quarter of an hour for each training."""
+    """Some thousand clips on one CPU thread, in some minutes for each training."""
     return MagvitConfig()
 
 

@@ -15,8 +15,9 @@ from training.trajectory.pictures import draw_reconstructions
 from training.trajectory.samples import STRIP_FRAMES, Batch
 from training.workload import Partial
 
-# A pixel moves if it differs from the clip's mean image by so much of the range.
-_MOVING = 0.06
+# A pixel moves if it differs from the clip's mean image by so much of the range: more than flicker
+# and noise do.
+_MOVING = 0.15
 # The crop around the ball, in its radii from its centre.
 _CROP_RADII = 1.5
 

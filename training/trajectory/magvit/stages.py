@@ -166,6 +166,7 @@ class TrainTransformer(TrainClassifier):
             quantizer=Quantizer(c.num_levels),
             num_steps=num_steps,
             num_cells=num_cells,
+            merged=c.merged,
             num_classes=len(CLASSES),
             width=c.width,
             num_layers=c.num_layers,

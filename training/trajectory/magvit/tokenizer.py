@@ -94,7 +94,7 @@ class Tokenizer(nn.Module):
         super().__init__()
         # Each stage: channels, and the stride that leads to it.
         stages: list[tuple[int, tuple[int, int, int]]] = (
-            [(width, (2, 4, 4)), (2 * width, (1, 2, 2))]
+            [(width, (2, 4, 4))]
             if stem == "patch"
             else [
                 (width, (1, 1, 1)),

@@ -1,9 +1,11 @@
 """A Transformer over the tokens of a clip: guesses masked tokens, and tells the clip's class.
 
-B clips, M of them masked, t token steps in time, G cells of the token grid, D dimensions of a code,
-E width, K classes, V the sum of a code's levels. Attention alternates between the cells of one step
-and the steps of one cell.
+B clips, M of them masked, t token steps in time, G cells of the token grid, P places (squares of
+cells), D dimensions of a code, E width, K classes, V the sum of a code's levels. Attention
+alternates between the places of one step and the steps of one place.
 """
+
+import math
 
 import torch
 import torch.nn.functional as F
@@ -27,11 +29,11 @@ class Block(nn.Module):
         )
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, x_BtGE: Tensor) -> Tensor:
-        x_BtGE = x_BtGE + self.dropout(self._attend(0, self.norms[0](x_BtGE)))
-        x_BGtE = self.norms[1](x_BtGE).transpose(1, 2)
-        x_BtGE = x_BtGE + self.dropout(self._attend(1, x_BGtE).transpose(1, 2))
-        out: Tensor = x_BtGE + self.dropout(self.feed(self.norms[2](x_BtGE)))
+    def forward(self, x_BtPE: Tensor) -> Tensor:
+        x_BtPE = x_BtPE + self.dropout(self._attend(0, self.norms[0](x_BtPE)))
+        x_BPtE = self.norms[1](x_BtPE).transpose(1, 2)
+        x_BtPE = x_BtPE + self.dropout(self._attend(1, x_BPtE).transpose(1, 2))
+        out: Tensor = x_BtPE + self.dropout(self.feed(self.norms[2](x_BtPE)))
         return out
 
     def _attend(self, number: int, x_BMNE: Tensor) -> Tensor:
@@ -57,6 +59,7 @@ class TokenTransformer(nn.Module):
         quantizer: Quantizer,
         num_steps: int,
         num_cells: int,
+        merged: int,
         num_classes: int,
         width: int,
         num_layers: int,
@@ -65,17 +68,21 @@ class TokenTransformer(nn.Module):
     ) -> None:
         super().__init__()
         self.quantizer = quantizer
+        self.merged = merged
         num_dimensions = len(quantizer.num_levels)
-        self.embed_value = nn.Linear(2 * num_dimensions, width)
-        self.mask_E = nn.Parameter(0.02 * torch.randn(width))
+        # Of each cell: its code's values, their motion, and whether they are masked.
+        self.embed_cells = nn.Linear(merged**2 * (2 * num_dimensions + 1), width)
         self.time_tE = nn.Parameter(0.02 * torch.randn(num_steps, 1, width))
-        self.cell_GE = nn.Parameter(0.02 * torch.randn(num_cells, width))
+        self.place_PE = nn.Parameter(0.02 * torch.randn(num_cells // merged**2, width))
         self.blocks = nn.ModuleList(Block(width, num_heads, dropout) for _ in range(num_layers))
         self.norm = nn.LayerNorm(width)
         # One code is as many guesses as it has dimensions: 35 logits where 15,360 codes are.
-        self.guess = nn.Linear(width, sum(quantizer.num_levels))
-        self.sharpness = nn.Parameter(torch.tensor(2.0))
-        self.embed_step = nn.Linear(width + num_cells + 5, width)
+        self.guess = nn.Linear(width, merged**2 * sum(quantizer.num_levels))
+        self.sharpness = nn.Parameter(torch.tensor(4.0))
+        self.embed_motion = nn.Linear(5, width)
+        self.embed_pooled = nn.Linear(width, width, bias=False)
+        # Where something moves is known from the first step on, what it looks like is learned.
+        nn.init.zeros_(self.embed_pooled.weight)
         self.over_time = nn.ModuleList(
             nn.TransformerEncoderLayer(
                 width, num_heads, 4 * width, dropout, "gelu", batch_first=True, norm_first=True
@@ -98,23 +105,45 @@ class TokenTransformer(nn.Module):
         shown_B1G1 = (~masked_BtG).sum(dim=1, keepdim=True)[..., None].clamp(min=1)
         motion_BtGD = values_BtGD - values_BtGD.sum(dim=1, keepdim=True) / shown_B1G1
         motion_BtGD = motion_BtGD * ~masked_BtG[..., None]
-        x_BtGE = self.embed_value(torch.cat([values_BtGD, motion_BtGD], dim=-1))
-        x_BtGE = x_BtGE + masked_BtG[..., None] * self.mask_E
-        x_BtGE = x_BtGE + self.time_tE + self.cell_GE
+        cells_BtGC = torch.cat([values_BtGD, motion_BtGD, masked_BtG[..., None].float()], dim=-1)
+        x_BtPE = self.embed_cells(merge_cells(cells_BtGC, self.merged))
+        x_BtPE = x_BtPE + self.time_tE + self.place_PE
         for block in self.blocks:
-            x_BtGE = block(x_BtGE)
-        x_BtGE = self.norm(x_BtGE)
-        logits_BK, future_B2 = self._tell(x_BtGE, motion_BtGD)
+            x_BtPE = block(x_BtPE)
+        x_BtPE = self.norm(x_BtPE)
+        logits_BK, future_B2 = self._tell(x_BtPE, motion_BtGD)
         if masked_MtG is None:
             return logits_BK, future_B2
-        return logits_BK, future_B2, self.guess(x_BtGE[:num_masked])
+        guesses_MtPV = self.guess(x_BtPE[:num_masked])
+        return logits_BK, future_B2, split_cells(guesses_MtPV, self.merged)
 
-    def _tell(self, x_BtGE: Tensor, motion_BtGD: Tensor) -> tuple[Tensor, Tensor]:
-        share_BtG, step_features = motion_tokens(motion_BtGD, self.sharpness)
-        pooled_BtE = (share_BtG[..., None] * x_BtGE).sum(dim=2)
-        y_BtE = self.embed_step(torch.cat([pooled_BtE, *step_features], dim=-1))
+    def _tell(self, x_BtPE: Tensor, motion_BtGD: Tensor) -> tuple[Tensor, Tensor]:
+        # Not the energy map: beside it the five numbers would be lost.
+        share_BtG, (place_Bt2, step_Bt2, size_Bt1, _) = motion_tokens(motion_BtGD, self.sharpness)
+        share_BtP = merge_cells(share_BtG[..., None], self.merged).sum(dim=-1)
+        pooled_BtE = (share_BtP[..., None] * x_BtPE).sum(dim=2)
+        motion_Bt5 = torch.cat([place_Bt2, step_Bt2, size_Bt1], dim=-1)
+        y_BtE = self.embed_motion(motion_Bt5) + self.embed_pooled(pooled_BtE) + self.time_tE[:, 0]
         for layer in self.over_time:
-            y_BtE = layer(y_BtE + self.time_tE[:, 0])
+            y_BtE = layer(y_BtE)
         y_BtE = self.norm_class(y_BtE)
-        last_B2 = 0.5 * step_features[0][:, -1]
+        last_B2 = 0.5 * place_Bt2[:, -1]
         return self.classify(y_BtE.mean(dim=1)), last_B2 + self.predict(y_BtE[:, -1])
+
+
+def merge_cells(x_BtGC: Tensor, merged: int) -> Tensor:
+    """Join squares of `merged` x `merged` cells: (B, t, G, C) to (B, t, P, merged^2 C)."""
+    num_clips, num_steps, num_cells, channels = x_BtGC.shape
+    side = math.isqrt(num_cells) // merged
+    squares = x_BtGC.view(num_clips, num_steps, side, merged, side, merged, channels)
+    joined = squares.permute(0, 1, 2, 4, 3, 5, 6)
+    return joined.reshape(num_clips, num_steps, side * side, merged**2 * channels)
+
+
+def split_cells(x_BtPC: Tensor, merged: int) -> Tensor:
+    """Undo `merge_cells`."""
+    num_clips, num_steps, num_places, channels = x_BtPC.shape
+    side, of_cell = math.isqrt(num_places), channels // merged**2
+    squares = x_BtPC.view(num_clips, num_steps, side, side, merged, merged, of_cell)
+    rows = squares.permute(0, 1, 2, 4, 3, 5, 6)
+    return rows.reshape(num_clips, num_steps, num_places * merged**2, of_cell)
