@@ -52,7 +52,8 @@ def make_receipt(rehearsed: Rehearsed) -> dict[str, Any]:
         "notice_to_commit_seconds": max(notices) if None not in notices and notices else None,
         "steps_lost": lost,
         "validation_accuracy": ours["validation_accuracy"],
-        "single_frame_accuracy": ours["single_frame_accuracy"],
+        "single_frame_accuracy": ours.get("single_frame_accuracy"),
+        "baseline_accuracies": baselines_of(ours["stages"]),
         "weights_sha256": ours["weights_sha256"],
         "uninterrupted_weights_sha256": theirs["weights_sha256"],
         "numerics_key": ours["numerics_key"],
@@ -139,8 +140,11 @@ def receipt_rows(receipt: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("steps lost", f"{receipt['steps_lost']} (done again, never skipped)"),
         (
             "validation accuracy",
-            f"{receipt['validation_accuracy']:.3f} (single frame: "
-            f"{receipt['single_frame_accuracy']:.3f})",
+            f"{receipt['validation_accuracy']:.3f}"
+            + "".join(
+                f"; {name.replace('_', ' ')} {accuracy:.3f}"
+                for name, accuracy in receipt["baseline_accuracies"].items()
+            ),
         ),
         (
             "cost, modelled",
@@ -193,6 +197,12 @@ def _interruption(struck: Struck, resumes: Sequence[dict[str, Any]]) -> dict[str
         "steps_lost": steps_lost(struck, resumes),
         "processes_killed": struck.life.processes_killed,
     }
+
+
+def baselines_of(stages: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """Accuracies of the stages before the last one: what the result is to be judged by."""
+    accuracies = [(name, m["accuracy"]) for name, m in stages.items() if "accuracy" in m]
+    return dict(accuracies[:-1])
 
 
 def _dataset(run: Files) -> dict[str, float]:

@@ -10,7 +10,7 @@ from rich.console import Console
 from rehearsal.aws import EmbeddedAws
 from rehearsal.children import Children
 from rehearsal.demo import Demo, DemoSettings, RehearsalFailed
-from rehearsal.receipt import find_faults, show_receipt
+from rehearsal.receipt import baselines_of, find_faults, show_receipt
 
 GOOD: dict[str, Any] = {
     "resources": 43,
@@ -26,6 +26,7 @@ GOOD: dict[str, Any] = {
     "steps_lost": 2,
     "validation_accuracy": 0.7,
     "single_frame_accuracy": 0.2,
+    "baseline_accuracies": {"single_frame": 0.2, "time_average": 0.3},
     "weights_sha256": "aa",
     "uninterrupted_weights_sha256": "aa",
     "numerics_key": {"threads": 1, "stages": {"head": {"precision": "float32"}}},
@@ -81,10 +82,20 @@ def shown(receipt: dict[str, Any]) -> str:
 def test_the_table_shows_both_hashes_the_key_and_the_verdict() -> None:
     text = shown({**GOOD, "uninterrupted_weights_sha256": "bb"})
     assert "threads=1, stages.head.precision=float32" in text
+    assert "0.700; single frame 0.200; time average 0.300" in text
     assert "│ aa " in text
     assert "│ bb " in text
     assert "NO" in text
     assert "yes, weights and losses" in shown(GOOD)
+
+
+def test_the_stages_before_the_last_are_what_it_is_judged_by() -> None:
+    stages = {
+        "single_frame": {"accuracy": 0.2, "loss": 2.0},
+        "tokenizer": {"psnr": 24.0},
+        "head": {"accuracy": 0.7},
+    }
+    assert baselines_of(stages) == {"single_frame": 0.2}
 
 
 class LacksOne(EmbeddedAws):
