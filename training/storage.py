@@ -29,7 +29,10 @@ class Stored:
 
 
 class Upload(Protocol):
-    """One object under way, which does not exist before `finish` returns. For many threads."""
+    """One object under way, for many threads.
+
+    Nobody may count on it before `finish` returns; of several parts none is visible until then.
+    """
 
     def put(self, number: int, start: int, data: memoryview, sha256: bytes) -> None:
         """Write part `number` (from 0), which begins at byte `start`."""
@@ -38,7 +41,10 @@ class Upload(Protocol):
         """Make the object visible and durable; every part was put."""
 
     def abort(self) -> None:
-        """Give up; nothing stays behind that costs anything, as far as the store answers."""
+        """Give up; of several parts nothing stays, as far as the store answers.
+
+        An object of one part may be there already: whoever named it deletes it.
+        """
 
 
 class Store(Protocol):

@@ -1,0 +1,77 @@
+"""Nothing of a run is ever unpickled: shards, checkpoints, a stage's prior, the final weights."""
+
+import _pickle
+import multiprocessing
+import multiprocessing.reduction
+import pickle
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+
+from tests.training import tiny
+from tests.training.conftest import Run
+from tests.training.test_resume import assert_equal, interrupt_at
+from training.run import main
+
+
+class UnpicklingError(BaseException):
+    """Nothing in training may catch it and go on."""
+
+
+def refuse(*arguments: Any, **named: Any) -> NoReturn:
+    raise UnpicklingError("something was unpickled")
+
+
+def refuse_unpickling() -> None:
+    """In this process from now on, by whatever name somebody may have imported it."""
+    for module in (pickle, _pickle):
+        for name in ("load", "loads", "Unpickler"):
+            setattr(module, name, refuse)
+    pickle._Unpickler = pickle._load = pickle._loads = refuse  # type: ignore[attr-defined]
+    multiprocessing.reduction.ForkingPickler.loads = refuse  # type: ignore[method-assign]
+    torch.load = refuse
+
+    def hear(event: str, arguments: tuple[object, ...]) -> None:
+        if event == "pickle.find_class":
+            refuse()
+
+    sys.addaudithook(hear)
+
+
+def code_where_unpickling_raises(arguments: Sequence[str]) -> int | None:
+    """The exit code of a command in a process of its own where nothing can be unpickled."""
+
+    def act() -> None:
+        refuse_unpickling()
+        raise SystemExit(main(arguments))
+
+    process = multiprocessing.get_context("fork").Process(target=act)
+    process.start()
+    process.join(60)
+    return process.exitcode
+
+
+def test_a_run_is_resumed_to_its_end_where_unpickling_raises(
+    store_uri: str, new_run: Callable[[str], Run], whole: Run, tmp_path: Path
+) -> None:
+    run = new_run(store_uri)
+    for place in (("shard", 1), ("first", 7), ("second", 5)):
+        interrupt_at(*place)
+        assert code_where_unpickling_raises(run.arguments()) == 75, place
+        tiny.HOOKS.clear()
+    assert code_where_unpickling_raises(run.arguments()) == 0
+    assert_equal(run, whole)
+    resumed = [event["checkpoint"] for event in run.events("resumed")]
+    assert len(resumed) >= 2
+    exported = ["export", f"--run-uri={run.uri}", f"--out={tmp_path / 'exported'}"]
+    assert code_where_unpickling_raises(exported) == 0
+
+
+def test_fails_there_where_a_workload_unpickles(run: Run) -> None:
+    data = pickle.dumps(torch.Size([1]))
+    tiny.HOOKS["second"] = lambda step: pickle.loads(data)
+    assert code_where_unpickling_raises(run.arguments()) == 1
+    assert run.lineage().keys() == set(range(1, 13)), "only where it did"
