@@ -43,7 +43,7 @@ class HasPredict(Protocol):
 
 @runtime_checkable
 class HasPictures(Protocol):
-    """A Train stage that draws its last evaluation; the files go to evaluation/<stage>/."""
+    """A Train stage that draws its last evaluation; the files go to evaluation/."""
 
     def illustrate(self, parts: Sequence[Partial], out: Path) -> None:
         """Write pictures of an evaluation's parts into the folder `out`."""

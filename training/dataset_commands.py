@@ -15,6 +15,7 @@ from training.dataset import (
 from training.errors import EXIT_FINISHED, EXIT_NO_MANIFEST, UserError
 from training.events import Events
 from training.progress import Bar
+from training.storage import Store
 from training.store import open_store
 
 _URI = "s3://bucket/prefix, or a folder"
@@ -27,6 +28,7 @@ def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None
     make.add_argument("--out", required=True, type=Path, help="an empty or new folder")
     make.add_argument("--count", required=True, type=int, help="number of samples")
     make.add_argument("--seed", type=int, default=0)
+    make.add_argument("--dataset-uri", help=f"also upload it there: {_URI}")
     make.set_defaults(act=_make)
     check = commands.add_parser("check", help="hold a folder against its manifest")
     check.add_argument("folder", type=Path)
@@ -57,6 +59,7 @@ def _make(options: argparse.Namespace) -> int:
     if options.out.exists() and (not options.out.is_dir() or any(options.out.iterdir())):
         raise UserError(f"{options.out} is not empty; give a new folder")
     workload = load_workload(options.workload)
+    store = open_store(options.dataset_uri) if options.dataset_uri else None
     options.out.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
     with Bar(f"making {options.count} samples", options.count) as bar:
@@ -68,7 +71,7 @@ def _make(options: argparse.Namespace) -> int:
     size = sum(entry["bytes"] for entry in files) / 1e6
     seconds = time.monotonic() - began
     print(f"[ok] dataset made: {len(files)} files, {size:.1f} MB in {seconds:.1f} s")
-    return EXIT_FINISHED
+    return EXIT_FINISHED if store is None else _send(options.out, store)
 
 
 def _check(options: argparse.Namespace) -> int:
@@ -80,9 +83,12 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _upload(options: argparse.Namespace) -> int:
-    store = open_store(options.dataset_uri)
+    return _send(options.folder, open_store(options.dataset_uri))
+
+
+def _send(folder: Path, store: Store) -> int:
     with _FileBar("uploading") as show:
-        done = upload_dataset(options.folder, store, show)
+        done = upload_dataset(folder, store, show)
     print(
         f"[ok] dataset uploaded: {done.fetched_files} of {done.files} files, "
         f"{done.fetched_bytes / 1e6:.1f} of {done.bytes / 1e6:.1f} MB in {done.seconds:.1f} s"

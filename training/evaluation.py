@@ -26,7 +26,7 @@ def evaluate(
 ) -> dict[str, float]:
     """The metrics of split "validation"; raises between two batches if the attempt must end.
 
-    What the stage's last evaluation leaves for people is published under evaluation/<stage>/.
+    What an evaluation leaves for people is published under evaluation/; the last one is drawn too.
     """
     world = attempt.world
     samples = stage.samples(inputs, "validation")
@@ -86,12 +86,9 @@ def _summarize(
         out = attempt.scratch / "evaluation" / name
         out.mkdir(parents=True, exist_ok=True)
         metrics = dict(stage.summarize(parts, out))
+        if is_last and isinstance(stage, HasPictures):
+            stage.illustrate(parts, out)
         _keep_files(attempt, name, out)
-        if is_last:
-            if isinstance(stage, HasPictures):
-                stage.illustrate(parts, out)
-            for path in sorted(out.iterdir()):
-                attempt.store.put_file(f"evaluation/{stage.name}/{path.name}", path)
     return attempt.world.share(metrics)
 
 

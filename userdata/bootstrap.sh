@@ -34,6 +34,13 @@ if [[ -n $first_bundle && $first_bundle != "$BUNDLE_URI" ]]; then
     # The first attempt's code is the truth for the run, whatever the launch template says by now.
     echo "[ok] run $RUN_ID goes on with the bundle it started with: $first_bundle"
     sed "s|^BUNDLE_URI=.*|BUNDLE_URI=$first_bundle|" "$root/etc/training/run.env" >"$run/run.env"
+    # An older bundle refuses the names that the launch template has learned since.
+    if ! aws_cli s3 cp --only-show-errors "$first_bundle" "$run/bundle.zip" ||
+        ! python3 -m userdata.older_bundle "$run/run.env" "$run/bundle.zip"; then
+        echo "older-bundle: $first_bundle cannot be read" >"$run/boot-failure"
+        give_up
+    fi
+    rm "$run/bundle.zip"
     mv "$run/run.env" "$root/etc/training/run.env"
     exec bash userdata/first_boot.sh
 fi

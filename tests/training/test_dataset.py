@@ -119,6 +119,15 @@ def test_the_check_command_verifies_checksums(dataset: Path, tmp_path: Path) -> 
     assert main(["data", "check", str(tmp_path / "copy")]) == 2
 
 
+def test_what_is_made_is_uploaded_too_where_a_uri_is_given(tmp_path: Path) -> None:
+    out, uri = tmp_path / "made", str(tmp_path / "store")
+    arguments = ["data", "make", "--workload", WORKLOAD, "--out", str(out), "--count", "3"]
+    assert main([*arguments, "--dataset-uri", uri]) == 0
+    sync_dataset(open_store(uri), tmp_path / "back", silent)
+    made, back = open_dataset(out), open_dataset(tmp_path / "back", verify=True)
+    assert made.fingerprint == back.fingerprint
+
+
 def test_fails_to_make_a_dataset_where_something_is(
     dataset: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
