@@ -18,7 +18,7 @@ from training.trajectory.dataset import (
     open_dataset,
     shard_range,
 )
-from training.trajectory.features import Features
+from training.trajectory.features import Features, clip_features, load_backbone
 from training.trajectory.magvit.recipes import MagvitConfig
 from training.trajectory.mean_images import MeanImages
 from training.trajectory.model import Head
@@ -232,6 +232,27 @@ def test_steps_on_a_fixed_batch_decrease_its_loss(inputs: Inputs, name: str) -> 
         (loss.total / stage.weight(batch)).backward()
         optimizer.step()
     assert losses[1] < losses[0] and losses[3] < losses[1]
+
+
+@pytest.mark.parametrize("recipe", [laptop, full])
+def test_each_recipe_runs_a_step_on_the_cpu(dataset: FakeDataset, recipe: Any) -> None:
+    config: TrajectoryConfig = replace(recipe(), weights="random")
+    inputs = inputs_of(dataset, config)
+    data = open_dataset(dataset.folder)
+    backbone = load_backbone(config, dataset.folder, inputs.device)
+    features = clip_features(backbone, data.frames[0], config, inputs.device)
+    assert features.shape == (config.num_frames, config.grid**2, 128)
+    for stage in TRAJECTORY.stages(config):
+        if not isinstance(stage, TrainClassifier):
+            continue
+        torch.manual_seed(0)
+        model = stage.model(inputs)
+        optimizer = stage.optimizer(model)
+        loss = stage.loss(model, stage.example(2), 0)
+        loss.total.backward()
+        optimizer.step()
+        assert loss.total.isfinite()
+        assert all(p.isfinite().all() for p in model.parameters())
 
 
 def test_the_loss_is_a_sum_so_micro_batches_add_up(inputs: Inputs) -> None:
