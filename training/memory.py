@@ -17,13 +17,19 @@ _HUGE_PAGE = 2 * 1024 * 1024
 
 
 def available_bytes() -> int | None:
-    """What can be taken without swapping or being killed; None where the system does not say."""
+    """What this process can take without swapping or being killed; None where nothing says."""
+    known = [left for left in (free_bytes(), _limit_bytes_left()) if left is not None]
+    return min(known, default=None)
+
+
+def free_bytes() -> int | None:
+    """The same of the machine (or the unit) as a whole, whatever this process's own limit is."""
     try:
         lines = _MEMINFO.read_text().splitlines()
     except OSError:
         return None
     free = next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAv")), None)
-    known = [left for left in (free, _cgroup_bytes_left(), _limit_bytes_left()) if left is not None]
+    known = [left for left in (free, _cgroup_bytes_left()) if left is not None]
     return min(known, default=None)
 
 

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from training.errors import UserError
-from training.memory import available_bytes
+from training.memory import free_bytes
 
 _MEBIBYTE = 2**20
 # A trainer's own memory beside its data: 0.6 GiB was measured on the CPU (training/LOG.md), and a
@@ -65,7 +65,7 @@ class Machine:
     @classmethod
     def here(cls, gpu_mib: Sequence[int] = ()) -> "Machine":
         """This one, now."""
-        free = available_bytes()
+        free = free_bytes()
         return cls(
             free_host_mib=None if free is None else free // _MEBIBYTE,
             vcpus=os.cpu_count() or 1,

@@ -1,5 +1,6 @@
 """Every example of docs/training.md, in order, in one folder: it prints what the page says."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -19,6 +20,8 @@ def test_every_example_prints_what_the_page_says(
         (tmp_path / name).write_text(content)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    # For the processes that a sweep starts.
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(PAGE.parents[1])]))
     found = documented.read(PAGE)
     assert found
     for example in found:
