@@ -15,7 +15,14 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from training import dataset_commands, history_commands, measure, sweep, weights_commands
+from training import (
+    dataset_commands,
+    history_commands,
+    measure,
+    run_options,
+    sweep,
+    weights_commands,
+)
 from training.conclusion import conclude
 from training.errors import EXIT_FINISHED
 from training.exit_code import exit_code_of
@@ -46,7 +53,11 @@ def _parser() -> argparse.ArgumentParser:
         epilog=_EXIT_CODES,
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    _add_run(commands.add_parser("run", help="train to the end, or go on where a run is"))
+    run = commands.add_parser(
+        "run", help="train to the end, or go on where a run is", epilog=_EXIT_CODES
+    )
+    run_options.add(run)
+    run.set_defaults(act=_run)
     data = commands.add_parser("data", help="make, check, upload and sync datasets")
     dataset_commands.add(data.add_subparsers(required=True, metavar="COMMAND"))
     measure.add(commands.add_parser("measure", help="what each stage needs, without a GPU"))
@@ -128,8 +139,13 @@ def _add_torture(parser: argparse.ArgumentParser) -> None:
     add("--run-uri", help="runs go below it: s3://bucket/prefix or a folder (default: --out)")
     add("--out", type=Path, help="keep runs and logs there (default: only if something differed)")
     add("--checkpoint-interval", default="5steps", help="as of `run` (default: %(default)s)")
-    add("--lease-ttl-seconds", type=_positive, default=0.5, help="default: %(default)s")
-    add("--notice-budget-seconds", type=_positive, default=20.0, help="default: %(default)s")
+    add("--lease-ttl-seconds", type=run_options.positive, default=0.5, help="default: %(default)s")
+    add(
+        "--notice-budget-seconds",
+        type=run_options.positive,
+        default=20.0,
+        help="default: %(default)s",
+    )
     add("--json", action="store_true", help="print the result as JSON")
     parser.set_defaults(act=_torture)
 
@@ -139,123 +155,6 @@ def _torture(options: argparse.Namespace) -> int:
     from training.torture.command import torture
 
     return torture(options)
-
-
-def _add_run(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    parser.epilog = _EXIT_CODES
-    add("--workload", required=True, help="a known name, or your own as package.module:NAME")
-    add("--recipe", required=True, help="a named config of the workload")
-    add(
-        "--override",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="set one field of the config; may be given several times",
-    )
-    add("--dataset-uri", required=True, help="a folder, or s3://bucket/prefix (synced first)")
-    add("--run-uri", required=True, help="where the run is kept: s3://bucket/prefix, or a folder")
-    add(
-        "--init-from",
-        metavar="URI",
-        help="begin with the weights of a finished run or of a .safetensors file",
-    )
-    add(
-        "--extend-to",
-        metavar="8epochs|4000steps",
-        help="with --init-from RUN: a new run that goes on where that one finished, optimizer "
-        "and all, until its last stage has trained so long",
-    )
-    add("--run-id", help="default: the last part of the run URI")
-    add(
-        "--checkpoint-interval",
-        default="2epochs",
-        metavar="auto|2epochs|100steps|600s",
-        help="how often to commit (default: %(default)s)",
-    )
-    add(
-        "--keep",
-        default="3",
-        metavar="3|3,10epochs|3,5000steps",
-        help="checkpoints that stay: the newest, and the first of every so many; each stage's best "
-        "and what is still needed stay too (default: %(default)s)",
-    )
-    add(
-        "--notice-budget-seconds",
-        type=_positive,
-        default=120.0,
-        help="time from a notice to the end of the machine (default: %(default)s)",
-    )
-    add("--notice-file", type=Path, help="JSON with the notice's time, written by the handler")
-    add(
-        "--lease-ttl-seconds",
-        type=_positive,
-        default=30.0,
-        help="how long a silent holder is waited for (default: %(default)s)",
-    )
-    add(
-        "--memory-limit-mib",
-        type=_positive_int,
-        help="most memory of the GPU that this run may take; without a GPU, what its process may "
-        "take beyond what it starts with (default: all there is)",
-    )
-    add(
-        "--no-adapt",
-        action="store_true",
-        help="do not try at the start whether memory suffices, nor change anything so that it does",
-    )
-    add(
-        "--num-processes",
-        type=_count_or_auto,
-        metavar="N|auto",
-        help="processes that train together on this machine (default: auto, one per GPU)",
-    )
-    add(
-        "--watchdog-seconds",
-        type=float,
-        default=600.0,
-        help="a trainer silent for so long shows its stacks and exits 1; 0: never "
-        "(default: %(default)s)",
-    )
-    add(
-        "--profile",
-        type=_positive_int,
-        metavar="N",
-        help="keep a torch.profiler trace of N steps after a warm-up in the run, under profiles/",
-    )
-    add(
-        "--usd-per-hour",
-        type=_positive,
-        help="the machine's price, to show the attempt's dollars so far and in the report",
-    )
-    add("--metrics-file", type=Path, help="also append the metrics to this local file")
-    add("--writer", default=socket.gethostname(), help="this machine's name (an instance id)")
-    add("--bundle-uri", help="the code bundle, for config.json")
-    add("--prediction", default="", help="NAME=VALUE words of the plan, for config.json")
-    add("--scratch", type=Path, help="local folder for downloads (default: a temporary one)")
-    parser.set_defaults(act=_run)
-
-
-def _positive(text: str) -> float:
-    value = float(text)
-    if value <= 0:
-        raise argparse.ArgumentTypeError(f"{text} is not positive")
-    return value
-
-
-def _positive_int(text: str) -> int:
-    value = int(text)
-    if value <= 0:
-        raise argparse.ArgumentTypeError(f"{text} is not positive")
-    return value
-
-
-def _count_or_auto(text: str) -> int | None:
-    if text == "auto":
-        return None
-    if not text.isdigit() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is neither auto nor a number from 1 on")
-    return int(text)
 
 
 def _run(options: argparse.Namespace) -> int:
