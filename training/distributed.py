@@ -47,7 +47,7 @@ class World:
         self.rank = place.rank
         self.size = place.world_size
         self.device = device
-        self._pending: Tensor | None = None
+        self._pending: Tensor | Sequence[float] | None = None
         self._work: dist.Work | None = None
         self._group: dist.ProcessGroup | None = None
         if self.size > 1:
@@ -69,8 +69,9 @@ class World:
 
     def begin_sum(self, values: Sequence[float]) -> None:
         """Start to add numbers up over the ranks while the step goes on; one sum at a time."""
-        self._pending = torch.tensor(values, dtype=torch.float64)
+        self._pending = values
         if self.size > 1:
+            self._pending = torch.tensor(values, dtype=torch.float64)
             self._work = dist.all_reduce(self._pending, group=self._group, async_op=True)
 
     def end_sum(self) -> list[float]:
@@ -78,9 +79,8 @@ class World:
         assert self._pending is not None
         if self._work is not None:
             self._work.wait()
-        sums: list[float] = self._pending.tolist()
-        self._pending, self._work = None, None
-        return sums
+        pending, self._pending, self._work = self._pending, None, None
+        return pending.tolist() if isinstance(pending, Tensor) else list(pending)
 
     def sum_later(self, values: Tensor) -> dist.Work | None:
         """Start to add up a tensor on the device, in place; None in a world of one."""

@@ -13,6 +13,7 @@ from typing import TextIO
 from training.store import Store, StoreError
 
 _FLUSH_SECONDS = 5.0
+_ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -48,7 +49,7 @@ class Metrics:
     def write(self, kind: str, **fields: object) -> None:
         """Add one line; it is on the local disk at once and in the store within seconds."""
         record = {"kind": kind, **fields, "generation": self._generation}
-        line = json.dumps(_finite(record), separators=(",", ":"), allow_nan=False)
+        line = _encode(record)
         with self._lock:
             self._lines.append(line)
             if self._local:
@@ -115,8 +116,15 @@ class SilentMetrics(Metrics):
         """No-op."""
 
 
+def _encode(record: object) -> str:
+    """JSON knows no NaN or infinity: such numbers, which are rare, become null."""
+    try:
+        return _ENCODER.encode(record)
+    except ValueError:
+        return _ENCODER.encode(_finite(record))
+
+
 def _finite(value: object) -> object:
-    """JSON knows no NaN or infinity: such numbers become null."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, Mapping):

@@ -67,14 +67,14 @@ class Rows:
     """Rows of the derived data; training rows are jittered."""
 
     def __init__(self, x: Tensor, y: Tensor) -> None:
-        self._x = x
-        self._y = y
+        self.x = x
+        self.y = y
 
     def __len__(self) -> int:
-        return len(self._x)
+        return len(self.x)
 
     def get(self, index: int, rng: torch.Generator) -> Any:
-        return self._x[index] + 0.1 * torch.randn(NUM_INPUTS, generator=rng), self._y[index]
+        return self.x[index] + 0.1 * torch.randn(NUM_INPUTS, generator=rng), self.y[index]
 
     def collate(self, items: Sequence[Any]) -> Batch:
         x, y = zip(*items, strict=True)
