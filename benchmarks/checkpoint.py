@@ -144,7 +144,7 @@ def _write(target: Path, flat: Tensor) -> None:
     array: Any = flat.numpy()
     data = memoryview(array).cast("B")
     with (target / "raw").open("wb", buffering=0) as stream:
-        stream.truncate(len(data))
+        # Appended to: written into a file made long before, the same bytes took half as fast again.
         for first in range(0, len(data), 16 * 2**20):
             stream.write(data[first : first + 16 * 2**20])
         os.fsync(stream.fileno())

@@ -105,10 +105,12 @@ class Lease:
         self._head = head
         # Nonces of writes that nobody answered: one that turns up later was ours all the same.
         self._unanswered: set[str] = set()
-        self._abandoned: set[str] = set()  # checkpoints whose files are to go
+        self._abandoned: set[str] = set()  # checkpoints that were not published
+        self._unkept: set[str] = set()  # those that no head will name again
         self._ttl_seconds = ttl_seconds
         self._lock = threading.Lock()
         self._publishing = threading.Lock()
+        self._deleting = threading.Lock()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         try:
@@ -134,7 +136,7 @@ class Lease:
     def publish(
         self, entry: CheckpointEntry, *, retention: Retention = KEEP_NEWEST, release: bool = False
     ) -> None:
-        """Commit a checkpoint whose files lie in the store; drop what retention no longer keeps."""
+        """Commit a checkpoint whose files lie in the store; name no more what is not to be kept."""
         with self._publishing:
             self.check()
             assert self._head.state == "running", "a run that was let go of is not written to"
@@ -145,12 +147,12 @@ class Lease:
                 return replace(head, checkpoints=kept, state=state)
 
             before, after = self._change(publish)
+            abandoned = set(self._abandoned)
+            self._abandoned -= abandoned
+            names = {known.name for known in (*before.checkpoints, entry)} | abandoned
+            self._unkept |= names - {kept.name for kept in after.checkpoints}
         if release:
             self._stop.set()
-            return  # seconds count; the successor sweeps
-        names = {known.name for known in (*before.checkpoints, entry)} | self._abandoned
-        self._abandoned = names - {kept.name for kept in after.checkpoints}
-        self._delete_abandoned()
 
     def abandon(self, name: str) -> None:
         """Let a checkpoint's files go that was not published, as far as its writer knows.
@@ -159,14 +161,19 @@ class Lease:
         """
         self._abandoned.add(name)
 
-    def _delete_abandoned(self) -> None:
-        try:
-            for name in sorted(self._abandoned):
-                self._store.delete_below(f"checkpoints/{name}/")
-                self._abandoned.discard(name)
-        except StoreError as error:
-            # What was published is safe; the rest goes after the next publication or take-over.
-            print(f"[retention] {error}; trying again", flush=True)
+    def delete_unkept(self) -> None:
+        """Delete the files of what a publication has ceased to name; nobody need wait for it.
+
+        After a release the successor sweeps: seconds count then.
+        """
+        with self._deleting:
+            try:
+                for name in sorted(self._unkept):
+                    self._store.delete_below(f"checkpoints/{name}/")
+                    self._unkept.discard(name)
+            except StoreError as error:
+                # What was published is safe; the rest goes after the next publication or take-over.
+                print(f"[retention] {error}; trying again", flush=True)
 
     def sweep(self) -> None:
         """Delete checkpoints that no head names and whose writers this take-over has shut out.
@@ -189,6 +196,7 @@ class Lease:
 
     def finish(self, weights_sha256: str) -> None:
         """The run is done."""
+        self.delete_unkept()  # by now or never: nobody takes over
         self._change(lambda head: replace(head, state="finished", weights_sha256=weights_sha256))
         self._stop.set()
 

@@ -90,6 +90,8 @@ class Save:
             self.error = error
         finally:
             self._over.set()
+        if self.is_committed and not self.releases:
+            self._attempt.lease.delete_unkept()
         if isinstance(self.error, StoreError):
             # After the end: the store may be slow to take this too, and nobody waits for it.
             self._attempt.events.emit(

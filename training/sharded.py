@@ -54,6 +54,7 @@ def commit_sharded(
             is_best=position.best.get("step") == position.step,
         )
         attempt.lease.publish(entry, retention=attempt.retention)
+        attempt.lease.delete_unkept()
         seconds = round(time.monotonic() - began, 4)
         attempt.events.emit("committed", "ok", step=position.step, kind=kind, seconds=seconds)
     # Nobody goes on before the checkpoint exists.

@@ -163,6 +163,7 @@ def test_retention_deletes_files_only_after_their_name_left_the_head(tmp_path: P
     for step in range(1, 6):
         store.put(f"checkpoints/{entry(step).name}/state.json", b"{}")
         lease.publish(entry(step))
+        lease.delete_unkept()
     assert [e.step for e in lease.head.checkpoints] == [3, 4, 5]
     assert len(store.sizes("checkpoints/")) == 3
 

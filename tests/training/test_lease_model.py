@@ -171,7 +171,9 @@ class Writers(RuleBasedStateMachine):
     @rule(
         faults=FAULTS,
         data=st.data(),
-        what=st.sampled_from(["beat", "beat", "sweep", "sweep", "release"]),
+        what=st.sampled_from(
+            ["beat", "beat", "sweep", "delete_unkept", "delete_unkept", "release"]
+        ),
     )
     def something(self, faults: list[str], data: st.DataObject, what: str) -> None:
         def act(holder: Holder) -> None:

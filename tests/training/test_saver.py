@@ -149,8 +149,11 @@ def test_a_commit_holds_though_what_it_replaced_could_not_be_deleted(
         scene.begin(step)
         scene.finish()
         assert scene.saver.holds(scene.position(step))
-    stored = {key.split("/")[1] for key in scene.store.sizes("checkpoints/")}
-    assert stored == {entry.name for entry in scene.attempt.lease.head.checkpoints}
+    named = {entry.name for entry in scene.attempt.lease.head.checkpoints}
+    deadline = time.monotonic() + 20  # nobody waits for what is deleted, but this test
+    while (stored := {k.split("/")[1] for k in scene.store.sizes("checkpoints/")}) != named:
+        assert time.monotonic() < deadline, f"{stored} instead of {named}"
+        time.sleep(0.01)
 
 
 def refuse_once(act: Callable[..., Any]) -> Callable[..., Any]:
