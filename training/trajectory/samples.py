@@ -70,7 +70,7 @@ class ClipSamples:
     data: TrajectoryData
     indices: Sequence[int]
     view: View
-    num_strips: int = 0
+    shown: frozenset[int] = frozenset()  # clips of the contact sheet
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -98,7 +98,7 @@ class ClipSamples:
             "future": place_BT2[:, -1],
             "last": place_BT2[:, -2],
         }
-        with_strip = [clip for clip in clips if clip in self.indices[: self.num_strips]]
+        with_strip = [clip for clip in clips if clip in self.shown]
         if with_strip:
             frames = np.stack([self.data.frames[clip, list(STRIP_FRAMES)] for clip in with_strip])
             batch["strips"] = torch.from_numpy(frames)
@@ -118,5 +118,5 @@ def clip_samples(i: Inputs, split: str, view: View) -> ClipSamples:
         data=data,
         indices=data.splits[split],
         view=view,
-        num_strips=0 if split == "train" else NUM_STRIPS,
+        shown=frozenset() if split == "train" else frozenset(data.splits[split][:NUM_STRIPS]),
     )

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from training.trajectory.classifier import TrainHead, TrainTimeAverage
+from training.trajectory.config import RecipeConfig
 from training.trajectory.features import Features
 from training.trajectory.magvit.recipes import MagvitConfig
 from training.trajectory.magvit.stages import Tokens, TrainTokenizer, TrainTransformer
@@ -55,7 +56,7 @@ def magvit_stages(c: MagvitConfig) -> Sequence[Prepare | Train]:
     )
 
 
-def time_average(c: TrajectoryConfig | MagvitConfig) -> TrainTimeAverage:
+def time_average(c: RecipeConfig) -> TrainTimeAverage:
     """The baseline that knows everything but the order of the frames."""
     return TrainTimeAverage(
         name="time_average",
@@ -68,7 +69,7 @@ def time_average(c: TrajectoryConfig | MagvitConfig) -> TrainTimeAverage:
     )
 
 
-def settings(c: TrajectoryConfig | MagvitConfig, epochs: int) -> Settings:
+def settings(c: RecipeConfig, epochs: int) -> Settings:
     """How every stage that tells clips apart is trained."""
     return Settings(
         epochs=epochs,

@@ -78,6 +78,8 @@ def test_the_laptop_recipe_fixes_one_thread_and_single_precision() -> None:
         ("precision", "float16"),
         ("dropout", 1.0),
         ("learning_rate", 0.0),
+        ("baseline_width", 0),
+        ("grid", 0),
     ],
 )
 def test_fails_on_a_config_value_that_cannot_work(name: str, value: Any) -> None:

@@ -1,21 +1,24 @@
 """The config of the MAGVIT recipes and the recipes, a function each."""
 
-from dataclasses import dataclass, fields
+import math
+from dataclasses import dataclass
 
 from training.trajectory.clips import FRAME_SIZE, NUM_FRAMES
-from training.trajectory.recipes import PRECISIONS, check_at_least, check_choice
-from training.workload import Precision
+from training.trajectory.config import (
+    RecipeConfig,
+    check_above_0,
+    check_at_least,
+    check_choice,
+)
 
 STEMS = ("patch", "full")
+# Tokens are kept as int16.
+MAX_CODES = 2**15
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class MagvitConfig:
-    """Everything that decides the numbers of a run, apart from data and machine."""
-
-    seed: int = 0
-    num_threads: int = 1
-    deterministic: bool = True
+class MagvitConfig(RecipeConfig):
+    """What the MAGVIT recipes have beside the shared fields."""
 
     # Tokenizer. The patch stem makes 2x4x4 pixels a token; the full stem works at full resolution
     # and halves to 4x8x8.
@@ -27,48 +30,28 @@ class MagvitConfig:
     motion_weight: float = 20.0
     tokenizer_epochs: int = 2
     tokenizer_learning_rate: float = 3e-3
+    tokenizer_batch: int = 4
 
     # Transformer over tokens.
-    width: int = 64
-    num_layers: int = 2
-    num_heads: int = 4
-    dropout: float = 0.1
     masked_share: float = 0.25
     masked_weight: float = 0.1
     epochs: int = 6
-    learning_rate: float = 2e-3
-    position_weight: float = 0.5
-
-    # Baseline.
-    time_average_epochs: int = 16
-    baseline_width: int = 24
-
-    # Training.
-    num_shards: int = 16
-    tokenizer_batch: int = 4
-    global_batch: int = 16
-    micro_batch: int = 16
     eval_batch: int = 32
-    weight_decay: float = 0.05
-    warmup_steps: int = 40
-    clip_norm: float = 1.0
-    evaluate_every_epochs: int = 1
-    precision: Precision = "float32"
 
     def __post_init__(self) -> None:
+        # Not super(): it does not know the class that dataclass(slots=True) makes anew.
+        RecipeConfig.__post_init__(self)
         check_choice("stem", self.stem, STEMS)
-        check_choice("precision", self.precision, PRECISIONS)
-        epochs = [f.name for f in fields(self) if f.name.endswith("epochs")]
-        sizes = ("num_threads", "tokenizer_width", "width", "num_layers", "num_heads", "num_shards")
-        for name in (*sizes, *epochs):
-            check_at_least(name, getattr(self, name), 1)
-        for name in ("motion_weight", "masked_weight", "position_weight"):
+        check_at_least("tokenizer_width", self.tokenizer_width, 1)
+        for name in ("motion_weight", "masked_weight"):
             check_at_least(name, getattr(self, name), 0.0)
+        check_above_0("tokenizer_learning_rate", self.tokenizer_learning_rate)
         if len(self.num_levels) < 1 or min(self.num_levels) < 2:
             raise ValueError(f"levels is {self.levels!r}; give numbers from 2, as in 8,8,8,6,5")
-        if self.width % (2 * self.num_heads):
+        if self.num_codes > MAX_CODES:
             raise ValueError(
-                f"width {self.width} is no multiple of twice num_heads {self.num_heads}; change one"
+                f"levels is {self.levels!r}, which makes {self.num_codes} codes; "
+                f"give at most {MAX_CODES}"
             )
         if not 0.0 <= self.masked_share < 1.0:
             raise ValueError(f"masked_share is {self.masked_share}; give at least 0, less than 1")
@@ -82,6 +65,11 @@ class MagvitConfig:
             raise ValueError(
                 f"levels is {self.levels!r}; give numbers from 2, as in 8,8,8,6,5"
             ) from error
+
+    @property
+    def num_codes(self) -> int:
+        """The different codes that a token can be."""
+        return math.prod(self.num_levels)
 
     @property
     def token_shape(self) -> tuple[int, int]:

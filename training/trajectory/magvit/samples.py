@@ -8,7 +8,7 @@ import torch
 
 from training.randomness import shuffled
 from training.trajectory.dataset import TrajectoryData
-from training.trajectory.samples import NUM_STRIPS, Batch
+from training.trajectory.samples import Batch
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -17,6 +17,7 @@ class FrameSamples:
 
     data: TrajectoryData
     indices: Sequence[int]
+    shown: frozenset[int]  # clips whose reconstruction is a picture
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -26,12 +27,11 @@ class FrameSamples:
         return self.indices[index]
 
     def collate(self, items: Sequence[int]) -> Batch:
-        shown = [clip in self.indices[:NUM_STRIPS] for clip in items]
         return {
             "frames": torch.from_numpy(np.stack([self.data.frames[clip] for clip in items])),
             "tracks": torch.from_numpy(self.data.tracks[list(items)]),
             "clips": torch.tensor(list(items)),
-            "shown": torch.tensor(shown),
+            "shown": torch.tensor([clip in self.shown for clip in items]),
         }
 
     def order(self, epoch: int, seed: int) -> Sequence[int]:

@@ -22,7 +22,7 @@ from training.trajectory.magvit.samples import FrameSamples
 from training.trajectory.magvit.tokenizer import Quantizer, Tokenizer
 from training.trajectory.magvit.transformer import TokenTransformer
 from training.trajectory.paths import CLASSES
-from training.trajectory.samples import Batch
+from training.trajectory.samples import NUM_STRIPS, Batch
 from training.workload import Inputs, Loss, Partial, Settings, Start
 
 # Raise it when what `Tokens` computes changes: it is part of the artifact's key.
@@ -64,7 +64,7 @@ class TrainTokenizer:
         return build_tokenizer(self.config)
 
     def start(self, m: nn.Module, i: Inputs) -> Start:
-        return Start(facts={"codes": build_tokenizer(self.config).quantizer.num_codes})
+        return Start(facts={"codes": self.config.num_codes})
 
     def optimizer(self, m: nn.Module) -> Optimizer:
         c = self.config
@@ -72,7 +72,8 @@ class TrainTokenizer:
 
     def samples(self, i: Inputs, split: str) -> FrameSamples:
         data = open_dataset(i.dataset.folder)
-        return FrameSamples(data=data, indices=data.splits[split])
+        indices = data.splits[split]
+        return FrameSamples(data=data, indices=indices, shown=frozenset(indices[:NUM_STRIPS]))
 
     def weight(self, b: Batch) -> float:
         return float(len(b["clips"]))
@@ -125,7 +126,7 @@ class Tokens:
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
 
     def probe(self) -> Probe:
-        """One clip through the tokenizer, pixels to pixels (what codes need is half of it)."""
+        """One clip through the tokenizer, pixels to pixels: `make` needs its encoder alone."""
         return Probe(
             build=lambda: build_tokenizer(self.config),
             batch=torch.zeros((1, *CLIP_SHAPE), dtype=torch.uint8),

@@ -229,10 +229,16 @@ def test_a_perfect_tokenizer_would_have_no_error_in_the_crop(
         ("stem", "none"),
         ("levels", "8,x"),
         ("levels", "8,1"),
-        ("width", 60),
+        ("levels", "8,8,8,8,9"),
+        ("width", 62),
         ("masked_share", 1.0),
         ("epochs", 0),
         ("motion_weight", -1.0),
+        ("baseline_width", 20),
+        ("learning_rate", 0.0),
+        ("tokenizer_learning_rate", -1e-3),
+        ("dropout", 1.0),
+        ("precision", "float16"),
     ],
 )
 def test_fails_on_a_config_value_that_cannot_work(name: str, value: Any) -> None:
