@@ -101,6 +101,12 @@ def _add_check(parser: argparse.ArgumentParser) -> None:
     add("--override", action="append", default=[], metavar="NAME=VALUE", help="as of `run`")
     add("--dataset-uri", help="a folder (default: made by the workload's own generator)")
     add("--count", type=int, default=100, help="samples that are made (default: %(default)s)")
+    add(
+        "--steps",
+        type=run_options.positive_int,
+        help="of each Train stage, at least: with kills on the way (default: two epochs of four)",
+    )
+    add("--checkpoint-interval", default="1epochs", help="as of `run` (default: %(default)s)")
     add("--json", action="store_true", help="print the result as JSON")
     parser.set_defaults(act=_check)
 

@@ -105,9 +105,8 @@ def _signature(method: Callable[..., Any]) -> str:
     return f"({', '.join(names)})"
 
 
-def describe(workload: Any) -> str:
-    """One line: recipes and stages, for the beginning of the report."""
-    recipe, make = next(iter(sorted(workload.recipes.items())))
-    stages = workload.stages(make())
+def describe(workload: Any, recipe: str) -> str:
+    """One line: recipes, and the stages of one, for the beginning of the report."""
+    stages = workload.stages(workload.recipes[recipe]())
     kinds = ", ".join(f"{'train' if isinstance(s, Train) else 'prepare'} {s.name}" for s in stages)
     return f"recipes {', '.join(sorted(workload.recipes))}; stages of {recipe}: {kinds}"

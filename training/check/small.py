@@ -1,9 +1,10 @@
 """A workload cut down to a few steps per stage, told where to be interrupted.
 
-The stages are the workload's own; they see only the first samples, for two epochs with an odd last
+The stages are the workload's own; they see only the first samples, for some epochs with an odd last
 batch, and what the loop relies on is looked at on the way.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -28,21 +29,28 @@ from training.wrapped import Wrapped, WrappedPrepare, WrappedTrain
 
 NUM_EPOCHS = 2
 _FULL_STEPS = 3
+STEPS_PER_EPOCH = _FULL_STEPS + 1
 
 # stage, what was reached ("step", "evaluation", "shard"), number from 0
 Reached = Callable[[str, str, int], None]
 
 
 class Small(Wrapped):
-    """The workload `inner`, cut down; `reached` is called at every place where it may be ended."""
+    """The workload `inner`, cut down; `reached` is called at every place where it may be ended.
 
-    def __init__(self, inner: Workload[Any], reached: Reached) -> None:
+    Stages are of two epochs, or of as many as `num_steps` needs.
+    """
+
+    def __init__(
+        self, inner: Workload[Any], reached: Reached, num_steps: int | None = None
+    ) -> None:
         super().__init__(inner)
         self._reached = reached
+        self._num_steps = num_steps
 
     def stages(self, c: Any) -> Sequence[Prepare | Train]:
         return [
-            _SmallTrain(stage, self._reached)
+            _SmallTrain(stage, self._reached, self._num_steps)
             if isinstance(stage, Train)
             else _SmallPrepare(stage, self._reached)
             for stage in self._inner.stages(c)
@@ -60,15 +68,18 @@ class _SmallPrepare(WrappedPrepare):
 
 
 class _SmallTrain(WrappedTrain):
-    def __init__(self, inner: Train, reached: Reached) -> None:
+    def __init__(self, inner: Train, reached: Reached, num_steps: int | None) -> None:
         super().__init__(inner)
         self._reached = reached
+        self._num_steps = num_steps
         self._num_batches = 0
 
     @property
     def settings(self) -> Settings:
         own = self._inner.settings
-        return replace(own, epochs=min(own.epochs, NUM_EPOCHS))
+        if self._num_steps is None:
+            return replace(own, epochs=min(own.epochs, NUM_EPOCHS))
+        return replace(own, epochs=math.ceil(self._num_steps / STEPS_PER_EPOCH))
 
     def samples(self, i: Inputs, split: str) -> Samples:
         inner = self._inner.samples(i, split)

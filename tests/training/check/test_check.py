@@ -1,6 +1,7 @@
 """`check` finds what is wrong with a workload, and says nothing against one that is right."""
 
 import json
+import re
 
 import pytest
 
@@ -29,7 +30,28 @@ def test_a_workload_that_resumes_exactly_passes(capsys: pytest.CaptureFixture[st
     record = json.loads(capsys.readouterr().out)
     assert record["resumes_exactly"]
     assert len(record["interruptions"]) == 11
-    assert "stage 'doubled', shard 2" in record["interruptions"]
+    assert "interrupted at stage 'doubled', shard 2" in record["interruptions"]
+
+
+def test_many_steps_are_killed_between_commits_too(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--steps=24", "--checkpoint-interval=2epochs", "--json"]
+    assert main(["check", "tests.training.tiny:TINY", *options]) == 0
+    record = json.loads(capsys.readouterr().out)
+    killed = [said for said in record["interruptions"] if said.startswith("killed")]
+    assert len(record["interruptions"]) == 15 and len(killed) == 4
+    # Two epochs have eight steps.
+    assert re.fullmatch(
+        r"killed at stage 'second', step 22; goes on from the periodic commit at step (32|40) of "
+        r"the run, epoch (2|4)",
+        killed[-1],
+    )
+
+
+def test_fails_where_a_stage_has_too_few_samples_for_so_many_steps(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["check", "tests.training.tiny:TINY", "--count=20", "--steps=40"]) == 2
+    assert "so few samples that it took" in capsys.readouterr().err
 
 
 def test_state_that_no_checkpoint_holds_is_found(capsys: pytest.CaptureFixture[str]) -> None:
