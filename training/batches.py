@@ -25,6 +25,8 @@ class BatchPlan:
     """The steps of one stage, from 0, as lists of sample ids: a function of the seed alone."""
 
     def __init__(self, samples: Samples, settings: Settings, seed: int, world_size: int) -> None:
+        # Where the model is sharded, ranks gather it together: each computes as often.
+        self._is_even = settings.sharding != "none"
         self.steps_per_epoch = math.ceil(len(samples) / settings.global_batch)
         self.num_steps = self.steps_per_epoch * settings.epochs
         self._samples = samples
@@ -58,7 +60,10 @@ class BatchPlan:
     def share(self, step: int, rank: int) -> list[MicroBatch]:
         """Those of one rank; never empty, because every rank takes part in the reduction."""
         everyone = self.micro_batches(step)
-        return everyone[rank :: self._world_size] or [replace(everyone[0], counts=False)]
+        mine, filling = everyone[rank :: self._world_size], replace(everyone[0], counts=False)
+        if self._is_even:
+            return mine + [filling] * (math.ceil(len(everyone) / self._world_size) - len(mine))
+        return mine or [filling]
 
     def shares(self, first_step: int, rank: int) -> Iterator[MicroBatch]:
         """What one rank computes from `first_step` to the end of the stage."""

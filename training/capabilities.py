@@ -34,6 +34,20 @@ class HasExample(Protocol):
 
 
 @runtime_checkable
+class HasShards(Protocol):
+    """A Train stage that says which blocks of its model are gathered and freed one at a time.
+
+    Without it the whole model is one block: simplest, and the least memory saved.
+    """
+
+    def sharded_modules(self, m: nn.Module) -> Sequence[nn.Module]:
+        """Modules inside `m` that its forward calls in the same order on every rank.
+
+        Outside of a block's own forward its parameters are slices: the loss may not read them.
+        """
+
+
+@runtime_checkable
 class HasPredict(Protocol):
     """A Train stage that says what its model makes of each sample (`predict`)."""
 

@@ -150,24 +150,25 @@ class Image:
         """The copies by part."""
         return {part: file.tensors for part, file in self._files.items()}
 
-    def contents(self) -> list[Contents]:
-        """The files of the checkpoint."""
-        return [*self._files.values(), _state_file(self.state)]
+    @property
+    def files(self) -> list[Contents]:
+        """The safetensors files of the checkpoint."""
+        return list(self._files.values())
 
 
-def live_contents(capture: Capture) -> list[Contents]:
-    """The files of the checkpoint, read from tensors that must not change meanwhile."""
-    files: list[Contents] = [LiveFile(part, own) for part, own in capture.tensors.items()]
-    return [*files, _state_file(capture.state)]
+def live_files(capture: Capture) -> list[Contents]:
+    """The safetensors files, read from tensors that must not change meanwhile."""
+    return [LiveFile(part, own) for part, own in capture.tensors.items()]
+
+
+def state_file(state: Mapping[str, Any]) -> Text:
+    """The file for what JSON can hold."""
+    return Text(name=STATE, data=json.dumps(state).encode())
 
 
 def tensor_at(block: Tensor, place: Place) -> Tensor:
     """The tensor whose bytes lie at `place` of a block of bytes."""
     return block[place.start : place.stop].view(place.dtype).view(place.shape)
-
-
-def _state_file(state: Mapping[str, Any]) -> Text:
-    return Text(name=STATE, data=json.dumps(state).encode())
 
 
 def _shapes(capture: Capture) -> dict[str, list[tuple[str, torch.dtype, torch.Size]]]:

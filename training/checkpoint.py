@@ -10,18 +10,21 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 from training.capture import STATE
+from training.errors import RunFailedError
 from training.head import CheckpointEntry, FileEntry
-from training.layout import LayoutError, header_bytes, parse_header
+from training.layout import Layout, LayoutError, header_bytes, parse_header
 from training.memory import view_of
 from training.slices import SLICES, Slice, Sliced, copy_overlap, local_slice
 from training.store import Store
 from training.transfer import receive
+
+S = TypeVar("S")
 
 
 class DamagedCheckpointError(RuntimeError):
@@ -37,11 +40,11 @@ class Snapshot:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Loaded:
+class Loaded(Generic[S]):
     """A checkpoint that was read."""
 
     entry: CheckpointEntry
-    snapshot: Snapshot
+    snapshot: S
 
 
 def checkpoint_name(step: int, generation: int) -> str:
@@ -94,23 +97,26 @@ def read_state(store: Store, entry: CheckpointEntry) -> dict[str, Any]:
 
 
 def fill_slices(
-    store: Store,
-    entry: CheckpointEntry,
     slices: Mapping[str, Mapping[str, Any]],
     targets: Mapping[str, Mapping[str, Tensor]],
+    read: Callable[[str], Mapping[str, Tensor]],
 ) -> None:
-    """Fill this process's share of every target from a checkpoint of slices, file by file."""
+    """Fill this process's share of every target from the slices; `read` gives a file's tensors."""
     missing: dict[tuple[str, str], int] = {}
     wanted: dict[str, list[tuple[str, Slice, tuple[int, ...], Tensor]]] = {}
     for part, tensors in targets.items():
+        known = slices.get(part, {})
+        if unknown := sorted(known.keys() - tensors.keys()):
+            raise DamagedCheckpointError(f"{unknown[0]} of {part!r} is none of the model's")
         for name, tensor in tensors.items():
             offset, local = local_slice(tensor)
-            about = slices.get(part, {}).get(name)
+            about = known.get(name)
             if about is None:
                 raise DamagedCheckpointError(f"{name} is not in the checkpoint's {part!r}")
             sliced = Sliced.from_json(about)
-            if sliced.shape != tuple(tensor.shape):
-                raise DamagedCheckpointError(f"{name} has shape {sliced.shape}, not the model's")
+            if sliced.shape != tuple(tensor.shape) or sliced.dtype != tensor.dtype:
+                there = f"has shape {sliced.shape} of {sliced.dtype}"
+                raise DamagedCheckpointError(f"{name} {there}, not the model's")
             missing[part, name] = local.numel()
             for one in sliced.slices:
                 if count := one.count_in(offset, local.shape):
@@ -118,9 +124,8 @@ def fill_slices(
                     missing[part, name] -= count
     if short := [name for (_, name), count in missing.items() if count]:
         raise DamagedCheckpointError(f"the slices of {short[0]} do not make it up")
-    by_name = {file.name: file for file in entry.files}
     for file, uses in wanted.items():
-        tensors_of_file = read_tensors(store, f"checkpoints/{entry.name}/", by_name[file])
+        tensors_of_file = read(file)
         for name, one, offset, local in uses:
             copy_overlap(tensors_of_file[name], one.offset, local.detach(), offset)
 
@@ -135,8 +140,20 @@ def _read_slices(store: Store, entry: CheckpointEntry, state: dict[str, Any]) ->
         }
         for part, own in slices.items()
     }
-    fill_slices(store, entry, slices, tensors)
+    files = {file.name: file for file in entry.files}
+    prefix = f"checkpoints/{entry.name}/"
+    fill_slices(slices, tensors, lambda name: read_tensors(store, prefix, files[name]))
     return Snapshot(tensors=tensors, state=state)
+
+
+def read_layout(store: Store, prefix: str, file: FileEntry) -> Layout:
+    """Where the tensors of a safetensors file lie; nothing is verified yet."""
+    try:
+        first = _read(store, prefix, file, min(8, file.bytes))
+        header = _read(store, prefix, file, header_bytes(first, file.bytes))
+        return parse_header(header, file.bytes)
+    except LayoutError as error:
+        raise DamagedCheckpointError(f"{file.name}: {error}") from error
 
 
 def read_tensors(store: Store, prefix: str, file: FileEntry) -> dict[str, Tensor]:
@@ -145,12 +162,7 @@ def read_tensors(store: Store, prefix: str, file: FileEntry) -> dict[str, Tensor
     Memory at another alignment changes the last bits of matrix-vector products, so nothing is
     computed on bytes where they lay in a file.
     """
-    try:
-        first = _read(store, prefix, file, min(8, file.bytes))
-        header = _read(store, prefix, file, header_bytes(first, file.bytes))
-        layout = parse_header(header, file.bytes)
-    except LayoutError as error:
-        raise DamagedCheckpointError(f"{file.name}: {error}") from error
+    layout = read_layout(store, prefix, file)
     tensors = {place.name: torch.empty(place.shape, dtype=place.dtype) for place in layout.places}
 
     def place_bytes(start: int, block: Tensor) -> None:
@@ -165,13 +177,15 @@ def read_tensors(store: Store, prefix: str, file: FileEntry) -> dict[str, Tensor
 
 
 def newest_that_holds(
-    store: Store, entries: Sequence[CheckpointEntry]
-) -> tuple[Loaded | None, tuple[tuple[str, str], ...]]:
+    store: Store,
+    entries: Sequence[CheckpointEntry],
+    read: Callable[[Store, CheckpointEntry], S] = read_checkpoint,  # type: ignore[assignment]
+) -> tuple[Loaded[S] | None, tuple[tuple[str, str], ...]]:
     """The newest checkpoint whose checksums hold, and those passed over as (name, why)."""
     passed_over: list[tuple[str, str]] = []
     for entry in reversed(entries):
         try:
-            snapshot = read_checkpoint(store, entry)
+            snapshot = read(store, entry)
         except DamagedCheckpointError as error:
             passed_over.append((entry.name, str(error)))
             continue
@@ -190,6 +204,16 @@ def find_nan(tensors: Mapping[str, Tensor]) -> str | None:
         if bool(tensor.detach().amin().isnan()):
             return name
     return None
+
+
+def refuse_nan(tensors: Mapping[str, Mapping[str, Tensor]], where: str) -> None:
+    """RunFailedError if a weight is no number, in whichever files of the model."""
+    for part, own in tensors.items():
+        if part.split(".")[0] == "model" and (name := find_nan(own)) is not None:
+            raise RunFailedError(
+                f"{where}: {name} holds a NaN; "
+                "nothing was published, lower the learning rate or clip the gradients"
+            )
 
 
 def _check_size(file: FileEntry, size: int | None) -> None:

@@ -1,14 +1,19 @@
 """What the loop asks of the saver at its step boundaries. Rank 0 alone has a saver.
 
-A capture is asked for only where it is used: it reads the numbers of the last step first.
+A capture is asked for only where it is used: it reads the numbers of the last step first. Where the
+stage is sharded the other ranks come to the same points, and write their shares as rank 0 orders.
 """
 
+import socket
 from collections.abc import Callable
 
 from training.capture import Capture
+from training.crew import Crew
+from training.deputy import Deputy
 from training.long_work import Work
 from training.position import Attempt, Position
 from training.saver import Saver
+from training.sharded import own_share
 
 
 class Commits:
@@ -20,17 +25,76 @@ class Commits:
         saver: Saver | None,
         steps_per_epoch: int,
         capture: Callable[[], Capture],
+        *,
+        is_sharded: bool,
     ) -> None:
         self._attempt = attempt
         self._saver = saver
         self._steps_per_epoch = steps_per_epoch
         self._capture = capture
+        self._crew: Crew | None = None
+        self._deputy: Deputy | None = None
+        if is_sharded:
+            self._share(capture)
+        elif saver is not None:
+            saver.share_with(None)
 
     def if_due(self, position: Position) -> bool:
         """A periodic or recommended commit; whether there was one."""
-        saver = self._saver
-        if saver is None:
+        return self._at_a_point(lambda saver: self._if_due(saver, position))
+
+    def before(self, work: Work, position: Position) -> None:
+        """Have a copy at hand if a notice could come in long work: staged, or else committed."""
+        self._at_a_point(lambda saver: self._before(saver, work, position))
+
+    def at_the_end(self, position: Position) -> None:
+        """The stage is done: what comes next begins from what is read back from this commit."""
+
+        def commit(saver: Saver) -> None:
+            saver.commit(self._capture(), position, self._epoch(position), "stage-end")
+
+        self._at_a_point(commit)
+
+    def at_a_notice(self, position: Position) -> None:
+        """Save and release, as far as the time allows."""
+
+        def commit(saver: Saver) -> None:
+            notice = self._attempt.interruption.notice
+            assert notice is not None
+            saver.emergency(self._capture(), position, self._epoch(position), notice)
+
+        self._at_a_point(commit)
+        if self._deputy is not None:
+            self._deputy.give_up()
+
+    def close(self) -> None:
+        """The stage, or the attempt, is over."""
+        if self._deputy is not None:
+            self._deputy.close()
+
+    def _share(self, capture: Callable[[], Capture]) -> None:
+        world = self._attempt.world
+        self._capture = lambda: own_share(capture(), world.rank)
+        hosts = world.gather(socket.gethostname())
+        num_here = hosts.count(hosts[world.rank])
+        if self._saver is not None:
+            self._crew = Crew(world)
+            self._saver.share_with(self._crew, num_here)
+        else:
+            self._deputy = Deputy(self._attempt, num_here)
+
+    def _at_a_point(self, act: "Callable[[Saver], bool | None]") -> bool:
+        """Where all ranks of a sharded stage come to, and rank 0 alone acts; whether it did."""
+        if self._deputy is not None:
+            return self._deputy.obey(self._capture)
+        if self._saver is None:
             return False
+        if self._crew is None:
+            return bool(act(self._saver))
+        with self._crew.leading():
+            return bool(act(self._saver))
+
+    def _if_due(self, saver: Saver, position: Position) -> bool:
         saver.poll()
         if self._attempt.interruption.take_rebalance():
             saver.commit(self._capture(), position, self._epoch(position), "rebalance")
@@ -40,28 +104,12 @@ class Commits:
             return False
         return True
 
-    def before(self, work: Work, position: Position) -> None:
-        """Have a copy at hand if a notice could come in long work: staged, or else committed."""
-        saver = self._saver
-        if saver is None or not self._attempt.oversight.long_work.is_long(work):
-            return
-        if saver.holds(position):
+    def _before(self, saver: Saver, work: Work, position: Position) -> None:
+        if not self._attempt.oversight.long_work.is_long(work) or saver.holds(position):
             return
         epoch, capture = self._epoch(position), self._capture()
         if not saver.stage(capture, position, epoch):
             saver.commit(capture, position, epoch, "periodic")
-
-    def at_the_end(self, position: Position) -> None:
-        """The stage is done: what comes next begins from what is read back from this commit."""
-        if self._saver is not None:
-            self._saver.commit(self._capture(), position, self._epoch(position), "stage-end")
-
-    def at_a_notice(self, position: Position) -> None:
-        """Save and release, as far as the time allows."""
-        if self._saver is not None:
-            notice = self._attempt.interruption.notice
-            assert notice is not None
-            self._saver.emergency(self._capture(), position, self._epoch(position), notice)
 
     def _epoch(self, position: Position) -> int:
         return position.stage_step // self._steps_per_epoch

@@ -13,6 +13,8 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 
 T = TypeVar("T")
 
@@ -50,10 +52,15 @@ class World:
         self._pending: Tensor | Sequence[float] | None = None
         self._work: dist.Work | None = None
         self._group: dist.ProcessGroup | None = None
+        self._board: PrefixStore | None = None
         if self.size > 1:
+            meeting = rendezvous(place.rendezvous, self.rank, self.size, timeout=_PATIENCE)
+            store, _, _ = next(meeting)
+            store.set_timeout(_PATIENCE)
+            self._board = PrefixStore("board", store)
             dist.init_process_group(
                 "nccl" if device.type == "cuda" else "gloo",
-                init_method=place.rendezvous,
+                store=PrefixStore("group", store),
                 rank=self.rank,
                 world_size=self.size,
                 timeout=_PATIENCE,
@@ -117,11 +124,40 @@ class World:
         dist.all_gather_object(gathered, value, group=self._group)
         return gathered
 
+    def share_flag(self, value: bool) -> bool:
+        """Rank 0's; cheaper than `share`."""
+        if self.size == 1:
+            return value
+        box = torch.tensor(int(value))
+        dist.broadcast(box, src=0, group=self._group)
+        return bool(box)
+
+    def post(self, key: str, text: str) -> None:
+        """Leave a note for the other ranks, from any thread and in no order."""
+        assert self._board is not None
+        self._board.set(key, text)
+
+    def note(self, key: str) -> str | None:
+        """What was posted last under this key; does not wait for it."""
+        if self._board is None or not self._board.check([key]):
+            return None
+        text: str = self._board.get(key).decode()
+        return text
+
     def share_buffers(self, module: nn.Module) -> None:
         """Give every rank rank 0's buffers, as they are in a checkpoint."""
-        if self.size > 1:
-            for buffer in module.buffers():
-                dist.broadcast(buffer, src=0)
+        if self.size == 1:
+            return
+        by_dtype: dict[torch.dtype, list[Tensor]] = {}
+        for buffer in module.buffers():
+            by_dtype.setdefault(buffer.dtype, []).append(buffer)
+        for buffers in by_dtype.values():
+            # One message for all of a kind.
+            flat = torch.cat([buffer.reshape(-1) for buffer in buffers])
+            dist.broadcast(flat, src=0)
+            pieces = torch.split(flat, [buffer.numel() for buffer in buffers])
+            for buffer, piece in zip(buffers, pieces, strict=True):
+                buffer.copy_(piece.view_as(buffer))
 
     def close(self) -> None:
         """Wait for the others (torchrun ends all when one ends) and leave."""

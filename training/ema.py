@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
+from training.slices import is_sharded
+
 
 class MovingAverage:
     """Averages parameters; buffers are taken from the model as they are."""
@@ -37,7 +39,7 @@ class MovingAverage:
 
     @contextlib.contextmanager
     def swapped_in(self) -> Iterator[None]:
-        """The model computes with the average; nothing is copied."""
+        """The model computes with the average; nothing is copied but shares of sharded ones."""
         self._swap()
         try:
             yield
@@ -46,4 +48,12 @@ class MovingAverage:
 
     def _swap(self) -> None:
         for place, parameter in enumerate(self._parameters):
-            parameter.data, self._averages[place] = self._averages[place], parameter.data
+            average = self._averages[place]
+            if is_sharded(parameter):
+                # FSDP gathers from memory of its own, of which the parameter is a view.
+                mine, other = parameter.detach().to_local(), average.to_local()  # type: ignore[attr-defined]
+                before = mine.clone()
+                mine.copy_(other)
+                other.copy_(before)
+            else:
+                parameter.data, self._averages[place] = average, parameter.data

@@ -1,6 +1,7 @@
 """One evaluation of a stage: batches divided by rank, parts gathered in order, summarised once."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -41,6 +42,10 @@ def evaluate(
         for first in firsts
     ]
     mine = batches[world.rank :: world.size]
+    turns = len(batches[:: world.size])
+    if learner.is_sharded and len(mine) < turns:
+        # All ranks gather the parameters together, so all evaluate; nobody counts this.
+        mine.append(replace(batches[0], counts=False))
     loader = Loader(
         samples,
         inputs.seed,
@@ -50,8 +55,8 @@ def evaluate(
     )
     parts: list[Partial] = []
     try:
-        with learner.evaluating() as model:
-            for turn in range(len(batches[:: world.size])):
+        with learner.evaluating() as evaluate_batch:
+            for turn in range(turns):
                 attempt.check()
                 if turn < len(mine):
                     batch = to_device(loader.next(), inputs.device)
@@ -59,7 +64,9 @@ def evaluate(
                         inputs.device, "evaluate", inputs.seed, stage.name, mine[turn].number
                     )
                     with torch.no_grad(), autocast(stage.settings.precision, inputs.device):
-                        parts.append(stage.evaluate(model, batch))
+                        part = evaluate_batch(batch)
+                    if mine[turn].counts:
+                        parts.append(part)
     finally:
         loader.close()
     return _summarize(attempt, stage, name, _in_order(attempt, parts), is_last=is_last)

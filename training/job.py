@@ -61,6 +61,8 @@ class Job:
                 "micro_batch": stage.settings.micro_batch,
                 "precision": stage.settings.precision,
                 "compile": stage.settings.compile_mode,
+                # Not named where it is none: older runs did not know it.
+                **({"sharding": how} if (how := stage.settings.sharding) != "none" else {}),
             }
             for stage in self.stages
             if isinstance(stage, Train)

@@ -2,14 +2,12 @@
 
 import contextlib
 import math
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.parallel import DistributedDataParallel
 
 from training.batches import MicroBatch, micro_batch_of
 from training.capture import Capture
@@ -17,11 +15,14 @@ from training.checkpoint import Snapshot
 from training.distributed import World
 from training.ema import MovingAverage
 from training.errors import RunFailedError, UserError
+from training.optimizer_state import make_state
+from training.parallel import is_sharded, parallel, shared_from_rank_0
 from training.precision import Scaling, autocast
 from training.randomness import seed_torch
 from training.scalars import Scalars
+from training.sharded import ShardedSnapshot
 from training.state_tree import put_together, take_apart
-from training.workload import Batch, Inputs, Settings, Start, Train
+from training.workload import Batch, Inputs, Partial, Settings, Start, Train
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,7 +45,11 @@ class Learner:
     """Builds what a stage trains, from a snapshot or from the start, and trains it."""
 
     def __init__(
-        self, stage: Train, inputs: Inputs, world: World, snapshot: Snapshot | None
+        self,
+        stage: Train,
+        inputs: Inputs,
+        world: World,
+        snapshot: Snapshot | ShardedSnapshot | None,
     ) -> None:
         self._stage = stage
         self._inputs = inputs
@@ -52,8 +57,10 @@ class Learner:
         self._settings = stage.settings
         self.start = Start()
         self._names: set[tuple[str, ...]] | None = None
+        self.is_sharded = is_sharded(self._settings, world.size)
         self.model = self._build_model(snapshot)
-        self._losses = self._wrap()
+        refuse_unequal_batch_norm(stage, self.model, world.size)
+        self._parallel = parallel(stage, self.model, world)
         self._optimizer = stage.optimizer(self.model)
         for group in self._optimizer.param_groups:
             group.setdefault("initial_lr", group["lr"])
@@ -63,7 +70,7 @@ class Learner:
         if snapshot is not None:
             self._load(snapshot)
 
-    def _build_model(self, snapshot: Snapshot | None) -> nn.Module:
+    def _build_model(self, snapshot: Snapshot | ShardedSnapshot | None) -> nn.Module:
         stage, inputs = self._stage, self._inputs
         seed_torch(inputs.device, "model", inputs.seed, stage.name)
         model = stage.model(inputs)
@@ -72,30 +79,42 @@ class Learner:
             self.start = stage.start(model, inputs)
             if self.start.failures:
                 raise RunFailedError(f"stage {stage.name!r} cannot start: {self.start.failures[0]}")
-        else:
+        elif isinstance(snapshot, Snapshot):
             model.load_state_dict(dict(snapshot.tensors["model"]))
-        model = model.to(inputs.device)
+        if not self.is_sharded:
+            model = model.to(inputs.device)
+        elif snapshot is None:
+            shared_from_rank_0(model, self._world)
         if self._settings.compile_mode is not None:
             model.compile(mode=self._settings.compile_mode)
         return model.train()
 
-    def _wrap(self) -> nn.Module:
-        losses = _StageLoss(self._stage, self.model)
-        if self._world.size == 1:
-            return losses
-        refuse_unequal_batch_norm(self._stage, self.model, self._world.size)
-        return DistributedDataParallel(
-            losses,
-            find_unused_parameters=self._settings.find_unused_parameters,
-            gradient_as_bucket_view=True,
-        )
-
-    def _load(self, snapshot: Snapshot) -> None:
+    def _load(self, snapshot: Snapshot | ShardedSnapshot) -> None:
+        if isinstance(snapshot, ShardedSnapshot):
+            self._fill(snapshot)
+            return
         kept = put_together(snapshot.state["optimizer"], snapshot.tensors["optimizer"])
         self._optimizer.load_state_dict(kept)
         self._scaling.load(snapshot.state.get("scaler", {}))
         if self._average is not None:
             self._average.load(snapshot.tensors["ema"])
+
+    def _fill(self, snapshot: ShardedSnapshot) -> None:
+        """Fill this rank's share of everything, in place."""
+        kept: dict[str, Tensor] = {}
+        make_state(self._optimizer)
+        take_apart(self._optimizer.state_dict(), kept)
+        parts: dict[str, Mapping[str, Tensor]] = {
+            "model": self.model.state_dict(),
+            # A parameter that never had a gradient has no state there.
+            "optimizer": {n: t for n, t in kept.items() if n in snapshot.names("optimizer")},
+        }
+        if self._average is not None:
+            parts["ema"] = self._average.tensors
+        snapshot.fill(parts)
+        skeleton = snapshot.state["optimizer"]
+        self._optimizer.load_state_dict(put_together(skeleton, parts["optimizer"]))
+        self._scaling.load(snapshot.state.get("scaler", {}))
 
     def capture(self, position: Mapping[str, Any]) -> Capture:
         """Everything that the next step depends on, live: only good until it begins."""
@@ -123,6 +142,7 @@ class Learner:
         for group in self._optimizer.param_groups:
             group["lr"] = group["initial_lr"] * factor
         self._optimizer.zero_grad(set_to_none=True)
+        self._parallel.begin_step()
         total: Tensor | float = 0.0
         sums: dict[str, tuple[Tensor | float, float]] = {}
         for place, (micro, batch) in enumerate(batches):
@@ -134,15 +154,15 @@ class Learner:
                 step,
                 micro.number,
             )
-            with self._reducing(place == len(batches) - 1):
+            with self._parallel.reducing(place == len(batches) - 1):
                 with autocast(self._settings.precision, self._inputs.device):
-                    loss, mean, metrics = self._losses(batch, step)
+                    loss, mean, metrics = self._parallel.losses(batch, step)
                     loss = loss / weight
                     if mean is not None:
                         loss = loss + mean / num_micro_batches
                     if not micro.counts:
                         loss = loss * 0.0
-                # DDP takes the mean over the ranks; the parts are to be added up.
+                # DDP and FSDP take the mean over the ranks; the parts are to be added up.
                 self._scaling.backward(loss if self._world.size == 1 else loss * self._world.size)
             total = total + loss.detach()
             for name, (value, count) in metrics.items():
@@ -177,37 +197,22 @@ class Learner:
         return names
 
     @contextlib.contextmanager
-    def evaluating(self) -> Any:
-        """The model in eval mode, its moving average where it has one, the same on every rank."""
+    def evaluating(self) -> Iterator[Callable[[Batch], Partial]]:
+        """Evaluates batches in eval mode, with the moving average where there is one.
+
+        All ranks begin with the same. Where the model is sharded each must give as many batches.
+        """
         self._world.share_buffers(self.model)
         self.model.eval()
         average = contextlib.nullcontext() if self._average is None else self._average.swapped_in()
         try:
             with average:
-                yield self.model
+                try:
+                    yield self._parallel.evaluate
+                finally:
+                    self._parallel.rest()
         finally:
             self.model.train()
-
-    def _reducing(self, is_last: bool) -> AbstractContextManager[None]:
-        """Gradients travel with the last micro-batch of a step only."""
-        if is_last or not isinstance(self._losses, DistributedDataParallel):
-            return contextlib.nullcontext()
-        return self._losses.no_sync()
-
-
-class _StageLoss(nn.Module):
-    """The stage's loss as a module, for DDP: whatever a loss does with the model is inside."""
-
-    def __init__(self, stage: Train, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-        self._stage = stage
-
-    def forward(
-        self, batch: Batch, step: int
-    ) -> tuple[Tensor, Tensor | None, Mapping[str, tuple[Tensor | float, float]]]:
-        loss = self._stage.loss(self.model, batch, step)
-        return loss.total, loss.mean, loss.metrics
 
 
 def refuse_unequal_batch_norm(stage: Train, model: nn.Module, world_size: int) -> None:

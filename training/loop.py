@@ -25,6 +25,7 @@ from training.position import Attempt, Position
 from training.progress import Bar
 from training.pytree import shapes_of, to_device
 from training.saver import Saver
+from training.sharded import ShardedSnapshot
 from training.workload import Batch, Inputs, Train
 
 
@@ -38,7 +39,7 @@ class StageLoop:
         stage: Train,
         inputs: Inputs,
         position: Position,
-        snapshot: Snapshot | None,
+        snapshot: Snapshot | ShardedSnapshot | None,
     ) -> None:
         self._attempt = attempt
         self._stage = stage
@@ -65,7 +66,13 @@ class StageLoop:
         self._unread: tuple[Position, StepResult, tuple[float, float]] | None = None
         self._pace = _Pace()
         self._shapes_seen: set[Hashable] = set()
-        self._commits = Commits(attempt, saver, self._plan.steps_per_epoch, self._capture)
+        self._commits = Commits(
+            attempt,
+            saver,
+            self._plan.steps_per_epoch,
+            self._capture,
+            is_sharded=self._learner.is_sharded,
+        )
         self._bar = Bar(stage.name, self._plan.num_steps, position.stage_step)
 
     def run(self) -> Position:
@@ -77,6 +84,7 @@ class StageLoop:
             self._commits.at_a_notice(self._position)
             raise
         finally:
+            self._commits.close()
             self._loader.close()
         self._position = replace(
             self._position,

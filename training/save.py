@@ -4,19 +4,21 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from training.budget import Cost
-from training.capture import Contents, Image
-from training.checkpoint import checkpoint_name, find_nan
-from training.entries import CheckpointEntry, Kind
-from training.errors import RunFailedError
+from training.capture import Contents, Image, state_file
+from training.checkpoint import refuse_nan
+from training.crew import Crew, refuse_wrong_sizes
+from training.entries import CheckpointEntry, FileEntry, Kind
 from training.head import LeaseLostError
 from training.interruption import Notice
 from training.position import Attempt, Position
+from training.sharded import merged
+from training.slices import SLICES
 from training.store import StoreError
 from training.transfer import CancelledError, Progress, send
 
@@ -29,14 +31,19 @@ class Save:
     def __init__(
         self,
         attempt: Attempt,
+        name: str,
         position: Position,
         epoch: int,
         kind: Kind,
-        contents: Sequence[Contents],
+        files: Sequence[Contents],
+        state: Mapping[str, Any],
         tensors: Tensors,
         device: torch.device,
         image: Image | None = None,
+        *,
+        crew: Crew | None = None,
     ) -> None:
+        self.name = name
         self.position = position
         self.kind: Kind = kind
         self.image = image
@@ -49,7 +56,10 @@ class Save:
         self.notice: Notice | None = None  # that this save answers
         self._attempt = attempt
         self._epoch = epoch
-        self._contents = contents
+        self._state = state
+        self._crew = crew  # the other ranks write the rest
+        # The state of a sharded save is written once the others have said what they wrote.
+        self._contents = [*files, state_file(state)] if crew is None else [*files]
         self._tensors = tensors
         self._progress = Progress()
         self._lock = threading.Lock()
@@ -57,8 +67,13 @@ class Save:
         self._over = threading.Event()
 
     @property
+    def prefix(self) -> str:
+        """Of the files' keys."""
+        return f"checkpoints/{self.name}/"
+
+    @property
     def num_bytes(self) -> int:
-        """Of all files."""
+        """Of all files that this process writes."""
         return sum(file.size for file in self._contents)
 
     @property
@@ -117,11 +132,10 @@ class Save:
     def _commit(self) -> None:
         attempt = self._attempt
         sent = time.monotonic()
-        name = checkpoint_name(self.position.step, attempt.generation)
         try:
-            self._publish(self._send(name))
+            self._publish(self._send())
         except StoreError:
-            attempt.lease.abandon(name)
+            attempt.lease.abandon(self.name)
             raise
         self.cost = Cost(
             bytes=self.num_bytes,
@@ -160,31 +174,37 @@ class Save:
         )
 
     def _refuse_nan(self) -> None:
-        name = find_nan(self._tensors["model"])
-        if name is not None:
-            position = self.position
-            raise RunFailedError(
-                f"stage {position.stage!r}, step {position.step}: {name} holds a NaN; "
-                "nothing was published, lower the learning rate or clip the gradients"
-            )
+        position = self.position
+        refuse_nan(self._tensors, f"stage {position.stage!r}, step {position.step}")
 
-    def _send(self, name: str) -> CheckpointEntry:
-        attempt, position = self._attempt, self.position
-        files = send(
+    def _send(self) -> CheckpointEntry:
+        position = self.position
+        return CheckpointEntry(
+            name=self.name,
+            step=position.step,
+            stage=position.stage,
+            epoch=self._epoch,
+            kind=self.kind,
+            files=self._send_files(),
+            is_best=position.best.get("step") == position.step,
+        )
+
+    def _send_files(self) -> tuple[FileEntry, ...]:
+        attempt = self._attempt
+        mine = send(
             attempt.store,
-            f"checkpoints/{name}/",
+            self.prefix,
             self._contents,
             self.device,
             self._progress,
             # Before the head names this step, the store has the records of every step up to it.
             beside=[self._refuse_nan, attempt.metrics.flush],
         )
-        return CheckpointEntry(
-            name=name,
-            step=position.step,
-            stage=position.stage,
-            epoch=self._epoch,
-            kind=self.kind,
-            files=files,
-            is_best=position.best.get("step") == position.step,
-        )
+        if self._crew is None:
+            return mine
+        others = self._crew.wait_for(self.name, self._progress.stop)
+        files = (*mine, *(file for written in others for file in written.files))
+        refuse_wrong_sizes(attempt.store.sizes(self.prefix), self.prefix, files)
+        slices = merged([self._state[SLICES], *(o.slices for o in others if o.slices)])
+        text = state_file({**self._state, SLICES: slices})
+        return files + send(attempt.store, self.prefix, [text], self.device, self._progress)

@@ -10,21 +10,21 @@ import time
 from dataclasses import asdict, replace
 
 from training.budget import Budget, Cost, draw_up, estimate, reserve_of
-from training.capture import Capture, Image, live_contents
+from training.capture import Capture, Image, live_files
+from training.checkpoint import checkpoint_name
+from training.crew import Crew, Verb
 from training.errors import RunFailedError
 from training.failed_saves import FailedSaves
 from training.head import Kind, LeaseLostError
+from training.images import Images
 from training.interruption import Notice
 from training.interval import AutoInterval
-from training.memory import available_bytes
 from training.position import Attempt, Position
 from training.save import Save
 from training.store import StoreError
 
 # In a checkpoint's JSON: how long the run had trained.
 SPENT_SECONDS = "spent_seconds"
-# What a copy of the state must leave to everything else on the machine.
-_SPARE_BYTES = 512 * 1024 * 1024
 # A save under way when the time is over already gets so long: it is all that can still be kept.
 _GRACE_SECONDS = 2.0
 # A save under way when an attempt ends by itself is waited for so long.
@@ -50,10 +50,19 @@ class Saver:
         self._begun_step = -1
         self._failed = FailedSaves()
         self._save: Save | None = None
-        self._images: list[Image] = []
+        self._images = Images()
+        self._crew: Crew | None = None
         self._staged: Save | None = None
         self._lock = threading.Lock()  # of the staged copy and the end
         self._end_result: bool | None = None
+
+    def share_with(self, crew: Crew | None, num_copiers: int = 1) -> None:
+        """From here on the others of a crew write their shares (None: there is nothing to share).
+
+        So many processes of this machine copy theirs at the same moment.
+        """
+        self._crew = crew
+        self._images = Images(num_copiers)
 
     def holds(self, position: Position) -> bool:
         """Whether nothing changed since the last commit (the start of a stage is derived anew)."""
@@ -109,9 +118,14 @@ class Saver:
         """
         self._finish()
         self._last_boundary = time.monotonic()
-        self._save = self._live(capture, position, epoch, kind)
-        self._save.run()
-        self._save.blocked_seconds = time.monotonic() - self._save.began
+        save = self._live(capture, position, epoch, kind, self._name(position))
+        self._order("live", save.name)
+        self._run(save)
+
+    def _run(self, save: Save) -> None:
+        self._save = save
+        save.run()
+        save.blocked_seconds = time.monotonic() - save.began
         self._collect()
         with self._lock:
             self._staged = None  # older than what is committed
@@ -128,13 +142,14 @@ class Saver:
         self._best, self._begun_step = position.best, position.step
         self._last_boundary = asked
         self._finish()
-        began = time.monotonic()
+        began, name = time.monotonic(), self._name(position)
+        self._order("copy", name)
         image = self._copy(capture)
         if image is None:
             print("[save] memory cannot hold a copy of the state; streaming it", flush=True)
-            self.commit(capture, position, epoch, kind)
+            self._run(self._live(capture, position, epoch, kind, name))
             return
-        save = self._of(image, capture, position, epoch, kind)
+        save = self._of(image, capture, position, epoch, kind, name)
         save.began = began
         save.blocked_seconds = time.monotonic() - asked
         self._save = save
@@ -144,11 +159,14 @@ class Saver:
         """Keep a copy of a boundary for `emergency_staged`; False where memory cannot hold it."""
         if self.holds(position) or (self._save is not None and self._save.position == position):
             return True
+        name = self._name(position)
+        self._order("stage", name)
         image = self._copy(capture)
-        if image is None:
+        everywhere = self._crew is None or self._crew.have_staged(image is not None)
+        if image is None or not everywhere:
             return False
         with self._lock:
-            self._staged = self._of(image, capture, position, epoch, "emergency")
+            self._staged = self._of(image, capture, position, epoch, "emergency", name)
         return True
 
     def emergency(self, capture: Capture, position: Position, epoch: int, notice: Notice) -> bool:
@@ -159,8 +177,11 @@ class Saver:
         """
         with self._lock:
             if self._end_result is None:
-                save = self._live(capture, position, epoch, "emergency")
+                name = self._name(position)
+                save = self._live(capture, position, epoch, "emergency", name)
                 self._end_result = self._end(save, notice)
+                if not self._end_result:
+                    self._order("drop", name)
             return self._end_result
 
     def emergency_staged(self, notice: Notice) -> bool:
@@ -190,32 +211,34 @@ class Saver:
         spent = round(self._auto.spent_seconds, 3)
         return replace(capture, state={**capture.state, SPENT_SECONDS: spent})
 
-    def _live(self, capture: Capture, position: Position, epoch: int, kind: Kind) -> Save:
-        contents = live_contents(self._stamped(capture))
-        parts = (self._attempt, position, epoch, kind)
-        return Save(*parts, contents, capture.tensors, capture.device)
+    def _name(self, position: Position) -> str:
+        return checkpoint_name(position.step, self._attempt.generation)
+
+    def _order(self, verb: Verb, name: str) -> None:
+        """What the other ranks of a sharded stage do with their shares of a save."""
+        if self._crew is not None:
+            self._crew.order(verb, name)
+
+    def _live(
+        self, capture: Capture, position: Position, epoch: int, kind: Kind, name: str
+    ) -> Save:
+        stamped = self._stamped(capture)
+        parts = (self._attempt, name, position, epoch, kind)
+        files, state = live_files(stamped), stamped.state
+        return Save(*parts, files, state, capture.tensors, capture.device, crew=self._crew)
 
     def _of(
-        self, image: Image, capture: Capture, position: Position, epoch: int, kind: Kind
+        self, image: Image, capture: Capture, position: Position, epoch: int, kind: Kind, name: str
     ) -> Save:
-        parts = (self._attempt, position, epoch, kind)
-        return Save(*parts, image.contents(), image.tensors, capture.device, image)
+        parts = (self._attempt, name, position, epoch, kind)
+        files, state = image.files, image.state
+        return Save(*parts, files, state, image.tensors, capture.device, image, crew=self._crew)
 
     def _copy(self, capture: Capture) -> Image | None:
         """Copy to the host; None where memory cannot hold it beside what is still being sent."""
         with self._lock:
             self._staged = None  # superseded, and its memory may be needed
-        sending = self._save.image if self._save else None
-        self._images = [i for i in self._images if i is sending or i.fits(capture)]
-        image = next((i for i in self._images if i is not sending), None)
-        if image is None:
-            free = available_bytes()
-            if free is not None and free - capture.num_bytes < _SPARE_BYTES:
-                return None
-            image = Image(capture)
-            self._images.append(image)
-        image.fill(self._stamped(capture))
-        return image
+        return self._images.copy(self._stamped(capture), self._save.image if self._save else None)
 
     def _finish(self) -> None:
         """Wait for the save under way, then as `poll`."""
@@ -229,6 +252,7 @@ class Saver:
         if save.error is None:
             self._record(save)
             return
+        self._order("drop", save.name)
         if not isinstance(save.error, StoreError) or save.kind == "stage-end":
             raise save.error
         self._failed.count(save.began)
@@ -307,6 +331,10 @@ class Saver:
             return self._end_with(under_way, notice)
         if under_way is not None:
             self._make_way(under_way, budget)
+        if save is not self._staged:
+            self._order("live", save.name)
+        elif self._crew is not None:
+            self._crew.write_staged(save.name)
         save.releases, save.notice, save.began = True, notice, time.monotonic()
         save.start()
         return self._end_with(save, notice)

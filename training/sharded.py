@@ -1,110 +1,141 @@
-"""Checkpoints of a model that is sharded over processes: each writes its slices, rank 0 publishes.
+"""Checkpoints of a model that is sharded over ranks: each writes its share, and reads its share.
 
-The slices are listed in the checkpoint's own JSON, so any number of processes can read them, each
-its share; one process reads it like any other checkpoint. `commit_sharded` and `read_sharded` are
-called by all ranks together.
+The slices are listed in the checkpoint's own JSON, so any number of ranks can read them, and one
+process reads them like any other checkpoint. Whole checkpoints are read share by share too.
 """
 
-import json
-import time
-from collections.abc import Mapping
-from dataclasses import asdict
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import PurePath
+from typing import Any
 
-import torch
 from torch import Tensor
 
-from training.capture import STATE, Capture, LiveFile, Text
-from training.checkpoint import checkpoint_name, fill_slices, find_nan, read_state
-from training.entries import CheckpointEntry, FileEntry, Kind
-from training.errors import RunFailedError
-from training.position import Attempt, Position
+from training.capture import STATE, Capture
+from training.checkpoint import (
+    DamagedCheckpointError,
+    fill_slices,
+    read_layout,
+    read_tensors,
+)
+from training.entries import CheckpointEntry, FileEntry
 from training.slices import SLICES, Slice, is_first_holder, local_slice
-from training.store import Store, StoreError
-from training.transfer import Progress, send
+from training.store import Store
+
+_OF_RANK = re.compile(r"\.rank-([0-9]+)\.safetensors$")
+# What does not hold is read once more: it may have been damaged on its way here.
+_READS = 2
 
 
-def commit_sharded(
-    attempt: Attempt, capture: Capture, position: Position, epoch: int, kind: Kind
-) -> None:
-    """Write every rank's slices, then publish on rank 0; if one rank fails, all do."""
-    world, began = attempt.world, time.monotonic()
-    generation = attempt.generation if world.leads else 0
-    name = world.share(checkpoint_name(position.step, generation))
-    prefix = f"checkpoints/{name}/"
-    files, slices, error = _write_mine(attempt.store, prefix, capture, world.rank)
-    mine = json.dumps({"files": [asdict(f) for f in files], "slices": slices, "error": error})
-    theirs = [json.loads(text) for text in world.gather(mine)]
-    errors = [f"rank {rank}: {r['error']}" for rank, r in enumerate(theirs) if r["error"]]
-    if errors:
-        raise StoreError(f"{prefix} was not written: {errors[0]}")
-    if world.leads:
-        attempt.metrics.flush()
-        written = tuple(FileEntry(**file) for record in theirs for file in record["files"])
-        merged = _merge([record["slices"] for record in theirs], capture)
-        state = {**capture.state, SLICES: merged}
-        text = Text(name=STATE, data=json.dumps(state).encode())
-        written += send(attempt.store, prefix, [text], torch.device("cpu"), Progress())
-        entry = CheckpointEntry(
-            name=name,
-            step=position.step,
-            stage=position.stage,
-            epoch=epoch,
-            kind=kind,
-            files=written,
-            is_best=position.best.get("step") == position.step,
-        )
-        attempt.lease.publish(entry, retention=attempt.retention)
-        attempt.lease.delete_unkept()
-        seconds = round(time.monotonic() - began, 4)
-        attempt.events.emit("committed", "ok", step=position.step, kind=kind, seconds=seconds)
-    # Nobody goes on before the checkpoint exists.
-    world.share(None)
-
-
-def read_sharded(
-    store: Store, entry: CheckpointEntry, targets: Mapping[str, Mapping[str, Tensor]]
-) -> Mapping[str, object]:
-    """Fill this rank's share of every target in place; return the checkpoint's JSON."""
-    state = read_state(store, entry)
-    fill_slices(store, entry, state[SLICES], targets)
-    return {name: value for name, value in state.items() if name != SLICES}
-
-
-def _write_mine(
-    store: Store, prefix: str, capture: Capture, rank: int
-) -> tuple[tuple[FileEntry, ...], dict[str, dict[str, list[dict[str, object]]]], str | None]:
-    """This rank's files and slices, or what went wrong: the others must hear of it."""
-    slices: dict[str, dict[str, list[dict[str, object]]]] = {}
-    contents = []
-    try:
-        for part, tensors in capture.tensors.items():
-            mine: dict[str, Tensor] = {}
-            file = f"{part}.rank-{rank:04d}"
-            for name, tensor in tensors.items():
-                offset, local = local_slice(tensor)
-                if is_first_holder(tensor, rank) and (local.numel() or not tensor.numel()):
-                    mine[name] = local
-                    own = Slice(file=f"{file}.safetensors", offset=offset, shape=tuple(local.shape))
-                    slices.setdefault(part, {})[name] = [asdict(own)]
-            if part == "model" and (bad := find_nan(mine)) is not None:
-                raise RunFailedError(f"{bad} holds a NaN; nothing was published")
-            contents.append(LiveFile(file, mine))
-        return send(store, prefix, contents, capture.device, Progress()), slices, None
-    except (OSError, RuntimeError, ValueError, TypeError) as error:
-        return (), {}, str(error)
-
-
-def _merge(
-    records: list[dict[str, dict[str, list[dict[str, object]]]]], capture: Capture
-) -> dict[str, dict[str, dict[str, object]]]:
-    merged: dict[str, dict[str, dict[str, object]]] = {}
+def own_share(capture: Capture, rank: int) -> Capture:
+    """What this rank writes: its slices by file, and in the state where they lie."""
+    files: dict[str, dict[str, Tensor]] = {}
+    slices: dict[str, dict[str, Any]] = {}
     for part, tensors in capture.tensors.items():
-        merged[part] = {}
+        stem = f"{part}.rank-{rank:04d}"
+        mine = files.setdefault(stem, {})
+        about = slices.setdefault(part, {})
         for name, tensor in tensors.items():
-            found = [own for record in records for own in record.get(part, {}).get(name, [])]
-            merged[part][name] = {
+            offset, local = local_slice(tensor)
+            about[name] = {
                 "shape": list(tensor.shape),
                 "dtype": str(tensor.dtype).removeprefix("torch."),
-                "slices": found,
+                "slices": [],
             }
-    return merged
+            if is_first_holder(tensor, rank) and (local.numel() or not tensor.numel()):
+                mine[name] = local.detach()
+                own = Slice(file=f"{stem}.safetensors", offset=offset, shape=tuple(local.shape))
+                about[name]["slices"].append(asdict(own))
+    state = capture.state if rank == 0 else {}
+    return replace(capture, tensors=files, state={**state, SLICES: slices})
+
+
+def merged(slices: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The slices of all ranks together, which know the same tensors."""
+    whole: dict[str, Any] = {}
+    for part, tensors in slices[0].items():
+        whole[part] = {}
+        for name, about in tensors.items():
+            found = [one for own in slices for one in own[part][name]["slices"]]
+            whole[part][name] = {**about, "slices": found}
+    return whole
+
+
+class ShardedSnapshot:
+    """A checkpoint of which each rank has verified some files, and fills its share of a model."""
+
+    def __init__(
+        self,
+        store: Store,
+        entry: CheckpointEntry,
+        state: Mapping[str, Any],
+        slices: Mapping[str, Mapping[str, Any]],
+    ) -> None:
+        self.state = state
+        self._store = store
+        self._entry = entry
+        self._slices = slices
+        self._files = {file.name: file for file in entry.files}
+        self._kept: dict[str, dict[str, Tensor]] = {}
+
+    def verify(self, rank: int, size: int) -> str | None:
+        """Read this rank's part of the files and keep it; what does not hold, if something.
+
+        With as many ranks as wrote it, each has read just what it needs.
+        """
+        mine = [f for k, f in enumerate(self._entry.files) if _reader(k, f, size) == rank]
+        for file in mine:
+            if file.name == STATE:
+                continue
+            for attempt in range(1, _READS + 1):
+                try:
+                    self._kept[file.name] = self._read(file.name)
+                    break
+                except DamagedCheckpointError as error:
+                    if attempt == _READS:
+                        return str(error)
+                    print(f"[read] {self._entry.name}: {error}; reading it again", flush=True)
+        return None
+
+    def names(self, part: str) -> frozenset[str]:
+        """Of a part's tensors."""
+        return frozenset(self._slices.get(part, {}))
+
+    def fill(self, parts: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Fill this rank's share of every tensor in place; the snapshot is then empty."""
+        fill_slices(self._slices, parts, self._take)
+        self._kept.clear()
+
+    def _take(self, file: str) -> Mapping[str, Tensor]:
+        return self._kept.pop(file) if file in self._kept else self._read(file)
+
+    def _read(self, file: str) -> dict[str, Tensor]:
+        return read_tensors(self._store, f"checkpoints/{self._entry.name}/", self._files[file])
+
+
+def slices_of(store: Store, entry: CheckpointEntry, state: Mapping[str, Any]) -> dict[str, Any]:
+    """The slices that a checkpoint lists; each whole tensor as one where it is not sharded."""
+    if SLICES in state:
+        listed: dict[str, Any] = state[SLICES]
+        return listed
+    whole: dict[str, Any] = {}
+    for file in entry.files:
+        if file.name == STATE:
+            continue
+        whole[PurePath(file.name).stem] = {
+            place.name: {
+                "shape": list(place.shape),
+                "dtype": str(place.dtype).removeprefix("torch."),
+                "slices": [
+                    {"file": file.name, "offset": [0] * len(place.shape), "shape": place.shape}
+                ],
+            }
+            for place in read_layout(store, f"checkpoints/{entry.name}/", file).places
+        }
+    return whole
+
+
+def _reader(number: int, file: FileEntry, size: int) -> int:
+    match = _OF_RANK.search(file.name)
+    return (int(match[1]) if match else number) % size

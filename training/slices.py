@@ -5,10 +5,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeGuard
 
+import torch
+from torch import Tensor
+
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
-
-from torch import Tensor
 
 # In a checkpoint's JSON: part -> name -> shape, type and slices of every tensor.
 SLICES = "slices"
@@ -33,6 +34,7 @@ class Sliced:
     """A tensor of a checkpoint, and the slices that make it up."""
 
     shape: tuple[int, ...]
+    dtype: torch.dtype
     slices: tuple[Slice, ...]
 
     @classmethod
@@ -42,7 +44,9 @@ class Sliced:
             Slice(file=s["file"], offset=tuple(s["offset"]), shape=tuple(s["shape"]))
             for s in record["slices"]
         )
-        return cls(shape=tuple(record["shape"]), slices=slices)
+        return cls(
+            shape=tuple(record["shape"]), dtype=getattr(torch, record["dtype"]), slices=slices
+        )
 
 
 def is_sharded(tensor: Tensor) -> "TypeGuard[DTensor]":

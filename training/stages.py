@@ -11,9 +11,7 @@ from torch import Tensor
 
 from training.checkpoint import (
     DamagedCheckpointError,
-    Loaded,
     Snapshot,
-    newest_that_holds,
     read_checkpoint,
 )
 from training.dataset import LocalDataset
@@ -21,10 +19,12 @@ from training.entries import CheckpointEntry
 from training.export import export_final
 from training.loop import StageLoop
 from training.numerics import changed_parts
+from training.parallel import is_sharded
 from training.position import Attempt, Position
 from training.prepare import ensure_artifact, open_artifact
 from training.receipt import write_receipt
 from training.record import RunRecord
+from training.resumption import AnySnapshot, find_newest, follow, share_snapshot
 from training.saver import SPENT_SECONDS, Saver
 from training.store import StoreError
 from training.workload import Inputs, Prepare, Prior, Train
@@ -58,37 +58,22 @@ class StageSequence:
 
     def go(self) -> None:
         """Resume where the run is and go to its end."""
-        if not self._attempt.world.leads:
-            self._train(None, *self._share(None, None))
+        attempt = self._attempt
+        if not attempt.world.leads:
+            self._train(None, *share_snapshot(attempt, None, follow(attempt)))
             return
-        self._attempt.lease.start_heartbeat()
+        attempt.lease.start_heartbeat()
         position, snapshot = self._resume()
-        self._attempt.lease.sweep()
+        attempt.lease.sweep()
         spent = float(snapshot.state.get(SPENT_SECONDS, 0.0)) if snapshot else 0.0
-        saver = Saver(self._attempt, position, spent_seconds=spent)
-        self._attempt.oversight.guardian.save_with(saver)
+        saver = Saver(attempt, position, spent_seconds=spent)
+        attempt.oversight.guardian.save_with(saver)
         with closing(saver):
-            position = self._train(saver, *self._share(position, snapshot))
+            position = self._train(saver, *share_snapshot(attempt, position, snapshot))
         self._finish(position)
 
-    def _share(
-        self, position: Position | None, snapshot: Snapshot | None
-    ) -> tuple[Position | None, Snapshot | None]:
-        """Rank 0 reads the checkpoint for all."""
-        world = self._attempt.world
-        position = world.share(position)
-        state = world.share(None if snapshot is None else snapshot.state)
-        if state is None:
-            return position, None
-        parts = world.share(() if snapshot is None else tuple(snapshot.tensors))
-        tensors = {
-            part: world.share_tensors(None if snapshot is None else snapshot.tensors[part])
-            for part in parts
-        }
-        return position, Snapshot(tensors=tensors, state=state)
-
     def _train(
-        self, saver: Saver | None, position: Position | None, snapshot: Snapshot | None
+        self, saver: Saver | None, position: Position | None, snapshot: AnySnapshot | None
     ) -> Position:
         ended = set(position.results) if position else set()
         self._artifacts = dict(position.artifacts) if position else {}
@@ -134,9 +119,9 @@ class StageSequence:
             numerics_changed=before.numerics_changed,
         )
 
-    def _resume(self) -> tuple[Position | None, Snapshot | None]:
+    def _resume(self) -> tuple[Position | None, AnySnapshot | None]:
         attempt = self._attempt
-        loaded, passed_over = self._newest_that_holds()
+        loaded, passed_over = find_newest(attempt, self._is_sharded, self._verify_beginning)
         for name, why in passed_over:
             print(f"[resume] passed over checkpoint {name}: {why}", flush=True)
         position = Position.from_json(loaded.snapshot.state["position"]) if loaded else None
@@ -157,24 +142,16 @@ class StageSequence:
             print("[resume] no checkpoint holds: the run begins anew", flush=True)
         return position, loaded.snapshot if loaded else None
 
-    def _newest_that_holds(self) -> tuple[Loaded | None, Sequence[tuple[str, str]]]:
-        """The newest checkpoint that holds, and so does the end of the stage that it began from."""
-        attempt = self._attempt
-        entries, passed_over = attempt.lease.head.checkpoints, list[tuple[str, str]]()
-        while True:
-            loaded, damaged = newest_that_holds(attempt.store, entries)
-            passed_over += damaged
-            if loaded is None:
-                return None, passed_over
-            entries = entries[: entries.index(loaded.entry)]
-            try:
-                if loaded.entry.kind != "stage-end":
-                    position = Position.from_json(loaded.snapshot.state["position"])
-                    self._verified = self._read_end(position) if position.results else None
-            except DamagedCheckpointError as error:
-                passed_over.append((loaded.entry.name, f"{error}, and its stage began there"))
-                continue
-            return loaded, passed_over
+    def _is_sharded(self, name: str) -> bool:
+        return any(
+            isinstance(stage, Train)
+            and stage.name == name
+            and is_sharded(stage.settings, self._attempt.world.size)
+            for stage in self._stages
+        )
+
+    def _verify_beginning(self, position: Position) -> None:
+        self._verified = self._read_end(position) if position.results else None
 
     def _changed(self, before: Sequence[str]) -> tuple[str, ...]:
         return tuple(sorted({*before, *changed_parts(self._record.numerics_key, self._key)}))

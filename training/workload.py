@@ -21,6 +21,7 @@ Progress: TypeAlias = Callable[[int, int], None]
 
 Precision: TypeAlias = Literal["float32", "bfloat16", "float16"]
 Schedule: TypeAlias = Literal["constant", "cosine"]
+Sharding: TypeAlias = Literal["none", "full"]
 CompileMode: TypeAlias = Literal["default", "reduce-overhead", "max-autotune-no-cudagraphs"]
 
 
@@ -113,6 +114,9 @@ class Settings:
     With `ema_decay` an exponential moving average of the parameters is what is evaluated and what
     the stage's end gives to the next stage and to final/. `find_unused_parameters` (of DDP) is for
     models of which some parameters take no part in some steps, as experts without tokens.
+    With `sharding` "full" each of several ranks keeps a share of parameters, gradients and
+    optimizer state (FSDP2), in the blocks that the stage names (`HasShards`) or all as one; one
+    process alone shards nothing. `--override sharding=full` needs a field of the config.
     `loader_workers` processes fetch and collate ahead of the step; batches do not depend on their
     number, so the workload names its field in `placement_fields`.
     """
@@ -132,6 +136,7 @@ class Settings:
     best_metric: str | None = None
     best_mode: Literal["max", "min"] = "max"
     find_unused_parameters: bool = False
+    sharding: Sharding = "none"
     loader_workers: int = 0
 
     def __post_init__(self) -> None:
@@ -154,6 +159,15 @@ class Settings:
         if self.compile_mode is not None and self.compile_mode not in get_args(CompileMode):
             known = ", ".join(get_args(CompileMode))
             raise ValueError(f"compile_mode is {self.compile_mode!r}; give None or one of {known}")
+        if self.sharding not in get_args(Sharding):
+            known = ", ".join(get_args(Sharding))
+            raise ValueError(f"sharding is {self.sharding!r}; give one of {known}")
+        if self.sharding != "none" and self.find_unused_parameters:
+            raise ValueError(
+                "sharding='full' with find_unused_parameters: FSDP2 reduces the gradients that a "
+                "rank has, and waits for ever where another rank has others; let every parameter "
+                "take part in every step (0.0 * parameter.sum()), or give sharding='none'"
+            )
         if self.ema_decay is not None and not 0.0 < self.ema_decay < 1.0:
             raise ValueError(f"ema_decay is {self.ema_decay}; give None or a number in (0, 1)")
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from training.capture import Capture, live_contents
+from training.capture import Capture, live_files, state_file
 from training.checkpoint import (
     DamagedCheckpointError,
     checkpoint_name,
@@ -26,7 +26,13 @@ CPU = torch.device("cpu")
 
 def write(store: Store, capture: Capture, step: int = 0) -> CheckpointEntry:
     name = checkpoint_name(step, 1)
-    files = send(store, f"checkpoints/{name}/", live_contents(capture), CPU, Progress())
+    files = send(
+        store,
+        f"checkpoints/{name}/",
+        [*live_files(capture), state_file(capture.state)],
+        CPU,
+        Progress(),
+    )
     return CheckpointEntry(name=name, step=step, stage="a", epoch=0, kind="periodic", files=files)
 
 

@@ -209,7 +209,7 @@ def test_the_memory_of_the_copy_is_used_again(
 ) -> None:
     scene.begin(1)
     scene.finish()
-    monkeypatch.setattr("training.saver.available_bytes", lambda: 0)
+    monkeypatch.setattr("training.images.available_bytes", lambda: 0)
     scene.begin(2)
     assert scene.saver.is_saving, "no memory is needed for another copy"
     scene.finish()
@@ -219,14 +219,14 @@ def test_the_memory_of_the_copy_is_used_again(
 def test_a_state_that_memory_cannot_hold_twice_is_streamed(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("training.saver.available_bytes", lambda: 600 * 1024 * 1024)
-    monkeypatch.setattr("training.saver._SPARE_BYTES", 600 * 1024 * 1024 - 3999)
+    monkeypatch.setattr("training.images.available_bytes", lambda: 600 * 1024 * 1024)
+    monkeypatch.setattr("training.images._SPARE_BYTES", 600 * 1024 * 1024 - 3999)
     scene.begin(1)
     assert not scene.saver.is_saving
     assert "memory cannot hold a copy of the state; streaming it" in capsys.readouterr().out
     assert scene.committed() == [(1, 1.0)]
     assert not scene.saver.stage(scene.capture(2), scene.position(2), 0)
-    monkeypatch.setattr("training.saver._SPARE_BYTES", 600 * 1024 * 1024 - 4000)
+    monkeypatch.setattr("training.images._SPARE_BYTES", 600 * 1024 * 1024 - 4000)
     scene.begin(2)
     assert scene.saver.is_saving
 

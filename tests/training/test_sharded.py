@@ -1,6 +1,7 @@
 """A sharded state is written by all ranks, published once, and read by any number of ranks."""
 
 import multiprocessing
+import os
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -14,18 +15,22 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from training.capture import Capture
-from training.checkpoint import DamagedCheckpointError, read_checkpoint
+from training.checkpoint import DamagedCheckpointError, read_checkpoint, read_state
+from training.commits import Commits
 from training.config import Interval
 from training.distributed import Place, World
+from training.errors import RunFailedError
 from training.events import Events
 from training.head import Head, Lease, acquire, read_head
 from training.metrics import Metrics
+from training.optimizer_state import make_state
 from training.oversight import Oversight
 from training.position import Attempt, Position
 from training.retention import KEEP_NEWEST
-from training.sharded import commit_sharded, read_sharded
+from training.saver import Saver
+from training.sharded import ShardedSnapshot, slices_of
 from training.state_tree import put_together, take_apart
-from training.store import FolderStore, StoreError
+from training.store import FolderStore
 
 CPU = torch.device("cpu")
 POSITION = Position(stage="a", stage_step=4, step=4)
@@ -105,24 +110,37 @@ def on_ranks(size: int, root: Path, act: Callable[[World, Path], None]) -> None:
     assert [process.exitcode for process in processes] == [0] * size
 
 
+def commits_of(attempt: Attempt, capture: Capture) -> Commits:
+    saver = Saver(attempt, None) if attempt.world.leads else None
+    return Commits(attempt, saver, 1, lambda: capture, is_sharded=True)
+
+
+def newest(root: Path, world: World) -> ShardedSnapshot:
+    store = FolderStore(root / "run")
+    head = read_head(store)
+    assert head is not None
+    entry = head.checkpoints[-1]
+    state = read_state(store, entry)
+    snapshot = ShardedSnapshot(store, entry, state, slices_of(store, entry, state))
+    assert snapshot.verify(world.rank, world.size) is None
+    return snapshot
+
+
 def write(world: World, root: Path) -> None:
     attempt = open_attempt(root, world)
     tensors = distributed(whole_tensors(), world)
-    commit_sharded(
-        attempt, Capture(tensors={"model": tensors}, state={"k": 1}), POSITION, 0, "best"
-    )
+    capture = Capture(tensors={"model": tensors}, state={"k": 1})
+    commits_of(attempt, capture).at_the_end(POSITION)
     assert (root / "run" / "head.json").exists()
     attempt.metrics.close()
 
 
 def read_on_three(world: World, root: Path) -> None:
-    store = FolderStore(root / "run")
-    head = read_head(store)
-    assert head is not None
     empty = {name: torch.zeros_like(tensor) for name, tensor in whole_tensors().items()}
     targets = distributed(empty, world)
-    state = read_sharded(store, head.checkpoints[-1], {"model": targets})
-    assert state == {"k": 1}
+    snapshot = newest(root, world)
+    snapshot.fill({"model": targets})
+    assert snapshot.state["k"] == 1
     expected = distributed(whole_tensors(), world)
     for name, target in targets.items():
         mine = getattr(target, "_local_tensor", target)
@@ -142,7 +160,7 @@ def test_two_ranks_write_and_one_or_three_read(tmp_path: Path) -> None:
         "state.json",
     ]
     snapshot = read_checkpoint(store, entry)
-    assert snapshot.state == {"k": 1}
+    assert snapshot.state["k"] == 1
     for name, tensor in whole_tensors().items():
         assert snapshot.tensors["model"][name].dtype == tensor.dtype
         assert torch.equal(snapshot.tensors["model"][name], tensor), name
@@ -161,12 +179,17 @@ def write_with_a_nan(world: World, root: Path) -> None:
     tensors = distributed(whole_tensors(), world)
     if world.rank == 1:
         tensors["rows"]._local_tensor[0, 0] = float("nan")  # type: ignore[attr-defined]
-    with pytest.raises(StoreError, match="rank 1: rows holds a NaN"):
-        commit_sharded(attempt, Capture(tensors={"model": tensors}, state={}), POSITION, 0, "best")
+    commits = commits_of(attempt, Capture(tensors={"model": tensors}, state={}))
+    if world.leads:
+        with pytest.raises(RunFailedError, match=r"rank 1: .+rows holds a NaN"):
+            commits.at_the_end(POSITION)
+        os._exit(0)
+    with pytest.raises(RuntimeError):
+        commits.at_the_end(POSITION)
     attempt.metrics.close()
 
 
-def test_fails_on_every_rank_when_one_of_them_fails(tmp_path: Path) -> None:
+def test_fails_on_every_rank_where_one_has_weights_that_are_no_numbers(tmp_path: Path) -> None:
     on_ranks(2, tmp_path, write_with_a_nan)
     head = read_head(FolderStore(tmp_path / "run"))
     assert head is not None
@@ -199,19 +222,16 @@ def fsdp_goes_on_exactly(world: World, root: Path) -> None:
     capture = Capture(
         tensors={"model": model.state_dict(), "optimizer": tensors}, state={"optimizer": skeleton}
     )
-    commit_sharded(attempt, capture, POSITION, 0, "periodic")
+    commits_of(attempt, capture).at_the_end(POSITION)
     train(model, optimizer, 2)
 
     other, other_optimizer = make_learner(2)
-    train(other, other_optimizer, 1)  # so that there is optimizer state to fill
+    make_state(other_optimizer)
     targets: dict[str, Tensor] = {}
     take_apart(other_optimizer.state_dict(), targets)
-    store = FolderStore(root / "run")
-    head = read_head(store)
-    assert head is not None
-    parts = {"model": other.state_dict(), "optimizer": targets}
-    state: Any = read_sharded(store, head.checkpoints[-1], parts)
-    other_optimizer.load_state_dict(put_together(state["optimizer"], targets))
+    snapshot = newest(root, world)
+    snapshot.fill({"model": other.state_dict(), "optimizer": targets})
+    other_optimizer.load_state_dict(put_together(snapshot.state["optimizer"], targets))
     train(other, other_optimizer, 2)
     pairs = zip(model.parameters(), other.parameters(), strict=True)
     assert all(torch.equal(a._local_tensor, b._local_tensor) for a, b in pairs)  # type: ignore[attr-defined]

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from training.capture import Capture, Text, live_contents
+from training.capture import Capture, Text, live_files, state_file
 from training.checkpoint import DamagedCheckpointError, read_checkpoint
 from training.entries import CheckpointEntry, FileEntry
 from training.store import FolderStore, Store, open_store
@@ -70,7 +70,9 @@ def test_a_flipped_bit_in_any_part_of_any_file_is_found(tmp_path: Path) -> None:
     store = FolderStore(tmp_path)
     tensors = {"w": torch.arange(100.0), "b": torch.ones(3)}
     capture = Capture(tensors={"model": tensors, "optimizer": {}}, state={"step": 1})
-    files = send(store, "checkpoints/x/", live_contents(capture), CPU, Progress())
+    files = send(
+        store, "checkpoints/x/", [*live_files(capture), state_file(capture.state)], CPU, Progress()
+    )
     entry = CheckpointEntry(name="x", step=1, stage="a", epoch=0, kind="periodic", files=files)
     read_checkpoint(store, entry)
     for file in files:
@@ -112,7 +114,9 @@ def test_nothing_is_read_by_unpickling(store_uri: str, monkeypatch: pytest.Monke
     monkeypatch.setattr("training.transfer.PART_BYTES", 2**23)  # S3 takes no parts that are small
     store = open_store(store_uri)
     capture = Capture(tensors={"model": {"w": torch.ones(50)}}, state={"a": [1, None, "x"]})
-    files = send(store, "checkpoints/x/", live_contents(capture), CPU, Progress())
+    files = send(
+        store, "checkpoints/x/", [*live_files(capture), state_file(capture.state)], CPU, Progress()
+    )
     entry = CheckpointEntry(name="x", step=1, stage="a", epoch=0, kind="periodic", files=files)
     for name in ("pickle.load", "pickle.loads", "pickle.Unpickler", "torch.load"):
         monkeypatch.setattr(name, refuse)

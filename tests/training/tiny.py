@@ -30,6 +30,7 @@ from training.workload import (
     Rung,
     Schedule,
     Settings,
+    Sharding,
     Start,
     Train,
 )
@@ -65,6 +66,8 @@ class TinyConfig:
     compile_mode: CompileMode | None = None
     ema_decay: float | None = None
     best_metric: str | None = None
+    sharding: Sharding = "none"
+    blocks: bool = False  # of the sharded model, instead of all as one
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -128,6 +131,7 @@ class TinyTrain:
             compile_mode=self.config.compile_mode,
             ema_decay=self.config.ema_decay,
             best_metric=self.config.best_metric,
+            sharding=self.config.sharding,
         )
 
     def model(self, i: Inputs) -> nn.Module:
@@ -142,6 +146,9 @@ class TinyTrain:
 
     def example(self, size: int) -> Batch:
         return {"x": torch.zeros(size, NUM_FEATURES), "y": torch.zeros(size, dtype=torch.long)}
+
+    def sharded_modules(self, m: nn.Module) -> Sequence[nn.Module]:
+        return [m[0], m[4]] if self.config.blocks else []  # type: ignore[index]
 
     def start(self, m: nn.Module, i: Inputs) -> Start:
         if self.config.bad_start:
@@ -171,6 +178,8 @@ class TinyTrain:
         total = F.cross_entropy(m(b["x"]), b["y"], reduction="sum")
         if step == self.config.nan_at_step:
             total = total * float("nan")
+        if self.config.blocks:  # no longer, or not yet, gathered
+            return Loss(total=total)
         norm = sum((p.square().sum() for p in m.parameters()), torch.zeros(()))
         return Loss(total=total, mean=1e-4 * norm, metrics={"norm": (norm.detach(), 1)})
 

@@ -1,0 +1,125 @@
+"""A stage whose model is sharded over ranks keeps the same promises as any other."""
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch.distributed.fsdp  # noqa: F401  (half a second that each fork would need)
+
+from tests.training import tiny
+from tests.training.conftest import Run
+from tests.training.test_ranks import assert_close, at_rank, notice
+
+NewRun = Callable[[str], Run]
+SHARDED = "--override=sharding=full"
+IN_BLOCKS = [SHARDED, "--override=blocks=true"]
+# What else a boundary's state has: the average, and which state was the best.
+AVERAGED = ["--override=ema_decay=0.9", "--override=best_metric=accuracy"]
+# Micro-batches, and with them the noise, of which every number of ranks gets whole ones.
+DOUBLE = ["--override=double=true", "--override=batch_norm=false", "--override=micro_batch=2"]
+
+
+@pytest.fixture(scope="module")
+def sharded(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """The uninterrupted run of two ranks."""
+    root = tmp_path_factory.mktemp("sharded")
+    run = Run(dataset=dataset, uri=str(root / "runs" / "run-1"), scratch=root / "scratch")
+    run.options = [SHARDED, *AVERAGED]
+    assert run.attempt_with_ranks(2) == [0, 0]
+    return run
+
+
+@pytest.fixture
+def run(run: Run) -> Run:
+    run.options = [SHARDED, *AVERAGED]
+    return run
+
+
+def assert_same(run: Run, sharded: Run) -> None:
+    assert run.head.state == "finished"
+    assert run.losses() == sharded.losses()
+    assert run.head.weights_sha256 == sharded.head.weights_sha256
+    stages, numerics = run.json("receipt.json")["stages"], run.json("receipt.json")
+    assert stages == sharded.json("receipt.json")["stages"]
+    assert numerics["numerics_changed"] == []
+
+
+def test_two_ranks_with_a_share_each_train_as_one_process_does(
+    sharded: Run, new_run: NewRun, tmp_path: Path
+) -> None:
+    alone = new_run(str(tmp_path / "alone" / "run-1"))
+    alone.options = [SHARDED, *AVERAGED]
+    assert alone.attempt() == 0
+    assert_close(sharded, alone, 1e-5)
+    files = {file.name for entry in sharded.head.checkpoints for file in entry.files}
+    parts = ("model", "optimizer", "ema")
+    own = {f"{part}.rank-{rank:04d}.safetensors" for part in parts for rank in (0, 1)}
+    assert files == own | {"state.json"}
+    assert {file.name for file in alone.head.checkpoints[-1].files} == {
+        "state.json",
+        *(f"{part}.safetensors" for part in parts),
+    }, "one process alone shards nothing"
+    counts = [line["metrics"] for line in sharded.lines("evaluation")]
+    assert len(counts) == 6
+    numerics = sharded.json("receipt.json")["numerics_key"]["stages"]["first"]
+    assert numerics["sharding"] == "full"
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("place", [("first", 0), ("first-evaluation", 5), ("second", 5)])
+def test_a_notice_to_either_rank_saves_every_share(
+    run: Run, sharded: Run, rank: int, place: tuple[str, int]
+) -> None:
+    at_rank(rank, place, notice)
+    assert run.attempt_with_ranks(2) == [75, 75]
+    assert run.head.state == "released"
+    assert run.head.checkpoints[-1].step == run.lines("step")[-1]["step"]
+    tiny.HOOKS.clear()
+    assert run.attempt_with_ranks(2) == [0, 0]
+    assert_same(run, sharded)
+    assert len(run.lines("step")) == 24, "no step was repeated"
+
+
+def kill() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_kill_of_either_rank_ends_the_attempt_and_loses_no_bit(run: Run, sharded: Run) -> None:
+    for rank, step in ((1, 5), (0, 9)):
+        at_rank(rank, ("first", step), kill)
+        codes = run.attempt_with_ranks(2)
+        assert codes[rank] == -signal.SIGKILL
+        assert codes[1 - rank] not in (0, None)
+    tiny.HOOKS.clear()
+    assert run.attempt_with_ranks(2) == [0, 0]
+    assert_same(run, sharded)
+
+
+def test_in_blocks_it_resumes_bit_for_bit_too(new_run: NewRun, tmp_path: Path) -> None:
+    whole, run = (new_run(str(tmp_path / name / "run-1")) for name in ("whole", "cut"))
+    whole.options = run.options = IN_BLOCKS
+    assert whole.attempt_with_ranks(2) == [0, 0]
+    at_rank(1, ("first", 7), notice)
+    assert run.attempt_with_ranks(2) == [75, 75]
+    tiny.HOOKS.clear()
+    assert run.attempt_with_ranks(2) == [0, 0]
+    assert_same(run, whole)
+
+
+@pytest.mark.parametrize("options", [[SHARDED], IN_BLOCKS], ids=["whole", "blocks"])
+@pytest.mark.parametrize("sizes", [(2, 1), (1, 2), (2, 3), (3, 1)])
+def test_another_number_of_ranks_goes_on_from_the_same_checkpoint(
+    new_run: NewRun, tmp_path: Path, sizes: tuple[int, int], options: list[str]
+) -> None:
+    run, alone = (new_run(str(tmp_path / name / "run-1")) for name in ("run", "alone"))
+    run.options = alone.options = [*options, *AVERAGED, *DOUBLE]
+    assert alone.attempt() == 0
+    first, then = sizes
+    at_rank(0, ("first", 7), notice)
+    assert set(run.attempt_with_ranks(first)) == {75}
+    tiny.HOOKS.clear()
+    assert set(run.attempt_with_ranks(then)) == {0}
+    assert_close(run, alone, 1e-9)
+    assert run.json("receipt.json")["numerics_changed"] == ["world"]

@@ -1,0 +1,163 @@
+"""A rank above 0 in the saves of a sharded stage: it writes its share when rank 0 says so."""
+
+import threading
+from collections.abc import Callable, Sequence
+
+from training.capture import Capture, Contents, Image, live_files
+from training.checkpoint import refuse_nan
+from training.crew import STAGED, TICK_SECONDS, Order, Written, place_on_board
+from training.errors import RunFailedError
+from training.images import Images
+from training.position import Attempt
+from training.save import Tensors
+from training.slices import SLICES
+from training.transfer import CancelledError, Progress, send
+
+_CLOSE_SECONDS = 10.0
+_LISTEN_SECONDS = 0.1
+
+
+class Deputy:
+    """Obeys at the points of a stage where rank 0 leads; keeps the copy that was staged."""
+
+    def __init__(self, attempt: Attempt, num_copiers: int) -> None:
+        self._attempt = attempt
+        self._world = attempt.world
+        self._images = Images(num_copiers)
+        self._writes: list[ShareWrite] = []  # under way, or over
+        self._live: ShareWrite | None = None  # reads tensors that training changes
+        self._staged: ShareWrite | None = None
+
+    def obey(self, capture: Callable[[], Capture]) -> bool:
+        """Do what rank 0 orders until training goes on; whether there was something."""
+        was_ordered = False
+        while self._world.share_flag(False):
+            order: Order | None = self._world.share(None)
+            assert order is not None
+            self._act(order, capture)
+            was_ordered = True
+        if self._live is not None:
+            self._live.wait()
+            self._live = None
+        return was_ordered
+
+    def give_up(self) -> None:
+        """Rank 0 has decided what the attempt leaves behind; nothing else is of use."""
+        for write in self._writes:
+            write.cancel()
+
+    def close(self) -> None:
+        """Finish what is being written: its boundary was good, and rank 0 may publish it."""
+        self._staged = None
+        for write in self._writes:
+            write.wait(_CLOSE_SECONDS)
+
+    def _act(self, order: Order, capture: Callable[[], Capture]) -> None:
+        if order.verb == "drop":
+            for write in self._writes:
+                if write.name == order.name:
+                    write.cancel()
+                    write.wait()
+            return
+        share = capture()
+        self._staged = None  # superseded, and its memory may be needed
+        self._writes = [write for write in self._writes if not write.is_over]
+        if order.verb != "stage":
+            # For rank 0 what came before is over: published, or never to be.
+            for write in self._writes:
+                write.cancel()
+                write.wait()
+            self._writes.clear()
+        sending = next((write.image for write in self._writes if write.image), None)
+        image = None if order.verb == "live" else self._images.copy(share, sending)
+        if order.verb == "stage":
+            self._world.gather(image is not None)
+            if image is not None:
+                self._staged = ShareWrite(self._attempt, order.name, share, image)
+                self._listen(self._staged)
+            return
+        write = ShareWrite(self._attempt, order.name, share, image)
+        self._writes.append(write)
+        self._live = write if image is None else None
+        write.start()
+
+    def _listen(self, staged: "ShareWrite") -> None:
+        """Hear of the end while the main threads are in long work."""
+
+        def listen() -> None:
+            while self._staged is staged:
+                if self._world.note(STAGED) == staged.name:
+                    self.give_up()
+                    staged.start()
+                    return
+                staged.wait(_LISTEN_SECONDS)
+
+        threading.Thread(target=listen, name="staged", daemon=True).start()
+
+
+class ShareWrite:
+    """This rank's files of one save, written and announced in a thread of its own."""
+
+    def __init__(self, attempt: Attempt, name: str, share: Capture, image: Image | None) -> None:
+        self.name = name
+        self.image = image
+        self._attempt = attempt
+        self._slices = share.state[SLICES]
+        self._device = share.device
+        self._files: Sequence[Contents] = live_files(share) if image is None else image.files
+        self._tensors: Tensors = share.tensors if image is None else image.tensors
+        self._progress = Progress()
+        self._over = threading.Event()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it was announced, or cancelled."""
+        return self._over.is_set()
+
+    def start(self) -> None:
+        """In a thread that may be left behind: a connection that hangs must not hold us."""
+        threading.Thread(target=self._run, name="share", daemon=True).start()
+        threading.Thread(target=self._tick, name="tick", daemon=True).start()
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Until it is over, at most so long; whether it is."""
+        return self._over.wait(seconds)
+
+    def cancel(self) -> None:
+        """Write no more of it."""
+        self._progress.stop.set()
+
+    def _run(self) -> None:
+        key = place_on_board(self.name, self._attempt.world.rank)
+        try:
+            written = self._write()
+            if written is not None:
+                self._attempt.world.post(key, written.to_text())
+        finally:
+            self._over.set()
+
+    def _write(self) -> Written | None:
+        prefix = f"checkpoints/{self.name}/"
+        try:
+            files = send(
+                self._attempt.store,
+                prefix,
+                self._files,
+                self._device,
+                self._progress,
+                beside=[lambda: refuse_nan(self._tensors, self.name)],
+            )
+        except CancelledError:
+            return None
+        except RunFailedError as error:
+            return Written(error=str(error), is_hopeless=True)
+        except (OSError, RuntimeError, ValueError, TypeError) as error:
+            return Written(error=str(error))
+        return Written(files=files, slices=self._slices)
+
+    def _tick(self) -> None:
+        number = 0
+        key = f"{place_on_board(self.name, self._attempt.world.rank)}/tick"
+        while not self._over.wait(TICK_SECONDS):
+            number += 1
+            self._attempt.world.post(key, str(number))
