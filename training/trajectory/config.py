@@ -42,12 +42,15 @@ class RecipeConfig:
     evaluate_every_epochs: int = 1
     precision: Precision = "float32"
 
+    # Processes that fetch and collate ahead: changes no number, and another attempt may change it.
+    loader_workers: int = 0
+
     def __post_init__(self) -> None:
         check_choice("precision", self.precision, PRECISIONS)
         epochs = [field.name for field in fields(self) if field.name.endswith("epochs")]
         for name in ("num_threads", "num_shards", "width", "num_layers", "num_heads", *epochs):
             check_at_least(name, getattr(self, name), 1)
-        for name in ("position_weight", "weight_decay"):
+        for name in ("position_weight", "weight_decay", "loader_workers"):
             check_at_least(name, getattr(self, name), 0.0)
         check_above_0("learning_rate", self.learning_rate)
         if not 0.0 <= self.dropout < 1.0:

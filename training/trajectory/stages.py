@@ -81,4 +81,5 @@ def settings(c: RecipeConfig, epochs: int) -> Settings:
         clip_norm=c.clip_norm,
         evaluate_every_epochs=c.evaluate_every_epochs,
         precision=c.precision,
+        loader_workers=c.loader_workers,
     )

@@ -49,7 +49,7 @@ class Trajectory:
 
     @property
     def placement_fields(self) -> frozenset[str]:
-        return frozenset()
+        return frozenset({"loader_workers"})
 
     @property
     def nominal_samples(self) -> Mapping[str, Mapping[str, int]]:

@@ -7,11 +7,16 @@ import argparse
 import json
 import subprocess
 import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from training import run_options
 from training.config import Interval, parse_interval
+from training.dataset import write_manifest
+from training.trajectory.dataset import make_dataset
 from training.trajectory.workload import RECIPES, TRAJECTORY
 from training.workload import Train
 
@@ -23,13 +28,13 @@ CHECKPOINT_INTERVAL = "2epochs"
 SMALLER = {
     # Whole, but for the number of clips.
     "laptop": ((), 100),
-    # Weights cannot be fetched in a test. Its 4 threads are more than a small machine has.
-    "full": (("weights=random", "num_threads=2", "num_shards=4"), 100),
+    # Weights cannot be fetched in a test, and 4 threads are more than a small machine has.
+    "full": (("weights=random", "num_threads=1", "num_shards=4"), 100),
     # A batch of 4 instead of 16: the Transformer over 16x256 tokens takes most of the time.
     "magvit_laptop": (("global_batch=4", "micro_batch=4", "num_shards=4"), 55),
     # Convolutions at full resolution: a batch of 1 instead of 4, and of 4 instead of 16 tokens.
     "magvit_full": (
-        ("tokenizer_batch=1", "global_batch=4", "micro_batch=4", "num_threads=2", "num_shards=4"),
+        ("tokenizer_batch=1", "global_batch=4", "micro_batch=4", "num_threads=1", "num_shards=4"),
         55,
     ),
 }
@@ -42,6 +47,40 @@ def test_a_run_commits_every_two_epochs_unless_told_otherwise() -> None:
     default = parser.parse_args(asked).checkpoint_interval
     assert parse_interval(default) == Interval(value=2, unit="epochs")
     assert default == CHECKPOINT_INTERVAL
+
+
+@pytest.mark.parametrize("recipe", sorted(RECIPES))
+def test_every_stage_of_a_recipe_takes_its_loader_workers(recipe: str) -> None:
+    config = replace(RECIPES[recipe](), loader_workers=3)
+    train = [stage for stage in TRAJECTORY.stages(config) if isinstance(stage, Train)]
+    assert {stage.settings.loader_workers for stage in train} == {3}
+    assert "loader_workers" in TRAJECTORY.placement_fields
+
+
+def receipt_of(dataset: Path, run: Path, *options: str) -> dict[str, Any]:
+    arguments = [f"--dataset-uri={dataset}", f"--run-uri={run}", *options]
+    command = [sys.executable, "-m", "training", "run", "--workload=trajectory", *arguments]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr
+    receipt: dict[str, Any] = json.loads((run / "receipt.json").read_text())
+    return receipt
+
+
+@pytest.mark.slow
+def test_loader_workers_change_no_bit_and_may_change_under_the_same_run_id(tmp_path: Path) -> None:
+    dataset = tmp_path / "dataset"
+    dataset.mkdir()
+    meta = make_dataset(dataset, 66, 0, lambda done, total: None, num_workers=1)
+    write_manifest(dataset, "trajectory", meta)
+    small = ("tokenizer_width=8", "width=16", "num_heads=2", "num_layers=1", "num_shards=2")
+    epochs = ("tokenizer_epochs=1", "epochs=2", "time_average_epochs=2")
+    options = ["--recipe=magvit_laptop", *(f"--override={o}" for o in (*small, *epochs))]
+    alone = receipt_of(dataset, tmp_path / "alone", *options)
+    fetched = receipt_of(dataset, tmp_path / "fetched", *options, "--override=loader_workers=2")
+    assert fetched["weights_sha256"] == alone["weights_sha256"]
+    assert fetched["stages"] == alone["stages"]
+    again = receipt_of(dataset, tmp_path / "alone", *options, "--override=loader_workers=1")
+    assert again == alone
 
 
 @pytest.mark.slow

@@ -49,6 +49,7 @@ class TrainTokenizer:
             clip_norm=c.clip_norm,
             evaluate_every_epochs=1,
             precision=c.precision,
+            loader_workers=c.loader_workers,
         )
 
     def example(self, size: int) -> Batch:
