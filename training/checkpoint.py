@@ -6,7 +6,7 @@ each one passed over is named with the reason.
 
 import json
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import PurePath
@@ -25,6 +25,9 @@ from training.store import Store
 from training.transfer import receive
 
 S = TypeVar("S")
+
+# What a model computes with: its own state, and the moving average of it.
+WEIGHTS = frozenset({"model", "ema"})
 
 
 class DamagedCheckpointError(RuntimeError):
@@ -52,27 +55,34 @@ def checkpoint_name(step: int, generation: int) -> str:
     return f"{step:08d}-g{generation:04d}-{secrets.token_hex(4)}"
 
 
-def read_checkpoint(store: Store, entry: CheckpointEntry) -> Snapshot:
-    """Read and verify one checkpoint; DamagedCheckpointError says what does not hold.
+def read_checkpoint(
+    store: Store, entry: CheckpointEntry, parts: Container[str] | None = None
+) -> Snapshot:
+    """Read and verify one checkpoint, or some of its parts; DamagedCheckpointError says what fails.
 
     What does not hold is read once more: it may have been damaged on its way here.
     """
     try:
-        return _read_checkpoint(store, entry)
+        return _read_checkpoint(store, entry, parts)
     except DamagedCheckpointError as error:
         print(f"[read] checkpoint {entry.name}: {error}; reading it again", flush=True)
-        return _read_checkpoint(store, entry)
+        return _read_checkpoint(store, entry, parts)
 
 
-def _read_checkpoint(store: Store, entry: CheckpointEntry) -> Snapshot:
+def _read_checkpoint(
+    store: Store, entry: CheckpointEntry, parts: Container[str] | None
+) -> Snapshot:
     state = read_state(store, entry)
     if SLICES in state:
-        return _read_slices(store, entry, state)
+        slices = state.pop(SLICES)
+        own = {part: one for part, one in slices.items() if parts is None or part in parts}
+        return Snapshot(tensors=_read_slices(store, entry, own), state=state)
     prefix = f"checkpoints/{entry.name}/"
+    files = {PurePath(file.name).stem: file for file in entry.files if file.name != STATE}
     tensors = {
-        PurePath(file.name).stem: read_tensors(store, prefix, file)
-        for file in entry.files
-        if file.name != STATE
+        part: read_tensors(store, prefix, file)
+        for part, file in files.items()
+        if parts is None or part in parts
     }
     return Snapshot(tensors=tensors, state=state)
 
@@ -130,9 +140,10 @@ def fill_slices(
             copy_overlap(tensors_of_file[name], one.offset, local.detach(), offset)
 
 
-def _read_slices(store: Store, entry: CheckpointEntry, state: dict[str, Any]) -> Snapshot:
-    """The whole of a checkpoint of slices, in one process."""
-    slices = state.pop(SLICES)
+def _read_slices(
+    store: Store, entry: CheckpointEntry, slices: Mapping[str, Mapping[str, Any]]
+) -> dict[str, dict[str, Tensor]]:
+    """The whole of the tensors, in one process."""
     tensors = {
         part: {
             name: torch.empty(about["shape"], dtype=getattr(torch, about["dtype"]))
@@ -143,7 +154,7 @@ def _read_slices(store: Store, entry: CheckpointEntry, state: dict[str, Any]) ->
     files = {file.name: file for file in entry.files}
     prefix = f"checkpoints/{entry.name}/"
     fill_slices(slices, tensors, lambda name: read_tensors(store, prefix, files[name]))
-    return Snapshot(tensors=tensors, state=state)
+    return tensors
 
 
 def read_layout(store: Store, prefix: str, file: FileEntry) -> Layout:

@@ -76,7 +76,7 @@ class Layout:
                 yield place
 
 
-def lay_out(tensors: Mapping[str, Tensor]) -> Layout:
+def lay_out(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> Layout:
     """Place the tensors; those with large items first, so that every one is aligned to its item."""
     ordered = sorted(tensors.items(), key=lambda item: -item[1].element_size())
     record: dict[str, object] = {}
@@ -92,7 +92,8 @@ def lay_out(tensors: Mapping[str, Tensor]) -> Layout:
             "shape": list(tensor.shape),
             "data_offsets": [start, stop],
         }
-    text = json.dumps(record, separators=(",", ":")).encode()
+    about = {} if metadata is None else {"__metadata__": dict(metadata)}
+    text = json.dumps({**about, **record}, separators=(",", ":")).encode()
     text += b" " * (-(_LENGTH_BYTES + len(text)) % _ALIGNMENT)
     header = len(text).to_bytes(_LENGTH_BYTES, "little") + text
     return Layout(header=header, places=_places(record, len(header)))

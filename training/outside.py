@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from training.batches import MicroBatch
-from training.checkpoint import read_checkpoint
+from training.checkpoint import WEIGHTS, read_checkpoint
 from training.config import resolve_config
 from training.dataset import LocalDataset
 from training.errors import UserError
@@ -158,7 +158,7 @@ def _prior(run: OpenRun, stage: str) -> Prior | None:
     ends = [e for e in run.head.checkpoints if e.stage == stage and e.kind == "stage-end"]
     if not ends:
         return None
-    snapshot = read_checkpoint(run.store, ends[-1])
+    snapshot = read_checkpoint(run.store, ends[-1], WEIGHTS)
     metrics: Mapping[str, Any] = snapshot.state["position"]["results"][stage]
     model = {**snapshot.tensors["model"], **snapshot.tensors.get("ema", {})}
     return Prior(stage=stage, step=ends[-1].step, model=model, metrics=metrics)

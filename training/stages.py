@@ -1,8 +1,8 @@
 """The stages of a run in order: resume, prepare, train, finish."""
 
 import json
-from collections.abc import Mapping, Sequence
-from contextlib import closing
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from training.checkpoint import (
+    WEIGHTS,
     DamagedCheckpointError,
     Snapshot,
     read_checkpoint,
@@ -190,10 +191,8 @@ class StageSequence:
 
     def _read_prior(self, position: Position) -> Prior:
         """Read it from the store, also if this process has just made it."""
-        try:
+        with _explained():
             entry, snapshot = self._read_end(position)
-        except DamagedCheckpointError as error:
-            raise StoreError(f"{error}; the next attempt goes on from an older one") from error
         return Prior(
             stage=entry.stage,
             step=entry.step,
@@ -204,38 +203,44 @@ class StageSequence:
 
     def _read_end(self, position: Position) -> tuple[CheckpointEntry, Snapshot]:
         """The committed end of the last stage that has ended; as read before, if it was."""
+        end = self._end(position)
+        verified, self._verified = self._verified, None
+        if verified is not None and verified[0] == end:
+            return verified
+        try:
+            return end, read_checkpoint(self._attempt.store, end, WEIGHTS)
+        except DamagedCheckpointError as error:
+            raise DamagedCheckpointError(
+                f"the end of stage {end.stage!r}, {end.name}, does not hold: {error}"
+            ) from error
+
+    def _end(self, position: Position) -> CheckpointEntry:
         last = list(position.results)[-1]
         entries = self._attempt.lease.head.checkpoints
         ends = [e for e in entries if e.stage == last and e.kind == "stage-end"]
         if not ends:
             raise DamagedCheckpointError(f"the end of stage {last!r} is not in head.json")
-        verified, self._verified = self._verified, None
-        if verified is not None and verified[0] == ends[-1]:
-            return verified
-        try:
-            return ends[-1], read_checkpoint(self._attempt.store, ends[-1])
-        except DamagedCheckpointError as error:
-            raise DamagedCheckpointError(
-                f"the end of stage {last!r}, {ends[-1].name}, does not hold: {error}"
-            ) from error
+        return ends[-1]
 
     def _finish(self, position: Position) -> None:
         """Write what the run was for; a notice that comes from here on is none."""
         attempt, record = self._attempt, self._record
         attempt.oversight.guardian.stand_down()
-        prior = self._read_prior(position)
+        with _explained():
+            end = self._end(position)
         about = {
             "run_id": record.run_id,
             "workload": record.workload,
             "recipe": record.recipe,
-            "stage": prior.stage,
-            "step": str(prior.step),
+            "stage": end.stage,
+            "step": str(end.step),
             "config": json.dumps(record.config),
             "metrics": json.dumps(dict(position.metrics)),
         }
         # A stale writer is told now, not after it wrote over what its successor has left.
         attempt.lease.beat()
-        weights = export_final(attempt.store, prior.model, about, attempt.scratch)
+        with _explained():
+            weights = export_final(attempt.store, end, about, attempt.scratch)
         attempt.metrics.flush()
         attempt.lease.beat()
         write_receipt(
@@ -251,6 +256,14 @@ class StageSequence:
         attempt.events.emit("finished", "ok", step=position.step, weights_sha256=weights)
         attempt.lease.finish(weights)
         print(f"[ok] finished: {position.step} steps, weights {weights}", flush=True)
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    try:
+        yield
+    except DamagedCheckpointError as error:
+        raise StoreError(f"{error}; the next attempt goes on from an older one") from error
 
 
 def _peak_gpu_bytes(device: torch.device) -> int | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from training.checkpoint import DamagedCheckpointError, read_checkpoint
+from training.checkpoint import WEIGHTS, DamagedCheckpointError, read_checkpoint
 from training.entries import CheckpointEntry
 from training.errors import UserError
 from training.export import FINAL, weights_sha256
@@ -109,7 +109,7 @@ def load_weights(model: nn.Module, weights: Weights, stage: str) -> None:
 
 def _from_checkpoint(run: OpenRun, entry: CheckpointEntry) -> Weights:
     try:
-        snapshot = read_checkpoint(run.store, entry)
+        snapshot = read_checkpoint(run.store, entry, WEIGHTS)
     except DamagedCheckpointError as error:
         raise UserError(f"checkpoint {entry.name} does not hold: {error}; give another") from error
     position = snapshot.state["position"]

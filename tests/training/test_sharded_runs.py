@@ -67,8 +67,9 @@ def test_two_ranks_with_a_share_each_train_as_one_process_does(
     assert numerics["sharding"] == "full"
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-@pytest.mark.parametrize("place", [("first", 0), ("first-evaluation", 5), ("second", 5)])
+@pytest.mark.parametrize(
+    ("rank", "place"), [(1, ("first", 0)), (0, ("first-evaluation", 5)), (1, ("second", 5))]
+)
 def test_a_notice_to_either_rank_saves_every_share(
     run: Run, sharded: Run, rank: int, place: tuple[str, int]
 ) -> None:
@@ -108,10 +109,13 @@ def test_in_blocks_it_resumes_bit_for_bit_too(new_run: NewRun, tmp_path: Path) -
     assert_same(run, whole)
 
 
-@pytest.mark.parametrize("options", [[SHARDED], IN_BLOCKS], ids=["whole", "blocks"])
-@pytest.mark.parametrize("sizes", [(2, 1), (1, 2), (2, 3), (3, 1)])
+@pytest.mark.parametrize(
+    ("options", "sizes"),
+    [([SHARDED], (2, 1)), (IN_BLOCKS, (1, 2)), ([SHARDED], (2, 3)), (IN_BLOCKS, (3, 1))],
+    ids=["2-1", "blocks-1-2", "2-3", "blocks-3-1"],
+)
 def test_another_number_of_ranks_goes_on_from_the_same_checkpoint(
-    new_run: NewRun, tmp_path: Path, sizes: tuple[int, int], options: list[str]
+    new_run: NewRun, tmp_path: Path, options: list[str], sizes: tuple[int, int]
 ) -> None:
     run, alone = (new_run(str(tmp_path / name / "run-1")) for name in ("run", "alone"))
     run.options = alone.options = [*options, *AVERAGED, *DOUBLE]
@@ -123,3 +127,29 @@ def test_another_number_of_ranks_goes_on_from_the_same_checkpoint(
     assert set(run.attempt_with_ranks(then)) == {0}
     assert_close(run, alone, 1e-9)
     assert run.json("receipt.json")["numerics_changed"] == ["world"]
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+def test_in_lower_precision_it_resumes_bit_for_bit_too(
+    new_run: NewRun, tmp_path: Path, precision: str
+) -> None:
+    whole, run = (new_run(str(tmp_path / name / "run-1")) for name in ("whole", "cut"))
+    whole.options = run.options = [SHARDED, f"--override=precision={precision}"]
+    assert whole.attempt_with_ranks(2) == [0, 0]
+    at_rank(0, ("first", 7), notice)
+    assert run.attempt_with_ranks(2) == [75, 75]
+    tiny.HOOKS.clear()
+    assert run.attempt_with_ranks(2) == [0, 0]
+    assert_same(run, whole)
+
+
+@pytest.mark.slow
+def test_compiled_it_resumes_bit_for_bit_too(new_run: NewRun, tmp_path: Path) -> None:
+    whole, run = (new_run(str(tmp_path / name / "run-1")) for name in ("whole", "cut"))
+    whole.options = run.options = [*IN_BLOCKS, "--override=compile_mode=default"]
+    assert whole.attempt_with_ranks(2) == [0, 0]
+    at_rank(0, ("first", 7), notice)
+    assert run.attempt_with_ranks(2) == [75, 75]
+    tiny.HOOKS.clear()
+    assert run.attempt_with_ranks(2) == [0, 0]
+    assert_same(run, whole)
