@@ -60,6 +60,8 @@ def read_run(path: Path) -> FinishedRun:
     steps = [line for line in lines if line.get("kind") == "step"]
     commits = [line for line in lines if line.get("kind") == "commit"]
     prepared = [line for line in lines if line.get("kind") == "prepare"]
+    if any(line.get("shared") for line in prepared):
+        prepared = []  # what another run has made says nothing of what it costs
     prediction = receipt.get("prediction") or config.get("prediction") or {}
     waits = [float(line["data_wait"]) for line in steps if line.get("data_wait") is not None]
     return FinishedRun(

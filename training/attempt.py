@@ -113,6 +113,8 @@ def _lead(
         retention=options.retention,
         scratch=options.scratch,
         world=world,
+        artifacts=options.artifacts,
+        numerics=key,
         meter=Meter(usd_per_hour=options.usd_per_hour, began=began),
         profiler=profiler,
     )
@@ -154,6 +156,8 @@ def _follow(
         interval=options.interval,
         scratch=options.scratch,
         world=world,
+        artifacts=options.artifacts,
+        numerics=key,
     )
     run = StageSequence(
         attempt, job.config, job.stages, job.dataset, world.device, record, key, began

@@ -63,6 +63,19 @@ class HasPictures(Protocol):
         """Write pictures of an evaluation's parts into the folder `out`."""
 
 
+@runtime_checkable
+class IsShareable(Protocol):
+    """A Prepare stage whose shards other runs may take (`run --artifacts-uri`, `sweep`).
+
+    Its `key` must then name all that `make` depends on: every field of the config that it reads,
+    and the seed if it draws. The engine adds code, packages, device and threads.
+    """
+
+    @property
+    def is_shareable(self) -> bool:
+        """Whether it is so."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Probe:
     """One unit of a Prepare stage's work on the device, in the recipe's shapes."""

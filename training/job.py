@@ -28,6 +28,7 @@ class Options:
     overrides: Mapping[str, str]
     dataset_uri: str
     store: Store
+    artifacts: Store | None = None  # where runs share derived data
     run_id: str
     interval: Interval
     retention: Retention = KEEP_NEWEST

@@ -58,6 +58,8 @@ class Attempt:
     world: World
     meter: Meter = field(default_factory=Meter)
     profiler: StepProfiler | None = None
+    artifacts: Store | None = None  # where runs share derived data
+    numerics: Mapping[str, Any] = field(default_factory=dict)  # this machine's key
 
     @property
     def interruption(self) -> Interruption:

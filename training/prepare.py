@@ -7,6 +7,7 @@ there are.
 
 import json
 import os
+import random
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,13 +24,13 @@ from training.distributed import World
 from training.position import Attempt
 from training.progress import Bar
 from training.randomness import seed_torch
+from training.shared import SHARD, SharedArtifacts
 from training.store import PreconditionFailedError, Store, StoreError
 from training.workload import Inputs, Prepare
 
 INDEX = "index.json"
 # What does not hold is read once more: it may have been damaged on its way here.
 _READS = 2
-_SHARD = re.compile(r"(?P<shard>[0-9]{5})-(?P<sha256>[0-9a-f]{64})\.safetensors")
 
 
 class DamagedShardError(StoreError):
@@ -54,26 +55,50 @@ def ensure_artifact(
     if there is None:
         _say(world, f"[{stage.name}] artifact {key} is there")
         return key
-    inputs, num_reused = inputs_of(), len(there)
-    missing = [shard for shard in range(stage.num_shards) if shard not in there]
-    with Bar(stage.name, stage.num_shards, done=num_reused) as bar:
-        for first in range(0, len(missing), world.size):
-            attempt.check()
-            turn = missing[first : first + world.size]
-            mine = turn[world.rank] if world.rank < len(turn) else None
-            made = None if mine is None else _make_shard(attempt, stage, inputs, prefix, mine)
-            for shard, one in zip(turn, world.gather(made), strict=False):
-                assert one is not None
-                there[shard] = one.entry
-                attempt.metrics.write("prepare", stage=stage.name, shard=shard, **one.facts)
-            if world.leads:
-                bar.show(len(there), "shards")
+    num_reused = len(there)
+    shared = SharedArtifacts(attempt.artifacts, stage, key, attempt.numerics)
+    is_shared = shared.is_used
+    num_shared = _fill(attempt, stage, inputs_of(), shared, prefix, there)
     if world.leads:
         _write_index(attempt.store, prefix, key, [there[k] for k in range(stage.num_shards)])
     world.share(None)  # the others read the index once it is there
     made_of = f"{stage.num_shards} shards, {num_reused} of them reused"
+    if is_shared:
+        made_of += f", {num_shared} made by other runs"
     _say(world, f"[{stage.name}] artifact {key}: {made_of}")
     return key
+
+
+def _fill(
+    attempt: Attempt,
+    stage: Prepare,
+    inputs: Inputs,
+    shared: SharedArtifacts,
+    prefix: str,
+    there: dict[int, dict[str, Any]],
+) -> int:
+    """Get the shards that are not there, divided among the ranks; how many others had made."""
+    world, num_shared = attempt.world, 0
+    missing = [shard for shard in range(stage.num_shards) if shard not in there]
+    if shared.is_used:
+        # Runs that began together make different shards, and take each other's.
+        missing = world.share(random.sample(missing, len(missing)))
+    with Bar(stage.name, stage.num_shards, done=len(there)) as bar:
+        for first in range(0, len(missing), world.size):
+            attempt.check()
+            turn = missing[first : first + world.size]
+            mine = turn[world.rank] if world.rank < len(turn) else None
+            got = None
+            if mine is not None:
+                got = _get_shard(attempt, stage, inputs, shared, prefix, mine)
+            for shard, one in zip(turn, world.gather(got), strict=False):
+                assert one is not None
+                there[shard] = one.entry
+                num_shared += bool(one.facts["shared"])
+                attempt.metrics.write("prepare", stage=stage.name, shard=shard, **one.facts)
+            if world.leads:
+                bar.show(len(there), "shards")
+    return num_shared
 
 
 def open_artifact(store: Store, key: str, cache: Path) -> Sequence[Mapping[str, Tensor]]:
@@ -130,7 +155,7 @@ def _indexed(store: Store, prefix: str) -> list[dict[str, Any]] | None:
 def _listed(store: Store, prefix: str) -> Iterator[dict[str, Any]]:
     """What earlier attempts have left of an artifact without an index: names carry checksums."""
     for key, size in sorted(store.sizes(prefix).items()):
-        match = _SHARD.fullmatch(key.removeprefix(prefix))
+        match = SHARD.fullmatch(key.removeprefix(prefix))
         if match:
             yield {"name": match[0], "bytes": size, "sha256": match["sha256"]}
 
@@ -143,23 +168,43 @@ class _Made:
     facts: dict[str, Any]  # of the metrics
 
 
-def _make_shard(attempt: Attempt, stage: Prepare, inputs: Inputs, prefix: str, shard: int) -> _Made:
+def _get_shard(
+    attempt: Attempt,
+    stage: Prepare,
+    inputs: Inputs,
+    shared: SharedArtifacts,
+    prefix: str,
+    shard: int,
+) -> _Made:
+    """A shard that another run has made, or else made here; a copy goes into the run either way."""
     began = time.monotonic()
+    folder = attempt.scratch / prefix
+    fetched = shared.fetch(shard, folder)
+    path = fetched or _make_shard(attempt, stage, inputs, folder, shard)
+    attempt.store.put_file(prefix + path.name, path)
+    if fetched is None:
+        shared.publish(path)
+    size, seconds = path.stat().st_size, round(time.monotonic() - began, 4)
+    return _Made(
+        entry={"name": path.name, "bytes": size, "sha256": path.stem.partition("-")[2]},
+        facts={
+            "num_shards": stage.num_shards,
+            "bytes": size,
+            "seconds": seconds,
+            "shared": fetched is not None,
+        },
+    )
+
+
+def _make_shard(attempt: Attempt, stage: Prepare, inputs: Inputs, folder: Path, shard: int) -> Path:
+    """The shard's file, with its checksum in its name."""
     with attempt.oversight.long_work.doing("shard"):
         seed_torch(inputs.device, "prepare", inputs.seed, stage.name, shard)
         tensors = stage.make(inputs, shard)
-    folder = attempt.scratch / prefix
     folder.mkdir(parents=True, exist_ok=True)
     part = folder / f"{shard:05d}.part"
     save_file({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, part)
-    digest = sha256_of(part)
-    path = part.replace(folder / f"{shard:05d}-{digest}.safetensors")
-    attempt.store.put_file(prefix + path.name, path)
-    size, seconds = path.stat().st_size, round(time.monotonic() - began, 4)
-    return _Made(
-        entry={"name": path.name, "bytes": size, "sha256": digest},
-        facts={"num_shards": stage.num_shards, "bytes": size, "seconds": seconds},
-    )
+    return part.replace(folder / f"{shard:05d}-{sha256_of(part)}.safetensors")
 
 
 def _write_index(store: Store, prefix: str, key: str, shards: list[dict[str, Any]]) -> None:

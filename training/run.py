@@ -211,6 +211,7 @@ def _train(options: argparse.Namespace, oversight: Oversight, scratch: Path) -> 
         overrides=overrides,
         dataset_uri=options.dataset_uri,
         store=store,
+        artifacts=open_store(options.artifacts_uri) if options.artifacts_uri else None,
         run_id=_run_id(options, store),
         interval=interval,
         retention=parse_retention(options.keep),

@@ -28,6 +28,11 @@ def _add_what(parser: argparse.ArgumentParser) -> None:
     add("--dataset-uri", required=True, help="a folder, or s3://bucket/prefix (synced first)")
     add("--run-uri", required=True, help="where the run is kept: s3://bucket/prefix, or a folder")
     add(
+        "--artifacts-uri",
+        metavar="URI",
+        help="a folder or prefix where runs share derived data, for those who may write there",
+    )
+    add(
         "--init-from",
         metavar="URI",
         help="begin with the weights of a finished run or of a .safetensors file",

@@ -182,6 +182,7 @@ def _start(options: argparse.Namespace, one: _One, dataset: Path) -> _One:
     command = [sys.executable, "-m", "training", "run"]
     command += [f"--workload={options.workload}", f"--recipe={options.recipe}"]
     command += [f"--dataset-uri={dataset}", f"--run-uri={one.uri}"]
+    command += [f"--artifacts-uri={options.runs_uri.rstrip('/')}/artifacts"]
     command += [f"--override={override}" for override in one.overrides]
     if options.memory_limit_mib is not None:
         command.append(f"--memory-limit-mib={options.memory_limit_mib}")

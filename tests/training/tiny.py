@@ -74,9 +74,11 @@ class TinyConfig:
 class Doubled:
     name: str = "doubled"
     num_shards: int = 3
+    is_shareable: bool = True
 
     def key(self, i: Inputs) -> str:
-        return f"doubled-{i.dataset.fingerprint[:16]}"
+        # `make` draws, so the seed is part of it.
+        return f"doubled-{i.seed}-{i.dataset.fingerprint[:16]}"
 
     def make(self, i: Inputs, shard: int) -> Mapping[str, Tensor]:
         _reached("shard", shard)

@@ -50,6 +50,10 @@ class Features:
     def num_shards(self) -> int:
         return self.config.num_shards
 
+    @property
+    def is_shareable(self) -> bool:
+        return True
+
     def key(self, i: "Inputs") -> str:
         """Hash over weights, preprocessing and data; needs neither torchvision nor the weights."""
         c = self.config

@@ -28,6 +28,10 @@ class MeanImages:
     num_shards: int
     name: str = "mean_images"
 
+    @property
+    def is_shareable(self) -> bool:
+        return True
+
     def key(self, i: "Inputs") -> str:
         facts = f"mean images {_VERSION} {self.num_shards} {i.dataset.fingerprint}"
         return hashlib.sha256(facts.encode()).hexdigest()[:32]

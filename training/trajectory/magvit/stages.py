@@ -109,6 +109,10 @@ class Tokens:
     def num_shards(self) -> int:
         return self.config.num_shards
 
+    @property
+    def is_shareable(self) -> bool:
+        return True
+
     def key(self, i: Inputs) -> str:
         """Hash over the tokenizer's weights and the data."""
         assert i.prior is not None
