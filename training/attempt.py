@@ -11,8 +11,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-import torch
-
 from training.conclusion import conclude
 from training.distributed import Place, World
 from training.errors import EXIT_FAILED, EXIT_FINISHED, RunFailedError
@@ -64,7 +62,7 @@ def run_attempt(options: Options, oversight: Oversight) -> int:
 def _ranks(options: Options, oversight: Oversight) -> Iterator[Place]:
     """This process's place; on a machine with several GPUs it becomes rank 0 of as many."""
     place = options.place
-    num_processes = options.num_processes or max(1, torch.cuda.device_count())
+    num_processes = place.ranks(options.num_processes)
     if place.world_size > 1 or num_processes == 1:
         yield place
         return

@@ -41,6 +41,12 @@ class Place:
             rendezvous=environment.get("TRAINING_RENDEZVOUS", "env://"),
         )
 
+    def ranks(self, num_processes: int | None) -> int:
+        """How many train together, asked for so many on this machine (None: one per GPU)."""
+        if self.world_size > 1:
+            return self.world_size
+        return num_processes or max(1, torch.cuda.device_count())
+
 
 class World:
     """All ranks of one attempt. Every method is called by all of them, in the same order."""

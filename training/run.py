@@ -202,7 +202,9 @@ def _train(options: argparse.Namespace, oversight: Oversight, scratch: Path) -> 
 
     interval = parse_interval(options.checkpoint_interval)
     overrides = parse_overrides(options.override)
-    settled = settle(options, store, _run_id(options, store), overrides)
+    place = Place.from_environment(os.environ)
+    num_ranks = place.ranks(options.num_processes)
+    settled = settle(options, store, _run_id(options, store), overrides, num_ranks)
     attempt = Options(
         workload=settled.workload,
         origin=settled.origin,
@@ -223,7 +225,7 @@ def _train(options: argparse.Namespace, oversight: Oversight, scratch: Path) -> 
         scratch=scratch,
         usd_per_hour=options.usd_per_hour,
         profile_steps=options.profile,
-        place=Place.from_environment(os.environ),
+        place=place,
         num_processes=options.num_processes,
         arguments=options.arguments,
     )

@@ -20,6 +20,7 @@ from training.extend import settle_origin
 from training.ladder import Asked, adapted, explain, settle_adaptation
 from training.limits import is_out_of_memory, limit_memory
 from training.origin import Origin, beginning_from
+from training.parallel import is_sharded
 from training.room import Need
 from training.store import Store, open_store
 from training.workload import Train, Workload
@@ -47,9 +48,16 @@ class Settled:
 
 
 def settle(
-    options: argparse.Namespace, store: Store, run_id: str, overrides: Mapping[str, str]
+    options: argparse.Namespace,
+    store: Store,
+    run_id: str,
+    overrides: Mapping[str, str],
+    num_ranks: int = 1,
 ) -> Settled:
-    """Settle it; memory is tried only where it is limited, by a GPU or by --memory-limit-mib."""
+    """Settle it; memory is tried only where it is limited, by a GPU or by --memory-limit-mib.
+
+    A trial is one process with the whole model, so none is made for one that ranks share.
+    """
     workload = load_workload(options.workload)
     config = resolve_config(workload, options.recipe, overrides)
     _refuse_wrong_settings(workload, config)
@@ -70,7 +78,11 @@ def settle(
         memory_limit_mib=options.memory_limit_mib,
     )
     rungs = settle_adaptation(
-        store, asked, workload, config, may_adapt=is_limited and not options.no_adapt
+        store,
+        asked,
+        workload,
+        config,
+        may_adapt=is_limited and not options.no_adapt and not _shards(workload, config, num_ranks),
     )
     if options.memory_limit_mib is not None:
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -80,6 +92,19 @@ def settle(
     workload = adapted(workload, rungs)
     need = need_of(store.uri, workload, config, options.dataset_uri, options.memory_limit_mib)
     return Settled(workload=workload, config=config, origin=origin, need=need)
+
+
+def _shards(workload: Workload[Any], config: Any, num_ranks: int) -> bool:
+    """Whether a stage is sharded; that nothing is tried then is said."""
+    for stage in workload.stages(config):
+        if isinstance(stage, Train) and is_sharded(stage.settings, num_ranks):
+            print(
+                f"[memory] stage {stage.name!r} is sharded over {num_ranks} ranks: whether memory "
+                "suffices is not tried at the start",
+                flush=True,
+            )
+            return True
+    return False
 
 
 def _refuse_wrong_settings(workload: Workload[Any], config: Any) -> None:

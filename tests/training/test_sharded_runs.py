@@ -153,3 +153,11 @@ def test_compiled_it_resumes_bit_for_bit_too(new_run: NewRun, tmp_path: Path) ->
     tiny.HOOKS.clear()
     assert run.attempt_with_ranks(2) == [0, 0]
     assert_same(run, whole)
+
+
+def test_memory_is_not_tried_for_a_model_that_ranks_share(
+    run: Run, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert run.attempt_with_ranks(2, "--memory-limit-mib=8000", "--override=epochs=1") == [0, 0]
+    assert "[memory] stage 'first' is sharded over 2 ranks" in capfd.readouterr().out
+    assert run.store.get("adaptation.json") is None
