@@ -33,7 +33,11 @@ class StepProfiler:
             activities = [ProfilerActivity.CPU]
             if torch.cuda.is_available():
                 activities.append(ProfilerActivity.CUDA)
-            self._profile = profile(activities=activities, record_shapes=True, profile_memory=True)
+            # Before 2.13 torch warns in every trace that events are cleared between cycles, also
+            # where there is but one, unless it is told to keep them.
+            self._profile = profile(
+                activities=activities, record_shapes=True, profile_memory=True, acc_events=True
+            )
             self._profile.start()
         elif self._profile is not None and self._done == WARM_UP_STEPS + self._num_steps:
             self.close()
