@@ -11,7 +11,7 @@ READY := .venv/.ready
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 CDK := npx --no-install cdk
 
-.PHONY: help setup demo test slow check format synth diff review doctor deploy destroy aws-local parameters requirements clean
+.PHONY: help setup demo test slow compat check format synth diff review doctor deploy destroy aws-local parameters requirements clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -38,6 +38,9 @@ test: $(READY) ## the tests that need no GPU, no AWS and no root
 
 slow: $(READY) ## the long proofs
 	@$(BIN)/python -m pytest -m slow $(ARGS)
+
+compat: $(READY) ## what an image's torch does with training/: make compat TORCH=2.12.1 ARGS=3.13 (its Python)
+	@bash .ci/compat.sh $(TORCH) $(ARGS)
 
 check: $(READY) ## ruff, format, mypy strict, shellcheck, actionlint, import rules, cfn-lint on the synthesized templates
 	@$(BIN)/ruff check .
@@ -82,4 +85,4 @@ requirements: $(READY) ## compile requirements.in to requirements.txt, hashed an
 	  --no-emit-index-url --output-file requirements.txt requirements.in
 
 clean: ## remove what make made here (not the package caches)
-	rm -rf .venv node_modules cdk.out out .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf .venv .venv-compat node_modules cdk.out out .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from rehearsal.aws.images import PYTORCH_LINES
 from review.comment import MARKER
 
 REPOSITORY = Path(__file__).parent.parent
@@ -35,6 +36,14 @@ def test_actionlint_finds_nothing() -> None:
     )
     assert done.returncode == 0, done.stdout
     assert f"Checking {len(FILES)} workflow" in done.stdout
+
+
+def test_training_is_tried_with_the_torch_of_every_image_that_is_promised() -> None:
+    job = workflow("ci")["jobs"]["other-torch"]
+    tried = {each["torch"].rpartition(".")[0] for each in job["strategy"]["matrix"]["include"]}
+    lines = {line for line, _ in PYTORCH_LINES}
+    assert tried == lines - {"2.7", "2.8", "2.9"}, "see docs/dependencies.md"
+    assert job["steps"][-1]["run"].startswith("make compat ")
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)

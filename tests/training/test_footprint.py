@@ -147,7 +147,8 @@ def stage_of_trajectory() -> Train:
 
 def allocated_peak(stage: Train, size: int) -> int:
     """Bytes that torch's allocator had given out at the highest moment of two real steps."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
+    # acc_events: without, torch before 2.13 warns.
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as found:
         batch = stage.example(size)  # type: ignore[attr-defined]
         model = stage.model(None)  # type: ignore[arg-type]
         optimizer = AdamW(stage.optimizer(model).param_groups, lr=1e-3, foreach=True)

@@ -63,6 +63,39 @@ def test_fails_when_no_interpreter_has_torch_and_names_the_remedy(root: Path) ->
     assert not (root / "opt/training/machine.env").exists()
 
 
+@pytest.mark.parametrize("lacking", [(), ("numpy",), ("safetensors",), ("boto3", "numpy")])
+def test_boot_installs_what_the_image_lacks_and_nothing_else(
+    root: Path, lacking: tuple[str, ...]
+) -> None:
+    # The image's interpreter, without some packages and without a network.
+    (root / "lacks.py").write_text(
+        "import importlib.util, sys\n"
+        "find = importlib.util.find_spec\n"
+        f"lacking = {lacking!r}\n"
+        "importlib.util.find_spec = lambda name: None if name in lacking else find(name)\n"
+        "exec(sys.argv.pop(1))\n"
+    )
+    python = root / "opt/pytorch/bin/python"
+    python.parent.mkdir(parents=True)
+    python.write_text(
+        "#!/bin/bash\n"
+        f'[[ $1 == -m ]] && {{ echo "$*" >>{root}/installed; exit; }}\n'
+        f'[[ $1 == -c ]] && exec {sys.executable} {root}/lacks.py "${{@:2}}"\n'
+    )
+    python.chmod(0o755)
+    done = run_step(root, "interpreter")
+    assert done.returncode == 0, done.stderr
+    assert f"PYTHON={python}\n" in (root / "opt/training/machine.env").read_text()
+    calls = root / "installed"
+    installed = calls.read_text().splitlines() if calls.exists() else []
+    wanted = [
+        *(["userdata/requirements.txt"] if {"boto3", "safetensors"} & {*lacking} else []),
+        *(["userdata/requirements-numpy.txt"] if "numpy" in lacking else []),
+    ]
+    assert [line.split()[-1] for line in installed] == wanted
+    assert all(f"--require-hashes --upgrade --target {root}/" in line for line in installed)
+
+
 def test_metrics_carry_the_stack_and_never_only_the_instance(root: Path) -> None:
     done = run_step(root, "cloudwatch_agent")
     assert done.stdout.endswith("CloudWatch agent started for stack TrainingStack\n")

@@ -8,6 +8,7 @@ other).
 
 import hashlib
 import json
+import sys
 import urllib.error
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from training.capabilities import Probe
-from training.errors import RunFailedError
+from training.errors import RunFailedError, UserError
 from training.randomness import derive_seed
 from training.trajectory.dataset import open_dataset, shard_range
 from training.trajectory.recipes import LAYERS, TrajectoryConfig
@@ -134,8 +135,14 @@ def calibrate(backbone: nn.Module, images: Tensor) -> None:
 
 def build_backbone(weights: str, seed: int, layer: str) -> nn.Module:
     """Return ResNet-18 up to and with `layer`, frozen, in eval mode."""
-    from torchvision.models import ResNet18_Weights, resnet18
-
+    try:
+        from torchvision.models import ResNet18_Weights, resnet18
+    except ModuleNotFoundError as error:
+        raise UserError(
+            f"ResNet-18 needs the package {error.name}, which {sys.executable} lacks; take an "
+            "image that has it, or install the torchvision that goes with torch "
+            f"{torch.__version__.partition('+')[0]}"
+        ) from error
     if weights == "random":
         # torchvision initialises from the global generator: leave no trace in it.
         with torch.random.fork_rng(devices=[]):

@@ -24,11 +24,15 @@ find_python() {
         "take a Deep Learning AMI with PyTorch (context pytorch_ami_parameter)"
 }
 
+# install FILE MODULE...: the packages that FILE pins, where the interpreter lacks one of MODULE.
+install() {
+    has "$python" "${@:2}" || "$python" -m pip install --quiet --disable-pip-version-check \
+        --require-hashes --upgrade --target "$packages" --requirement "$1"
+}
+
 python=$(find_python)
-if ! has "$python" boto3 safetensors; then
-    "$python" -m pip install --quiet --disable-pip-version-check --require-hashes --upgrade \
-        --target "$packages" --requirement userdata/requirements.txt
-fi
+install userdata/requirements.txt boto3 safetensors
+install userdata/requirements-numpy.txt numpy
 printf 'PYTHON=%s\nINSTANCE_ID=%s\n' "$python" "$INSTANCE_ID" >"$root/opt/training/machine.env"
 "$python" -c '
 import importlib.metadata as m, platform

@@ -1,6 +1,7 @@
 """The stages: artifacts that do not depend on shards, models that learn, refusals, recipes."""
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from tests.training.trajectory.conftest import COUNT, FakeDataset, inputs_of
+from training.errors import UserError
 from training.trajectory.classifier import TrainClassifier
 from training.trajectory.dataset import (
     CLIPS_FILE,
@@ -18,7 +20,7 @@ from training.trajectory.dataset import (
     open_dataset,
     shard_range,
 )
-from training.trajectory.features import Features, clip_features, load_backbone
+from training.trajectory.features import Features, build_backbone, clip_features, load_backbone
 from training.trajectory.magvit.recipes import MagvitConfig
 from training.trajectory.mean_images import MeanImages
 from training.trajectory.model import Head
@@ -119,6 +121,14 @@ def test_features_leave_the_global_generator_alone(dataset: FakeDataset, inputs:
     other = stage.make(inputs, 0)["features"]
     assert torch.equal(torch.rand(1), expected)
     assert not torch.equal(other, inputs.artifact("features")[0]["features"])
+
+
+def test_fails_on_an_image_without_torchvision(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("torchvision", "torchvision.models"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(UserError, match="ResNet-18 needs the package torchvision") as refusal:
+        build_backbone("random", 0, "layer2")
+    assert "install the torchvision that goes with torch 2." in str(refusal.value)
 
 
 def test_the_key_names_weights_preprocessing_and_data(dataset: FakeDataset) -> None:
