@@ -14,7 +14,8 @@ from training.capture import Contents, Image, state_file
 from training.checkpoint import refuse_nan
 from training.crew import Crew, refuse_wrong_sizes
 from training.entries import CheckpointEntry, FileEntry, Kind
-from training.head import LeaseLostError
+from training.errors import UserError
+from training.head import LeaseLostError, read_head
 from training.interruption import Notice
 from training.position import Attempt, Position
 from training.sharded import merged
@@ -137,6 +138,10 @@ class Save:
         except StoreError:
             attempt.lease.abandon(self.name)
             raise
+        except (LeaseLostError, CancelledError):
+            if attempt.lease.lost.is_set():
+                self._delete()
+            raise
         self.cost = Cost(
             bytes=self.num_bytes,
             save_seconds=sent - self.began,
@@ -150,13 +155,19 @@ class Save:
             if self._progress.stop.is_set():
                 raise CancelledError("the save was cancelled")
             self._is_publishing = True
-        try:
-            attempt.lease.publish(entry, retention=attempt.retention, release=self.releases)
-        except LeaseLostError:
-            # No head will ever name these files, and no later take-over may come to sweep them.
-            with suppress(StoreError):
-                attempt.store.delete_below(f"checkpoints/{entry.name}/")
-            raise
+        attempt.lease.publish(entry, retention=attempt.retention, release=self.releases)
+
+    def _delete(self) -> None:
+        """The lease is lost, and no later take-over may come to sweep what this save has left.
+
+        Unless the head names it: a write that was done and never answered is one that a successor
+        took over from. What no head names by now none will: a late write of ours is refused.
+        """
+        store = self._attempt.store
+        with suppress(StoreError, UserError):
+            head = read_head(store)
+            if head is not None and all(entry.name != self.name for entry in head.checkpoints):
+                store.delete_below(f"checkpoints/{self.name}/")
 
     def _tell(self, seconds: float) -> None:
         """Leave the event, here and not in the training thread: it is a request to the store."""

@@ -27,8 +27,10 @@ from training.store import StoreError
 SPENT_SECONDS = "spent_seconds"
 # A save under way when the time is over already gets so long: it is all that can still be kept.
 _GRACE_SECONDS = 2.0
-# A save under way when an attempt ends by itself is waited for so long.
+# A save under way when an attempt ends by itself is waited for so long,
 _CLOSE_SECONDS = 60.0
+# and one that a lost lease ended, to delete what it had uploaded.
+_TIDY_SECONDS = 10.0
 
 
 class Saver:
@@ -201,7 +203,10 @@ class Saver:
         save, self._save = self._save, None
         if save is None:
             return
-        if self._attempt.lease.lost.is_set() or not save.wait(_CLOSE_SECONDS):
+        if self._attempt.lease.lost.is_set():
+            save.cancel()
+            save.wait(_TIDY_SECONDS)
+        elif not save.wait(_CLOSE_SECONDS):
             save.cancel()
         else:
             self._settle(save)

@@ -14,7 +14,7 @@ from training.checkpoint import read_checkpoint
 from training.errors import RunFailedError
 from training.head import Lease, LeaseLostError, acquire, read_head
 from training.saver import Saver
-from training.store import StoreError
+from training.store import AnswerLostError, StoreError
 
 
 @pytest.fixture
@@ -188,6 +188,53 @@ def test_nothing_is_published_once_the_lease_is_lost(scene: Scene) -> None:
     with pytest.raises(LeaseLostError):
         scene.emergency(2, 60)
     assert read_head(scene.store) == other.head
+
+
+@pytest.mark.parametrize("where", ["upload", "publication"])
+def test_a_save_whose_lease_is_lost_is_gone_before_the_process_ends(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """Also where the training thread hears of it first: no take-over may come to sweep."""
+    delete = scene.store.delete_below
+    monkeypatch.setattr(
+        scene.store, "delete_below", lambda prefix: (time.sleep(0.2), delete(prefix))
+    )
+    lease = scene.attempt.lease
+    scene.store.gate.clear()
+    scene.begin(1)
+    other = acquire(scene.store, "run-1", "i-2", 0, lambda s: False, lambda holder: None)
+    assert isinstance(other, Lease)
+    if where == "upload":
+        with pytest.raises(LeaseLostError):
+            lease.beat()
+    scene.store.gate.set()
+    assert lease.lost.wait(20)
+    scene.saver.close()
+    assert scene.store.sizes("checkpoints/") == {}
+    assert list((Path(scene.store.uri) / "checkpoints").rglob("*.part")) == []
+
+
+def test_a_checkpoint_that_a_successor_took_over_is_not_deleted(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The write that named and released it was done, its answer lost, and the next one was fast."""
+    put_if, successors = scene.store.put_if, list[Lease]()
+
+    def answer_lost(key: str, data: bytes, etag: str | None) -> str:
+        tag = put_if(key, data, etag)
+        if b'"released"' in data and not successors:
+            monkeypatch.setattr(scene.store, "put_if", put_if)
+            other = acquire(scene.store, "run-1", "i-2", 60, lambda s: False, lambda holder: None)
+            assert isinstance(other, Lease)
+            successors.append(other)
+            raise AnswerLostError("no answer")
+        return tag
+
+    monkeypatch.setattr(scene.store, "put_if", answer_lost)
+    with pytest.raises(LeaseLostError):
+        scene.emergency(1, 60)
+    assert [entry.step for entry in successors[0].head.checkpoints] == [1]
+    assert scene.committed() == [(1, 1.0)], "the successor's newest checkpoint is whole"
 
 
 def test_nothing_with_a_nan_is_published(scene: Scene) -> None:
