@@ -11,14 +11,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+import torch.distributed as dist
+
 from training.conclusion import conclude
 from training.distributed import Place, World
-from training.errors import EXIT_FAILED, EXIT_FINISHED, RunFailedError
+from training.errors import EXIT_FAILED, EXIT_FINISHED, RankLostError, RunFailedError
 from training.events import Events, SilentEvents
 from training.head import Head, Lease, LeaseLostError, acquire
 from training.interruption import InterruptedRunError
 from training.job import Job, Options, open_job
-from training.launch import Siblings
+from training.launch import Siblings, interpreters
 from training.meter import Meter
 from training.metrics import Metrics, SilentMetrics
 from training.numerics import configure, numerics_key
@@ -28,6 +30,9 @@ from training.profiler import StepProfiler
 from training.record import RunRecord, settle_record
 from training.stages import StageSequence
 from training.store import Store, StoreError
+
+# A connection breaks a moment before its process has ended.
+_RANK_SECONDS = 1.0
 
 
 def run_attempt(options: Options, oversight: Oversight) -> int:
@@ -68,11 +73,19 @@ def _ranks(options: Options, oversight: Oversight) -> Iterator[Place]:
         return
     options.scratch.mkdir(parents=True, exist_ok=True)
     meeting = options.scratch / f"rendezvous-{secrets.token_hex(4)}"
-    siblings = Siblings(options.arguments, num_processes, meeting, options.scratch)
+    start = options.start_rank or interpreters(options.arguments, options.scratch)
+    siblings = Siblings(start, num_processes, meeting)
     oversight.guardian.lead(siblings.show_stacks)
     siblings.watch(oversight.guardian.fail)
     try:
         yield replace(place, world_size=num_processes, rendezvous=meeting.absolute().as_uri())
+    except RuntimeError as error:
+        # A collective's error names a connection; the rank that it led to tells more.
+        is_collective = type(error) is RuntimeError or isinstance(error, dist.DistError)
+        lost = siblings.lost(_RANK_SECONDS) if is_collective else None
+        if lost is None:
+            raise
+        raise RankLostError(f"{lost}; the next attempt goes on from the last commit") from error
     finally:
         oversight.guardian.stand_down()
         siblings.close()

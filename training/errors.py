@@ -1,4 +1,4 @@
-"""The two ways to end without a result that are nobody's bug, with their exit codes."""
+"""The ways to end without a result that are nobody's bug, with the exit codes."""
 
 import difflib
 from collections.abc import Iterable
@@ -21,6 +21,10 @@ class RunFailedError(RuntimeError):
 
 class OutOfMemoryError(RuntimeError):
     """Memory ran out in the middle of a run: the attempt fails, the run may go on elsewhere."""
+
+
+class RankLostError(RuntimeError):
+    """Another rank has ended by itself: the attempt fails, the next one goes on."""
 
 
 def name_known(given: str, known: Iterable[str]) -> str:

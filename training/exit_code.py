@@ -9,6 +9,7 @@ from training.errors import (
     EXIT_LEASE_LOST,
     EXIT_USER,
     OutOfMemoryError,
+    RankLostError,
     RunFailedError,
     UserError,
 )
@@ -27,7 +28,7 @@ def exit_code_of(act: Callable[[], int]) -> int:
         return _say(error, EXIT_LEASE_LOST)
     except (InterruptedRunError, InterruptedWhileWaitingError) as error:
         return _say(f"{error}; the next attempt goes on from the last commit", EXIT_INTERRUPTED)
-    except (RunFailedError, OutOfMemoryError, StoreError) as error:
+    except (RunFailedError, OutOfMemoryError, RankLostError, StoreError) as error:
         return _say(error, EXIT_FAILED)
 
 

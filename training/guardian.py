@@ -33,6 +33,7 @@ class Guardian:
     """Watches one attempt. The first of main thread and guardian to end it does so alone."""
 
     def __init__(self, interruption: Interruption) -> None:
+        self._interruption = interruption
         self._lock = threading.Lock()
         self._main_ends = threading.Event()
         self._lease: Lease | None = None
@@ -63,7 +64,10 @@ class Guardian:
             self._main_ends.set()
 
     def fail(self, why: str) -> None:
-        """A hang or a lost rank: show where every thread is, release, exit 1 for a restart."""
+        """A hang or a lost rank: show where every thread is, release, exit 1 for a restart.
+
+        Under a notice it is the machine that ends: what is staged is kept, and the exit code is 75.
+        """
         with self._lock:
             if self._main_ends.is_set():
                 return
@@ -72,6 +76,9 @@ class Guardian:
             faulthandler.dump_traceback(all_threads=True)
             if self._when_failing is not None:
                 self._when_failing()
+            notice = self._interruption.notice
+            if notice is not None:
+                self._end(notice)
             self._release_and_exit(EXIT_FAILED)
 
     def _watch(self, notice: Notice) -> None:
@@ -100,7 +107,7 @@ class Guardian:
         return notice.received + min(_GRACE_SECONDS, 0.5 * budget)
 
     def _end(self, notice: Notice) -> NoReturn:
-        what = "no step boundary came in time" if self._lease else "nothing is held here"
+        what = "no step boundary can be reached" if self._lease else "nothing is held here"
         print(f"[emergency] {what}; ending without the main thread", flush=True)
         if self._saver is not None:
             try:

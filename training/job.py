@@ -9,6 +9,7 @@ from training.config import Interval, resolve_config
 from training.dataset import LocalDataset, open_dataset, sync_dataset
 from training.distributed import Place
 from training.errors import UserError
+from training.launch import StartRank
 from training.origin import Origin
 from training.progress import Bar
 from training.record import RunRecord, now_utc
@@ -44,6 +45,7 @@ class Options:
     place: Place = field(default_factory=Place)
     num_processes: int | None = 1  # None: one per GPU
     arguments: Sequence[str] = ()  # of the command line, for the other ranks
+    start_rank: StartRank | None = None  # other than with those arguments
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

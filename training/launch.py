@@ -6,32 +6,62 @@ used all the same (several machines), its variables are honoured. Imports no tor
 """
 
 import os
+import queue
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import IO, Protocol, TypeAlias
 
 # What another rank needs to see that rank 0 has ended, before it is killed.
 _END_SECONDS = 5.0
 
 
+class RankProcess(Protocol):
+    """A rank's process, as subprocess.Popen gives it."""
+
+    @property
+    def stdin(self) -> IO[bytes] | None:
+        """The pipe whose end tells the rank that rank 0 has ended."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Its exit code; subprocess.TimeoutExpired if it has none in time. From any thread."""
+
+    def send_signal(self, sig: int) -> None:
+        """Send a signal; no-op once it has ended."""
+
+    def kill(self) -> None:
+        """Send SIGKILL."""
+
+
+# Starts one rank, given what its environment says beside this process's own.
+StartRank: TypeAlias = Callable[[Mapping[str, str]], RankProcess]
+
+
+def interpreters(arguments: Sequence[str], scratch: Path) -> StartRank:
+    """Ranks in interpreters of their own, called with this process's arguments."""
+
+    def start(variables: Mapping[str, str]) -> RankProcess:
+        return subprocess.Popen(
+            [sys.executable, "-m", "training", *arguments, f"--scratch={scratch}"],
+            env={**os.environ, **variables},
+            # Its end of the pipe closes when this process ends, however that happens.
+            stdin=subprocess.PIPE,
+        )
+
+    return start
+
+
 class Siblings:
     """The other ranks' processes; each ends by itself when this process does."""
 
-    def __init__(
-        self, arguments: Sequence[str], num_processes: int, rendezvous: Path, scratch: Path
-    ) -> None:
+    def __init__(self, start: StartRank, num_processes: int, rendezvous: Path) -> None:
         self._processes = [
-            subprocess.Popen(
-                [sys.executable, "-m", "training", *arguments, f"--scratch={scratch}"],
-                env={**os.environ, **_variables(rank, num_processes, rendezvous)},
-                # Its end of the pipe closes when this process ends, however that happens.
-                stdin=subprocess.PIPE,
-            )
-            for rank in range(1, num_processes)
+            start(_variables(rank, num_processes, rendezvous)) for rank in range(1, num_processes)
         ]
+        self._lost: queue.SimpleQueue[str] = queue.SimpleQueue()
 
     def watch(self, when_lost: Callable[[str], None]) -> None:
         """Call `when_lost` with one sentence if a rank ends by itself."""
@@ -39,6 +69,13 @@ class Siblings:
             threading.Thread(
                 target=self._wait, args=(rank, process, when_lost), name=f"rank-{rank}", daemon=True
             ).start()
+
+    def lost(self, seconds: float) -> str | None:
+        """Which of the ranks that are watched has ended by itself, or does so within the time."""
+        try:
+            return self._lost.get(timeout=seconds)
+        except queue.Empty:
+            return None
 
     def show_stacks(self) -> None:
         """Have each rank print where its threads are (faulthandler), and end."""
@@ -57,11 +94,10 @@ class Siblings:
                 process.kill()
                 process.wait()
 
-    def _wait(
-        self, rank: int, process: "subprocess.Popen[bytes]", when_lost: Callable[[str], None]
-    ) -> None:
-        code = process.wait()
-        when_lost(f"rank {rank} ended with {code}")
+    def _wait(self, rank: int, process: RankProcess, when_lost: Callable[[str], None]) -> None:
+        why = f"rank {rank} ended with {process.wait()}"
+        self._lost.put(why)
+        when_lost(why)
 
 
 def end_with_rank_0() -> None:

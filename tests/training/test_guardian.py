@@ -15,6 +15,8 @@ import torch
 from tests.training import tiny
 from tests.training.conftest import Run
 from tests.training.test_resume import ROOT, assert_equal
+from training.guardian import Guardian
+from training.head import Lease
 from training.long_work import LongWork
 from training.watchdog import Watchdog, notify
 
@@ -75,6 +77,33 @@ def test_a_notice_in_a_long_step_of_a_new_shape_commits_the_staged_copy(
     assert_equal(run, whole)
     steps = [line["step"] for line in run.lines("step")]
     assert steps == list(range(1, 25)), "the step in progress was not published, and then repeated"
+
+
+def test_a_rank_that_is_lost_under_a_notice_does_not_lose_what_is_staged(
+    run: Run, whole: Run
+) -> None:
+    """The end of a machine may reach the other ranks first."""
+    run.options = ["--checkpoint-interval=1000steps"]
+    guardians: list[Guardian] = []
+    hold = Guardian.hold
+
+    def remember(self: Guardian, lease: Lease) -> None:
+        guardians.append(self)
+        hold(self, lease)
+
+    def lose_a_rank() -> None:
+        while guardians[0]._interruption.notice is None:
+            time.sleep(0.01)
+        guardians[0].fail("rank 1 ended with -15")
+
+    during("first", 3, lose_a_rank)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Guardian, "hold", remember)
+        end_in_time(run)
+    newest = run.head.checkpoints[-1]
+    assert (newest.kind, newest.step) == ("emergency", 3)
+    assert run.attempt() == 0
+    assert_equal(run, whole)
 
 
 def test_a_notice_in_a_long_evaluation_commits_the_staged_copy(run: Run, whole: Run) -> None:

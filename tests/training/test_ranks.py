@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import psutil
@@ -14,6 +14,12 @@ import pytest
 from tests.training import tiny
 from tests.training.conftest import Run
 from tests.training.test_resume import ROOT
+from training.attempt import _ranks
+from training.config import parse_interval
+from training.errors import RankLostError
+from training.job import Options
+from training.launch import RankProcess
+from training.oversight import Oversight
 
 NewRun = Callable[[str], Run]
 
@@ -139,6 +145,38 @@ def test_a_process_starts_the_other_ranks_itself_and_they_end_with_it(
     assert run.attempt_with_ranks(2, "--override=step_seconds=0.1") == [0, 0]
     assert run.losses() == pair.losses()
     assert run.head.weights_sha256 == pair.head.weights_sha256
+
+
+def test_a_lost_rank_is_named_where_a_collective_breaks_first(run: Run) -> None:
+    """The training thread may hear of it before the thread that waits for the process."""
+    oversight = Oversight(budget_seconds=20)
+    oversight.guardian.stand_down()
+
+    def ends(variables: Mapping[str, str]) -> RankProcess:
+        command = [sys.executable, "-c", "raise SystemExit(3)"]
+        return subprocess.Popen(command, env={**variables}, stdin=subprocess.PIPE)
+
+    options = Options(
+        workload=tiny.TINY,
+        workload_name="tiny",
+        recipe="quick",
+        overrides={},
+        dataset_uri=str(run.dataset),
+        store=run.store,
+        run_id="run-1",
+        interval=parse_interval("3steps"),
+        lease_ttl_seconds=1,
+        metrics_file=None,
+        writer="i-1",
+        bundle_uri=None,
+        scratch=run.scratch,
+        num_processes=2,
+        start_rank=ends,
+    )
+    said = "rank 1 ended with 3; the next attempt goes on"
+    with pytest.raises(RankLostError, match=said), _ranks(options, oversight) as place:
+        assert place.world_size == 2
+        raise RuntimeError("Connection closed by peer")
 
 
 def wait_for(is_so: Callable[[], bool]) -> None:
