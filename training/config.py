@@ -24,16 +24,19 @@ class Interval:
 
 
 def parse_interval(text: str) -> Interval:
-    """Read `auto`, `2epochs`, `100steps` or `600s`."""
+    """Read `auto`, `2epochs`, `100steps` or `600s` (seconds alone may have a fraction)."""
     if text.strip() == "auto":
         return Interval(value=0, unit="auto")
-    match = re.fullmatch(r"(?P<value>[0-9]+)(?P<unit>epochs?|steps?|s)", text.strip())
-    if not match or int(match["value"]) == 0:
+    pattern = r"(?P<value>[0-9]+)(?P<unit>epochs?|steps?)|(?P<seconds>[0-9]+(\.[0-9]+)?)s"
+    match = re.fullmatch(pattern, text.strip())
+    if not match or float(match["value"] or match["seconds"]) == 0:
         raise UserError(
             f"the checkpoint interval {text!r} cannot be read; "
             "write auto, 2epochs, 100steps or 600s"
         )
-    unit = match["unit"] if match["unit"] == "s" else match["unit"].rstrip("s") + "s"
+    if match["seconds"]:
+        return Interval(value=float(match["seconds"]), unit="s")
+    unit = match["unit"].rstrip("s") + "s"
     return Interval(value=int(match["value"]), unit=typing.cast(Unit, unit))
 
 

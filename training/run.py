@@ -138,13 +138,18 @@ def _add_torture(parser: argparse.ArgumentParser) -> None:
         default="training.torture.workload:SMALL",
         help="a known name, or your own as package.module:NAME (default: a built-in one)",
     )
-    add("--recipe", help="default: the first by name")
+    add("--recipe", help="or several: a,b (default: the first by name; the built-in one's, all)")
+    add("--num-processes", help="ranks; 1,2 deals both (default: 1; the built-in one 1,1,2)")
     add("--override", action="append", default=[], metavar="NAME=VALUE", help="as of `run`")
     add("--dataset-uri", help="a folder (default: made by the workload's own generator)")
     add("--count", type=int, default=77, help="samples that are made (default: %(default)s)")
     add("--run-uri", help="runs go below it: s3://bucket/prefix or a folder (default: --out)")
     add("--out", type=Path, help="keep runs and logs there (default: only if something differed)")
-    add("--checkpoint-interval", default="5steps", help="as of `run` (default: %(default)s)")
+    add(
+        "--checkpoint-interval",
+        default="5steps,1epochs,0.1s,auto",
+        help="as of `run`; several are dealt to the runs in turn (default: %(default)s)",
+    )
     add("--lease-ttl-seconds", type=run_options.positive, default=0.5, help="default: %(default)s")
     add(
         "--notice-budget-seconds",

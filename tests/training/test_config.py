@@ -19,6 +19,7 @@ from training.store import FolderStore, open_store
         ("1epoch", 1, "epochs"),
         ("100steps", 100, "steps"),
         ("600s", 600, "s"),
+        ("0.5s", 0.5, "s"),
     ],
 )
 def test_an_interval_has_a_unit(text: str, value: float, unit: str) -> None:
@@ -28,7 +29,7 @@ def test_an_interval_has_a_unit(text: str, value: float, unit: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "2", "epochs", "0steps", "-1s", "2 hours", "1.5epochs", "2epochss"]
+    "text", ["", "2", "epochs", "0steps", "-1s", "2 hours", "1.5epochs", "2epochss", "0.0s"]
 )
 def test_fails_for_an_interval_that_cannot_be_read(text: str) -> None:
     with pytest.raises(UserError, match="2epochs, 100steps or 600s"):

@@ -1,31 +1,42 @@
-"""One attempt of a tortured run, in a forked child or in a fresh interpreter.
+"""One attempt of a tortured run, in a forked child or in a fresh interpreter, with all its ranks.
 
-The fresh one is `python -m training.torture.attempt ATTEMPT.json`, called by nobody but scene.py.
+The fresh one is `python -m training.torture.attempt ATTEMPT.json`, called by nobody but `spawn`.
 """
 
 import faulthandler
 import json
 import os
+import resource
+import subprocess
 import sys
 import traceback
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from training.attempt import run_attempt
 from training.config import parse_interval
+from training.distributed import Place
 from training.exit_code import exit_code_of
 from training.job import Options
+from training.launch import RankProcess, StartRank, end_with_rank_0
+from training.memory import data_bytes
 from training.oversight import Oversight
 from training.store import open_store
+from training.torture.choice import Saving
 from training.torture.faults import misbehaving
 from training.torture.plan import Trouble
+from training.torture.ranks import ForkedRanks, read_place
 from training.torture.watch import Board, Watch
 from training.torture.watched import watched
 from training.workloads import load_workload
 
 EXIT_CRASHED = 70
+# Enough for a small run; less than a saver wants free beside a copy (training/saver.py).
+_STREAMING_BYTES = 400 * 1024 * 1024
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,10 +48,12 @@ class Asked:
     overrides: Mapping[str, str]
     dataset: str
     run_uri: str
+    num_processes: int
     interval: str
+    saving: Saving
     ttl_seconds: float
     budget_seconds: float
-    folder: str  # of this attempt: board, log, scratch
+    folder: str  # of this attempt: boards, logs, scratch
     writer: str
     most_seconds: float  # then the attempt hangs: stacks are written and it ends
     trouble: Trouble | None = None
@@ -48,24 +61,24 @@ class Asked:
     fault_seed: int = 0
 
     @property
-    def board(self) -> Board:
-        """Where the attempt says what it is doing."""
-        return Board(Path(self.folder) / "board")
+    def boards(self) -> list[Board]:
+        """Where the attempt's ranks say what they are doing."""
+        folder = Path(self.folder)
+        return [Board(folder / f"board-{rank}") for rank in range(self.num_processes)]
 
-    @property
-    def log(self) -> Path:
-        """What the attempt printed."""
-        return Path(self.folder) / "log"
+    def log(self, rank: int = 0) -> Path:
+        """What a rank printed."""
+        return Path(self.folder) / (f"log-{rank}" if rank else "log")
 
 
-def act(asked: Asked) -> int:
-    """Run the attempt in this process, its output in its log; return the exit code."""
-    with asked.log.open("a") as log:
+def act(asked: Asked, rank: int, start_rank: StartRank | None) -> int:
+    """Run a rank in this process, its output in its log; return the exit code."""
+    with asked.log(rank).open("a") as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
     faulthandler.dump_traceback_later(asked.most_seconds, exit=True)
     try:
-        return exit_code_of(lambda: _run(asked))
+        return exit_code_of(lambda: _run(asked, rank, start_rank))
     except BaseException:  # whatever it is, the parent must hear of it and not run on as a child
         traceback.print_exc()
         return EXIT_CRASHED
@@ -75,26 +88,51 @@ def act(asked: Asked) -> int:
 
 
 def fork(asked: Asked) -> int:
-    """Run the attempt in a forked child; return its process id."""
+    """Run the attempt in a forked child, which leads a process group; return its process id."""
     pid = os.fork()
     if pid == 0:
-        os._exit(act(asked))  # the parent's own clean-up is none of the child's business
+        os.setpgid(0, 0)
+        ranks = ForkedRanks(asked.num_processes, lambda rank: act(asked, rank, None))
+        os._exit(
+            act(asked, 0, ranks.start)
+        )  # the parent's clean-up is none of the child's business
+    with suppress(OSError):  # whoever comes first; it may have ended
+        os.setpgid(pid, pid)
     return pid
 
 
 def spawn(asked: Asked) -> int:
-    """Run the attempt in a new interpreter; return its process id."""
+    """Run the attempt in a new interpreter, which leads a process group; return its process id."""
     path = Path(asked.folder) / "attempt.json"
     path.write_text(json.dumps(asdict(asked)))
-    command = [sys.executable, "-m", "training.torture.attempt", str(path)]
-    return os.posix_spawn(sys.executable, command, os.environ)
+    return os.posix_spawn(sys.executable, _command(path), os.environ, setpgroup=0)
 
 
-def _run(asked: Asked) -> int:
-    watch = Watch(asked.board, asked.trouble)
+def _command(path: Path) -> list[str]:
+    return [sys.executable, "-m", "training.torture.attempt", str(path)]
+
+
+def _start_interpreter(path: Path, variables: Mapping[str, str]) -> RankProcess:
+    environment = {**os.environ, **variables}
+    return subprocess.Popen(_command(path), env=environment, stdin=subprocess.PIPE)
+
+
+def _run(asked: Asked, rank: int, start_rank: StartRank | None) -> int:
+    boards = asked.boards
+    boards[rank].begin(os.getpid())
+    watch = Watch(boards, rank, asked.trouble)
     # A hang is seen by the parent here, which has it that `most_seconds` ends the attempt.
     oversight = Oversight(budget_seconds=asked.budget_seconds)
     oversight.begin()
+    place = Place.from_environment(os.environ)
+    if rank and not place.rank:
+        place = Place.from_environment(read_place())
+        if not place.rank:
+            return 0  # rank 0 has ended without the others
+    if rank:
+        end_with_rank_0()
+    if asked.saving == "streamed":
+        _limit_memory()
     store = open_store(asked.run_uri)
     options = Options(
         workload=watched(load_workload(asked.workload), watch),
@@ -102,7 +140,7 @@ def _run(asked: Asked) -> int:
         recipe=asked.recipe,
         overrides=asked.overrides,
         dataset_uri=asked.dataset,
-        store=misbehaving(store, watch, asked.fault_rate, asked.fault_seed),
+        store=misbehaving(store, watch, asked.fault_rate, asked.fault_seed + rank),
         run_id=asked.run_uri.rpartition("/")[2],
         interval=parse_interval(asked.interval),
         lease_ttl_seconds=asked.ttl_seconds,
@@ -110,8 +148,19 @@ def _run(asked: Asked) -> int:
         writer=asked.writer,
         bundle_uri=None,
         scratch=Path(asked.folder) / "scratch",
+        place=place,
+        num_processes=asked.num_processes,
+        start_rank=start_rank,
     )
     return run_attempt(options, oversight)
+
+
+def _limit_memory() -> None:
+    """Let this process have as little memory as a host that cannot hold a copy of the state."""
+    used = data_bytes()
+    if used is not None:
+        hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+        resource.setrlimit(resource.RLIMIT_DATA, (used + _STREAMING_BYTES, hard))
 
 
 def _asked(record: dict[str, Any]) -> Asked:
@@ -120,4 +169,6 @@ def _asked(record: dict[str, Any]) -> Asked:
 
 
 if __name__ == "__main__":
-    os._exit(act(_asked(json.loads(Path(sys.argv[1]).read_text()))))
+    _path = Path(sys.argv[1])
+    _rank = Place.from_environment(os.environ).rank
+    os._exit(act(_asked(json.loads(_path.read_text())), _rank, partial(_start_interpreter, _path)))

@@ -8,6 +8,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -17,10 +18,12 @@ from training.config import parse_interval, parse_overrides, resolve_config
 from training.dataset import open_dataset, write_manifest
 from training.errors import EXIT_FAILED, EXIT_FINISHED, UserError
 from training.torture.plan import PHASES, SIGNALS
-from training.torture.series import Series, Tally, Target
+from training.torture.series import Series, Target, Wholes
+from training.torture.tally import Tally
 from training.workload import Workload
 from training.workloads import load_workload
 
+BUILT_IN = "training.torture.workload:SMALL"
 _DATASET_SEED = 0
 
 
@@ -34,10 +37,13 @@ def torture(options: argparse.Namespace) -> int:
     # A fork of a process with threads may find a lock held that nobody will ever release.
     torch.set_num_threads(1)
     workload = load_workload(options.workload)
-    recipe = options.recipe or next(iter(sorted(workload.recipes)))
+    recipes = _recipes(options, workload)
     overrides = parse_overrides(options.override)
-    resolve_config(workload, recipe, overrides)
-    parse_interval(options.checkpoint_interval)
+    for recipe in recipes:
+        resolve_config(workload, recipe, overrides)
+    intervals = options.checkpoint_interval.split(",")
+    for interval in intervals:
+        parse_interval(interval)
     for name in ("kills", "seeds", "count"):
         if getattr(options, name) < 1:
             raise UserError(f"--{name} is {getattr(options, name)}; give at least 1")
@@ -47,11 +53,12 @@ def torture(options: argparse.Namespace) -> int:
     out.mkdir(parents=True, exist_ok=True)
     target = Target(
         workload=options.workload,
-        recipe=recipe,
+        recipes=recipes,
+        num_processes=_num_processes(options),
+        intervals=intervals,
         overrides=overrides,
         dataset=_dataset(options, workload, out / "dataset"),
         runs_uri=options.run_uri or str(out / "runs"),
-        interval=options.checkpoint_interval,
         ttl_seconds=options.lease_ttl_seconds,
         budget_seconds=options.notice_budget_seconds,
         out=out,
@@ -61,7 +68,7 @@ def torture(options: argparse.Namespace) -> int:
 
 
 def _go(target: Target, options: argparse.Namespace) -> tuple[Tally, float]:
-    tally, began = Tally(), time.monotonic()
+    tally, wholes, began = Tally(), Wholes(), time.monotonic()
     seeds = range(options.seed, options.seed + options.seeds)
 
     def say(line: str) -> None:
@@ -71,7 +78,7 @@ def _go(target: Target, options: argparse.Namespace) -> tuple[Tally, float]:
     for number, seed in enumerate(seeds):
         share = options.kills * (number + 1) // len(seeds) - options.kills * number // len(seeds)
         if share:
-            Series(target, seed, tally, say).go(share)
+            Series(target, seed, tally, wholes, say).go(share)
     return tally, time.monotonic() - began
 
 
@@ -80,7 +87,7 @@ def _end(target: Target, options: argparse.Namespace, tally: Tally, seconds: flo
     if options.json:
         print(json.dumps(_record(target, options, tally, seconds), indent=1))
     else:
-        print("\n".join(_table(tally)))
+        print("\n".join([*_table(tally), *_lines(tally)]))
         print(
             f"{tally.kills} kills in {tally.runs} runs and {tally.attempts} attempts "
             f"({tally.fresh_attempts} in fresh interpreters), {tally.faults} store faults, "
@@ -101,19 +108,37 @@ def _end(target: Target, options: argparse.Namespace, tally: Tally, seconds: flo
 def _record(
     target: Target, options: argparse.Namespace, tally: Tally, seconds: float
 ) -> dict[str, Any]:
-    phases: dict[str, dict[str, int]] = {}
-    for (kind, phase), count in sorted(tally.by_kind_and_phase.items()):
-        phases.setdefault(phase, {})[kind] = count
     return {
         **asdict(tally),
-        "by_kind_and_phase": phases,
+        "by_kind_and_phase": _by_second(tally.by_kind_and_phase),
+        "by_kind_and_ranks": _by_second(tally.by_kind_and_ranks),
+        "runs_with": {what: dict(sorted(cards.items())) for what, cards in tally.runs_with.items()},
         "exit_codes": {str(code): count for code, count in sorted(tally.exit_codes.items())},
         "is_equal": not tally.differences,
         "workload": target.workload,
-        "recipe": target.recipe,
         "seeds": list(range(options.seed, options.seed + options.seeds)),
         "seconds": round(seconds, 1),
     }
+
+
+def _by_second(counts: Counter[tuple[str, str]]) -> dict[str, dict[str, int]]:
+    """As JSON can say it: by phase, or by the ranks that were signalled, then by kind."""
+    nested: dict[str, dict[str, int]] = {}
+    for (kind, second), count in sorted(counts.items()):
+        nested.setdefault(second, {})[kind] = count
+    return nested
+
+
+def _lines(tally: Tally) -> Sequence[str]:
+    """What the runs were, and who was signalled where there were several ranks."""
+    lines = [
+        f"runs by {what}: {', '.join(f'{card} {n}' for card, n in sorted(cards.items()))}"
+        for what, cards in tally.runs_with.items()
+    ]
+    for ranks, kinds in sorted(_by_second(tally.by_kind_and_ranks).items()):
+        said = ", ".join(f"{kind} {count}" for kind, count in kinds.items())
+        lines.append(f"with several ranks, at {ranks}: {said}")
+    return lines
 
 
 def _table(tally: Tally) -> Sequence[str]:
@@ -130,6 +155,25 @@ def _table(tally: Tally) -> Sequence[str]:
         cells = "".join(f"{count or '':>8}" for count in counts)
         lines.append(f"{phase:<18}{cells}{sum(counts):>8}")
     return lines
+
+
+def _recipes(options: argparse.Namespace, workload: Workload[Any]) -> Sequence[str]:
+    if options.recipe is not None:
+        return str(options.recipe).split(",")
+    known = sorted(workload.recipes)
+    return known if options.workload == BUILT_IN else known[:1]
+
+
+def _num_processes(options: argparse.Namespace) -> Sequence[int]:
+    """Two ranks cost more, so they come once in three runs."""
+    text = options.num_processes or ("1,1,2" if options.workload == BUILT_IN else "1")
+    try:
+        numbers = [int(number) for number in text.split(",")]
+    except ValueError as error:
+        raise UserError(f"--num-processes is {text!r}; give numbers, as 1 or 1,2") from error
+    if min(numbers) < 1:
+        raise UserError(f"--num-processes is {text!r}; give numbers from 1 on")
+    return numbers
 
 
 def _dataset(options: argparse.Namespace, workload: Workload[Any], folder: Path) -> Path:

@@ -10,13 +10,15 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 Side: TypeAlias = Literal["before", "after"]
-# zombie: stopped, resumed after a successor took over. rival: two attempts at once.
-Kind: TypeAlias = Literal["kill", "term", "notice", "zombie", "rival"]
+# zombie: stopped, resumed after a successor took over. rival: two attempts at once. held: a notice
+# in work that no step boundary ends in time, so that what was staged before it is committed.
+Kind: TypeAlias = Literal["kill", "term", "notice", "held", "zombie", "rival"]
 
 SIGNALS: dict[Kind, signal.Signals] = {
     "kill": signal.SIGKILL,
     "term": signal.SIGTERM,
     "notice": signal.SIGUSR1,
+    "held": signal.SIGUSR1,
     "zombie": signal.SIGSTOP,
     "rival": signal.SIGKILL,
 }
@@ -40,7 +42,17 @@ PHASES: dict[str, int] = {
     "receipt": 1,
     "finish": 1,
 }
-_KINDS: dict[Kind, int] = {"kill": 9, "term": 3, "notice": 4, "zombie": 2, "rival": 2}
+# What ranks above 0 do as well.
+_OF_ALL_RANKS = ("preparation", "artifact", "start of a stage", "step", "evaluation")
+_HELD_IN = ("step", "step", "step", "evaluation", "start of a stage")
+_KINDS: dict[Kind, int] = {
+    "kill": 9,
+    "term": 3,
+    "notice": 4,
+    "held": 1,
+    "zombie": 2,
+    "rival": 2,
+}
 _SHARE_AT_A_POINT = 0.6
 _SHARE_WITH_FAULTS = 0.4
 
@@ -54,6 +66,8 @@ class Trouble:
     phase: str | None = None
     side: Side = "before"
     occurrence: int = 1
+    aim: int | None = 0  # the rank that is signalled; None: all of them
+    seen_by: int = 0  # the rank whose phases count
 
     @property
     def signal(self) -> signal.Signals:
@@ -75,16 +89,21 @@ class Scene:
 
 
 def draw_scene(
-    rng: random.Random, *, run_seconds: float, ttl_seconds: float, is_fresh: bool
+    rng: random.Random,
+    *,
+    run_seconds: float,
+    ttl_seconds: float,
+    is_fresh: bool,
+    num_processes: int = 1,
 ) -> Scene:
     """Draw the next scene for a run that takes `run_seconds` when nobody disturbs it."""
     kind: Kind = rng.choices(list(_KINDS), weights=list(_KINDS.values()))[0]
     has_faults = rng.random() < _SHARE_WITH_FAULTS
-    trouble = _draw_trouble(rng, kind, run_seconds, ttl_seconds)
+    trouble = _draw_trouble(rng, kind, run_seconds, ttl_seconds, num_processes)
     second = None
     if kind in ("zombie", "rival"):
         other: Kind = rng.choice(["kill", "term", "notice"])
-        second = _draw_trouble(rng, other, run_seconds, 2 * ttl_seconds)
+        second = _draw_trouble(rng, other, run_seconds, 2 * ttl_seconds, num_processes)
     return Scene(
         trouble=trouble,
         second=second,
@@ -97,13 +116,31 @@ def draw_scene(
 
 
 def _draw_trouble(
-    rng: random.Random, kind: Kind, run_seconds: float, ttl_seconds: float
+    rng: random.Random, kind: Kind, run_seconds: float, ttl_seconds: float, num_processes: int
 ) -> Trouble:
-    if rng.random() < _SHARE_AT_A_POINT:
-        phase = rng.choice(list(PHASES))
+    aim = _draw_aim(rng, kind, num_processes)
+    if kind == "held" or rng.random() < _SHARE_AT_A_POINT:
+        phase = rng.choice(_HELD_IN if kind == "held" else list(PHASES))
         side: Side = rng.choice(["before", "after"])
         occurrence = rng.randint(1, PHASES[phase])
-        return Trouble(kind=kind, phase=phase, side=side, occurrence=occurrence)
+        is_seen = aim and phase in _OF_ALL_RANKS
+        return Trouble(
+            kind=kind,
+            phase=phase,
+            side=side,
+            occurrence=occurrence,
+            aim=aim,
+            seen_by=aim if aim and is_seen else 0,
+        )
     # The holder before may have been killed: then the first TTL is spent waiting.
     waited = ttl_seconds if rng.random() < 0.6 else 0.0
-    return Trouble(kind=kind, seconds=waited + rng.uniform(0, 0.7 * run_seconds))
+    return Trouble(kind=kind, seconds=waited + rng.uniform(0, 0.7 * run_seconds), aim=aim)
+
+
+def _draw_aim(rng: random.Random, kind: Kind, num_processes: int) -> int | None:
+    """One rank or all; a machine that is suspended stops all its processes."""
+    if num_processes == 1:
+        return 0
+    if kind == "zombie":
+        return None
+    return rng.choice([None, 0, rng.randrange(1, num_processes)])

@@ -5,14 +5,18 @@ import shutil
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from training.torture.attempt import Asked, fork, spawn
 from training.torture.plan import Kind, Scene, Trouble
-from training.torture.watch import Board
+from training.torture.ranks import is_running
+from training.torture.watch import Board, send
 
 _POLL_SECONDS = 0.002
+# What the other ranks may take to see that rank 0 has ended.
+_OUTLIVING_SECONDS = 10.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,6 +26,8 @@ class Ended:
     code: int  # an exit code, or minus the signal's number
     kind: Kind | None
     hit_phase: str | None
+    aim: int | None  # the rank that was signalled; None: all
+    outlived_by: tuple[int, ...]  # ranks that ran on without rank 0
     num_faults: int
     folder: Path
     seconds: float
@@ -37,13 +43,15 @@ class _Child:
     def __init__(self, asked: Asked, is_fresh: bool) -> None:
         Path(asked.folder).mkdir(parents=True)
         self.asked = asked
-        self.board: Board = asked.board
+        self._boards: list[Board] = asked.boards
         self.began = time.monotonic()
         self.code: int | None = None
         self.hit_phase: str | None = None
         self.stopped_at: float | None = None
         self.seconds = 0.0
+        self.outlived_by: tuple[int, ...] = ()
         self.pid = spawn(asked) if is_fresh else fork(asked)
+        self._boards[0].begin(self.pid)
 
     def poll(self) -> None:
         """See what became of it, and send what is due."""
@@ -53,8 +61,9 @@ class _Child:
         elif pid:
             self.code = os.waitstatus_to_exitcode(status)
             self.seconds = time.monotonic() - self.began
+            self._see_the_others_off()
         if self.hit_phase is None:
-            self.hit_phase = self.board.struck or None
+            self.hit_phase = next((board.struck for board in self._boards if board.struck), None)
         if self.code is None:
             self._send_if_due(self.asked.trouble)
 
@@ -62,13 +71,30 @@ class _Child:
         if trouble is None or trouble.seconds is None or self.hit_phase is not None:
             return
         if time.monotonic() - self.began >= trouble.seconds:
-            self.hit_phase = self.board.phase
-            os.kill(self.pid, trouble.signal)
+            phase = self._boards[0].phase
+            if send(trouble, self._boards):
+                self.hit_phase = phase
+
+    def _see_the_others_off(self) -> None:
+        """Rank 0 has ended, so every rank has to."""
+        end = time.monotonic() + _OUTLIVING_SECONDS
+        left = list(range(1, len(self._boards)))
+        while left := [rank for rank in left if is_running(self._boards[rank].pid)]:
+            if time.monotonic() > end:
+                self.outlived_by = tuple(left)
+                self.end()
+                return
+            time.sleep(_POLL_SECONDS)
 
     def resume(self) -> None:
         """Let a stopped one go on."""
         self.stopped_at = None
-        os.kill(self.pid, signal.SIGCONT)
+        os.killpg(self.pid, signal.SIGCONT)
+
+    def end(self) -> None:
+        """Leave none of its processes behind."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
 
     def ended(self) -> Ended:
         assert self.code is not None
@@ -77,7 +103,9 @@ class _Child:
             code=self.code,
             kind=self.asked.trouble.kind if self.asked.trouble and self.hit_phase else None,
             hit_phase=self.hit_phase,
-            num_faults=self.board.num_faults,
+            aim=self.asked.trouble.aim if self.asked.trouble else 0,
+            outlived_by=self.outlived_by,
+            num_faults=sum(board.num_faults for board in self._boards),
             folder=Path(self.asked.folder),
             seconds=self.seconds,
         )
@@ -103,7 +131,7 @@ def play(scene: Scene, ask: Callable[[Trouble | None], Asked]) -> list[Ended]:
     finally:
         for child in children:
             if child.code is None:
-                os.kill(child.pid, signal.SIGKILL)
+                child.end()
                 os.waitpid(child.pid, 0)
 
 

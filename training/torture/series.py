@@ -2,14 +2,16 @@
 
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
-from training.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_INTERRUPTED, EXIT_LEASE_LOST, UserError
+from training.errors import EXIT_FINISHED, UserError
 from training.head import read_head
 from training.store import Store, open_store
-from training.torture.attempt import EXIT_CRASHED, Asked
+from training.torture.attempt import Asked
+from training.torture.choice import Choice, Choices
 from training.torture.compare import (
     Outcome,
     broken_promises,
@@ -17,32 +19,17 @@ from training.torture.compare import (
     read_outcome,
     sample_problems,
 )
-from training.torture.plan import SIGNALS, Scene, Trouble, draw_scene
+from training.torture.plan import Scene, Trouble, draw_scene
 from training.torture.scene import Ended, play
+from training.torture.tally import Tally, told, wrong_ending
 
 _MOST_KILLS_OF_ONE_RUN = 12
 _FRESH_ONE_IN = 10
 # An attempt left in peace ends the run; more than one is needed where a killed one holds the lease.
 _MOST_QUIET_ATTEMPTS = 3
 _HANG_SECONDS = 120.0
-_ENDINGS = (EXIT_FINISHED, EXIT_INTERRUPTED, EXIT_LEASE_LOST)
-
-
-@dataclass(slots=True)
-class Tally:
-    """What was done and what came of it."""
-
-    kills: int = 0
-    runs: int = 0
-    attempts: int = 0
-    fresh_attempts: int = 0
-    faults: int = 0
-    steps: int = 0
-    steps_repeated: int = 0
-    checkpoints_passed_over: int = 0
-    by_kind_and_phase: Counter[tuple[str, str]] = field(default_factory=Counter)
-    exit_codes: Counter[int] = field(default_factory=Counter)
-    differences: list[str] = field(default_factory=list)
+# Short enough for a held attempt not to hold up the series; long enough for a small save.
+_HELD_BUDGET_SECONDS = 0.6
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,99 +37,122 @@ class Target:
     """What is tortured, and where."""
 
     workload: str
-    recipe: str
+    recipes: Sequence[str]
+    num_processes: Sequence[int]
+    intervals: Sequence[str]
     overrides: Mapping[str, str]
     dataset: Path
     runs_uri: str
-    interval: str
     ttl_seconds: float
     budget_seconds: float
     out: Path
 
 
+class Whole:
+    """The uninterrupted run of one recipe and number of ranks."""
+
+    def __init__(self, outcome: Outcome, seconds: float) -> None:
+        self.outcome = outcome
+        self.seconds = seconds
+
+
+# By recipe and number of ranks; every seed's runs are held against the same.
+Wholes: TypeAlias = dict[tuple[str, int], Whole]
+
+
 class Series:
     """One seed's runs. `say` is called with one line after every scene."""
 
-    def __init__(self, target: Target, seed: int, tally: Tally, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        target: Target,
+        seed: int,
+        tally: Tally,
+        wholes: Wholes,
+        say: Callable[[str], None],
+    ) -> None:
         self._target = target
         self._seed = seed
         self._rng = random.Random(seed)
         self._tally = tally
+        self._wholes = wholes
         self._say = say
+        self._choices = Choices(
+            self._rng,
+            recipes=target.recipes,
+            num_processes=target.num_processes,
+            intervals=target.intervals,
+        )
         self._stores: dict[str, Store] = {}
         self._attempt = 0
-        self._whole: Outcome | None = None
-        self._run_seconds = 1.0
 
     def go(self, kills: int) -> None:
         """Torture runs until so many more kills have met an attempt alive."""
         end = self._tally.kills + kills
-        self._whole = self._undisturbed()
         number = 0
         while self._tally.kills < end:
             number += 1
-            self._torture(f"seed-{self._seed}-run-{number:03d}", end)
+            self._torture(f"seed-{self._seed}-run-{number:03d}", self._choices.draw(), end)
 
-    def _undisturbed(self) -> Outcome:
-        name = f"seed-{self._seed}-whole"
-        ended = self._play(name, Scene())[0]
+    def _whole(self, choice: Choice) -> Whole:
+        key = choice.recipe, choice.num_processes
+        if key not in self._wholes:
+            self._wholes[key] = self._undisturbed(choice)
+        return self._wholes[key]
+
+    def _undisturbed(self, choice: Choice) -> Whole:
+        name = f"seed-{self._seed}-whole-{choice.recipe}-{choice.num_processes}"
+        ended = self._play(name, choice, Scene(), 0.0)[0]
         if ended.code != EXIT_FINISHED:
             last = ended.log.strip().splitlines()[-1:] or ["it said nothing"]
             raise UserError(
                 f"the workload does not run undisturbed (exit code {ended.code}): {last[0]}"
             )
-        self._run_seconds = ended.seconds
-        store = self._store(name)
-        outcome = read_outcome(store, self._target.out)
+        outcome = read_outcome(self._store(name), self._target.out)
         self._tally.differences += [f"{name}: {why}" for why in sample_problems(outcome)]
         self._say(f"{name}: {len(outcome.steps)} steps in {ended.seconds:.2f} s")
-        return outcome
+        return Whole(outcome, ended.seconds)
 
-    def _torture(self, name: str, end: int) -> None:
+    def _torture(self, name: str, choice: Choice, end: int) -> None:
         """One run: killed, at most so often, until it is finished; then compared."""
-        tally, kills = self._tally, 0
+        tally, kills, whole = self._tally, 0, self._whole(choice)
         known: dict[str, bool] = {}
         tally.runs += 1
+        for what, card in choice.cards.items():
+            tally.runs_with.setdefault(what, Counter())[card] += 1
+        self._say(f"{name}: {', '.join(f'{what} {card}' for what, card in choice.cards.items())}")
         while kills < _MOST_KILLS_OF_ONE_RUN and tally.kills < end and not self._is_over(name):
             scene = draw_scene(
                 self._rng,
-                run_seconds=self._run_seconds,
+                run_seconds=whole.seconds,
                 ttl_seconds=self._target.ttl_seconds,
                 is_fresh=(self._attempt + 1) % _FRESH_ONE_IN == 0,
+                num_processes=choice.num_processes,
             )
-            ended = self._play(name, scene)
-            self._judge(name, ended, known)
+            ended = self._play(name, choice, scene, whole.seconds)
+            self._judge(name, choice, ended, known)
             kills += sum(1 for attempt in ended if attempt.kind)
-            self._say(f"{name}: " + ", ".join(_told(attempt) for attempt in ended))
+            self._say(f"{name}: " + ", ".join(told(attempt) for attempt in ended))
         for _ in range(_MOST_QUIET_ATTEMPTS):
             if self._is_over(name):
                 break
-            ended = self._play(name, Scene())
-            self._judge(name, ended, known)
-        self._compare(name)
+            ended = self._play(name, choice, Scene(), whole.seconds)
+            self._judge(name, choice, ended, known)
+        self._compare(name, whole.outcome)
 
-    def _judge(self, name: str, ended: list[Ended], known: dict[str, bool]) -> None:
+    def _judge(self, name: str, choice: Choice, ended: list[Ended], known: dict[str, bool]) -> None:
         """Count what came, and find what must never come."""
-        tally = self._tally
+        # Of a store on the network nobody can say that it did nothing wrong.
+        is_store_faulty = self._target.runs_uri.startswith("s3://")
         for attempt in ended:
-            tally.exit_codes[attempt.code] += 1
-            tally.faults += attempt.num_faults
-            if attempt.kind and attempt.hit_phase:
-                tally.kills += 1
-                tally.by_kind_and_phase[attempt.kind, attempt.hit_phase] += 1
-            # Of a store on the network nobody can say that it did nothing wrong.
-            is_store_faulty = attempt.num_faults or self._target.runs_uri.startswith("s3://")
-            is_excused = attempt.code == EXIT_FAILED and is_store_faulty
-            if attempt.code not in _ENDINGS and not is_excused and not _is_killed(attempt):
-                what = "crashed" if attempt.code == EXIT_CRASHED else f"ended with {attempt.code}"
-                last = attempt.log.strip().splitlines()[-1:] or [""]
-                tally.differences.append(f"{name}: an attempt {what}: {last[0]} ({attempt.folder})")
-        broken = broken_promises(self._store(name), known)
-        for why in broken:
-            if f"{name}: {why}" not in tally.differences:
-                tally.differences.append(f"{name}: {why}")
+            self._tally.count(attempt, choice)
+            wrong = wrong_ending(attempt, is_store_faulty=is_store_faulty)
+            self._tally.differences += [f"{name}: an attempt {why}" for why in wrong]
+        for why in broken_promises(self._store(name), known):
+            if f"{name}: {why}" not in self._tally.differences:
+                self._tally.differences.append(f"{name}: {why}")
 
-    def _compare(self, name: str) -> None:
+    def _compare(self, name: str, whole: Outcome) -> None:
         tally = self._tally
         if not self._is_over(name):
             tally.differences.append(f"{name}: the run did not come to its end")
@@ -157,8 +167,7 @@ class Series:
         tally.steps += len(outcome.steps)
         tally.steps_repeated += outcome.num_steps_done - len(outcome.steps)
         tally.checkpoints_passed_over += len(outcome.passed_over)
-        assert self._whole is not None
-        found = differences(outcome, self._whole)
+        found = differences(outcome, whole)
         tally.differences += [f"{name}: {why}" for why in found]
         self._say(f"{name}: {'; '.join(found) or 'equal'}")
 
@@ -175,24 +184,26 @@ class Series:
     def _uri(self, name: str) -> str:
         return f"{self._target.runs_uri.rstrip('/')}/{name}"
 
-    def _play(self, name: str, scene: Scene) -> list[Ended]:
+    def _play(self, name: str, choice: Choice, scene: Scene, run_seconds: float) -> list[Ended]:
         def ask(trouble: Trouble | None) -> Asked:
             self._attempt += 1
             self._tally.attempts += 1
             number = f"attempt-{self._attempt:04d}"
-            target = self._target
+            target, is_held = self._target, trouble is not None and trouble.kind == "held"
             return Asked(
                 workload=target.workload,
-                recipe=target.recipe,
+                recipe=choice.recipe,
                 overrides=dict(target.overrides),
                 dataset=str(target.dataset),
                 run_uri=self._uri(name),
-                interval=target.interval,
+                num_processes=choice.num_processes,
+                interval=choice.interval,
+                saving=choice.saving,
                 ttl_seconds=target.ttl_seconds,
-                budget_seconds=target.budget_seconds,
+                budget_seconds=_HELD_BUDGET_SECONDS if is_held else target.budget_seconds,
                 folder=str(target.out / "attempts" / name / number),
                 writer=number,
-                most_seconds=_HANG_SECONDS + 10 * self._run_seconds,
+                most_seconds=_HANG_SECONDS + 10 * run_seconds,
                 trouble=trouble,
                 fault_rate=scene.fault_rate,
                 fault_seed=scene.fault_seed + self._attempt,
@@ -200,16 +211,3 @@ class Series:
 
         self._tally.fresh_attempts += scene.is_fresh
         return play(scene, ask)
-
-
-def _is_killed(attempt: Ended) -> bool:
-    """Whether the signal itself ended it, as SIGKILL does, and others before there is a handler."""
-    if attempt.kind is None or attempt.code != -SIGNALS[attempt.kind]:
-        return False
-    return attempt.kind in ("kill", "rival") or attempt.hit_phase == "start-up"
-
-
-def _told(attempt: Ended) -> str:
-    how = f"{attempt.kind} in {attempt.hit_phase}" if attempt.kind else "not met"
-    faults = f", {attempt.num_faults} store faults" if attempt.num_faults else ""
-    return f"{how}{faults}, exit {attempt.code}"

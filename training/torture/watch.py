@@ -9,24 +9,31 @@ import struct
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from training.torture.plan import Side, Trouble
 
 _SLOT_BYTES = 64
-_FAULTS = struct.Struct("<I")
+_NUM_SLOTS = 5
+_NUMBER = struct.Struct("<I")
+# Longer than the budget of a notice that no step boundary answers.
+_HELD_SECONDS = 3.0
+# Work that takes so long is what a copy is staged for under such a budget (training/long_work.py).
+_SLOW_SECONDS = 0.2
+_NUM_SLOW = 2
 
 
 class Board:
-    """What the main thread does, what others do, a count of store faults, where trouble struck."""
+    """Of one rank: what its main thread does, what others do, store faults, where trouble struck,
+    and its process."""
 
     def __init__(self, path: Path) -> None:
         if not path.exists():
-            path.write_bytes(bytes(4 * _SLOT_BYTES))
+            path.write_bytes(bytes(_NUM_SLOTS * _SLOT_BYTES))
         with path.open("r+b") as stream:
-            self._memory = mmap.mmap(stream.fileno(), 4 * _SLOT_BYTES)
+            self._memory = mmap.mmap(stream.fileno(), _NUM_SLOTS * _SLOT_BYTES)
 
     def write(self, slot: int, text: str) -> None:
         """Replace one line."""
@@ -45,12 +52,12 @@ class Board:
 
     def count_fault(self) -> None:
         """Add one injected fault."""
-        _FAULTS.pack_into(self._memory, 2 * _SLOT_BYTES, self.num_faults + 1)
+        _NUMBER.pack_into(self._memory, 2 * _SLOT_BYTES, self.num_faults + 1)
 
     @property
     def num_faults(self) -> int:
         """Faults injected so far."""
-        return int(_FAULTS.unpack_from(self._memory, 2 * _SLOT_BYTES)[0])
+        return int(_NUMBER.unpack_from(self._memory, 2 * _SLOT_BYTES)[0])
 
     def strike(self, phase: str) -> None:
         """Say that the named point was reached."""
@@ -61,13 +68,36 @@ class Board:
         """The phase of the named point, once it was reached."""
         return self.read(3)
 
+    def begin(self, pid: int) -> None:
+        """Say which process the rank is."""
+        _NUMBER.pack_into(self._memory, 4 * _SLOT_BYTES, pid)
+
+    @property
+    def pid(self) -> int:
+        """The rank's process; 0 before there is one."""
+        return int(_NUMBER.unpack_from(self._memory, 4 * _SLOT_BYTES)[0])
+
+
+def send(trouble: Trouble, boards: Sequence[Board]) -> bool:
+    """Signal the rank it is meant for, or all at once; False where that one is not there."""
+    pid = boards[trouble.aim or 0].pid
+    if not pid:
+        return False
+    try:
+        # Rank 0 leads a process group of all its ranks.
+        (os.killpg if trouble.aim is None else os.kill)(pid, trouble.signal)
+    except ProcessLookupError:
+        return False
+    return True
+
 
 class Watch:
-    """Writes the board, and strikes at the named point of this attempt's trouble."""
+    """Writes a rank's board, and strikes at the named point of this attempt's trouble."""
 
-    def __init__(self, board: Board, trouble: Trouble | None) -> None:
-        self.board = board
-        self._trouble = trouble
+    def __init__(self, boards: Sequence[Board], rank: int, trouble: Trouble | None) -> None:
+        self.board = boards[rank]
+        self._boards = boards
+        self._trouble = trouble if trouble and trouble.seen_by == rank else None
         self._counts: Counter[tuple[str, Side]] = Counter()
         self._lock = threading.Lock()
 
@@ -90,8 +120,12 @@ class Watch:
             return
         with self._lock:
             self._counts[phase, side] += 1
-            is_now = self._counts[phase, side] == trouble.occurrence
-        if is_now:
+            left = trouble.occurrence - self._counts[phase, side]
+        if trouble.kind == "held" and 0 < left <= _NUM_SLOW:
+            time.sleep(_SLOW_SECONDS)
+        if left == 0:
             self.board.strike(phase)
-            os.kill(os.getpid(), trouble.signal)
-            time.sleep(0.01)  # the thread that a signal wakes needs the interpreter
+            if not send(trouble, self._boards):
+                self.board.strike("")
+            # The thread that a signal wakes needs the interpreter.
+            time.sleep(_HELD_SECONDS if trouble.kind == "held" else 0.01)

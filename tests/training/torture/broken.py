@@ -1,48 +1,57 @@
 """`python -m tests.training.torture.broken BUG ...`: the torture of an engine with a known bug.
 
-The bugs sit where the engine cannot help it: in the store, in torch, in the randomness.
+The bugs sit where the engine cannot help it, in the store, in torch, in the randomness; or in what
+only some runs have, a moving average and other ranks.
 """
 
+import contextlib
 import itertools
+import queue
 import sys
-import threading
-import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 import training.randomness
+from training.checkpoint import Snapshot
+from training.ema import MovingAverage
+from training.learner import Learner
 from training.run import main
 from training.store import FolderStore
 
 
 def answers_before_it_wrote() -> None:
-    """A store whose uploads are done later than it says: checkpoints are published too early."""
-    upload, sizes = FolderStore.upload, FolderStore.sizes
-    under_way: list[threading.Thread] = []
+    """A store that writes a file once the next one begins or one is read, as a cache would do.
+
+    Not some time later: which kill finds it must not depend on how busy the machine is.
+    """
+    upload, sizes, read_into = FolderStore.upload, FolderStore.sizes, FolderStore.read_into
+    unwritten: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+
+    def write() -> None:
+        with contextlib.suppress(queue.Empty):
+            while True:
+                unwritten.get_nowait()()
 
     def upload_later(self: FolderStore, *arguments: Any) -> Any:
+        write()
         made = upload(self, *arguments)
         finish = made.finish
-
-        def later() -> None:
-            time.sleep(0.15)
-            finish()
-
-        def answer() -> None:
-            under_way.append(threading.Thread(target=later, daemon=True))
-            under_way[-1].start()
-
-        made.finish = answer  # type: ignore[method-assign]
+        made.finish = lambda: unwritten.put(finish)  # type: ignore[method-assign]
         return made
 
     def settled_sizes(self: FolderStore, prefix: str) -> dict[str, int]:
-        for thread in under_way:
-            thread.join()
+        write()
         return sizes(self, prefix)
+
+    def read_settled(self: FolderStore, key: str, start: int, data: memoryview) -> None:
+        write()
+        read_into(self, key, start, data)
 
     FolderStore.upload = upload_later  # type: ignore[method-assign]
     FolderStore.sizes = settled_sizes  # type: ignore[method-assign]
+    FolderStore.read_into = read_settled  # type: ignore[method-assign]
 
 
 def draws_noise_that_is_not_derived() -> None:
@@ -58,6 +67,22 @@ def draws_noise_that_is_not_derived() -> None:
 def forgets_the_optimizer() -> None:
     """A checkpoint whose optimizer is not restored."""
     torch.optim.AdamW.load_state_dict = lambda self, state: None  # type: ignore[method-assign]
+
+
+def forgets_the_moving_average() -> None:
+    """A checkpoint whose average is not restored: it begins anew from the weights."""
+    MovingAverage.load = lambda self, tensors: None  # type: ignore[method-assign]
+
+
+def forgets_the_other_ranks() -> None:
+    """A checkpoint that rank 0 alone goes on from."""
+    load = Learner._load
+
+    def load_in_rank_0(self: Learner, snapshot: Snapshot) -> None:
+        if self._world.leads:
+            load(self, snapshot)
+
+    Learner._load = load_in_rank_0  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

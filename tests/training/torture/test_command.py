@@ -31,6 +31,13 @@ def test_thirty_kills_change_no_bit() -> None:
     assert result["faults"] > 0
     assert len(result["by_kind_and_phase"]) >= 5, "kills hit different phases"
     assert set().union(*result["by_kind_and_phase"].values()) >= {"kill", "term", "notice"}
+    assert {what: set(cards) for what, cards in result["runs_with"].items()} == {
+        "recipe": {"average", "bfloat16", "float16", "plain"},
+        "ranks": {"1", "2"},
+        "interval": {"5steps", "1epochs", "0.1s", "auto"},
+        "save": {"staged", "streamed"},
+    }
+    assert len(result["by_kind_and_ranks"]) >= 2, "kills of all ranks and of one"
 
 
 @pytest.mark.parametrize(
@@ -56,12 +63,38 @@ def test_a_known_bug_of_the_engine_is_found_and_named(tmp_path: Path, bug: str, 
     assert f"runs and logs are kept in {tmp_path / 'out'}" in done.stderr
 
 
+ONE = ["--recipe=plain", "--num-processes=1", "--checkpoint-interval=5steps"]
+
+
+@pytest.mark.parametrize(
+    ("bug", "breadth", "says"),
+    [
+        ("forgets_the_moving_average", ["--recipe=average"], "evaluation after step "),
+        ("forgets_the_other_ranks", ["--num-processes=2"], "loss is "),
+    ],
+)
+def test_a_bug_of_some_runs_alone_is_found_where_they_are_drawn(
+    tmp_path: Path, bug: str, breadth: list[str], says: str
+) -> None:
+    program = "tests.training.torture.broken"
+    narrow = torture(bug, "--kills=4", "--json", *ONE, program=program)
+    assert narrow.returncode == 0, "what it does not run it cannot find"
+    out = f"--out={tmp_path / 'out'}"
+    wide = torture(bug, "--kills=6", "--json", *ONE, *breadth, out, program=program)
+    assert wide.returncode == 1, wide.stderr
+    differences = result_of(wide)["differences"]
+    assert [line for line in differences if says in line], differences
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
         (["--kills=0"], "--kills is 0; give at least 1"),
         (["--workload=nothing"], "unknown workload 'nothing'"),
         (["--override=epoch=1"], "no field 'epoch'"),
+        (["--num-processes=two"], "--num-processes is 'two'; give numbers, as 1 or 1,2"),
+        (["--num-processes=0,1"], "--num-processes is '0,1'; give numbers from 1 on"),
+        (["--checkpoint-interval=5steps,1hour"], "'1hour' cannot be read"),
         (["--out=training"], "training is not empty; give a new folder"),
         (["--override=epochs=0"], "does not run undisturbed (exit code 2): error: "),
     ],
