@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 WIDTH, LEFT, RIGHT = 900, 80, 12
-_HEIGHT, _BOTTOM, _TOP = 230, 24, 12
+_HEIGHT, _BOTTOM, _TOP = 240, 24, 24
 _ROW = 26
 _MOST_POINTS = 1000
 COLOURS = ("#3b74c4", "#c8372d", "#2e8b57", "#8a5fb5", "#c48a1a", "#555")
@@ -50,7 +50,9 @@ def draw_curves(curves: Sequence[Curve], marks: Sequence[float], x_label: str) -
 
     parts = [
         f'<rect x="{LEFT}" y="{_TOP}" width="{WIDTH - LEFT - RIGHT}" '
-        f'height="{_HEIGHT - _TOP - _BOTTOM}" fill="none" stroke="#ddd"/>'
+        f'height="{_HEIGHT - _TOP - _BOTTOM}" fill="none" stroke="#ddd"/>',
+        f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{place_y((low + high) / 2):.1f}" '
+        f'y2="{place_y((low + high) / 2):.1f}" stroke="#eee"/>',
     ]
     parts += [
         f'<line x1="{place_x(x):.1f}" x2="{place_x(x):.1f}" y1="{_TOP}" '
@@ -70,13 +72,20 @@ def draw_curves(curves: Sequence[Curve], marks: Sequence[float], x_label: str) -
         if len(kept) == 1:
             x, y = kept[0]
             parts.append(f'<circle cx="{place_x(x)}" cy="{place_y(y)}" r="3" fill="{colour}"/>')
-        parts.append(_text(LEFT + 8 + 150 * number, _TOP + 14, curve.name, f' fill="{colour}"'))
+    # Above the frame: inside it names would lie on the curves.
+    names = "".join(
+        f'<tspan fill="{COLOURS[number % len(COLOURS)]}" dx="{12 if number else 0}">'
+        f"{html.escape(curve.name)}</tspan>"
+        for number, curve in enumerate(curves)
+    )
+    parts.append(f'<text x="{LEFT}" y="{_TOP - 8}">{names}</text>')
+    end = ' text-anchor="end"'
     parts += [
-        _text(0, _TOP + 10, f"{high:.4g}"),
-        _text(0, _HEIGHT - _BOTTOM, f"{low:.4g}"),
-        _text(LEFT, _HEIGHT - 6, f"{first:g}"),
-        _text(WIDTH - 120, _HEIGHT - 6, f"{x_label} {last:g}"),
+        _text(LEFT - 8, place_y(value) + 4, f"{value:.4g}", end)
+        for value in (high, (low + high) / 2, low)
     ]
+    parts.append(_text(LEFT, _HEIGHT - 6, f"{x_label} {first:g}"))
+    parts.append(_text(WIDTH - RIGHT, _HEIGHT - 6, f"{last:g}", end))
     return _svg(_HEIGHT, parts)
 
 
@@ -96,7 +105,8 @@ def draw_bars(bars: Sequence[Bar]) -> str:
         for bar in bars
     ]
     height = len(rows) * _ROW + 22
-    parts += [_text(left, height - 4, "0 s"), _text(WIDTH - 70, height - 4, f"{end:.0f} s")]
+    parts += [_text(left, height - 4, "0 s")]
+    parts.append(_text(WIDTH - RIGHT, height - 4, f"{end:.0f} s", ' text-anchor="end"'))
     return _svg(height, parts)
 
 

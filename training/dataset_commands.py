@@ -14,7 +14,7 @@ from training.dataset import (
 )
 from training.errors import EXIT_FINISHED, EXIT_NO_MANIFEST, UserError
 from training.events import Events
-from training.progress import Bar
+from training.progress import Bar, FileBar
 from training.storage import Store
 from training.store import open_store
 
@@ -87,7 +87,7 @@ def _upload(options: argparse.Namespace) -> int:
 
 
 def _send(folder: Path, store: Store) -> int:
-    with _FileBar("uploading") as show:
+    with FileBar("uploading") as show:
         done = upload_dataset(folder, store, show)
     print(
         f"[ok] dataset uploaded: {done.fetched_files} of {done.files} files, "
@@ -110,7 +110,7 @@ def _sync(options: argparse.Namespace) -> int:
     if not wait_for_manifest(store, options.wait_seconds, missing):
         print(f"[failed] no manifest.json came in {options.wait_seconds:g} s", flush=True)
         return EXIT_NO_MANIFEST
-    with _FileBar("syncing") as show:
+    with FileBar("syncing") as show:
         done = sync_dataset(store, options.out, show)
     print(
         f"[ok] dataset synced: {done.files} files, {done.bytes / 1e6:.1f} MB, "
@@ -128,27 +128,3 @@ def _sync(options: argparse.Namespace) -> int:
             seconds=round(done.seconds, 4),
         )
     return EXIT_FINISHED
-
-
-class _FileBar:
-    """Progress over files with the speed so far."""
-
-    def __init__(self, title: str) -> None:
-        self._title = title
-        self._bar: Bar | None = None
-        self._began = time.monotonic()
-
-    def __enter__(self) -> "_FileBar":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._bar is not None:
-            self._bar.__exit__(None, None, None)
-
-    def __call__(self, done: int, total: int, size: int) -> None:
-        if self._bar is None:
-            self._bar = Bar(self._title, total)
-            self._bar.__enter__()
-        if self._bar.is_due or done == total:
-            speed = size / 1e6 / max(time.monotonic() - self._began, 1e-9)
-            self._bar.show(done, f"files, {size / 1e6:.1f} MB, {speed:.1f} MB/s")

@@ -11,7 +11,7 @@ from training.distributed import Place
 from training.errors import UserError
 from training.launch import StartRank
 from training.origin import Origin
-from training.progress import Bar
+from training.progress import FileBar
 from training.record import RunRecord, now_utc
 from training.retention import KEEP_NEWEST, Retention
 from training.store import Store, open_store
@@ -117,11 +117,11 @@ def _open(options: Options, watchdog: Watchdog) -> LocalDataset:
     folder = Path(options.dataset_uri)
     if options.dataset_uri.startswith("s3://"):
         folder = options.scratch / "dataset"
-        with Bar("dataset", 1) as bar:
+        with FileBar("dataset") as show:
 
             def report(done: int, total: int, size: int) -> None:
                 watchdog.beat()
-                bar.show(done, f"of {total} files, {size / 1e6:.1f} MB")
+                show(done, total, size)
 
             sync_dataset(open_store(options.dataset_uri), folder, report)
     dataset = open_dataset(folder)

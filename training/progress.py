@@ -27,21 +27,7 @@ class Bar:
     def __enter__(self) -> "Bar":
         # The AMI's interpreter need not have rich; its output goes to the journal anyway.
         if sys.stdout.isatty() and _has_rich():
-            from rich.progress import (
-                BarColumn,
-                MofNCompleteColumn,
-                Progress,
-                TextColumn,
-                TimeRemainingColumn,
-            )
-
-            self._rich = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TextColumn("{task.fields[text]}"),
-                TimeRemainingColumn(),
-            )
+            self._rich = _rich_progress()
             self._rich.start()
             self._task = self._rich.add_task(
                 self._title, total=self._total, completed=self._first, text=""
@@ -78,6 +64,30 @@ class Bar:
         return f", about {duration(seconds)} left"
 
 
+class FileBar:
+    """Progress over files with the speed so far; their number is known with the first."""
+
+    def __init__(self, title: str) -> None:
+        self._title = title
+        self._bar: Bar | None = None
+        self._began = time.monotonic()
+
+    def __enter__(self) -> "FileBar":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._bar is not None:
+            self._bar.__exit__(None, None, None)
+
+    def __call__(self, done: int, total: int, size: int) -> None:
+        if self._bar is None:
+            self._bar = Bar(self._title, total)
+            self._bar.__enter__()
+        if self._bar.is_due or done == total:
+            speed = size / 1e6 / max(time.monotonic() - self._began, 1e-9)
+            self._bar.show(done, f"files, {size / 1e6:.1f} MB, {speed:.1f} MB/s")
+
+
 def duration(seconds: float) -> str:
     """For people: 12 s, 3 min 20 s, 5 h 7 min."""
     whole = round(seconds)
@@ -86,6 +96,27 @@ def duration(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60} s"
     return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def _rich_progress() -> "RichProgress":
+    """How far and how long stays readable however narrow: only the text may wrap."""
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+    from rich.table import Column
+
+    return Progress(
+        TextColumn("{task.description}", table_column=Column(no_wrap=True)),
+        BarColumn(bar_width=16, table_column=Column(min_width=16)),
+        MofNCompleteColumn(table_column=Column(no_wrap=True)),
+        TimeRemainingColumn(table_column=Column(no_wrap=True, min_width=7)),
+        TextColumn("{task.fields[text]}", table_column=Column(ratio=1)),
+        expand=True,
+    )
 
 
 def _has_rich() -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 
 from training.charts import Bar, Curve, draw_bars, draw_curves
 from training.head import Head
-from training.history import AttemptStory, History, read_history
+from training.history import AttemptStory, History, Line, read_history
 from training.record import RunRecord
 from training.store import Store
 
@@ -21,6 +21,7 @@ EVALUATION = "evaluation/"
 _PICTURES = {".png": "image/png", ".svg": "image/svg+xml", ".jpg": "image/jpeg"}
 _MOST_PICTURE_BYTES = 400_000
 _MOST_PICTURES = 12
+_MOST_CURVES = 4
 _COLOURS = {"finished": "#2e8b57", "failed": "#c8372d", "released": "#3b74c4", "silent": "#c48a1a"}
 _PAGE = """<!doctype html>
 <meta charset="utf-8"><title>{title}</title>
@@ -29,15 +30,17 @@ _PAGE = """<!doctype html>
   table {{ border-collapse: collapse }}
   td, th {{ padding: .2rem .8rem .2rem 0; border-bottom: 1px solid #ddd; text-align: left;
     overflow-wrap: anywhere; vertical-align: top }}
+  th, td:first-child {{ overflow-wrap: normal; white-space: nowrap }}
   svg text {{ font: 12px system-ui, sans-serif }} img {{ max-width: 100% }}
 </style>
 <h1>{title}</h1>
 <p>{summary}</p>
+<h2>Results</h2>{results}
 <h2>Loss</h2>{loss}
 <h2>Evaluations</h2>{evaluations}
+<h2>Files of the last evaluations</h2>{files}
 <h2>Attempts</h2>{attempts}
 <h2>The run</h2>{about}
-<h2>Files of the last evaluation</h2>{files}
 """
 
 
@@ -51,6 +54,7 @@ def write_report(
     page = _PAGE.format(
         title=html.escape(f"{record.run_id}: {record.workload} / {record.recipe}"),
         summary=html.escape(summary(history, head, usd_per_hour)),
+        results=_results(history),
         loss=_loss(history),
         evaluations=_evaluations(history),
         attempts=_attempts(history, usd_per_hour),
@@ -97,20 +101,37 @@ def _loss(history: History) -> str:
     return "".join(parts) + "<p>Each step once; a red line is where another attempt went on.</p>"
 
 
+def _results(history: History) -> str:
+    """The last evaluation of each stage, side by side: a result beside its baselines."""
+    last = {stage: lines[-1]["metrics"] for stage, lines in history.evaluations().items()}
+    if not last:
+        return "<p>None yet.</p>"
+    names = dict.fromkeys(name for metrics in last.values() for name in metrics)
+    rows = [
+        [name, *(_readable(metrics.get(name, "")) for metrics in last.values())] for name in names
+    ]
+    return _table(rows, ["", *last])
+
+
 def _evaluations(history: History) -> str:
-    parts = []
+    # The first metrics are what a workload thinks most of. Stages that are judged by the same ones
+    # share a frame: a model beside its baselines.
+    groups: dict[tuple[str, ...], dict[str, Sequence[Line]]] = {}
     for stage, lines in history.evaluations().items():
-        # What is in every evaluation; the first are what a workload thinks most of.
         names = [n for n in lines[0]["metrics"] if all(n in line["metrics"] for line in lines)]
-        steps = [line["step"] for line in lines]
-        for name in names[:4]:
-            values = [line["metrics"][name] for line in lines]
-            if all(value is not None for value in values):
-                curve = Curve(name=f"{stage}: {name}", x=steps, y=values)
-                parts.append(draw_curves([curve], [], "step"))
-        last = lines[-1]["metrics"]
-        parts.append(_table([(f"{stage}: {name}", f"{last[name]}") for name in last]))
+        groups.setdefault(tuple(names[:_MOST_CURVES]), {})[stage] = lines
+    parts = []
+    for shared, stages in groups.items():
+        for name in shared:
+            curves = [_curve(stage, name, lines) for stage, lines in stages.items()]
+            parts.append(f"<h3>{html.escape(name)}</h3>" + draw_curves(curves, [], "step"))
     return "".join(parts) or "<p>None yet.</p>"
+
+
+def _curve(stage: str, name: str, lines: Sequence[Line]) -> Curve:
+    pairs = [(line["step"], line["metrics"][name]) for line in lines]
+    shown = [(step, value) for step, value in pairs if value is not None]
+    return Curve(name=stage, x=[step for step, _ in shown], y=[value for _, value in shown])
 
 
 def _attempts(history: History, usd_per_hour: float | None) -> str:
@@ -150,8 +171,8 @@ def _about(store: Store, record: RunRecord, head: Head) -> Iterator[tuple[str, s
     found = store.get("receipt.json")
     receipt: dict[str, Any] = json.loads(found.data) if found else {}
     for name, value in receipt.items():
-        if name not in ("config", "stages", "format"):
-            yield name, json.dumps(value) if isinstance(value, dict | list) else str(value)
+        if name not in ("config", "stages", "format", "state") and value is not None:
+            yield name, _readable(value)
     if not receipt:
         yield "overrides", json.dumps(dict(record.overrides))
         yield "dataset", record.dataset
@@ -187,3 +208,9 @@ def _table(
         "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
     )
     return f"<table>{f'<tr>{top}</tr>' if top else ''}{body}</table>"
+
+
+def _readable(value: Any) -> str:
+    if isinstance(value, dict | list):
+        return json.dumps(value)
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

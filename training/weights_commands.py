@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from training.dataset import LocalDataset, open_dataset, sync_dataset
 from training.errors import EXIT_FINISHED, UserError
-from training.progress import Bar
+from training.progress import FileBar
 from training.store import open_store
 
 if TYPE_CHECKING:
@@ -159,10 +159,6 @@ def _dataset(uri: str, scratch: Path) -> LocalDataset:
     if not uri.startswith("s3://"):
         return open_dataset(Path(uri))
     folder = scratch / "dataset"
-    with Bar("dataset", 1) as bar:
-        sync_dataset(
-            open_store(uri),
-            folder,
-            lambda done, total, size: bar.show(done, f"of {total} files, {size / 1e6:.1f} MB"),
-        )
+    with FileBar("dataset") as show:
+        sync_dataset(open_store(uri), folder, show)
     return open_dataset(folder)

@@ -63,6 +63,10 @@ def test_every_run_ends_with_a_report(interrupted: Run) -> None:
     assert interrupted.head.weights_sha256 in page
     assert 'src="data:image/svg+xml;base64,' in page
     assert '<a href="evaluation/second-12/parts.json">' in page
+    stages = interrupted.json("receipt.json")["stages"]
+    accuracies = "".join(f"<td>{of['accuracy']:.4g}</td>" for of in stages.values())
+    assert "<th>first</th><th>second</th>" in page
+    assert f"<tr><td>accuracy</td>{accuracies}</tr>" in page
     for drawing in page.split("<svg")[1:]:
         ET.fromstring("<svg" + drawing.partition("</svg>")[0] + "</svg>")
 

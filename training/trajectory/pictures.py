@@ -38,13 +38,14 @@ def draw_pictures(
     frames_NTHWC: Frames,
     captions: Sequence[Caption],
 ) -> None:
-    """Write confusion.png, reliability.png and clips.png to `out`."""
+    """Write confusion.png, reliability.png and clips.jpg to `out`."""
     if find_spec("matplotlib") is None:
         print("[pictures] matplotlib is not installed: the numbers are in confusion.json")
         return
     _draw_confusion(out / "confusion.png", title, confusion_KK)
     _draw_reliability(out / "reliability.png", title, reliability)
-    _draw_contact_sheet(out / "clips.png", title, frames_NTHWC, captions)
+    # Noisy frames: ten times smaller than as PNG, so that the report can hold it.
+    _draw_contact_sheet(out / "clips.jpg", title, frames_NTHWC, captions)
 
 
 def draw_reconstructions(path: Path, truth_NTHWC: Frames, given_back_NTHWC: Frames) -> None:
