@@ -19,7 +19,7 @@ SYNTAX = "kill:STAGE:N or notice:STAGE:N"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Strike:
-    """One planned interruption: when `stage` has reached its step (or shard) number `after`."""
+    """One planned interruption: when `stage` has done `after` steps (or shards)."""
 
     stage: str
     after: int
@@ -104,7 +104,7 @@ class Drill:
         line = self.latest(life)
         if line.get("stage") != strike.stage:
             return False
-        return int(line.get("stage_step", line.get("shard", -1))) >= strike.after
+        return int(line.get("stage_step", line.get("done", 0))) >= strike.after
 
     def _follow(self, life: Life) -> None:
         path = life.machine.metrics_file

@@ -188,7 +188,7 @@ def _interruption(struck: Struck, resumes: Sequence[dict[str, Any]]) -> dict[str
     seconds = struck.notice_to_commit_seconds
     reached = struck.progress
     unit = "step" if reached.get("kind") == "step" else "shard"
-    number = reached.get("stage_step", reached.get("shard"))
+    number = reached.get("stage_step", reached.get("done"))
     return {
         "what": f"{kind} in {struck.strike.stage} at {unit} {number}",
         "instance": struck.life.instance.id,

@@ -24,6 +24,10 @@ _NO_ACCESS_LOGS = (
     "projects; -c access_logs=true keeps them where an audit wants them."
 )
 ACCESS_LOGS_KEPT = Duration.days(90)
+# In the run bucket, beside runs/: derived data that runs share. Each keeps a copy of what it reads,
+# so what has expired is made again by whoever needs it next, and nothing else happens.
+SHARED_ARTIFACTS = "artifacts"
+SHARED_ARTIFACTS_KEPT = Duration.days(90)
 
 
 class DatasetStack(Stack):
@@ -54,6 +58,11 @@ class DatasetStack(Stack):
         if not parameters.run_bucket:
             run_bucket = self._kept_bucket("RunBucket", is_versioned=True)
             run_bucket.add_to_resource_policy(_only_conditional_heads(run_bucket))
+            run_bucket.add_lifecycle_rule(
+                id="DropSharedArtifacts",
+                prefix=f"{SHARED_ARTIFACTS}/",
+                expiration=SHARED_ARTIFACTS_KEPT,
+            )
             self.run_bucket_name = self._export(run_bucket)
 
     def _data_key(self, wanted: str) -> kms.IKey | None:

@@ -10,6 +10,7 @@ from aws_cdk import aws_ssm as ssm
 from constructs import Construct
 
 from stacks import acknowledgments as nag
+from stacks.dataset_stack import SHARED_ARTIFACTS
 from stacks.monitoring.metrics import metrics_namespace
 
 
@@ -66,6 +67,14 @@ class InstanceRole(Construct):
                 resources=[run_bucket.arn_for_objects(f"{run_prefix}/*")],
             )
         )
+        # Nobody deletes there: names carry checksums, and a run keeps a copy of what it read.
+        self.role.add_to_policy(
+            iam.PolicyStatement(
+                sid="ShareDerivedData",
+                actions=["s3:GetObject", "s3:PutObject", "s3:AbortMultipartUpload"],
+                resources=[run_bucket.arn_for_objects(f"{SHARED_ARTIFACTS}/*")],
+            )
+        )
         self.role.add_to_policy(
             iam.PolicyStatement(
                 sid="PublishMetrics",
@@ -95,6 +104,9 @@ class InstanceRole(Construct):
                 "dataset's files are named by its manifest, which is made later.",
                 nag.objects_in(self, run_bucket.bucket_name, f"{run_prefix}/"): "The run's own "
                 "prefix: checkpoints, artifacts, metrics and events get their names in the run.",
+                nag.objects_in(
+                    self, run_bucket.bucket_name, f"{SHARED_ARTIFACTS}/"
+                ): "Features and tokens that runs share are named by what they were made of.",
                 nag.objects_in(self, bundle.s3_bucket_name): "A replacement runs the bundle that "
                 "its run began with, whatever is deployed by then.",
             },

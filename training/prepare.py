@@ -95,7 +95,8 @@ def _fill(
                 assert one is not None
                 there[shard] = one.entry
                 num_shared += bool(one.facts["shared"])
-                attempt.metrics.write("prepare", stage=stage.name, shard=shard, **one.facts)
+                facts = {"stage": stage.name, "shard": shard, "done": len(there), **one.facts}
+                attempt.metrics.write("prepare", **facts)
             if world.leads:
                 bar.show(len(there), "shards")
     return num_shared

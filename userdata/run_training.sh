@@ -20,6 +20,7 @@ export PYTHONPATH=$PWD:$packages
 exec "$PYTHON" -m training "$@" \
     --dataset-uri "$root$DATA_MOUNT/dataset" \
     --run-uri "$RUN_URI" \
+    --artifacts-uri "${RUN_URI%/runs/*}/artifacts" \
     --run-id "$RUN_ID" \
     --prediction "$PREDICTION" \
     --checkpoint-interval "$CHECKPOINT_INTERVAL" \

@@ -50,13 +50,16 @@ def test_plain_http_is_denied(kept: Any) -> None:
         assert {"Bool": {"aws:SecureTransport": "false"}} in denied
 
 
-def test_no_rule_expires_what_can_be_read(kept: Any) -> None:
+def test_no_rule_expires_what_can_be_read_but_shared_artifacts(kept: Any) -> None:
     buckets = _of_type(kept, "AWS::S3::Bucket").values()
     rules = [
         rule
         for bucket in buckets
         for rule in bucket["Properties"]["LifecycleConfiguration"]["Rules"]
     ]
+    shared = [rule for rule in rules if "ExpirationInDays" in rule]
+    assert [(rule["Prefix"], rule["ExpirationInDays"]) for rule in shared] == [("artifacts/", 90)]
+    rules.remove(shared[0])
     for rule in rules:
         assert not {"ExpirationInDays", "ExpirationDate", "Transitions"} & set(rule)
         assert rule["AbortIncompleteMultipartUpload"] == {"DaysAfterInitiation": 1}

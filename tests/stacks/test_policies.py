@@ -28,6 +28,8 @@ WILDCARDS = {
     ("InstanceRole", "<RunBucket>/runs/run-1/*"),
     ("GuardRole", "<RunBucket>/runs/run-1/*"),
     ("GuardRole", "<RunBucket>/runs/run-1/events/*"),
+    # Runs share derived data, which is named by what it was made of.
+    ("InstanceRole", "<RunBucket>/artifacts/*"),
     # A replacement runs the bundle that its run began with.
     ("InstanceRole", "<assets>/*"),
     # By tag: naming the fleet would be a cycle.

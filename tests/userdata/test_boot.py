@@ -73,6 +73,7 @@ def test_trainer_gets_run_env_as_arguments_that_training_knows(booted: Rig) -> N
     assert (options.workload, options.recipe) == ("trajectory", "laptop")
     assert options.override == ["epochs=2", "width=64"]
     assert (options.run_uri, options.run_id) == (f"s3://runs/runs/{booted.run_id}", booted.run_id)
+    assert options.artifacts_uri == "s3://runs/artifacts"
     assert options.writer == INSTANCE
     assert options.bundle_uri == "s3://assets/bundle.zip"
     assert options.dataset_uri == str(root / "data/dataset")
