@@ -39,17 +39,21 @@ def parse_strike(text: str) -> Strike:
 
 @dataclass(kw_only=True, slots=True)
 class Struck:
-    """One interruption that happened, and what was seen of it from outside the machine."""
+    """One interruption that happened, and what was seen of it from outside the machine.
+
+    `progress` is the last line of the machine, `noticed` that at which its notice found it.
+    """
 
     strike: Strike
     life: Life
     at: float
     committed: float | None = None
     progress: dict[str, Any] = field(default_factory=dict)
+    noticed: dict[str, Any] = field(default_factory=dict)
 
     @property
     def notice_to_commit_seconds(self) -> float | None:
-        """Seconds from the notice in the metadata until the released head was seen in the store."""
+        """Seconds from the notice in the metadata until its first commit was seen in the store."""
         return None if self.committed is None else self.committed - self.at
 
 
@@ -69,6 +73,7 @@ class Drill:
     first_step: dict[str, float] = field(default_factory=dict)
     _read: dict[str, int] = field(default_factory=dict)
     _latest: dict[str, dict[str, Any]] = field(default_factory=dict)
+    _noticed: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @property
     def is_complete(self) -> bool:
@@ -95,6 +100,7 @@ class Drill:
             self._follow(life)
         for struck in self.struck:
             struck.progress = self._latest.get(struck.life.instance.id, {})
+            struck.noticed = self._noticed.get(struck.life.instance.id, {})
 
     def latest(self, life: Life) -> dict[str, Any]:
         """The newest metrics line of a machine; empty before its first."""
@@ -120,6 +126,8 @@ class Drill:
                 if line["kind"] in ("step", "prepare"):
                     self._latest[life.instance.id] = line
                     self.first_progress.setdefault(life.instance.id, life.seconds)
+                if line["kind"] == "notice":
+                    self._noticed[life.instance.id] = line
                 if line["kind"] == "step":
                     self.first_step.setdefault(life.instance.id, life.seconds)
 
@@ -129,8 +137,19 @@ class Drill:
         struck = self.struck[-1]
         if struck.committed is None and struck.life.ended is None:
             head = read_json(self.run, "head.json")
-            if head is not None and head["state"] == "released":
+            if head is not None and is_safe(head, self._noticed.get(struck.life.instance.id)):
                 struck.committed = time.monotonic()
+
+
+def is_safe(head: dict[str, Any], noticed: dict[str, Any] | None) -> bool:
+    """Whether the head shows that a machine with a notice has committed what it had by then.
+
+    It may train on after that; where nothing was to be committed it only releases.
+    """
+    if head["state"] == "released":
+        return True
+    steps = [int(entry["step"]) for entry in head["checkpoints"]]
+    return noticed is not None and bool(steps) and max(steps) >= int(noticed["step"])
 
 
 def steps_lost(struck: Struck, resumes: Sequence[dict[str, Any]]) -> int:

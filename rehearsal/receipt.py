@@ -34,7 +34,8 @@ def make_receipt(rehearsed: Rehearsed) -> dict[str, Any]:
     ours, theirs = _receipt_of(rehearsed.run), _receipt_of(rehearsed.reference)
     lineage, reference = read_lineage(rehearsed.run), read_lineage(rehearsed.reference)
     resumes = [line for line in read_metrics(rehearsed.run) if line["kind"] == "resume"]
-    interruptions = [_interruption(struck, resumes) for struck in rehearsed.drill.struck]
+    gained = _gained_steps(rehearsed.run)
+    interruptions = [_interruption(struck, resumes, gained) for struck in rehearsed.drill.struck]
     notices = [item["notice_to_commit_seconds"] for item in interruptions if item["notice"]]
     lost = sum(item["steps_lost"] for item in interruptions)
     head = read_json(rehearsed.run, "head.json") or {}
@@ -119,6 +120,7 @@ def receipt_rows(receipt: Mapping[str, Any]) -> list[tuple[str, str]]:
         and receipt["losses_equal"]
     )
     commit = receipt["notice_to_commit_seconds"]
+    gained = sum(item.get("gained_steps", 0) for item in receipt["interruption_list"])
     return [
         ("stack resources", f"{receipt['resources']} created, each checked by its own API"),
         (
@@ -135,7 +137,8 @@ def receipt_rows(receipt: Mapping[str, Any]) -> list[tuple[str, str]]:
         (
             "notice to commit",
             f"{'never' if commit is None else f'{commit:.2f} s'} of {receipt['notice_seconds']:g} s"
-            " (the demo's notice; EC2 gives 120 s)",
+            " (the demo's notice; EC2 gives 120 s)"
+            + (f", then {gained} steps more, committed" if gained else ""),
         ),
         ("steps lost", f"{receipt['steps_lost']} (done again, never skipped)"),
         (
@@ -183,17 +186,26 @@ def _receipt_of(run: Files) -> dict[str, Any]:
     return receipt
 
 
-def _interruption(struck: Struck, resumes: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _gained_steps(run: Files) -> dict[str, int]:
+    """By machine: the steps that it did, and committed, after the first commit of its notice."""
+    commits = [event for event in read_events(run) if "gained_steps" in event]
+    return {event["instance_id"]: int(event["gained_steps"]) for event in commits}
+
+
+def _interruption(
+    struck: Struck, resumes: Sequence[dict[str, Any]], gained: Mapping[str, int]
+) -> dict[str, Any]:
     kind = "notice" if struck.strike.notice else "kill without notice"
     seconds = struck.notice_to_commit_seconds
-    reached = struck.progress
-    unit = "step" if reached.get("kind") == "step" else "shard"
+    reached = struck.noticed or struck.progress
+    unit = "shard" if reached.get("kind") == "prepare" else "step"
     number = reached.get("stage_step", reached.get("done"))
     return {
         "what": f"{kind} in {struck.strike.stage} at {unit} {number}",
         "instance": struck.life.instance.id,
         "notice": struck.strike.notice,
         "notice_to_commit_seconds": None if seconds is None else round(seconds, 3),
+        "gained_steps": gained.get(struck.life.instance.id, 0),
         "steps_lost": steps_lost(struck, resumes),
         "processes_killed": struck.life.processes_killed,
     }

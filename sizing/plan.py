@@ -27,7 +27,7 @@ from sizing.footprints import Footprint
 from sizing.gpus import Gpu, find_gpu
 from sizing.host import HostMemory, host_memory
 from sizing.memory import GpuMemory, gpu_memory
-from sizing.notice import NoticeFit, Restart, notice_fit, restart
+from sizing.notice import NoticeFit, Restart, idle_seconds, notice_fit, restart
 from sizing.plan_checks import find_problems, find_warnings
 from sizing.refresh import load, prices
 from sizing.spot import Estimate, Trace, estimate, interruptions, trainers_interval
@@ -51,6 +51,7 @@ class Request:
     volume_gib: int = 200
     volume_mib_per_second: float | None = None
     notice_seconds: float | None = None
+    trains_on_at_notice: bool = True
     checkpoint_interval: str = "auto"
     dataset_gib: float | None = None
     unshared_gib: float = 0.0
@@ -346,13 +347,24 @@ def _forecast(plan: Plan) -> Estimate | None:
             checkpoint_seconds=waits,
             interval_seconds=interval,
             notice_fits=plan.notice.fits,
-            notice_seconds=plan.notice.budget,
+            notice_seconds=_idle_seconds(plan),
             wait_seconds=plan.interruptions.wait_seconds,
             usd_per_hour=plan.usd_spot_per_hour,
             trace=plan.request.trace,
         )
     except ValueError:
         return None
+
+
+def _idle_seconds(plan: Plan) -> float:
+    """What of a notice the trainer does not train in."""
+    if not plan.request.trains_on_at_notice:
+        return plan.notice.budget
+    return idle_seconds(
+        save_seconds=plan.notice.save,
+        step_seconds=plan.notice.step,
+        notice_seconds=plan.notice.budget,
+    )
 
 
 def _auto_interval(plan: Plan, waits: float) -> float:

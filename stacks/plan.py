@@ -49,6 +49,7 @@ def _request(p: StackParameters) -> Request:
         volume_gib=p.data_volume_gib,
         volume_mib_per_second=p.data_volume_mib_per_second,
         notice_seconds=p.notice_budget_seconds,
+        trains_on_at_notice=p.notice_policy == "train-on",
         checkpoint_interval=p.checkpoint_interval,
         dataset_gib=p.dataset_gib or None,
         # A fleet chooses among zones and sizes; without zones given there are two.

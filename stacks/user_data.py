@@ -45,6 +45,7 @@ def run_env(
         "CHECKPOINT_INTERVAL": parameters.checkpoint_interval,
         "CHECKPOINTS_KEPT": parameters.checkpoints_kept,
         "NOTICE_BUDGET_SECONDS": str(parameters.notice_budget_seconds),
+        "NOTICE_POLICY": parameters.notice_policy,
         "LEASE_TTL_SECONDS": str(parameters.lease_ttl_seconds),
         "DATASET_WAIT_SECONDS": str(parameters.dataset_wait_seconds),
         "STACK_NAME": stack_name,

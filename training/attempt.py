@@ -152,6 +152,7 @@ def _follow(
 ) -> int:
     """A rank above 0: trains along, and writes nothing but its shards of derived data."""
     oversight.guardian.follow()
+    oversight.extra_time.follow()
     # Rank 0 may be at work on its own for long, and its watchdog is for all.
     oversight.watchdog.close()
     code, record = world.share((None, None))

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from training.capture import Capture
 from training.crew import Crew
 from training.deputy import Deputy
+from training.interruption import InterruptedRunError, Notice
 from training.long_work import Work
 from training.position import Attempt, Position
 from training.saver import Saver
@@ -55,17 +56,28 @@ class Commits:
 
         self._at_a_point(commit)
 
-    def at_a_notice(self, position: Position) -> None:
-        """Save and release, as far as the time allows."""
+    def at_a_notice(self, position: Position, work_seconds: float | None) -> None:
+        """Commit; raise InterruptedRunError, on all ranks alike, unless such work may yet begin.
 
-        def commit(saver: Saver) -> None:
-            notice = self._attempt.interruption.notice
-            assert notice is not None
-            saver.emergency(self._capture(), position, self._epoch(position), notice)
-
-        self._at_a_point(commit)
+        At first whatever happens to be at hand is made safe. Then training goes on as long as the
+        work to come and a last save still fit, which releases in its own write.
+        """
+        attempt, extra_time = self._attempt, self._attempt.extra_time
+        if extra_time.is_granted:
+            if attempt.agree(extra_time.allows(work_seconds)):
+                return
+            notice = attempt.hear_notice()
+            self._at_a_point(lambda saver: self._release(saver, position, notice))
+        else:
+            notice = attempt.hear_notice()
+            cost = self._answer(position, work_seconds, notice)
+            if attempt.agree(extra_time.would_allow(work_seconds, cost)):
+                assert cost is not None
+                attempt.go_on(notice, cost)
+                return
         if self._deputy is not None:
             self._deputy.give_up()
+        raise InterruptedRunError(attempt.hear_notice().cause)
 
     def close(self) -> None:
         """The stage, or the attempt, is over."""
@@ -103,6 +115,36 @@ class Commits:
         else:
             return False
         return True
+
+    def _answer(
+        self, position: Position, work_seconds: float | None, notice: Notice
+    ) -> float | None:
+        """The first save of a notice; what the last will take, or None where there is to be none.
+
+        Ranks without a saver give 0: rank 0 reckons.
+        """
+        where = {"step": position.step, "stage_step": position.stage_step}
+        self._attempt.metrics.write("notice", stage=position.stage, **where)
+        cost: float | None = 0.0 if self._saver is None else None
+
+        def commit(saver: Saver) -> None:
+            nonlocal cost
+            capture = self._capture()
+            expected = saver.expected(capture, position).seconds
+            first = 0.0 if saver.holds(position) else expected
+            if not self._attempt.extra_time.would_allow(work_seconds, expected, first):
+                self._release(saver, position, notice)
+            elif saver.commit_at_notice(capture, position, self._epoch(position), notice):
+                measured = saver.expected(capture, position)
+                cost = measured.seconds if measured.is_measured else None
+                print(f"[notice] safe, {notice.seconds_left:.1f} s left", flush=True)
+
+        self._at_a_point(commit)
+        return cost
+
+    def _release(self, saver: Saver, position: Position, notice: Notice) -> None:
+        """Save and release in one write, as far as the time allows."""
+        saver.emergency(self._capture(), position, self._epoch(position), notice)
 
     def _before(self, saver: Saver, work: Work, position: Position) -> None:
         if not self._attempt.oversight.long_work.is_long(work) or saver.holds(position):

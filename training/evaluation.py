@@ -57,7 +57,7 @@ def evaluate(
     try:
         with learner.evaluating() as evaluate_batch:
             for turn in range(turns):
-                attempt.check()
+                attempt.check(may_use_extra_time=True)
                 if turn < len(mine):
                     batch = to_device(loader.next(), inputs.device)
                     seed_torch(

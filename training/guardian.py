@@ -63,6 +63,12 @@ class Guardian:
         with self._lock:
             self._main_ends.set()
 
+    def watch_on(self, notice: Notice) -> None:
+        """The main thread has stood this guardian down and trains on: watch it again."""
+        with self._lock:
+            self._main_ends.clear()
+        self._watch(notice)
+
     def fail(self, why: str) -> None:
         """A hang or a lost rank: show where every thread is, release, exit 1 for a restart.
 

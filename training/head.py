@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, TypeAlias
 
+from training.candidates import say_waiting
 from training.entries import CheckpointEntry, FileEntry, Kind
 from training.errors import UserError
 from training.json_record import read_json_record
@@ -297,6 +298,7 @@ def acquire(
             "or give another run URI"
         )
     seen: str | None = None
+    told = 0
     since = time.monotonic()
     while True:
         found = store.get(HEAD)
@@ -307,6 +309,9 @@ def acquire(
             seen, since = found.etag, time.monotonic()
             if head.state == "running":
                 waiting(head.writer)
+                if head.generation != told:
+                    say_waiting(store, head.generation, writer)
+                    told = head.generation
         free = not head or head.state == "released" or time.monotonic() - since >= ttl_seconds
         if free:
             mine = (

@@ -5,7 +5,7 @@ The lineage is the steps, repeated ones counted once, the newest generation winn
 
 import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -26,7 +26,8 @@ class AttemptStory:
     last_heard: datetime
     ended: str  # finished, failed, released, or silent: nothing said that it ended
     cause: str | None  # notice or shutdown, where one came
-    seconds_to_commit: float | None  # from the notice
+    seconds_to_commit: float | None  # from the notice to its first commit
+    gained_steps: int  # in what was left of the notice after that, and committed
     first_step: int | None  # the first that it computed
     last_step: int | None
     num_repeated: int  # of its steps that a later attempt computed again
@@ -76,7 +77,7 @@ class History:
 
 def read_history(store: Store) -> History:
     """Read everything that a run has written so far."""
-    lines = list(_lines(store))
+    lines = list(read_lines(store, sorted(store.sizes("metrics/"))))
     events = sorted(_events(store), key=lambda event: str(event["time"]))
     return History(
         lines=lines,
@@ -86,8 +87,9 @@ def read_history(store: Store) -> History:
     )
 
 
-def _lines(store: Store) -> Iterator[Line]:
-    for key in sorted(store.sizes("metrics/")):
+def read_lines(store: Store, keys: Iterable[str]) -> Iterator[Line]:
+    """The lines of these objects of the metrics, in their order."""
+    for key in keys:
         found = store.get(key)
         for line in found.data.splitlines() if found else ():
             yield json.loads(line)
@@ -131,7 +133,9 @@ def _story(
     generation: int, events: Sequence[Line], steps: Sequence[Line], lineage: Mapping[int, Line]
 ) -> AttemptStory:
     by_name = {event["name"]: event for event in events}
-    notice, committed = by_name.get("notice"), by_name.get("committed", {})
+    notice = by_name.get("notice")
+    answers = [event for event in events if event["name"] == "committed"]
+    waits = [e["notice_to_commit_seconds"] for e in answers if "notice_to_commit_seconds" in e]
     again = [line for line in steps if _generation(lineage[line["step"]]) > generation]
     numbers = [line["step"] for line in steps]
     return AttemptStory(
@@ -141,7 +145,8 @@ def _story(
         last_heard=_time(events[-1]),
         ended=next((name for name in _ENDINGS if name in by_name), "silent"),
         cause=notice["cause"] if notice else None,
-        seconds_to_commit=committed.get("notice_to_commit_seconds"),
+        seconds_to_commit=waits[0] if waits else None,
+        gained_steps=sum(event.get("gained_steps", 0) for event in answers),
         first_step=min(numbers, default=None),
         last_step=max(numbers, default=None),
         num_repeated=len(again),

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from training.errors import EXIT_FINISHED, UserError
 from training.head import Head, read_head
-from training.history import read_history
 from training.record import RunRecord, read_record
 from training.report import REPORT, summary, write_report
+from training.run_options import positive
 from training.store import Store, open_store
 
 _RUN = "s3://bucket/runs/<run id>, or a folder"
@@ -33,10 +33,18 @@ def add_tensorboard(parser: argparse.ArgumentParser) -> None:
     """Add the options of `tensorboard`."""
     parser.description = (
         "Write a run's metrics as TensorBoard event files, each step once. Then: "
-        "tensorboard --logdir FOLDER. Call it again to follow a run that is going on."
+        "tensorboard --logdir FOLDER. With --follow it goes on as the run does, until the run has "
+        "ended or Ctrl-C is pressed; steps that an interruption repeats replace those before."
     )
     parser.add_argument("--run-uri", required=True, help=_RUN)
     parser.add_argument("--out", required=True, type=Path, help="the log folder")
+    parser.add_argument("--follow", action="store_true", help="keep up with a run that goes on")
+    parser.add_argument(
+        "--poll-seconds",
+        type=positive,
+        default=5.0,
+        help="with --follow: how often to look (default: %(default)s)",
+    )
     parser.set_defaults(act=_tensorboard)
 
 
@@ -75,9 +83,13 @@ def _report(options: argparse.Namespace) -> int:
 
 def _tensorboard(options: argparse.Namespace) -> int:
     store, _, _ = _open(options.run_uri)
-    from training.tensorboard import write_event_files
+    from training.tensorboard import follow, write_event_files
 
-    num = write_event_files(read_history(store), options.out)
+    if options.follow:
+        print(f"[tensorboard] following; look with: tensorboard --logdir {options.out}", flush=True)
+        num = follow(store, options.out, options.poll_seconds)
+    else:
+        num = write_event_files(store, options.out)
     print(
         f"[ok] {options.out}: {num} values; look at them with: tensorboard --logdir {options.out}"
     )

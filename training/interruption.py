@@ -37,6 +37,7 @@ class Notice:
     cause: Cause
     received: float
     deadline: float
+    is_dated: bool = False  # the notice names the deadline; else it is the budget, an assumption
 
     @property
     def seconds_left(self) -> float:
@@ -53,6 +54,7 @@ class Interruption:
         self._notice_file = notice_file
         self._when_noticed: Callable[[Notice], None] | None = None
         self._pending = threading.Event()
+        self._shutdown = threading.Event()
         self._rebalance = threading.Event()
         self._reader: socket.socket | None = None
         self._writer: socket.socket | None = None
@@ -80,11 +82,15 @@ class Interruption:
         self._writer = None
 
     def tell(self, cause: Cause) -> None:
-        """Record a notice or shutdown; the first one counts."""
+        """Record a notice or shutdown; the first one counts, and that a shutdown came."""
+        if cause == "shutdown":
+            self._shutdown.set()
         if self.notice is None:
-            now = time.monotonic()
-            left = min(self.budget_seconds, _seconds_in(self._notice_file, self.budget_seconds))
-            self.notice = Notice(cause=cause, received=now, deadline=now + left)
+            now, named = time.monotonic(), _seconds_in(self._notice_file)
+            left = self.budget_seconds if named is None else min(self.budget_seconds, named)
+            self.notice = Notice(
+                cause=cause, received=now, deadline=now + left, is_dated=named is not None
+            )
             self._pending.set()
             if self._when_noticed is not None:
                 self._when_noticed(self.notice)
@@ -103,6 +109,11 @@ class Interruption:
     def is_pending(self) -> bool:
         """Whether the attempt must end."""
         return self._pending.is_set()
+
+    @property
+    def is_shutting_down(self) -> bool:
+        """Whether the process was told to end, with or without a notice before."""
+        return self._shutdown.is_set()
 
     def wait(self, seconds: float) -> bool:
         """Sleep, but wake for a notice; return whether one came."""
@@ -131,15 +142,15 @@ def _do_nothing(number: int, frame: FrameType | None) -> None:
     """The wake-up descriptor has the signal; Python only needs a handler to be set."""
 
 
-def _seconds_in(notice_file: Path | None, otherwise: float) -> float:
-    """Seconds until the time that the notice file names; `otherwise` if it names none."""
+def _seconds_in(notice_file: Path | None) -> float | None:
+    """Seconds until the time that the notice file names; None if it names none."""
     if notice_file is None:
-        return otherwise
+        return None
     try:
         record = json.loads(notice_file.read_text())
         when = datetime.fromisoformat(record["time"])
     except (OSError, ValueError, KeyError, TypeError):
-        return otherwise
+        return None
     if when.tzinfo is None:
         when = when.replace(tzinfo=UTC)
     return (when - datetime.now(UTC)).total_seconds()

@@ -46,6 +46,10 @@ class LongWork:
             return max(_UNMEASURED_SECONDS[work], 10 * self._measured.get("step", 0.0))
         return _UNMEASURED_SECONDS[work]
 
+    def measured_seconds(self, work: Work) -> float | None:
+        """How long it took here, rather the longest; None where that was never measured."""
+        return self._measured.get(work)
+
     def is_long(self, work: Work) -> bool:
         """Whether a notice that comes in it could find too little time left after it."""
         return self.expected_seconds(work) > _SHARE_OF_BUDGET * self._budget_seconds

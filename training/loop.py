@@ -80,9 +80,6 @@ class StageLoop:
         try:
             with self._bar:
                 self._train()
-        except InterruptedRunError:
-            self._commits.at_a_notice(self._position)
-            raise
         finally:
             self._commits.close()
             self._loader.close()
@@ -97,9 +94,11 @@ class StageLoop:
     def _train(self) -> None:
         batches = self._fetch(self._position.stage_step)
         while True:
-            weight = self._attempt.end_check()
+            weight, must_end = self._attempt.end_check()
+            if must_end or self._attempt.extra_time.is_granted:
+                self._answer_notice(self._next_seconds(batches))
             self._evaluate_if_due()
-            if self._position.stage_step == self._plan.num_steps:
+            if self._is_at_the_end:
                 return
             # Fetched, and agreed upon by the ranks, while this step computes.
             following = self._fetch(self._position.stage_step + 1)
@@ -137,6 +136,8 @@ class StageLoop:
             self._read()
         self._position = replace(self._position, stage_step=step + 1, step=self._position.step + 1)
         self._unread = self._position, result, self._pace.next(self._loader.wait_seconds)
+        if work == "step":
+            self._pace.remember()
         if self._attempt.profiler is not None:
             self._attempt.profiler.step()
 
@@ -184,20 +185,52 @@ class StageLoop:
             )
             self._bar.show(position.stage_step, f"{text} {rates}{self._attempt.meter.text()}")
 
-    def _evaluate_if_due(self) -> None:
+    def _answer_notice(self, work_seconds: float | None) -> None:
+        """Commit; what comes next is begun only where it ends in the time that is left."""
+        self._commits.at_a_notice(self._position, work_seconds)
+        self._pace.skip()
+
+    def _next_seconds(self, batches: Sequence[tuple[MicroBatch, Batch]]) -> float | None:
+        """How long the way to the next boundary takes at most; None where that is not known."""
+        if self._is_evaluation_due:
+            return self._attempt.oversight.long_work.measured_seconds("evaluation")
+        if self._is_at_the_end:
+            return 0.0  # only the commit of the end
+        is_known = shapes_of([batch for _, batch in batches]) in self._shapes_seen
+        return self._pace.longest_seconds if is_known else None
+
+    @property
+    def _is_at_the_end(self) -> bool:
+        return self._position.stage_step == self._plan.num_steps
+
+    @property
+    def _is_evaluation_due(self) -> bool:
         step, every = self._position.stage_step, self._settings.evaluate_every_epochs
-        is_end = step == self._plan.num_steps
         is_epoch = step > 0 and step % self._plan.steps_per_epoch == 0
-        is_due = is_end or (is_epoch and every > 0 and self._epoch % every == 0)
-        if not is_due or self._position.evaluated_step == step:
+        is_due = self._is_at_the_end or (is_epoch and every > 0 and self._epoch % every == 0)
+        return is_due and self._position.evaluated_step != step
+
+    def _evaluated(self, *, is_last: bool) -> dict[str, float]:
+        """The metrics; a notice in the middle is answered, and the evaluation begun anew."""
+        name = f"{self._stage.name}-{self._position.stage_step}"
+        while True:
+            self._commits.before("evaluation", self._position)
+            try:
+                with self._attempt.oversight.long_work.doing("evaluation"):
+                    return evaluate(
+                        *(self._attempt, self._stage, self._inputs, self._learner, name),
+                        is_last=is_last,
+                    )
+            except InterruptedRunError:
+                measured = self._attempt.oversight.long_work.measured_seconds("evaluation")
+                self._answer_notice(measured)
+
+    def _evaluate_if_due(self) -> None:
+        if not self._is_evaluation_due:
             return
         self._read()
-        name = f"{self._stage.name}-{step}"
-        self._commits.before("evaluation", self._position)
-        with self._attempt.oversight.long_work.doing("evaluation"):
-            metrics = evaluate(
-                self._attempt, self._stage, self._inputs, self._learner, name, is_last=is_end
-            )
+        step, is_end = self._position.stage_step, self._is_at_the_end
+        metrics = self._evaluated(is_last=is_end)
         self._position = replace(
             self._position,
             evaluated_step=step,
@@ -247,14 +280,20 @@ class _Pace:
     def __init__(self) -> None:
         self._since = time.monotonic()
         self._waited = 0.0
+        self._last_seconds = 0.0
+        self.longest_seconds: float | None = None  # of a step lately, its wait for data included
 
     def next(self, wait_seconds: float) -> tuple[float, float]:
         """Those of the step that has just ended, given the loader's total."""
         now = time.monotonic()
         seconds = max(now - self._since, 1e-9)
         share = min(1.0, (wait_seconds - self._waited) / seconds)
-        self._since, self._waited = now, wait_seconds
+        self._since, self._waited, self._last_seconds = now, wait_seconds, seconds
         return seconds, share
+
+    def remember(self) -> None:
+        """The step that has just ended was like those to come; slow ones are forgotten late."""
+        self.longest_seconds = max(self._last_seconds, 0.99 * (self.longest_seconds or 0.0))
 
     def skip(self) -> None:
         """What happened since, an evaluation or a commit, was no step."""

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from training.extra_time import ExtraTime, Policy
 from training.guardian import Guardian
 from training.interruption import Interruption
 from training.long_work import LongWork
@@ -16,10 +17,12 @@ class Oversight:
         *,
         budget_seconds: float,
         notice_file: Path | None = None,
+        notice_policy: Policy = "train-on",
         watchdog_seconds: float = 0.0,
         notify_socket: str | None = None,
     ) -> None:
         self.interruption = Interruption(budget_seconds=budget_seconds, notice_file=notice_file)
+        self.extra_time = ExtraTime(self.interruption, notice_policy)
         self.guardian = Guardian(self.interruption)
         self.watchdog = Watchdog(watchdog_seconds, self.guardian.fail, notify_socket)
         self.long_work = LongWork(budget_seconds, self.watchdog)
@@ -31,6 +34,7 @@ class Oversight:
 
     def close(self) -> None:
         """The process ends by itself."""
+        self.extra_time.ended.set()
         self.guardian.stand_down()
         self.watchdog.close()
         self.interruption.close()

@@ -85,7 +85,7 @@ def _fill(
         missing = world.share(random.sample(missing, len(missing)))
     with Bar(stage.name, stage.num_shards, done=len(there)) as bar:
         for first in range(0, len(missing), world.size):
-            attempt.check()
+            attempt.check_before("shard")
             turn = missing[first : first + world.size]
             mine = turn[world.rank] if world.rank < len(turn) else None
             got = None
@@ -180,11 +180,12 @@ def _get_shard(
     """A shard that another run has made, or else made here; a copy goes into the run either way."""
     began = time.monotonic()
     folder = attempt.scratch / prefix
-    fetched = shared.fetch(shard, folder)
-    path = fetched or _make_shard(attempt, stage, inputs, folder, shard)
-    attempt.store.put_file(prefix + path.name, path)
-    if fetched is None:
-        shared.publish(path)
+    with attempt.oversight.long_work.doing("shard"):
+        fetched = shared.fetch(shard, folder)
+        path = fetched or _make_shard(stage, inputs, folder, shard)
+        attempt.store.put_file(prefix + path.name, path)
+        if fetched is None:
+            shared.publish(path)
     size, seconds = path.stat().st_size, round(time.monotonic() - began, 4)
     return _Made(
         entry={"name": path.name, "bytes": size, "sha256": path.stem.partition("-")[2]},
@@ -197,11 +198,10 @@ def _get_shard(
     )
 
 
-def _make_shard(attempt: Attempt, stage: Prepare, inputs: Inputs, folder: Path, shard: int) -> Path:
+def _make_shard(stage: Prepare, inputs: Inputs, folder: Path, shard: int) -> Path:
     """The shard's file, with its checksum in its name."""
-    with attempt.oversight.long_work.doing("shard"):
-        seed_torch(inputs.device, "prepare", inputs.seed, stage.name, shard)
-        tensors = stage.make(inputs, shard)
+    seed_torch(inputs.device, "prepare", inputs.seed, stage.name, shard)
+    tensors = stage.make(inputs, shard)
     folder.mkdir(parents=True, exist_ok=True)
     part = folder / f"{shard:05d}.part"
     save_file({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, part)

@@ -160,6 +160,8 @@ def _attempt_row(a: AttemptStory, usd_per_hour: float | None) -> list[str]:
         lost += f", {a.repeated_seconds * usd_per_hour / 3600:.4f} dollars"
     steps = "none" if a.first_step is None else f"{a.first_step} to {a.last_step}"
     commit = "" if a.seconds_to_commit is None else f"{a.seconds_to_commit:.2f} s"
+    if a.gained_steps:
+        commit += f", then {a.gained_steps} steps more"
     ended = f"{a.ended} ({a.cause})" if a.cause else a.ended
     began = a.began.isoformat(timespec="seconds")
     return [str(a.generation), a.writer, began, f"{a.seconds:.1f}", steps, ended, commit, lost]

@@ -172,6 +172,7 @@ def _run(options: argparse.Namespace) -> int:
     oversight = Oversight(
         budget_seconds=options.notice_budget_seconds,
         notice_file=options.notice_file,
+        notice_policy=options.notice_policy,
         watchdog_seconds=options.watchdog_seconds,
         notify_socket=os.environ.get("NOTIFY_SOCKET"),
     )

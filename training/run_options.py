@@ -4,6 +4,8 @@ import argparse
 import socket
 from pathlib import Path
 
+from training.extra_time import POLICIES
+
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Add every option, in the order in which --help shows them."""
@@ -69,6 +71,13 @@ def _add_saving(parser: argparse.ArgumentParser) -> None:
         help="time from a notice to the end of the machine (default: %(default)s)",
     )
     add("--notice-file", type=Path, help="JSON with the notice's time, written by the handler")
+    add(
+        "--notice-policy",
+        choices=POLICIES,
+        default="train-on",
+        help="after the commit at a notice whose time is known: train on and commit once more as "
+        "late as is safe, or stop (default: %(default)s)",
+    )
     add(
         "--lease-ttl-seconds",
         type=positive,

@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
@@ -24,6 +25,15 @@ from training.store import StoreError
 from training.transfer import CancelledError, Progress, send
 
 Tensors: TypeAlias = Mapping[str, Mapping[str, Tensor]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answer:
+    """What a save is for that answers a notice."""
+
+    notice: Notice
+    releases: bool  # the lease, in the write that publishes
+    gained_steps: int | None = None  # since the first answer to the same notice
 
 
 class Save:
@@ -53,8 +63,7 @@ class Save:
         self.cost: Cost | None = None
         self.blocked_seconds = 0.0
         self.began = time.monotonic()
-        self.releases = False  # the lease, in the write that publishes
-        self.notice: Notice | None = None  # that this save answers
+        self.answer: Answer | None = None
         self._attempt = attempt
         self._epoch = epoch
         self._state = state
@@ -86,6 +95,11 @@ class Save:
     def is_committed(self) -> bool:
         """Whether the head names it."""
         return self.is_over and self.error is None
+
+    @property
+    def releases(self) -> bool:
+        """Whether the write that publishes also lets go of the lease."""
+        return self.answer is not None and self.answer.releases
 
     def seconds_left(self, expected: float) -> float:
         """What it still needs at its rate so far, or by what it was expected to take in all."""
@@ -171,9 +185,11 @@ class Save:
 
     def _tell(self, seconds: float) -> None:
         """Leave the event, here and not in the training thread: it is a request to the store."""
-        extra = {}
-        if self.notice is not None:
-            since = time.monotonic() - self.notice.received
+        extra: dict[str, float] = {}
+        if self.answer is not None and self.answer.gained_steps is not None:
+            extra = {"gained_steps": self.answer.gained_steps}
+        elif self.answer is not None:
+            since = time.monotonic() - self.answer.notice.received
             extra = {"notice_to_commit_seconds": round(since, 4)}
         self._attempt.events.emit(
             "committed",

@@ -9,7 +9,7 @@ import threading
 import time
 from dataclasses import asdict, replace
 
-from training.budget import Budget, Cost, draw_up, estimate, reserve_of
+from training.budget import Budget, Cost, Estimate, draw_up, estimate, reserve_of
 from training.capture import Capture, Image, live_files
 from training.checkpoint import checkpoint_name
 from training.crew import Crew, Verb
@@ -20,7 +20,7 @@ from training.images import Images
 from training.interruption import Notice
 from training.interval import AutoInterval
 from training.position import Attempt, Position
-from training.save import Save
+from training.save import Answer, Save
 from training.store import StoreError
 
 # In a checkpoint's JSON: how long the run had trained.
@@ -56,6 +56,7 @@ class Saver:
         self._crew: Crew | None = None
         self._staged: Save | None = None
         self._lock = threading.Lock()  # of the staged copy and the end
+        self._answered: Position | None = None  # committed at a notice, and training went on
         self._end_result: bool | None = None
 
     def share_with(self, crew: Crew | None, num_copiers: int = 1) -> None:
@@ -186,6 +187,29 @@ class Saver:
                     self._order("drop", name)
             return self._end_result
 
+    def commit_at_notice(
+        self, capture: Capture, position: Position, epoch: int, notice: Notice
+    ) -> bool:
+        """As `emergency`, but without the release; whether training may go on from this boundary.
+
+        It may not where time, or the store, let nothing be committed, or only what is older.
+        """
+        with self._lock:
+            self._staged = None  # older than what is committed
+            name = self._name(position)
+            save = self._live(capture, position, epoch, "emergency", name)
+            self._end(save, notice, releases=False)
+            if self.holds(position):
+                self._answered = position
+            else:
+                self._order("drop", name)
+            return self._answered is not None
+
+    def expected(self, capture: Capture, position: Position) -> Estimate:
+        """What a commit of this boundary will take."""
+        save = self._live(capture, position, 0, "emergency", self._name(position))
+        return estimate(save.num_bytes, self.last_cost)
+
     def emergency_staged(self, notice: Notice) -> bool:
         """The same with the staged copy, from any thread: for when no boundary comes in time."""
         with self._lock:
@@ -308,19 +332,24 @@ class Saver:
         print(f"[interval] auto: {choice}", flush=True)
         self._attempt.metrics.write("interval", step=save.position.step, **asdict(choice))
 
-    def _end(self, save: Save | None, notice: Notice) -> bool:
+    def _end(self, save: Save | None, notice: Notice, *, releases: bool = True) -> bool:
         """What there is to do at a notice, by the arithmetic."""
+        gained = None
+        if self._answered is not None and save is not None:
+            gained = save.position.step - self._answered.step
+        answer = Answer(notice=notice, releases=releases, gained_steps=gained)
         under_way, self._save = self._save, None
         if under_way is not None and under_way.is_over:
             self._settle(under_way)
             under_way = None
         if under_way is not None and (save is None or under_way.position == save.position):
             print("[emergency] this state is being saved already; finishing that", flush=True)
-            if self._end_with(under_way, notice) or save is None:
+            if self._end_with(under_way, answer) or save is None:
                 return under_way.is_committed
             under_way = None  # it failed: once more, if there is time
         if save is None or self.holds(save.position):
-            print("[emergency] nothing changed since the last commit; only releasing", flush=True)
+            then = "only releasing" if releases else "nothing to save"
+            print(f"[emergency] nothing changed since the last commit; {then}", flush=True)
             return True
         expected = estimate(save.num_bytes, self.last_cost)
         finish = under_way.seconds_left(expected.seconds) if under_way else None
@@ -333,16 +362,16 @@ class Saver:
             return False
         if under_way is not None and budget.plan == "finish":
             print("[emergency] too short for this step; finishing the save before it", flush=True)
-            return self._end_with(under_way, notice)
+            return self._end_with(under_way, answer)
         if under_way is not None:
             self._make_way(under_way, budget)
         if save is not self._staged:
             self._order("live", save.name)
         elif self._crew is not None:
             self._crew.write_staged(save.name)
-        save.releases, save.notice, save.began = True, notice, time.monotonic()
+        save.answer, save.began = answer, time.monotonic()
         save.start()
-        return self._end_with(save, notice)
+        return self._end_with(save, answer)
 
     def _make_way(self, under_way: Save, budget: Budget) -> None:
         """Let the older save finish where the time is enough for both, else give it up."""
@@ -357,8 +386,8 @@ class Saver:
             under_way.wait()  # what cannot be cancelled is writing the head, which is bounded
             self._settle(under_way)
 
-    def _end_with(self, save: Save, notice: Notice) -> bool:
-        save.releases, save.notice = True, notice
+    def _end_with(self, save: Save, answer: Answer) -> bool:
+        save.answer, notice = answer, answer.notice
         patience = max(0.0, notice.seconds_left - reserve_of(notice))
         if save.kind != "emergency":
             patience = max(patience, _GRACE_SECONDS)

@@ -24,6 +24,7 @@ SHAPES = {
     "CHECKPOINT_INTERVAL": (r"auto|[1-9]\d*(epochs?|steps?|s)", "like auto, 2epochs or 600s"),
     "CHECKPOINTS_KEPT": (r"[1-9]\d*(,[1-9]\d*(epochs?|steps?))?", "like 3 or 3,10epochs"),
     "NOTICE_BUDGET_SECONDS": SECONDS,
+    "NOTICE_POLICY": (r"train-on|stop", "train-on or stop"),
     "LEASE_TTL_SECONDS": SECONDS,
     "DATASET_WAIT_SECONDS": (r"\d+(\.\d+)?", "a number of seconds"),
 }

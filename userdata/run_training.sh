@@ -27,6 +27,7 @@ exec "$PYTHON" -m training "$@" \
     --keep "$CHECKPOINTS_KEPT" \
     --notice-budget-seconds "$NOTICE_BUDGET_SECONDS" \
     --notice-file "$run/notice.json" \
+    --notice-policy "$NOTICE_POLICY" \
     --lease-ttl-seconds "$LEASE_TTL_SECONDS" \
     --metrics-file "$root/var/log/training/metrics.jsonl" \
     --writer "$INSTANCE_ID" \

@@ -1,8 +1,8 @@
 """Publish what CloudWatch's alarms on training need, from the trainer's own metrics file.
 
 Every minute while training.service is active: that it runs, what it got done, the age of the last
-commit; and soon after a notice whether steps would be lost. With the AWS CLI, not through the
-CloudWatch agent: so it works wherever the AWS CLI does. Run: python3 -m userdata.send_metrics
+commit; and soon after a notice whether steps before it would be lost. With the AWS CLI, not through
+the CloudWatch agent: so it works wherever the AWS CLI does. Run: python3 -m userdata.send_metrics
 """
 
 import json
@@ -45,6 +45,8 @@ class TrainingWatch:
     progress: int = 0
     last_step: int = 0
     committed_step: int | None = None
+    # Where a notice found the trainer: what it does after the commit there is only won.
+    noticed_step: int | None = None
     # When training began on this machine, or was last safe in the store.
     safe_since: float | None = None
 
@@ -68,6 +70,8 @@ class TrainingWatch:
                 self.safe_since = now
             if kind == "commit":
                 self.committed_step = step
+            if kind == "notice":
+                self.noticed_step = step
 
     def data(self, now: float) -> dict[str, float]:
         """What a running trainer's minute comes to; `sent` begins the next one."""
@@ -82,7 +86,8 @@ class TrainingWatch:
     @property
     def has_unsaved_steps(self) -> bool:
         """Whether steps were done that no commit of this machine or of a forerunner holds."""
-        return self.committed_step is not None and self.last_step > self.committed_step
+        until = self.last_step if self.noticed_step is None else self.noticed_step
+        return self.committed_step is not None and until > self.committed_step
 
 
 @dataclass(kw_only=True, slots=True)

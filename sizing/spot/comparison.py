@@ -10,6 +10,7 @@ import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
+from sizing.notice import idle_seconds
 from sizing.spot.interruptions import interruptions
 from sizing.spot.interval import (
     NOTICE_ARRIVES,
@@ -30,6 +31,9 @@ TRAINERS_FIRST_LIFE = 2.1 * 3600
 ORACLE = "oracle"
 OURS = "ours"
 TODAY = "the trainer today"
+STOPPING = "the trainer, stopping at the notice"
+# Of the step that the trainer reckons with at a notice: this project's are shorter.
+_STEP_SECONDS = 1.0
 UNIFORM = "Uniform Progress, saving as ours"
 ON_DEMAND = "on demand"
 
@@ -132,7 +136,9 @@ def policies(question: Question, trace: Trace) -> list[Policy]:
     ours = Saving(interval=interval, notice_idle=last, retune=retune)
     today = Saving(
         interval=interval,
-        notice_idle=question.notice,
+        notice_idle=idle_seconds(
+            save_seconds=question.save, step_seconds=_STEP_SECONDS, notice_seconds=question.notice
+        ),
         retune=lambda losses, spot_seconds: _as_the_trainer(question, losses, spot_seconds),
     )
     daly = daly_interval(
@@ -153,6 +159,11 @@ def policies(question: Question, trace: Trace) -> list[Policy]:
             under_deadline=None,
         ),
         Policy(name=TODAY, saving=today, under_deadline=None),
+        Policy(
+            name=STOPPING,
+            saving=replace(today, notice_idle=question.notice),
+            under_deadline=None,
+        ),
         Policy(name=UNIFORM, saving=ours, under_deadline=UniformProgress, on_spot=None),
         Policy(
             name="Uniform Progress, on demand until Spot",

@@ -52,6 +52,7 @@ class StackParameters:
     checkpoint_interval: str
     checkpoints_kept: str
     notice_budget_seconds: int
+    notice_policy: str
     lease_ttl_seconds: int
     dataset_wait_seconds: int
     max_hours: float

@@ -204,6 +204,10 @@ def check_times(p: StackParameters) -> None:
         "gives two minutes at most",
     )
     _refuse_unless(
+        p.notice_policy in ("train-on", "stop"),
+        f"notice_policy is {p.notice_policy!r}; give train-on or stop",
+    )
+    _refuse_unless(
         2 <= p.lease_ttl_seconds <= 600,
         f"lease_ttl_seconds is {p.lease_ttl_seconds}; give 2 to 600",
     )

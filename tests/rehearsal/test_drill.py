@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from rehearsal.drill import Strike, Struck, parse_strike, steps_lost
+from rehearsal.drill import Strike, Struck, is_safe, parse_strike, steps_lost
 from rehearsal.fleet import Instance, Life
 
 
@@ -60,3 +60,21 @@ def test_a_strike_during_preparation_loses_no_step() -> None:
 
 def test_a_run_that_ends_within_its_notice_loses_no_step() -> None:
     assert steps_lost(struck({"kind": "step", "generation": 1, "step": 4}), []) == 0
+
+
+@pytest.mark.parametrize(
+    ("state", "steps", "noticed", "is_so"),
+    [
+        ("released", [], None, True),
+        ("running", [40], {"step": 41}, False),
+        ("running", [40, 41], {"step": 41}, True),
+        ("running", [40, 41, 90], {"step": 41}, True),
+        ("running", [41], None, False),
+        ("running", [], {"step": 0}, False),
+    ],
+)
+def test_a_notice_is_answered_by_the_first_commit_of_what_it_found(
+    state: str, steps: list[int], noticed: dict[str, int] | None, is_so: bool
+) -> None:
+    head = {"state": state, "checkpoints": [{"step": step} for step in steps]}
+    assert is_safe(head, noticed) is is_so

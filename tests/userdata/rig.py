@@ -149,6 +149,7 @@ class Rig:
             "CHECKPOINT_INTERVAL": "2epochs",
             "CHECKPOINTS_KEPT": "3",
             "NOTICE_BUDGET_SECONDS": "120",
+            "NOTICE_POLICY": "train-on",
             "LEASE_TTL_SECONDS": "30",
             "DATASET_WAIT_SECONDS": "1800",
             "STACK_NAME": "TrainingStack",

@@ -19,7 +19,7 @@ def example(**changes: str) -> dict[str, str]:
 
 def test_example_is_itself_a_good_run_env() -> None:
     assert find_faults(example()) == []
-    assert len(example()) == 18
+    assert len(example()) == 19
 
 
 def test_writer_and_example_have_the_same_names() -> None:
@@ -55,6 +55,7 @@ def test_example_documents_every_variable() -> None:
         ("CHECKPOINT_INTERVAL", "often"),
         ("CHECKPOINTS_KEPT", "3, 10epochs"),
         ("LEASE_TTL_SECONDS", "0"),
+        ("NOTICE_POLICY", "go"),
         ("OVERRIDES", "a=b c=d"),
         ("RECIPE", '"full"'),
         ("WORKLOAD", ""),

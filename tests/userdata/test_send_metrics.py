@@ -49,6 +49,14 @@ def test_steps_that_no_commit_holds_are_unsaved() -> None:
     assert not watch.has_unsaved_steps
 
 
+def test_steps_after_the_commit_at_a_notice_are_only_won() -> None:
+    watch = TrainingWatch()
+    watch.read([step(41), json.dumps({"kind": "notice", "step": 41})], now=0)
+    assert watch.has_unsaved_steps
+    watch.read([commit(41), step(42)], now=1)
+    assert not watch.has_unsaved_steps
+
+
 def test_lines_that_are_no_records_are_passed_over() -> None:
     watch = TrainingWatch()
     watch.read(["{", "", "3", "[]", step(3)], now=0)

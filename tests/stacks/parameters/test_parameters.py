@@ -118,6 +118,7 @@ def test_own_code_names_its_dataset() -> None:
         ("checkpoints_kept", "all", "checkpoints_kept is 'all'; give 3, 3,10epochs or 3,5000steps"),
         ("checkpoint_interval", "often", "checkpoint_interval is 'often'; give auto, 2epochs"),
         ("notice_budget_seconds", "300", "notice_budget_seconds is 300; give 5 to 120"),
+        ("notice_policy", "go", "notice_policy is 'go'; give train-on or stop"),
         ("lease_ttl_seconds", "0", "lease_ttl_seconds is 0; give 2 to 600"),
         ("dataset_wait_seconds", "-1", "dataset_wait_seconds is -1; give 0 to 86400"),
         ("max_hours", "nan", "max_hours is 'nan'; give a number"),
