@@ -100,8 +100,14 @@ def stages(
         raise NotMeasuredError(_unknown("recipe", recipe, known[workload], workload, recipe))
     rows = [r for r in load(path) if (r["workload"], r["recipe"]) == (workload, recipe)]
     names = list(dict.fromkeys(row["stage"] for row in rows))
+    trained = [row["recipe_micro_batch"] for row in rows if row["kind"] == "train"]
     return tuple(
-        _stage([row for row in rows if row["stage"] == name], micro_batch) for name in names
+        _stage(
+            of_stage,
+            # A stage whose batch is not that of the last one has a field of its own for it.
+            micro_batch if of_stage[0].get("recipe_micro_batch") == trained[-1] else None,
+        )
+        for of_stage in ([row for row in rows if row["stage"] == name] for name in names)
     )
 
 

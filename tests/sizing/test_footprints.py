@@ -1,5 +1,6 @@
 """Footprints: counted ones are taken as they are, others interpolated, and the rest refused."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,18 @@ def test_a_micro_batch_that_was_not_counted_is_modelled(
     (stage,) = footprints.stages("trajectory", "full", micro_batch=size, path=path)
     assert stage.peak_bytes == expected * MIB
     assert stage.basis == "modelled"
+
+
+def test_a_stage_with_a_batch_of_its_own_keeps_it(tmp_path: Path) -> None:
+    own = [
+        sample_footprints.row("tokenizer", size, recipe_micro_batch=4, global_batch=4)
+        for size in (4, 8)
+    ]
+    others = [sample_footprints.row("head", size) for size in (8, 16)]
+    content = {"format": 1, "footprints": [*own, *others]}
+    (tmp_path / "two.json").write_text(json.dumps(content))
+    found = footprints.stages("trajectory", "full", micro_batch=8, path=tmp_path / "two.json")
+    assert [(stage.stage, stage.micro_batch) for stage in found] == [("tokenizer", 4), ("head", 8)]
 
 
 def test_fails_on_a_micro_batch_that_does_not_divide_the_batch(path: Path) -> None:
