@@ -27,6 +27,7 @@ from training.workload import (
     Progress,
     Rung,
     Settings,
+    Sharding,
     Start,
     Train,
 )
@@ -51,6 +52,7 @@ class SmallConfig:
     precision: Precision = "float32"
     ema_decay: float | None = None
     best_metric: str | None = None
+    sharding: Sharding = "none"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,6 +113,7 @@ class Classify:
             precision=self.config.precision,
             ema_decay=self.config.ema_decay,
             best_metric=self.config.best_metric,
+            sharding=self.config.sharding,
         )
 
     def model(self, i: Inputs) -> nn.Module:
@@ -167,6 +170,7 @@ class Small:
             "average": lambda: SmallConfig(micro_batch=4, ema_decay=0.9, best_metric="accuracy"),
             "bfloat16": lambda: SmallConfig(precision="bfloat16", ema_decay=0.9),
             "float16": lambda: SmallConfig(precision="float16", micro_batch=4),
+            "sharded": lambda: SmallConfig(sharding="full", ema_decay=0.9, best_metric="accuracy"),
         }
 
     def stages(self, c: SmallConfig) -> Sequence[Prepare | Train]:

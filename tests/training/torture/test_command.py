@@ -32,7 +32,7 @@ def test_thirty_kills_change_no_bit() -> None:
     assert len(result["by_kind_and_phase"]) >= 5, "kills hit different phases"
     assert set().union(*result["by_kind_and_phase"].values()) >= {"kill", "term", "notice"}
     assert {what: set(cards) for what, cards in result["runs_with"].items()} == {
-        "recipe": {"average", "bfloat16", "float16", "plain"},
+        "recipe": {"average", "bfloat16", "float16", "plain", "sharded"},
         "ranks": {"1", "2"},
         "interval": {"5steps", "1epochs", "0.1s", "auto"},
         "save": {"staged", "streamed"},
