@@ -10,6 +10,7 @@ import torch.distributed.fsdp  # noqa: F401  (half a second that each fork would
 
 from tests.training import tiny
 from tests.training.conftest import Run
+from tests.training.test_extra_time import LONG, Machine
 from tests.training.test_ranks import assert_close, at_rank, notice
 
 NewRun = Callable[[str], Run]
@@ -129,7 +130,7 @@ def test_another_number_of_ranks_goes_on_from_the_same_checkpoint(
     assert run.json("receipt.json")["numerics_changed"] == ["world"]
 
 
-@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+@pytest.mark.parametrize("precision", [pytest.param("bfloat16", marks=pytest.mark.slow), "float16"])
 def test_in_lower_precision_it_resumes_bit_for_bit_too(
     new_run: NewRun, tmp_path: Path, precision: str
 ) -> None:
@@ -161,3 +162,24 @@ def test_memory_is_not_tried_for_a_model_that_ranks_share(
     assert run.attempt_with_ranks(2, "--memory-limit-mib=8000", "--override=epochs=1") == [0, 0]
     assert "[memory] stage 'first' is sharded over 2 ranks" in capfd.readouterr().out
     assert run.store.get("adaptation.json") is None
+
+
+@pytest.mark.slow
+def test_in_the_extra_time_of_a_notice_every_rank_writes_twice(
+    run: Run, new_run: NewRun, tmp_path: Path
+) -> None:
+    whole = new_run(str(tmp_path / "whole" / "run-1"))
+    run.options = whole.options = [SHARDED, *AVERAGED, *LONG]
+    assert whole.attempt_with_ranks(2) == [0, 0]
+    machine = Machine(run, tmp_path / "notice.json")
+
+    def act(step: int) -> None:
+        if step == 8 and os.environ["RANK"] == "1":
+            machine.notice()
+
+    machine.at("first", act)
+    machine.attempt(ranks=2)
+    _, last = machine.commits
+    assert last["gained_steps"] > 2
+    assert last["step"] == machine.last_step
+    machine.go_on(whole, ranks=2)

@@ -58,6 +58,8 @@ def test_a_kill_in_the_middle_of_a_save_leaves_the_one_before_it(
     run: Run, sharded: Run, name: str
 ) -> None:
     with pytest.MonkeyPatch.context() as monkeypatch:
+        # Nobody waits long for the rank that was killed.
+        monkeypatch.setattr("training.crew._SILENT_SECONDS", 2.0)
         at_upload(monkeypatch, 6, name, kill)
         codes = run.attempt_with_ranks(2)
     assert -signal.SIGKILL in codes
@@ -87,7 +89,7 @@ def test_a_store_that_fails_one_rank_costs_that_save_alone(
     assert_same(run, sharded)
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_a_rank_without_room_for_a_copy_streams_its_share(
     run: Run, sharded: Run, rank: int
 ) -> None:
