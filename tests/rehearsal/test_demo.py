@@ -28,7 +28,7 @@ def demo(folder: Path, *options: str) -> subprocess.Popen[str]:
 
 
 def test_an_interrupted_run_equals_the_uninterrupted_one_bit_for_bit(tmp_path: Path) -> None:
-    process = demo(tmp_path, "--interrupt", "notice:head:30", "--interrupt", "kill:head:200")
+    process = demo(tmp_path, "--interrupt", "kill:head:30", "--interrupt", "notice:head:60")
     _, said = process.communicate(timeout=400)
     assert process.returncode == 0, said[-3000:]
     receipt = json.loads((tmp_path / "receipt.json").read_text())
@@ -36,7 +36,9 @@ def test_an_interrupted_run_equals_the_uninterrupted_one_bit_for_bit(tmp_path: P
     assert receipt["losses_equal"]
     assert receipt["lineage_problems"] == []
     assert receipt["interruptions"] == 2
-    assert receipt["attempts"] == 3
+    # A fast machine comes to the end of the run in what is left of its notice.
+    assert receipt["attempts"] in (2, 3)
+    assert "notice in head at step" in receipt["interruption_list"][1]["what"]
     assert 0 < receipt["notice_to_commit_seconds"] < 5
     assert receipt["fleet_target_capacity"] == 0
     assert receipt["instances_running"] == 0
