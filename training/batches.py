@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from training.answers import checked_order
 from training.workload import Samples, Settings
 
 
@@ -74,7 +75,8 @@ class BatchPlan:
         # The loader runs ahead, so for a while two epochs are wanted in turn.
         if epoch not in self._orders:
             kept = {e: order for e, order in self._orders.items() if abs(e - epoch) <= 1}
-            self._orders = kept | {epoch: self._samples.order(epoch, self._seed)}
+            order = checked_order(self._samples, epoch, self._seed, twice=not self._orders)
+            self._orders = kept | {epoch: order}
         return self._orders[epoch]
 
 

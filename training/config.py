@@ -1,5 +1,6 @@
 """A run's config: a recipe, with fields overridden by name, and the checkpoint interval."""
 
+import math
 import re
 import types
 import typing
@@ -90,9 +91,11 @@ def _parse_value(name: str, text: str, kind: Any) -> Any:
                 return text.lower() == "true"
         elif option in (int, float):
             try:
-                return option(text)
+                value = option(text)
             except ValueError:
                 continue
+            if math.isfinite(value):
+                return value
         elif option is str:
             return text
     readable = getattr(kind, "__name__", str(kind))

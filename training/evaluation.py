@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from training.answers import checked_metrics
 from training.batches import MicroBatch
 from training.capabilities import HasPictures
 from training.learner import Learner
@@ -92,7 +93,7 @@ def _summarize(
     if attempt.world.leads and parts:
         out = attempt.scratch / "evaluation" / name
         out.mkdir(parents=True, exist_ok=True)
-        metrics = dict(stage.summarize(parts, out))
+        metrics = checked_metrics(stage, stage.summarize(parts, out))
         if is_last and isinstance(stage, HasPictures):
             stage.illustrate(parts, out)
         _keep_files(attempt, name, out)

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 from pathlib import Path
 
 from training.errors import EXIT_FINISHED, UserError
@@ -58,7 +59,7 @@ def _open(uri: str) -> tuple[Store, RunRecord, Head]:
 
 def _report(options: argparse.Namespace) -> int:
     store, record, head = _open(options.run_uri)
-    if options.usd_per_hour is not None and options.usd_per_hour < 0:
+    if options.usd_per_hour is not None and not 0 <= options.usd_per_hour < math.inf:
         raise UserError(f"--usd-per-hour is {options.usd_per_hour}; give 0 or more")
     history = write_report(store, record, head, options.usd_per_hour)
     if options.out is not None:

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from training.answers import checked_optimizer, checked_start, checked_weight
 from training.batches import MicroBatch, micro_batch_of
 from training.capture import Capture
 from training.checkpoint import Snapshot
@@ -61,7 +62,7 @@ class Learner:
         self.model = self._build_model(snapshot)
         refuse_unequal_batch_norm(stage, self.model, world.size)
         self._parallel = parallel(stage, self.model, world)
-        self._optimizer = stage.optimizer(self.model)
+        self._optimizer = checked_optimizer(stage, stage.optimizer(self.model), self.model)
         for group in self._optimizer.param_groups:
             group.setdefault("initial_lr", group["lr"])
         self._scaling = Scaling(self._settings.precision, inputs.device)
@@ -76,7 +77,7 @@ class Learner:
         model = stage.model(inputs)
         if snapshot is None:
             seed_torch(inputs.device, "start", inputs.seed, stage.name)
-            self.start = stage.start(model, inputs)
+            self.start = checked_start(stage, stage.start(model, inputs))
             if self.start.failures:
                 raise RunFailedError(f"stage {stage.name!r} cannot start: {self.start.failures[0]}")
         elif isinstance(snapshot, Snapshot):
@@ -138,6 +139,7 @@ class Learner:
         num_steps: int,
     ) -> StepResult:
         """One optimizer step; weight and number of micro-batches are those of all ranks."""
+        weight = checked_weight(self._stage, weight, step)
         factor = schedule_factor(self._settings, step, num_steps)
         for group in self._optimizer.param_groups:
             group["lr"] = group["initial_lr"] * factor

@@ -244,7 +244,8 @@ class StageLoop:
             epoch=self._epoch,
             metrics=metrics,
         )
-        values = ", ".join(f"{name} {value:.4f}" for name, value in list(metrics.items())[:3])
+        values = ", ".join(f"{name} {value:.4f}" for name, value in list(metrics.items())[:4])
+        values = values or "nothing to evaluate: split 'validation' has no samples"
         print(f"[{self._stage.name}] after epoch {self._epoch}: {values}", flush=True)
         self._pace.skip()
         if not is_end:

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from training.answers import checked_metrics, checked_partial
 from training.batches import MicroBatch
 from training.checkpoint import WEIGHTS, read_checkpoint
 from training.config import resolve_config
@@ -71,12 +72,13 @@ class Trained:
     def evaluate(self, split: str, out: Path) -> dict[str, float]:
         """The metrics of a split; files for people go to `out`."""
         parts: list[Partial] = [
-            self.stage.evaluate(self.model, batch) for _, batch in self.each_batch(split)
+            checked_partial(self.stage, self.stage.evaluate(self.model, batch))
+            for _, batch in self.each_batch(split)
         ]
         if not parts:
             raise UserError(f"split {split!r} of the dataset has no samples; name another")
         out.mkdir(parents=True, exist_ok=True)
-        return dict(self.stage.summarize(parts, out))
+        return checked_metrics(self.stage, self.stage.summarize(parts, out))
 
 
 def load_trained(

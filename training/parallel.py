@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from training.answers import checked_loss, checked_partial
 from training.capabilities import HasShards
 from training.distributed import World
 from training.errors import UserError
@@ -62,8 +63,8 @@ class _StageWork(nn.Module):
 
     def forward(self, batch: Batch, step: int | None) -> Any:
         if step is None:
-            return self._stage.evaluate(self.model, batch)
-        loss = self._stage.loss(self.model, batch, step)
+            return checked_partial(self._stage, self._stage.evaluate(self.model, batch))
+        loss = checked_loss(self._stage, self._stage.loss(self.model, batch, step))
         return loss.total, loss.mean, loss.metrics
 
 
@@ -85,7 +86,7 @@ class _Replicated:
         return self._work(batch, step)
 
     def evaluate(self, batch: Batch) -> Partial:
-        return self._stage.evaluate(self._model, batch)
+        return checked_partial(self._stage, self._stage.evaluate(self._model, batch))
 
     def reducing(self, is_last: bool) -> AbstractContextManager[None]:
         """Gradients travel with the last micro-batch of a step only."""

@@ -1,6 +1,7 @@
 """The options of `python -m training run`, and the types that other commands share with it."""
 
 import argparse
+import math
 import socket
 from pathlib import Path
 
@@ -139,8 +140,8 @@ def _add_records(parser: argparse.ArgumentParser) -> None:
 def positive(text: str) -> float:
     """A number above 0."""
     value = float(text)
-    if value <= 0:
-        raise argparse.ArgumentTypeError(f"{text} is not positive")
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is no positive number")
     return value
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from training.capabilities import HasDataInMemory
+from training.check.protocol import problems
 from training.config import resolve_config
 from training.dataset import MANIFEST
 from training.errors import UserError
@@ -59,6 +60,9 @@ def settle(
     A trial is one process with the whole model, so none is made for one that ranks share.
     """
     workload = load_workload(options.workload)
+    wrong = problems(workload)
+    if wrong:
+        raise UserError(f"workload {options.workload!r} cannot be trained: {wrong[0]}")
     config = resolve_config(workload, options.recipe, overrides)
     _refuse_wrong_settings(workload, config)
     origin = settle_origin(

@@ -50,6 +50,8 @@ def test_overrides_take_the_field_s_type() -> None:
     [
         (["epoch=5"], "no field 'epoch'; did you mean 'epochs'. known are seed, num_threads"),
         (["epochs=many"], "epochs='many' is no int"),
+        (["learning_rate=nan"], "learning_rate='nan' is no float; give another value"),
+        (["learning_rate=inf"], "learning_rate='inf' is no float; give another value"),
         (["deterministic=1"], "is no bool"),
         (["epochs"], "write name=value"),
         (["epochs=1", "epochs=2"], "given twice"),

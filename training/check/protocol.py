@@ -12,6 +12,8 @@ _CONFIG_FIELDS = {"seed": int, "num_threads": int, "deterministic": bool}
 
 def problems(workload: Any) -> list[str]:
     """Sentences; none if all is well."""
+    if isinstance(workload, type):
+        return [f"{workload.__name__} is a class; name an object: MINE = {workload.__name__}()"]
     missing = list(_missing(workload, Workload, "the workload"))
     if missing:
         return missing

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
+from training.answers import checked_order
 from training.errors import UserError
 from training.workload import (
     Batch,
@@ -89,13 +90,7 @@ class _SmallTrain(WrappedTrain):
 
     def loss(self, m: nn.Module, b: Batch, step: int) -> Loss:
         self._reached(self.name, "step", step)
-        loss = super().loss(m, b, step)
-        if loss.total.ndim or not loss.total.requires_grad:
-            raise UserError(
-                f"stage {self.name!r}: loss gave a total of shape {tuple(loss.total.shape)} "
-                f"with requires_grad={loss.total.requires_grad}; give a differentiable scalar"
-            )
-        return loss
+        return super().loss(m, b, step)
 
     def evaluate(self, m: nn.Module, b: Batch) -> Partial:
         self._reached(self.name, "evaluation", self._num_batches)
@@ -137,17 +132,7 @@ class _FewSamples:
         return self.inner.collate(items)
 
     def order(self, epoch: int, seed: int) -> Sequence[int]:
-        order = list(self.inner.order(epoch, seed))
-        if sorted(order) != list(range(len(self.inner))):
-            raise UserError(
-                f"{self.what}: order({epoch}, {seed}) does not give each of {len(self.inner)} "
-                "indices exactly once; use training.randomness.shuffled(len, epoch, seed)"
-            )
-        if list(self.inner.order(epoch, seed)) != order:
-            raise UserError(
-                f"{self.what}: order({epoch}, {seed}) gives another order each time; it must be a "
-                "function of epoch and seed: use training.randomness.shuffled(len, epoch, seed)"
-            )
+        order = checked_order(self.inner, epoch, seed, twice=True)
         return [index for index in order if index < self.count]
 
 

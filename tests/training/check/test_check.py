@@ -87,6 +87,8 @@ def test_what_is_wrong_with_the_protocol_is_named(capsys: pytest.CaptureFixture[
     said = findings(f"{FAULTY}:NOTHING", capsys)
     assert "the workload has no recipes: Recipe name -> function that returns" in said
     assert "the workload has no stages(c): The stages in order" in said
+    said = findings(f"{FAULTY}:BadConfig", capsys)
+    assert "BadConfig is a class; name an object: MINE = BadConfig()" in said
     said = findings(f"{FAULTY}:HALF", capsys)
     assert "placement_fields names loaders, which the config lacks" in said
     assert "stage 'half': model must take (i)" in said
