@@ -1,11 +1,13 @@
 """A rank above 0 in the saves of a sharded stage: it writes its share when rank 0 says so."""
 
+import itertools
 import threading
 from collections.abc import Callable, Sequence
 
 from training.capture import Capture, Contents, Image, live_files
 from training.checkpoint import refuse_nan
 from training.crew import STAGED, TICK_SECONDS, Order, Written, place_on_board
+from training.distributed import World
 from training.errors import RunFailedError
 from training.images import Images
 from training.position import Attempt
@@ -59,6 +61,10 @@ class Deputy:
                     write.cancel()
                     write.wait()
             return
+        over = threading.Event()
+        if order.verb != "stage":
+            # From here on: the first copy takes its time, page-locked memory above all.
+            _tick(self._world, order.name, over)
         share = capture()
         self._staged = None  # superseded, and its memory may be needed
         self._writes = [write for write in self._writes if not write.is_over]
@@ -73,10 +79,10 @@ class Deputy:
         if order.verb == "stage":
             self._world.gather(image is not None)
             if image is not None:
-                self._staged = ShareWrite(self._attempt, order.name, share, image)
+                self._staged = ShareWrite(self._attempt, order.name, share, image, over)
                 self._listen(self._staged)
             return
-        write = ShareWrite(self._attempt, order.name, share, image)
+        write = ShareWrite(self._attempt, order.name, share, image, over)
         self._writes.append(write)
         self._live = write if image is None else None
         write.start()
@@ -88,6 +94,7 @@ class Deputy:
             while self._staged is staged:
                 if self._world.note(STAGED) == staged.name:
                     self.give_up()
+                    _tick(self._world, staged.name, staged.over)
                     staged.start()
                     return
                 staged.wait(_LISTEN_SECONDS)
@@ -98,30 +105,36 @@ class Deputy:
 class ShareWrite:
     """This rank's files of one save, written and announced in a thread of its own."""
 
-    def __init__(self, attempt: Attempt, name: str, share: Capture, image: Image | None) -> None:
+    def __init__(
+        self,
+        attempt: Attempt,
+        name: str,
+        share: Capture,
+        image: Image | None,
+        over: threading.Event,
+    ) -> None:
         self.name = name
         self.image = image
+        self.over = over  # announced, or cancelled
         self._attempt = attempt
         self._slices = share.state[SLICES]
         self._device = share.device
         self._files: Sequence[Contents] = live_files(share) if image is None else image.files
         self._tensors: Tensors = share.tensors if image is None else image.tensors
         self._progress = Progress()
-        self._over = threading.Event()
 
     @property
     def is_over(self) -> bool:
-        """Whether it was announced, or cancelled."""
-        return self._over.is_set()
+        """Whether nothing of it is written any more."""
+        return self.over.is_set()
 
     def start(self) -> None:
         """In a thread that may be left behind: a connection that hangs must not hold us."""
         threading.Thread(target=self._run, name="share", daemon=True).start()
-        threading.Thread(target=self._tick, name="tick", daemon=True).start()
 
     def wait(self, seconds: float | None = None) -> bool:
         """Until it is over, at most so long; whether it is."""
-        return self._over.wait(seconds)
+        return self.over.wait(seconds)
 
     def cancel(self) -> None:
         """Write no more of it."""
@@ -134,7 +147,7 @@ class ShareWrite:
             if written is not None:
                 self._attempt.world.post(key, written.to_text())
         finally:
-            self._over.set()
+            self.over.set()
 
     def _write(self) -> Written | None:
         prefix = f"checkpoints/{self.name}/"
@@ -155,9 +168,15 @@ class ShareWrite:
             return Written(error=str(error))
         return Written(files=files, slices=self._slices)
 
-    def _tick(self) -> None:
-        number = 0
-        key = f"{place_on_board(self.name, self._attempt.world.rank)}/tick"
-        while not self._over.wait(TICK_SECONDS):
-            number += 1
-            self._attempt.world.post(key, str(number))
+
+def _tick(world: World, name: str, over: threading.Event) -> None:
+    """Show rank 0 that this rank is at work for a save, until that is over."""
+    key = f"{place_on_board(name, world.rank)}/tick"
+
+    def tick() -> None:
+        for number in itertools.count():
+            world.post(key, str(number))
+            if over.wait(TICK_SECONDS):
+                return
+
+    threading.Thread(target=tick, name="tick", daemon=True).start()
