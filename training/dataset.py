@@ -102,7 +102,9 @@ def write_manifest(folder: Path, workload: str, meta: Mapping[str, Any]) -> Loca
 def open_dataset(folder: Path, *, verify: bool = False) -> LocalDataset:
     """Open a local dataset; every file must be there with its size (`verify`: and its checksum)."""
     if not folder.is_dir() or not any(folder.iterdir()):
-        state = "is empty" if folder.is_dir() else "does not exist"
+        state = "does not exist"
+        if folder.exists():
+            state = "is empty" if folder.is_dir() else "is a file"
         raise UserError(
             f"the dataset folder {folder} {state}; make one with "
             "`python -m training data make` or fetch one with `data sync`"

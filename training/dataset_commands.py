@@ -14,6 +14,7 @@ from training.dataset import (
 )
 from training.errors import EXIT_FINISHED, EXIT_NO_MANIFEST, UserError
 from training.events import Events
+from training.outputs import checked_folder
 from training.progress import Bar, FileBar
 from training.storage import Store
 from training.store import open_store
@@ -56,11 +57,13 @@ def _make(options: argparse.Namespace) -> int:
 
     if options.count < 1:
         raise UserError(f"--count is {options.count}; give at least 1")
-    if options.out.exists() and (not options.out.is_dir() or any(options.out.iterdir())):
+    if options.out.exists() and not options.out.is_dir():
+        raise UserError(f"{options.out} is a file; give a new folder")
+    if options.out.exists() and any(options.out.iterdir()):
         raise UserError(f"{options.out} is not empty; give a new folder")
     workload = load_workload(options.workload)
     store = open_store(options.dataset_uri) if options.dataset_uri else None
-    options.out.mkdir(parents=True, exist_ok=True)
+    checked_folder(options.out)
     began = time.monotonic()
     with Bar(f"making {options.count} samples", options.count) as bar:
         meta = workload.make_dataset(
@@ -110,6 +113,7 @@ def _sync(options: argparse.Namespace) -> int:
     if not wait_for_manifest(store, options.wait_seconds, missing):
         print(f"[failed] no manifest.json came in {options.wait_seconds:g} s", flush=True)
         return EXIT_NO_MANIFEST
+    checked_folder(options.out)
     with FileBar("syncing") as show:
         done = sync_dataset(store, options.out, show)
     print(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from training.errors import EXIT_FINISHED, UserError
 from training.head import Head, read_head
+from training.outputs import checked_file, checked_folder
 from training.record import RunRecord, read_record
 from training.report import REPORT, summary, write_report
 from training.run_options import positive
@@ -61,9 +62,10 @@ def _report(options: argparse.Namespace) -> int:
     store, record, head = _open(options.run_uri)
     if options.usd_per_hour is not None and not 0 <= options.usd_per_hour < math.inf:
         raise UserError(f"--usd-per-hour is {options.usd_per_hour}; give 0 or more")
+    if options.out is not None:
+        checked_file(options.out)
     history = write_report(store, record, head, options.usd_per_hour)
     if options.out is not None:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
         store.get_file(REPORT, options.out)
     if options.json:
         found = {
@@ -86,6 +88,7 @@ def _tensorboard(options: argparse.Namespace) -> int:
     store, _, _ = _open(options.run_uri)
     from training.tensorboard import follow, write_event_files
 
+    checked_folder(options.out)
     if options.follow:
         print(f"[tensorboard] following; look with: tensorboard --logdir {options.out}", flush=True)
         num = follow(store, options.out, options.poll_seconds)

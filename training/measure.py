@@ -52,12 +52,12 @@ def measured(
     from training.workloads import load_workload
 
     workload = load_workload(workload_name)
+    config = resolve_config(workload, recipe, overrides)
     if not isinstance(workload, HasNominalSamples) or recipe not in workload.nominal_samples:
         raise UserError(
             f"workload {workload_name!r} cannot be measured: its `nominal_samples` do not say how "
             f"many samples recipe {recipe!r} is made for (training/capabilities.py)"
         )
-    config = resolve_config(workload, recipe, overrides)
     samples = workload.nominal_samples[recipe]
     about = {"workload": workload_name, "recipe": recipe}
     for stage in workload.stages(config):

@@ -33,24 +33,28 @@ class Need:
     run: str
     data_mib: int  # of the dataset, read into the process's own memory; mapped files are shared
     loader_workers: int
-    threads: int
+    threads: int  # of each process
     gpu_mib: int | None = None
+    num_processes: int = 1  # the ranks of the run on this machine
 
     @property
     def host_mib(self) -> int:
         """All of its own memory on the host."""
-        return PROCESS_MIB + LOADER_MIB * self.loader_workers + self.data_mib
+        each = PROCESS_MIB + LOADER_MIB * self.loader_workers + self.data_mib
+        return self.num_processes * each
 
     @property
     def vcpus(self) -> int:
         """Threads that compute at once."""
-        return self.threads + self.loader_workers
+        return self.num_processes * (self.threads + self.loader_workers)
 
     def arithmetic(self) -> str:
         """How `host_mib` comes about."""
+        times = f"{self.num_processes} processes, each " if self.num_processes > 1 else ""
         return (
-            f"{PROCESS_MIB} for the process + {self.loader_workers} x {LOADER_MIB} for loaders + "
-            f"{self.data_mib} for its own copy of the data = {self.host_mib} MiB"
+            f"{times}{PROCESS_MIB} for the process + {self.loader_workers} x {LOADER_MIB} "
+            f"for loaders + {self.data_mib} for its own copy of the data"
+            f"{': together' if times else ' ='} {self.host_mib} MiB"
         )
 
 
@@ -110,6 +114,12 @@ def too_many_threads(needs: Sequence[Need], others: Sequence[Held], machine: Mac
 
 def _refuse_full_gpu(needs: Sequence[Need], others: Sequence[Held], machine: Machine) -> None:
     """All runs are on GPU 0: the trainer takes as many GPUs as there are, from the first on."""
+    most = max(need.num_processes for need in needs)
+    if most > len(machine.gpu_mib):
+        raise UserError(
+            f"--num-processes is {most}, and this machine has {len(machine.gpu_mib)} GPU(s); give "
+            "at most as many, or auto"
+        )
     total = machine.gpu_mib[0]
     wanted = [need.gpu_mib or total for need in needs]
     held = [held.need.gpu_mib or total for held in others]

@@ -28,6 +28,7 @@ from training.errors import EXIT_FINISHED
 from training.exit_code import exit_code_of
 from training.head import mark_failed, read_head
 from training.launch import end_with_rank_0
+from training.outputs import checked_file, checked_folder
 from training.oversight import Oversight
 from training.record import read_record
 from training.store import Store, open_store
@@ -193,6 +194,9 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _train(options: argparse.Namespace, oversight: Oversight, scratch: Path) -> int:
+    checked_folder(scratch)
+    if options.metrics_file is not None:
+        checked_file(options.metrics_file)
     store = open_store(options.run_uri)
     if _is_same_finished_run(options, store):
         print(f"[ok] {store.uri} is finished already", flush=True)

@@ -7,7 +7,7 @@ import argparse
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -95,6 +95,7 @@ def settle(
         workload = beginning_from(workload, origin)
     workload = adapted(workload, rungs)
     need = need_of(store.uri, workload, config, options.dataset_uri, options.memory_limit_mib)
+    need = replace(need, num_processes=options.num_processes or max(1, torch.cuda.device_count()))
     return Settled(workload=workload, config=config, origin=origin, need=need)
 
 

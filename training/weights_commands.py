@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from training.dataset import LocalDataset, open_dataset, sync_dataset
 from training.errors import EXIT_FINISHED, UserError
+from training.outputs import checked_file, checked_folder
 from training.progress import FileBar
 from training.store import open_store
 
@@ -70,8 +71,8 @@ def _export(options: argparse.Namespace) -> int:
 
     from training.weights import read_weights
 
+    checked_file(options.out)
     weights = read_weights(options.run_uri, options.checkpoint)
-    options.out.parent.mkdir(parents=True, exist_ok=True)
     part = options.out.with_name(f".{options.out.name}.part")
     save_file(dict(weights.tensors), part, metadata=dict(weights.about))
     part.replace(options.out)
@@ -85,6 +86,8 @@ def _export(options: argparse.Namespace) -> int:
 
 
 def _evaluate(options: argparse.Namespace) -> int:
+    if options.out is not None:
+        checked_folder(options.out)
     with _trained(options) as trained, redirect_stdout(sys.stderr):
         out = options.out or trained.inputs.scratch / "evaluation"
         metrics = trained.evaluate(options.split, out)
@@ -102,11 +105,12 @@ def _evaluate(options: argparse.Namespace) -> int:
 
 def _predict(options: argparse.Namespace) -> int:
     stdout = sys.stdout
+    if options.out is not None:
+        checked_file(options.out)
     with _trained(options) as trained, redirect_stdout(sys.stderr):
         if options.out is None:
             _write_predictions(trained, options.split, stdout)
             return EXIT_FINISHED
-        options.out.parent.mkdir(parents=True, exist_ok=True)
         part = options.out.with_name(f".{options.out.name}.part")
         with part.open("w") as stream:
             num = _write_predictions(trained, options.split, stream)

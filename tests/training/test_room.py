@@ -4,6 +4,7 @@ import json
 import multiprocessing
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,16 @@ def test_four_runs_that_share_mapped_data_are_accepted(tmp_path: Path) -> None:
     refuse_crowding(four, [], G5_2XLARGE)
     assert too_many_threads(four, [], G5_2XLARGE) is None
     assert "share 8 vCPUs" in str(too_many_threads([*four, four[0]], [], G5_2XLARGE))
+
+
+def test_fails_for_more_processes_than_the_machine_holds(tmp_path: Path) -> None:
+    many = replace(need(tmp_path, reads=False), num_processes=99)
+    with pytest.raises(UserError, match=r"99 processes, each 1024 for the process .* together"):
+        refuse_crowding([many], [], replace(G5_2XLARGE, gpu_mib=()))
+    two = replace(many, num_processes=2)
+    with pytest.raises(UserError, match=r"--num-processes is 2, and this machine has 1 GPU"):
+        refuse_crowding([two], [], G5_2XLARGE)
+    refuse_crowding([two], [], replace(G5_2XLARGE, gpu_mib=()))
 
 
 def test_what_others_have_reserved_and_not_yet_taken_counts() -> None:
