@@ -17,6 +17,8 @@ def to_json(plan: Plan) -> dict[str, Any]:
         "hours_on_demand": plan.hours_on_demand,
         "hours_p50": spot.hours_p50 if spot else None,
         "hours_p90": spot.hours_p90 if spot else None,
+        "usd_per_hour": plan.usd_per_hour,
+        "usd_spot_per_hour": plan.usd_spot_per_hour,
         "usd_on_demand": plan.usd_on_demand,
         "usd_spot_p50": spot.usd_p50 if spot else None,
         "usd_spot_p90": spot.usd_p90 if spot else None,

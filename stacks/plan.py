@@ -23,7 +23,7 @@ from stacks.parameters import StackParameters
 _MICRO_BATCH = "micro_batch"
 _TAKEN_ALONG = (
     *("size", "hours_p50", "hours_p90", "usd_on_demand", "usd_spot_p50", "usd_spot_p90"),
-    *("gpu_memory_mib", "interruptions", "restart_seconds"),
+    *("usd_spot_per_hour", "gpu_memory_mib", "interruptions", "restart_seconds"),
 )
 # What is only a matter of being interrupted.
 _OF_SPOT = ("spot", "notice")

@@ -58,6 +58,12 @@ def parse_prediction(text: str) -> dict[str, float | str] | None:
     return found or None
 
 
+def planned_price(prediction: Mapping[str, float | str] | None) -> float | None:
+    """Dollars that the plan reckons for an hour of its size on Spot; an alternate size differs."""
+    price = (prediction or {}).get("usd_spot_per_hour")
+    return price if isinstance(price, float) and price > 0 else None
+
+
 def read_record(store: Store) -> RunRecord | None:
     """The run's record, or None before its first attempt."""
     found = store.get(CONFIG)

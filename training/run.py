@@ -206,12 +206,13 @@ def _train(options: argparse.Namespace, oversight: Oversight, scratch: Path) -> 
     from training.config import parse_interval, parse_overrides
     from training.distributed import Place
     from training.job import Options
-    from training.record import parse_prediction
+    from training.record import parse_prediction, planned_price
     from training.retention import parse_retention
     from training.settle import gpu_mib, settle
 
     interval = parse_interval(options.checkpoint_interval)
     overrides = parse_overrides(options.override)
+    prediction = parse_prediction(options.prediction)
     place = Place.from_environment(os.environ)
     num_ranks = place.ranks(options.num_processes)
     settled = settle(options, store, _run_id(options, store), overrides, num_ranks)
@@ -231,9 +232,9 @@ def _train(options: argparse.Namespace, oversight: Oversight, scratch: Path) -> 
         metrics_file=options.metrics_file,
         writer=options.writer,
         bundle_uri=options.bundle_uri,
-        prediction=parse_prediction(options.prediction),
+        prediction=prediction,
         scratch=scratch,
-        usd_per_hour=options.usd_per_hour,
+        usd_per_hour=options.usd_per_hour or planned_price(prediction),
         profile_steps=options.profile,
         place=place,
         num_processes=options.num_processes,

@@ -128,7 +128,8 @@ def _add_records(parser: argparse.ArgumentParser) -> None:
     add(
         "--usd-per-hour",
         type=positive,
-        help="the machine's price, to show the attempt's dollars so far and in the report",
+        help="the machine's price, to show the attempt's dollars so far and in the report "
+        "(default: usd_spot_per_hour of --prediction, if it is there)",
     )
     add("--metrics-file", type=Path, help="also append the metrics to this local file")
     add("--writer", default=socket.gethostname(), help="this machine's name (an instance id)")

@@ -18,6 +18,8 @@ CONTRACT = {
     "epoch_seconds": float,
     "hours_p50": float,
     "hours_p90": float,
+    "usd_per_hour": float,
+    "usd_spot_per_hour": float,
     "usd_on_demand": float,
     "usd_spot_p50": float,
     "usd_spot_p90": float,

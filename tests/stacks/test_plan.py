@@ -75,6 +75,8 @@ def test_the_run_takes_its_prediction_along(stack: Stack) -> None:
     words = dict(word.split("=") for word in prediction(plan).split())
     assert words["size"] == "g5.xlarge"
     assert float(words["hours_p50"]) > 0
+    # From which the trainer says its dollars so far.
+    assert float(words["usd_spot_per_hour"]) > 0
     assert prediction(None) == ""
 
 

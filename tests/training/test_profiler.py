@@ -36,6 +36,13 @@ def test_a_run_that_is_shorter_keeps_what_there_was(run: Run) -> None:
     assert list(run.store.sizes("profiles/")) == ["profiles/0001-trace.json.gz"]
 
 
+def test_dollars_are_said_at_the_price_of_the_plan_where_no_other_is_given(
+    run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run.attempt("--prediction=size=g5.xlarge usd_spot_per_hour=0.5") == 0
+    assert "dollars so far (this attempt, 0.5/h)" in capsys.readouterr().out
+
+
 def test_the_meter_says_nothing_that_it_was_not_told() -> None:
     assert Meter().text() == ""
 
