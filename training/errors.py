@@ -9,6 +9,7 @@ EXIT_USER = 2
 EXIT_NO_MANIFEST = 3
 EXIT_INTERRUPTED = 75
 EXIT_LEASE_LOST = 76
+EXIT_STOPPED = 130  # 128 + SIGINT, as shells say it
 
 
 class UserError(ValueError):

@@ -7,6 +7,7 @@ from training.errors import (
     EXIT_FAILED,
     EXIT_INTERRUPTED,
     EXIT_LEASE_LOST,
+    EXIT_STOPPED,
     EXIT_USER,
     OutOfMemoryError,
     RankLostError,
@@ -28,6 +29,9 @@ def exit_code_of(act: Callable[[], int]) -> int:
         return _say(error, EXIT_LEASE_LOST)
     except (InterruptedRunError, InterruptedWhileWaitingError) as error:
         return _say(f"{error}; the next attempt goes on from the last commit", EXIT_INTERRUPTED)
+    except KeyboardInterrupt:
+        # Only of commands that train nothing: a trainer has its own thread for signals.
+        return _say("stopped by Ctrl-C before it was done; call it again", EXIT_STOPPED)
     except (RunFailedError, OutOfMemoryError, RankLostError, StoreError) as error:
         return _say(error, EXIT_FAILED)
 

@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     from training.room import Need
 
 _EXIT_CODES = """exit codes: 0 finished · 75 interrupted and saved · 76 lost the lease to another
-writer · 2 a mistake in what was asked for · 1 failed · 3 (data sync) no manifest came in time"""
+writer · 2 a mistake in what was asked for · 1 failed · 3 (data sync) no manifest came in time
+· 130 stopped by Ctrl-C"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
