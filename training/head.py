@@ -19,7 +19,7 @@ from training.entries import CheckpointEntry, FileEntry, Kind
 from training.errors import UserError
 from training.json_record import read_json_record
 from training.retention import KEEP_NEWEST, Retention
-from training.store import AnswerLostError, PreconditionFailedError, Store, StoreError
+from training.store import AnswerLostError, PreconditionFailedError, Store, Stored, StoreError
 
 __all__ = [
     "CheckpointEntry",
@@ -78,9 +78,9 @@ class Head:
         return json.dumps({"format": _FORMAT, **asdict(self)}, indent=1).encode()
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> "Head":
-        """Read what `to_bytes` wrote."""
-        return read_json_record(HEAD, data, _FORMAT, cls._from_record)
+    def from_bytes(cls, data: bytes, name: str = HEAD) -> "Head":
+        """Read what `to_bytes` wrote; a refusal calls it by this name."""
+        return read_json_record(name, data, _FORMAT, cls._from_record)
 
     @classmethod
     def _from_record(cls, record: dict[str, Any]) -> "Head":
@@ -94,7 +94,11 @@ class Head:
 def read_head(store: Store) -> Head | None:
     """The head as it stands, or None where no attempt has begun."""
     found = store.get(HEAD)
-    return Head.from_bytes(found.data) if found else None
+    return _read(store, found) if found else None
+
+
+def _read(store: Store, found: Stored) -> Head:
+    return Head.from_bytes(found.data, f"{store.uri}/{HEAD}")
 
 
 class Lease:
@@ -253,7 +257,7 @@ class Lease:
     def _adopt(self, error: PreconditionFailedError) -> None:
         """Go on from the head as it stands if this lease wrote it, else the lease is lost."""
         found = self._store.get(HEAD)
-        head = Head.from_bytes(found.data) if found else None
+        head = _read(self._store, found) if found else None
         if not found or not head or head.nonce not in self._unanswered or head.is_ended:
             raise self._lose() from error
         self._head, self._etag = head, found.etag
@@ -270,7 +274,7 @@ def write_head(store: Store, head: Head, etag: str | None) -> str:
             return store.put_if(HEAD, head.to_bytes(), etag)
         except (PreconditionFailedError, AnswerLostError) as error:
             found = store.get(HEAD)
-            if found and Head.from_bytes(found.data).nonce == head.nonce:
+            if found and _read(store, found).nonce == head.nonce:
                 return found.etag
             if isinstance(error, PreconditionFailedError) or (found and found.etag) != etag:
                 raise PreconditionFailedError(str(error)) from error
@@ -302,7 +306,7 @@ def acquire(
     since = time.monotonic()
     while True:
         found = store.get(HEAD)
-        head = Head.from_bytes(found.data) if found else None
+        head = _read(store, found) if found else None
         if head and head.is_ended:
             return head
         if found and head and found.etag != seen:
@@ -337,7 +341,7 @@ def mark_failed(store: Store, run_id: str, writer: str, reason: str) -> Head:
     """Mark a run failed from outside, whoever holds it; a finished run stays finished."""
     for _ in range(10 * _ATTEMPTS):
         found = store.get(HEAD)
-        head = Head.from_bytes(found.data) if found else None
+        head = _read(store, found) if found else None
         if head and head.is_ended:
             return head
         base = head or Head(run_id=run_id, generation=0, writer=writer, nonce="")

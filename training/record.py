@@ -39,9 +39,9 @@ class RunRecord:
         return json.dumps({"format": _FORMAT, **asdict(self)}, indent=1).encode()
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> "RunRecord":
-        """Read what `to_bytes` wrote."""
-        return read_json_record(CONFIG, data, _FORMAT, lambda record: cls(**record))
+    def from_bytes(cls, data: bytes, name: str = CONFIG) -> "RunRecord":
+        """Read what `to_bytes` wrote; a refusal calls it by this name."""
+        return read_json_record(name, data, _FORMAT, lambda record: cls(**record))
 
 
 def parse_prediction(text: str) -> dict[str, float | str] | None:
@@ -67,7 +67,7 @@ def planned_price(prediction: Mapping[str, float | str] | None) -> float | None:
 def read_record(store: Store) -> RunRecord | None:
     """The run's record, or None before its first attempt."""
     found = store.get(CONFIG)
-    return RunRecord.from_bytes(found.data) if found else None
+    return RunRecord.from_bytes(found.data, f"{store.uri}/{CONFIG}") if found else None
 
 
 def settle_record(store: Store, mine: RunRecord, placement: frozenset[str]) -> RunRecord:

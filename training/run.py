@@ -276,5 +276,6 @@ def _fail(options: argparse.Namespace) -> int:
     record = read_record(store)
     if record is not None:
         conclude(store, record, head)
-    print(f"[ok] {store.uri} is {head.state}" + (f": {head.reason}" if head.reason else ""))
+    text = f"[ok] {store.uri} is {head.state}" + (f": {head.reason}" if head.reason else "")
+    print(text + ("" if head.generation else " (no attempt had begun)"))
     return EXIT_FINISHED

@@ -14,13 +14,12 @@ from training.capture import Capture, Image, live_files
 from training.checkpoint import checkpoint_name
 from training.crew import Crew, Verb
 from training.errors import RunFailedError
-from training.failed_saves import FailedSaves
 from training.head import Kind, LeaseLostError
 from training.images import Images
 from training.interruption import Notice
-from training.interval import AutoInterval
 from training.position import Attempt, Position
 from training.save import Answer, Save
+from training.schedule import Schedule
 from training.store import StoreError
 
 # In a checkpoint's JSON: how long the run had trained.
@@ -31,6 +30,8 @@ _GRACE_SECONDS = 2.0
 _CLOSE_SECONDS = 60.0
 # and one that a lost lease ended, to delete what it had uploaded.
 _TIDY_SECONDS = 10.0
+# Periodic commits are told of at most so often.
+_SAY_SECONDS = 5.0
 
 
 class Saver:
@@ -44,13 +45,15 @@ class Saver:
         spent_seconds: float = 0.0,
     ) -> None:
         self.last_cost: Cost | None = None
-        self._auto = AutoInterval(spent_seconds=spent_seconds, interruptions=attempt.generation - 1)
-        self._last_boundary = time.monotonic()  # of a save that was begun
+        self._schedule = Schedule(
+            attempt.interval,
+            committed.best if committed else {},
+            spent_seconds=spent_seconds,
+            interruptions=attempt.generation - 1,
+        )
         self._attempt = attempt
         self._committed = committed
-        self._best = committed.best if committed else {}
-        self._begun_step = -1
-        self._failed = FailedSaves()
+        self._said = -_SAY_SECONDS  # when a line last told of a commit
         self._save: Save | None = None
         self._images = Images()
         self._crew: Crew | None = None
@@ -72,29 +75,8 @@ class Saver:
         return position.stage_step == 0 or position == self._committed
 
     def is_due(self, position: Position, steps_per_epoch: int) -> bool:
-        """Whether this boundary is to be saved: the interval has passed, or it is the best so far.
-
-        An interval of steps or epochs is kept to the step: `begin` waits for a save under way. One
-        of seconds, or `auto`, is put off to the first boundary after it. After a save that failed
-        the next one comes sooner.
-        """
-        if position.best.get("step") == position.step and position.best != self._best:
-            return True
-        self._auto.reach(position.stage, position.stage_step, steps_per_epoch)
-        if position.step == self._begun_step:
-            return False
-        if self._failed.is_retry_due and self._save is None:
-            return True
-        interval = self._attempt.interval
-        if interval.unit in ("s", "auto"):
-            if self._save is not None:
-                return False
-            since = time.monotonic() - self._last_boundary
-            return self._auto.is_due(since) if interval.unit == "auto" else since >= interval.value
-        if interval.unit == "steps":
-            return position.step % interval.value == 0
-        epochs, rest = divmod(position.stage_step, steps_per_epoch)
-        return rest == 0 and epochs % interval.value == 0
+        """Whether this boundary is to be saved."""
+        return self._schedule.is_due(position, steps_per_epoch, is_saving=self.is_saving)
 
     @property
     def is_saving(self) -> bool:
@@ -120,7 +102,7 @@ class Saver:
         If the store fails at the end of a stage, that is raised: what comes next is read back.
         """
         self._finish()
-        self._last_boundary = time.monotonic()
+        self._schedule.begin_unasked()
         save = self._live(capture, position, epoch, kind, self._name(position))
         self._order("live", save.name)
         self._run(save)
@@ -142,8 +124,7 @@ class Saver:
         asked = time.monotonic()
         is_best = position.best.get("step") == position.step
         kind: Kind = "best" if is_best else "periodic"
-        self._best, self._begun_step = position.best, position.step
-        self._last_boundary = asked
+        self._schedule.begin(position)
         self._finish()
         began, name = time.monotonic(), self._name(position)
         self._order("copy", name)
@@ -237,7 +218,7 @@ class Saver:
 
     def _stamped(self, capture: Capture) -> Capture:
         """With what the next attempt's saver goes by."""
-        spent = round(self._auto.spent_seconds, 3)
+        spent = round(self._schedule.spent_seconds, 3)
         return replace(capture, state={**capture.state, SPENT_SECONDS: spent})
 
     def _name(self, position: Position) -> str:
@@ -284,11 +265,12 @@ class Saver:
         self._order("drop", save.name)
         if not isinstance(save.error, StoreError) or save.kind == "stage-end":
             raise save.error
-        self._failed.count(save.began)
-        if self._failed.is_hopeless:
+        failed = self._schedule.failed
+        failed.count(save.began)
+        if failed.is_hopeless:
             raise save.error
         print(
-            f"[save] step {save.position.step} was not saved, {self._failed.in_a_row} in a row: "
+            f"[save] step {save.position.step} was not saved, {failed.in_a_row} in a row: "
             f"{save.error}; the last commit stays, training goes on, it is tried again",
             flush=True,
         )
@@ -306,31 +288,35 @@ class Saver:
     def _record(self, save: Save) -> None:
         assert save.cost is not None
         self._committed = save.position
-        self._failed.end()
-        self.last_cost = save.cost
+        self.last_cost, step = save.cost, save.position.step
+        durable = save.cost.durable_seconds
         self._attempt.metrics.write(
             "commit",
-            step=save.position.step,
+            step=step,
             checkpoint_kind=save.kind,
-            seconds=round(save.cost.durable_seconds, 4),
+            seconds=round(durable, 4),
             blocked_seconds=round(save.blocked_seconds, 4),
             bytes=save.cost.bytes,
         )
-        if self._attempt.interval.unit == "auto":
-            self._choose(save)
-
-    def _choose(self, save: Save) -> None:
-        """Set `auto` by what this save cost, and say so if that changes something."""
-        assert save.cost is not None
-        durable = save.cost.durable_seconds
+        self._tell(save, save.cost)
         # On a CPU what runs behind the training runs on its cores.
         cost = save.blocked_seconds if save.device.type == "cuda" else durable
-        if not self._auto.measure(cost, durable):
+        if (choice := self._schedule.measure(cost, durable)) is not None:
+            print(f"[interval] auto: {choice}", flush=True)
+            self._attempt.metrics.write("interval", step=step, **asdict(choice))
+
+    def _tell(self, save: Save, cost: Cost) -> None:
+        """A line for people; of those that come by the clockwork not each."""
+        now = time.monotonic()
+        if save.kind == "periodic" and now - self._said < _SAY_SECONDS:
             return
-        choice = self._auto.choice
-        assert choice is not None
-        print(f"[interval] auto: {choice}", flush=True)
-        self._attempt.metrics.write("interval", step=save.position.step, **asdict(choice))
+        self._said = now
+        size, durable = cost.bytes / 1e6, cost.durable_seconds
+        print(
+            f"[checkpoint] step {save.position.step}, {save.kind}: {size:.1f} MB committed "
+            f"in {durable:.2f} s",
+            flush=True,
+        )
 
     def _end(self, save: Save | None, notice: Notice, *, releases: bool = True) -> bool:
         """What there is to do at a notice, by the arithmetic."""

@@ -133,7 +133,7 @@ def test_fails_for_a_torn_json_in_one_sentence_and_goes_on_once_it_is_put_back(
     capsys.readouterr()
     assert run.attempt() == 2
     error = capsys.readouterr().err.strip()
-    assert error.startswith(f"error: {name} is torn or was edited (")
+    assert error.startswith(f"error: {path} is torn or was edited (")
     assert error.endswith("put its last good version back, the checkpoints are as they were")
     assert len(error.splitlines()) == 1
     assert snapshot_of(run) == before

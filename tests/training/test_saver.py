@@ -1,5 +1,6 @@
 """Saves run behind the training, one at a time, and are published whole or not at all."""
 
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -54,7 +55,7 @@ def test_an_interval_of_time_is_put_off_while_a_save_is_under_way(
     scene = Scene(tmp_path, interval)
     scene.store.gate.clear()
     scene.begin(1)
-    scene.saver._last_boundary -= 100_000
+    scene.saver._schedule._last_boundary -= 100_000
     assert not scene.saver.is_due(scene.position(2), 10)
     scene.store.gate.set()
     scene.finish()
@@ -83,7 +84,7 @@ def test_after_a_save_that_failed_the_next_comes_before_its_interval(
     scene.begin(1)
     scene.finish()
     assert not scene.saver.is_due(scene.position(2), 4000), "first it waits a little"
-    monkeypatch.setattr(scene.saver._failed, "_retry_at", 0.0)
+    monkeypatch.setattr(scene.saver._schedule.failed, "_retry_at", 0.0)
     assert not scene.saver.is_due(scene.position(1), 4000), "the same boundary has had its turn"
     assert scene.saver.is_due(scene.position(2), 4000)
     scene.begin(2)
@@ -104,6 +105,16 @@ def test_fails_when_the_end_of_a_stage_cannot_be_saved(scene: Scene) -> None:
     scene.store.error = StoreError("the disk is full")
     with pytest.raises(StoreError, match="the disk is full"):
         scene.saver.commit(scene.capture(2), scene.position(2), 0, "stage-end")
+
+
+def test_a_commit_is_told_of_in_a_line(scene: Scene, capsys: pytest.CaptureFixture[str]) -> None:
+    for step in (1, 2):
+        scene.begin(step)
+        scene.finish()
+    told = [x for x in capsys.readouterr().out.splitlines() if x.startswith("[checkpoint]")]
+    # The second came within seconds of the first.
+    (line,) = told
+    assert re.fullmatch(r"\[checkpoint\] step 1, periodic: 0\.\d MB committed in \d+\.\d\d s", line)
 
 
 def test_the_files_of_a_save_that_failed_go_with_the_next_commit(
