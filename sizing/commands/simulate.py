@@ -185,6 +185,7 @@ def _describe(trace: Trace) -> dict[str, Any]:
 def draw(rows: Sequence[Row], path: Path) -> None:
     """Draw goodput and cost of each policy on each trace as bars."""
     # Slow to import, and only needed here.
+    from matplotlib import rc_context
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(13, 8), layout="constrained")
@@ -210,4 +211,6 @@ def draw(rows: Sequence[Row], path: Path) -> None:
         handles, labels = axes.get_legend_handles_labels()
         known |= {label: handle for handle, label in zip(handles, labels, strict=True) if handle}
     figure.legend(known.values(), known.keys(), loc="outside right upper", fontsize="small")
-    figure.savefig(path)
+    # The same figures are the same file: no date, no random ids.
+    with rc_context({"svg.hashsalt": "simulate"}):
+        figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)

@@ -57,7 +57,10 @@ def test_traces_joined_to_a_fleet_are_one_column(
     assert "fleet of 2 pools" in shown
     assert "points from oracle" in shown
     assert "(assumed)" in shown
-    assert "<svg" in chart.read_text()
+    first = chart.read_text()
+    assert "<svg" in first
+    assert main(["simulate", *asked, "--chart", str(chart)]) == 0
+    assert chart.read_text() == first
 
 
 def test_a_trace_shorter_than_the_deadline_has_goodput_and_no_cost(
