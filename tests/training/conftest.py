@@ -217,3 +217,25 @@ def whole(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     run = Run(dataset=dataset, uri=str(root / "runs" / "run-1"), scratch=root / "scratch")
     assert run.attempt() == 0
     return run
+
+
+# A model that ranks share; and what else a boundary's state has: the average, the best state.
+SHARDED = "--override=sharding=full"
+AVERAGED = ["--override=ema_decay=0.9", "--override=best_metric=accuracy"]
+
+
+@pytest.fixture(scope="session")
+def sharded(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """The uninterrupted run of two ranks that share a model."""
+    root = tmp_path_factory.mktemp("sharded")
+    run = Run(dataset=dataset, uri=str(root / "runs" / "run-1"), scratch=root / "scratch")
+    run.options = [SHARDED, *AVERAGED]
+    assert run.attempt_with_ranks(2) == [0, 0]
+    return run
+
+
+@pytest.fixture
+def sharded_run(run: Run) -> Run:
+    """A run like `sharded`, in a folder."""
+    run.options = [SHARDED, *AVERAGED]
+    return run

@@ -9,33 +9,19 @@ import pytest
 import torch.distributed.fsdp  # noqa: F401  (half a second that each fork would need)
 
 from tests.training import tiny
-from tests.training.conftest import Run
+from tests.training.conftest import AVERAGED, SHARDED, Run
 from tests.training.test_extra_time import LONG, Machine
 from tests.training.test_ranks import assert_close, at_rank, notice
 
 NewRun = Callable[[str], Run]
-SHARDED = "--override=sharding=full"
 IN_BLOCKS = [SHARDED, "--override=blocks=true"]
-# What else a boundary's state has: the average, and which state was the best.
-AVERAGED = ["--override=ema_decay=0.9", "--override=best_metric=accuracy"]
 # Micro-batches, and with them the noise, of which every number of ranks gets whole ones.
 DOUBLE = ["--override=double=true", "--override=batch_norm=false", "--override=micro_batch=2"]
 
 
-@pytest.fixture(scope="module")
-def sharded(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """The uninterrupted run of two ranks."""
-    root = tmp_path_factory.mktemp("sharded")
-    run = Run(dataset=dataset, uri=str(root / "runs" / "run-1"), scratch=root / "scratch")
-    run.options = [SHARDED, *AVERAGED]
-    assert run.attempt_with_ranks(2) == [0, 0]
-    return run
-
-
 @pytest.fixture
-def run(run: Run) -> Run:
-    run.options = [SHARDED, *AVERAGED]
-    return run
+def run(sharded_run: Run) -> Run:
+    return sharded_run
 
 
 def assert_same(run: Run, sharded: Run) -> None:

@@ -13,26 +13,15 @@ import torch.distributed.fsdp  # noqa: F401  (half a second that each fork would
 from tests.training import tiny
 from tests.training.conftest import Run
 from tests.training.test_guardian import BUDGET, LONG, during
-from tests.training.test_sharded_runs import AVERAGED, SHARDED, assert_same
+from tests.training.test_sharded_runs import assert_same
 from training.store import FolderStore, StoreError, Upload
 
 NewRun = Callable[[str], Run]
 
 
-@pytest.fixture(scope="module")
-def sharded(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """The uninterrupted run of two ranks."""
-    root = tmp_path_factory.mktemp("sharded")
-    run = Run(dataset=dataset, uri=str(root / "runs" / "run-1"), scratch=root / "scratch")
-    run.options = [SHARDED, *AVERAGED]
-    assert run.attempt_with_ranks(2) == [0, 0]
-    return run
-
-
 @pytest.fixture
-def run(run: Run) -> Run:
-    run.options = [SHARDED, *AVERAGED]
-    return run
+def run(sharded_run: Run) -> Run:
+    return sharded_run
 
 
 def at_upload(

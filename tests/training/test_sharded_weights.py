@@ -8,8 +8,8 @@ import pytest
 import torch.distributed.fsdp  # noqa: F401  (half a second that each fork would need)
 from safetensors import safe_open
 
-from tests.training.conftest import Run
-from tests.training.test_sharded_runs import AVERAGED, DOUBLE, SHARDED
+from tests.training.conftest import AVERAGED, SHARDED, Run
+from tests.training.test_sharded_runs import DOUBLE
 from training.export import weights_sha256
 from training.run import main
 
