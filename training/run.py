@@ -127,9 +127,9 @@ def _one_thread_before_numpy() -> None:
 
 def _add_torture(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Kill small runs at random moments and at named points, with SIGKILL, SIGTERM, notices, "
-        "stopped and rival attempts and a store that misbehaves, until they are done; compare "
-        "each with the uninterrupted run. Exit code 1: something differed."
+        "Kill small runs at random moments and at named points, with SIGKILL, SIGTERM, notices "
+        "(with a time and without), stopped and rival attempts and a store that misbehaves, until "
+        "they are done; compare each with the uninterrupted run. Exit code 1: something differed."
     )
     add = parser.add_argument
     add("--kills", type=int, default=30, help="in all (default: %(default)s)")

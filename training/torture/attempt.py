@@ -30,7 +30,7 @@ from training.torture.choice import Saving
 from training.torture.faults import misbehaving
 from training.torture.plan import Trouble
 from training.torture.ranks import ForkedRanks, read_place
-from training.torture.watch import Board, Watch
+from training.torture.watch import NOTICE_FILE, Board, Watch
 from training.torture.watched import watched
 from training.workloads import load_workload
 
@@ -120,9 +120,11 @@ def _start_interpreter(path: Path, variables: Mapping[str, str]) -> RankProcess:
 def _run(asked: Asked, rank: int, start_rank: StartRank | None) -> int:
     boards = asked.boards
     boards[rank].begin(os.getpid())
-    watch = Watch(boards, rank, asked.trouble)
     # A hang is seen by the parent here, which has it that `most_seconds` ends the attempt.
-    oversight = Oversight(budget_seconds=asked.budget_seconds)
+    oversight = Oversight(
+        budget_seconds=asked.budget_seconds, notice_file=Path(asked.folder) / NOTICE_FILE
+    )
+    watch = Watch(boards, rank, asked.trouble, lambda: oversight.extra_time.is_granted)
     oversight.begin()
     place = Place.from_environment(os.environ)
     if rank and not place.rank:

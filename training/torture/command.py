@@ -113,6 +113,7 @@ def _record(
         "by_kind_and_phase": _by_second(tally.by_kind_and_phase),
         "by_kind_and_ranks": _by_second(tally.by_kind_and_ranks),
         "runs_with": {what: dict(sorted(cards.items())) for what, cards in tally.runs_with.items()},
+        "dated_ended_by": dict(sorted(tally.dated_ended_by.items())),
         "exit_codes": {str(code): count for code, count in sorted(tally.exit_codes.items())},
         "is_equal": not tally.differences,
         "workload": target.workload,
@@ -138,6 +139,11 @@ def _lines(tally: Tally) -> Sequence[str]:
     for ranks, kinds in sorted(_by_second(tally.by_kind_and_ranks).items()):
         said = ", ".join(f"{kind} {count}" for kind, count in kinds.items())
         lines.append(f"with several ranks, at {ranks}: {said}")
+    ends = ", ".join(f"{what} {count}" for what, count in sorted(tally.dated_ended_by.items()))
+    lines.append(
+        f"notices with a time: {tally.dated_notices}, of which {tally.dated_trained_on} trained "
+        f"on, {tally.steps_gained} steps gained; ended by: {ends or 'none'}"
+    )
     return lines
 
 

@@ -26,6 +26,7 @@ class Outcome:
     steps: Mapping[int, Mapping[str, Any]]
     evaluations: Mapping[int, Mapping[str, Any]]
     num_steps_done: int  # with those that were repeated
+    num_steps_gained: int  # those after a notice that did not have to be repeated
     passed_over: tuple[str, ...]
     tensors: Mapping[str, Tensor]
 
@@ -42,11 +43,13 @@ def read_outcome(store: Store, scratch: Path) -> Outcome:
         store.get_file(FINAL, path)
         tensors = load_file(path)
         path.unlink()
+    steps = _newest(lines, "step")
     return Outcome(
         head=head,
-        steps=_newest(lines, "step"),
+        steps=steps,
         evaluations=_newest(lines, "evaluation"),
         num_steps_done=sum(line["kind"] == "step" for line in lines),
+        num_steps_gained=_num_gained(lines, steps),
         passed_over=tuple(
             entry["name"]
             for line in lines
@@ -122,6 +125,12 @@ def _lines(store: Store) -> list[dict[str, Any]]:
 def _newest(lines: list[dict[str, Any]], kind: str) -> dict[int, dict[str, Any]]:
     ordered = sorted(lines, key=lambda line: int(line["generation"]))
     return {line["step"]: line for line in ordered if line["kind"] == kind}
+
+
+def _num_gained(lines: list[dict[str, Any]], steps: Mapping[int, Mapping[str, Any]]) -> int:
+    """Steps that a generation did after the boundary where it heard of its notice."""
+    noticed = {line["generation"]: line["step"] for line in lines if line["kind"] == "notice"}
+    return sum(step > noticed.get(line["generation"], step) for step, line in steps.items())
 
 
 def _first_step(ours: Outcome, whole: Outcome) -> list[str]:

@@ -5,22 +5,24 @@ does one thing, so that windows of microseconds are hit on purpose.
 """
 
 import random
-import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from signal import Signals
 from typing import Literal, TypeAlias
 
 Side: TypeAlias = Literal["before", "after"]
 # zombie: stopped, resumed after a successor took over. rival: two attempts at once. held: a notice
-# in work that no step boundary ends in time, so that what was staged before it is committed.
-Kind: TypeAlias = Literal["kill", "term", "notice", "held", "zombie", "rival"]
+# in work that no step boundary ends in time, so that what was staged before it is committed. dated:
+# a notice that names its time, so that training goes on until the machine ends (or a little less).
+Kind: TypeAlias = Literal["kill", "term", "notice", "dated", "held", "zombie", "rival"]
 
-SIGNALS: dict[Kind, signal.Signals] = {
-    "kill": signal.SIGKILL,
-    "term": signal.SIGTERM,
-    "notice": signal.SIGUSR1,
-    "held": signal.SIGUSR1,
-    "zombie": signal.SIGSTOP,
-    "rival": signal.SIGKILL,
+SIGNALS: dict[Kind, Signals] = {
+    "kill": Signals.SIGKILL,
+    "term": Signals.SIGTERM,
+    "notice": Signals.SIGUSR1,
+    "dated": Signals.SIGUSR1,
+    "held": Signals.SIGUSR1,
+    "zombie": Signals.SIGSTOP,
+    "rival": Signals.SIGKILL,
 }
 # What an attempt can be doing -> how often it does so, about, in a run of seconds.
 PHASES: dict[str, int] = {
@@ -45,14 +47,22 @@ PHASES: dict[str, int] = {
 # What ranks above 0 do as well.
 _OF_ALL_RANKS = ("preparation", "artifact", "start of a stage", "step", "evaluation")
 _HELD_IN = ("step", "step", "step", "evaluation", "start of a stage")
+# Where much is left to train; at a random time a dated notice comes anywhere.
+_DATED_IN = ("preparation", "step", "step", "step", "evaluation", "upload", "publication")
 _KINDS: dict[Kind, int] = {
     "kill": 9,
     "term": 3,
-    "notice": 4,
+    "notice": 2,
+    "dated": 4,
     "held": 1,
     "zombie": 2,
     "rival": 2,
 }
+# Seconds of a dated notice, the shortest and how many times as long the longest is: some have time
+# for a second save and some have none. A longer workload has longer ones.
+_NOTICE_SECONDS = 0.2
+_NOTICE_SPREAD = 10.0
+_RUN_SECONDS = 3.0
 _SHARE_AT_A_POINT = 0.6
 _SHARE_WITH_FAULTS = 0.4
 
@@ -68,11 +78,20 @@ class Trouble:
     occurrence: int = 1
     aim: int | None = 0  # the rank that is signalled; None: all of them
     seen_by: int = 0  # the rank whose phases count
+    notice_seconds: float | None = None  # how far ahead the time lies that the notice names
+    term_seconds: float | None = None  # after the notice comes a SIGTERM
+    kill_seconds: float | None = None  # and the end of the machine, at the named time or sooner
 
     @property
-    def signal(self) -> signal.Signals:
+    def signal(self) -> Signals:
         """What the attempt is sent."""
         return SIGNALS[self.kind]
+
+    @property
+    def aftermath(self) -> list[tuple[float, Signals]]:
+        """What it is sent so many seconds later, if it has not ended."""
+        later = ((self.term_seconds, Signals.SIGTERM), (self.kill_seconds, Signals.SIGKILL))
+        return [(seconds, number) for seconds, number in later if seconds is not None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,7 +121,7 @@ def draw_scene(
     trouble = _draw_trouble(rng, kind, run_seconds, ttl_seconds, num_processes)
     second = None
     if kind in ("zombie", "rival"):
-        other: Kind = rng.choice(["kill", "term", "notice"])
+        other: Kind = rng.choice(["kill", "term", "notice", "dated"])
         second = _draw_trouble(rng, other, run_seconds, 2 * ttl_seconds, num_processes)
     return Scene(
         trouble=trouble,
@@ -120,21 +139,43 @@ def _draw_trouble(
 ) -> Trouble:
     aim = _draw_aim(rng, kind, num_processes)
     if kind == "held" or rng.random() < _SHARE_AT_A_POINT:
-        phase = rng.choice(_HELD_IN if kind == "held" else list(PHASES))
-        side: Side = rng.choice(["before", "after"])
-        occurrence = rng.randint(1, PHASES[phase])
-        is_seen = aim and phase in _OF_ALL_RANKS
-        return Trouble(
-            kind=kind,
-            phase=phase,
-            side=side,
-            occurrence=occurrence,
-            aim=aim,
-            seen_by=aim if aim and is_seen else 0,
-        )
-    # The holder before may have been killed: then the first TTL is spent waiting.
-    waited = ttl_seconds if rng.random() < 0.6 else 0.0
-    return Trouble(kind=kind, seconds=waited + rng.uniform(0, 0.7 * run_seconds), aim=aim)
+        trouble = _draw_point(rng, kind, aim)
+    else:
+        # The holder before may have been killed: then the first TTL is spent waiting.
+        waited = ttl_seconds if rng.random() < 0.6 else 0.0
+        seconds = waited + rng.uniform(0, 0.7 * run_seconds)
+        trouble = Trouble(kind=kind, seconds=seconds, aim=aim)
+    return _dated(rng, trouble, run_seconds) if kind == "dated" else trouble
+
+
+def _draw_point(rng: random.Random, kind: Kind, aim: int | None) -> Trouble:
+    phase = rng.choice({"held": _HELD_IN, "dated": _DATED_IN}.get(kind) or list(PHASES))
+    side: Side = rng.choice(["before", "after"])
+    # What was never measured is not begun in the extra time of a notice, so it comes later.
+    often = PHASES[phase]
+    least, most = (often // 2, 2 * often) if kind == "dated" else (1, often)
+    is_seen = aim and phase in _OF_ALL_RANKS
+    return Trouble(
+        kind=kind,
+        phase=phase,
+        side=side,
+        occurrence=rng.randint(least, most),
+        aim=aim,
+        seen_by=aim if aim and is_seen else 0,
+    )
+
+
+def _dated(rng: random.Random, trouble: Trouble, run_seconds: float) -> Trouble:
+    """With its time, and when the machine ends: then or sooner; or a SIGTERM comes before."""
+    shortest = _NOTICE_SECONDS * max(1.0, run_seconds / _RUN_SECONDS)
+    seconds = shortest * _NOTICE_SPREAD ** rng.random()
+    ending = rng.choice(["as said", "as said", "sooner", "SIGTERM"])
+    return replace(
+        trouble,
+        notice_seconds=seconds,
+        kill_seconds=seconds * (rng.uniform(0.1, 1.0) if ending == "sooner" else 1.0),
+        term_seconds=seconds * rng.uniform(0.1, 0.8) if ending == "SIGTERM" else None,
+    )
 
 
 def _draw_aim(rng: random.Random, kind: Kind, num_processes: int) -> int | None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from training.torture.attempt import Asked, fork, spawn
 from training.torture.plan import Kind, Scene, Trouble
 from training.torture.ranks import is_running
-from training.torture.watch import Board, send
+from training.torture.watch import Board, send, send_signal
 
 _POLL_SECONDS = 0.002
 # What the other ranks may take to see that rank 0 has ended.
@@ -29,6 +29,8 @@ class Ended:
     aim: int | None  # the rank that was signalled; None: all
     outlived_by: tuple[int, ...]  # ranks that ran on without rank 0
     num_faults: int
+    trained_on: bool  # in the extra time of a notice
+    aftermath: tuple[signal.Signals, ...]  # what came after a dated notice, before it ended
     folder: Path
     seconds: float
 
@@ -50,6 +52,8 @@ class _Child:
         self.stopped_at: float | None = None
         self.seconds = 0.0
         self.outlived_by: tuple[int, ...] = ()
+        self._hit_at: float | None = None
+        self._aftermath: list[signal.Signals] = []
         self.pid = spawn(asked) if is_fresh else fork(asked)
         self._boards[0].begin(self.pid)
 
@@ -64,16 +68,28 @@ class _Child:
             self._see_the_others_off()
         if self.hit_phase is None:
             self.hit_phase = next((board.struck for board in self._boards if board.struck), None)
-        if self.code is None:
+        if self.code is None and self.asked.trouble is not None:
             self._send_if_due(self.asked.trouble)
+            self._follow_up(self.asked.trouble)
 
-    def _send_if_due(self, trouble: Trouble | None) -> None:
-        if trouble is None or trouble.seconds is None or self.hit_phase is not None:
+    def _send_if_due(self, trouble: Trouble) -> None:
+        if trouble.seconds is None or self.hit_phase is not None:
             return
         if time.monotonic() - self.began >= trouble.seconds:
             phase = self._boards[0].phase
             if send(trouble, self._boards):
                 self.hit_phase = phase
+
+    def _follow_up(self, trouble: Trouble) -> None:
+        """What comes after a dated notice: at last the end of the machine."""
+        if self.hit_phase is None:
+            return
+        now = time.monotonic()
+        self._hit_at = self._hit_at or now
+        for seconds, number in trouble.aftermath[len(self._aftermath) :]:
+            if now - self._hit_at >= seconds:
+                self._aftermath.append(number)
+                send_signal(number, trouble.aim, self._boards)
 
     def _see_the_others_off(self) -> None:
         """Rank 0 has ended, so every rank has to."""
@@ -106,6 +122,8 @@ class _Child:
             aim=self.asked.trouble.aim if self.asked.trouble else 0,
             outlived_by=self.outlived_by,
             num_faults=sum(board.num_faults for board in self._boards),
+            trained_on=any(board.is_extra for board in self._boards),
+            aftermath=tuple(self._aftermath),
             folder=Path(self.asked.folder),
             seconds=self.seconds,
         )

@@ -166,6 +166,7 @@ class Series:
         outcome = read_outcome(store, self._target.out)
         tally.steps += len(outcome.steps)
         tally.steps_repeated += outcome.num_steps_done - len(outcome.steps)
+        tally.steps_gained += outcome.num_steps_gained
         tally.checkpoints_passed_over += len(outcome.passed_over)
         found = differences(outcome, whole)
         tally.differences += [f"{name}: {why}" for why in found]

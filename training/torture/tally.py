@@ -1,5 +1,6 @@
 """What a torture has done and what came of it, and which endings of an attempt are none to have."""
 
+import signal
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -24,6 +25,10 @@ class Tally:
     steps: int = 0
     steps_repeated: int = 0
     checkpoints_passed_over: int = 0
+    dated_notices: int = 0
+    dated_trained_on: int = 0
+    dated_ended_by: Counter[str] = field(default_factory=Counter)
+    steps_gained: int = 0  # after a dated notice, and kept
     by_kind_and_phase: Counter[tuple[str, str]] = field(default_factory=Counter)
     by_kind_and_ranks: Counter[tuple[str, str]] = field(default_factory=Counter)
     runs_with: dict[str, Counter[str]] = field(default_factory=dict)
@@ -39,6 +44,10 @@ class Tally:
             self.by_kind_and_phase[attempt.kind, attempt.hit_phase] += 1
             if choice.num_processes > 1:
                 self.by_kind_and_ranks[attempt.kind, _ranks(attempt.aim)] += 1
+        if attempt.kind == "dated":
+            self.dated_notices += 1
+            self.dated_trained_on += attempt.trained_on
+            self.dated_ended_by[_ended_by(attempt)] += 1
 
 
 def wrong_ending(attempt: Ended, *, is_store_faulty: bool) -> list[str]:
@@ -59,13 +68,19 @@ def told(attempt: Ended) -> str:
     how = "not met"
     if attempt.kind:
         how = f"{attempt.kind} of {_ranks(attempt.aim)} in {attempt.hit_phase}"
+    if attempt.trained_on:
+        how += f", trained on, ended by {_ended_by(attempt)}"
     faults = f", {attempt.num_faults} store faults" if attempt.num_faults else ""
     return f"{how}{faults}, exit {attempt.code}"
 
 
 def _is_killed(attempt: Ended) -> bool:
     """Whether the signal itself ended it, as SIGKILL does, and others before there is a handler."""
-    if attempt.kind is None or attempt.code != -SIGNALS[attempt.kind] or attempt.aim:
+    if attempt.kind is None or attempt.aim:
+        return False
+    if attempt.code in (-number for number in attempt.aftermath):
+        return attempt.code == -signal.SIGKILL
+    if attempt.code != -SIGNALS[attempt.kind]:
         return False
     return attempt.kind in ("kill", "rival") or attempt.hit_phase == "start-up"
 
@@ -73,10 +88,16 @@ def _is_killed(attempt: Ended) -> bool:
 def _lost_a_rank(attempt: Ended) -> bool:
     """Whether the signal ended another rank, without which rank 0 cannot go on.
 
-    One that is held ends itself, before rank 0 has heard of a notice that only the other one got.
+    One that is held, or has a short notice, ends itself, before rank 0 has heard of a notice that
+    only the other one got; and the end of a dated notice ends it in any case.
     """
-    is_ended = attempt.kind in ("kill", "rival", "held") or attempt.hit_phase == "start-up"
+    is_ended = attempt.kind in ("kill", "rival", "held", "dated") or attempt.hit_phase == "start-up"
     return attempt.kind is not None and attempt.aim != 0 and is_ended
+
+
+def _ended_by(attempt: Ended) -> str:
+    """What ended an attempt that got a dated notice."""
+    return attempt.aftermath[-1].name if attempt.aftermath else "itself"
 
 
 def _ranks(aim: int | None) -> str:

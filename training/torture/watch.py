@@ -3,33 +3,40 @@
 The board is a small file mapped into memory: what was written survives the process that wrote it.
 """
 
+import json
 import mmap
 import os
+import signal
 import struct
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from training.torture.plan import Side, Trouble
 
 _SLOT_BYTES = 64
-_NUM_SLOTS = 5
+_NUM_SLOTS = 6
 _NUMBER = struct.Struct("<I")
 # Longer than the budget of a notice that no step boundary answers.
 _HELD_SECONDS = 3.0
 # Work that takes so long is what a copy is staged for under such a budget (training/long_work.py).
 _SLOW_SECONDS = 0.2
 _NUM_SLOW = 2
+NOTICE_FILE = "notice.json"
+# What is begun in the extra time of a notice; the rest ends what was begun.
+_WORK = ("preparation", "step", "evaluation")
 
 
 class Board:
     """Of one rank: what its main thread does, what others do, store faults, where trouble struck,
-    and its process."""
+    its process, and whether it worked on after a notice."""
 
     def __init__(self, path: Path) -> None:
+        self.folder = path.parent
         if not path.exists():
             path.write_bytes(bytes(_NUM_SLOTS * _SLOT_BYTES))
         with path.open("r+b") as stream:
@@ -77,25 +84,61 @@ class Board:
         """The rank's process; 0 before there is one."""
         return int(_NUMBER.unpack_from(self._memory, 4 * _SLOT_BYTES)[0])
 
+    def say_extra(self) -> None:
+        """Say that work was begun in the extra time of a notice."""
+        self.write(5, "extra")
+
+    @property
+    def is_extra(self) -> bool:
+        """Whether such work was begun."""
+        return bool(self.read(5))
+
 
 def send(trouble: Trouble, boards: Sequence[Board]) -> bool:
     """Signal the rank it is meant for, or all at once; False where that one is not there."""
-    pid = boards[trouble.aim or 0].pid
+    if trouble.notice_seconds is not None:
+        _write_notice(boards[0].folder / NOTICE_FILE, trouble.notice_seconds)
+    return send_signal(trouble.signal, trouble.aim, boards)
+
+
+def send_signal(number: signal.Signals, aim: int | None, boards: Sequence[Board]) -> bool:
+    """The same of any signal."""
+    pid, leader = boards[aim or 0].pid, boards[0].pid
     if not pid:
         return False
     try:
-        # Rank 0 leads a process group of all its ranks.
-        (os.killpg if trouble.aim is None else os.kill)(pid, trouble.signal)
+        # Rank 0 leads a process group of all its ranks; whoever is not in it has ended.
+        if aim is None:
+            os.killpg(leader, number)
+        elif os.getpgid(pid) == leader:
+            os.kill(pid, number)
+        else:
+            return False
     except ProcessLookupError:
         return False
     return True
 
 
+def _write_notice(path: Path, seconds: float) -> None:
+    """As the guard on a machine writes it: whole or not at all."""
+    when = datetime.now(UTC) + timedelta(seconds=seconds)
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps({"action": "terminate", "time": when.isoformat()}))
+    part.rename(path)
+
+
 class Watch:
     """Writes a rank's board, and strikes at the named point of this attempt's trouble."""
 
-    def __init__(self, boards: Sequence[Board], rank: int, trouble: Trouble | None) -> None:
+    def __init__(
+        self,
+        boards: Sequence[Board],
+        rank: int,
+        trouble: Trouble | None,
+        is_extra: Callable[[], bool],
+    ) -> None:
         self.board = boards[rank]
+        self._is_extra = is_extra
         self._boards = boards
         self._trouble = trouble if trouble and trouble.seen_by == rank else None
         self._counts: Counter[tuple[str, Side]] = Counter()
@@ -107,6 +150,8 @@ class Watch:
         slot = 0 if threading.current_thread() is threading.main_thread() else 1
         before = self.board.read(slot)
         self.board.write(slot, phase)
+        if phase in _WORK and self._is_extra():
+            self.board.say_extra()
         self._reach(phase, "before")
         try:
             yield

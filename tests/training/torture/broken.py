@@ -1,7 +1,7 @@
 """`python -m tests.training.torture.broken BUG ...`: the torture of an engine with a known bug.
 
 The bugs sit where the engine cannot help it, in the store, in torch, in the randomness; or in what
-only some runs have, a moving average and other ranks.
+only some runs have, a moving average, a loss scaler and other ranks.
 """
 
 import contextlib
@@ -17,6 +17,7 @@ import training.randomness
 from training.checkpoint import Snapshot
 from training.ema import MovingAverage
 from training.learner import Learner
+from training.precision import Scaling
 from training.run import main
 from training.store import FolderStore
 
@@ -72,6 +73,11 @@ def forgets_the_optimizer() -> None:
 def forgets_the_moving_average() -> None:
     """A checkpoint whose average is not restored: it begins anew from the weights."""
     MovingAverage.load = lambda self, tensors: None  # type: ignore[method-assign]
+
+
+def forgets_the_loss_scaler() -> None:
+    """A checkpoint whose loss scaler is not restored: it begins anew with its first scale."""
+    Scaling.load = lambda self, state: None  # type: ignore[method-assign]
 
 
 def forgets_the_other_ranks() -> None:

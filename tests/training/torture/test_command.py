@@ -30,7 +30,10 @@ def test_thirty_kills_change_no_bit() -> None:
     assert result["fresh_attempts"] >= 2
     assert result["faults"] > 0
     assert len(result["by_kind_and_phase"]) >= 5, "kills hit different phases"
-    assert set().union(*result["by_kind_and_phase"].values()) >= {"kill", "term", "notice"}
+    assert set().union(*result["by_kind_and_phase"].values()) >= {"kill", "term", "notice", "dated"}
+    assert result["dated_notices"] == sum(result["dated_ended_by"].values())
+    assert 0 < result["dated_trained_on"] <= result["dated_notices"]
+    assert result["steps_gained"] > 0
     assert {what: set(cards) for what, cards in result["runs_with"].items()} == {
         "recipe": {"average", "bfloat16", "float16", "plain", "sharded"},
         "ranks": {"1", "2"},
@@ -63,13 +66,14 @@ def test_a_known_bug_of_the_engine_is_found_and_named(tmp_path: Path, bug: str, 
     assert f"runs and logs are kept in {tmp_path / 'out'}" in done.stderr
 
 
-ONE = ["--recipe=plain", "--num-processes=1", "--checkpoint-interval=5steps"]
+ONE = ["--seed=5", "--recipe=plain", "--num-processes=1", "--checkpoint-interval=5steps"]
 
 
 @pytest.mark.parametrize(
     ("bug", "breadth", "says"),
     [
         ("forgets_the_moving_average", ["--recipe=average"], "evaluation after step "),
+        ("forgets_the_loss_scaler", ["--recipe=float16"], "loss is "),
         ("forgets_the_other_ranks", ["--num-processes=2"], "loss is "),
     ],
 )
