@@ -1,7 +1,8 @@
 """Seconds of a step in our loop, beside bare PyTorch loops over the same model and optimizer.
 
 Ours derives the noise of every micro-batch, reads the loss a step late and records it. Evaluations
-and saves are in none of the figures.
+and saves are in none of the figures. On a shared machine the model's own work differs by more from
+round to round than any loop costs, so what a step spends outside of it is measured by itself.
 """
 
 import json
@@ -9,14 +10,19 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import redirect_stdout
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from pytest import MonkeyPatch
 from safetensors.torch import load_file
 from torch import Tensor
+from torch.nn import Sequential
+from torch.optim import AdamW
 from torch.utils.data import DataLoader, Dataset
 
 from training.run import main
@@ -28,44 +34,88 @@ _MICRO_BATCH = 8
 
 
 def measure(*, rounds: int, width: int) -> list[dict[str, Any]]:
-    """Alternate the loops; one row each: median milliseconds of a step, and the ratios.
+    """Alternate the loops; one row each: milliseconds of a step, and of the loop's own part of it.
 
-    A ratio is the median over the rounds: the speed of a shared machine drifts between them.
+    The ratio puts each loop's own part onto the same work of the model.
     """
+    if rounds < 1:
+        raise ValueError(f"give at least one round, got {rounds}")
     torch.set_num_threads(1)
-    bare, collated, ours = "bare PyTorch, tensors indexed", "bare PyTorch, DataLoader", "ours"
-    medians: dict[str, list[float]] = {bare: [], collated: [], ours: []}
+    loops = ("bare PyTorch, tensors indexed", "bare PyTorch, DataLoader", "ours")
+    rounds_of: dict[str, list[_Seconds]] = {loop: [] for loop in loops}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        with (folder / "log").open("w") as log, redirect_stdout(log):
+        with (folder / "log").open("w") as log, redirect_stdout(log), _timed_work() as work:
             make = ["data", "make", f"--workload={WORKLOAD}", f"--count={NUM_ROWS}"]
             if main([*make, f"--out={folder / 'made'}"]) != 0:
                 raise RuntimeError("the dataset could not be made")
-            _ours(folder, width, "warm-up")
+            _ours(folder, width, "warm-up", work)
             for number in range(rounds):
-                medians[bare].append(_bare(folder / "made", width, _indexed))
-                medians[ours].append(_ours(folder, width, str(number)))
-                medians[collated].append(_bare(folder / "made", width, _collated))
-    return [
-        {
-            "loop": loop,
-            "median ms": 1000 * statistics.median(values),
-            "min ms": 1000 * min(values),
-            "max ms": 1000 * max(values),
-            "x indexed": _ratio(values, medians[bare]),
-            "x DataLoader": _ratio(values, medians[collated]),
-        }
-        for loop, values in medians.items()
-    ]
+                made = folder / "made"
+                rounds_of[loops[0]].append(_bare(made, width, _indexed, work))
+                rounds_of[loops[1]].append(_bare(made, width, _collated, work))
+                rounds_of[loops[2]].append(_ours(folder, width, str(number), work))
+    return [_row(loop, seconds, rounds_of[loops[1]]) for loop, seconds in rounds_of.items()]
 
 
-def _ratio(values: list[float], base: list[float]) -> float:
-    return statistics.median(value / one for value, one in zip(values, base, strict=True))
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Seconds:
+    """Medians over the steps of one round."""
+
+    step: float
+    outside: float  # of forward, backward, clipping and the optimizer
 
 
-def _ours(folder: Path, width: int, name: str) -> float:
+def _row(loop: str, rounds: list[_Seconds], base: list[_Seconds]) -> dict[str, Any]:
+    step, outside = (
+        statistics.median(getattr(one, name) for one in rounds) for name in ("step", "outside")
+    )
+    before = statistics.median(one.outside for one in base)
+    work = statistics.median(one.step - one.outside for one in base)
+    return {
+        "loop": loop,
+        "median ms": 1000 * step,
+        "min ms": 1000 * min(one.step for one in rounds),
+        "outside the model's work, ms": 1000 * outside,
+        "x DataLoader, by what is outside": (work + outside) / (work + before),
+    }
+
+
+@contextmanager
+def _timed_work() -> Iterator[list[float]]:
+    """Seconds of each step's own work, whoever calls it, from clearing gradients to the update."""
+    steps: list[float] = []
+    spent = 0.0
+
+    def timed(act: Callable[..., Any], begins: bool = False, ends: bool = False) -> Any:
+        @wraps(act)
+        def measured(*arguments: Any, **named: Any) -> Any:
+            nonlocal spent
+            spent = 0.0 if begins else spent
+            began = time.perf_counter()
+            try:
+                return act(*arguments, **named)
+            finally:
+                spent += time.perf_counter() - began
+                if ends:
+                    steps.append(spent)
+
+        return measured
+
+    with MonkeyPatch.context() as patch:
+        patch.setattr(AdamW, "zero_grad", timed(AdamW.zero_grad, begins=True))
+        patch.setattr(Sequential, "__call__", timed(Sequential.__call__))
+        patch.setattr(F, "cross_entropy", timed(F.cross_entropy))
+        patch.setattr(Tensor, "backward", timed(Tensor.backward))
+        patch.setattr(torch.nn.utils, "clip_grad_norm_", timed(torch.nn.utils.clip_grad_norm_))
+        patch.setattr(AdamW, "step", timed(AdamW.step, ends=True))
+        yield steps
+
+
+def _ours(folder: Path, width: int, name: str, work: list[float]) -> _Seconds:
+    work.clear()
     metrics = folder / f"metrics-{name}.jsonl"
-    options = [f"--workload={WORKLOAD}", "--recipe=seconds", f"--dataset-uri={folder / 'made'}"]
+    options = [f"--workload={WORKLOAD}", "--recipe=plain", f"--dataset-uri={folder / 'made'}"]
     options += [
         f"--override=width={width}",
         "--override=epochs=2",
@@ -77,12 +127,21 @@ def _ours(folder: Path, width: int, name: str) -> float:
     lines = [json.loads(line) for line in metrics.read_text().splitlines()]
     steps = [x for x in lines if x["kind"] == "step" and x["stage"] == "narrow"]
     seconds = [float(len(x["ids"]) / x["samples_per_second"]) for x in steps]
-    return statistics.median(seconds[2:])
+    return _medians(seconds, work)
+
+
+def _medians(seconds: list[float], work: list[float]) -> _Seconds:
+    outside = [a - b for a, b in zip(seconds, work[: len(seconds)], strict=True)]
+    return _Seconds(step=statistics.median(seconds[2:]), outside=statistics.median(outside[2:]))
 
 
 def _bare(
-    dataset: Path, width: int, batches: Callable[[Rows], Iterator[tuple[Tensor, Tensor]]]
-) -> float:
+    dataset: Path,
+    width: int,
+    batches: Callable[[Rows], Iterator[tuple[Tensor, Tensor]]],
+    work: list[float],
+) -> _Seconds:
+    work.clear()
     data = load_file(dataset / "rows.safetensors")
     rows = Rows(data["x"][NUM_HELD_OUT:], data["y"][NUM_HELD_OUT:])
     torch.manual_seed(0)
@@ -103,7 +162,7 @@ def _bare(
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             seconds.append(time.monotonic() - began)
-    return statistics.median(seconds[2:])
+    return _medians(seconds, work)
 
 
 def _indexed(rows: Rows) -> Iterator[tuple[Tensor, Tensor]]:

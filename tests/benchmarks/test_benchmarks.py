@@ -29,6 +29,15 @@ def test_cached_features_give_the_predictions_of_the_backbone() -> None:
     assert row["largest difference of a probability"] <= 1e-5
 
 
+def test_the_overhead_of_the_loop_is_measured_beside_bare_loops() -> None:
+    command = [sys.executable, "-m", "benchmarks", "overhead", "--rounds=1", "--width=16", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    rows = json.loads(done.stdout)["rows"]
+    assert [row["loop"] for row in rows][-1] == "ours"
+    for row in rows:
+        assert 0 < row["outside the model's work, ms"] < row["median ms"]
+
+
 def test_fails_a_benchmark_of_cached_features_of_no_rounds() -> None:
     with pytest.raises(ValueError, match="at least one round, got 0"):
         cached_features.measure(rounds=0, clips=55)
