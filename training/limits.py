@@ -1,5 +1,6 @@
 """A limit on the memory of this process, so that several runs on one machine cannot hurt others."""
 
+import importlib
 import resource
 
 import torch
@@ -22,7 +23,7 @@ def limit_memory(mib: int, device: torch.device) -> None:
         torch.cuda.set_per_process_memory_fraction(mib * _MEBIBYTE / total, device)
         return
     # torch's optimizers import it when the first one is made; code is not what is limited here.
-
+    importlib.import_module("torch._dynamo")
     # Private writable memory: files that are mapped for reading, as datasets are, do not count.
     used = data_bytes()
     if used is None:
@@ -35,4 +36,6 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Whether memory, of the device or of the host, did not suffice."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    return any(message in str(error) for message in _CPU_MESSAGES)
+    # A thread's stack is memory too, and where that is limited it may be what does not fit.
+    messages = (*_CPU_MESSAGES, "can't start new thread")
+    return any(message in str(error) for message in messages)

@@ -20,7 +20,7 @@ from stacks.user_data import render
 REPOSITORY = Path(__file__).parents[2]
 USERDATA = REPOSITORY / "userdata"
 INSTANCE = "i-0123456789abcdef0"
-PATIENCE_SECONDS = 20.0
+PATIENCE_SECONDS = 60.0
 
 TRAINER = '''
 """Keeps to the command line of training/; what it does is ordered from outside."""
