@@ -54,8 +54,10 @@ def test_thirty_kills_change_no_bit() -> None:
 def test_a_known_bug_of_the_engine_is_found_and_named(tmp_path: Path, bug: str, says: str) -> None:
     done = torture(
         bug,
-        "--kills=6",
+        "--kills=12",
         "--json",
+        # Ranks that share a model look at the store before they publish: none of this gets so far.
+        "--recipe=plain,average,bfloat16,float16",
         f"--out={tmp_path / 'out'}",
         program="tests.training.torture.broken",
     )
