@@ -6,8 +6,10 @@ that training depends on no library for them.
 
 import re
 import shutil
+import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 from types import TracebackType
@@ -21,6 +23,8 @@ _MARK = "made-by-training"
 _OBJECT = re.compile(r"metrics/(?P<writer>.+)-(?P<number>[0-9]{5})\.jsonl")
 # A store that fails for so long is said to the caller; until then it is asked again.
 _MOST_SECONDS = 600.0
+# Ctrl-C is looked for so often.
+_TICK_SECONDS = 0.1
 
 
 class EventFiles:
@@ -82,7 +86,9 @@ class EventFiles:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._writer.close()
+        # Ctrl-C may have come while the writer's queue was locked: closing would wait for that.
+        if kind is not KeyboardInterrupt:
+            self._writer.close()
 
 
 class Follower:
@@ -137,27 +143,48 @@ def write_event_files(store: Store, out: Path) -> int:
 
 def follow(store: Store, out: Path, poll_seconds: float) -> int:
     """The same of a run that goes on, until it has ended or Ctrl-C is pressed."""
-    with EventFiles(out) as files:
+    with EventFiles(out) as files, _ctrl_c() as is_pressed:
         follower, heard = Follower(store, files), time.monotonic()
-        try:
-            while True:
-                try:
-                    # The head first: what an ended run has written lies in the store before that.
-                    head = read_head(store)
-                    is_over = head is not None and head.is_ended
-                    follower.poll(is_last=is_over)
-                    heard = time.monotonic()
-                except StoreError as error:
-                    if time.monotonic() - heard > _MOST_SECONDS:
-                        raise
-                    print(f"[tensorboard] {error}; asking again", flush=True)
-                    is_over = False
-                if is_over:
-                    break
-                time.sleep(poll_seconds)
-        except KeyboardInterrupt:
-            print("[tensorboard] stopped; the run goes on", flush=True)
+        while not is_pressed():
+            try:
+                # The head first: what an ended run has written lies in the store before that.
+                head = read_head(store)
+                is_over = head is not None and head.is_ended
+                follower.poll(is_last=is_over)
+                heard = time.monotonic()
+            except StoreError as error:
+                if time.monotonic() - heard > _MOST_SECONDS:
+                    raise
+                print(f"[tensorboard] {error}; asking again", flush=True)
+                is_over = False
+            if is_over:
+                return files.num_values
+            until = time.monotonic() + poll_seconds
+            while not is_pressed() and (left := until - time.monotonic()) > 0:
+                time.sleep(min(left, _TICK_SECONDS))
+        print("[tensorboard] stopped; the run goes on", flush=True)
         return files.num_values
+
+
+@contextmanager
+def _ctrl_c() -> Iterator[Callable[[], bool]]:
+    """Whether it was pressed; a second time raises KeyboardInterrupt as ever.
+
+    The first does not: in the middle of the writer's queue it would leave a lock behind that nobody
+    opens, and closing the files would wait for it for ever.
+    """
+    pressed: list[int] = []
+    before = signal.getsignal(signal.SIGINT)
+
+    def press(number: int, frame: object) -> None:
+        pressed.append(number)
+        signal.signal(signal.SIGINT, before)
+
+    signal.signal(signal.SIGINT, press)
+    try:
+        yield lambda: bool(pressed)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _without_gap(writer: str, there: set[str]) -> Iterator[str]:

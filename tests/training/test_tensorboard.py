@@ -108,16 +108,8 @@ def test_ctrl_c_ends_the_following_and_not_the_run(
     wait_for(lambda: run.store.get("head.json") is not None)
     follower = follow(run)
     wait_for(lambda: bool(scalars(tmp_path / "logs", "first/loss")))
-
-    def press() -> bool:
-        # Again, as people do: one that comes in a finalizer of Python's is lost.
-        if follower.poll() is None:
-            follower.send_signal(signal.SIGINT)
-        time.sleep(0.5)
-        return follower.poll() is not None
-
-    wait_for(press)
-    assert follower.returncode == 0
+    follower.send_signal(signal.SIGINT)
+    assert follower.wait(20) == 0
     assert follower.stdout is not None
     assert "[tensorboard] stopped; the run goes on" in follower.stdout.read()
     assert process.is_alive()
