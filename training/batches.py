@@ -61,10 +61,11 @@ class BatchPlan:
     def share(self, step: int, rank: int) -> list[MicroBatch]:
         """Those of one rank; never empty, because every rank takes part in the reduction."""
         everyone = self.micro_batches(step)
-        mine, filling = everyone[rank :: self._world_size], replace(everyone[0], counts=False)
-        if self._is_even:
-            return mine + [filling] * (math.ceil(len(everyone) / self._world_size) - len(mine))
-        return mine or [filling]
+        mine = everyone[rank :: self._world_size]
+        wanted = math.ceil(len(everyone) / self._world_size) if self._is_even else 1
+        if len(mine) < wanted:
+            mine += [replace(everyone[0], counts=False)] * (wanted - len(mine))
+        return mine
 
     def shares(self, first_step: int, rank: int) -> Iterator[MicroBatch]:
         """What one rank computes from `first_step` to the end of the stage."""

@@ -62,11 +62,16 @@ def read_checkpoint(
 
     What does not hold is read once more: it may have been damaged on its way here.
     """
+    return read_twice(entry, lambda: _read_checkpoint(store, entry, parts))
+
+
+def read_twice(entry: CheckpointEntry, read: Callable[[], S]) -> S:
+    """Read a checkpoint, or something of it; once more where that was damaged, and then raise."""
     try:
-        return _read_checkpoint(store, entry, parts)
+        return read()
     except DamagedCheckpointError as error:
         print(f"[read] checkpoint {entry.name}: {error}; reading it again", flush=True)
-        return _read_checkpoint(store, entry, parts)
+        return read()
 
 
 def _read_checkpoint(

@@ -56,34 +56,39 @@ class Deputy:
 
     def _act(self, order: Order, capture: Callable[[], Capture]) -> None:
         if order.verb == "drop":
-            for write in self._writes:
-                if write.name == order.name:
-                    write.cancel()
-                    write.wait()
-            return
-        over = threading.Event()
-        if order.verb != "stage":
-            # From here on: the first copy takes its time, page-locked memory above all.
-            _tick(self._world, order.name, over)
+            self._end([write for write in self._writes if write.name == order.name])
+        elif order.verb == "stage":
+            self._stage(order.name, capture)
+        else:
+            self._write(order.name, capture, is_live=order.verb == "live")
+
+    def _end(self, writes: Sequence["ShareWrite"]) -> None:
+        for write in writes:
+            write.cancel()
+            write.wait()
+
+    def _stage(self, name: str, capture: Callable[[], Capture]) -> None:
         share = capture()
         self._staged = None  # superseded, and its memory may be needed
         self._writes = [write for write in self._writes if not write.is_over]
-        if order.verb != "stage":
-            # For rank 0 what came before is over: published, or never to be.
-            for write in self._writes:
-                write.cancel()
-                write.wait()
-            self._writes.clear()
         sending = next((write.image for write in self._writes if write.image), None)
-        image = None if order.verb == "live" else self._images.copy(share, sending)
-        if order.verb == "stage":
-            self._world.gather(image is not None)
-            if image is not None:
-                self._staged = ShareWrite(self._attempt, order.name, share, image, over)
-                self._listen(self._staged)
-            return
-        write = ShareWrite(self._attempt, order.name, share, image, over)
-        self._writes.append(write)
+        image = self._images.copy(share, sending)
+        self._world.gather(image is not None)
+        if image is not None:
+            self._staged = ShareWrite(self._attempt, name, share, image, threading.Event())
+            self._listen(self._staged)
+
+    def _write(self, name: str, capture: Callable[[], Capture], *, is_live: bool) -> None:
+        over = threading.Event()
+        # From here on: the first copy takes its time, page-locked memory above all.
+        _tick(self._world, name, over)
+        share = capture()
+        self._staged = None  # superseded, and its memory may be needed
+        # For rank 0 what came before is over: published, or never to be.
+        self._end([write for write in self._writes if not write.is_over])
+        image = None if is_live else self._images.copy(share, None)
+        write = ShareWrite(self._attempt, name, share, image, over)
+        self._writes = [write]
         self._live = write if image is None else None
         write.start()
 

@@ -15,6 +15,7 @@ from training.checkpoint import (
     newest_that_holds,
     read_checkpoint,
     read_state,
+    read_twice,
 )
 from training.entries import CheckpointEntry
 from training.position import Attempt, Position
@@ -86,11 +87,7 @@ def _read(
 ) -> AnySnapshot:
     if not is_sharded(entry.stage):
         return read_checkpoint(store, entry)
-    try:
-        state = read_state(store, entry)
-    except DamagedCheckpointError as error:
-        print(f"[read] checkpoint {entry.name}: {error}; reading it again", flush=True)
-        state = read_state(store, entry)
+    state = read_twice(entry, lambda: read_state(store, entry))
     slices = slices_of(store, entry, state)
     state.pop(SLICES, None)
     world = attempt.world

@@ -7,6 +7,7 @@ process reads them like any other checkpoint. Whole checkpoints are read share b
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import PurePath
 from typing import Any
 
@@ -18,14 +19,13 @@ from training.checkpoint import (
     fill_slices,
     read_layout,
     read_tensors,
+    read_twice,
 )
 from training.entries import CheckpointEntry, FileEntry
 from training.slices import SLICES, Slice, is_first_holder, local_slice
 from training.store import Store
 
 _OF_RANK = re.compile(r"\.rank-([0-9]+)\.safetensors$")
-# What does not hold is read once more: it may have been damaged on its way here.
-_READS = 2
 
 
 def own_share(capture: Capture, rank: int) -> Capture:
@@ -88,14 +88,10 @@ class ShardedSnapshot:
         for file in mine:
             if file.name == STATE:
                 continue
-            for attempt in range(1, _READS + 1):
-                try:
-                    self._kept[file.name] = self._read(file.name)
-                    break
-                except DamagedCheckpointError as error:
-                    if attempt == _READS:
-                        return str(error)
-                    print(f"[read] {self._entry.name}: {error}; reading it again", flush=True)
+            try:
+                self._kept[file.name] = read_twice(self._entry, partial(self._read, file.name))
+            except DamagedCheckpointError as error:
+                return str(error)
         return None
 
     def names(self, part: str) -> frozenset[str]:

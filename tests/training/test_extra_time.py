@@ -105,6 +105,19 @@ class Machine:
         assert left > 0, "the machine was gone before"
         return left
 
+    def trains_on_when_one_of_two_is_told(self, rank: int) -> None:
+        """The notice comes to one rank; both gain steps, and end with the same one."""
+
+        def act(step: int) -> None:
+            if step == 8 and os.environ["RANK"] == str(rank):
+                self.notice()
+
+        self.at("first", act)
+        self.attempt(ranks=2)
+        _, last = self.commits
+        assert last["gained_steps"] > 2
+        assert last["step"] == self.last_step
+
     @property
     def commits(self) -> list[dict[str, Any]]:
         """At the notice."""
@@ -208,15 +221,7 @@ def test_a_store_that_stalls_in_the_last_save_loses_only_the_extra_time(
 
 @pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_two_ranks_end_at_the_same_step(machine: Machine, rank: int, pair: Run) -> None:
-    def act(step: int) -> None:
-        if step == 8 and os.environ["RANK"] == str(rank):
-            machine.notice()
-
-    machine.at("first", act)
-    machine.attempt(ranks=2)
-    _, last = machine.commits
-    assert last["gained_steps"] > 2
-    assert last["step"] == machine.last_step
+    machine.trains_on_when_one_of_two_is_told(rank)
     machine.go_on(pair, ranks=2)
     assert len(machine.run.lines("step")) == len(machine.run.lineage()), "no step was repeated"
 

@@ -145,7 +145,7 @@ def test_a_notice_before_anything_is_held_ends_at_once(run: Run) -> None:
     assert run.store.get("head.json") is None
 
 
-def test_both_ranks_end_in_time_where_one_hangs(run: Run, whole: Run) -> None:
+def both_ranks_end_in_time_where_one_hangs(run: Run) -> None:
     during("first-evaluation", 5, lambda: time.sleep(LONG))
     began = time.monotonic()
     codes = run.attempt_with_ranks(
@@ -155,6 +155,10 @@ def test_both_ranks_end_in_time_where_one_hangs(run: Run, whole: Run) -> None:
     assert time.monotonic() - began < LONG
     newest = run.head.checkpoints[-1]
     assert (newest.kind, newest.step) == ("emergency", 4)
+
+
+def test_both_ranks_end_in_time_where_one_hangs(run: Run) -> None:
+    both_ranks_end_in_time_where_one_hangs(run)
 
 
 @pytest.mark.slow

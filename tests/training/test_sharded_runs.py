@@ -85,15 +85,20 @@ def test_a_kill_of_either_rank_ends_the_attempt_and_loses_no_bit(run: Run, shard
     assert_same(run, sharded)
 
 
-def test_in_blocks_it_resumes_bit_for_bit_too(new_run: NewRun, tmp_path: Path) -> None:
+def resumes_bit_for_bit(new_run: NewRun, tmp_path: Path, options: list[str], *, rank: int) -> None:
+    """With a notice to one rank in its middle it ends as the run that had none."""
     whole, run = (new_run(str(tmp_path / name / "run-1")) for name in ("whole", "cut"))
-    whole.options = run.options = IN_BLOCKS
+    whole.options = run.options = options
     assert whole.attempt_with_ranks(2) == [0, 0]
-    at_rank(1, ("first", 7), notice)
+    at_rank(rank, ("first", 7), notice)
     assert run.attempt_with_ranks(2) == [75, 75]
     tiny.HOOKS.clear()
     assert run.attempt_with_ranks(2) == [0, 0]
     assert_same(run, whole)
+
+
+def test_in_blocks_it_resumes_bit_for_bit_too(new_run: NewRun, tmp_path: Path) -> None:
+    resumes_bit_for_bit(new_run, tmp_path, IN_BLOCKS, rank=1)
 
 
 @pytest.mark.parametrize(
@@ -120,26 +125,13 @@ def test_another_number_of_ranks_goes_on_from_the_same_checkpoint(
 def test_in_lower_precision_it_resumes_bit_for_bit_too(
     new_run: NewRun, tmp_path: Path, precision: str
 ) -> None:
-    whole, run = (new_run(str(tmp_path / name / "run-1")) for name in ("whole", "cut"))
-    whole.options = run.options = [SHARDED, f"--override=precision={precision}"]
-    assert whole.attempt_with_ranks(2) == [0, 0]
-    at_rank(0, ("first", 7), notice)
-    assert run.attempt_with_ranks(2) == [75, 75]
-    tiny.HOOKS.clear()
-    assert run.attempt_with_ranks(2) == [0, 0]
-    assert_same(run, whole)
+    resumes_bit_for_bit(new_run, tmp_path, [SHARDED, f"--override=precision={precision}"], rank=0)
 
 
 @pytest.mark.slow
 def test_compiled_it_resumes_bit_for_bit_too(new_run: NewRun, tmp_path: Path) -> None:
-    whole, run = (new_run(str(tmp_path / name / "run-1")) for name in ("whole", "cut"))
-    whole.options = run.options = [*IN_BLOCKS, "--override=compile_mode=default"]
-    assert whole.attempt_with_ranks(2) == [0, 0]
-    at_rank(0, ("first", 7), notice)
-    assert run.attempt_with_ranks(2) == [75, 75]
-    tiny.HOOKS.clear()
-    assert run.attempt_with_ranks(2) == [0, 0]
-    assert_same(run, whole)
+    compiled = [*IN_BLOCKS, "--override=compile_mode=default"]
+    resumes_bit_for_bit(new_run, tmp_path, compiled, rank=0)
 
 
 def test_memory_is_not_tried_for_a_model_that_ranks_share(
@@ -158,14 +150,5 @@ def test_in_the_extra_time_of_a_notice_every_rank_writes_twice(
     run.options = whole.options = [SHARDED, *AVERAGED, *LONG]
     assert whole.attempt_with_ranks(2) == [0, 0]
     machine = Machine(run, tmp_path / "notice.json")
-
-    def act(step: int) -> None:
-        if step == 8 and os.environ["RANK"] == "1":
-            machine.notice()
-
-    machine.at("first", act)
-    machine.attempt(ranks=2)
-    _, last = machine.commits
-    assert last["gained_steps"] > 2
-    assert last["step"] == machine.last_step
+    machine.trains_on_when_one_of_two_is_told(rank=1)
     machine.go_on(whole, ranks=2)

@@ -12,7 +12,7 @@ import torch.distributed.fsdp  # noqa: F401  (half a second that each fork would
 
 from tests.training import tiny
 from tests.training.conftest import Run
-from tests.training.test_guardian import BUDGET, LONG, during
+from tests.training.test_guardian import both_ranks_end_in_time_where_one_hangs, during
 from tests.training.test_sharded_runs import assert_same
 from training.store import FolderStore, StoreError, Upload
 
@@ -108,15 +108,7 @@ def test_a_rank_that_is_silent_fails_the_save(
 def test_a_notice_in_long_work_has_every_rank_write_its_staged_share(
     run: Run, sharded: Run
 ) -> None:
-    during("first-evaluation", 5, lambda: time.sleep(LONG))
-    began = time.monotonic()
-    codes = run.attempt_with_ranks(
-        2, f"--notice-budget-seconds={BUDGET}", "--checkpoint-interval=1000steps"
-    )
-    assert codes == [75, 75]
-    assert time.monotonic() - began < LONG
-    newest = run.head.checkpoints[-1]
-    assert (newest.kind, newest.step) == ("emergency", 4)
+    both_ranks_end_in_time_where_one_hangs(run)
     tiny.HOOKS.clear()
     assert run.attempt_with_ranks(2) == [0, 0]
     assert_same(run, sharded)
