@@ -47,10 +47,10 @@ class Choices:
         num_processes: Sequence[int],
         intervals: Sequence[str],
     ) -> None:
-        self._recipes = _Deck(rng, recipes)
-        self._num_processes = _Deck(rng, num_processes)
-        self._intervals = _Deck(rng, intervals)
-        self._savings = _Deck(rng, SAVINGS)
+        self._recipes = Deck(rng, recipes)
+        self._num_processes = Deck(rng, num_processes)
+        self._intervals = Deck(rng, intervals)
+        self._savings = Deck(rng, SAVINGS)
 
     def draw(self) -> Choice:
         """The next run's."""
@@ -62,13 +62,20 @@ class Choices:
         )
 
 
-class _Deck(Generic[T]):
+class Deck(Generic[T]):
+    """Deals cards in a random order, every one before any comes again."""
+
     def __init__(self, rng: random.Random, cards: Sequence[T]) -> None:
         self._rng = rng
         self._cards = cards
         self._left: list[T] = []
 
     def draw(self) -> T:
+        """The next card."""
         if not self._left:
             self._left = self._rng.sample(self._cards, len(self._cards))
         return self._left.pop()
+
+    def put_back(self, card: T) -> None:
+        """Deal this one next: it was drawn in vain."""
+        self._left.append(card)

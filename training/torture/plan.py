@@ -49,7 +49,8 @@ _OF_ALL_RANKS = ("preparation", "artifact", "start of a stage", "step", "evaluat
 _HELD_IN = ("step", "step", "step", "evaluation", "start of a stage")
 # Where much is left to train; at a random time a dated notice comes anywhere.
 _DATED_IN = ("preparation", "step", "step", "step", "evaluation", "upload", "publication")
-_KINDS: dict[Kind, int] = {
+# How often each kind is dealt, of as many kills as these are together.
+KINDS: dict[Kind, int] = {
     "kill": 9,
     "term": 3,
     "notice": 2,
@@ -109,14 +110,14 @@ class Scene:
 
 def draw_scene(
     rng: random.Random,
+    kind: Kind,
     *,
     run_seconds: float,
     ttl_seconds: float,
     is_fresh: bool,
     num_processes: int = 1,
 ) -> Scene:
-    """Draw the next scene for a run that takes `run_seconds` when nobody disturbs it."""
-    kind: Kind = rng.choices(list(_KINDS), weights=list(_KINDS.values()))[0]
+    """Draw a scene of this kind for a run that takes `run_seconds` when nobody disturbs it."""
     has_faults = rng.random() < _SHARE_WITH_FAULTS
     trouble = _draw_trouble(rng, kind, run_seconds, ttl_seconds, num_processes)
     second = None

@@ -11,7 +11,7 @@ from training.errors import EXIT_FINISHED, UserError
 from training.head import read_head
 from training.store import Store, open_store
 from training.torture.attempt import Asked
-from training.torture.choice import Choice, Choices
+from training.torture.choice import Choice, Choices, Deck
 from training.torture.compare import (
     Outcome,
     broken_promises,
@@ -19,7 +19,7 @@ from training.torture.compare import (
     read_outcome,
     sample_problems,
 )
-from training.torture.plan import Scene, Trouble, draw_scene
+from training.torture.plan import KINDS, Scene, Trouble, draw_scene
 from training.torture.scene import Ended, play
 from training.torture.tally import Tally, told, wrong_ending
 
@@ -83,6 +83,7 @@ class Series:
             num_processes=target.num_processes,
             intervals=target.intervals,
         )
+        self._kinds = Deck(self._rng, list(Counter(KINDS).elements()))
         self._stores: dict[str, Store] = {}
         self._attempt = 0
 
@@ -122,8 +123,10 @@ class Series:
             tally.runs_with.setdefault(what, Counter())[card] += 1
         self._say(f"{name}: {', '.join(f'{what} {card}' for what, card in choice.cards.items())}")
         while kills < _MOST_KILLS_OF_ONE_RUN and tally.kills < end and not self._is_over(name):
+            kind = self._kinds.draw()
             scene = draw_scene(
                 self._rng,
+                kind,
                 run_seconds=whole.seconds,
                 ttl_seconds=self._target.ttl_seconds,
                 is_fresh=(self._attempt + 1) % _FRESH_ONE_IN == 0,
@@ -132,6 +135,8 @@ class Series:
             ended = self._play(name, choice, scene, whole.seconds)
             self._judge(name, choice, ended, known)
             kills += sum(1 for attempt in ended if attempt.kind)
+            if ended[0].kind is None:
+                self._kinds.put_back(kind)  # it met nobody alive
             self._say(f"{name}: " + ", ".join(told(attempt) for attempt in ended))
         for _ in range(_MOST_QUIET_ATTEMPTS):
             if self._is_over(name):

@@ -1,15 +1,16 @@
 """What a seed deals: every kind of trouble, and notices with a time that end in every way."""
 
 import random
+from itertools import cycle
 
-from training.torture.plan import SIGNALS, Scene, Trouble, draw_scene
+from training.torture.plan import KINDS, SIGNALS, Scene, Trouble, draw_scene
 
 
 def scenes(seed: int, count: int) -> list[Scene]:
     rng = random.Random(seed)
     return [
-        draw_scene(rng, run_seconds=1.5, ttl_seconds=0.5, is_fresh=False, num_processes=2)
-        for _ in range(count)
+        draw_scene(rng, kind, run_seconds=1.5, ttl_seconds=0.5, is_fresh=False, num_processes=2)
+        for _, kind in zip(range(count), cycle(KINDS), strict=False)
     ]
 
 
