@@ -159,6 +159,7 @@ def _add_torture(parser: argparse.ArgumentParser) -> None:
         default=20.0,
         help="default: %(default)s",
     )
+    add("-x", "--exitfirst", action="store_true", help="end after the first run that differs")
     add("--json", action="store_true", help="print the result as JSON")
     parser.set_defaults(act=_torture)
 

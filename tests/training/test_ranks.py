@@ -195,3 +195,27 @@ def test_fails_where_batch_norm_would_see_another_batch(
     assert "give at most 2 with --num-processes" in said
     run.uri += "-without"
     assert run.attempt_with_ranks(3, "--override=batch_norm=false") == [0, 0, 0]
+
+
+def torchrun(run: Run) -> subprocess.Popen[str]:
+    ranks = ["--standalone", "--nproc-per-node=2", "-m", "training", *run.arguments()]
+    command = [sys.executable, "-m", "torch.distributed.run", *ranks]
+    return subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+
+
+def test_ranks_that_torchrun_started_stop_at_a_sigterm_and_go_on(run: Run, pair: Run) -> None:
+    run.options = ["--override=step_seconds=0.1"]
+    first = torchrun(run)
+    while not run.lines("step"):
+        assert first.poll() is None
+        time.sleep(0.1)
+    first.send_signal(signal.SIGTERM)
+    _, said = first.communicate(timeout=60)
+    assert first.returncode != 0, "torchrun does not hand on the exit code 75"
+    assert run.head.state == "released", said
+    second = torchrun(run)
+    _, said = second.communicate(timeout=120)
+    assert second.returncode == 0, said
+    assert run.losses() == pair.losses()
+    assert run.head.weights_sha256 == pair.head.weights_sha256
+    assert len(run.lines("step")) == 24, "no step was repeated"

@@ -61,6 +61,7 @@ def torture(options: argparse.Namespace) -> int:
         runs_uri=options.run_uri or str(out / "runs"),
         ttl_seconds=options.lease_ttl_seconds,
         budget_seconds=options.notice_budget_seconds,
+        is_one_enough=options.exitfirst,
         out=out,
     )
     tally, seconds = _go(target, options)

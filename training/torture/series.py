@@ -45,6 +45,7 @@ class Target:
     runs_uri: str
     ttl_seconds: float
     budget_seconds: float
+    is_one_enough: bool  # whether the first run that differs ends the torture
     out: Path
 
 
@@ -91,9 +92,13 @@ class Series:
         """Torture runs until so many more kills have met an attempt alive."""
         end = self._tally.kills + kills
         number = 0
-        while self._tally.kills < end:
+        while self._tally.kills < end and not self._is_enough:
             number += 1
             self._torture(f"seed-{self._seed}-run-{number:03d}", self._choices.draw(), end)
+
+    @property
+    def _is_enough(self) -> bool:
+        return self._target.is_one_enough and bool(self._tally.differences)
 
     def _whole(self, choice: Choice) -> Whole:
         key = choice.recipe, choice.num_processes

@@ -28,18 +28,19 @@ def answers_before_it_wrote() -> None:
     Not some time later: which kill finds it must not depend on how busy the machine is.
     """
     upload, sizes, read_into = FolderStore.upload, FolderStore.sizes, FolderStore.read_into
-    unwritten: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+    unwritten: queue.SimpleQueue[_Late] = queue.SimpleQueue()
 
     def write() -> None:
         with contextlib.suppress(queue.Empty):
             while True:
-                unwritten.get_nowait()()
+                unwritten.get_nowait().write()
 
     def upload_later(self: FolderStore, *arguments: Any) -> Any:
         write()
         made = upload(self, *arguments)
-        finish = made.finish
-        made.finish = lambda: unwritten.put(finish)  # type: ignore[method-assign]
+        late = _Late(made.finish, made.abort)
+        made.finish = lambda: unwritten.put(late)  # type: ignore[method-assign]
+        made.abort = late.forget  # type: ignore[method-assign]
         return made
 
     def settled_sizes(self: FolderStore, prefix: str) -> dict[str, int]:
@@ -53,6 +54,22 @@ def answers_before_it_wrote() -> None:
     FolderStore.upload = upload_later  # type: ignore[method-assign]
     FolderStore.sizes = settled_sizes  # type: ignore[method-assign]
     FolderStore.read_into = read_settled  # type: ignore[method-assign]
+
+
+class _Late:
+    """A file that was said to be written; an upload that is given up never is."""
+
+    def __init__(self, finish: Callable[[], None], abort: Callable[[], None]) -> None:
+        self._finish: Callable[[], None] | None = finish
+        self._abort = abort
+
+    def write(self) -> None:
+        if self._finish is not None:
+            self._finish()
+
+    def forget(self) -> None:
+        self._finish = None
+        self._abort()
 
 
 def draws_noise_that_is_not_derived() -> None:

@@ -55,17 +55,21 @@ def test_two_hundred_kills_change_no_bit_and_notices_gain_steps() -> None:
     assert result["steps_gained"] > 0
 
 
+# Which kill finds a bug depends on the machine's speed; the first six do as a rule.
+MANY = ["--kills=40", "--exitfirst"]
+
+
 @pytest.mark.parametrize(
     ("bug", "options", "says"),
     [
         # Ranks that share a model look at the store before they publish: it gets no further there.
         (
             "answers_before_it_wrote",
-            ["--kills=12", "--recipe=plain,average,bfloat16,float16"],
+            ["--recipe=plain,average,bfloat16,float16"],
             "the head names checkpoints/",
         ),
-        ("draws_noise_that_is_not_derived", ["--kills=6"], "loss is "),
-        ("forgets_the_optimizer", ["--kills=6"], "the first tensor that differs is "),
+        ("draws_noise_that_is_not_derived", [], "loss is "),
+        ("forgets_the_optimizer", [], "the first tensor that differs is "),
     ],
 )
 def test_a_known_bug_of_the_engine_is_found_and_named(
@@ -73,6 +77,7 @@ def test_a_known_bug_of_the_engine_is_found_and_named(
 ) -> None:
     done = torture(
         bug,
+        *MANY,
         *options,
         "--json",
         f"--out={tmp_path / 'out'}",
@@ -103,7 +108,7 @@ def test_a_bug_of_some_runs_alone_is_found_where_they_are_drawn(
     narrow = torture(bug, "--kills=4", "--json", *ONE, program=program)
     assert narrow.returncode == 0, "what it does not run it cannot find"
     out = f"--out={tmp_path / 'out'}"
-    wide = torture(bug, "--kills=6", "--json", *ONE, *breadth, out, program=program)
+    wide = torture(bug, *MANY, "--json", *ONE, *breadth, out, program=program)
     assert wide.returncode == 1, wide.stderr
     differences = result_of(wide)["differences"]
     assert [line for line in differences if says in line], differences
