@@ -24,8 +24,8 @@ from rehearsal.lineage import read_lineage
 from rehearsal.receipt import find_faults, make_receipt, receipt_rows, show_receipt
 from rehearsal.report import write_report
 
-# The notice comes last: in what is left of it a fast machine gets far, even to the end of the run.
-DEFAULT_PLAN = ("kill:features:5", "kill:head:120", "notice:head:400")
+# In what is left of a notice training goes on, to its stage's end at most: one is left to kill in.
+DEFAULT_PLAN = ("kill:features:5", "notice:shuffled:60", "kill:head:120")
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:

@@ -146,7 +146,7 @@ def _story(
         ended=next((name for name in _ENDINGS if name in by_name), "silent"),
         cause=notice["cause"] if notice else None,
         seconds_to_commit=waits[0] if waits else None,
-        gained_steps=sum(event.get("gained_steps", 0) for event in answers),
+        gained_steps=max((event.get("gained_steps", 0) for event in answers), default=0),
         first_step=min(numbers, default=None),
         last_step=max(numbers, default=None),
         num_repeated=len(again),

@@ -33,7 +33,6 @@ class Answer:
 
     notice: Notice
     releases: bool  # the lease, in the write that publishes
-    gained_steps: int | None = None  # since the first answer to the same notice
 
 
 class Save:
@@ -53,6 +52,7 @@ class Save:
         image: Image | None = None,
         *,
         crew: Crew | None = None,
+        answered: Position | None = None,
     ) -> None:
         self.name = name
         self.position = position
@@ -67,6 +67,7 @@ class Save:
         self._attempt = attempt
         self._epoch = epoch
         self._state = state
+        self._answered = answered  # committed at a notice, after which training went on
         self._crew = crew  # the other ranks write the rest
         # The state of a sharded save is written once the others have said what they wrote.
         self._contents = [*files, state_file(state)] if crew is None else [*files]
@@ -186,8 +187,8 @@ class Save:
     def _tell(self, seconds: float) -> None:
         """Leave the event, here and not in the training thread: it is a request to the store."""
         extra: dict[str, float] = {}
-        if self.answer is not None and self.answer.gained_steps is not None:
-            extra = {"gained_steps": self.answer.gained_steps}
+        if self._answered is not None:
+            extra = {"gained_steps": self.position.step - self._answered.step}
         elif self.answer is not None:
             since = time.monotonic() - self.answer.notice.received
             extra = {"notice_to_commit_seconds": round(since, 4)}

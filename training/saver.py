@@ -234,15 +234,15 @@ class Saver:
     ) -> Save:
         stamped = self._stamped(capture)
         parts = (self._attempt, name, position, epoch, kind)
-        files, state = live_files(stamped), stamped.state
-        return Save(*parts, files, state, capture.tensors, capture.device, crew=self._crew)
+        where = (live_files(stamped), stamped.state, capture.tensors, capture.device)
+        return Save(*parts, *where, crew=self._crew, answered=self._answered)
 
     def _of(
         self, image: Image, capture: Capture, position: Position, epoch: int, kind: Kind, name: str
     ) -> Save:
         parts = (self._attempt, name, position, epoch, kind)
-        files, state = image.files, image.state
-        return Save(*parts, files, state, image.tensors, capture.device, image, crew=self._crew)
+        where = (image.files, image.state, image.tensors, capture.device, image)
+        return Save(*parts, *where, crew=self._crew, answered=self._answered)
 
     def _copy(self, capture: Capture) -> Image | None:
         """Copy to the host; None where memory cannot hold it beside what is still being sent."""
@@ -320,10 +320,7 @@ class Saver:
 
     def _end(self, save: Save | None, notice: Notice, *, releases: bool = True) -> bool:
         """What there is to do at a notice, by the arithmetic."""
-        gained = None
-        if self._answered is not None and save is not None:
-            gained = save.position.step - self._answered.step
-        answer = Answer(notice=notice, releases=releases, gained_steps=gained)
+        answer = Answer(notice=notice, releases=releases)
         under_way, self._save = self._save, None
         if under_way is not None and under_way.is_over:
             self._settle(under_way)

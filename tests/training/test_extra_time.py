@@ -15,6 +15,7 @@ from tests.training import tiny
 from tests.training.conftest import Run
 from tests.training.test_resume import assert_equal
 from training.extra_time import ExtraTime
+from training.history import read_history
 from training.interruption import Interruption, Notice
 from training.store import FolderStore
 
@@ -266,6 +267,9 @@ def test_the_end_of_a_stage_is_committed_and_the_next_not_begun(
     assert machine.attempt() > 0.3 * NOTICE
     newest = machine.run.head.checkpoints[-1]
     assert (newest.kind, newest.step) == ("stage-end", 100)
+    (first,) = machine.commits
+    story = read_history(machine.run.store).attempts[0]
+    assert story.gained_steps == 100 - first["step"] > 0
     machine.go_on(long_whole)
     assert len(machine.run.lines("step")) == len(machine.run.lineage()), "no step was repeated"
 
