@@ -6,7 +6,6 @@ What is read is held against the checksum in its name; whoever fails here makes 
 
 import hashlib
 import importlib.metadata
-import json
 import re
 import sys
 from collections.abc import Iterator, Mapping
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import training
+from training.artifact_key import artifact_key
 from training.capabilities import IsShareable
 from training.dataset import sha256_of
 from training.store import Store, StoreError
@@ -96,7 +96,7 @@ def shared_key(stage: Prepare, key: str, numerics: Mapping[str, Any]) -> str:
         "packages": _packages(),
         "code": _code_of(type(stage).__module__),
     }
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
+    return artifact_key(facts)
 
 
 @cache

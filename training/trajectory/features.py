@@ -6,8 +6,6 @@ network) or ImageNet's ("pretrained", fetched by torchvision; no silent change f
 other).
 """
 
-import hashlib
-import json
 import sys
 import urllib.error
 from collections.abc import Mapping
@@ -20,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from training.artifact_key import artifact_key
 from training.capabilities import Probe
 from training.errors import RunFailedError, UserError
 from training.randomness import derive_seed
@@ -46,14 +45,11 @@ class Features:
 
     config: TrajectoryConfig
     name: str = "features"
+    is_shareable: bool = True
 
     @property
     def num_shards(self) -> int:
         return self.config.num_shards
-
-    @property
-    def is_shareable(self) -> bool:
-        return True
 
     def key(self, i: "Inputs") -> str:
         """Hash over weights, preprocessing and data; needs neither torchvision nor the weights."""
@@ -68,7 +64,7 @@ class Features:
             "num_shards": c.num_shards,
             "data": i.dataset.fingerprint,
         }
-        return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
+        return artifact_key(facts)
 
     def make(self, i: "Inputs", shard: int) -> Mapping[str, Tensor]:
         """Return {"features": (clips, T, G, C) float16} for the clips of one shard."""

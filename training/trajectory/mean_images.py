@@ -3,7 +3,6 @@
 The time-average baseline learns from them: what it reaches needs no understanding of time.
 """
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -12,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from training.artifact_key import artifact_key
 from training.trajectory.dataset import open_dataset, shard_range
 
 if TYPE_CHECKING:
@@ -27,14 +27,11 @@ class MeanImages:
 
     num_shards: int
     name: str = "mean_images"
-
-    @property
-    def is_shareable(self) -> bool:
-        return True
+    is_shareable: bool = True
 
     def key(self, i: "Inputs") -> str:
-        facts = f"mean images {_VERSION} {self.num_shards} {i.dataset.fingerprint}"
-        return hashlib.sha256(facts.encode()).hexdigest()[:32]
+        facts = {"version": _VERSION, "num_shards": self.num_shards, "data": i.dataset.fingerprint}
+        return artifact_key({"what": self.name, **facts})
 
     def make(self, i: "Inputs", shard: int) -> Mapping[str, Tensor]:
         """Return {"mean_image": (clips, 3, 64, 64) uint8} for the clips of one shard."""

@@ -1,7 +1,6 @@
 """Stages of the MAGVIT recipes: Train `tokenizer` -> Prepare `tokens` -> Train `transformer`."""
 
 import hashlib
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
+from training.artifact_key import artifact_key
 from training.capabilities import Probe
 from training.trajectory.classifier import TrainClassifier, parameter_groups
 from training.trajectory.clips import CLIP_SHAPE, TRACK_SHAPE
@@ -104,14 +104,11 @@ class Tokens:
 
     config: MagvitConfig
     name: str = "tokens"
+    is_shareable: bool = True
 
     @property
     def num_shards(self) -> int:
         return self.config.num_shards
-
-    @property
-    def is_shareable(self) -> bool:
-        return True
 
     def key(self, i: Inputs) -> str:
         """Hash over the tokenizer's weights and the data."""
@@ -128,7 +125,7 @@ class Tokens:
             "num_shards": self.num_shards,
             "data": i.dataset.fingerprint,
         }
-        return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
+        return artifact_key(facts)
 
     def probe(self) -> Probe:
         """One clip through the tokenizer, pixels to pixels: `make` needs its encoder alone."""
