@@ -138,17 +138,30 @@ def test_nothing_of_a_stage_that_does_not_say_so_is_shared(tmp_path: Path) -> No
     assert SharedArtifacts(FolderStore(tmp_path), Doubled(), "key", NUMERICS).is_used
 
 
+def sweep(
+    dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], *more: str
+) -> list[Run]:
+    """Two runs that differ in their learning rate, in the order of the table."""
+    command = ["sweep", f"--workload={WORKLOAD}", "--recipe=quick", f"--dataset-uri={dataset}"]
+    command += [f"--runs-uri={tmp_path / 'runs'}", f"--logs={tmp_path / 'logs'}", "--json"]
+    assert main([*command, "--vary=learning_rate=0.01,0.02", *more]) == 0
+    return [Run(dataset, row["uri"], tmp_path) for row in json.loads(capsys.readouterr().out)]
+
+
 def test_a_sweep_derives_data_once(
     dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = ["sweep", f"--workload={WORKLOAD}", "--recipe=quick", f"--dataset-uri={dataset}"]
-    command += [f"--runs-uri={tmp_path / 'runs'}", f"--logs={tmp_path / 'logs'}", "--json"]
-    assert main([*command, "--vary=learning_rate=0.01,0.02"]) == 0
-    rows = json.loads(capsys.readouterr().out)
-    made = [
-        [line["shared"] for line in Run(dataset, row["uri"], tmp_path).lines("prepare")]
-        for row in rows
-    ]
+    swept = sweep(dataset, tmp_path, capsys)
+    made = [[line["shared"] for line in one.lines("prepare")] for one in swept]
     assert made == [[False] * 3, [True] * 3]
     logs = sorted((tmp_path / "logs").glob("*.log"))
     assert "3 shards, 0 of them reused, 3 made by other runs" in logs[1].read_text()
+
+
+def test_runs_of_a_sweep_at_once_take_what_the_other_has_made_or_make_it(
+    dataset: Path, tmp_path: Path, run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    swept = sweep(dataset, tmp_path, capsys, "--parallel=2")
+    assert [len(one.lines("prepare")) for one in swept] == [3, 3]
+    assert run.attempt("--override=learning_rate=0.02") == 0
+    assert run.losses() == swept[1].losses()
