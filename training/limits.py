@@ -9,7 +9,12 @@ from training.errors import UserError
 from training.memory import data_bytes
 
 _MEBIBYTE = 2**20
-_CPU_MESSAGES = ("DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough")
+_HOST_MESSAGES = (
+    "DefaultCPUAllocator: can't allocate memory",
+    "DefaultCPUAllocator: not enough",
+    # A thread's stack is memory too, and where that is limited it may be what does not fit.
+    "can't start new thread",
+)
 
 
 def limit_memory(mib: int, device: torch.device) -> None:
@@ -36,6 +41,4 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Whether memory, of the device or of the host, did not suffice."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    # A thread's stack is memory too, and where that is limited it may be what does not fit.
-    messages = (*_CPU_MESSAGES, "can't start new thread")
-    return any(message in str(error) for message in messages)
+    return any(message in str(error) for message in _HOST_MESSAGES)

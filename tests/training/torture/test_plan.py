@@ -1,7 +1,7 @@
 """What a seed deals: every kind of trouble, and notices with a time that end in every way."""
 
 import random
-from itertools import cycle
+from itertools import cycle, islice
 
 from training.torture.plan import KINDS, SIGNALS, Scene, Trouble, draw_scene
 
@@ -10,7 +10,7 @@ def scenes(seed: int, count: int) -> list[Scene]:
     rng = random.Random(seed)
     return [
         draw_scene(rng, kind, run_seconds=1.5, ttl_seconds=0.5, is_fresh=False, num_processes=2)
-        for _, kind in zip(range(count), cycle(KINDS), strict=False)
+        for kind in islice(cycle(KINDS), count)
     ]
 
 
