@@ -20,7 +20,7 @@ from benchmarks.anchor_detection import detectors
 from benchmarks.anchor_detection import footprint as detection_footprint
 from benchmarks.anchor_kept import Kept
 from benchmarks.anchor_models import Anchor, anchors
-from training.footprint import starts_kernel
+from training.preflight.footprint import starts_kernel
 
 FILE = Path(__file__).parent.parent / "sizing" / "ground_truth_models.json"
 

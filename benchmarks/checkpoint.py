@@ -29,11 +29,12 @@ from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from benchmarks.checkpoint_state import make_state, open_run
-from training.capture import Capture
-from training.interruption import Notice
-from training.position import Position
-from training.saver import Saver
-from training.store import FolderStore, Upload
+from training.checkpoint.checkpointer import Saver
+from training.checkpoint.state import LiveState
+from training.interruption.notice import Notice
+from training.record.position import Position
+from training.store.folder import FolderStore
+from training.store.protocol import Upload
 
 REPOSITORY = Path(__file__).parent.parent
 State: TypeAlias = Mapping[str, Mapping[str, Tensor]]
@@ -102,7 +103,7 @@ def _methods(state: State, saver: Saver, root: Path) -> dict[str, Save]:
 
     def ours(target: Path) -> float | None:
         position = Position(stage="a", stage_step=(step := next(steps)), step=step)
-        saver.begin(Capture(tensors=state, state={}), position, 0)
+        saver.begin(LiveState(tensors=state, state={}), position, 0)
         went_on = time.perf_counter()
         saver.wait(600)
         saver.poll()
@@ -209,7 +210,7 @@ def _under_a_cap(state: State, size: int, root: Path, seconds: float = 3.0) -> l
         now = time.monotonic()
         notice = Notice(cause="notice", received=now, deadline=now + 120)
         position = Position(stage="a", stage_step=1, step=1)
-        assert saver.emergency(Capture(tensors=state, state={}), position, 0, notice)
+        assert saver.emergency(LiveState(tensors=state, state={}), position, 0, notice)
         ours = time.monotonic() - now
     began = time.monotonic()
     _synced(root / "local", lambda path: torch.save(dict(state), path))

@@ -16,17 +16,18 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from training.capture import Capture
+from training.checkpoint.checkpointer import Saver
+from training.checkpoint.state import LiveState
 from training.config import Interval
-from training.distributed import Place, World
-from training.events import Events
-from training.head import Lease, acquire
-from training.metrics import Metrics
-from training.oversight import Oversight
-from training.position import Attempt, Position
-from training.retention import KEEP_NEWEST
-from training.saver import Saver
-from training.store import Store
+from training.interruption.supervisor import Supervisor
+from training.ranks.context import Attempt
+from training.ranks.world import RankEnvironment, World
+from training.record.events import Events
+from training.record.lease import Lease, acquire
+from training.record.metrics import Metrics
+from training.record.position import Position
+from training.record.retention import KEEP_NEWEST
+from training.store.protocol import Store
 
 WIDTH = 768
 
@@ -61,11 +62,11 @@ def open_run(store: Store, scratch: Path) -> Iterator[Attempt]:
         held=lease,
         metrics=Metrics(store, lease.head.generation, lease.head.nonce, None),
         events=Events(store, "here"),
-        oversight=Oversight(budget_seconds=120),
+        supervisor=Supervisor(budget_seconds=120),
         interval=Interval(value=1, unit="steps"),
         retention=KEEP_NEWEST,
         scratch=scratch,
-        world=World(Place(), torch.device("cpu")),
+        world=World(RankEnvironment(), torch.device("cpu")),
     )
     try:
         yield attempt
@@ -76,7 +77,7 @@ def open_run(store: Store, scratch: Path) -> Iterator[Attempt]:
 
 def added_memory(kind: str, megabytes: int) -> dict[str, float]:
     """Megabytes of the state, and at most added to it while it is saved."""
-    from training.store import FolderStore
+    from training.store.folder import FolderStore
 
     tensors = make_state(megabytes)
     size = sum(t.nbytes for part in tensors.values() for t in part.values())
@@ -86,7 +87,7 @@ def added_memory(kind: str, megabytes: int) -> dict[str, float]:
             saver = Saver(attempt, None)
             before = _memory("VmRSS")
             Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
-            capture = Capture(tensors=tensors, state={})
+            capture = LiveState(tensors=tensors, state={})
             position = Position(stage="a", stage_step=1, step=1)
             if kind == "staged":
                 saver.begin(capture, position, 0)

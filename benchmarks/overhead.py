@@ -25,10 +25,10 @@ from torch.nn import Sequential
 from torch.optim import AdamW
 from torch.utils.data import DataLoader, Dataset
 
-from training.run import main
-from training.torture.workload import NUM_HELD_OUT, NUM_INPUTS, Classify, Rows, SmallConfig
+from training.cli.main import main
+from training.proof.torture.workload import NUM_HELD_OUT, NUM_INPUTS, Classify, Rows, SmallConfig
 
-WORKLOAD = "training.torture.workload:SMALL"
+WORKLOAD = "training.proof.torture.workload:SMALL"
 NUM_ROWS = NUM_HELD_OUT + 16 * 12
 _MICRO_BATCH = 8
 

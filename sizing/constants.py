@@ -93,7 +93,10 @@ ABOUT: Mapping[str, tuple[Basis, str]] = {
     "notice_seconds": ("published", "EC2 user guide: two minutes, best effort"),
     "detection_seconds": ("published", "userdata/interruption_handler.py polls every 2 s"),
     "hash_gb_per_second": ("measured", "sha256 on one core, facts of the engine, 2026-11"),
-    "commit_seconds": ("modelled", "the reserve that training/saver.py keeps for the head's write"),
+    "commit_seconds": (
+        "modelled",
+        "the reserve that the trainer keeps for the head's write",
+    ),
     "notice_margin_seconds": ("modelled", "kept free: a notice may come late"),
     "upload_share": ("from memory", "of the baseline network rate that uploads in parts reach"),
     "launch_seconds": (

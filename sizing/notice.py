@@ -13,7 +13,7 @@ from sizing.constants import Constants
 from sizing.data_path import Rate, network_rate, sync_seconds
 from sizing.gpus import Gpu
 
-# The trainer's reserves for the last save of a notice; a test holds training/extra_time.py to them.
+# The trainer's reserves for the last save of a notice; a test compares the two.
 _SAFETY = 1.5
 _MARGIN_SECONDS = 10.0
 _MARGIN_SHARE = 0.2

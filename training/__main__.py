@@ -1,11 +1,11 @@
-"""`python -m training`; see training/run.py."""
+"""`python -m training`; see training/cli/main.py."""
 
 import faulthandler
 import os
 import sys
 
+from training.cli.main import main
 from training.errors import EXIT_INTERRUPTED
-from training.run import main
 
 if __name__ == "__main__":
     # systemd and rank 0 end a process that hangs by SIGABRT: the log then says where it was.

@@ -149,8 +149,8 @@ def notes(rows: Sequence[Row], traces: Sequence[Trace], question: Question, size
         asked,
         f"{OURS}: saves at the notice and trains on until the last safe moment, sets Young/Daly's"
         " interval anew after each loss, and falls back to on demand by expected cost.",
-        f"{TODAY}: saves at the notice and trains on, with the reserves of training/extra_time.py;"
-        " sets Young's interval anew as training/interval.py does.",
+        f"{TODAY}: saves at the notice and trains on, with the trainer's own reserves;"
+        " sets Young's interval again after each save, as the trainer does.",
         "cost: % of the work alone on demand. Without a notice and under a deadline, the others"
         " take Spot until the last moment (greedy).",
     ]

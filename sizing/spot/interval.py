@@ -93,7 +93,7 @@ def trainers_interval(
     rate_per_hour: float,
     epoch_seconds: float | None = None,
 ) -> Interval:
-    """Return what the trainer's `auto` will choose (training/interval.py; a test compares them).
+    """Return what the trainer's `auto` will choose (a test compares the two).
 
     It counts every interruption, as if no notice came, and waits for one save to be durable
     before it begins the next. Prediction follows what is done, not what would pay.

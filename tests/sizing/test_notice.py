@@ -11,8 +11,8 @@ from sizing.constants import Constants
 from sizing.data_path import Rate, network_rate, sync_seconds, volume_rate
 from sizing.gpus import find_gpu
 from sizing.notice import NoticeFit, idle_seconds, notice_fit
-from training.extra_time import ExtraTime
-from training.interruption import Interruption, Notice
+from training.interruption.extra_time import ExtraTime
+from training.interruption.notice import Interruption, Notice
 
 
 def fit(size: str, gigabytes: float, step: float = 1.0) -> NoticeFit:

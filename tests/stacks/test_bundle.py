@@ -10,7 +10,7 @@ from aws_cdk import Stack
 import app as cdk_app
 from stacks.bundle import CodeBundle
 
-FILES = ["training/run.py", "training/trajectory/model.py", "userdata/steps/disk.sh"]
+FILES = ["training/cli/main.py", "training/trajectory/model.py", "userdata/steps/disk.sh"]
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from typing import NamedTuple, TypeVar
 
-from training.run import main
+from training.cli.main import main
 
 T = TypeVar("T")
 

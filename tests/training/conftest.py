@@ -18,9 +18,10 @@ from werkzeug.serving import WSGIRequestHandler, make_server
 
 from rehearsal.aws.front import Front
 from tests.training import tiny
-from training.head import Head, read_head
-from training.run import main
-from training.store import Store, open_store
+from training.cli.main import main
+from training.record.head import Head, read_head
+from training.store.open import open_store
+from training.store.protocol import Store
 
 WORKLOAD = "tests.training.tiny:TINY"
 

@@ -8,19 +8,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from training.capture import Capture
-from training.checkpoint import read_checkpoint
+from training.checkpoint.checkpointer import Saver
+from training.checkpoint.read import read_checkpoint
+from training.checkpoint.state import LiveState
 from training.config import parse_interval
-from training.distributed import Place, World
-from training.events import Events
-from training.head import Lease, acquire, read_head
-from training.interruption import Notice
-from training.metrics import Metrics
-from training.oversight import Oversight
-from training.position import Attempt, Position
-from training.retention import KEEP_NEWEST
-from training.saver import Saver
-from training.store import FolderStore, Upload
+from training.interruption.notice import Notice
+from training.interruption.supervisor import Supervisor
+from training.ranks.context import Attempt
+from training.ranks.world import RankEnvironment, World
+from training.record.events import Events
+from training.record.head import read_head
+from training.record.lease import Lease, acquire
+from training.record.metrics import Metrics
+from training.record.position import Position
+from training.record.retention import KEEP_NEWEST
+from training.store.folder import FolderStore
+from training.store.protocol import Upload
 
 CPU = torch.device("cpu")
 
@@ -69,11 +72,11 @@ class Scene:
             held=lease,
             metrics=Metrics(self.store, 1, "nonce", root / "metrics.jsonl"),
             events=Events(self.store, "i-1"),
-            oversight=Oversight(budget_seconds=120),
+            supervisor=Supervisor(budget_seconds=120),
             interval=parse_interval(interval),
             retention=KEEP_NEWEST,
             scratch=root,
-            world=World(Place(), CPU),
+            world=World(RankEnvironment(), CPU),
         )
         self.saver = Saver(self.attempt, None)
         self.weights = torch.zeros(1000)
@@ -81,10 +84,10 @@ class Scene:
     def position(self, step: int, **fields: Any) -> Position:
         return Position(stage="a", stage_step=step, step=step, **fields)
 
-    def capture(self, step: int) -> Capture:
+    def capture(self, step: int) -> LiveState:
         self.weights.fill_(step)
         tensors: dict[str, dict[str, Tensor]] = {"model": {"w": self.weights}, "optimizer": {}}
-        return Capture(tensors=tensors, state={"step": step})
+        return LiveState(tensors=tensors, state={"step": step})
 
     def begin(self, step: int, **fields: Any) -> None:
         self.saver.begin(self.capture(step), self.position(step, **fields), 0)

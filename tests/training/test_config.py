@@ -8,8 +8,14 @@ import pytest
 from tests.training.tiny import TINY
 from training.config import Interval, parse_interval, parse_overrides, resolve_config
 from training.errors import UserError
-from training.record import RunRecord, parse_prediction, read_record, settle_record
-from training.store import FolderStore, open_store
+from training.record.run_config import (
+    RunConfig,
+    parse_prediction,
+    read_run_config,
+    settle_run_config,
+)
+from training.store.folder import FolderStore
+from training.store.open import open_store
 
 
 @pytest.mark.parametrize(
@@ -67,8 +73,8 @@ def test_fails_for_an_unknown_recipe_and_lists_the_known() -> None:
         resolve_config(TINY, "fast", {})
 
 
-def record(**changes: object) -> RunRecord:
-    mine = RunRecord(
+def record(**changes: object) -> RunConfig:
+    mine = RunConfig(
         run_id="run-1",
         workload="tiny",
         recipe="quick",
@@ -85,17 +91,17 @@ def record(**changes: object) -> RunRecord:
 
 def test_the_first_record_is_the_truth(store_uri: str) -> None:
     store = open_store(store_uri)
-    settle_record(store, record(), frozenset())
-    later = settle_record(store, record(writer="i-2", numerics_key={"torch": "3"}), frozenset())
-    assert later == record() == read_record(store)
+    settle_run_config(store, record(), frozenset())
+    later = settle_run_config(store, record(writer="i-2", numerics_key={"torch": "3"}), frozenset())
+    assert later == record() == read_run_config(store)
 
 
 def test_the_prediction_of_the_first_attempt_stays(store_uri: str) -> None:
     store = open_store(store_uri)
     first = record(prediction=parse_prediction("size=g5.xlarge hours_p50=0.25"))
-    settle_record(store, first, frozenset())
-    settle_record(store, record(prediction={"hours_p50": 9.0}), frozenset())
-    found = read_record(store)
+    settle_run_config(store, first, frozenset())
+    settle_run_config(store, record(prediction={"hours_p50": 9.0}), frozenset())
+    found = read_run_config(store)
     assert found is not None
     assert found.prediction == {"size": "g5.xlarge", "hours_p50": 0.25}
     assert parse_prediction("") is None
@@ -108,12 +114,12 @@ def test_fails_on_a_prediction_that_is_none() -> None:
 
 def test_placement_settings_may_change(tmp_path: Path) -> None:
     store = FolderStore(tmp_path)
-    settle_record(store, record(), frozenset())
+    settle_run_config(store, record(), frozenset())
     changed = record(
         overrides={"num_loader_workers": "4"},
         config={**record().config, "num_loader_workers": 4},
     )
-    assert settle_record(store, changed, frozenset({"num_loader_workers"})) == record()
+    assert settle_run_config(store, changed, frozenset({"num_loader_workers"})) == record()
 
 
 @pytest.mark.parametrize(
@@ -131,6 +137,6 @@ def test_fails_for_a_run_folder_that_belongs_to_another(
     tmp_path: Path, changes: dict[str, object], says: str
 ) -> None:
     store = FolderStore(tmp_path)
-    settle_record(store, record(), frozenset())
+    settle_run_config(store, record(), frozenset())
     with pytest.raises(UserError, match=says):
-        settle_record(store, record(**changes), frozenset())
+        settle_run_config(store, record(**changes), frozenset())

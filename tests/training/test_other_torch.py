@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.training.checkpoint.test_resume import ROOT
 from tests.training.conftest import Run
-from tests.training.test_ranks import assert_close
-from tests.training.test_resume import ROOT
+from tests.training.ranks.test_ranks import assert_close
 
 OTHERS = sorted((ROOT / ".venv-compat").glob("*/bin/python"))
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}

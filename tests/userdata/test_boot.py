@@ -7,7 +7,7 @@ import subprocess
 from rehearsal.machines import Disk, ProcessMachine
 from rehearsal.machines.process import EC2_DISKS
 from tests.userdata.rig import INSTANCE, Rig, calls, trainer_notes, wait
-from training.run import _parser
+from training.cli.main import _parser
 
 STEPS = [
     "run-env",

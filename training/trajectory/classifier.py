@@ -17,7 +17,7 @@ from torch.optim import AdamW, Optimizer
 from training.trajectory import evaluation
 from training.trajectory.clips import FRAME_SIZE
 from training.trajectory.dataset import open_dataset, split_failures
-from training.trajectory.model import Head, MeanImageNet
+from training.trajectory.model import MeanImageNet, TransformerHead
 from training.trajectory.paths import CLASSES
 from training.trajectory.recipes import CHANNELS, TrajectoryConfig
 from training.trajectory.samples import Batch, ClipSamples, View, clip_samples
@@ -113,13 +113,13 @@ class TrainHead(TrainClassifier):
         shape = (size, self.num_frames, c.grid**2, CHANNELS[c.backbone_layer])
         return torch.zeros(shape, dtype=torch.float16)
 
-    def model(self, i: Inputs) -> Head:
+    def model(self, i: Inputs) -> TransformerHead:
         return self.build()
 
-    def build(self) -> Head:
+    def build(self) -> TransformerHead:
         """A freshly initialised head; it needs no data."""
         c = self.config
-        return Head(
+        return TransformerHead(
             num_frames=self.num_frames,
             grid=c.grid,
             channels=CHANNELS[c.backbone_layer],
@@ -135,7 +135,7 @@ class TrainHead(TrainClassifier):
         # Not super(): it does not know the class that dataclass(slots=True) makes anew.
         start = TrainClassifier.start(self, m, i)
         if not start.failures:
-            assert isinstance(m, Head)
+            assert isinstance(m, TransformerHead)
             samples = self.samples(i, "train")
             rng = torch.Generator().manual_seed(i.seed)
             num = min(_NUM_STATISTICS, len(samples))

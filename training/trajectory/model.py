@@ -15,7 +15,7 @@ _NUM_MAPS = 4
 _FLOOR = 0.01
 
 
-class Head(nn.Module):
+class TransformerHead(nn.Module):
     """Where the grid's features move, and a Transformer over time that says what it was.
 
     From features (B, T, G, C) to class logits (B, K) and the future position (B, 2), in half

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from sizing.spot import daly_interval, recommend_interval, trainers_interval
 from sizing.spot.comparison import TRAINERS_FIRST_LIFE
-from training import interval as trainer
+from training.checkpoint import interval as trainer
 
 
 @pytest.mark.parametrize(

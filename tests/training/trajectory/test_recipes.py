@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from training import run_options
+from training.cli import run_options
 from training.config import Interval, parse_interval
-from training.dataset import write_manifest
+from training.store.dataset import write_manifest
 from training.trajectory.dataset import make_dataset
 from training.trajectory.workload import RECIPES, TRAJECTORY
 from training.workload import Train

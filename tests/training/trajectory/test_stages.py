@@ -23,7 +23,7 @@ from training.trajectory.dataset import (
 from training.trajectory.features import Features, build_backbone, clip_features, load_backbone
 from training.trajectory.magvit.recipes import MagvitConfig
 from training.trajectory.mean_images import MeanImages
-from training.trajectory.model import Head
+from training.trajectory.model import TransformerHead
 from training.trajectory.paths import CLASSES
 from training.trajectory.recipes import TrajectoryConfig, full, laptop
 from training.trajectory.workload import NOMINAL_SAMPLES, RECIPES, TRAJECTORY
@@ -217,7 +217,7 @@ def test_samples_hold_each_clip_of_their_split_with_its_label(
 
 
 def test_a_moving_blob_is_found_where_it_is() -> None:
-    model = Head(
+    model = TransformerHead(
         num_frames=4, grid=4, channels=8, num_classes=3, width=8, num_layers=1, num_heads=2,
         dropout=0.0,
     )  # fmt: skip

@@ -4,12 +4,7 @@ import math
 from dataclasses import dataclass
 
 from training.trajectory.clips import FRAME_SIZE, NUM_FRAMES
-from training.trajectory.config import (
-    RecipeConfig,
-    check_above_0,
-    check_at_least,
-    check_choice,
-)
+from training.trajectory.config import RecipeConfig, check_above_0, check_at_least, check_choice
 
 STEMS = ("patch", "full")
 # Tokens are kept as int16.

@@ -1,0 +1,221 @@
+"""What is damaged in a run's store is named and gone around; nothing else of the run is lost."""
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.training.checkpoint.test_resume import assert_equal, interrupt_at
+from tests.training.conftest import Run
+from training.checkpoint.read import newest_that_holds
+from training.record.checkpoint_entry import CheckpointEntry
+
+
+def flip(path: Path, byte: int, bit: int = 0) -> None:
+    data = bytearray(path.read_bytes())
+    data[byte] ^= 1 << bit
+    path.write_bytes(data)
+
+
+def file_of(run: Run, entry: CheckpointEntry, name: str) -> Path:
+    return Path(run.uri) / "checkpoints" / entry.name / name
+
+
+def snapshot_of(run: Run) -> dict[str, bytes]:
+    root = Path(run.uri)
+    return {str(p.relative_to(root)): p.read_bytes() for p in root.rglob("*") if p.is_file()}
+
+
+def interrupted(run: Run, stage: str, step: int) -> None:
+    interrupt_at(stage, step)
+    assert run.attempt() == 75
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "state.json"])
+def test_a_flipped_bit_in_any_file_of_a_checkpoint_costs_the_steps_since_the_one_before(
+    run: Run, whole: Run, name: str
+) -> None:
+    interrupted(run, "second", 7)
+    newest, older = run.head.checkpoints[-1], run.head.checkpoints[-2]
+    flip(file_of(run, newest, name), -1)
+    assert run.attempt() == 0
+    resumed = run.events("resumed")[-1]
+    why = f"{name} does not match its sha256"
+    assert resumed["passed_over"] == [{"name": newest.name, "why": why}]
+    assert resumed["checkpoint"] == older.name
+    assert_equal(run, whole)
+
+
+def test_no_bit_of_a_checkpoint_can_be_flipped_unseen(run: Run) -> None:
+    interrupted(run, "first", 7)
+    rng = random.Random(5)
+    newest = run.head.checkpoints[-1]
+    for file in newest.files:
+        path = file_of(run, newest, file.name)
+        good = path.read_bytes()
+        header = range(0, min(400, len(good)), 7)  # sizes, names, shapes, offsets
+        for byte in [*header, *(rng.randrange(len(good)) for _ in range(40)), len(good) - 1]:
+            flip(path, byte, rng.randrange(8))
+            loaded, passed_over = newest_that_holds(run.store, [newest])
+            assert loaded is None, (file.name, byte)
+            assert passed_over[0][0] == newest.name
+            path.write_bytes(good)
+    assert newest_that_holds(run.store, [newest])[0] is not None
+
+
+def test_a_damaged_stage_end_falls_back_to_an_older_state_of_its_stage(
+    run: Run, whole: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    interrupted(run, "second", 1)
+    before, end, after = run.head.checkpoints[-3:]
+    assert (before.stage, end.kind, after.stage) == ("first", "stage-end", "second")
+    flip(file_of(run, end, "model.safetensors"), -1)
+    assert run.attempt() == 0
+    resumed = run.events("resumed")[-1]
+    assert resumed["checkpoint"] == before.name
+    passed_over = {entry["name"]: entry["why"] for entry in resumed["passed_over"]}
+    assert set(passed_over) == {end.name, after.name}
+    assert "model.safetensors does not match its sha256" in passed_over[end.name]
+    assert passed_over[after.name].startswith("the end of stage 'first'")
+    assert passed_over[after.name].endswith("and its stage began there")
+    assert_equal(run, whole)
+
+
+def test_a_damaged_stage_end_with_nothing_before_it_begins_the_run_anew_from_its_artifacts(
+    run: Run, whole: Run
+) -> None:
+    interrupted(run, "second", 10)
+    end = run.head.checkpoints[0]
+    assert end.kind == "stage-end"
+    file_of(run, end, "state.json").unlink()
+    assert run.attempt() == 0
+    resumed = run.events("resumed")[-1]
+    assert resumed["checkpoint"] is None
+    assert len(resumed["passed_over"]) == 4
+    assert len(run.lines("prepare")) == 3, "derived data is kept"
+    assert_equal(run, whole)
+
+
+def test_what_was_damaged_on_its_way_is_read_again(
+    run: Run, whole: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from training.store.folder import FolderStore
+
+    interrupted(run, "second", 7)
+    read, count = FolderStore.read_into, 0
+
+    def read_badly(self: FolderStore, key: str, start: int, data: memoryview) -> None:
+        nonlocal count
+        read(self, key, start, data)
+        if "state.json" in key:
+            count += 1
+            data[0] ^= count == 1
+
+    monkeypatch.setattr(FolderStore, "read_into", read_badly)
+    assert run.attempt() == 0
+    assert "state.json does not match its sha256; reading it again" in capsys.readouterr().out
+    assert run.events("resumed")[-1]["passed_over"] == []
+    assert_equal(run, whole)
+
+
+@pytest.mark.parametrize("name", ["head.json", "config.json"])
+@pytest.mark.parametrize("cut", [0, 40, -3])
+def test_fails_for_a_torn_json_in_one_sentence_and_goes_on_once_it_is_put_back(
+    run: Run, whole: Run, capsys: pytest.CaptureFixture[str], name: str, cut: int
+) -> None:
+    interrupted(run, "first", 4)
+    path = Path(run.uri) / name
+    good = path.read_bytes()
+    path.write_bytes(good[:cut])
+    before = snapshot_of(run)
+    capsys.readouterr()
+    assert run.attempt() == 2
+    error = capsys.readouterr().err.strip()
+    assert error.startswith(f"error: {path} is torn or was edited (")
+    assert error.endswith("put its last good version back, the checkpoints are as they were")
+    assert len(error.splitlines()) == 1
+    assert snapshot_of(run) == before
+    path.write_bytes(good)
+    assert run.attempt() == 0
+    assert_equal(run, whole)
+
+
+def test_fails_without_a_head_where_checkpoints_are_and_sweeps_nothing(
+    run: Run, whole: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    interrupted(run, "first", 4)
+    path = Path(run.uri) / "head.json"
+    good = path.read_bytes()
+    path.unlink()
+    before = snapshot_of(run)
+    assert run.attempt() == 2
+    assert "has checkpoints and no head.json; put its last version back" in capsys.readouterr().err
+    assert snapshot_of(run) == before
+    path.write_bytes(good)
+    assert run.attempt() == 0
+    assert_equal(run, whole)
+
+
+def edit_head(run: Run, edit: Callable[[dict[str, object]], None]) -> None:
+    path = Path(run.uri) / "head.json"
+    record = json.loads(path.read_bytes())
+    edit(record)
+    path.write_text(json.dumps(record))
+
+
+def test_a_head_of_the_older_format_is_gone_on_from(run: Run, whole: Run) -> None:
+    interrupted(run, "second", 4)
+
+    def to_format_1(record: dict[str, object]) -> None:
+        record["format"] = 1
+        for entry in record["checkpoints"]:  # type: ignore[attr-defined]
+            del entry["is_best"]
+            for file in entry["files"]:
+                del file["part_bytes"]
+
+    edit_head(run, to_format_1)
+    assert run.attempt() == 0
+    assert run.events("resumed")[-1]["passed_over"] == []
+    assert json.loads((Path(run.uri) / "head.json").read_bytes())["format"] == 2
+    assert_equal(run, whole)
+
+
+def test_fails_for_a_newer_format_and_says_which_bundle_reads_it(
+    run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    interrupted(run, "first", 4)
+    edit_head(run, lambda record: record.update(format=99))
+    before = snapshot_of(run)
+    assert run.attempt() == 2
+    assert (
+        "head.json has format 99, and this version knows 1 to 2; "
+        "run the bundle that config.json names"
+    ) in capsys.readouterr().err
+    assert snapshot_of(run) == before
+
+
+@pytest.mark.parametrize("damage", ["flipped bit", "missing shard", "torn index", "no index"])
+def test_a_damaged_artifact_is_made_anew_and_nothing_else(
+    run: Run, whole: Run, capsys: pytest.CaptureFixture[str], damage: str
+) -> None:
+    interrupted(run, "second", 4)
+    (folder,) = (Path(run.uri) / "artifacts").iterdir()
+    good = {path.name: path.read_bytes() for path in folder.iterdir()}
+    index, shard = folder / "index.json", sorted(folder.glob("00001-*"))[0]
+    if damage == "flipped bit":
+        flip(shard, -1)
+    elif damage == "missing shard":
+        shard.unlink()
+    elif damage == "torn index":
+        index.write_bytes(good["index.json"][:50])
+    else:
+        index.unlink()
+    checkpoint = run.head.checkpoints[-1].name
+    assert run.attempt() == 0
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == good
+    made = [line["shard"] for line in run.lines("prepare") if line["generation"] == 2]
+    assert made == ([1] if "shard" in damage or "bit" in damage else [])
+    assert run.events("resumed")[-1]["checkpoint"] == checkpoint, "no step was lost"
+    assert_equal(run, whole)

@@ -1,0 +1,233 @@
+"""Nothing is lost but time: interrupted runs equal the uninterrupted one bit for bit."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.training import tiny
+from tests.training.conftest import Run
+
+ROOT = Path(__file__).parents[3]
+# 30 training rows in batches of 8: the last batch of an epoch has 6.
+STEPS_PER_STAGE = 3 * 4
+
+
+def interrupt_at(place: str, number: int, sent: signal.Signals = signal.SIGUSR1) -> None:
+    """Send this process a signal when the workload gets there, once."""
+
+    def hook(reached: int) -> None:
+        if reached == number:
+            tiny.HOOKS.pop(place, None)
+            os.kill(os.getpid(), sent)
+            time.sleep(0.02)  # the thread that the signal wakes needs the interpreter
+
+    tiny.HOOKS[place] = hook
+
+
+def assert_equal(run: Run, whole: Run) -> None:
+    assert run.head.state == "finished"
+    assert run.head.weights_sha256 == whole.head.weights_sha256
+    assert run.losses() == whole.losses()
+    ours, theirs = run.json("receipt.json"), whole.json("receipt.json")
+    assert ours["stages"] == theirs["stages"]
+    assert ours["numerics_changed"] == []
+
+
+def test_the_uninterrupted_run_is_repeatable(run: Run, whole: Run) -> None:
+    assert run.attempt() == 0
+    assert_equal(run, whole)
+
+
+def test_every_sample_comes_once_per_epoch(whole: Run) -> None:
+    epochs: dict[tuple[str, int], list[int]] = {}
+    for line in whole.lineage().values():
+        epochs.setdefault((line["stage"], line["epoch"]), []).extend(line["ids"])
+    assert set(epochs) == {(stage, e) for stage in ("first", "second") for e in range(3)}
+    assert all(sorted(ids) == list(range(30)) for ids in epochs.values())
+    assert epochs["first", 0] != epochs["first", 1]
+
+
+@pytest.mark.parametrize("sent", [signal.SIGUSR1, signal.SIGTERM])
+@pytest.mark.parametrize("place", [("first", 0), ("first", 7), ("second", 0), ("second", 11)])
+def test_resume_continues_bit_for_bit(
+    run: Run, whole: Run, place: tuple[str, int], sent: signal.Signals
+) -> None:
+    interrupt_at(*place, sent)
+    assert run.attempt() == 75
+    assert run.head.state == "released"
+    done = run.lines("step")[-1]["step"]
+    assert run.head.checkpoints[-1].step == done
+    assert run.attempt() == 0
+    assert_equal(run, whole)
+    assert len(run.lines("step")) == 2 * STEPS_PER_STAGE, "no step was repeated"
+
+
+def test_resume_after_many_interruptions_on_both_stores(
+    store_uri: str, new_run: Callable[[str], Run], whole: Run
+) -> None:
+    run = new_run(store_uri)
+    places = [("shard", 1), ("first", 2), ("first-evaluation", 5), ("second", 5)]
+    for place in places:
+        interrupt_at(*place)
+        assert run.attempt() == 75, place
+    assert run.attempt() == 0
+    assert_equal(run, whole)
+    assert run.json("receipt.json")["generations"] == len(places) + 1
+    assert len(run.lines("prepare")) == 3, "shards of an interrupted attempt are reused"
+
+
+def test_a_notice_in_an_evaluation_discards_and_repeats_it(run: Run, whole: Run) -> None:
+    run.options = ["--checkpoint-interval=1epochs"]
+    interrupt_at("first-evaluation", 5)
+    assert run.attempt() == 75
+    assert run.lines("evaluation") == []
+    assert run.head.checkpoints[-1].step == 4
+    assert run.head.checkpoints[-1].kind == "periodic", "nothing changed since: only released"
+    assert run.attempt() == 0
+    assert [line["step"] for line in run.lines("evaluation")] == [4, 8, 12, 16, 20, 24]
+    assert_equal(run, whole)
+
+
+def test_a_notice_while_preparing_keeps_the_shards(run: Run, whole: Run) -> None:
+    interrupt_at("shard", 1)
+    assert run.attempt() == 75
+    assert run.head.checkpoints == ()
+    assert len(run.lines("prepare")) == 2
+    assert run.attempt() == 0
+    assert [line["shard"] for line in run.lines("prepare")] == [0, 1, 2]
+    assert_equal(run, whole)
+
+
+def test_a_rebalance_recommendation_saves_and_goes_on(run: Run, whole: Run) -> None:
+    interrupt_at("first", 4, signal.SIGUSR2)
+    assert run.attempt() == 0
+    assert [e["kind"] for e in run.events("committed")].count("rebalance") == 1
+    assert_equal(run, whole)
+
+
+def test_resume_after_kills_at_random_times(run: Run, whole: Run) -> None:
+    rng = random.Random(3)
+    run.options = ["--override=step_seconds=0.01"]
+    ways = [signal.SIGKILL, signal.SIGUSR1, signal.SIGTERM, signal.SIGKILL]
+    for way in ways:
+        before = len(run.lines("step"))
+        process = run.fork()
+        deadline = time.monotonic() + 20
+        while not run.store.get("head.json") or run.head.state != "running":
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        time.sleep(rng.uniform(0.05, 0.25) + (0.7 if before else 0))
+        assert process.pid is not None
+        os.kill(process.pid, way)
+        process.join(20)
+        assert process.exitcode == (-9 if way == signal.SIGKILL else 75)
+    assert run.attempt() == 0
+    assert run.head.weights_sha256 == whole.head.weights_sha256
+    assert run.losses() == whole.losses()
+
+
+def test_a_real_process_takes_a_real_notice(
+    bucket_uri: str, new_run: Callable[[str], Run], whole: Run, tmp_path: Path
+) -> None:
+    run = new_run(f"{bucket_uri}/runs/run-1")
+    run.options = [
+        "--override=step_seconds=0.02",
+        "--checkpoint-interval=1000steps",
+        f"--metrics-file={tmp_path / 'metrics.jsonl'}",
+    ]
+    command = [sys.executable, "-m", "training", *run.arguments()]
+    with subprocess.Popen(command, cwd=ROOT, text=True, stdout=subprocess.PIPE) as process:
+        deadline = time.monotonic() + 60
+        while (
+            not (tmp_path / "metrics.jsonl").exists()
+            or len((tmp_path / "metrics.jsonl").read_text().splitlines()) < 9
+        ):
+            assert time.monotonic() < deadline
+            assert process.poll() is None
+            time.sleep(0.02)
+        process.send_signal(signal.SIGUSR1)
+        output, _ = process.communicate(timeout=30)
+    assert process.returncode == 75, output
+    assert "[emergency]" in output
+    committed = run.events("committed")[-1]
+    assert committed["kind"] == "emergency"
+    assert 0 < committed["notice_to_commit_seconds"] < 10
+    assert run.attempt() == 0
+    assert run.head.weights_sha256 == whole.head.weights_sha256
+    assert run.losses() == whole.losses()
+
+
+def test_a_corrupt_newest_checkpoint_is_passed_over_and_named(
+    run: Run, whole: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    interrupt_at("second", 7)
+    assert run.attempt() == 75
+    newest, older = run.head.checkpoints[-1], run.head.checkpoints[-2]
+    path = Path(run.uri) / "checkpoints" / newest.name / "model.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    capsys.readouterr()
+    assert run.attempt() == 0
+    said = f"passed over checkpoint {newest.name}: model.safetensors does not match its sha256"
+    assert said in capsys.readouterr().out
+    resumed = run.events("resumed")[-1]
+    assert resumed["checkpoint"] == older.name
+    assert [entry["name"] for entry in resumed["passed_over"]] == [newest.name]
+    assert_equal(run, whole)
+
+
+def test_a_lost_checkpoint_file_is_passed_over(run: Run, whole: Run) -> None:
+    interrupt_at("first", 7)
+    assert run.attempt() == 75
+    newest = run.head.checkpoints[-1].name
+    (Path(run.uri) / "checkpoints" / newest / "state.json").unlink()
+    assert run.attempt() == 0
+    assert run.events("resumed")[-1]["passed_over"] == [
+        {"name": newest, "why": "state.json is missing"}
+    ]
+    assert_equal(run, whole)
+
+
+def test_retention_keeps_what_the_stage_began_from(run: Run, whole: Run) -> None:
+    interrupt_at("second", 10)
+    assert run.attempt() == 75
+    kinds = [entry.kind for entry in run.head.checkpoints]
+    assert kinds == ["stage-end", "periodic", "periodic", "emergency"]
+    stored = {key.split("/")[1] for key in run.store.sizes("checkpoints/")}
+    named = {entry.name for entry in run.head.checkpoints}
+    assert named <= stored
+    assert run.attempt() == 0
+    stored = {key.split("/")[1] for key in run.store.sizes("checkpoints/")}
+    assert stored == {entry.name for entry in run.head.checkpoints}
+    assert_equal(run, whole)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(10))
+def test_two_attempts_at_once_and_random_ends_change_no_bit(
+    store_uri: str, new_run: Callable[[str], Run], whole: Run, seed: int
+) -> None:
+    """Candidates that take over too early, killed or stopped at any time: one lineage."""
+    rng = random.Random(seed)
+    run = new_run(store_uri)
+    run.options = ["--override=step_seconds=0.01", "--lease-ttl-seconds=0.2"]
+    for _ in range(5):
+        processes = [run.fork(), run.fork()]
+        time.sleep(rng.uniform(0.3, 1.2))
+        for process in processes:
+            assert process.pid is not None
+            os.kill(process.pid, rng.choice([signal.SIGKILL, signal.SIGUSR1, signal.SIGTERM]))
+        for process in processes:
+            process.join(20)
+            assert process.exitcode in (0, 75, 76, -9)
+    assert run.attempt() == 0
+    assert run.head.weights_sha256 == whole.head.weights_sha256
+    assert run.losses() == whole.losses()

@@ -1,0 +1,244 @@
+"""A sharded state is written by all ranks, published once, and read by any number of ranks."""
+
+import multiprocessing
+import os
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from training.engine.optimizer_state import make_state
+
+from training.checkpoint.checkpointer import Saver
+from training.checkpoint.policy import Commits
+from training.checkpoint.read import DamagedCheckpointError, read_checkpoint, read_state
+from training.checkpoint.sharded import ShardedSnapshot, slices_of
+from training.checkpoint.state import LiveState
+from training.config import Interval
+from training.engine.trees import put_together, take_apart
+from training.errors import RunFailedError
+from training.interruption.supervisor import Supervisor
+from training.ranks.context import Attempt
+from training.ranks.world import RankEnvironment, World
+from training.record.events import Events
+from training.record.head import Head, read_head
+from training.record.lease import Lease, acquire
+from training.record.metrics import Metrics
+from training.record.position import Position
+from training.record.retention import KEEP_NEWEST
+from training.store.folder import FolderStore
+
+CPU = torch.device("cpu")
+POSITION = Position(stage="a", stage_step=4, step=4)
+
+
+def whole_tensors() -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(5)
+    return {
+        "rows": torch.randn(7, 3, generator=generator),  # uneven over 2 and over 3
+        "columns": torch.randn(4, 5, generator=generator).bfloat16(),
+        "one row": torch.randn(1, 6, generator=generator),  # some ranks have nothing
+        "replicated": torch.randn(3, generator=generator),
+        "plain": torch.tensor(2.5),
+        "flags": torch.tensor([True, False, True]),
+    }
+
+
+PLACEMENTS: dict[int, dict[str, Any]] = {
+    2: {"rows": Shard(0), "columns": Shard(1), "one row": Shard(0), "replicated": Replicate()},
+    3: {"rows": Shard(1), "columns": Shard(0), "one row": Shard(1), "replicated": Shard(0)},
+}
+
+
+def distributed(tensors: dict[str, Tensor], world: World) -> dict[str, Tensor]:
+    mesh = init_device_mesh("cpu", (world.size,))
+    placements = PLACEMENTS[world.size]
+    return {
+        name: distribute_tensor(tensor, mesh, [placements[name]]) if name in placements else tensor
+        for name, tensor in tensors.items()
+    }
+
+
+def open_attempt(root: Path, world: World) -> Attempt:
+    store = FolderStore(root / "run")
+    lease: Lease | Head | None = None
+    if world.leads:
+        lease = acquire(store, "run-1", "i-1", 60, lambda s: False, lambda holder: None)
+        assert isinstance(lease, Lease)
+    return Attempt(
+        store=store,
+        held=lease,
+        metrics=Metrics(store, 1, "nonce", None),
+        events=Events(store, "i-1"),
+        supervisor=Supervisor(budget_seconds=120),
+        interval=Interval(value=1, unit="steps"),
+        retention=KEEP_NEWEST,
+        scratch=root,
+        world=world,
+    )
+
+
+def on_ranks(size: int, root: Path, act: Callable[[World, Path], None]) -> None:
+    """Run `act` in so many processes that know each other; raise what one of them met."""
+    context = multiprocessing.get_context("fork")
+    errors = context.SimpleQueue()
+    rendezvous = f"file://{root}/rendezvous-{size}-{act.__name__}"
+
+    def run(rank: int) -> None:
+        torch.set_num_threads(1)
+        place = RankEnvironment(rank=rank, world_size=size, local_rank=rank, rendezvous=rendezvous)
+        try:
+            world = World(place, CPU)
+            act(world, root)
+            world.close()
+        except BaseException:
+            errors.put(f"rank {rank}: {traceback.format_exc()}")
+            raise
+
+    processes = [context.Process(target=run, args=(rank,)) for rank in range(size)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+        process.kill()  # no-op unless it hangs
+        process.join()
+    assert errors.empty(), errors.get()
+    assert [process.exitcode for process in processes] == [0] * size
+
+
+def commits_of(attempt: Attempt, capture: LiveState) -> Commits:
+    saver = Saver(attempt, None) if attempt.world.leads else None
+    return Commits(attempt, saver, 1, lambda: capture, is_sharded=True)
+
+
+def newest(root: Path, world: World) -> ShardedSnapshot:
+    store = FolderStore(root / "run")
+    head = read_head(store)
+    assert head is not None
+    entry = head.checkpoints[-1]
+    state = read_state(store, entry)
+    snapshot = ShardedSnapshot(store, entry, state, slices_of(store, entry, state))
+    assert snapshot.verify(world.rank, world.size) is None
+    return snapshot
+
+
+def write(world: World, root: Path) -> None:
+    attempt = open_attempt(root, world)
+    tensors = distributed(whole_tensors(), world)
+    capture = LiveState(tensors={"model": tensors}, state={"k": 1})
+    commits_of(attempt, capture).at_the_end(POSITION)
+    assert (root / "run" / "head.json").exists()
+    attempt.metrics.close()
+
+
+def read_on_three(world: World, root: Path) -> None:
+    empty = {name: torch.zeros_like(tensor) for name, tensor in whole_tensors().items()}
+    targets = distributed(empty, world)
+    snapshot = newest(root, world)
+    snapshot.fill({"model": targets})
+    assert snapshot.state["k"] == 1
+    expected = distributed(whole_tensors(), world)
+    for name, target in targets.items():
+        mine = getattr(target, "_local_tensor", target)
+        theirs = getattr(expected[name], "_local_tensor", expected[name])
+        assert torch.equal(mine, theirs), name
+
+
+def test_two_ranks_write_and_one_or_three_read(tmp_path: Path) -> None:
+    on_ranks(2, tmp_path, write)
+    store = FolderStore(tmp_path / "run")
+    head = read_head(store)
+    assert head is not None
+    (entry,) = head.checkpoints
+    assert sorted(file.name for file in entry.files) == [
+        "model.rank-0000.safetensors",
+        "model.rank-0001.safetensors",
+        "state.json",
+    ]
+    snapshot = read_checkpoint(store, entry)
+    assert snapshot.state["k"] == 1
+    for name, tensor in whole_tensors().items():
+        assert snapshot.tensors["model"][name].dtype == tensor.dtype
+        assert torch.equal(snapshot.tensors["model"][name], tensor), name
+    on_ranks(3, tmp_path, read_on_three)
+
+    path = tmp_path / "run" / "checkpoints" / entry.name / "model.rank-0001.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(DamagedCheckpointError, match=r"rank-0001\.safetensors does not match"):
+        read_checkpoint(store, entry)
+
+
+def write_with_a_nan(world: World, root: Path) -> None:
+    attempt = open_attempt(root, world)
+    tensors = distributed(whole_tensors(), world)
+    if world.rank == 1:
+        tensors["rows"]._local_tensor[0, 0] = float("nan")  # type: ignore[attr-defined]
+    commits = commits_of(attempt, LiveState(tensors={"model": tensors}, state={}))
+    if world.leads:
+        with pytest.raises(RunFailedError, match=r"rank 1: .+rows holds a NaN"):
+            commits.at_the_end(POSITION)
+        os._exit(0)
+    with pytest.raises(RuntimeError):
+        commits.at_the_end(POSITION)
+    attempt.metrics.close()
+
+
+def test_fails_on_every_rank_where_one_has_weights_that_are_no_numbers(tmp_path: Path) -> None:
+    on_ranks(2, tmp_path, write_with_a_nan)
+    head = read_head(FolderStore(tmp_path / "run"))
+    assert head is not None
+    assert head.checkpoints == ()
+
+
+def make_learner(seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(6, 9), nn.ReLU(), nn.Linear(9, 3))
+    for layer in model:
+        if isinstance(layer, nn.Linear):
+            fully_shard(layer)
+    fully_shard(model)
+    return model, torch.optim.AdamW(model.parameters(), lr=0.1)
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:
+    for step in range(steps):
+        optimizer.zero_grad()
+        model(torch.full((2, 6), 0.1 * (step + 1))).square().sum().backward()
+        optimizer.step()
+
+
+def fsdp_goes_on_exactly(world: World, root: Path) -> None:
+    attempt = open_attempt(root, world)
+    model, optimizer = make_learner(1)
+    train(model, optimizer, 3)
+    tensors: dict[str, Tensor] = {}
+    skeleton = take_apart(optimizer.state_dict(), tensors)
+    capture = LiveState(
+        tensors={"model": model.state_dict(), "optimizer": tensors}, state={"optimizer": skeleton}
+    )
+    commits_of(attempt, capture).at_the_end(POSITION)
+    train(model, optimizer, 2)
+
+    other, other_optimizer = make_learner(2)
+    make_state(other_optimizer)
+    targets: dict[str, Tensor] = {}
+    take_apart(other_optimizer.state_dict(), targets)
+    snapshot = newest(root, world)
+    snapshot.fill({"model": other.state_dict(), "optimizer": targets})
+    other_optimizer.load_state_dict(put_together(snapshot.state["optimizer"], targets))
+    train(other, other_optimizer, 2)
+    pairs = zip(model.parameters(), other.parameters(), strict=True)
+    assert all(torch.equal(a._local_tensor, b._local_tensor) for a, b in pairs)  # type: ignore[attr-defined]
+    attempt.metrics.close()
+
+
+def test_a_model_under_fsdp_goes_on_exactly(tmp_path: Path) -> None:
+    on_ranks(2, tmp_path, fsdp_goes_on_exactly)

@@ -1,0 +1,66 @@
+"""A place where nothing can be written is refused in one sentence, before any work is done."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.training.conftest import WORKLOAD, Run
+from training.cli.main import main
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "precious.txt"
+    path.write_text("precious")
+    return path
+
+
+@pytest.mark.parametrize(
+    "command", ["export", "report", "predict", "evaluate", "tensorboard", "data sync"]
+)
+def test_fails_below_a_file(
+    command: str, whole: Run, file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(_arguments(command, whole, file / "below")) == 2
+    said = capsys.readouterr().err
+    if command in ("export", "report", "predict"):
+        says = f"{file} is a file, so nothing can be written below it; give a folder"
+    else:
+        says = f"nothing can be written to {file / 'below'}: Not a directory; give another place"
+    assert said == f"error: {says}\n"
+    assert file.read_text() == "precious"
+
+
+@pytest.mark.parametrize("command", ["export", "report", "predict"])
+def test_fails_for_a_folder_where_a_file_is_written(
+    command: str, whole: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(_arguments(command, whole, tmp_path)) == 2
+    said = capsys.readouterr().err
+    assert said == f"error: {tmp_path} is a folder; give the name of a file to write\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_fails_for_a_dataset_in_a_file(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["data", "check", str(file)]) == 2
+    assert f"the dataset folder {file} is a file; make one with" in capsys.readouterr().err
+    assert main(["data", "make", f"--workload={WORKLOAD}", f"--out={file}", "--count=9"]) == 2
+    assert f"{file} is a file; give a new folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--scratch", "--metrics-file"])
+def test_fails_for_a_run_that_could_not_write_beside_itself(
+    option: str, whole: Run, file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = [f"--run-uri={tmp_path / 'run'}", f"--dataset-uri={whole.dataset}"]
+    place = file / "below" / "it"
+    assert main(["run", f"--workload={WORKLOAD}", "--recipe=quick", *run, f"{option}={place}"]) == 2
+    assert "Not a directory; give another place" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def _arguments(command: str, run: Run, out: Path) -> list[str]:
+    uri = [] if command == "data sync" else [f"--run-uri={run.uri}"]
+    data = [f"--dataset-uri={run.dataset}"]
+    has_data = command in ("predict", "evaluate", "data sync")
+    return [*command.split(), *uri, *(data if has_data else []), f"--out={out}"]

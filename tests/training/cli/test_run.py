@@ -1,0 +1,327 @@
+"""The command line: what ends a run and how, and one clear sentence for each mistake."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from tests.training import tiny
+from tests.training.conftest import Run
+from training.checkpoint.export import weights_sha256
+from training.cli.main import main
+from training.record.head import mark_failed
+from training.record.lease import acquire
+
+
+def fork_into_the_middle(run: Run) -> BaseProcess:
+    """Start a slow attempt in a process of its own and wait for its first commit."""
+    run.options = ["--override=step_seconds=0.02"]
+    process = run.fork("--lease-ttl-seconds=60")
+    deadline = time.monotonic() + 20
+    while not run.store.sizes("checkpoints/"):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return process
+
+
+def test_a_finished_run_has_its_deliverables(whole: Run, tmp_path: Path) -> None:
+    receipt = whole.json("receipt.json")
+    assert receipt["state"] == "finished"
+    assert receipt["steps"] == 24
+    assert receipt["generations"] == 1
+    assert receipt["validation_accuracy"] == receipt["stages"]["second"]["accuracy"]
+    assert receipt["first_accuracy"] == receipt["stages"]["first"]["accuracy"]
+    assert receipt["checkpoint_bytes"] > 0
+    assert {"torch", "device", "threads", "world"} <= receipt["numerics_key"].keys()
+    assert receipt["numerics_key"]["stages"]["first"] == {
+        "micro_batch": 4,
+        "precision": "float32",
+        "compile": None,
+    }
+    out = tmp_path / "model.safetensors"
+    assert main(["export", "--run-uri", whole.uri, "--out", str(out)]) == 0
+    digest = weights_sha256(load_file(out))
+    assert digest == receipt["weights_sha256"] == whole.head.weights_sha256
+
+
+def test_metrics_have_the_fields_of_the_contract(whole: Run) -> None:
+    step = whole.lines("step")[0]
+    fields = "kind stage step stage_step epoch generation loss lr samples_per_second ids metrics"
+    fields += " data_wait"
+    assert set(step) == set(fields.split())
+    assert (step["step"], step["stage_step"], step["epoch"]) == (1, 1, 0)
+    evaluation = whole.lines("evaluation")[0]
+    assert set(evaluation) == {"kind", "stage", "step", "epoch", "generation", "metrics"}
+    assert whole.lines("prepare")[0]["num_shards"] == 3
+    assert whole.lines("resume")[0]["checkpoint"] is None
+    commits = [(line["step"], line["checkpoint_kind"]) for line in whole.lines("commit")]
+    assert commits[:5] == [
+        (3, "periodic"),
+        (6, "periodic"),
+        (9, "periodic"),
+        (12, "periodic"),
+        (12, "stage-end"),
+    ]
+
+
+def test_the_prediction_stands_in_config_and_receipt(run: Run) -> None:
+    assert run.attempt("--prediction=size=g5.xlarge hours_p50=0.25") == 0
+    expected = {"size": "g5.xlarge", "hours_p50": 0.25}
+    assert run.json("config.json")["prediction"] == expected
+    assert run.json("receipt.json")["prediction"] == expected
+
+
+def test_metrics_also_go_into_a_local_file(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "log" / "metrics.jsonl"
+    assert run.attempt(f"--metrics-file={path}") == 0
+    local = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [line for line in local if line["kind"] == "step"] == run.lines("step")
+
+
+def test_boot_into_a_finished_run_exits_at_once(run: Run, dataset: Path) -> None:
+    assert run.attempt() == 0
+    before = run.head
+    run.dataset = Path("gone")
+    began = time.monotonic()
+    assert run.attempt() == 0
+    assert time.monotonic() - began < 0.5
+    assert run.head == before
+
+
+def test_a_failed_run_is_not_gone_on_with(run: Run) -> None:
+    mark_failed(run.store, "run-1", "i-1", "restarts used up")
+    assert run.attempt() == 1
+    assert run.head.generation == 0
+
+
+def test_the_stale_one_of_two_writers_exits_76(run: Run) -> None:
+    process = fork_into_the_middle(run)
+    # A machine whose clock runs ahead: it sees no heartbeat for its whole TTL and takes over.
+    lease = acquire(run.store, "run-1", "i-2", 0.0, lambda seconds: False, lambda holder: None)
+    process.join(20)
+    assert process.exitcode == 76
+    assert run.head.writer == "i-2"
+    assert run.head.state == "running"
+    lease.release()  # type: ignore[union-attr]
+    assert run.attempt() == 0
+
+
+def test_a_notice_while_waiting_for_the_lease_exits_75(run: Run) -> None:
+    acquire(run.store, "run-1", "i-1", 60, lambda seconds: False, lambda holder: None)
+    process = run.fork("--lease-ttl-seconds=60")
+    deadline = time.monotonic() + 20
+    while not run.store.get("config.json"):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    time.sleep(0.1)
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGTERM)
+    process.join(10)
+    assert process.exitcode == 75
+    assert run.head.writer == "i-1"
+
+
+def test_a_notice_file_that_is_there_at_the_start_exits_75(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "notice.json"
+    path.write_text('{"action": "terminate", "time": "2026-01-01T00:00:00Z"}')
+    assert run.attempt(f"--notice-file={path}") == 75
+
+
+def test_a_notice_without_time_to_save_leaves_the_last_commit(
+    run: Run, whole: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "notice.json"
+
+    def hook(step: int) -> None:
+        if step == 7:
+            tiny.HOOKS.clear()
+            path.write_text('{"action": "terminate", "time": "2026-01-01T00:00:00Z"}')
+            os.kill(os.getpid(), signal.SIGUSR1)
+            time.sleep(0.02)
+
+    tiny.HOOKS["first"] = hook
+    assert run.attempt(f"--notice-file={path}") == 75
+    assert "not enough time; the last commit stays" in capsys.readouterr().out
+    assert run.head.state == "released"
+    assert run.head.checkpoints[-1].step == 6
+    assert run.attempt() == 0
+    assert run.losses() == whole.losses()
+    assert run.head.weights_sha256 == whole.head.weights_sha256
+
+
+def test_fails_on_a_loss_that_is_not_finite_and_publishes_nothing(
+    run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run.options = ["--override=nan_at_step=5"]
+    assert run.attempt() == 1
+    assert "step 6: the loss is nan; nothing was published" in capsys.readouterr().err
+    assert run.head.state == "failed"
+    assert [entry.step for entry in run.head.checkpoints] == [3]
+    assert run.events("failed")
+    assert run.attempt() == 1
+
+
+def test_fails_when_a_stage_s_own_check_fails(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    run.options = ["--override=bad_start=true"]
+    assert run.attempt() == 1
+    assert "cannot start: the outputs differ by 1.0" in capsys.readouterr().err
+
+
+def test_fails_in_one_sentence_when_a_stage_s_settings_cannot_be(
+    run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run.options = ["--override=clip_norm=-1"]
+    assert run.attempt() == 2
+    assert "clip_norm is -1.0; give a positive norm or None" in capsys.readouterr().err
+
+
+def test_a_crash_releases_the_lease(run: Run, whole: Run) -> None:
+    def hook(step: int) -> None:
+        tiny.HOOKS.clear()
+        raise ZeroDivisionError
+
+    tiny.HOOKS["second"] = hook
+    with pytest.raises(ZeroDivisionError):
+        run.attempt()
+    assert run.head.state == "released"
+    assert run.attempt() == 0
+    assert run.head.weights_sha256 == whole.head.weights_sha256
+
+
+def test_a_dataset_in_s3_is_synced_first(
+    bucket_uri: str, new_run: Callable[[str], Run], dataset: Path, whole: Run
+) -> None:
+    assert main(["data", "upload", str(dataset), "--dataset-uri", f"{bucket_uri}/tiny"]) == 0
+    run = new_run(f"{bucket_uri}/runs/run-1")
+    assert run.attempt(f"--dataset-uri={bucket_uri}/tiny") == 0
+    assert run.head.weights_sha256 == whole.head.weights_sha256
+
+
+@pytest.mark.parametrize("text", ["2epochs", "1s"])
+def test_other_intervals_give_the_same_weights(run: Run, whole: Run, text: str) -> None:
+    assert run.attempt(f"--checkpoint-interval={text}") == 0
+    assert run.losses() == whole.losses()
+    if text == "2epochs":
+        periodic = [e["step"] for e in run.events("committed") if e["kind"] == "periodic"]
+        assert periodic == [8, 20]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (
+            ["--workload=trajectorie"],
+            "unknown workload 'trajectorie'; did you mean 'trajectory'? known are ",
+        ),
+        (["--workload=no.such.module:X"], "there is no module 'no'"),
+        (["--workload=tests.training.tiny:NOPE"], "has no 'NOPE'"),
+        (["--recipe=fast"], "no recipe 'fast'; known are long, quick"),
+        (["--override=epoch=5"], "no field 'epoch'; did you mean 'epochs'? known are"),
+        (["--checkpoint-interval=often"], "write auto, 2epochs, 100steps or 600s"),
+        (["--run-uri=ftp://x"], "neither s3://bucket/prefix nor a folder"),
+        (["--dataset-uri=no/such/folder"], "does not exist; make one with"),
+    ],
+)
+def test_fails_for_a_mistake_in_one_sentence(
+    run: Run, capsys: pytest.CaptureFixture[str], arguments: list[str], says: str
+) -> None:
+    assert run.attempt(*arguments) == 2
+    error = capsys.readouterr().err.strip()
+    assert error.startswith("error: ")
+    assert says in error
+    assert len(error.splitlines()) == 1
+    assert not Path(run.uri).exists(), "nothing was written"
+
+
+def test_fails_for_a_dataset_that_is_not_whole(
+    run: Run, dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    run.dataset = folder
+    assert run.attempt() == 2
+    assert "is empty" in capsys.readouterr().err
+    shutil.copytree(dataset, folder, dirs_exist_ok=True)
+    (folder / "notes" / "about.txt").write_text("short")
+    assert run.attempt() == 2
+    assert "about.txt has 5 bytes and 8 in the manifest" in capsys.readouterr().err
+    (folder / "notes" / "about.txt").unlink()
+    assert run.attempt() == 2
+    assert "lacks notes/about.txt; sync it again" in capsys.readouterr().err
+    (folder / "manifest.json").unlink()
+    assert run.attempt() == 2
+    assert "has no manifest.json" in capsys.readouterr().err
+
+
+def test_fails_for_a_run_that_belongs_to_another_recipe(
+    run: Run, whole: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run.uri = whole.uri
+    before = run.head
+    assert run.attempt("--recipe=long") == 2
+    assert "belongs to recipe 'quick', not 'long'" in capsys.readouterr().err
+    assert run.attempt("--override=epochs=4") == 2
+    assert "belongs to overrides (none), not epochs=4" in capsys.readouterr().err
+    assert run.attempt("--override=loader_workers=4") == 0
+    assert run.head == before
+
+
+def test_the_fail_command_marks_the_run(run: Run) -> None:
+    process = fork_into_the_middle(run)
+    assert main(["fail", "--run-uri", run.uri, "--reason", "disk broke"]) == 0
+    process.join(20)
+    assert process.exitcode == 76
+    assert (run.head.state, run.head.reason) == ("failed", "disk broke")
+
+
+def test_help_names_every_command_and_exit_code() -> None:
+    root = Path(__file__).parents[3]
+    command = [sys.executable, "-m", "training", "--help"]
+    text = subprocess.run(command, cwd=root, check=True, text=True, capture_output=True).stdout
+    for word in ("run", "data", "fail", "export", "75", "76"):
+        assert word in text
+
+
+@pytest.mark.parametrize(
+    ("command", "phrases"),
+    [
+        ("run", ["--init-from URI", "--extend-to", "--no-adapt", "--profile N", "price"]),
+        ("export", ["newest, best, a step"]),
+        ("evaluate", ["{train,validation,test}", "--json"]),
+        ("predict", ["one JSON line per sample"]),
+        ("check", ["package.module:NAME"]),
+        ("report", ["report.html", "--usd-per-hour"]),
+        ("tensorboard", ["tensorboard --logdir FOLDER"]),
+        ("measure", ["sizing/footprints.json", "--check"]),
+        ("sweep", ["--vary NAME=V1,V2,...", "--parallel"]),
+    ],
+)
+def test_each_command_s_help_says_what_it_takes(
+    command: str, phrases: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main([command, "--help"])
+    said = " ".join(capsys.readouterr().out.split())
+    assert [phrase for phrase in phrases if phrase not in said] == []
+
+
+def test_the_engine_names_no_workload_and_no_stage() -> None:
+    from training.workloads import WORKLOADS, load_workload
+
+    names = set(WORKLOADS)
+    for known in WORKLOADS:
+        workload = load_workload(known)
+        names |= {s.name for make in workload.recipes.values() for s in workload.stages(make())}
+    for path in (Path(__file__).parents[3] / "training").glob("*.py"):
+        if path.name != "workloads.py":
+            text = path.read_text()
+            assert not [name for name in names if f'"{name}"' in text], path.name

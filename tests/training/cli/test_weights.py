@@ -1,0 +1,138 @@
+"""`export`, `evaluate`, `predict`: a run's weights give what the run itself reported."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from tests.training.conftest import WORKLOAD, Run
+from training.checkpoint.export import weights_sha256
+from training.checkpoint.weights import read_weights
+from training.cli.main import main
+from training.errors import UserError
+
+
+@pytest.fixture
+def arguments(whole: Run) -> list[str]:
+    return [f"--run-uri={whole.uri}", f"--dataset-uri={whole.dataset}"]
+
+
+def test_an_exported_file_says_what_it_is(whole: Run, tmp_path: Path) -> None:
+    out = tmp_path / "to" / "model.safetensors"
+    assert main(["export", f"--run-uri={whole.uri}", f"--out={out}"]) == 0
+    with safe_open(out, framework="pt") as file:
+        about = file.metadata()
+    assert weights_sha256(load_file(out)) == whole.head.weights_sha256 == about["weights_sha256"]
+    assert json.loads(about["config"])["epochs"] == 3
+    assert json.loads(about["metrics"]) == whole.json("receipt.json")["stages"]["second"]
+    assert (about["workload"], about["recipe"], about["stage"]) == (WORKLOAD, "quick", "second")
+
+
+@pytest.mark.parametrize("which", ["newest", "24", "00000024"])
+def test_a_finished_run_s_newest_checkpoint_has_its_weights(
+    whole: Run, tmp_path: Path, which: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "model.safetensors"
+    command = ["export", f"--run-uri={whole.uri}", f"--out={out}", "--checkpoint", which, "--json"]
+    if which == "00000024":  # the periodic one and the stage's end are both of step 24
+        assert main(command) == 2
+        assert "has 2 checkpoints '00000024'; give one of: newest, " in capsys.readouterr().err
+        return
+    assert main(command) == 0
+    about = json.loads(capsys.readouterr().out)
+    assert about["weights_sha256"] == whole.head.weights_sha256
+    assert (about["stage"], about["step"]) == ("second", "24")
+
+
+def test_evaluate_gives_what_the_run_reported(
+    whole: Run, arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["evaluate", *arguments, "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said == {
+        "stage": "second",
+        "split": "validation",
+        "metrics": whole.json("receipt.json")["stages"]["second"],
+    }
+
+
+def test_evaluate_makes_derived_data_anew_for_another_dataset(
+    whole: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tmp_path / "other"
+    make = ["data", "make", f"--workload={WORKLOAD}", f"--out={other}", "--count=50", "--seed=9"]
+    assert main(make) == 0
+    before = whole.store.sizes("")
+    capsys.readouterr()
+    assert main(["evaluate", f"--run-uri={whole.uri}", f"--dataset-uri={other}", "--json"]) == 0
+    accuracy = json.loads(capsys.readouterr().out)["metrics"]["accuracy"]
+    assert 0 < accuracy != whole.json("receipt.json")["validation_accuracy"]
+    assert whole.store.sizes("") == before, "nothing was written into the run"
+
+
+def test_predictions_are_one_for_each_sample_and_agree_with_the_metrics(
+    whole: Run, arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["predict", *arguments]) == 0
+    rows: list[dict[str, Any]] = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row["index"] for row in rows] == list(range(12))
+    accuracy = sum(row["right"] for row in rows) / len(rows)
+    assert accuracy == whole.json("receipt.json")["validation_accuracy"]
+    out = tmp_path / "predictions.jsonl"
+    assert main(["predict", *arguments, f"--out={out}"]) == 0
+    assert [json.loads(line) for line in out.read_text().splitlines()] == rows
+
+
+def test_weights_come_from_a_file_too(whole: Run, tmp_path: Path) -> None:
+    out = tmp_path / "model.safetensors"
+    assert main(["export", f"--run-uri={whole.uri}", f"--out={out}"]) == 0
+    assert read_weights(str(out)).sha256 == whole.head.weights_sha256
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["evaluate", "--stage=third"], "has no Train stage 'third'; it has first, second"),
+        (["evaluate", "--stage=first"], "do not fit the model of stage 'first': 0.weight is 8x6"),
+        (["evaluate", "--checkpoint=99"], "has no checkpoint '99'; give one of: newest, "),
+        (["evaluate", "--run-uri=no/such/run"], "there is no run at"),
+        (["evaluate", "--dataset-uri=no/such"], "no/such does not exist"),
+    ],
+)
+def test_fails_for_a_mistake_in_one_sentence(
+    whole: Run, arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command, *options = arguments
+    given = [f"--run-uri={whole.uri}", f"--dataset-uri={whole.dataset}", *options]
+    assert main([command, *given]) == 2
+    error = capsys.readouterr().err.strip()
+    assert says in error
+    assert error.splitlines()[-1].startswith("error: ")
+
+
+def test_fails_for_a_run_that_has_not_finished(
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run.options = ["--override=nan_at_step=5"]
+    assert run.attempt() == 1
+    assert main(["export", f"--run-uri={run.uri}", f"--out={tmp_path / 'x'}"]) == 2
+    assert "is failed; only a finished run has final weights, so name" in capsys.readouterr().err
+    out = tmp_path / "x.safetensors"
+    assert main(["export", f"--run-uri={run.uri}", f"--out={out}", "--checkpoint=3"]) == 0
+    with safe_open(out, framework="pt") as file:
+        assert file.metadata()["checkpoint"] == run.head.checkpoints[0].name
+
+
+def test_fails_for_a_file_that_holds_no_weights(tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(b"not at all")
+    with pytest.raises(UserError, match="is no safetensors file"):
+        read_weights(str(path))
+    with pytest.raises(UserError, match="there is no file"):
+        read_weights(str(tmp_path / "y.safetensors"))
+    save_file({}, path)
+    with pytest.raises(UserError, match="is a file and has no checkpoints"):
+        read_weights(str(path), "newest")

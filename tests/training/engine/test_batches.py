@@ -1,0 +1,56 @@
+"""Every number of ranks trains on the same global batches, each sample once per epoch."""
+
+import pytest
+
+from training.engine.batches import BatchPlan
+from training.randomness import shuffled
+from training.workload import Samples, Settings
+
+
+class Numbers:
+    """As many samples as given; only their number and order matter here."""
+
+    def __init__(self, length: int) -> None:
+        self._length = length
+
+    def __len__(self) -> int:
+        return self._length
+
+    def order(self, epoch: int, seed: int) -> object:
+        return shuffled(self._length, epoch, seed)
+
+
+def plan(world_size: int, *, length: int = 30, micro_batch: int = 4) -> BatchPlan:
+    samples: Samples = Numbers(length)  # type: ignore[assignment]
+    settings = Settings(epochs=3, global_batch=8, micro_batch=micro_batch)
+    return BatchPlan(samples, settings, 7, world_size)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 5, 8])
+def test_the_ranks_share_out_exactly_the_recipe_s_global_batches(world_size: int) -> None:
+    alone, shared = plan(1), plan(world_size)
+    assert shared.num_steps == alone.num_steps == 12
+    for step in range(shared.num_steps):
+        shares = [shared.share(step, rank) for rank in range(world_size)]
+        counted = [micro for share in shares for micro in share if micro.counts]
+        ids = [index for micro in sorted(counted, key=lambda m: m.number) for index in micro.ids]
+        assert ids == list(alone.ids(step))
+        assert all(shares), "a rank without samples still takes part in the reduction"
+        assert all(micro.counts for micro in shares[0])
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_micro_batches_do_not_depend_on_the_ranks_where_each_gets_whole_ones(
+    world_size: int,
+) -> None:
+    for step in range(12):
+        assert plan(world_size).micro_batches(step) == plan(1).micro_batches(step)
+
+
+def test_every_sample_comes_once_per_epoch_and_the_loader_s_order_is_the_loop_s() -> None:
+    whole = plan(2)
+    for epoch in range(3):
+        steps = range(epoch * whole.steps_per_epoch, (epoch + 1) * whole.steps_per_epoch)
+        assert sorted(i for step in steps for i in whole.ids(step)) == list(range(30))
+    ahead = list(whole.shares(5, 1))
+    assert ahead == [micro for step in range(5, 12) for micro in whole.share(step, 1)]

@@ -1,0 +1,84 @@
+"""A model on several ranks: what cannot be sharded is refused in a sentence, on every rank."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import nn
+
+from tests.training.checkpoint.test_sharded import CPU, on_ranks
+from tests.training.tiny import TinyConfig, TinyTrain
+from training.engine.parallel import is_sharded, parallel
+from training.errors import UserError
+from training.ranks.world import RankEnvironment, World
+from training.workload import Settings, Train
+
+STAGE = TinyTrain(config=TinyConfig(sharding="full"), name="first", width=4)
+
+
+class Blocks:
+    """The stage, with blocks of its model as told."""
+
+    def __init__(self, choose: Callable[[Any], Sequence[nn.Module]]) -> None:
+        self._choose = choose
+        self.name, self.settings = STAGE.name, STAGE.settings
+
+    def sharded_modules(self, m: nn.Module) -> Sequence[nn.Module]:
+        return self._choose(m)
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.second.weight = self.first.weight
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(1.0))
+
+
+def refuse(model: nn.Module, choose: Callable[[Any], Sequence[nn.Module]], words: str) -> Any:
+    def act(world: World, root: Path) -> None:
+        with pytest.raises(UserError, match=words):
+            parallel(cast(Train, Blocks(choose)), model, world)
+
+    return act
+
+
+def test_fails_where_a_block_is_no_part_of_the_model(tmp_path: Path) -> None:
+    words = "`sharded_modules` gave a Linear that is no part of its model"
+    on_ranks(2, tmp_path, refuse(Tied(), lambda m: [nn.Linear(4, 4)], words))
+
+
+def test_fails_where_blocks_would_tear_a_shared_parameter_apart(tmp_path: Path) -> None:
+    words = "a parameter that several modules share would be torn apart"
+    on_ranks(2, tmp_path, refuse(Tied(), lambda m: [m.first], words))
+
+
+def test_fails_for_a_parameter_without_a_dimension(tmp_path: Path) -> None:
+    words = "stage 'first': its model cannot be sharded: .*scalar"
+    on_ranks(2, tmp_path, refuse(Scaled(), lambda m: [], words))
+
+
+def test_fails_for_settings_that_exclude_each_other() -> None:
+    with pytest.raises(ValueError, match="sharding is 'half'; give one of none, full"):
+        Settings(epochs=1, global_batch=1, micro_batch=1, sharding=cast(Any, "half"))
+    with pytest.raises(ValueError, match="let every parameter take part in every step"):
+        Settings(
+            epochs=1, global_batch=1, micro_batch=1, sharding="full", find_unused_parameters=True
+        )
+
+
+def test_one_process_alone_shards_nothing() -> None:
+    assert not is_sharded(STAGE.settings, 1)
+    assert is_sharded(STAGE.settings, 2)
+    model = nn.Sequential(nn.Linear(6, 2))
+    work = parallel(STAGE, model, World(RankEnvironment(), CPU))
+    work.evaluate({"x": torch.zeros(3, 6), "y": torch.zeros(3, dtype=torch.long)})
+    assert type(model) is nn.Sequential
+    assert type(next(model.parameters())) is nn.Parameter

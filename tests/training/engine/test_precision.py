@@ -1,0 +1,121 @@
+"""float16 with its scaler, the moving average and the best metric resume bit for bit."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from tests.training.checkpoint.test_resume import interrupt_at
+from tests.training.conftest import Run
+from training.engine.ema import MovingAverage
+from training.engine.precision import Scaling
+
+NewRun = Callable[[str], Run]
+STATEFUL = [
+    "--override=precision=float16",
+    "--override=ema_decay=0.9",
+    "--override=best_metric=accuracy",
+    "--override=micro_batch=2",
+]
+
+
+@pytest.fixture(scope="module")
+def stateful(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """The uninterrupted run with everything on: scaler, average, best, accumulation over four."""
+    root = tmp_path_factory.mktemp("stateful")
+    run = Run(dataset=dataset, uri=str(root / "runs" / "run-1"), scratch=root / "scratch")
+    run.options = STATEFUL
+    assert run.attempt() == 0
+    return run
+
+
+@pytest.mark.parametrize("place", [("first", 3), ("first-evaluation", 5), ("second", 11)])
+def test_scaler_average_and_best_resume_bit_for_bit(
+    run: Run, stateful: Run, place: tuple[str, int]
+) -> None:
+    run.options = STATEFUL
+    interrupt_at(*place)
+    assert run.attempt() == 75
+    assert run.attempt() == 0
+    assert run.losses() == stateful.losses()
+    assert run.head.weights_sha256 == stateful.head.weights_sha256
+    skipped = [line["step"] for line in stateful.lines("step") if line.get("skipped")]
+    assert skipped == [line["step"] for line in run.lineage().values() if line.get("skipped")]
+    ours, theirs = run.json("receipt.json"), stateful.json("receipt.json")
+    assert ours["stages"] == theirs["stages"]
+    assert {e.step for e in run.head.checkpoints if e.is_best} == {
+        e.step for e in stateful.head.checkpoints if e.is_best
+    }
+
+
+def test_a_checkpoint_holds_the_scale_and_the_average(run: Run) -> None:
+    run.options = STATEFUL
+    interrupt_at("first", 6)
+    assert run.attempt() == 75
+    folder = Path(run.uri) / "checkpoints" / run.head.checkpoints[-1].name
+    state = json.loads((folder / "state.json").read_text())
+    # The first scale is 65536; what this model's gradients overflowed at was skipped and halved.
+    num_skipped = sum(1 for line in run.lines("step") if line.get("skipped"))
+    assert state["scaler"]["scale"] == 65536.0 / 2**num_skipped
+    average, model = (load_file(folder / f"{part}.safetensors") for part in ("ema", "model"))
+    assert average["0.weight"].shape == model["0.weight"].shape
+    assert not torch.equal(average["0.weight"], model["0.weight"])
+
+
+def test_the_average_is_what_is_exported_and_what_the_next_stage_gets(
+    stateful: Run, new_run: NewRun, tmp_path: Path
+) -> None:
+    final = load_file(Path(stateful.uri) / "final" / "model.safetensors")
+    entry = stateful.head.checkpoints[-1]
+    folder = Path(stateful.uri) / "checkpoints" / entry.name
+    average, model = (load_file(folder / f"{part}.safetensors") for part in ("ema", "model"))
+    assert torch.equal(final["0.weight"], average["0.weight"])
+    assert not torch.equal(final["0.weight"], model["0.weight"])
+    assert torch.equal(final["1.running_mean"], model["1.running_mean"]), "buffers are the model's"
+
+
+def test_steps_whose_gradients_overflow_are_skipped_and_the_scale_is_halved() -> None:
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    scaling = Scaling("float16", torch.device("cpu"))
+    before = model.weight.detach().clone()
+    scaling.backward(model(torch.ones(1, 2)).sum() * 1e38)
+    assert scaling.step(optimizer, model, clip_norm=1.0), "the step was skipped"
+    assert torch.equal(model.weight, before)
+    assert scaling.state()["scale"] == 32768.0
+    optimizer.zero_grad()
+    scaling.backward(model(torch.ones(1, 2)).sum())
+    assert not scaling.step(optimizer, model, clip_norm=None)
+    assert torch.allclose(model.weight, before - 1.0)
+
+
+def test_gradients_accumulate_exactly_with_weights(
+    run: Run, new_run: NewRun, tmp_path: Path
+) -> None:
+    """In float64, without noise, a micro-batch of 8 is four of 2, odd last batches included."""
+    whole_batch = new_run(str(tmp_path / "other" / "run-1"))
+    options = ["--override=double=true", "--override=batch_norm=false", "--override=dropout=0"]
+    run.options = [*options, "--override=micro_batch=2"]
+    whole_batch.options = [*options, "--override=micro_batch=8"]
+    assert run.attempt() == whole_batch.attempt() == 0
+    for ours, theirs in zip(run.losses(), whole_batch.losses(), strict=True):
+        assert ours[2] == pytest.approx(theirs[2], rel=1e-9)
+
+
+def test_the_average_swaps_in_and_out_and_knows_tied_parameters_by_every_name() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    model[1].weight = model[0].weight
+    average = MovingAverage(model, 0.5)
+    assert average.tensors.keys() == model.state_dict().keys()
+    with torch.no_grad():
+        model[0].weight.add_(2.0)
+    trained = model[0].weight.detach().clone()
+    average.update()
+    with average.swapped_in():
+        assert torch.allclose(model[1].weight, trained - 1.0)
+    assert torch.equal(model[0].weight, trained)
+    assert torch.allclose(average.tensors["1.weight"], trained - 1.0)

@@ -1,0 +1,117 @@
+"""A stage's wrong answer is refused in a sentence that names the method and what it should give."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import nn
+
+from training.cli.main import main
+from training.engine import stage_checks as answers
+from training.errors import UserError
+from training.workload import Loss, Partial, Samples, Start, Train
+
+
+class Named:
+    name = "classify"
+
+
+class Ordered:
+    """Samples of which only the order matters."""
+
+    def __init__(self, *orders: Any) -> None:
+        self._orders = list(orders)
+
+    def __len__(self) -> int:
+        return 3
+
+    def order(self, epoch: int, seed: int) -> Sequence[int]:
+        order: Sequence[int] = self._orders.pop(0)
+        return order
+
+
+STAGE = cast(Train, Named())
+SCALAR = torch.ones((), requires_grad=True)
+MODEL = nn.Linear(2, 2)
+
+
+def sgd(*modules: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD([p for module in modules for p in module.parameters()])
+
+
+@pytest.mark.parametrize(
+    ("act", "says"),
+    [
+        (lambda: answers.checked_loss(STAGE, SCALAR), "loss gave a tensor of shape ()"),
+        (
+            lambda: answers.checked_loss(STAGE, Loss(total=torch.ones(4, requires_grad=True))),
+            "a total that is a tensor of shape (4,) with requires_grad=True; give a differentiable",
+        ),
+        (
+            lambda: answers.checked_loss(STAGE, Loss(total=torch.ones(()))),
+            "with requires_grad=False; give a differentiable scalar",
+        ),
+        (
+            lambda: answers.checked_loss(STAGE, Loss(total=SCALAR, mean=cast(Any, 0.5))),
+            "loss gave a mean that is a float; give a scalar",
+        ),
+        (
+            lambda: answers.checked_loss(STAGE, Loss(total=SCALAR, metrics=cast(Any, {"a": 0.5}))),
+            "the loss's metric 'a' is a float; give a pair (sum, count)",
+        ),
+        (lambda: answers.checked_weight(STAGE, SCALAR, 0), "weight gave a tensor of shape ()"),
+        (lambda: answers.checked_weight(STAGE, 0.0, 4), "step 5 together have the weight 0.0"),
+        (lambda: answers.checked_start(STAGE, None), "start gave None; give training.workload.St"),
+        (lambda: answers.checked_optimizer(STAGE, None, MODEL), "optimizer gave None; give a to"),
+        (
+            lambda: answers.checked_optimizer(STAGE, sgd(MODEL, nn.Linear(1, 1)), MODEL),
+            "wrong parameters (2 of 4 are not the model's); give it those of the model",
+        ),
+        (lambda: answers.checked_partial(STAGE, {}), "evaluate gave a dict; give training.work"),
+        (lambda: answers.checked_metrics(STAGE, None), "summarize gave None; give a mapping"),
+        (
+            lambda: answers.checked_metrics(STAGE, {"accuracy": torch.ones(3)}),
+            "summarize gave as 'accuracy' a tensor of shape (3,)",
+        ),
+    ],
+)
+def test_fails_for_an_answer_that_is_none(act: Callable[[], Any], says: str) -> None:
+    with pytest.raises(UserError) as error:
+        act()
+    assert says in str(error.value)
+    assert str(error.value).startswith("stage 'classify'")
+
+
+@pytest.mark.parametrize(
+    ("orders", "says"),
+    [
+        ([[0, 1, 1]], "does not give each of 3 indices exactly once"),
+        ([[0, 1]], "does not give each of 3 indices exactly once"),
+        ([[0, 1, 2, 3]], "let the number of samples never change"),
+        ([[0, 1, 2], [0, 2, 1]], "gives another order each time"),
+    ],
+)
+def test_fails_for_an_order_that_loses_samples(orders: Any, says: str) -> None:
+    with pytest.raises(UserError) as error:
+        answers.checked_order(cast(Samples, Ordered(*orders)), 0, 7, twice=True)
+    assert says in str(error.value)
+
+
+def test_right_answers_are_taken_as_they_are() -> None:
+    loss, start, partial = Loss(total=SCALAR, metrics={"a": (SCALAR, 2.0)}), Start(), Partial()
+    assert answers.checked_loss(STAGE, loss) is loss
+    assert answers.checked_start(STAGE, start) is start
+    assert answers.checked_partial(STAGE, partial) is partial
+    assert answers.checked_weight(STAGE, 3, 0) == 3
+    assert answers.checked_metrics(STAGE, {"a": torch.tensor(0.5)}) == {"a": 0.5}
+    order = torch.tensor([2, 0, 1])
+    found = answers.checked_order(cast(Samples, Ordered(order, order)), 0, 7, twice=True)
+    # Numbers that JSON can hold: they are written with each step.
+    assert [(index, type(index)) for index in found] == [(2, int), (0, int), (1, int)]
+
+
+def test_fails_for_a_workload_that_is_none(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["run", "--recipe=quick", "--dataset-uri=none", "--run-uri=none"]
+    assert main([*command, "--workload=tests.training.proof.check.faulty:NOTHING"]) == 2
+    assert "cannot be trained: the workload has no recipes: " in capsys.readouterr().err

@@ -1,0 +1,133 @@
+"""Signals wake a thread, deadlines come from the notice, and little time is not wasted."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.training import tiny
+from tests.training.conftest import Run
+from training.engine.learner import schedule_factor
+from training.interruption.notice import Interruption
+from training.store.folder import FolderStore
+from training.store.protocol import Upload
+from training.workload import Settings
+
+
+@pytest.fixture
+def listening() -> Iterator[Interruption]:
+    interruption = Interruption(budget_seconds=120)
+    interruption.listen()
+    yield interruption
+    interruption.close()
+
+
+@pytest.mark.parametrize(
+    ("sent", "cause"), [(signal.SIGUSR1, "notice"), (signal.SIGTERM, "shutdown")]
+)
+def test_a_signal_is_received_while_the_main_thread_works(
+    listening: Interruption, sent: signal.Signals, cause: str
+) -> None:
+    os.kill(os.getpid(), sent)
+    assert listening.wait(2)
+    assert listening.notice is not None
+    assert listening.notice.cause == cause
+    assert 118 < listening.notice.seconds_left <= 120
+
+
+def test_a_rebalance_recommendation_is_taken_once(listening: Interruption) -> None:
+    os.kill(os.getpid(), signal.SIGUSR2)
+    deadline = time.monotonic() + 2
+    while not listening.take_rebalance():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    assert not listening.take_rebalance()
+    assert not listening.is_pending
+
+
+def test_the_handlers_are_restored() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    interruption = Interruption(budget_seconds=1)
+    interruption.listen()
+    assert signal.getsignal(signal.SIGTERM) != before
+    interruption.close()
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+@pytest.mark.parametrize(
+    ("content", "least", "most"),
+    [
+        (None, 118, 120),
+        ("not json", 118, 120),
+        ('{"action": "terminate"}', 118, 120),
+        ("in 60 s", 58, 60),
+        ("in 600 s", 118, 120),
+    ],
+)
+def test_the_deadline_is_the_notice_s_time_within_the_budget(
+    tmp_path: Path, content: str | None, least: float, most: float
+) -> None:
+    path = tmp_path / "notice.json"
+    if content is not None and content.startswith("in "):
+        when = datetime.now(UTC) + timedelta(seconds=float(content.split()[1]))
+        content = f'{{"time": "{when.strftime("%Y-%m-%dT%H:%M:%SZ")}"}}'
+    if content is not None:
+        path.write_text(content)
+    interruption = Interruption(budget_seconds=120, notice_file=path)
+    interruption.tell("notice")
+    assert interruption.notice is not None
+    assert least - 1 <= interruption.notice.seconds_left <= most
+
+
+def test_an_upload_too_slow_for_the_notice_is_given_up_and_the_lease_released(
+    run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    real = FolderStore.upload
+
+    def slow(self: FolderStore, *arguments: Any) -> Upload:
+        time.sleep(2.5)
+        return real(self, *arguments)
+
+    def hook(step: int) -> None:
+        if step == 1:  # before anything was measured
+            tiny.HOOKS.clear()
+            monkeypatch.setattr(FolderStore, "upload", slow)
+            os.kill(os.getpid(), signal.SIGUSR1)
+            time.sleep(0.02)
+
+    tiny.HOOKS["first"] = hook
+    began = time.monotonic()
+    assert run.attempt("--notice-budget-seconds=1") == 75
+    assert time.monotonic() - began < 4
+    assert "the upload was too slow; the last commit stays" in capsys.readouterr().out
+    assert run.head.state == "released"
+    assert run.head.checkpoints == ()
+
+
+def test_the_schedule_goes_up_and_down() -> None:
+    settings = Settings(
+        epochs=1, global_batch=1, micro_batch=1, warmup_steps=4, final_lr_fraction=0.1
+    )
+    factors = [schedule_factor(settings, step, 20) for step in range(20)]
+    assert factors[:4] == [0.25, 0.5, 0.75, 1.0]
+    assert factors[4] == 1.0
+    assert factors[4:] == sorted(factors[4:], reverse=True)
+    assert factors[-1] == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"micro_batch": 3}, "no multiple of micro_batch 3"),
+        ({"epochs": 0}, "epochs is 0; give at least 1"),
+        ({"clip_norm": 0.0}, "clip_norm is 0.0"),
+    ],
+)
+def test_fails_for_settings_that_cannot_be(changes: dict[str, float], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        Settings(**{"epochs": 1, "global_batch": 8, "micro_batch": 4, **changes})  # type: ignore[arg-type]

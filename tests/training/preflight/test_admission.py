@@ -1,0 +1,187 @@
+"""Room on one machine: the incident of four runs is refused, the same four as they are are not."""
+
+import json
+import multiprocessing
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.training.conftest import WORKLOAD, Run
+from tests.training.tiny import Tiny
+from training.cli.main import main
+from training.config import resolve_config
+from training.errors import UserError
+from training.preflight.admission import (
+    MachineCapacity,
+    Reservation,
+    Reservations,
+    ResourceRequest,
+    refuse_oversubscription,
+    too_many_threads,
+)
+from training.preflight.preflight import resource_request
+from training.proxies import WorkloadProxy
+from training.store.dataset import MANIFEST
+from training.workloads import load_workload
+
+# A g5.2xlarge: 8 vCPUs, 32 GiB of which 30 are free after boot, one A10G.
+G5_2XLARGE = MachineCapacity(free_host_mib=30 * 1024, vcpus=8, gpu_mib=(22_888,))
+CLIP_BYTES = 32 * 64 * 64 * 3
+
+
+class Reading(WorkloadProxy):
+    """The workload of the incident: every clip into a list as float32, then stacked."""
+
+    def data_bytes_in_memory(self, c: object, dataset_bytes: int) -> int:
+        return 4 * dataset_bytes * 2
+
+
+class Huge(Tiny):
+    """Reads a thousand terabytes."""
+
+    def data_bytes_in_memory(self, c: object, dataset_bytes: int) -> int:
+        return 2**60
+
+
+HUGE = Huge()
+
+
+def need(folder: Path, *, reads: bool, gpu_mib: int | None = 5_000) -> ResourceRequest:
+    """Of the full recipe over 10,000 clips of 32 frames."""
+    folder.mkdir(exist_ok=True)
+    files = [{"name": "clips.u8", "bytes": 10_000 * CLIP_BYTES, "sha256": ""}]
+    (folder / MANIFEST).write_text(json.dumps({"files": files}))
+    workload = load_workload("trajectory")
+    config = resolve_config(workload, "full", {"num_threads": "2"})
+    return resource_request(
+        "r", Reading(workload) if reads else workload, config, str(folder), gpu_mib
+    )
+
+
+def test_fails_for_four_runs_that_each_read_the_data(tmp_path: Path) -> None:
+    each = need(tmp_path, reads=True)
+    # 3.93 GB of bytes, four times as much as float32, twice that while it is stacked.
+    assert each.data_mib == 30_000
+    with pytest.raises(UserError) as refused:
+        refuse_oversubscription([each] * 4, [], G5_2XLARGE)
+    said = str(refused.value)
+    assert "4 run(s) need 124096 MiB of memory (1024 for the process" in said
+    assert "30000 for its own copy of the data = 31024 MiB each); 30720 MiB are free" in said
+    assert ": 0 fit; run fewer at once, or let the workload map its data" in said
+
+
+def test_four_runs_that_share_mapped_data_are_accepted(tmp_path: Path) -> None:
+    four = [need(tmp_path, reads=False)] * 4
+    refuse_oversubscription(four, [], G5_2XLARGE)
+    assert too_many_threads(four, [], G5_2XLARGE) is None
+    assert "share 8 vCPUs" in str(too_many_threads([*four, four[0]], [], G5_2XLARGE))
+
+
+def test_fails_for_more_processes_than_the_machine_holds(tmp_path: Path) -> None:
+    many = replace(need(tmp_path, reads=False), num_processes=99)
+    with pytest.raises(UserError, match=r"99 processes, each 1024 for the process .* together"):
+        refuse_oversubscription([many], [], replace(G5_2XLARGE, gpu_mib=()))
+    two = replace(many, num_processes=2)
+    with pytest.raises(UserError, match=r"--num-processes is 2, and this machine has 1 GPU"):
+        refuse_oversubscription([two], [], G5_2XLARGE)
+    refuse_oversubscription([two], [], replace(G5_2XLARGE, gpu_mib=()))
+
+
+def test_what_others_have_reserved_and_not_yet_taken_counts() -> None:
+    mine = ResourceRequest(run="a", data_mib=0, loader_workers=0, threads=1)
+    large = ResourceRequest(run="b", data_mib=23 * 1024, loader_workers=0, threads=1)
+    machine = MachineCapacity(free_host_mib=30 * 1024, vcpus=8)
+    with pytest.raises(UserError, match="24576 MiB are reserved by 1 other"):
+        refuse_oversubscription([mine], [Reservation(need=large, used_mib=0)], machine)
+    # What it has taken is no longer among what is free.
+    refuse_oversubscription([mine], [Reservation(need=large, used_mib=20 * 1024)], machine)
+
+
+def test_fails_for_a_gpu_that_is_taken(tmp_path: Path) -> None:
+    all_of_it = need(tmp_path, reads=False, gpu_mib=None)
+    with pytest.raises(UserError, match=r"22888 MiB of GPU memory, 1 other run\(s\) have"):
+        refuse_oversubscription([all_of_it], [Reservation(need=all_of_it)], G5_2XLARGE)
+    with pytest.raises(UserError, match="want 25000 MiB of GPU memory"):
+        refuse_oversubscription([need(tmp_path, reads=False)] * 5, [], G5_2XLARGE)
+
+
+def hold(folder: Path, seconds: float) -> None:
+    mine = ResourceRequest(run="other", data_mib=10, loader_workers=0, threads=1)
+    with Reservations(folder).reserved(mine, MachineCapacity(free_host_mib=None, vcpus=2)):
+        time.sleep(seconds)
+
+
+def test_reservations_of_dead_processes_are_ignored(tmp_path: Path) -> None:
+    process = multiprocessing.get_context("fork").Process(target=hold, args=(tmp_path, 60))
+    process.start()
+    deadline = time.monotonic() + 20
+    while not list(tmp_path.glob("*.json")):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    (held,) = Reservations(tmp_path).others()
+    assert held.need.run == "other"
+    process.kill()
+    process.join()
+    assert len(list(tmp_path.glob("*.json"))) == 1, "SIGKILL leaves the file"
+    assert list(Reservations(tmp_path).others()) == []
+    assert list(tmp_path.glob("*.json")) == []
+
+
+def test_a_torn_file_and_a_process_id_used_again_hold_nothing(tmp_path: Path) -> None:
+    (tmp_path / "1-x.json").write_text('{"pid": 1, "be')
+    record = {"pid": os.getppid(), "began": "1", "need": {}}
+    (tmp_path / "2-y.json").write_text(json.dumps(record))
+    assert list(Reservations(tmp_path).others()) == []
+
+
+def test_fails_before_anything_is_written_where_there_is_no_room(
+    run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run.attempt("--workload=tests.training.preflight.test_admission:HUGE") == 2
+    assert "for its own copy of the data" in capsys.readouterr().err
+    assert not Path(run.uri).exists()
+
+
+def test_a_sweep_ends_with_a_table(
+    dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["sweep", f"--workload={WORKLOAD}", "--recipe=quick", f"--dataset-uri={dataset}"]
+    command += [f"--runs-uri={tmp_path / 'runs'}", f"--logs={tmp_path / 'logs'}", "--parallel=2"]
+    command += ["--vary=learning_rate=0.01,0.1"]
+    assert main([*command, "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["run"] for row in rows] == ["learning_rate-0.01", "learning_rate-0.1"]
+    assert [row["state"] for row in rows] == ["finished", "finished"]
+    assert rows[0]["metrics"] != rows[1]["metrics"]
+    assert main(command) == 0
+    table = capsys.readouterr().out.splitlines()
+    assert len(table) == 3
+    assert table[0].split() == ["run", "state", "steps", "seconds", "accuracy"]
+    assert " 24 " in table[1]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--vary=learning_rate"], "write name=value,value"),
+        (["--vary=learning_rates=1,2"], "no field 'learning_rates'"),
+        (["--vary=epochs=1,x"], "epochs='x' is no int"),
+        (["--vary=epochs=1,2", "--parallel=0"], "--parallel is 0; give at least 1"),
+        (["--vary=epochs=1,2", "--parallel=100000"], "100000 run(s) need"),
+    ],
+)
+def test_a_sweep_fails_before_it_starts_anything(
+    dataset: Path,
+    tmp_path: Path,
+    options: list[str],
+    says: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    command = ["sweep", f"--workload={WORKLOAD}", "--recipe=quick", f"--dataset-uri={dataset}"]
+    command += [f"--runs-uri={tmp_path / 'runs'}", f"--logs={tmp_path / 'logs'}"]
+    assert main([*command, *options]) == 2
+    assert says in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()

@@ -1,0 +1,173 @@
+"""Footprints: against arithmetic, against the real allocator, and against what a run commits."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD, AdamW, Optimizer
+from torch.profiler import ProfilerActivity, profile
+
+from tests.training.apart import apart
+from tests.training.conftest import Run
+from tests.training.tiny import TinyConfig, TinyTrain
+from training.errors import UserError
+from training.preflight.footprint import measure_evaluation, measure_step
+from training.trajectory.recipes import laptop
+from training.trajectory.workload import TRAJECTORY
+from training.workload import Batch, Inputs, Loss, Settings, Train
+
+IN, OUT, BATCH = 1024, 256, 64
+FLOAT = 4
+
+
+@dataclass
+class Linear:
+    """One matrix, no bias, plain SGD: everything about its step can be said by hand."""
+
+    name: str = "linear"
+    global_batch: int = BATCH
+    momentum: float = 0.0
+
+    @property
+    def settings(self) -> Settings:
+        return Settings(epochs=1, global_batch=self.global_batch, micro_batch=BATCH)
+
+    def example(self, size: int) -> Batch:
+        return torch.zeros(size, IN)
+
+    def model(self, i: Inputs) -> nn.Module:
+        return nn.Linear(IN, OUT, bias=False)
+
+    def optimizer(self, m: nn.Module) -> Optimizer:
+        return SGD(m.parameters(), lr=0.1, momentum=self.momentum, foreach=False)
+
+    def weight(self, b: Batch) -> float:
+        return float(len(b))
+
+    def loss(self, m: nn.Module, b: Batch, step: int) -> Loss:
+        return Loss(total=m(b).sum())
+
+
+def measure(stage: Any, size: int = BATCH) -> Any:
+    return apart(lambda: measure_step(stage, TinyConfig(), size))
+
+
+def test_a_matrix_needs_what_arithmetic_says() -> None:
+    matrix, batch, output = IN * OUT * FLOAT, BATCH * IN * FLOAT, BATCH * OUT * FLOAT
+    found = measure(Linear())
+    assert found.parameters == found.trainable_parameters == IN * OUT
+    assert found.parameter_bytes == found.gradient_bytes == found.checkpoint_bytes == matrix
+    assert (found.optimizer_bytes, found.buffer_bytes) == (0, 0)
+    assert found.output_bytes == output
+    # A sum keeps no output for backward; scalars take a block of 512 bytes each.
+    assert found.peak_bytes == pytest.approx(2 * matrix + batch, abs=8 * 512)
+    assert found.peak_phase == "backward"
+    assert found.peak_gradient_bytes == matrix
+    # Forward, and the matrix's gradient; the input needs none.
+    assert found.flops_per_sample == 2 * 2 * IN * OUT
+
+
+def test_optimizer_state_is_part_of_peak_and_checkpoint() -> None:
+    matrix = IN * OUT * FLOAT
+    plain, momentum = measure(Linear()), measure(Linear(momentum=0.9))
+    assert momentum.optimizer_bytes == matrix
+    assert momentum.checkpoint_bytes == 2 * matrix
+    assert momentum.peak_bytes - plain.peak_bytes == matrix
+
+
+def test_gradients_stay_while_the_next_micro_batch_is_computed() -> None:
+    alone, accumulated = measure(Linear()), measure(Linear(global_batch=4 * BATCH))
+    # The second gradient is made beside the first and then added to it.
+    assert accumulated.peak_bytes - alone.peak_bytes == IN * OUT * FLOAT
+
+
+def test_only_activations_grow_with_the_micro_batch() -> None:
+    stage = stage_of_trajectory()
+    small, large = measure(stage, 16), measure(stage, 64)
+    assert large.peak_activation_bytes > 3.5 * small.peak_activation_bytes
+    for name in ("parameter_bytes", "gradient_bytes", "optimizer_bytes", "checkpoint_bytes"):
+        assert getattr(small, name) == getattr(large, name)
+    assert small.flops_per_sample == large.flops_per_sample
+
+
+@pytest.mark.parametrize("size", [16, 64])
+def test_the_peak_is_what_the_allocator_sees_of_the_real_step(size: int) -> None:
+    stage = stage_of_trajectory()
+    found = apart(lambda: measure_step(stage, laptop(), size))
+    assert found.peak_bytes == pytest.approx(allocated_peak(stage, size), rel=0.03)
+
+
+def test_an_evaluation_keeps_no_activations_for_backward() -> None:
+    stage = stage_of_trajectory()
+    training = apart(lambda: measure_step(stage, laptop(), 64))
+    assert measure_evaluation(stage, laptop(), 64) < training.peak_bytes
+
+
+def test_the_checkpoint_s_bytes_are_what_a_run_commits(whole: Run) -> None:
+    found = measure(TinyTrain(config=TinyConfig(), name="second", width=8), 4)
+    # JSON and safetensors headers come on top: kilobytes, whatever the model's size.
+    assert 0 < whole.json("receipt.json")["checkpoint_bytes"] - found.checkpoint_bytes < 20_000
+
+
+def test_fails_for_a_stage_that_reads_the_dataset() -> None:
+    class Reading(Linear):
+        def model(self, i: Inputs) -> nn.Module:
+            return nn.Linear(len(i.dataset.meta), OUT)
+
+    with pytest.raises(UserError, match="'linear' cannot be measured: its model or"):
+        measure(Reading())
+
+
+def test_fails_for_a_stage_without_an_example() -> None:
+    class Mute:
+        name = "mute"
+
+    with pytest.raises(UserError, match="'mute' cannot be measured: it has no `example"):
+        measure(Mute())
+
+
+def test_fails_for_a_step_that_depends_on_values() -> None:
+    class Looking(Linear):
+        def loss(self, m: nn.Module, b: Batch, step: int) -> Loss:
+            return Loss(total=m(b[b.sum(1) > 0]).sum())
+
+    with pytest.raises(UserError, match="depends on values of the data"):
+        measure(Looking())
+
+
+def stage_of_trajectory() -> Train:
+    """A Transformer, in float32 on one thread."""
+    stage = TRAJECTORY.stages(laptop())[-1]
+    assert isinstance(stage, Train)
+    return stage
+
+
+def allocated_peak(stage: Train, size: int) -> int:
+    """Bytes that torch's allocator had given out at the highest moment of two real steps."""
+    # acc_events: without, torch before 2.13 warns.
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as found:
+        batch = stage.example(size)  # type: ignore[attr-defined]
+        model = stage.model(None)  # type: ignore[arg-type]
+        optimizer = AdamW(stage.optimizer(model).param_groups, lr=1e-3, foreach=True)
+        for _ in range(2):
+            optimizer.zero_grad(set_to_none=True)
+            (stage.loss(model, batch, 0).total / size).backward()  # type: ignore[no-untyped-call]
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=True)
+            optimizer.step()
+    events = allocations(found.profiler.kineto_results.experimental_event_tree())
+    now = highest = 0
+    for _, size_change in sorted(events):
+        now += size_change
+        highest = max(highest, now)
+    return highest
+
+
+def allocations(events: Any) -> Iterator[tuple[int, int]]:
+    for event in events:
+        fields = event.extra_fields
+        if hasattr(fields, "alloc_size"):
+            yield event.start_time_ns, fields.alloc_size
+        yield from allocations(event.children)

@@ -1,0 +1,111 @@
+"""The ladder against a real limit of memory, in processes of their own."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.training.big import BIG, BigConfig
+from training.preflight.ladder import adapted, apply_rungs
+from training.preflight.workload_checks import problems
+from training.rungs import KINDS
+from training.workload import Train
+from training.workloads import WORKLOADS, load_workload
+
+ROOT = Path(__file__).parents[3]
+NAME = "tests.training.big:BIG"
+# The recipe's step needs about 400 MiB as it is and half of that in micro-batches of 4; 128 MiB
+# of the limit are for the rest of the process.
+LIMIT = "--memory-limit-mib=470"
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from training.cli.main import main
+
+    out = tmp_path_factory.mktemp("big") / "data"
+    assert main(["data", "make", f"--workload={NAME}", f"--out={out}", "--count=10"]) == 0
+    return out
+
+
+def run(dataset: Path, uri: Path, *more: str, recipe: str = "plain") -> Any:
+    command = [sys.executable, "-m", "training", "run", f"--workload={NAME}", f"--recipe={recipe}"]
+    return subprocess.run(
+        [*command, f"--dataset-uri={dataset}", f"--run-uri={uri}", *more],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_a_run_that_does_not_fit_takes_the_rung_that_does(dataset: Path, tmp_path: Path) -> None:
+    uri, few = tmp_path / "run", "--override=has_all_rungs=false"
+    done = run(dataset, uri, LIMIT, few)
+    assert done.returncode == 0, done.stderr
+    assert "[memory] the recipe as it is: out of memory in stage 'shrink'" in done.stdout
+    assert "[memory] micro-batch 4: fits" in done.stdout
+    record = json.loads((uri / "adaptation.json").read_text())
+    assert record["rungs"] == ["micro-batch 4"]
+    assert [trial["outcome"] for trial in record["trials"]] == ["out of memory", "fits"]
+    receipt = json.loads((uri / "receipt.json").read_text())
+    assert receipt["numerics_key"]["stages"]["shrink"]["micro_batch"] == 4
+
+
+def test_fails_with_advice_when_memory_runs_out_in_mid_run(dataset: Path, tmp_path: Path) -> None:
+    done = run(dataset, tmp_path / "run", "--memory-limit-mib=250", "--no-adapt")
+    assert done.returncode == 1
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("error: memory ran out: ")
+    assert "without --no-adapt it tries these rungs (optimizer sgd, activations again, " in last
+    head = json.loads((tmp_path / "run" / "head.json").read_text())
+    assert head["state"] == "released", "another machine may have more memory"
+
+
+@pytest.mark.slow
+def test_rungs_are_taken_in_order_and_stay_for_the_run(dataset: Path, tmp_path: Path) -> None:
+    uri = tmp_path / "run"
+    done = run(dataset, uri, "--memory-limit-mib=290")
+    assert done.returncode == 0, done.stderr
+    record = json.loads((uri / "adaptation.json").read_text())
+    assert record["rungs"][:3] == ["optimizer sgd", "activations again", "micro-batch 4"]
+    # Another attempt, which has all the memory there is: what was settled is the truth.
+    head = json.loads((uri / "head.json").read_text())
+    head |= {"state": "released", "checkpoints": []}
+    (uri / "head.json").write_text(json.dumps(head))
+    again = run(dataset, uri)
+    assert again.returncode == 0, again.stderr
+    assert "[memory] this run goes on with: optimizer sgd, activations again" in again.stdout
+    assert "fits" not in again.stdout
+
+
+@pytest.mark.slow
+def test_fails_for_batch_norm_in_smaller_micro_batches(dataset: Path, tmp_path: Path) -> None:
+    few = "--override=has_all_rungs=false"
+    done = run(dataset, tmp_path / "run", LIMIT, few, recipe="normed")
+    assert done.returncode == 1
+    assert "[memory] micro-batch 4: refused (stage 'shrink' has BatchNorm" in done.stdout
+    assert "not even with micro-batch 4, micro-batch 2, micro-batch 1; take a size" in done.stderr
+
+
+@pytest.mark.parametrize("name", [*WORKLOADS, NAME])
+def test_every_workload_s_rungs_come_in_the_ladder_s_order(name: str) -> None:
+    workload = load_workload(name)
+    assert problems(workload) == []
+    for make in workload.recipes.values():
+        kinds = [rung.name.split()[0] for rung in workload.rungs(make())]
+        assert kinds == sorted(kinds, key=KINDS.index)
+
+
+def test_rungs_are_applied_to_the_stages() -> None:
+    config = BigConfig()
+    names = ["activations again", "micro-batch 2"]
+    assert apply_rungs(BIG, config, names) == BigConfig(keeps_activations=False, micro_batch=2)
+    (stage,) = adapted(BIG, names).stages(config)  # type: ignore[arg-type]
+    assert isinstance(stage, Train)
+    assert stage.settings.micro_batch == 2

@@ -1,0 +1,97 @@
+"""`check` finds what is wrong with a workload, and says nothing against one that is right."""
+
+import json
+import re
+
+import pytest
+
+from training.cli.main import main
+from training.preflight.workload_checks import problems
+from training.workloads import WORKLOADS, load_workload
+
+FAULTY = "tests.training.proof.check.faulty"
+
+
+def findings(name: str, capsys: pytest.CaptureFixture[str]) -> str:
+    """What `check` says against a workload; it must end with exit code 1."""
+    assert main(["check", name, "--json"]) == 1
+    record = json.loads(capsys.readouterr().out)
+    assert not record["resumes_exactly"]
+    return "\n".join(record["problems"])
+
+
+@pytest.mark.parametrize("name", [*WORKLOADS, "tests.training.tiny:TINY"])
+def test_the_protocol_of_every_workload_is_right(name: str) -> None:
+    assert problems(load_workload(name)) == []
+
+
+def test_a_workload_that_resumes_exactly_passes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "tests.training.tiny:TINY", "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["resumes_exactly"]
+    assert len(record["interruptions"]) == 11
+    assert "interrupted at stage 'doubled', shard 2" in record["interruptions"]
+
+
+def test_many_steps_are_killed_between_commits_too(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--steps=24", "--checkpoint-interval=2epochs", "--json"]
+    assert main(["check", "tests.training.tiny:TINY", *options]) == 0
+    record = json.loads(capsys.readouterr().out)
+    killed = [said for said in record["interruptions"] if said.startswith("killed")]
+    assert len(record["interruptions"]) == 15 and len(killed) == 4
+    # Two epochs have eight steps.
+    assert re.fullmatch(
+        r"killed at stage 'second', step 22; goes on from the periodic commit at step (32|40) of "
+        r"the run, epoch (2|4)",
+        killed[-1],
+    )
+
+
+def test_fails_where_a_stage_has_too_few_samples_for_so_many_steps(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["check", "tests.training.tiny:TINY", "--count=20", "--steps=40"]) == 2
+    assert "so few samples that it took" in capsys.readouterr().err
+
+
+def test_state_that_no_checkpoint_holds_is_found(capsys: pytest.CaptureFixture[str]) -> None:
+    said = findings(f"{FAULTY}:REMEMBERING", capsys)
+    # The first attempt ended after step 1; what it remembered is missing from step 2 on.
+    assert "the interrupted run differs: step 2 (stage 'first'): loss is" in said
+    assert "the first tensor that differs is '0.bias' by up to" in said
+
+
+def test_a_run_that_is_never_the_same_is_found(capsys: pytest.CaptureFixture[str]) -> None:
+    said = findings(f"{FAULTY}:TIMED", capsys)
+    assert "two runs without interruption differ: step 1 (stage 'first'): loss is" in said
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("AUGMENTED", "rng) gives two different samples for one state of rng; draw from"),
+        ("REPEATING", "does not give each of 30 indices exactly once; use training.randomness"),
+        ("DETACHED", "with requires_grad=False; give a differentiable scalar"),
+    ],
+)
+def test_fails_for_what_the_loop_relies_on(
+    name: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["check", f"{FAULTY}:{name}", "--count=42"]) == 2
+    error = capsys.readouterr().err
+    assert "a plain run of the workload ended with exit code 2" in error
+    assert says in error
+
+
+def test_what_is_wrong_with_the_protocol_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    said = findings(f"{FAULTY}:NOTHING", capsys)
+    assert "the workload has no recipes: Recipe name -> function that returns" in said
+    assert "the workload has no stages(c): The stages in order" in said
+    said = findings(f"{FAULTY}:BadConfig", capsys)
+    assert "BadConfig is a class; name an object: MINE = BadConfig()" in said
+    said = findings(f"{FAULTY}:HALF", capsys)
+    assert "placement_fields names loaders, which the config lacks" in said
+    assert "stage 'half': model must take (i)" in said
+    assert "stage 'half' has no loss(m, b, step): Forward in train mode" in said
+    said = findings(f"{FAULTY}:BAD_CONFIG", capsys)
+    assert "recipe 'quick': the config is a dict; make it a frozen dataclass" in said

@@ -1,0 +1,113 @@
+"""Torture an engine with a known bug: `python -m tests.training.proof.torture.broken BUG ...`.
+
+The bugs sit where the engine cannot help it, in the store, in torch, in the randomness; or in what
+only some runs have, a moving average, a loss scaler and other ranks.
+"""
+
+import contextlib
+import itertools
+import queue
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+import training.randomness
+from training.checkpoint.read import Snapshot
+from training.cli.main import main
+from training.engine.ema import MovingAverage
+from training.engine.learner import Learner
+from training.engine.precision import Scaling
+from training.store.folder import FolderStore
+
+
+def answers_before_it_wrote() -> None:
+    """A store that writes a file once the next one begins or one is read, as a cache would do.
+
+    Not some time later: which kill finds it must not depend on how busy the machine is.
+    """
+    upload, sizes, read_into = FolderStore.upload, FolderStore.sizes, FolderStore.read_into
+    unwritten: queue.SimpleQueue[_Late] = queue.SimpleQueue()
+
+    def write() -> None:
+        with contextlib.suppress(queue.Empty):
+            while True:
+                unwritten.get_nowait().write()
+
+    def upload_later(self: FolderStore, *arguments: Any) -> Any:
+        write()
+        made = upload(self, *arguments)
+        late = _Late(made.finish, made.abort)
+        made.finish = lambda: unwritten.put(late)  # type: ignore[method-assign]
+        made.abort = late.forget  # type: ignore[method-assign]
+        return made
+
+    def settled_sizes(self: FolderStore, prefix: str) -> dict[str, int]:
+        write()
+        return sizes(self, prefix)
+
+    def read_settled(self: FolderStore, key: str, start: int, data: memoryview) -> None:
+        write()
+        read_into(self, key, start, data)
+
+    FolderStore.upload = upload_later  # type: ignore[method-assign]
+    FolderStore.sizes = settled_sizes  # type: ignore[method-assign]
+    FolderStore.read_into = read_settled  # type: ignore[method-assign]
+
+
+class _Late:
+    """A file that was said to be written; an upload that is given up never is."""
+
+    def __init__(self, finish: Callable[[], None], abort: Callable[[], None]) -> None:
+        self._finish: Callable[[], None] | None = finish
+        self._abort = abort
+
+    def write(self) -> None:
+        if self._finish is not None:
+            self._finish()
+
+    def forget(self) -> None:
+        self._finish = None
+        self._abort()
+
+
+def draws_noise_that_is_not_derived() -> None:
+    """Dropout depends on what this process did before."""
+    derive, count = training.randomness.derive_seed, itertools.count()
+
+    def derive_seed(*parts: int | str) -> int:
+        return next(count) if parts[0] == "noise" else derive(*parts)
+
+    training.randomness.derive_seed = derive_seed
+
+
+def forgets_the_optimizer() -> None:
+    """A checkpoint whose optimizer is not restored."""
+    torch.optim.AdamW.load_state_dict = lambda self, state: None  # type: ignore[method-assign]
+
+
+def forgets_the_moving_average() -> None:
+    """A checkpoint whose average is not restored: it begins anew from the weights."""
+    MovingAverage.load = lambda self, tensors: None  # type: ignore[method-assign]
+
+
+def forgets_the_loss_scaler() -> None:
+    """A checkpoint whose loss scaler is not restored: it begins anew with its first scale."""
+    Scaling.load = lambda self, state: None  # type: ignore[method-assign]
+
+
+def forgets_the_other_ranks() -> None:
+    """A checkpoint that rank 0 alone goes on from."""
+    load = Learner._load
+
+    def load_in_rank_0(self: Learner, snapshot: Snapshot) -> None:
+        if self._world.leads:
+            load(self, snapshot)
+
+    Learner._load = load_in_rank_0  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]]()
+    sys.exit(main(["torture", *sys.argv[2:]]))

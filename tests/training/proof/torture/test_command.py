@@ -1,0 +1,134 @@
+"""Killed at any moment, a run equals the uninterrupted one; and the torture is shown to fail."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from training.proof.torture.plan import KINDS
+
+ROOT = Path(__file__).parents[4]
+
+
+def torture(*arguments: str, program: str = "training") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", program, *arguments]
+    return subprocess.run(command, cwd=ROOT, text=True, capture_output=True, check=False)
+
+
+def result_of(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
+
+
+def test_thirty_kills_change_no_bit() -> None:
+    done = torture("torture", "--kills=30", "--seed=1", "--json")
+    result = result_of(done)
+    assert result["differences"] == []
+    assert done.returncode == 0
+    assert result["kills"] >= 30
+    assert result["fresh_attempts"] >= 2
+    assert result["faults"] > 0
+    assert len(result["by_kind_and_phase"]) >= 5, "kills hit different phases"
+    assert set().union(*result["by_kind_and_phase"].values()) == set(KINDS)
+    assert result["dated_notices"] == sum(result["dated_ended_by"].values())
+    assert {what: set(cards) for what, cards in result["runs_with"].items()} == {
+        "recipe": {"average", "bfloat16", "float16", "plain", "sharded"},
+        "ranks": {"1", "2"},
+        "interval": {"5steps", "1epochs", "0.1s", "auto"},
+        "save": {"staged", "streamed"},
+    }
+    assert len(result["by_kind_and_ranks"]) >= 2, "kills of all ranks and of one"
+
+
+@pytest.mark.slow
+def test_two_hundred_kills_change_no_bit_and_notices_gain_steps() -> None:
+    done = torture("torture", "--kills=200", "--seed=900", "--seeds=5", "--json")
+    result = result_of(done)
+    assert result["differences"] == []
+    assert done.returncode == 0
+    assert result["kills"] >= 200
+    assert set().union(*result["by_kind_and_phase"].values()) == set(KINDS)
+    assert 0 < result["dated_trained_on"] <= result["dated_notices"]
+    assert result["steps_gained"] > 0
+
+
+# Which kill finds a bug depends on the machine's speed; the first six do as a rule.
+MANY = ["--kills=40", "--exitfirst"]
+
+
+@pytest.mark.parametrize(
+    ("bug", "options", "says"),
+    [
+        # Ranks that share a model look at the store before they publish: it gets no further there.
+        (
+            "answers_before_it_wrote",
+            ["--recipe=plain,average,bfloat16,float16"],
+            "the head names checkpoints/",
+        ),
+        ("draws_noise_that_is_not_derived", [], "loss is "),
+        ("forgets_the_optimizer", [], "the first tensor that differs is "),
+    ],
+)
+def test_a_known_bug_of_the_engine_is_found_and_named(
+    tmp_path: Path, bug: str, options: list[str], says: str
+) -> None:
+    done = torture(
+        bug,
+        *MANY,
+        *options,
+        "--json",
+        f"--out={tmp_path / 'out'}",
+        program="tests.training.proof.torture.broken",
+    )
+    assert done.returncode == 1, done.stderr
+    result = result_of(done)
+    assert not result["is_equal"]
+    assert [line for line in result["differences"] if says in line], result["differences"]
+    assert f"runs and logs are kept in {tmp_path / 'out'}" in done.stderr
+
+
+ONE = ["--seed=5", "--recipe=plain", "--num-processes=1", "--checkpoint-interval=5steps"]
+
+
+@pytest.mark.parametrize(
+    ("bug", "breadth", "says"),
+    [
+        ("forgets_the_moving_average", ["--recipe=average"], "evaluation after step "),
+        ("forgets_the_loss_scaler", ["--recipe=float16"], "loss is "),
+        ("forgets_the_other_ranks", ["--num-processes=2"], "loss is "),
+    ],
+)
+def test_a_bug_of_some_runs_alone_is_found_where_they_are_drawn(
+    tmp_path: Path, bug: str, breadth: list[str], says: str
+) -> None:
+    program = "tests.training.proof.torture.broken"
+    narrow = torture(bug, "--kills=4", "--json", *ONE, program=program)
+    assert narrow.returncode == 0, "what it does not run it cannot find"
+    out = f"--out={tmp_path / 'out'}"
+    wide = torture(bug, *MANY, "--json", *ONE, *breadth, out, program=program)
+    assert wide.returncode == 1, wide.stderr
+    differences = result_of(wide)["differences"]
+    assert [line for line in differences if says in line], differences
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--kills=0"], "--kills is 0; give at least 1"),
+        (["--workload=nothing"], "unknown workload 'nothing'"),
+        (["--override=epoch=1"], "no field 'epoch'"),
+        (["--num-processes=two"], "--num-processes is 'two'; give numbers, as 1 or 1,2"),
+        (["--num-processes=0,1"], "--num-processes is '0,1'; give numbers from 1 on"),
+        (["--checkpoint-interval=5steps,1hour"], "'1hour' cannot be read"),
+        (["--out=training"], "training is not empty; give a new folder"),
+        (["--override=epochs=0"], "does not run undisturbed (exit code 2): error: "),
+    ],
+)
+def test_fails_for_a_mistake_in_one_sentence(arguments: list[str], says: str) -> None:
+    done = torture("torture", *arguments)
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr

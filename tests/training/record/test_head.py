@@ -1,0 +1,202 @@
+"""The lease: one writer at a time, whatever answers are lost and whatever clocks say."""
+
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from training.record.checkpoint_entry import CheckpointEntry, Kind
+from training.record.head import Head, mark_failed, read_head
+from training.record.lease import InterruptedWhileWaitingError, Lease, LeaseLostError, acquire
+from training.record.retention import KEEP_NEWEST
+from training.store.folder import FolderStore
+from training.store.open import open_store
+from training.store.protocol import AnswerLostError, PreconditionFailedError, Store, StoreError
+
+
+def take(store: Store, writer: str, ttl_seconds: float = 0.3) -> Lease:
+    def wait(seconds: float) -> bool:
+        time.sleep(seconds)
+        return False
+
+    lease = acquire(store, "run-1", writer, ttl_seconds, wait, lambda holder: None)
+    assert isinstance(lease, Lease)
+    return lease
+
+
+def entry(step: int, stage: str = "a", kind: Kind = "periodic") -> CheckpointEntry:
+    return CheckpointEntry(
+        name=f"{step:08d}-{stage}-{kind}", step=step, stage=stage, epoch=0, kind=kind, files=()
+    )
+
+
+def test_the_first_writer_is_generation_one(store_uri: str) -> None:
+    lease = take(open_store(store_uri), "i-1")
+    assert lease.head.generation == 1
+    assert read_head(open_store(store_uri)) == lease.head
+
+
+def test_a_released_run_is_taken_over_at_once(store_uri: str) -> None:
+    store = open_store(store_uri)
+    take(store, "i-1", 60).release()
+    began = time.monotonic()
+    assert take(store, "i-2", 60).head.generation == 2
+    assert time.monotonic() - began < 2
+
+
+def test_a_silent_writer_is_replaced_after_one_ttl_and_cannot_write(store_uri: str) -> None:
+    store = open_store(store_uri)
+    stale = take(store, "i-1")
+    began = time.monotonic()
+    lease = take(store, "i-2", 0.3)
+    assert time.monotonic() - began >= 0.3
+    with pytest.raises(LeaseLostError):
+        stale.publish(entry(1))
+    assert stale.lost.is_set()
+    assert read_head(store) == lease.head
+    assert lease.head.checkpoints == ()
+
+
+def test_a_writer_with_a_heartbeat_is_waited_for(tmp_path: Path) -> None:
+    store = FolderStore(tmp_path)
+    holder = take(store, "i-1", 0.3)
+    holder.start_heartbeat()
+    threading.Timer(1.0, holder.release).start()
+    began = time.monotonic()
+    second = take(store, "i-2", 0.3)
+    assert time.monotonic() - began >= 0.9
+    assert second.head.generation == 2
+    assert not holder.lost.is_set()
+
+
+def test_the_heartbeat_notices_that_the_lease_is_lost(tmp_path: Path) -> None:
+    store = FolderStore(tmp_path)
+    holder = take(store, "i-1", 0.3)
+    take(store, "i-2", 0.1)
+    holder.start_heartbeat()
+    assert holder.lost.wait(2)
+    with pytest.raises(LeaseLostError):
+        holder.check()
+
+
+def test_a_notice_ends_the_wait(tmp_path: Path) -> None:
+    store = FolderStore(tmp_path)
+    take(store, "i-1")
+    with pytest.raises(InterruptedWhileWaitingError):
+        acquire(store, "run-1", "i-2", 60, lambda seconds: True, lambda holder: None)
+
+
+class Flaky:
+    """A folder whose conditional writes lose their answer, before or after the write."""
+
+    def __init__(self, root: Path, happened: Sequence[bool]) -> None:
+        self._store = FolderStore(root)
+        self._happened = list(happened)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._store, name)
+
+    def put_if(self, key: str, data: bytes, etag: str | None) -> str:
+        if not self._happened:
+            return self._store.put_if(key, data, etag)
+        if self._happened.pop(0):
+            self._store.put_if(key, data, etag)
+        raise AnswerLostError(key)
+
+
+@pytest.mark.parametrize("happened", [[True], [False], [False, False, True]])
+def test_after_a_lost_answer_the_nonce_decides(tmp_path: Path, happened: list[bool]) -> None:
+    store = Flaky(tmp_path, happened)
+    lease = take(store, "i-1")  # type: ignore[arg-type]
+    lease.publish(entry(1))
+    head = read_head(FolderStore(tmp_path))
+    assert head == lease.head
+    assert [e.step for e in lease.head.checkpoints] == [1]
+
+
+def test_fails_after_a_bounded_number_of_lost_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("training.record.head._BACKOFF_SECONDS", 0.001)
+    store = Flaky(tmp_path, [False] * 6)
+    with pytest.raises(StoreError, match="no answer to 6 writes"):
+        take(store, "i-1")  # type: ignore[arg-type]
+
+
+def test_a_precondition_failure_with_our_nonce_is_success(tmp_path: Path) -> None:
+    class Twice(FolderStore):
+        """The write happens, its answer is lost below, and the repetition meets itself."""
+
+        def put_if(self, key: str, data: bytes, etag: str | None) -> str:
+            super().put_if(key, data, etag)
+            raise PreconditionFailedError(key)
+
+    lease = take(Twice(tmp_path), "i-1")
+    assert read_head(FolderStore(tmp_path)) == lease.head
+
+
+def test_retention_deletes_files_only_after_their_name_left_the_head(tmp_path: Path) -> None:
+    class Watched(FolderStore):
+        def delete_below(self, prefix: str) -> None:
+            head = read_head(self)
+            assert head is not None
+            assert prefix.split("/")[1] not in [e.name for e in head.checkpoints]
+            super().delete_below(prefix)
+
+    store = Watched(tmp_path)
+    lease = take(store, "i-1")
+    for step in range(1, 6):
+        store.put(f"checkpoints/{entry(step).name}/state.json", b"{}")
+        lease.publish(entry(step))
+        lease.delete_unkept()
+    assert [e.step for e in lease.head.checkpoints] == [3, 4, 5]
+    assert len(store.sizes("checkpoints/")) == 3
+
+
+def test_retention_keeps_the_stage_ends_that_the_newest_began_from() -> None:
+    entries = [
+        entry(1, "a"),
+        entry(2, "a", "stage-end"),
+        entry(3, "b"),
+        entry(4, "b", "stage-end"),
+        entry(5, "c"),
+        entry(6, "c"),
+    ]
+    assert [e.step for e in KEEP_NEWEST.kept(entries)] == [2, 4, 5, 6]
+    assert [e.step for e in KEEP_NEWEST.kept([*entries, entry(7, "c")])] == [4, 5, 6, 7]
+
+
+def test_a_take_over_sweeps_files_that_no_head_names(tmp_path: Path) -> None:
+    store = FolderStore(tmp_path)
+    lease = take(store, "i-1")
+    store.put(f"checkpoints/{entry(1).name}/state.json", b"{}")
+    lease.publish(entry(1), release=True)
+    store.put("checkpoints/00000002-g0001-dead/state.json", b"{}")
+    take(store, "i-2").sweep()
+    assert list(store.sizes("checkpoints/")) == [f"checkpoints/{entry(1).name}/state.json"]
+
+
+def test_a_finished_run_is_not_taken_over(tmp_path: Path) -> None:
+    store = FolderStore(tmp_path)
+    take(store, "i-1").finish("abc")
+    head = acquire(store, "run-1", "i-2", 0.1, lambda seconds: False, lambda holder: None)
+    assert isinstance(head, Head)
+    assert head.state == "finished"
+
+
+def test_marking_failed_shuts_the_holder_out_and_spares_a_finished_run(tmp_path: Path) -> None:
+    store = FolderStore(tmp_path)
+    holder = take(store, "i-1")
+    assert mark_failed(store, "run-1", "i-1", "restarts used up").reason == "restarts used up"
+    with pytest.raises(LeaseLostError):
+        holder.publish(entry(1))
+    other = FolderStore(tmp_path / "other")
+    take(other, "i-1").finish("abc")
+    assert mark_failed(other, "run-1", "i-1", "late").state == "finished"
+
+
+def test_a_head_comes_back_as_it_was_written() -> None:
+    head = Head(run_id="r", generation=3, writer="i", nonce="n", checkpoints=(entry(5),))
+    assert Head.from_bytes(head.to_bytes()) == head

@@ -1,0 +1,113 @@
+"""What is kept: the newest, every Nth, each stage's best, and what those began from."""
+
+import random
+
+import pytest
+
+from training.errors import UserError
+from training.record.checkpoint_entry import CheckpointEntry, Kind
+from training.record.retention import Every, Retention, parse_retention
+
+
+def entry(
+    step: int, stage: str = "a", kind: Kind = "periodic", *, epoch: int = 0, is_best: bool = False
+) -> CheckpointEntry:
+    return CheckpointEntry(
+        name=f"{step:08d}-{stage}-{kind}",
+        step=step,
+        stage=stage,
+        epoch=epoch,
+        kind=kind,
+        files=(),
+        is_best=is_best,
+    )
+
+
+def live_through(retention: Retention, entries: list[CheckpointEntry]) -> list[int]:
+    """Publish one after the other; the steps that are left."""
+    kept: tuple[CheckpointEntry, ...] = ()
+    for published in entries:
+        kept = retention.kept((*kept, published))
+    return [one.step for one in kept]
+
+
+def test_the_newest_stay() -> None:
+    assert live_through(Retention(), [entry(step) for step in range(1, 8)]) == [5, 6, 7]
+
+
+def test_the_first_of_every_so_many_steps_stays() -> None:
+    retention = Retention(newest=1, every=Every(value=100, unit="steps"))
+    entries = [entry(step) for step in (40, 90, 130, 170, 210, 250, 420, 430)]
+    assert live_through(retention, entries) == [130, 210, 420, 430]
+
+
+def test_the_first_of_every_so_many_epochs_of_a_stage_stays() -> None:
+    retention = Retention(newest=1, every=Every(value=2, unit="epochs"))
+    one = [entry(step, epoch=step) for step in range(1, 6)]
+    two = [entry(10 + epoch, "b", epoch=epoch) for epoch in range(1, 5)]
+    assert live_through(retention, [*one, *two]) == [2, 4, 12, 14]
+
+
+def test_each_stage_s_best_stays_until_a_better_one_comes() -> None:
+    retention = Retention(newest=1)
+    entries = [entry(1, is_best=True), entry(2), entry(3, is_best=True), entry(4), entry(5)]
+    assert live_through(retention, entries) == [3, 5]
+    entries += [entry(6, "b"), entry(7, "b", is_best=True), entry(8, "b")]
+    assert live_through(retention, entries) == [3, 7, 8]
+
+
+def test_a_kept_one_keeps_the_stage_end_that_it_began_from() -> None:
+    retention = Retention(newest=1, every=Every(value=10, unit="steps"))
+    entries = [
+        entry(3),
+        entry(4, kind="stage-end"),
+        entry(12, "b"),
+        entry(15, "b", kind="stage-end"),
+        entry(16, "c"),
+        entry(17, "c"),
+    ]
+    assert live_through(retention, entries) == [4, 12, 15, 17]
+
+
+def test_the_newest_and_its_origin_are_never_dropped() -> None:
+    rng = random.Random(1)
+    for _ in range(200):
+        retention = Retention(
+            newest=rng.randint(1, 4),
+            every=rng.choice([None, Every(value=rng.randint(1, 9), unit="steps")]),
+        )
+        kept: tuple[CheckpointEntry, ...] = ()
+        ends: dict[str, CheckpointEntry] = {}
+        stage: str = "0"
+        before: str | None = None
+        for step in range(1, 30):
+            ended = rng.random() < 0.15
+            kind: Kind = "stage-end" if ended else "periodic"
+            new = entry(step, stage, kind, is_best=rng.random() < 0.2)
+            kept = retention.kept((*kept, new))
+            assert kept[-1] == new
+            assert before is None or ends[before] in kept
+            if ended:
+                ends[stage], before = new, stage
+                stage = str(step)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "0", "10epochs", "3,0epochs", "3,", "3,10s", "-1", "3, 2epochs"]
+)
+def test_fails_for_what_cannot_be_read(text: str) -> None:
+    with pytest.raises(UserError, match="write 3, 3,10epochs or 3,5000steps"):
+        parse_retention(text)
+
+
+def test_what_to_keep_is_read() -> None:
+    assert parse_retention("5") == Retention(newest=5)
+    every = Every(value=1, unit="epochs")
+    assert parse_retention("3,1epoch") == Retention(newest=3, every=every)
+    every = Every(value=5000, unit="steps")
+    assert parse_retention("2,5000steps") == Retention(newest=2, every=every)
+
+
+def test_fails_to_keep_nothing() -> None:
+    with pytest.raises(UserError, match="0 checkpoints cannot be kept"):
+        Retention(newest=0)

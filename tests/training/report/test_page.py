@@ -1,0 +1,149 @@
+"""Report, TensorBoard and receipt: what they say is what happened to the run."""
+
+import json
+import signal
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from tests.training import tiny
+from tests.training.conftest import Run
+from training.cli.main import main
+from training.record.history import read_history
+from training.report.charts import Curve, ProgressBar, draw_bars, draw_curves
+
+
+@pytest.fixture
+def interrupted(run: Run) -> Run:
+    """Killed in step 11 (so steps are repeated), told in step 17, then finished."""
+
+    def kill(step: int) -> None:
+        if step == 10:
+            signal.raise_signal(signal.SIGKILL)
+
+    def tell(step: int) -> None:
+        if step == 4:
+            signal.raise_signal(signal.SIGUSR1)
+
+    for stage, hook, code in (("first", kill, -9), ("second", tell, 75)):
+        tiny.HOOKS[stage] = hook
+        process = run.fork("--override=step_seconds=0.01")
+        process.join(60)
+        assert process.exitcode == code
+        tiny.HOOKS.clear()
+    run.options = ["--override=step_seconds=0.01"]
+    assert run.attempt() == 0
+    return run
+
+
+def test_the_history_says_what_happened(interrupted: Run) -> None:
+    history = read_history(interrupted.store)
+    first, second, third = history.attempts
+    assert [a.ended for a in history.attempts] == ["silent", "released", "finished"]
+    assert (first.first_step, second.cause, third.last_step) == (1, "notice", 24)
+    assert second.seconds_to_commit is not None
+    # The last commit before the kill was after step 9; what of 10 was written counts as lost.
+    assert second.first_step is not None
+    assert first.last_step is not None
+    assert first.num_repeated == first.last_step - second.first_step + 1
+    assert (second.num_repeated, third.num_repeated) == (0, 0)
+    assert history.repeated_seconds == pytest.approx(first.repeated_seconds)
+    assert len(history.gaps()) == 2
+    assert sorted(history.steps) == list(range(1, 25))
+
+
+def test_every_run_ends_with_a_report(interrupted: Run) -> None:
+    found = interrupted.store.get("report.html")
+    assert found is not None
+    page = found.data.decode()
+    assert "finished: 24 steps in 3 attempts." in page
+    assert "released (notice)" in page
+    assert interrupted.head.weights_sha256 in page
+    assert 'src="data:image/svg+xml;base64,' in page
+    assert '<a href="evaluation/second-12/parts.json">' in page
+    stages = interrupted.json("receipt.json")["stages"]
+    accuracies = "".join(f"<td>{of['accuracy']:.4g}</td>" for of in stages.values())
+    assert "<th>first</th><th>second</th>" in page
+    assert f"<tr><td>accuracy</td>{accuracies}</tr>" in page
+    for drawing in page.split("<svg")[1:]:
+        ET.fromstring("<svg" + drawing.partition("</svg>")[0] + "</svg>")
+
+
+def test_the_report_command_counts_dollars(
+    interrupted: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "page.html"
+    command = ["report", f"--run-uri={interrupted.uri}", f"--out={out}"]
+    assert main([*command, "--usd-per-hour=3600"]) == 0
+    said = capsys.readouterr().out
+    assert "dollars at the 3600 dollars per hour that were given" in said
+    assert "dollars)" in out.read_text()
+    assert main([*command, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["attempts"], found["steps"], found["state"]) == (3, 24, "finished")
+
+
+def test_event_files_show_each_step_once(interrupted: Run, tmp_path: Path) -> None:
+    out = tmp_path / "logs"
+    for _ in range(2):  # the second call replaces what the first wrote
+        assert main(["tensorboard", f"--run-uri={interrupted.uri}", f"--out={out}"]) == 0
+    events = EventAccumulator(str(out))
+    events.Reload()
+    steps = [event.step for event in events.Scalars("first/loss")]
+    assert steps == list(range(1, 13))
+    lineage = interrupted.lineage()
+    for event in events.Scalars("second/loss"):
+        assert event.value == pytest.approx(lineage[event.step]["loss"])
+    accuracy = events.Scalars("second/validation/accuracy")[-1].value
+    receipt = interrupted.json("receipt.json")
+    assert accuracy == pytest.approx(receipt["stages"]["second"]["accuracy"])
+
+
+def test_a_failed_run_leaves_receipt_and_report(run: Run) -> None:
+    run.options = ["--override=nan_at_step=5"]
+    assert run.attempt() == 1
+    receipt = run.json("receipt.json")
+    assert receipt["state"] == "failed"
+    assert "the loss is nan" in receipt["reason"]
+    assert (receipt["steps"], receipt["committed_steps"]) == (5, 3)
+    page = run.store.get("report.html")
+    assert page is not None
+    assert b"It failed: stage" in page.data
+
+
+def test_a_run_that_is_marked_failed_leaves_them_too(run: Run) -> None:
+    run.options = ["--notice-budget-seconds=20"]
+    tiny.HOOKS["first"] = lambda step: signal.raise_signal(signal.SIGUSR1)
+    assert run.attempt() == 75
+    assert run.store.get("receipt.json") is None
+    assert main(["fail", f"--run-uri={run.uri}", "--reason=restarts used up"]) == 0
+    assert run.json("receipt.json")["reason"] == "restarts used up"
+
+
+def test_fails_for_a_folder_with_other_things_in_it(
+    whole: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine.txt").write_text("precious")
+    assert main(["tensorboard", f"--run-uri={whole.uri}", f"--out={tmp_path}"]) == 2
+    assert "was not made by this command; give a new folder" in capsys.readouterr().err
+    assert (tmp_path / "mine.txt").exists()
+
+
+def test_fails_where_there_is_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", f"--run-uri={tmp_path / 'none'}"]) == 2
+    assert "there is no run at" in capsys.readouterr().err
+
+
+def test_drawings_hold_for_anything() -> None:
+    long = Curve(name="<long>", x=list(range(5000)), y=[float(k % 7) for k in range(5000)])
+    one = Curve(name="one", x=[3], y=[2.0])
+    none = Curve(name="none", x=[], y=[])
+    for curves in ([long, one, none], [one], [none], []):
+        drawing = draw_curves(curves, [1, 10_000], "step")
+        if drawing:
+            ET.fromstring(drawing)
+    bars = [ProgressBar(row="a", start=0.0, seconds=3.0, colour="red", title="<b>")]
+    ET.fromstring(draw_bars(bars))
+    assert draw_bars([]) == ""

@@ -1,0 +1,53 @@
+"""A trace of some steps lies in the run, which is otherwise as without it; what people read."""
+
+import gzip
+import json
+
+import pytest
+
+from tests.training.conftest import Run
+from training.report.meter import Meter
+from training.report.progress import duration
+
+
+def test_a_trace_of_some_steps_is_kept_and_changes_nothing(
+    run: Run, whole: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run.attempt("--profile=2", "--usd-per-hour=1.21") == 0
+    said = capsys.readouterr().out
+    assert "[profile] 2 steps: " in said
+    assert "dollars so far (this attempt, 1.21/h)" in said
+    (key,) = run.store.sizes("profiles/")
+    found = run.store.get(key)
+    assert found is not None
+    names = [
+        event.get("name", "") for event in json.loads(gzip.decompress(found.data))["traceEvents"]
+    ]
+    assert sum(name.startswith("Optimizer.step#AdamW") for name in names) == 2
+    assert run.losses() == whole.losses()
+    assert run.head.weights_sha256 == whole.head.weights_sha256
+    page = run.store.get("report.html")
+    assert page is not None
+    assert b"at the 1.21 dollars per hour that were given" in page.data
+
+
+def test_a_run_that_is_shorter_keeps_what_there_was(run: Run) -> None:
+    assert run.attempt("--profile=1000") == 0
+    assert list(run.store.sizes("profiles/")) == ["profiles/0001-trace.json.gz"]
+
+
+def test_dollars_are_said_at_the_price_of_the_plan_where_no_other_is_given(
+    run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run.attempt("--prediction=size=g5.xlarge usd_spot_per_hour=0.5") == 0
+    assert "dollars so far (this attempt, 0.5/h)" in capsys.readouterr().out
+
+
+def test_the_meter_says_nothing_that_it_was_not_told() -> None:
+    assert Meter().text() == ""
+
+
+def test_durations_are_for_people() -> None:
+    seconds = (0.4, 59.4, 60, 3599, 3600, 90_061)
+    said = ["0 s", "59 s", "1 min 0 s", "59 min 59 s", "1 h 0 min", "25 h 1 min"]
+    assert [duration(value) for value in seconds] == said

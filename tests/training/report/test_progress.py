@@ -1,0 +1,31 @@
+"""Progress: what a person sees of it on a narrow terminal, and of files that are synced."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from training.report.progress import FileProgressBar, _rich_progress
+
+
+@pytest.mark.parametrize("width", [80, 120, 200])
+def test_how_far_and_how_long_is_seen_however_narrow_the_terminal(width: int) -> None:
+    progress = _rich_progress()
+    text = "epoch 1/40 loss 2.8965 lr 5.00e-05 84 samples/s, 1% waiting for data, 0.0129 dollars"
+    progress.add_task("time_average", total=12000, completed=1500, text=text)
+    console = Console(file=io.StringIO(), width=width)
+    console.print(progress.get_renderable())
+    assert isinstance(console.file, io.StringIO)
+    shown = console.file.getvalue()
+    assert "time_average ━" in shown
+    assert " 1500/12000 -:--:-- epoch 1/40" in shown
+    assert all(word in shown for word in text.split())
+
+
+def test_a_sync_counts_its_own_files(capsys: pytest.CaptureFixture[str]) -> None:
+    with FileProgressBar("dataset") as show:
+        show(1, 3, 1_000_000)
+        show(3, 3, 3_000_000)
+    first, last = capsys.readouterr().out.splitlines()
+    assert first.startswith("dataset: 1/3 files, 1.0 MB, ")
+    assert last.startswith("dataset: 3/3 files, 3.0 MB, ")

@@ -1,0 +1,374 @@
+"""Both stores keep the same promises: whole objects and conditional writes with one winner."""
+
+import fcntl
+import hashlib
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from training.errors import UserError
+from training.store.folder import FolderStore
+from training.store.open import open_store
+from training.store.protocol import (
+    AnswerLostError,
+    PreconditionFailedError,
+    Store,
+    StoreError,
+    Upload,
+    create,
+)
+from training.store.s3 import S3Store, _Body
+
+
+def test_a_first_write_wins_once(store_uri: str) -> None:
+    store = open_store(store_uri)
+    etag = store.put_if("head.json", b"one", None)
+    with pytest.raises(PreconditionFailedError):
+        store.put_if("head.json", b"two", None)
+    found = store.get("head.json")
+    assert found is not None
+    assert (found.data, found.etag) == (b"one", etag)
+
+
+def test_a_stale_tag_is_refused(store_uri: str) -> None:
+    store = open_store(store_uri)
+    first = store.put_if("head.json", b"one", None)
+    second = store.put_if("head.json", b"two", first)
+    assert second != first
+    with pytest.raises(PreconditionFailedError):
+        store.put_if("head.json", b"three", first)
+
+
+def test_a_tag_of_what_is_gone_is_refused(store_uri: str) -> None:
+    store = open_store(store_uri)
+    with pytest.raises(PreconditionFailedError):
+        store.put_if("head.json", b"one", '"0123456789abcdef0123456789abcdef"')
+
+
+def test_of_many_writers_at_once_one_wins(store_uri: str) -> None:
+    store = open_store(store_uri)
+    etag = store.put_if("head.json", b"start", None)
+    wins: list[int] = []
+    barrier = threading.Barrier(4)
+
+    def write(number: int) -> None:
+        barrier.wait()
+        try:
+            store.put_if("head.json", b"writer %d" % number, etag)
+        except PreconditionFailedError:
+            return
+        wins.append(number)
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    found = store.get("head.json")
+    assert found is not None
+    assert [b"writer %d" % number for number in wins] == [found.data]
+
+
+def test_files_come_back_and_are_listed_and_deleted(store_uri: str, tmp_path: Path) -> None:
+    store = open_store(store_uri)
+    path = tmp_path / "big"
+    path.write_bytes(b"0123456789" * 1000)
+    store.put_file("a/b/big", path)
+    store.put("a/small", b"x")
+    store.put("c", b"y")
+    assert store.sizes("a/") == {"a/b/big": 10000, "a/small": 1}
+    assert store.sizes("") == {"a/b/big": 10000, "a/small": 1, "c": 1}
+    assert store.sizes("nothing/") == {}
+    store.get_file("a/b/big", tmp_path / "back")
+    assert (tmp_path / "back").read_bytes() == path.read_bytes()
+    store.delete_below("a/")
+    store.delete_below("a/")
+    assert store.sizes("") == {"c": 1}
+    assert store.get("a/small") is None
+
+
+def test_a_big_file_goes_in_parts(bucket_uri: str, tmp_path: Path) -> None:
+    store = open_store(f"{bucket_uri}/big")
+    path = tmp_path / "big"
+    with path.open("wb") as stream:
+        stream.truncate(70 * 1024 * 1024)
+        stream.write(b"start")
+    store.put_file("big", path)
+    store.get_file("big", tmp_path / "back")
+    assert (tmp_path / "back").read_bytes() == path.read_bytes()
+
+
+def test_fails_with_the_key_when_a_file_is_missing(store_uri: str, tmp_path: Path) -> None:
+    store = open_store(store_uri)
+    store.put("a", b"x")
+    with pytest.raises(FileNotFoundError, match="nothing"):
+        store.get_file("nothing", tmp_path / "back")
+
+
+@pytest.mark.parametrize("uri", ["http://bucket/prefix", "s3://", "gs://x", ""])
+def test_fails_for_a_bad_uri(uri: str) -> None:
+    with pytest.raises(UserError, match="URI"):
+        open_store(uri)
+
+
+def test_fails_for_a_bucket_that_is_not_there(bucket_uri: str) -> None:
+    with pytest.raises(UserError, match="there is no bucket 'no-such-bucket-here'"):
+        open_store("s3://no-such-bucket-here/x").put("a", b"x")
+
+
+def test_a_folder_write_that_breaks_leaves_the_old_content(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = FolderStore(tmp_path)
+    store.put("a", b"old")
+
+    def broken(self: Path, target: Path) -> Path:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(Path, "replace", broken)
+    with pytest.raises(StoreError, match="a: disk full"):
+        store.put("a", b"new")
+    monkeypatch.undo()
+    assert store.get("a") is not None
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def _answers(store: S3Store, answers: list[Callable[[], Any]]) -> None:
+    """Let the next conditional writes end as `answers` say, before S3 is asked."""
+    real = store._once.put_object
+
+    def put_object(**arguments: Any) -> Any:
+        if answers:
+            answers.pop(0)()
+        return real(**arguments)
+
+    store._once.put_object = put_object
+
+
+def test_a_conflict_of_concurrent_writes_is_repeated(bucket_uri: str) -> None:
+    from botocore.exceptions import ClientError
+
+    store = open_store(f"{bucket_uri}/x")
+    assert isinstance(store, S3Store)
+
+    def conflict() -> None:
+        raise ClientError(
+            {
+                "Error": {"Code": "ConditionalRequestConflict", "Message": "again"},
+                "ResponseMetadata": {"HTTPStatusCode": 409},
+            },
+            "PutObject",
+        )
+
+    _answers(store, [conflict, conflict])
+    store.put_if("head.json", b"one", None)
+    assert store.get("head.json") is not None
+
+
+def test_an_error_names_the_key(bucket_uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:9")
+    store = open_store("s3://bucket/run")
+    with pytest.raises(StoreError, match=r"s3://bucket/run/head\.json"):
+        store.put_if("head.json", b"x", None)
+
+
+def test_the_boot_commands_import_no_torch(tmp_path: Path) -> None:
+    program = (
+        "import sys, training.cli.main as r, training.cli.dataset\n"
+        "assert r.main(['fail', '--run-uri', sys.argv[1], '--reason', 'x']) == 0\n"
+        "assert not {'torch', 'numpy', 'boto3', 'safetensors'} & set(sys.modules)\n"
+    )
+    root = Path(__file__).parents[3]
+    command = [sys.executable, "-c", program, str(tmp_path / "run")]
+    subprocess.run(command, cwd=root, check=True, timeout=60)
+
+
+MEBIBYTE = 1024 * 1024
+
+
+def _error(code: str, status: int, operation: str) -> Exception:
+    from botocore.exceptions import ClientError
+
+    answer = {
+        "Error": {"Code": code, "Message": "x"},
+        "ResponseMetadata": {"HTTPStatusCode": status},
+    }
+    return ClientError(answer, operation)  # type: ignore[arg-type]
+
+
+def _trouble(store: S3Store, operation: str, met: list[Exception], *, after: bool = False) -> None:
+    """Let the next calls of an operation end in errors, before or after S3 does what it says."""
+    real = getattr(store._parts, operation)
+
+    def call(**arguments: Any) -> Any:
+        if met and not after:
+            raise met.pop(0)
+        answer = real(**arguments)
+        if met:
+            raise met.pop(0)
+        return answer
+
+    setattr(store._parts, operation, call)
+
+
+def _upload(store: Store, data: bytes) -> Upload:
+    """Every part of an upload in parts of 5 MiB, last first; not finished."""
+    view = memoryview(data)
+    upload = store.upload("a/big", len(data), 5 * MEBIBYTE, threading.Event())
+    for number in reversed(range(-(-len(data) // (5 * MEBIBYTE)))):
+        start = number * 5 * MEBIBYTE
+        part = view[start : start + 5 * MEBIBYTE]
+        upload.put(number, start, part, hashlib.sha256(part).digest())
+    return upload
+
+
+@pytest.fixture
+def s3(bucket_uri: str, monkeypatch: pytest.MonkeyPatch) -> S3Store:
+    monkeypatch.setattr("training.store.s3._LONGEST_BACKOFF_SECONDS", 0.01)
+    store = open_store(f"{bucket_uri}/x")
+    assert isinstance(store, S3Store)
+    return store
+
+
+def test_an_upload_in_parts_is_whole_once_it_is_finished(store_uri: str) -> None:
+    store = open_store(store_uri)
+    data = b"0123456789ab" * MEBIBYTE
+    upload = _upload(store, data)
+    assert store.sizes("") == {}
+    upload.finish()
+    back = bytearray(len(data) - 7)
+    store.read_into("a/big", 7, memoryview(back))
+    assert bytes(back) == data[7:]
+
+
+def test_a_file_of_one_part_is_one_request(s3: S3Store) -> None:
+    upload = _upload(s3, b"small")
+    upload.finish()
+    found = s3.get("a/big")
+    assert found is not None
+    assert found.data == b"small"
+
+
+def test_an_upload_that_is_given_up_leaves_nothing(store_uri: str) -> None:
+    store = open_store(store_uri)
+    _upload(store, bytes(6 * MEBIBYTE)).abort()
+    assert store.sizes("") == {}
+    if isinstance(store, S3Store):
+        answer = store._parts.list_multipart_uploads(Bucket=store._bucket)
+        assert "Uploads" not in answer
+
+
+def test_parts_are_repeated_through_passing_trouble(s3: S3Store) -> None:
+    from botocore.exceptions import EndpointConnectionError
+
+    met = [
+        _error("SlowDown", 503, "UploadPart"),
+        _error("InternalError", 500, "UploadPart"),
+        _error("BadDigest", 400, "UploadPart"),
+        EndpointConnectionError(endpoint_url="https://s3"),
+    ]
+    _trouble(s3, "upload_part", met)
+    _upload(s3, bytes(6 * MEBIBYTE)).finish()
+    assert met == []
+    assert s3.sizes("") == {"a/big": 6 * MEBIBYTE}
+
+
+def test_reads_are_repeated_through_passing_trouble(s3: S3Store) -> None:
+    from botocore.exceptions import ReadTimeoutError
+
+    s3.put("k", b"0123456789")
+    met = [_error("SlowDown", 503, "GetObject"), ReadTimeoutError(endpoint_url="https://s3")]
+    _trouble(s3, "get_object", met)
+    back = bytearray(4)
+    s3.read_into("k", 3, memoryview(back))
+    assert (bytes(back), met) == (b"3456", [])
+
+
+def test_a_completion_whose_answer_was_lost_counts(s3: S3Store) -> None:
+    met = [_error("InternalError", 500, "CompleteMultipartUpload")]
+    upload = _upload(s3, bytes(6 * MEBIBYTE))
+    _trouble(s3, "complete_multipart_upload", met, after=True)
+    upload.finish()
+    assert s3.sizes("") == {"a/big": 6 * MEBIBYTE}
+
+
+def test_fails_for_trouble_that_does_not_pass(s3: S3Store) -> None:
+    _trouble(s3, "upload_part", [_error("SlowDown", 503, "UploadPart") for _ in range(8)])
+    with pytest.raises(StoreError, match=r"a/big.*SlowDown"):
+        _upload(s3, bytes(6 * MEBIBYTE))
+
+
+def test_fails_at_once_for_what_no_repetition_mends(s3: S3Store) -> None:
+    met = [_error("AccessDenied", 403, "UploadPart") for _ in range(2)]
+    _trouble(s3, "upload_part", met)
+    with pytest.raises(StoreError, match="AccessDenied"):
+        _upload(s3, bytes(6 * MEBIBYTE))
+    assert len(met) == 1
+
+
+def test_a_part_is_sent_from_where_it_lies() -> None:
+    data = bytearray(range(256)) * 8192
+    body = _Body(memoryview(data))
+    assert len(body) == len(data)
+    block = body.read(16384)
+    assert isinstance(block, memoryview)
+    assert block.obj is data
+    assert len(block) == MEBIBYTE, "no interpreter round for every 16 KiB"
+    assert bytes(block) + bytes(body.read()) == data
+    assert body.read(1) == b""
+    assert body.seek(0) == 0
+    assert body.read(1)[0] == 0
+
+
+def test_fails_for_a_range_that_is_not_there(store_uri: str) -> None:
+    store = open_store(store_uri)
+    store.put("k", b"0123")
+    with pytest.raises(FileNotFoundError, match="nothing"):
+        store.read_into("nothing", 0, memoryview(bytearray(1)))
+    with pytest.raises(StoreError):
+        store.read_into("k", 2, memoryview(bytearray(3)))
+
+
+@pytest.mark.parametrize("lost", [[], ["before"], ["after"], ["before", "before", "after"]])
+def test_a_key_is_created_once_whatever_answers_are_lost(tmp_path: Path, lost: list[str]) -> None:
+    class Lossy(FolderStore):
+        def put_if(self, key: str, data: bytes, etag: str | None) -> str:
+            when = lost.pop(0) if lost else None
+            if when == "before":
+                raise AnswerLostError(key)
+            tag = super().put_if(key, data, etag)
+            if when == "after":
+                raise AnswerLostError(key)
+            return tag
+
+    store = Lossy(tmp_path)
+    assert create(store, "config.json", b"mine")
+    assert not create(store, "config.json", b"theirs")
+    found = store.get("config.json")
+    assert found is not None
+    assert found.data == b"mine"
+
+
+def test_fails_when_a_key_cannot_be_created(tmp_path: Path) -> None:
+    class Silent(FolderStore):
+        def put_if(self, key: str, data: bytes, etag: str | None) -> str:
+            raise AnswerLostError(f"{key}: no answer")
+
+    with pytest.raises(StoreError, match=r"config\.json could not be created: .*no answer"):
+        create(Silent(tmp_path), "config.json", b"mine")
+
+
+def test_fails_when_a_stopped_process_holds_the_folder_s_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("training.store.folder._LOCK_SECONDS", 0.1)
+    with (tmp_path / ".lock").open("wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(StoreError, match=r"\.lock is held by a process that does not let go"):
+            FolderStore(tmp_path).put_if("head.json", b"x", None)
+    FolderStore(tmp_path).put_if("head.json", b"x", None)

@@ -1,0 +1,237 @@
+"""Prepare stages: derived data, published shard by shard under artifacts/<key>/, read from there.
+
+A shard's name carries its sha256, so what an interrupted attempt left is reused without trust, and
+two writers of the same shard do not collide. The index, written last and once, says which shards
+there are.
+"""
+
+import json
+import os
+import random
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from training.artifacts.shared import SHARD, SharedArtifacts
+from training.randomness import seed_torch
+from training.ranks.context import Attempt
+from training.ranks.world import World
+from training.report.progress import ProgressBar
+from training.store.dataset import sha256_of
+from training.store.protocol import PreconditionFailedError, Store, StoreError
+from training.workload import Inputs, Prepare
+
+INDEX = "index.json"
+# What does not hold is read once more: it may have been damaged on its way here.
+_READS = 2
+
+
+class DamagedShardError(StoreError):
+    """A shard is not what was published."""
+
+
+def ensure_artifact(
+    attempt: Attempt, stage: Prepare, inputs_of: Callable[[], Inputs], known: str | None
+) -> str:
+    """Make whatever shards are missing or damaged, divided among the ranks; return the key.
+
+    `known` is the key that a checkpoint names; `inputs_of` is called only where a shard is made or
+    the key is not known.
+    """
+    key = known or stage.key(inputs_of())
+    if not re.fullmatch(r"[a-z0-9-]{1,128}", key):
+        raise ValueError(f"stage {stage.name!r}: the key {key!r} must match [a-z0-9-]{{1,128}}")
+    prefix = f"artifacts/{key}/"
+    world = attempt.world
+    cache = attempt.scratch / "artifacts" / key
+    there = world.share(_shards_there(attempt.store, prefix, cache) if world.leads else None)
+    if there is None:
+        _say(world, f"[{stage.name}] artifact {key} is there")
+        return key
+    num_reused = len(there)
+    shared = SharedArtifacts(attempt.artifacts, stage, key, attempt.numerics)
+    is_shared = shared.is_used
+    num_shared = _fill(attempt, stage, inputs_of(), shared, prefix, there)
+    if world.leads:
+        _write_index(attempt.store, prefix, key, [there[k] for k in range(stage.num_shards)])
+    world.share(None)  # the others read the index once it is there
+    made_of = f"{stage.num_shards} shards, {num_reused} of them reused"
+    if is_shared:
+        made_of += f", {num_shared} made by other runs"
+    _say(world, f"[{stage.name}] artifact {key}: {made_of}")
+    return key
+
+
+def _fill(
+    attempt: Attempt,
+    stage: Prepare,
+    inputs: Inputs,
+    shared: SharedArtifacts,
+    prefix: str,
+    there: dict[int, dict[str, Any]],
+) -> int:
+    """Get the shards that are not there, divided among the ranks; how many others had made."""
+    world, num_shared = attempt.world, 0
+    missing = [shard for shard in range(stage.num_shards) if shard not in there]
+    if shared.is_used:
+        # Runs that began together make different shards, and take each other's.
+        missing = world.share(random.sample(missing, len(missing)))
+    with ProgressBar(stage.name, stage.num_shards, done=len(there)) as bar:
+        for first in range(0, len(missing), world.size):
+            attempt.check_before("shard")
+            turn = missing[first : first + world.size]
+            mine = turn[world.rank] if world.rank < len(turn) else None
+            got = None
+            if mine is not None:
+                got = _get_shard(attempt, stage, inputs, shared, prefix, mine)
+            for shard, one in zip(turn, world.gather(got), strict=False):
+                assert one is not None
+                there[shard] = one.entry
+                num_shared += bool(one.facts["shared"])
+                facts = {"stage": stage.name, "shard": shard, "done": len(there), **one.facts}
+                attempt.metrics.write("prepare", **facts)
+            if world.leads:
+                bar.show(len(there), "shards")
+    return num_shared
+
+
+def open_artifact(store: Store, key: str, cache: Path) -> Sequence[Mapping[str, Tensor]]:
+    """The shards in order, memory mapped from verified files in the local cache."""
+    prefix = f"artifacts/{key}/"
+    found = store.get(prefix + INDEX)
+    if found is None:
+        raise StoreError(
+            f"{store.uri}/{prefix}{INDEX} is missing; delete the folder to make it anew"
+        )
+    shards: list[dict[str, Any]] = json.loads(found.data)["shards"]
+    folder = cache / key
+    folder.mkdir(parents=True, exist_ok=True)
+    with ThreadPoolExecutor(8) as pool:
+        results = [pool.submit(_cached, store, prefix, shard, folder) for shard in shards]
+    return [load_file(result.result()) for result in results]
+
+
+def _shards_there(store: Store, prefix: str, cache: Path) -> dict[int, dict[str, Any]] | None:
+    """The shards that hold, each fetched into the cache; None where the artifact is whole."""
+    indexed = _indexed(store, prefix)
+    entries = indexed if indexed is not None else list(_listed(store, prefix))
+    cache.mkdir(parents=True, exist_ok=True)
+
+    def holds(entry: Mapping[str, Any]) -> bool:
+        try:
+            _cached(store, prefix, entry, cache)
+        except (DamagedShardError, FileNotFoundError) as error:
+            print(f"[artifact] {error}; making it anew", flush=True)
+            return False
+        return True
+
+    with ThreadPoolExecutor(8) as pool:
+        whole = list(pool.map(holds, entries))
+    if indexed is not None and all(whole):
+        return None
+    there: dict[int, dict[str, Any]] = {}
+    for entry, is_whole in zip(entries, whole, strict=True):
+        if is_whole:
+            there.setdefault(int(entry["name"][:5]), dict(entry))
+    return there
+
+
+def _indexed(store: Store, prefix: str) -> list[dict[str, Any]] | None:
+    """What the index names; None where there is none that can be read."""
+    found = store.get(prefix + INDEX)
+    try:
+        return None if found is None else list(json.loads(found.data)["shards"])
+    except (ValueError, KeyError, TypeError) as error:
+        print(f"[artifact] {store.uri}/{prefix}{INDEX} is torn ({error}); writing it anew")
+        return None
+
+
+def _listed(store: Store, prefix: str) -> Iterator[dict[str, Any]]:
+    """What earlier attempts have left of an artifact without an index: names carry checksums."""
+    for key, size in sorted(store.sizes(prefix).items()):
+        match = SHARD.fullmatch(key.removeprefix(prefix))
+        if match:
+            yield {"name": match[0], "bytes": size, "sha256": match["sha256"]}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Made:
+    """A shard that a rank has published."""
+
+    entry: dict[str, Any]  # of the index
+    facts: dict[str, Any]  # of the metrics
+
+
+def _get_shard(
+    attempt: Attempt,
+    stage: Prepare,
+    inputs: Inputs,
+    shared: SharedArtifacts,
+    prefix: str,
+    shard: int,
+) -> _Made:
+    """A shard that another run has made, or else made here; a copy goes into the run either way."""
+    began = time.monotonic()
+    folder = attempt.scratch / prefix
+    with attempt.supervisor.long_work.doing("shard"):
+        fetched = shared.fetch(shard, folder)
+        path = fetched or _make_shard(stage, inputs, folder, shard)
+        attempt.store.put_file(prefix + path.name, path)
+        if fetched is None:
+            shared.publish(path)
+    size, seconds = path.stat().st_size, round(time.monotonic() - began, 4)
+    return _Made(
+        entry={"name": path.name, "bytes": size, "sha256": path.stem.partition("-")[2]},
+        facts={
+            "num_shards": stage.num_shards,
+            "bytes": size,
+            "seconds": seconds,
+            "shared": fetched is not None,
+        },
+    )
+
+
+def _make_shard(stage: Prepare, inputs: Inputs, folder: Path, shard: int) -> Path:
+    """The shard's file, with its checksum in its name."""
+    seed_torch(inputs.device, "prepare", inputs.seed, stage.name, shard)
+    tensors = stage.make(inputs, shard)
+    folder.mkdir(parents=True, exist_ok=True)
+    part = folder / f"{shard:05d}.part"
+    save_file({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, part)
+    return part.replace(folder / f"{shard:05d}-{sha256_of(part)}.safetensors")
+
+
+def _write_index(store: Store, prefix: str, key: str, shards: list[dict[str, Any]]) -> None:
+    data = json.dumps({"format": 1, "key": key, "shards": shards}, indent=1).encode()
+    found = store.get(prefix + INDEX)
+    if found is not None and found.data == data:
+        return  # a damaged shard was made anew, and is what it was
+    try:
+        store.put_if(prefix + INDEX, data, found.etag if found else None)
+    except PreconditionFailedError:
+        print(f"the index of {key} was written by another attempt", flush=True)
+
+
+def _say(world: World, text: str) -> None:
+    if world.leads:
+        print(text, flush=True)
+
+
+def _cached(store: Store, prefix: str, shard: Mapping[str, Any], folder: Path) -> Path:
+    path = folder / str(shard["name"])
+    if path.is_file() and sha256_of(path) == shard["sha256"]:
+        return path
+    # Several ranks may read into one folder.
+    part = path.with_suffix(f".{os.getpid()}.part")
+    for _ in range(_READS):
+        store.get_file(prefix + path.name, part)
+        if sha256_of(part) == shard["sha256"]:
+            return part.replace(path)
+    raise DamagedShardError(f"{store.uri}/{prefix}{path.name} does not match its checksum")

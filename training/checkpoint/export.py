@@ -1,0 +1,79 @@
+"""The deliverable, final/model.safetensors, and the hash that two runs' weights are compared by."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from training.checkpoint.layout import lay_out
+from training.checkpoint.read import DamagedCheckpointError, fill_slices, read_state, read_tensors
+from training.checkpoint.sharded import slices_of
+from training.checkpoint.state import tensor_at
+from training.record.checkpoint_entry import CheckpointEntry, FileEntry
+from training.store.protocol import Store
+
+FINAL = "final/model.safetensors"
+# Stands in the header, as long as a hash, until every tensor is in its place.
+_UNKNOWN = "?" * 64
+
+
+def weights_sha256(tensors: Mapping[str, Tensor]) -> str:
+    """sha256 over sorted names, dtypes, shapes and raw little-endian bytes."""
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().cpu().contiguous()
+        header = [name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)]
+        digest.update(json.dumps(header).encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def export_final(
+    store: Store, entry: CheckpointEntry, about: Mapping[str, str], scratch: Path
+) -> str:
+    """Write the weights of a checkpoint into the run as one file; return their hash.
+
+    Read file by file, so that of a sharded model no more than one rank's share is in memory. The
+    moving average, where there is one, is what was evaluated and what is exported.
+    """
+    prefix, files = f"checkpoints/{entry.name}/", {file.name: file for file in entry.files}
+    slices = slices_of(store, entry, read_state(store, entry))
+    final = {**slices["model"], **slices.get("ema", {})}
+    layout = lay_out({name: _shape_of(one) for name, one in final.items()}, _metadata(about))
+    scratch.mkdir(parents=True, exist_ok=True)
+    path = scratch / "final.safetensors"
+    with path.open("wb") as file:
+        file.truncate(layout.size)
+    block = torch.from_file(str(path), shared=True, size=layout.size, dtype=torch.uint8)
+    tensors = {place.name: tensor_at(block, place) for place in layout.spans}
+    fill_slices({"final": final}, {"final": tensors}, partial(_read_twice, store, prefix, files))
+    digest = weights_sha256(tensors)
+    header = layout.header.replace(_UNKNOWN.encode(), digest.encode())
+    block[: len(header)] = torch.frombuffer(bytearray(header), dtype=torch.uint8)
+    del tensors, block
+    store.put_file(FINAL, path)
+    path.unlink()
+    return digest
+
+
+def _metadata(about: Mapping[str, str]) -> dict[str, str]:
+    return {**about, "weights_sha256": _UNKNOWN}
+
+
+def _shape_of(about: Mapping[str, Any]) -> Tensor:
+    return torch.empty(about["shape"], dtype=getattr(torch, about["dtype"]), device="meta")
+
+
+def _read_twice(
+    store: Store, prefix: str, files: Mapping[str, FileEntry], name: str
+) -> dict[str, Tensor]:
+    """What does not hold is read once more: it may have been damaged on its way here."""
+    try:
+        return read_tensors(store, prefix, files[name])
+    except DamagedCheckpointError:
+        return read_tensors(store, prefix, files[name])

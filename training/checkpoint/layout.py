@@ -1,0 +1,140 @@
+"""The bytes of a safetensors file, known before one of them is written.
+
+The library can only write a whole file from copies of its tensors. Here the header and the place of
+every tensor come from shapes alone, so that parts of the file can be made, sent and read in any
+order and in little memory. https://github.com/huggingface/safetensors#format
+"""
+
+import bisect
+import itertools
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+_CODES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.complex64: "C64",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint64: "U64",
+    torch.uint32: "U32",
+    torch.uint16: "U16",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+_DTYPES = {code: dtype for dtype, code in _CODES.items()}
+# Of the start of the data: the largest item of any type, times room for vector instructions.
+_ALIGNMENT = 64
+_LENGTH_BYTES = 8
+
+
+class LayoutError(ValueError):
+    """Bytes that are no safetensors header, or none of this file."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TensorSpan:
+    """Where one tensor's bytes lie in the file, from `start` to before `stop`."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Layout:
+    """A whole file: its header, and the places of its tensors, which leave no gap."""
+
+    header: bytes
+    spans: tuple[TensorSpan, ...]
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file."""
+        return self.spans[-1].stop if self.spans else len(self.header)
+
+    def overlapping(self, start: int, stop: int) -> Iterator[TensorSpan]:
+        """The places that hold a byte from `start` to before `stop`."""
+        first = bisect.bisect_right(self.spans, start, key=lambda place: place.stop)
+        for place in itertools.islice(self.spans, first, None):
+            if place.start >= stop:
+                return
+            if place.start < place.stop:
+                yield place
+
+
+def lay_out(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> Layout:
+    """Place the tensors; those with large items first, so that every one is aligned to its item."""
+    ordered = sorted(tensors.items(), key=lambda item: -item[1].element_size())
+    record: dict[str, object] = {}
+    stop = 0
+    for name, tensor in ordered:
+        if tensor.dtype not in _CODES or tensor.layout != torch.strided:
+            raise TypeError(
+                f"{name}: a {tensor.layout} tensor of {tensor.dtype} cannot be kept in safetensors"
+            )
+        start, stop = stop, stop + tensor.numel() * tensor.element_size()
+        record[name] = {
+            "dtype": _CODES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [start, stop],
+        }
+    about = {} if metadata is None else {"__metadata__": dict(metadata)}
+    text = json.dumps({**about, **record}, separators=(",", ":")).encode()
+    text += b" " * (-(_LENGTH_BYTES + len(text)) % _ALIGNMENT)
+    header = len(text).to_bytes(_LENGTH_BYTES, "little") + text
+    return Layout(header=header, spans=_spans(record, len(header)))
+
+
+def header_bytes(first: bytes, size: int) -> int:
+    """Bytes of the header of a file of `size` bytes that begins with `first` (8 bytes or more)."""
+    length = _LENGTH_BYTES + int.from_bytes(first[:_LENGTH_BYTES], "little")
+    if len(first) < _LENGTH_BYTES or length > size:
+        raise LayoutError(f"a header of {length} bytes does not fit into {size}")
+    return length
+
+
+def parse_header(header: bytes, size: int) -> Layout:
+    """Undo `lay_out` for a file of `size` bytes, believing nothing that it cannot check."""
+    try:
+        record = json.loads(header[_LENGTH_BYTES:])
+        record.pop("__metadata__", None)
+        places = _spans(record, len(header))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise LayoutError(f"the header cannot be read: {error}") from error
+    stop = len(header)
+    for place in places:
+        count = math.prod(place.shape)
+        if place.start != stop or place.stop - place.start != count * place.dtype.itemsize:
+            raise LayoutError(f"the header's place of {place.name!r} cannot be")
+        stop = place.stop
+    if stop != size:
+        raise LayoutError(f"the header describes {stop} bytes of {size}")
+    return Layout(header=header, spans=places)
+
+
+def _spans(record: Mapping[str, object], base: int) -> tuple[TensorSpan, ...]:
+    places = []
+    for name, about in record.items():
+        dtype, shape, offsets = (about[key] for key in ("dtype", "shape", "data_offsets"))  # type: ignore[index]
+        start, stop = (base + int(offset) for offset in offsets)
+        shape = tuple(int(length) for length in shape)
+        if min(shape, default=0) < 0:
+            raise ValueError(f"{name!r} has the shape {shape}")
+        places.append(
+            TensorSpan(name=name, dtype=_DTYPES[dtype], shape=shape, start=start, stop=stop)
+        )
+    return tuple(sorted(places, key=lambda place: (place.start, place.stop)))

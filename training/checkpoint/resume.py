@@ -1,0 +1,100 @@
+"""Where a run goes on: rank 0 looks for the newest checkpoint that holds, and all ranks read it.
+
+For a stage that is sharded over the ranks each of them verifies and keeps its part of the files;
+else rank 0 reads the checkpoint and gives it to the others.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeAlias
+
+from training.checkpoint.read import (
+    DamagedCheckpointError,
+    Loaded,
+    Snapshot,
+    newest_that_holds,
+    read_checkpoint,
+    read_state,
+    read_twice,
+)
+from training.checkpoint.sharded import ShardedSnapshot, slices_of
+from training.checkpoint.slices import SLICES
+from training.ranks.context import Attempt
+from training.record.checkpoint_entry import CheckpointEntry
+from training.record.position import Position
+from training.store.protocol import Store
+
+AnySnapshot: TypeAlias = Snapshot | ShardedSnapshot
+
+
+def find_newest(
+    attempt: Attempt,
+    is_sharded: Callable[[str], bool],
+    verify_beginning: Callable[[Position], None],
+) -> tuple[Loaded[AnySnapshot] | None, Sequence[tuple[str, str]]]:
+    """On rank 0: the newest checkpoint that holds, and those passed over as (name, why).
+
+    `verify_beginning` raises DamagedCheckpointError where the end of the stage that it began from
+    does not hold. The other ranks are in `follow` meanwhile.
+    """
+    entries, passed_over = attempt.lease.head.checkpoints, list[tuple[str, str]]()
+    read = partial(_read, attempt, is_sharded)
+    while True:
+        loaded, damaged = newest_that_holds(attempt.store, entries, read)
+        passed_over += damaged
+        if loaded is None:
+            break
+        entries = entries[: entries.index(loaded.entry)]
+        try:
+            if loaded.entry.kind != "stage-end":
+                verify_beginning(Position.from_json(loaded.snapshot.state["position"]))
+        except DamagedCheckpointError as error:
+            passed_over.append((loaded.entry.name, f"{error}, and its stage began there"))
+            continue
+        break
+    attempt.world.share(None)
+    return loaded, passed_over
+
+
+def follow(attempt: Attempt) -> ShardedSnapshot | None:
+    """On the other ranks: verify what rank 0 asks for; the last of it, kept."""
+    kept: ShardedSnapshot | None = None
+    while (asked := attempt.world.share(None)) is not None:
+        kept = ShardedSnapshot(attempt.store, *asked)
+        attempt.world.gather(kept.verify(attempt.world.rank, attempt.world.size))
+    return kept
+
+
+def share_snapshot(
+    attempt: Attempt, position: Position | None, snapshot: AnySnapshot | None
+) -> tuple[Position | None, AnySnapshot | None]:
+    """What rank 0 has found; of a sharded checkpoint each rank has its own part."""
+    world = attempt.world
+    position = world.share(position)
+    state = world.share(snapshot.state if world.leads and snapshot is not None else None)
+    if not world.share(isinstance(snapshot, Snapshot)) or state is None:
+        return position, snapshot if state is not None else None
+    given = snapshot.tensors if world.leads and isinstance(snapshot, Snapshot) else None
+    parts = world.share(() if given is None else tuple(given))
+    tensors = {part: world.share_tensors(None if given is None else given[part]) for part in parts}
+    return position, Snapshot(tensors=tensors, state=state)
+
+
+def _read(
+    attempt: Attempt,
+    is_sharded: Callable[[str], bool],
+    store: Store,
+    entry: CheckpointEntry,
+) -> AnySnapshot:
+    if not is_sharded(entry.stage):
+        return read_checkpoint(store, entry)
+    state = read_twice(entry, lambda: read_state(store, entry))
+    slices = slices_of(store, entry, state)
+    state.pop(SLICES, None)
+    world = attempt.world
+    world.share((entry, state, slices))
+    snapshot = ShardedSnapshot(store, entry, state, slices)
+    damaged = [text for text in world.gather(snapshot.verify(world.rank, world.size)) if text]
+    if damaged:
+        raise DamagedCheckpointError(damaged[0])
+    return snapshot

@@ -1,0 +1,137 @@
+"""Checkpoints of a model that is sharded over ranks: each writes its share, and reads its share.
+
+The slices are listed in the checkpoint's own JSON, so any number of ranks can read them, and one
+process reads them like any other checkpoint. Whole checkpoints are read share by share too.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import PurePath
+from typing import Any
+
+from torch import Tensor
+
+from training.checkpoint.read import (
+    DamagedCheckpointError,
+    fill_slices,
+    read_layout,
+    read_tensors,
+    read_twice,
+)
+from training.checkpoint.slices import SLICES, Slice, is_first_holder, local_slice
+from training.checkpoint.state import STATE, LiveState
+from training.record.checkpoint_entry import CheckpointEntry, FileEntry
+from training.store.protocol import Store
+
+_OF_RANK = re.compile(r"\.rank-([0-9]+)\.safetensors$")
+
+
+def own_share(capture: LiveState, rank: int) -> LiveState:
+    """What this rank writes: its slices by file, and in the state where they lie."""
+    files: dict[str, dict[str, Tensor]] = {}
+    slices: dict[str, dict[str, Any]] = {}
+    for part, tensors in capture.tensors.items():
+        stem = f"{part}.rank-{rank:04d}"
+        mine = files.setdefault(stem, {})
+        about = slices.setdefault(part, {})
+        for name, tensor in tensors.items():
+            offset, local = local_slice(tensor)
+            about[name] = {
+                "shape": list(tensor.shape),
+                "dtype": str(tensor.dtype).removeprefix("torch."),
+                "slices": [],
+            }
+            if is_first_holder(tensor, rank) and (local.numel() or not tensor.numel()):
+                mine[name] = local.detach()
+                own = Slice(file=f"{stem}.safetensors", offset=offset, shape=tuple(local.shape))
+                about[name]["slices"].append(asdict(own))
+    state = capture.state if rank == 0 else {}
+    return replace(capture, tensors=files, state={**state, SLICES: slices})
+
+
+def merged(slices: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The slices of all ranks together, which know the same tensors."""
+    whole: dict[str, Any] = {}
+    for part, tensors in slices[0].items():
+        whole[part] = {}
+        for name, about in tensors.items():
+            found = [one for own in slices for one in own[part][name]["slices"]]
+            whole[part][name] = {**about, "slices": found}
+    return whole
+
+
+class ShardedSnapshot:
+    """A checkpoint of which each rank has verified some files, and fills its share of a model."""
+
+    def __init__(
+        self,
+        store: Store,
+        entry: CheckpointEntry,
+        state: Mapping[str, Any],
+        slices: Mapping[str, Mapping[str, Any]],
+    ) -> None:
+        self.state = state
+        self._store = store
+        self._entry = entry
+        self._slices = slices
+        self._files = {file.name: file for file in entry.files}
+        self._kept: dict[str, dict[str, Tensor]] = {}
+
+    def verify(self, rank: int, size: int) -> str | None:
+        """Read this rank's part of the files and keep it; what does not hold, if something.
+
+        With as many ranks as wrote it, each has read just what it needs.
+        """
+        mine = [f for k, f in enumerate(self._entry.files) if _reader(k, f, size) == rank]
+        for file in mine:
+            if file.name == STATE:
+                continue
+            try:
+                self._kept[file.name] = read_twice(self._entry, partial(self._read, file.name))
+            except DamagedCheckpointError as error:
+                return str(error)
+        return None
+
+    def names(self, part: str) -> frozenset[str]:
+        """Of a part's tensors."""
+        return frozenset(self._slices.get(part, {}))
+
+    def fill(self, parts: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Fill this rank's share of every tensor in place; the snapshot is then empty."""
+        fill_slices(self._slices, parts, self._take)
+        self._kept.clear()
+
+    def _take(self, file: str) -> Mapping[str, Tensor]:
+        return self._kept.pop(file) if file in self._kept else self._read(file)
+
+    def _read(self, file: str) -> dict[str, Tensor]:
+        return read_tensors(self._store, f"checkpoints/{self._entry.name}/", self._files[file])
+
+
+def slices_of(store: Store, entry: CheckpointEntry, state: Mapping[str, Any]) -> dict[str, Any]:
+    """The slices that a checkpoint lists; each whole tensor as one where it is not sharded."""
+    if SLICES in state:
+        listed: dict[str, Any] = state[SLICES]
+        return listed
+    whole: dict[str, Any] = {}
+    for file in entry.files:
+        if file.name == STATE:
+            continue
+        whole[PurePath(file.name).stem] = {
+            place.name: {
+                "shape": list(place.shape),
+                "dtype": str(place.dtype).removeprefix("torch."),
+                "slices": [
+                    {"file": file.name, "offset": [0] * len(place.shape), "shape": place.shape}
+                ],
+            }
+            for place in read_layout(store, f"checkpoints/{entry.name}/", file).spans
+        }
+    return whole
+
+
+def _reader(number: int, file: FileEntry, size: int) -> int:
+    match = _OF_RANK.search(file.name)
+    return (int(match[1]) if match else number) % size

@@ -1,0 +1,163 @@
+"""Weights to begin, evaluate or export with: of a run, of one of its checkpoints, or of a file."""
+
+import json
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from training.checkpoint.export import FINAL, weights_sha256
+from training.checkpoint.read import WEIGHTS, DamagedCheckpointError, read_checkpoint
+from training.errors import UserError
+from training.record.checkpoint_entry import CheckpointEntry
+from training.record.head import Head, read_head
+from training.record.run_config import RunConfig, read_run_config
+from training.store.open import open_store
+from training.store.protocol import Store, StoreError
+
+_NUM_NAMED = 5
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OpenRun:
+    """A run that has begun, to be read from."""
+
+    store: Store
+    record: RunConfig
+    head: Head
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Weights:
+    """A model's state_dict on the CPU, and what is known about it."""
+
+    tensors: Mapping[str, Tensor]
+    about: Mapping[str, str]  # as in the file's metadata: run_id, workload, stage, step, metrics
+    sha256: str
+
+
+def open_run(uri: str) -> OpenRun:
+    """Open the run at `uri`; UserError where none has begun."""
+    store = open_store(uri)
+    head, record = read_head(store), read_run_config(store)
+    if head is None or record is None:
+        raise UserError(f"there is no run at {store.uri} (no head.json); check the URI")
+    return OpenRun(store=store, record=record, head=head)
+
+
+def read_weights(uri: str, checkpoint: str | None = None) -> Weights:
+    """Weights of a file, of a finished run, or of a run's checkpoint (see `find_checkpoint`)."""
+    with tempfile.TemporaryDirectory(prefix="weights-") as folder:
+        if uri.endswith(".safetensors"):
+            if checkpoint is not None:
+                raise UserError(f"{uri} is a file and has no checkpoints; give a run's URI")
+            return _from_file(uri, Path(folder))
+        run = open_run(uri)
+        if checkpoint is not None:
+            return _from_checkpoint(run, find_checkpoint(run, checkpoint))
+        if run.head.state != "finished":
+            raise UserError(
+                f"the run {run.store.uri} is {run.head.state}; only a finished run has final "
+                f"weights, so name one of its checkpoints: {_offered(run)}"
+            )
+        found = _fetch(run.store, FINAL, Path(folder))
+        if found.sha256 != run.head.weights_sha256:
+            raise StoreError(
+                f"{run.store.uri}/{FINAL} is not what the run finished with; "
+                "export its newest checkpoint instead"
+            )
+        return found
+
+
+def find_checkpoint(run: OpenRun, text: str) -> CheckpointEntry:
+    """The checkpoint that `newest`, `best`, a step, or the beginning of a name says."""
+    entries = run.head.checkpoints
+    if text == "newest":
+        found: Sequence[CheckpointEntry] = entries[-1:]
+    elif text == "best":
+        # A later best of a stage is better: it was compared with the one before.
+        found = [entry for entry in entries if entry.is_best][-1:]
+    elif text.isdecimal() and len(text) < 8:
+        # A stage's last step may have two: the newer one has the evaluation in it.
+        found = [entry for entry in entries if entry.step == int(text)][-1:]
+    else:
+        found = [entry for entry in entries if entry.name.startswith(text)]
+    if len(found) != 1:
+        many = f"has {len(found)} checkpoints" if found else "has no checkpoint"
+        raise UserError(f"the run {run.store.uri} {many} {text!r}; give one of: {_offered(run)}")
+    return found[0]
+
+
+def load_weights(model: nn.Module, weights: Weights, stage: str) -> None:
+    """Copy the weights into a model; whatever does not fit is named."""
+    mine = model.state_dict()
+    problems = [f"{name} is missing" for name in mine if name not in weights.tensors]
+    problems += [f"{name} is unknown" for name in weights.tensors if name not in mine]
+    problems += [
+        f"{name} is {_shape(weights.tensors[name])} there and {_shape(tensor)} here"
+        for name, tensor in mine.items()
+        if name in weights.tensors and weights.tensors[name].shape != tensor.shape
+    ]
+    if problems:
+        more = len(problems) - _NUM_NAMED
+        text = "; ".join(problems[:_NUM_NAMED]) + (f"; and {more} more" if more > 0 else "")
+        raise UserError(f"the weights do not fit the model of stage {stage!r}: {text}")
+    model.load_state_dict(dict(weights.tensors))
+
+
+def _from_checkpoint(run: OpenRun, entry: CheckpointEntry) -> Weights:
+    try:
+        snapshot = read_checkpoint(run.store, entry, WEIGHTS)
+    except DamagedCheckpointError as error:
+        raise UserError(f"checkpoint {entry.name} does not hold: {error}; give another") from error
+    position = snapshot.state["position"]
+    # A moving average, where there is one, is what is evaluated and exported.
+    tensors = {**snapshot.tensors["model"], **snapshot.tensors.get("ema", {})}
+    record, digest = run.record, weights_sha256(tensors)
+    about = {
+        "run_id": record.run_id,
+        "workload": record.workload,
+        "recipe": record.recipe,
+        "config": json.dumps(record.config),
+        "metrics": json.dumps(position["metrics"]),
+        "stage": entry.stage,
+        "step": str(entry.step),
+        "checkpoint": entry.name,
+        "weights_sha256": digest,
+    }
+    return Weights(tensors=tensors, about=about, sha256=digest)
+
+
+def _from_file(uri: str, folder: Path) -> Weights:
+    parent, _, name = uri.rpartition("/")
+    return _fetch(open_store(parent or "."), name, folder)
+
+
+def _fetch(store: Store, key: str, folder: Path) -> Weights:
+    path = folder / "weights.safetensors"
+    try:
+        store.get_file(key, path)
+    except FileNotFoundError as error:
+        raise UserError(f"there is no file {store.uri}/{key}; check the URI") from error
+    try:
+        with safe_open(path, framework="pt") as file:
+            about = dict(file.metadata() or {})
+            # Cloned: computing on memory at a file's own alignment changes the last bits.
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
+    except SafetensorError as error:
+        raise UserError(f"{store.uri}/{key} is no safetensors file: {error}") from error
+    return Weights(tensors=tensors, about=about, sha256=weights_sha256(tensors))
+
+
+def _offered(run: OpenRun) -> str:
+    entries = run.head.checkpoints
+    best = ["best"] if any(entry.is_best for entry in entries) else []
+    steps = dict.fromkeys(str(entry.step) for entry in entries)
+    return ", ".join(["newest", *best, *steps]) if steps else "it has none yet"
+
+
+def _shape(tensor: Tensor) -> str:
+    return "x".join(map(str, tensor.shape)) or "a scalar"

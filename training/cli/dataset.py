@@ -1,0 +1,134 @@
+"""`python -m training data make | check | upload | sync`. Only `make` imports torch."""
+
+import argparse
+import socket
+import time
+from pathlib import Path
+
+from training.cli.outputs import checked_folder
+from training.errors import EXIT_FINISHED, EXIT_NO_MANIFEST, UserError
+from training.record.events import Events
+from training.report.progress import FileProgressBar, ProgressBar
+from training.store.dataset import (
+    open_dataset,
+    sync_dataset,
+    upload_dataset,
+    wait_for_manifest,
+    write_manifest,
+)
+from training.store.open import open_store
+from training.store.protocol import Store
+
+_URI = "s3://bucket/prefix, or a folder"
+
+
+def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the commands to the parser of `data`."""
+    make = commands.add_parser("make", help="make a workload's dataset in a new folder")
+    make.add_argument("--workload", required=True)
+    make.add_argument("--out", required=True, type=Path, help="an empty or new folder")
+    make.add_argument("--count", required=True, type=int, help="number of samples")
+    make.add_argument("--seed", type=int, default=0)
+    make.add_argument("--dataset-uri", help=f"also upload it there: {_URI}")
+    make.set_defaults(act=_make)
+    check = commands.add_parser("check", help="hold a folder against its manifest")
+    check.add_argument("folder", type=Path)
+    check.set_defaults(act=_check)
+    upload = commands.add_parser("upload", help="upload a folder, the manifest last")
+    upload.add_argument("folder", type=Path)
+    upload.add_argument("--dataset-uri", required=True, help=_URI)
+    upload.set_defaults(act=_upload)
+    sync = commands.add_parser("sync", help="fetch what is missing and verify all of it")
+    sync.add_argument("--dataset-uri", required=True, help=_URI)
+    sync.add_argument("--out", required=True, type=Path)
+    sync.add_argument(
+        "--wait-seconds",
+        type=float,
+        default=0.0,
+        help="how long to wait for a manifest; exit code 3 if none came (default: %(default)s)",
+    )
+    sync.add_argument("--run-uri", help="leave the events dataset-missing and dataset-synced there")
+    sync.add_argument("--writer", default=socket.gethostname(), help="whose events they are")
+    sync.set_defaults(act=_sync)
+
+
+def _make(options: argparse.Namespace) -> int:
+    from training.workloads import load_workload
+
+    if options.count < 1:
+        raise UserError(f"--count is {options.count}; give at least 1")
+    if options.out.exists() and not options.out.is_dir():
+        raise UserError(f"{options.out} is a file; give a new folder")
+    if options.out.exists() and any(options.out.iterdir()):
+        raise UserError(f"{options.out} is not empty; give a new folder")
+    workload = load_workload(options.workload)
+    store = open_store(options.dataset_uri) if options.dataset_uri else None
+    checked_folder(options.out)
+    began = time.monotonic()
+    with ProgressBar(f"making {options.count} samples", options.count) as bar:
+        meta = workload.make_dataset(
+            options.out, options.count, options.seed, lambda done, total: bar.show(done, "")
+        )
+    dataset = write_manifest(options.out, workload.name, meta)
+    files = dataset.manifest["files"]
+    size = sum(entry["bytes"] for entry in files) / 1e6
+    seconds = time.monotonic() - began
+    print(f"[ok] dataset made: {len(files)} files, {size:.1f} MB in {seconds:.1f} s")
+    return EXIT_FINISHED if store is None else _send(options.out, store)
+
+
+def _check(options: argparse.Namespace) -> int:
+    dataset = open_dataset(options.folder, verify=True)
+    files = dataset.manifest["files"]
+    size = sum(entry["bytes"] for entry in files) / 1e6
+    print(f"[ok] dataset holds: {len(files)} files, {size:.1f} MB")
+    return EXIT_FINISHED
+
+
+def _upload(options: argparse.Namespace) -> int:
+    return _send(options.folder, open_store(options.dataset_uri))
+
+
+def _send(folder: Path, store: Store) -> int:
+    with FileProgressBar("uploading") as show:
+        done = upload_dataset(folder, store, show)
+    print(
+        f"[ok] dataset uploaded: {done.fetched_files} of {done.files} files, "
+        f"{done.fetched_bytes / 1e6:.1f} of {done.bytes / 1e6:.1f} MB in {done.seconds:.1f} s"
+    )
+    return EXIT_FINISHED
+
+
+def _sync(options: argparse.Namespace) -> int:
+    store = open_store(options.dataset_uri)
+    events = Events(open_store(options.run_uri), options.writer) if options.run_uri else None
+
+    def missing() -> None:
+        command = f"python -m training data upload DIR --dataset-uri {options.dataset_uri}"
+        message = f"{store.uri} has no manifest.json yet; upload a dataset: {command}"
+        print(f"[waiting {options.wait_seconds:g} s] {message}", flush=True)
+        if events:
+            events.emit("dataset-missing", "info", message=message)
+
+    if not wait_for_manifest(store, options.wait_seconds, missing):
+        print(f"[failed] no manifest.json came in {options.wait_seconds:g} s", flush=True)
+        return EXIT_NO_MANIFEST
+    checked_folder(options.out)
+    with FileProgressBar("syncing") as show:
+        done = sync_dataset(store, options.out, show)
+    print(
+        f"[ok] dataset synced: {done.files} files, {done.bytes / 1e6:.1f} MB, "
+        f"{done.megabytes_per_second:.1f} MB/s",
+        flush=True,
+    )
+    if events:
+        events.emit(
+            "dataset-synced",
+            "ok",
+            files=done.files,
+            bytes=done.bytes,
+            fetched_files=done.fetched_files,
+            fetched_bytes=done.fetched_bytes,
+            seconds=round(done.seconds, 4),
+        )
+    return EXIT_FINISHED

@@ -1,0 +1,101 @@
+"""`python -m training report | tensorboard`: what a run has written, for people to look at."""
+
+import argparse
+import json
+import math
+from pathlib import Path
+
+from training.cli.outputs import checked_file, checked_folder
+from training.cli.run_options import positive
+from training.errors import EXIT_FINISHED, UserError
+from training.record.head import Head, read_head
+from training.record.run_config import RunConfig, read_run_config
+from training.report.page import REPORT, summary, write_report
+from training.store.open import open_store
+from training.store.protocol import Store
+
+_RUN = "s3://bucket/runs/<run id>, or a folder"
+
+
+def add_report(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `report`."""
+    parser.description = (
+        "Write a run's report.html: loss curves, evaluations, attempts, what interruptions cost. "
+        "Every run writes it at its end; this writes it at any time, and copies it to --out."
+    )
+    parser.add_argument("--run-uri", required=True, help=_RUN)
+    parser.add_argument("--out", type=Path, help="also write the page to this file")
+    parser.add_argument(
+        "--usd-per-hour", type=float, help="price of the machine, to say the time in dollars"
+    )
+    parser.add_argument("--json", action="store_true", help="print what was found as JSON")
+    parser.set_defaults(act=_report)
+
+
+def add_tensorboard(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `tensorboard`."""
+    parser.description = (
+        "Write a run's metrics as TensorBoard event files, each step once. Then: "
+        "tensorboard --logdir FOLDER. With --follow it goes on as the run does, until the run has "
+        "ended or Ctrl-C is pressed; steps that an interruption repeats replace those before."
+    )
+    parser.add_argument("--run-uri", required=True, help=_RUN)
+    parser.add_argument("--out", required=True, type=Path, help="the log folder")
+    parser.add_argument("--follow", action="store_true", help="keep up with a run that goes on")
+    parser.add_argument(
+        "--poll-seconds",
+        type=positive,
+        default=5.0,
+        help="with --follow: how often to look (default: %(default)s)",
+    )
+    parser.set_defaults(act=_tensorboard)
+
+
+def _open(uri: str) -> tuple[Store, RunConfig, Head]:
+    store = open_store(uri)
+    record, head = read_run_config(store), read_head(store)
+    if record is None or head is None:
+        raise UserError(f"there is no run at {store.uri} (no head.json); check the URI")
+    return store, record, head
+
+
+def _report(options: argparse.Namespace) -> int:
+    store, record, head = _open(options.run_uri)
+    if options.usd_per_hour is not None and not 0 <= options.usd_per_hour < math.inf:
+        raise UserError(f"--usd-per-hour is {options.usd_per_hour}; give 0 or more")
+    if options.out is not None:
+        checked_file(options.out)
+    history = write_report(store, record, head, options.usd_per_hour)
+    if options.out is not None:
+        store.get_file(REPORT, options.out)
+    if options.json:
+        found = {
+            "state": head.state,
+            "steps": len(history.steps),
+            "attempts": len(history.attempts),
+            "steps_repeated": sum(a.num_repeated for a in history.attempts),
+            "repeated_seconds": round(history.repeated_seconds, 3),
+            "gap_seconds": round(sum(history.gaps()), 3),
+            "report": f"{store.uri}/{REPORT}",
+        }
+        print(json.dumps(found, indent=1))
+    else:
+        print(summary(history, head, options.usd_per_hour))
+        print(f"[ok] {options.out or f'{store.uri}/{REPORT}'}")
+    return EXIT_FINISHED
+
+
+def _tensorboard(options: argparse.Namespace) -> int:
+    store, _, _ = _open(options.run_uri)
+    from training.report.tensorboard import follow, write_event_files
+
+    checked_folder(options.out)
+    if options.follow:
+        print(f"[tensorboard] following; look with: tensorboard --logdir {options.out}", flush=True)
+        num = follow(store, options.out, options.poll_seconds)
+    else:
+        num = write_event_files(store, options.out)
+    print(
+        f"[ok] {options.out}: {num} values; look at them with: tensorboard --logdir {options.out}"
+    )
+    return EXIT_FINISHED

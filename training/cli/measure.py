@@ -1,0 +1,218 @@
+"""`python -m training measure`: what each stage needs, before anybody pays for a GPU.
+
+Writes sizing/footprints.json, which `sizing` reads: {"format", "torch", "command", "footprints"}.
+docs/training.md explains each key of a footprint; a stage has one for each of some micro-batches.
+"""
+
+import argparse
+import json
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from training.errors import EXIT_FAILED, EXIT_FINISHED, UserError
+
+DEFAULT_OUT = Path("sizing/footprints.json")
+_COMMAND = "python -m training measure"
+# Around the recipe's micro-batch, so that sizing can interpolate, and say what another would need.
+_FACTORS = (0.5, 1, 2, 4)
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `measure`."""
+    parser.add_argument("--workload", help="default: every known one")
+    parser.add_argument("--recipe", help="default: every recipe of the workload")
+    parser.add_argument(
+        "--override",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="measure a changed recipe; the result is printed and not written",
+    )
+    parser.add_argument(
+        "--out", type=Path, default=DEFAULT_OUT, help="the file to write (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; exit 1 if the file says otherwise"
+    )
+    parser.add_argument("--json", action="store_true", help="print the footprints as JSON")
+    parser.set_defaults(act=_measure)
+
+
+def measured(
+    workload_name: str, recipe: str, overrides: Mapping[str, str]
+) -> Iterator[dict[str, Any]]:
+    """The footprints of all stages of a recipe, one by one (each takes seconds)."""
+    from training.capabilities import HasNominalSamples
+    from training.config import resolve_config
+    from training.workload import Prepare
+    from training.workloads import load_workload
+
+    workload = load_workload(workload_name)
+    config = resolve_config(workload, recipe, overrides)
+    if not isinstance(workload, HasNominalSamples) or recipe not in workload.nominal_samples:
+        raise UserError(
+            f"workload {workload_name!r} cannot be measured: its `nominal_samples` do not say how "
+            f"many samples recipe {recipe!r} is made for (training/capabilities.py)"
+        )
+    samples = workload.nominal_samples[recipe]
+    about = {"workload": workload_name, "recipe": recipe}
+    for stage in workload.stages(config):
+        if isinstance(stage, Prepare):
+            yield from _prepare(stage, samples, about)
+        else:
+            yield from _train(stage, config, samples, about)
+
+
+def _prepare(
+    stage: Any, samples: Mapping[str, int], about: Mapping[str, Any]
+) -> Iterator[dict[str, Any]]:
+    from training.capabilities import HasProbe
+    from training.preflight.footprint import measure_probe
+
+    name: str = stage.name
+    if not isinstance(stage, HasProbe):
+        return
+    probe = stage.probe()
+    yield {
+        **about,
+        "stage": name,
+        "kind": "prepare",
+        "micro_batch": probe.size,
+        "recipe_micro_batch": probe.size,
+        "samples_per_epoch": sum(samples.values()),
+        "epochs": 1,
+        **asdict(measure_probe(name, probe)),
+    }
+
+
+def _train(
+    stage: Any, config: Any, samples: Mapping[str, int], about: Mapping[str, Any]
+) -> Iterator[dict[str, Any]]:
+    from training.preflight.footprint import measure_evaluation, measure_step
+
+    settings = stage.settings
+    evaluation = measure_evaluation(stage, config, settings.eval_batch)
+    # Not 1 where the recipe has more: batch norm could not train on it.
+    least = min(2, settings.micro_batch)
+    for size in sorted({max(least, int(f * settings.micro_batch)) for f in _FACTORS}):
+        yield {
+            **about,
+            "stage": stage.name,
+            "kind": "train",
+            "micro_batch": size,
+            "recipe_micro_batch": settings.micro_batch,
+            "global_batch": settings.global_batch,
+            "precision": settings.precision,
+            "samples_per_epoch": samples["train"],
+            "epochs": settings.epochs,
+            "steps_per_epoch": math.ceil(samples["train"] / settings.global_batch),
+            "validation_samples": samples["validation"],
+            "eval_batch": settings.eval_batch,
+            "evaluation_peak_bytes": evaluation,
+            **asdict(measure_step(stage, config, size)),
+        }
+
+
+def _measure(options: argparse.Namespace) -> int:
+    from training.config import parse_overrides
+
+    overrides = parse_overrides(options.override)
+    if options.recipe and not options.workload:
+        raise UserError("--recipe needs --workload; name the workload that has the recipe")
+    if overrides and not (options.workload and options.recipe):
+        raise UserError("--override needs --workload and --recipe; say what it changes")
+    footprints = []
+    for workload, recipe in _recipes(options):
+        began = time.monotonic()
+        rows = list(measured(workload, recipe, overrides))
+        footprints += rows
+        if not options.json:
+            print(f"[measured] {workload} {recipe} in {time.monotonic() - began:.1f} s", flush=True)
+    print(json.dumps(footprints, indent=1) if options.json else "\n".join(_table(footprints)))
+    if options.check:
+        return _check(options.out, footprints)
+    if overrides:
+        return EXIT_FINISHED
+    if not options.out.parent.is_dir():
+        raise UserError(f"there is no folder {options.out.parent}; give --out FILE")
+    write_footprints(options.out, footprints)
+    if not options.json:
+        print(f"[ok] {options.out}: {len(footprints)} footprints")
+    return EXIT_FINISHED
+
+
+def _recipes(options: argparse.Namespace) -> list[tuple[str, str]]:
+    from training.workloads import WORKLOADS, load_workload
+
+    names = [options.workload] if options.workload else sorted(WORKLOADS)
+    if options.recipe:
+        return [(options.workload, options.recipe)]
+    return [(name, recipe) for name in names for recipe in load_workload(name).recipes]
+
+
+def write_footprints(path: Path, footprints: Sequence[Mapping[str, Any]]) -> None:
+    """Write the file; recipes that were not measured now keep what it says of them."""
+    import torch
+
+    version = torch.__version__.partition("+")[0]
+    now = {(row["workload"], row["recipe"]) for row in footprints}
+    kept: list[Mapping[str, Any]] = []
+    if path.exists():
+        before = json.loads(path.read_text())
+        kept = [r for r in before["footprints"] if (r["workload"], r["recipe"]) not in now]
+        if kept and before["torch"] != version:
+            raise UserError(
+                f"{path} was measured with torch {before['torch']}, this is {version}; "
+                f"measure everything: {_COMMAND}"
+            )
+    rows = sorted([*kept, *footprints], key=lambda row: (row["workload"], row["recipe"]))
+    lines = ",\n".join(f"  {json.dumps(row)}" for row in rows)
+    head = json.dumps({"format": 1, "torch": version, "command": _COMMAND}, indent=1)
+    path.write_text(f'{head.rstrip()[:-2]},\n "footprints": [\n{lines}\n ]\n}}\n')
+
+
+def _check(path: Path, footprints: Sequence[Mapping[str, Any]]) -> int:
+    differing = difference(path, footprints)
+    print(f"[failed] {differing}" if differing else f"[ok] {path} says the same")
+    return EXIT_FAILED if differing else EXIT_FINISHED
+
+
+def difference(path: Path, footprints: Sequence[Mapping[str, Any]]) -> str | None:
+    """The first way in which the file says something else, with the command that mends it."""
+    if not path.exists():
+        return f"there is no {path}; write it: {_COMMAND}"
+    there = {_key(row): row for row in json.loads(path.read_text())["footprints"]}
+    for row in footprints:
+        known = there.get(_key(row), {})
+        for name in row.keys() | known.keys():
+            if row.get(name) != known.get(name):
+                return (
+                    f"{path}: {' '.join(map(str, _key(row)))}: {name} is {known.get(name)} and "
+                    f"was measured as {row.get(name)}; measure again: {_COMMAND}"
+                )
+    return None
+
+
+def _key(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(row[name] for name in ("workload", "recipe", "stage", "kind", "micro_batch"))
+
+
+def _table(footprints: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    yield (
+        f"{'workload':12} {'recipe':8} {'stage':14} {'batch':>6} {'parameters':>13} "
+        f"{'peak MiB':>9} {'activations':>11} {'checkpoint MB':>13} {'GFLOP/sample':>12}"
+    )
+    for row in footprints:
+        mark = "*" if row["micro_batch"] == row["recipe_micro_batch"] else " "
+        activations = row.get("peak_activation_bytes", 0) / 2**20
+        yield (
+            f"{row['workload']:12} {row['recipe']:8} {row['stage']:14} "
+            f"{row['micro_batch']:5}{mark} "
+            f"{row['parameters']:13,} {row['peak_bytes'] / 2**20:9.1f} {activations:11.1f} "
+            f"{row.get('checkpoint_bytes', 0) / 1e6:13.2f} {row['flops_per_sample'] / 1e9:12.3f}"
+        )
+    yield "* the recipe's own micro-batch; what is not counted: training/preflight/footprint.py"

@@ -1,0 +1,168 @@
+"""`python -m training export | evaluate | predict`: what a run has learned, put to use."""
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+from training.cli.outputs import checked_file, checked_folder
+from training.errors import EXIT_FINISHED, UserError
+from training.report.progress import FileProgressBar
+from training.store.dataset import LocalDataset, open_dataset, sync_dataset
+from training.store.open import open_store
+
+if TYPE_CHECKING:
+    from training.engine.inference import TrainedStage
+
+_RUN = "s3://bucket/runs/<run id>, or a folder"
+_CHECKPOINT = "newest, best, a step, or the beginning of a name (default: a finished run's weights)"
+
+
+def add_export(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `export`."""
+    parser.description = (
+        "Write the weights of a finished run, or of one checkpoint of any run, to a safetensors "
+        "file whose metadata has workload, recipe, config, stage, step and metrics."
+    )
+    parser.add_argument("--run-uri", required=True, help=_RUN)
+    parser.add_argument("--checkpoint", help=_CHECKPOINT)
+    parser.add_argument("--out", required=True, type=Path, help="the file to write")
+    parser.add_argument("--json", action="store_true", help="print the metadata as JSON")
+    parser.set_defaults(act=_export)
+
+
+def add_evaluate(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `evaluate`."""
+    parser.description = "Print the metrics of a run's weights on a split of a dataset."
+    _add_subject(parser)
+    parser.add_argument("--out", type=Path, help="folder for the evaluation's files and pictures")
+    parser.add_argument("--json", action="store_true", help="print the metrics as JSON")
+    parser.set_defaults(act=_evaluate)
+
+
+def add_predict(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `predict`."""
+    parser.description = "Write one JSON line per sample of a split: what the run's weights say."
+    _add_subject(parser)
+    parser.add_argument("--out", type=Path, help="the file to write (default: standard output)")
+    parser.set_defaults(act=_predict)
+
+
+def _add_subject(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--run-uri", required=True, help=_RUN)
+    parser.add_argument("--checkpoint", help=_CHECKPOINT)
+    parser.add_argument("--dataset-uri", required=True, help="a folder, or s3://bucket/prefix")
+    parser.add_argument(
+        "--split",
+        default="validation",
+        choices=["train", "validation", "test"],
+        help="default: %(default)s",
+    )
+    parser.add_argument("--stage", help="default: the Train stage that the weights are of")
+    parser.add_argument("--scratch", type=Path, help="local folder (default: a temporary one)")
+
+
+def _export(options: argparse.Namespace) -> int:
+    from safetensors.torch import save_file
+
+    from training.checkpoint.weights import read_weights
+
+    checked_file(options.out)
+    weights = read_weights(options.run_uri, options.checkpoint)
+    part = options.out.with_name(f".{options.out.name}.part")
+    save_file(dict(weights.tensors), part, metadata=dict(weights.about))
+    part.replace(options.out)
+    if options.json:
+        print(json.dumps(weights.about, indent=1))
+    else:
+        size = options.out.stat().st_size / 1e6
+        print(f"[ok] {options.out}: {len(weights.tensors)} tensors, {size:.1f} MB")
+        print(f"weights {weights.sha256}")
+    return EXIT_FINISHED
+
+
+def _evaluate(options: argparse.Namespace) -> int:
+    if options.out is not None:
+        checked_folder(options.out)
+    with _trained(options) as trained, redirect_stdout(sys.stderr):
+        out = options.out or trained.inputs.scratch / "evaluation"
+        metrics = trained.evaluate(options.split, out)
+        stage = trained.stage.name
+    if options.json:
+        print(json.dumps({"stage": stage, "split": options.split, "metrics": metrics}, indent=1))
+        return EXIT_FINISHED
+    width = max(map(len, metrics))
+    for name, value in metrics.items():
+        print(f"{name:{width}} {value:.6g}")
+    files = f", files in {options.out}" if options.out else ""
+    print(f"[ok] stage {stage}, split {options.split}{files}")
+    return EXIT_FINISHED
+
+
+def _predict(options: argparse.Namespace) -> int:
+    stdout = sys.stdout
+    if options.out is not None:
+        checked_file(options.out)
+    with _trained(options) as trained, redirect_stdout(sys.stderr):
+        if options.out is None:
+            _write_predictions(trained, options.split, stdout)
+            return EXIT_FINISHED
+        part = options.out.with_name(f".{options.out.name}.part")
+        with part.open("w") as stream:
+            num = _write_predictions(trained, options.split, stream)
+        part.replace(options.out)
+    print(f"[ok] {options.out}: {num} predictions")
+    return EXIT_FINISHED
+
+
+def _write_predictions(trained: "TrainedStage", split: str, stream: TextIO) -> int:
+    from training.capabilities import HasPredict
+
+    stage, num = trained.stage, 0
+    if not isinstance(stage, HasPredict):
+        raise UserError(
+            f"stage {stage.name!r} cannot predict: it has no `predict(model, batch)`, which gives "
+            "a dictionary for each sample (training/capabilities.py)"
+        )
+    for micro, batch in trained.each_batch(split):
+        predictions = stage.predict(trained.model, batch)
+        if len(predictions) != len(micro.ids):
+            raise UserError(
+                f"stage {stage.name!r}: `predict` gave {len(predictions)} predictions for "
+                f"{len(micro.ids)} samples; give one for each, in order"
+            )
+        for index, prediction in zip(micro.ids, predictions, strict=True):
+            stream.write(json.dumps({"index": index, **prediction}) + "\n")
+            num += 1
+    return num
+
+
+@contextmanager
+def _trained(options: argparse.Namespace) -> "Iterator[TrainedStage]":
+    """What the options name; progress goes to standard error, so that results can be piped."""
+    from training.checkpoint.weights import open_run, read_weights
+    from training.engine.inference import load_trained
+
+    run = open_run(options.run_uri)
+    with tempfile.TemporaryDirectory(prefix="training-") as temporary:
+        scratch = options.scratch or Path(temporary)
+        with redirect_stdout(sys.stderr):
+            dataset = _dataset(options.dataset_uri, scratch)
+            weights = read_weights(options.run_uri, options.checkpoint)
+            # Final weights of older runs do not say their stage: it is the last that trained.
+            stage = options.stage or weights.about.get("stage") or run.head.checkpoints[-1].stage
+            trained = load_trained(run, weights, dataset, scratch, stage)
+        yield trained
+
+
+def _dataset(uri: str, scratch: Path) -> LocalDataset:
+    if not uri.startswith("s3://"):
+        return open_dataset(Path(uri))
+    folder = scratch / "dataset"
+    with FileProgressBar("dataset") as show:
+        sync_dataset(open_store(uri), folder, show)
+    return open_dataset(folder)

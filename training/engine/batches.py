@@ -1,0 +1,86 @@
+"""Which samples a step takes, and how they are dealt to the ranks in micro-batches.
+
+The global batch belongs to the recipe: every number of ranks trains on the same global batches, and
+as long as each rank gets whole micro-batches, on the same micro-batches with the same noise.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from training.engine.stage_checks import checked_order
+from training.workload import Samples, Settings
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MicroBatch:
+    """The samples of one forward and backward."""
+
+    number: int  # within its step, over all ranks: the noise of the model is seeded with it
+    epoch: int
+    ids: tuple[int, ...]
+    counts: bool = True  # False: fills in for a rank that has nothing, with a loss of zero
+
+
+class BatchPlan:
+    """The steps of one stage, from 0, as lists of sample ids: a function of the seed alone."""
+
+    def __init__(self, samples: Samples, settings: Settings, seed: int, world_size: int) -> None:
+        # Where the model is sharded, ranks gather it together: each computes as often.
+        self._is_even = settings.sharding != "none"
+        self.steps_per_epoch = math.ceil(len(samples) / settings.global_batch)
+        self.num_steps = self.steps_per_epoch * settings.epochs
+        self._samples = samples
+        self._seed = seed
+        self._world_size = world_size
+        self._global_batch = settings.global_batch
+        self._micro_batch = micro_batch_of(settings, world_size)
+        self._orders: dict[int, Sequence[int]] = {}
+
+    def epoch(self, step: int) -> int:
+        """The epoch that step number `step` belongs to, which is also how many are complete."""
+        return step // self.steps_per_epoch
+
+    def ids(self, step: int) -> Sequence[int]:
+        """The global batch of one step; the last one of an epoch takes what is left."""
+        first = step % self.steps_per_epoch * self._global_batch
+        return self._order(self.epoch(step))[first : first + self._global_batch]
+
+    def micro_batches(self, step: int) -> list[MicroBatch]:
+        """All micro-batches of one step, over all ranks."""
+        ids, size = self.ids(step), self._micro_batch
+        return [
+            MicroBatch(number=number, epoch=self.epoch(step), ids=tuple(ids[first : first + size]))
+            for number, first in enumerate(range(0, len(ids), size))
+        ]
+
+    def num_micro_batches(self, step: int) -> int:
+        """How many those are."""
+        return math.ceil(len(self.ids(step)) / self._micro_batch)
+
+    def share(self, step: int, rank: int) -> list[MicroBatch]:
+        """Those of one rank; never empty, because every rank takes part in the reduction."""
+        everyone = self.micro_batches(step)
+        mine = everyone[rank :: self._world_size]
+        wanted = math.ceil(len(everyone) / self._world_size) if self._is_even else 1
+        if len(mine) < wanted:
+            mine += [replace(everyone[0], counts=False)] * (wanted - len(mine))
+        return mine
+
+    def shares(self, first_step: int, rank: int) -> Iterator[MicroBatch]:
+        """What one rank computes from `first_step` to the end of the stage."""
+        for step in range(first_step, self.num_steps):
+            yield from self.share(step, rank)
+
+    def _order(self, epoch: int) -> Sequence[int]:
+        # The loader runs ahead, so for a while two epochs are wanted in turn.
+        if epoch not in self._orders:
+            kept = {e: order for e, order in self._orders.items() if abs(e - epoch) <= 1}
+            order = checked_order(self._samples, epoch, self._seed, twice=not self._orders)
+            self._orders = kept | {epoch: order}
+        return self._orders[epoch]
+
+
+def micro_batch_of(settings: Settings, world_size: int) -> int:
+    """Samples of one forward: the recipe's, or less where so many ranks share a global batch."""
+    return min(settings.micro_batch, math.ceil(settings.global_batch / world_size))

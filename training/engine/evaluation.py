@@ -1,0 +1,112 @@
+"""One evaluation of a stage: batches divided by rank, parts gathered in order, summarised once."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from training.capabilities import HasPictures
+from training.engine.batches import MicroBatch
+from training.engine.learner import Learner
+from training.engine.loader import Loader
+from training.engine.precision import autocast
+from training.engine.stage_checks import checked_metrics
+from training.engine.trees import to_device
+from training.randomness import seed_torch
+from training.ranks.context import Attempt
+from training.report.page import EVALUATION
+from training.workload import Inputs, Partial, Train
+
+# An epoch number that no training sample is augmented with.
+EPOCH = -1
+_MOST_FILE_BYTES = 20_000_000
+
+
+def evaluate(
+    attempt: Attempt, stage: Train, inputs: Inputs, learner: Learner, name: str, *, is_last: bool
+) -> dict[str, float]:
+    """The metrics of split "validation"; raises between two batches if the attempt must end.
+
+    What an evaluation leaves for people is published under evaluation/; the last one is drawn too.
+    """
+    world = attempt.world
+    samples = stage.samples(inputs, "validation")
+    size = stage.settings.eval_batch
+    firsts = range(0, len(samples), size)
+    batches = [
+        MicroBatch(
+            number=first,
+            epoch=EPOCH,
+            ids=tuple(range(first, first + size))[: len(samples) - first],
+        )
+        for first in firsts
+    ]
+    mine = batches[world.rank :: world.size]
+    turns = len(batches[:: world.size])
+    if learner.is_sharded and len(mine) < turns:
+        # All ranks gather the parameters together, so all evaluate; nobody counts this.
+        mine.append(replace(batches[0], counts=False))
+    loader = Loader(
+        samples,
+        inputs.seed,
+        mine,
+        num_workers=stage.settings.loader_workers,
+        pin_memory=inputs.device.type == "cuda",
+    )
+    parts: list[Partial] = []
+    try:
+        with learner.evaluating() as evaluate_batch:
+            for turn in range(turns):
+                attempt.check(may_use_extra_time=True)
+                if turn < len(mine):
+                    batch = to_device(loader.next(), inputs.device)
+                    seed_torch(
+                        inputs.device, "evaluate", inputs.seed, stage.name, mine[turn].number
+                    )
+                    with torch.no_grad(), autocast(stage.settings.precision, inputs.device):
+                        part = evaluate_batch(batch)
+                    if mine[turn].counts:
+                        parts.append(part)
+    finally:
+        loader.close()
+    return _summarize(attempt, stage, name, _in_order(attempt, parts), is_last=is_last)
+
+
+def _in_order(attempt: Attempt, parts: Sequence[Partial]) -> list[Partial]:
+    """Every rank's parts, as one rank alone would have them."""
+    if attempt.world.size == 1:
+        return list(parts)
+    sent = [
+        Partial(sums=part.sums, tensors={name: t.cpu() for name, t in part.tensors.items()})
+        for part in parts
+    ]
+    by_rank = attempt.world.gather(sent)
+    turns = len(by_rank[0])
+    return [of_rank[turn] for turn in range(turns) for of_rank in by_rank if turn < len(of_rank)]
+
+
+def _summarize(
+    attempt: Attempt, stage: Train, name: str, parts: Sequence[Partial], *, is_last: bool
+) -> dict[str, float]:
+    metrics: dict[str, float] = {}
+    if attempt.world.leads and parts:
+        out = attempt.scratch / "evaluation" / name
+        out.mkdir(parents=True, exist_ok=True)
+        metrics = checked_metrics(stage, stage.summarize(parts, out))
+        if is_last and isinstance(stage, HasPictures):
+            stage.illustrate(parts, out)
+        _keep_files(attempt, name, out)
+    return attempt.world.share(metrics)
+
+
+def _keep_files(attempt: Attempt, name: str, out: Path) -> None:
+    """Tables and pictures go into the run, where its report finds them."""
+    paths = [path for path in sorted(out.rglob("*")) if path.is_file()]
+    size = sum(path.stat().st_size for path in paths)
+    if size > _MOST_FILE_BYTES:
+        print(f"[{name}] the evaluation's files, {size / 1e6:.0f} MB, are not kept", flush=True)
+        return
+    for path in paths:
+        key = f"{EVALUATION}{name}/{path.relative_to(out).as_posix()}"
+        attempt.store.put_file(key, path)

@@ -1,0 +1,302 @@
+"""The loop over one Train stage: steps, evaluations, commits. It knows no workload's name.
+
+Every step boundary is a consistent state; the attempt is ended only there or between evaluation
+batches, whose work is then thrown away and repeated. The numbers of a step are read one step late,
+and before anything of that step is published.
+"""
+
+import math
+import time
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from training.checkpoint.checkpointer import Saver
+from training.checkpoint.policy import Commits
+from training.checkpoint.read import Snapshot
+from training.checkpoint.sharded import ShardedSnapshot
+from training.checkpoint.state import LiveState
+from training.engine.batches import BatchPlan, MicroBatch
+from training.engine.evaluation import evaluate
+from training.engine.learner import Learner, StepResult
+from training.engine.loader import Loader
+from training.engine.trees import shapes_of, to_device
+from training.errors import RunFailedError
+from training.interruption.long_work import Work
+from training.interruption.notice import InterruptedRunError
+from training.ranks.context import Attempt
+from training.record.position import Position
+from training.report.progress import ProgressBar
+from training.workload import Batch, Inputs, Train
+
+
+class StageLoop:
+    """Trains one stage from `position`, with the tensors of `snapshot` if it had begun before."""
+
+    def __init__(
+        self,
+        attempt: Attempt,
+        saver: Saver | None,
+        stage: Train,
+        inputs: Inputs,
+        position: Position,
+        snapshot: Snapshot | ShardedSnapshot | None,
+    ) -> None:
+        self._attempt = attempt
+        self._stage = stage
+        self._inputs = inputs
+        self._settings = stage.settings
+        self._position = position
+        samples = stage.samples(inputs, "train")
+        if len(samples) < 1:
+            raise RunFailedError(f"stage {stage.name!r} has no training samples")
+        self._plan = BatchPlan(samples, self._settings, inputs.seed, attempt.world.size)
+        with attempt.supervisor.long_work.doing("model"):
+            self._learner = Learner(stage, inputs, attempt.world, snapshot)
+        if self._learner.start.facts:
+            facts = dict(self._learner.start.facts)
+            attempt.metrics.write("start", stage=stage.name, facts=facts)
+        self._loader = Loader(
+            samples,
+            inputs.seed,
+            self._plan.shares(position.stage_step, attempt.world.rank),
+            num_workers=self._settings.loader_workers,
+            pin_memory=inputs.device.type == "cuda",
+        )
+        # A step, its result, and its seconds and share of waiting for data.
+        self._unread: tuple[Position, StepResult, tuple[float, float]] | None = None
+        self._pace = _Pace()
+        self._shapes_seen: set[Hashable] = set()
+        self._commits = Commits(
+            attempt,
+            saver,
+            self._plan.steps_per_epoch,
+            self._capture,
+            is_sharded=self._learner.is_sharded,
+        )
+        self._bar = ProgressBar(stage.name, self._plan.num_steps, position.stage_step)
+
+    def run(self) -> Position:
+        """Train and commit the end of the stage; InterruptedRunError after a save otherwise."""
+        try:
+            with self._bar:
+                self._train()
+        finally:
+            self._commits.close()
+            self._loader.close()
+        self._position = replace(
+            self._position,
+            has_ended=True,
+            results={**self._position.results, self._stage.name: self._position.metrics},
+        )
+        self._commits.at_the_end(self._position)
+        return self._position
+
+    def _train(self) -> None:
+        batches = self._fetch(self._position.stage_step)
+        while True:
+            weight, must_end = self._attempt.end_check()
+            if must_end or self._attempt.extra_time.is_granted:
+                self._answer_notice(self._next_seconds(batches))
+            self._evaluate_if_due()
+            if self._is_at_the_end:
+                return
+            # Fetched, and agreed upon by the ranks, while this step computes.
+            following = self._fetch(self._position.stage_step + 1)
+            self._step(batches, weight)
+            self._commit_if_due()
+            batches = following
+
+    @property
+    def _epoch(self) -> int:
+        """Epochs that are complete, which is also the number of the current one, from 0."""
+        return self._plan.epoch(self._position.stage_step)
+
+    def _fetch(self, step: int) -> "list[tuple[MicroBatch, Batch]]":
+        """This rank's batches of a step; none after the last."""
+        batches: list[tuple[MicroBatch, Batch]] = []
+        if step < self._plan.num_steps:
+            share = self._plan.share(step, self._attempt.world.rank)
+            batches = [(micro, self._loader.next()) for micro in share]
+        self._attempt.begin_check(
+            sum(self._stage.weight(batch) for micro, batch in batches if micro.counts)
+        )
+        return [(micro, to_device(batch, self._inputs.device)) for micro, batch in batches]
+
+    def _step(self, batches: Sequence[tuple[MicroBatch, Batch]], weight: float) -> None:
+        step, work = self._position.stage_step, self._work(batches)
+        self._commits.before(work, self._position)
+        with self._attempt.supervisor.long_work.doing(work):
+            result = self._learner.step(
+                batches,
+                weight=weight,
+                num_micro_batches=self._plan.num_micro_batches(step),
+                step=step,
+                num_steps=self._plan.num_steps,
+            )
+            self._read()
+        self._position = replace(self._position, stage_step=step + 1, step=self._position.step + 1)
+        self._unread = self._position, result, self._pace.next(self._loader.wait_seconds)
+        if work == "step":
+            self._pace.remember()
+        if self._attempt.profiler is not None:
+            self._attempt.profiler.step()
+
+    def _work(self, batches: Sequence[tuple[MicroBatch, Batch]]) -> Work:
+        shapes = shapes_of([batch for _, batch in batches])
+        if shapes in self._shapes_seen:
+            return "step"
+        self._shapes_seen.add(shapes)
+        return "new shape" if self._settings.compile_mode is None else "compilation"
+
+    def _read(self) -> None:
+        """Read and record the numbers of the last step; nothing of it is published before."""
+        if self._unread is None:
+            return
+        (position, result, (seconds, waited)), self._unread = self._unread, None
+        loss, metrics = result.read()
+        if not math.isfinite(loss):
+            raise RunFailedError(
+                f"stage {self._stage.name!r}, step {position.step}: the loss is {loss}; "
+                "nothing was published, lower the learning rate or clip the gradients"
+            )
+        step = position.stage_step - 1
+        ids, epoch = self._plan.ids(step), self._plan.epoch(step)
+        rate = len(ids) / seconds
+        extra: dict[str, Any] = {"metrics": metrics} if metrics else {}
+        if result.is_skipped:
+            extra["skipped"] = True
+        self._attempt.metrics.write(
+            "step",
+            stage=self._stage.name,
+            step=position.step,
+            stage_step=position.stage_step,
+            epoch=epoch,
+            loss=loss,
+            lr=result.learning_rate,
+            samples_per_second=round(rate, 2),
+            data_wait=round(waited, 4),
+            ids=list(ids),
+            **extra,
+        )
+        if self._bar.is_due or position.stage_step == self._plan.num_steps:
+            text = f"epoch {epoch + 1}/{self._settings.epochs} loss {loss:.4f}"
+            rates = (
+                f"lr {result.learning_rate:.2e} {rate:.0f} samples/s, {waited:.0%} waiting for data"
+            )
+            self._bar.show(position.stage_step, f"{text} {rates}{self._attempt.meter.text()}")
+
+    def _answer_notice(self, work_seconds: float | None) -> None:
+        """Commit; what comes next is begun only where it ends in the time that is left."""
+        self._commits.at_a_notice(self._position, work_seconds)
+        self._pace.skip()
+
+    def _next_seconds(self, batches: Sequence[tuple[MicroBatch, Batch]]) -> float | None:
+        """How long the way to the next boundary takes at most; None where that is not known."""
+        if self._is_evaluation_due:
+            return self._attempt.supervisor.long_work.measured_seconds("evaluation")
+        if self._is_at_the_end:
+            return 0.0  # only the commit of the end
+        is_known = shapes_of([batch for _, batch in batches]) in self._shapes_seen
+        return self._pace.longest_seconds if is_known else None
+
+    @property
+    def _is_at_the_end(self) -> bool:
+        return self._position.stage_step == self._plan.num_steps
+
+    @property
+    def _is_evaluation_due(self) -> bool:
+        step, every = self._position.stage_step, self._settings.evaluate_every_epochs
+        is_epoch = step > 0 and step % self._plan.steps_per_epoch == 0
+        is_due = self._is_at_the_end or (is_epoch and every > 0 and self._epoch % every == 0)
+        return is_due and self._position.evaluated_step != step
+
+    def _evaluated(self, *, is_last: bool) -> dict[str, float]:
+        """The metrics; a notice in the middle is answered, and the evaluation begun anew."""
+        name = f"{self._stage.name}-{self._position.stage_step}"
+        while True:
+            self._commits.before("evaluation", self._position)
+            try:
+                with self._attempt.supervisor.long_work.doing("evaluation"):
+                    return evaluate(
+                        *(self._attempt, self._stage, self._inputs, self._learner, name),
+                        is_last=is_last,
+                    )
+            except InterruptedRunError:
+                measured = self._attempt.supervisor.long_work.measured_seconds("evaluation")
+                self._answer_notice(measured)
+
+    def _evaluate_if_due(self) -> None:
+        if not self._is_evaluation_due:
+            return
+        self._read()
+        step, is_end = self._position.stage_step, self._is_at_the_end
+        metrics = self._evaluated(is_last=is_end)
+        self._position = replace(
+            self._position,
+            evaluated_step=step,
+            metrics=metrics,
+            best=self._best(metrics),
+        )
+        self._attempt.metrics.write(
+            "evaluation",
+            stage=self._stage.name,
+            step=self._position.step,
+            epoch=self._epoch,
+            metrics=metrics,
+        )
+        values = ", ".join(f"{name} {value:.4f}" for name, value in list(metrics.items())[:4])
+        values = values or "nothing to evaluate: split 'validation' has no samples"
+        print(f"[{self._stage.name}] after epoch {self._epoch}: {values}", flush=True)
+        self._pace.skip()
+        if not is_end:
+            self._commit_if_due()
+
+    def _best(self, metrics: Mapping[str, float]) -> Mapping[str, float]:
+        """Step and value of the best evaluation of this stage so far."""
+        name, best = self._settings.best_metric, self._position.best
+        if name is None or not metrics:
+            return best
+        if name not in metrics:
+            raise RunFailedError(
+                f"stage {self._stage.name!r}: best_metric is {name!r}, the evaluation gave "
+                f"{', '.join(metrics)}; name one of these"
+            )
+        sign = 1.0 if self._settings.best_mode == "max" else -1.0
+        if best and sign * metrics[name] <= sign * best["value"]:
+            return best
+        return {"step": self._position.step, "value": metrics[name]}
+
+    def _capture(self) -> LiveState:
+        self._read()
+        return self._learner.capture(self._position.to_json())
+
+    def _commit_if_due(self) -> None:
+        if self._commits.if_due(self._position):
+            self._pace.skip()
+
+
+class _Pace:
+    """How long a step took, and which share of that the trainer waited for data."""
+
+    def __init__(self) -> None:
+        self._since = time.monotonic()
+        self._waited = 0.0
+        self._last_seconds = 0.0
+        self.longest_seconds: float | None = None  # of a step lately, its wait for data included
+
+    def next(self, wait_seconds: float) -> tuple[float, float]:
+        """Those of the step that has just ended, given the loader's total."""
+        now = time.monotonic()
+        seconds = max(now - self._since, 1e-9)
+        share = min(1.0, (wait_seconds - self._waited) / seconds)
+        self._since, self._waited, self._last_seconds = now, wait_seconds, seconds
+        return seconds, share
+
+    def remember(self) -> None:
+        """The step that has just ended was like those to come; slow ones are forgotten late."""
+        self.longest_seconds = max(self._last_seconds, 0.99 * (self.longest_seconds or 0.0))
+
+    def skip(self) -> None:
+        """What happened since, an evaluation or a commit, was no step."""
+        self._since = time.monotonic()

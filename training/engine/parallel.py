@@ -1,0 +1,183 @@
+"""One stage's model on several ranks: a copy on each (DDP), or a share on each (FSDP2).
+
+Whatever a loss or an evaluation does with the model happens inside one module's forward, so the
+parameters that it sees there are whole, wherever they are kept.
+"""
+
+import contextlib
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from training.capabilities import HasShards
+from training.engine.stage_checks import checked_loss, checked_partial
+from training.errors import UserError
+from training.ranks.world import World
+from training.workload import Batch, Partial, Settings, Train
+
+
+class Parallel(Protocol):
+    """A stage's model as all ranks train it together."""
+
+    def losses(
+        self, batch: Batch, step: int
+    ) -> tuple[Tensor, Tensor | None, Mapping[str, tuple[Tensor | float, float]]]:
+        """The stage's loss of one micro-batch: total, mean, metrics."""
+
+    def evaluate(self, batch: Batch) -> Partial:
+        """The stage's evaluation of one batch."""
+
+    def reducing(self, is_last: bool) -> AbstractContextManager[None]:
+        """Around forward and backward of a micro-batch; `is_last` of its step."""
+
+    def begin_step(self) -> None:
+        """Before the first micro-batch of a step."""
+
+    def rest(self) -> None:
+        """After an evaluation: parameters may be changed, or exchanged for their average."""
+
+
+def is_sharded(settings: Settings, world_size: int) -> bool:
+    """Whether so many ranks keep a share each; one process alone keeps everything."""
+    return settings.sharding == "full" and world_size > 1
+
+
+def parallel(stage: Train, model: nn.Module, world: World) -> Parallel:
+    """Put the model, which may still lie on the CPU, on all ranks' devices."""
+    if is_sharded(stage.settings, world.size):
+        return _Sharded(stage, model, world)
+    return _Replicated(stage, model.to(world.device), world)
+
+
+class _StageWork(nn.Module):
+    """What a stage does with its model, as a module's forward: its loss, or its evaluation."""
+
+    def __init__(self, stage: Train, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self._stage = stage
+
+    def forward(self, batch: Batch, step: int | None) -> Any:
+        if step is None:
+            return checked_partial(self._stage, self._stage.evaluate(self.model, batch))
+        loss = checked_loss(self._stage, self._stage.loss(self.model, batch, step))
+        return loss.total, loss.mean, loss.metrics
+
+
+class _Replicated:
+    """Every rank has the whole model; alone, nothing is wrapped."""
+
+    def __init__(self, stage: Train, model: nn.Module, world: World) -> None:
+        self._stage = stage
+        self._model = model
+        self._work: nn.Module = _StageWork(stage, model)
+        if world.size > 1:
+            self._work = DistributedDataParallel(
+                self._work,
+                find_unused_parameters=stage.settings.find_unused_parameters,
+                gradient_as_bucket_view=True,
+            )
+
+    def losses(self, batch: Batch, step: int) -> Any:
+        return self._work(batch, step)
+
+    def evaluate(self, batch: Batch) -> Partial:
+        return checked_partial(self._stage, self._stage.evaluate(self._model, batch))
+
+    def reducing(self, is_last: bool) -> AbstractContextManager[None]:
+        """Gradients travel with the last micro-batch of a step only."""
+        if is_last or not isinstance(self._work, DistributedDataParallel):
+            return contextlib.nullcontext()
+        return self._work.no_sync()
+
+    def begin_step(self) -> None:
+        """DDP gives every rank rank 0's buffers itself."""
+
+    def rest(self) -> None:
+        """Nothing was gathered."""
+
+
+class _Sharded:
+    """Every rank has a share of each parameter, and of what the optimizer keeps for it.
+
+    A block's parameters are gathered for its forward and backward and freed after them; gradients
+    are reduced, each rank keeping its share, with every micro-batch: whole ones are never kept.
+    """
+
+    def __init__(self, stage: Train, model: nn.Module, world: World) -> None:
+        # Half a second of imports that only sharded stages need.
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import FSDPModule, fully_shard
+
+        self._world = world
+        self._model = model
+        self._work = _StageWork(stage, model)
+        blocks = _blocks(stage, model)
+        mesh = init_device_mesh(world.device.type, (world.size,))
+        before = _ties(model)
+        try:
+            for block in (*blocks, self._work):
+                fully_shard(block, mesh=mesh)
+        except (ValueError, NotImplementedError) as error:
+            raise UserError(
+                f"stage {stage.name!r}: its model cannot be sharded: {error}; "
+                "give sharding='none', or change the model"
+            ) from error
+        if _ties(model) != before:
+            raise UserError(
+                f"stage {stage.name!r}: a parameter that several modules share would be torn "
+                "apart; let `sharded_modules` name none of them, or a module that holds them all"
+            )
+        self._gathered = [m for m in self._work.modules() if isinstance(m, FSDPModule)]
+
+    def losses(self, batch: Batch, step: int) -> Any:
+        return self._work(batch, step)
+
+    def evaluate(self, batch: Batch) -> Partial:
+        partial: Partial = self._work(batch, None)
+        return partial
+
+    def reducing(self, is_last: bool) -> AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def begin_step(self) -> None:
+        self._world.share_buffers(self._model)
+
+    def rest(self) -> None:
+        for module in self._gathered:
+            module.reshard()
+
+
+def _blocks(stage: Train, model: nn.Module) -> list[nn.Module]:
+    """The blocks that the stage names, those inside others first."""
+    if not isinstance(stage, HasShards):
+        return []
+    named = list(stage.sharded_modules(model))
+    order = {id(module): number for number, module in enumerate(model.modules())}
+    if strangers := [type(module).__name__ for module in named if id(module) not in order]:
+        raise UserError(
+            f"stage {stage.name!r}: `sharded_modules` gave a {strangers[0]} that is no part of "
+            "its model; give modules of the model that it is called with"
+        )
+    unique = {id(module): module for module in named}
+    return sorted(unique.values(), key=lambda module: -order[id(module)])
+
+
+def _ties(model: nn.Module) -> list[list[str]]:
+    """The names of each parameter."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    return sorted(names.values())
+
+
+def shared_from_rank_0(model: nn.Module, world: World) -> None:
+    """Give every rank rank 0's parameters and buffers, one after the other, on the CPU."""
+    with torch.no_grad():
+        for name, tensor in model.state_dict().items():
+            mine = {name: tensor.contiguous()} if world.leads else None
+            tensor.copy_(world.share_tensors(mine)[name])

@@ -1,0 +1,5 @@
+"""What is checked before an attempt starts: the workload, memory, the machine, where it begins.
+
+Promises that what cannot work is refused before it costs time. Uses training/engine and the rooms
+below it.
+"""

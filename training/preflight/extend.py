@@ -1,0 +1,154 @@
+"""A finished run goes on as a new run, which begins with the old one's end: `--extend-to`.
+
+As a new one, because finished is final: its receipt was read, its fleet has gone. The new run's
+head is born with copies of the old one's last checkpoints, and a resume like any other does the
+rest. The learning rate follows the schedule of the longer training from there.
+"""
+
+import hashlib
+import json
+import math
+import re
+import secrets
+import tempfile
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from training.checkpoint.state import STATE
+from training.checkpoint.weights import OpenRun, open_run
+from training.config import resolve_config
+from training.engine.origin import Origin, begins_from_weights
+from training.errors import UserError
+from training.record.checkpoint_entry import CheckpointEntry, FileEntry
+from training.record.head import Head, write_head
+from training.record.run_config import read_run_config
+from training.store.protocol import PreconditionFailedError, Store
+from training.workload import Workload
+
+
+def settle_origin(
+    store: Store,
+    *,
+    init_from: str | None,
+    extend_to: str | None,
+    workload: tuple[str, Workload[Any]],
+    recipe: str,
+    overrides: Mapping[str, str],
+    identity: tuple[str, str],
+) -> Origin | None:
+    """What the run at `store` begins from: as its config.json says, else as it is told now.
+
+    `workload` comes with its name, `identity` is the run's id and the writer's name.
+    """
+    record = read_run_config(store)
+    if record is not None and (record.origin or not init_from):
+        return Origin.from_json(record.origin) if record.origin else None
+    if not init_from:
+        if extend_to:
+            raise UserError("--extend-to needs --init-from with the URI of the run to extend")
+        return None
+    if not extend_to:
+        config = resolve_config(workload[1], recipe, overrides)
+        return begins_from_weights(init_from, workload[1], config)
+    old = open_run(init_from)
+    theirs = (old.record.workload, old.record.recipe, dict(old.record.overrides))
+    if theirs != (workload[0], recipe, dict(overrides)):
+        raise UserError(
+            f"{old.store.uri} is a run of {theirs[0]}, recipe {theirs[1]}, with the overrides "
+            f"{theirs[2] or '(none)'}; extend it with just these"
+        )
+    origin = extended(old, extend_to)
+    begin_extended(old, store, *identity)
+    return origin
+
+
+def extended(run: OpenRun, text: str) -> Origin:
+    """What `--extend-to` asks for: `8epochs` or `4000steps` of the stage that trained last."""
+    end = _end(run)
+    match = re.fullmatch(r"(?P<value>[1-9][0-9]*)(?P<unit>epoch|step)s?", text)
+    if not match:
+        raise UserError(f"--extend-to {text!r} cannot be read; write 8epochs or 4000steps")
+    epochs = int(match["value"])
+    if match["unit"] == "step":
+        position = _state(run.store, end)["position"]
+        epochs = math.ceil(epochs * end.epoch / position["stage_step"])
+        print(f"--extend-to {text}: {epochs} whole epochs of stage {end.stage!r}", flush=True)
+    if epochs <= end.epoch:
+        raise UserError(
+            f"--extend-to {text}: the run {run.store.uri} has trained stage {end.stage!r} for "
+            f"{end.epoch} epochs; give more"
+        )
+    assert run.head.weights_sha256 is not None
+    return Origin(
+        uri=run.store.uri,
+        weights_sha256=run.head.weights_sha256,
+        stage=end.stage,
+        epochs=epochs,
+        dataset=run.record.dataset,
+    )
+
+
+def begin_extended(run: OpenRun, store: Store, run_id: str, writer: str) -> None:
+    """Give the new run at `store` its head; no-op where it has one."""
+    end = _end(run)
+    entries = []
+    with tempfile.TemporaryDirectory(prefix="extend-") as folder:
+        for entry in run.head.checkpoints:
+            if entry == end or (entry.kind == "stage-end" and entry.stage != end.stage):
+                _copy(run.store, store, f"checkpoints/{entry.name}/", Path(folder))
+                entries.append(_reopened(run.store, store, entry) if entry == end else entry)
+        for key in _state(run.store, end)["position"]["artifacts"].values():
+            _copy(run.store, store, f"artifacts/{key}/", Path(folder))
+    head = Head(
+        run_id=run_id,
+        generation=0,
+        writer=writer,
+        nonce=secrets.token_hex(8),
+        state="released",
+        checkpoints=tuple(entries),
+    )
+    try:
+        write_head(store, head, None)
+    except PreconditionFailedError:
+        return  # another machine of the same run was faster, with the same
+    print(f"[ok] {store.uri} begins with the end of {run.store.uri}, step {end.step}", flush=True)
+
+
+def _end(run: OpenRun) -> CheckpointEntry:
+    if run.head.state != "finished":
+        raise UserError(
+            f"the run {run.store.uri} is {run.head.state}; only a finished run can be extended"
+        )
+    return next(e for e in reversed(run.head.checkpoints) if e.kind == "stage-end")
+
+
+def _reopened(old: Store, new: Store, entry: CheckpointEntry) -> CheckpointEntry:
+    """The end of a stage as a boundary within it: its state.json is rewritten in the new run."""
+    state = _state(old, entry)
+    position = state["position"]
+    position["has_ended"] = False
+    position["results"].pop(entry.stage)
+    data = json.dumps(state).encode()
+    new.put(f"checkpoints/{entry.name}/{STATE}", data)
+    mine = FileEntry(name=STATE, bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
+    files = tuple(mine if file.name == STATE else file for file in entry.files)
+    return replace(entry, kind="periodic", files=files)
+
+
+def _state(store: Store, entry: CheckpointEntry) -> Any:
+    found = store.get(f"checkpoints/{entry.name}/{STATE}")
+    if found is None:
+        raise UserError(f"checkpoint {entry.name} of {store.uri} has lost its {STATE}")
+    return json.loads(found.data)
+
+
+def _copy(old: Store, new: Store, prefix: str, folder: Path) -> None:
+    """Copy every key below the prefix; indexes last, because they say that the rest is there."""
+    keys = sorted(old.sizes(prefix), key=lambda key: key.endswith(".json"))
+    for key in keys:
+        path = folder / "file"
+        old.get_file(key, path)
+        new.put_file(key, path)
+        path.unlink()

@@ -1,0 +1,335 @@
+"""What one step of a stage needs, found without the memory for it: the step runs on fake tensors.
+
+Every storage that an operation makes is counted from its birth to its end, in the allocator's
+blocks of 512 bytes. Not counted: the CUDA context, fragmentation, cuDNN's workspaces. Autocast
+follows the CPU's lists, and attention with dropout the plain formula; sizing's margin covers it.
+"""
+
+import contextlib
+import itertools
+import math
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+)
+from torch.optim import Optimizer
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils.flop_counter import (
+    FlopCounterMode,
+    sdpa_backward_flop_count,
+    sdpa_flop_count,
+)
+
+from training.capabilities import HasExample, Probe
+from training.errors import UserError
+from training.preflight.standalone import standalone_inputs
+from training.workload import Batch, Train
+
+_ALLOCATION_BYTES = 512
+_WITHOUT_KERNEL = frozenset(
+    [
+        *("alias", "as_strided", "detach", "expand", "permute", "select", "slice", "squeeze", "t"),
+        *("transpose", "unsqueeze", "view", "_unsafe_view", "empty", "new_empty_strided"),
+    ]
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepFootprint:
+    """One optimizer step in its steady state (the optimizer's state exists). Bytes, and FLOPs."""
+
+    parameters: int
+    trainable_parameters: int
+    parameter_bytes: int
+    buffer_bytes: int
+    gradient_bytes: int
+    optimizer_bytes: int
+    peak_bytes: int
+    peak_phase: str  # forward, backward or optimizer
+    peak_gradient_bytes: int  # the peak's part that is gradients
+    peak_activation_bytes: int  # its part that is not parameters, buffers, gradients or state
+    output_bytes: int  # what the model's forward returns for a micro-batch: an LM's logits
+    checkpoint_bytes: int
+    kernels: int  # operations of one micro-batch's forward and backward that start a kernel
+    flops_per_sample: int  # forward and backward; matrix products, convolutions and attention
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ForwardFootprint:
+    """A forward pass without gradients. Bytes, and FLOPs."""
+
+    parameters: int
+    parameter_bytes: int
+    peak_bytes: int
+    kernels: int
+    flops_per_sample: int
+
+
+def measure_step(stage: Train, config: Any, size: int) -> StepFootprint:
+    """The footprint of an optimizer step in micro-batches of `size` samples."""
+    example, weight = _example(stage, size)
+    with _explained(stage.name), FakeTensorMode() as fake:
+        memory = _Memory()
+        with memory:
+            batch = _fake(example, fake, memory)
+            model = stage.model(standalone_inputs(stage.name, config)).train()
+            optimizer = stage.optimizer(model)
+            step = _Step(stage, model, optimizer, batch, weight, memory)
+            # With accumulation the gradients stay while the next micro-batch is computed.
+            num_micro = 2 if stage.settings.global_batch > size else 1
+            step.run(num_micro)  # creates the optimizer's state
+            memory.begin()
+            step.run(num_micro)
+            kernels = memory.kernels // num_micro
+        flops = _flops(step.forward_backward)
+    parameters, buffers = list(model.parameters()), list(model.buffers())
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    state = [t for t in tree_leaves(optimizer.state_dict()) if isinstance(t, Tensor)]
+    known = memory.share_of_peak([*parameters, *buffers, *gradients, *state])
+    return StepFootprint(
+        parameters=sum(p.numel() for p in parameters),
+        trainable_parameters=sum(p.numel() for p in parameters if p.requires_grad),
+        parameter_bytes=_bytes(parameters),
+        buffer_bytes=_bytes(buffers),
+        gradient_bytes=_bytes(gradients),
+        optimizer_bytes=_bytes(state),
+        peak_bytes=memory.peak_bytes,
+        peak_phase=memory.peak_phase,
+        peak_gradient_bytes=memory.share_of_peak(gradients),
+        peak_activation_bytes=memory.peak_bytes - known,
+        output_bytes=step.output_bytes,
+        checkpoint_bytes=_bytes(model.state_dict().values()) + _bytes(state),
+        kernels=kernels,
+        flops_per_sample=flops // size,
+    )
+
+
+def measure_evaluation(stage: Train, config: Any, size: int) -> int:
+    """Peak bytes of the forward of a Train stage's loss in eval mode, without gradients."""
+    example, _ = _example(stage, size)
+
+    def forward(model: nn.Module, batch: Batch) -> None:
+        with _autocast(stage):
+            stage.loss(model, batch, 0)
+
+    with _explained(stage.name):
+        found = _forward(
+            lambda: stage.model(standalone_inputs(stage.name, config)), forward, example, size
+        )
+    return found.peak_bytes
+
+
+def measure_probe(name: str, probe: Probe) -> ForwardFootprint:
+    """The work of a Prepare stage on one batch."""
+    with _explained(name):
+        return _forward(probe.build, lambda m, batch: m(batch), probe.batch, probe.size)
+
+
+def starts_kernel(operation: Any) -> bool:
+    """Whether an operation starts a kernel: views, and memory only set aside, start none."""
+    name = operation.overloadpacket.__name__
+    return operation.namespace == "aten" and name not in _WITHOUT_KERNEL
+
+
+class _Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the storages that are alive, and keeps those that made up the highest peak."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.phase = "start"
+        # A storage's address is used again after its end, its number never.
+        self._numbers: dict[int, int] = {}
+        self._alive: dict[int, int] = {}
+        self._next_number = itertools.count()
+        self._bytes = 0
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget peak and kernels so far; what is alive stays counted."""
+        self.kernels = 0
+        self.peak_bytes = 0
+        self.peak_phase = self.phase
+        self._at_peak: dict[int, int] = {}
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.kernels += self.phase != "optimizer" and starts_kernel(func)
+        self.count(tree_leaves(result))
+        return result
+
+    def count(self, values: Iterable[Any]) -> None:
+        """See values; views of storages known already change nothing."""
+        for value in values:
+            if not isinstance(value, Tensor):
+                continue
+            storage = value.untyped_storage()
+            if id(storage) in self._numbers:
+                continue
+            number = self._numbers[id(storage)] = next(self._next_number)
+            blocks = math.ceil(storage.nbytes() / _ALLOCATION_BYTES)
+            self._alive[number] = blocks * _ALLOCATION_BYTES
+            self._bytes += self._alive[number]
+            weakref.finalize(storage, self._end, id(storage)).atexit = False
+        if self._bytes > self.peak_bytes:
+            self.peak_bytes, self.peak_phase = self._bytes, self.phase
+            self._at_peak = dict(self._alive)
+
+    def share_of_peak(self, tensors: Iterable[Tensor]) -> int:
+        """Bytes of these tensors' storages that were alive at the peak."""
+        numbers = {self._numbers[id(tensor.untyped_storage())] for tensor in tensors}
+        return sum(self._at_peak.get(number, 0) for number in numbers)
+
+    def _end(self, address: int) -> None:
+        self._bytes -= self._alive.pop(self._numbers.pop(address))
+
+
+class _Step:
+    """One optimizer step as training/engine/loop.py makes it."""
+
+    def __init__(
+        self,
+        stage: Train,
+        model: nn.Module,
+        optimizer: Optimizer,
+        batch: Batch,
+        weight: float,
+        memory: _Memory,
+    ) -> None:
+        self.output_bytes = 0
+        self._stage = stage
+        self._model = model
+        self._optimizer = optimizer
+        self._batch = batch
+        self._weight = weight
+        self._memory = memory
+        model.register_forward_hook(self._see_output)
+        for group in optimizer.param_groups:
+            # What torch chooses by itself for tensors on a GPU.
+            if group.get("foreach", False) is None and not group.get("fused"):
+                group["foreach"] = True
+
+    def run(self, num_micro: int) -> None:
+        """Gradients of `num_micro` equal micro-batches, then the optimizer."""
+        self._optimizer.zero_grad(set_to_none=True)
+        for _ in range(num_micro):
+            self.forward_backward()
+        self._memory.phase = "optimizer"
+        if self._stage.settings.clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(
+                self._model.parameters(), self._stage.settings.clip_norm, foreach=True
+            )
+        self._optimizer.step()
+
+    def forward_backward(self) -> None:
+        self._memory.phase = "forward"
+        with _autocast(self._stage):
+            loss = self._stage.loss(self._model, self._batch, 0)
+            scaled = loss.total / self._weight
+            if loss.mean is not None:
+                scaled = scaled + loss.mean
+        self._memory.phase = "backward"
+        scaled.backward()  # type: ignore[no-untyped-call]
+
+    def _see_output(self, model: nn.Module, arguments: Any, output: Any) -> None:
+        self.output_bytes = _bytes(t for t in tree_leaves(output) if isinstance(t, Tensor))
+
+
+def _example(stage: Train, size: int) -> tuple[Batch, float]:
+    """A batch of the largest samples and what its loss is divided by."""
+    if not isinstance(stage, HasExample):
+        raise UserError(
+            f"stage {stage.name!r} cannot be measured: it has no `example(size)`, which gives a "
+            "batch of the largest samples without data (training/capabilities.py)"
+        )
+    batch = stage.example(size)
+    return batch, stage.weight(batch)
+
+
+def _forward(
+    build: Callable[[], nn.Module],
+    forward: Callable[[nn.Module, Batch], Any],
+    example: Batch,
+    size: int,
+) -> ForwardFootprint:
+    with FakeTensorMode() as fake, torch.no_grad():
+        memory = _Memory()
+        with memory:
+            batch = _fake(example, fake, memory)
+            model = build().eval()
+            memory.begin()
+            forward(model, batch)
+        flops = _flops(lambda: forward(model, batch))
+    parameters = list(model.parameters())
+    return ForwardFootprint(
+        parameters=sum(p.numel() for p in parameters),
+        parameter_bytes=_bytes(parameters),
+        peak_bytes=memory.peak_bytes,
+        kernels=memory.kernels,
+        flops_per_sample=flops // size,
+    )
+
+
+def _fake(example: Batch, fake: FakeTensorMode, memory: _Memory) -> Batch:
+    batch = tree_map_only(Tensor, fake.from_tensor, example)
+    memory.count(tree_leaves(batch))
+    return batch
+
+
+def _flops(act: Callable[[], Any]) -> int:
+    # The counter of torch 2.14 does not know the CPU's attention, which fake tensors take.
+    aten = torch.ops.aten
+    attention = {
+        aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops,
+        aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward_flops,
+    }
+    with FlopCounterMode(display=False, custom_mapping=attention) as counter:
+        act()
+    return int(counter.get_total_flops())
+
+
+def _attention_flops(query: Any, key: Any, value: Any, *rest: Any, **more: Any) -> int:
+    return int(sdpa_flop_count(query, key, value))  # type: ignore[no-untyped-call]
+
+
+def _attention_backward_flops(
+    gradient: Any, query: Any, key: Any, value: Any, *rest: Any, **more: Any
+) -> int:
+    count = sdpa_backward_flop_count(gradient, query, key, value)  # type: ignore[no-untyped-call]
+    return int(count)
+
+
+def _autocast(stage: Train) -> torch.autocast:
+    precision = stage.settings.precision
+    return torch.autocast("cpu", dtype=getattr(torch, precision), enabled=precision != "float32")
+
+
+def _bytes(tensors: Iterable[Tensor]) -> int:
+    """Bytes of the tensors, a storage that several share counted once."""
+    storages = {id(s): s.nbytes() for s in (t.untyped_storage() for t in tensors)}
+    return sum(storages.values())
+
+
+@contextlib.contextmanager
+def _explained(stage: str) -> Iterator[None]:
+    try:
+        yield
+    except (DataDependentOutputException, DynamicOutputShapeException) as error:
+        raise UserError(
+            f"stage {stage!r} cannot be measured: its step depends on values of the data "
+            f"({error}); compute the loss without reading tensors"
+        ) from error

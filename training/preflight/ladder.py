@@ -1,0 +1,167 @@
+"""When memory does not suffice: the workload's rungs are tried at a run's start, one after another.
+
+Each trial is a fresh process that makes real steps on the largest batch. What was found is written
+once to adaptation.json and is the truth for every attempt of the run, whatever its machine.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, cast
+
+from training.errors import OutOfMemoryError, RunFailedError, UserError
+from training.proxies import WorkloadProxy
+from training.store.protocol import PreconditionFailedError, Store
+from training.workload import Prepare, Train, Workload
+
+ADAPTATION = "adaptation.json"
+_TRIAL_SECONDS = 600
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trial:
+    """One try of all Train stages, by the names of the rungs that were applied."""
+
+    rungs: tuple[str, ...]
+    outcome: str  # fits, out of memory, refused
+    message: str
+    peak_bytes: int | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Adaptation:
+    """The content of adaptation.json."""
+
+    rungs: tuple[str, ...]
+    memory_limit_mib: int | None
+    trials: tuple[Trial, ...]
+
+    def to_bytes(self) -> bytes:
+        """As stored."""
+        return json.dumps({"format": 1, **asdict(self)}, indent=1).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> "Adaptation":
+        """Read what `to_bytes` wrote."""
+        record = json.loads(data)
+        record.pop("format")
+        trials = tuple(Trial(**{**t, "rungs": tuple(t["rungs"])}) for t in record.pop("trials"))
+        return cls(**{**record, "rungs": tuple(record["rungs"])}, trials=trials)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrialRequest:
+    """What the command line says a run is; a trial is told just this, as JSON."""
+
+    workload: str
+    recipe: str
+    overrides: Mapping[str, str]
+    memory_limit_mib: int | None
+
+
+def settle_adaptation(
+    store: Store, asked: TrialRequest, workload: Workload[Any], config: Any, *, may_adapt: bool
+) -> tuple[str, ...]:
+    """The rungs of this run: as its adaptation.json says, else as trials find now."""
+    found = store.get(ADAPTATION)
+    if found is None:
+        if not may_adapt:
+            return ()
+        mine = _climb(asked, [rung.name for rung in workload.rungs(config)])
+        try:
+            store.put_if(ADAPTATION, mine.to_bytes(), None)
+            return mine.rungs
+        except PreconditionFailedError:
+            found = store.get(ADAPTATION)
+            assert found is not None
+    rungs = Adaptation.from_bytes(found.data).rungs
+    if rungs:
+        print(f"[memory] this run goes on with: {', '.join(rungs)}", flush=True)
+    return rungs
+
+
+def adapted(workload: Workload[Any], rungs: Sequence[str]) -> Workload[Any]:
+    """The workload whose stages are made from the config with these rungs applied, in order."""
+    return cast(Workload[Any], _Adapted(workload, rungs)) if rungs else workload
+
+
+def apply_rungs(workload: Workload[Any], config: Any, names: Sequence[str]) -> Any:
+    """The config with these rungs applied, in order."""
+    known = {rung.name: rung for rung in workload.rungs(config)}
+    for name in names:
+        if name not in known:
+            raise UserError(
+                f"workload {workload.name!r} has no rung {name!r} that {ADAPTATION} names; "
+                "go on with the code that the run began with"
+            )
+        config = known[name].apply(config)
+    return config
+
+
+class _Adapted(WorkloadProxy):
+    def __init__(self, inner: Workload[Any], rungs: Sequence[str]) -> None:
+        super().__init__(inner)
+        self._rungs = rungs
+
+    def stages(self, c: Any) -> Sequence[Prepare | Train]:
+        found: Sequence[Prepare | Train] = self._inner.stages(
+            apply_rungs(self._inner, c, self._rungs)
+        )
+        return found
+
+
+def _climb(asked: TrialRequest, names: Sequence[str]) -> Adaptation:
+    """Try as it is, then rung by rung, keeping those below, until it fits."""
+    trials: list[Trial] = []
+    applied: tuple[str, ...] = ()
+    refused: set[str] = set()  # kinds of rungs that this model does not allow
+    for name in ["", *names]:
+        if name and name.split()[0] in refused:
+            continue
+        rungs = (*applied, name) if name else ()
+        trial = _try(asked, rungs)
+        trials.append(trial)
+        what = " + ".join(rungs) or "the recipe as it is"
+        peak = f", peak {trial.peak_bytes / 2**20:.0f} MiB" if trial.peak_bytes else ""
+        print(f"[memory] {what}: {trial.outcome}{peak} {trial.message}".rstrip(), flush=True)
+        if trial.outcome == "fits":
+            return Adaptation(
+                rungs=rungs, memory_limit_mib=asked.memory_limit_mib, trials=tuple(trials)
+            )
+        if trial.outcome == "refused":
+            refused.add(name.split()[0])
+        else:
+            applied = rungs
+    raise RunFailedError(
+        f"memory does not suffice for workload {asked.workload!r}, recipe {asked.recipe!r}, not "
+        f"even with {', '.join(names) or 'any rung: it has none'}; take a size with more memory"
+    )
+
+
+def _try(asked: TrialRequest, rungs: tuple[str, ...]) -> Trial:
+    command = [sys.executable, "-m", "training.preflight.ladder_trial"]
+    text = json.dumps({**asdict(asked), "rungs": list(rungs)})
+    done = subprocess.run(
+        command, input=text, capture_output=True, text=True, timeout=_TRIAL_SECONDS, check=False
+    )
+    lines = done.stdout.splitlines()
+    if done.returncode == 0 and lines:
+        return Trial(rungs=rungs, **json.loads(lines[-1]))
+    if done.returncode == -9:
+        message = "(the system ended the trial: the machine's own memory was full)"
+        return Trial(rungs=rungs, outcome="out of memory", message=message, peak_bytes=None)
+    last = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
+    raise UserError(f"a trial step of the recipe failed: {last[0]}; see it with --no-adapt")
+
+
+def explain(error: BaseException, workload: Workload[Any], config: Any) -> OutOfMemoryError:
+    """What to do when memory ran out in the middle of a run, which is not adapted any more."""
+    names = ", ".join(rung.name for rung in workload.rungs(config)) or "none"
+    first = str(error).splitlines()[0][:160]
+    return OutOfMemoryError(
+        f"memory ran out: {first}; a run's batches stay as they are once it has begun, so begin "
+        f"a new one: without --no-adapt it tries these rungs ({names}), or give a smaller "
+        "micro-batch with --override, or a size with more memory"
+    )

@@ -1,0 +1,117 @@
+"""What `check` does and says: a run alone, once more, and one interrupted everywhere."""
+
+import argparse
+import json
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from training.config import parse_interval, parse_overrides, resolve_config
+from training.errors import EXIT_FAILED, EXIT_FINISHED, UserError
+from training.preflight.workload_checks import describe, problems
+from training.proof.check.runs import InterruptionPoint, Runs, points
+from training.proof.torture.compare import Outcome, differences
+from training.store.dataset import open_dataset, write_manifest
+from training.workloads import load_workload
+
+_DATASET_SEED = 0
+
+
+def check(options: argparse.Namespace) -> int:
+    """Check as the command line asks; exit code 1: it does not resume exactly."""
+    began = time.monotonic()
+    workload = load_workload(options.name)
+    wrong = problems(workload)
+    if wrong:
+        return _say_wrong(options, wrong)
+    recipe = options.recipe or min(workload.recipes)
+    overrides = parse_overrides(options.override)
+    config = resolve_config(workload, recipe, overrides)
+    interval = parse_interval(options.checkpoint_interval)
+    _say(options, f"[ok] protocol: {describe(workload, recipe)}")
+    # torch's optimizers import it when the first one is made: 3 s that no attempt need repeat.
+    import torch
+    import torch._dynamo
+
+    torch.set_num_threads(config.num_threads)
+    with tempfile.TemporaryDirectory(prefix="check-") as folder:
+        runs = Runs(options.name, recipe, overrides, Path(folder), interval, options.steps)
+        _prepare_dataset(options, workload, runs)
+        whole = runs.whole("whole")
+        stage, fewest = _fewest_steps(whole)
+        if fewest < (options.steps or 0):
+            raise UserError(
+                f"stage {stage!r} has so few samples that it took {fewest} steps, not "
+                f"{options.steps}; give a greater --count, or a smaller batch with --override"
+            )
+        _say(options, f"[ok] a run alone: {len(whole.steps)} steps")
+        differing = differences(runs.whole("again"), whole)
+        if differing:
+            return _end(options, began, "two runs without interruption differ", differing, [])
+        _say(options, "[ok] once more: the same weights, losses and sample ids")
+        ours, met = runs.interrupted("interrupted", points(workload.stages(config), options.steps))
+        differing = differences(ours, whole)
+        return _end(options, began, "the interrupted run differs", differing, met)
+
+
+def _fewest_steps(outcome: Outcome) -> tuple[str, int]:
+    """The Train stage that took the fewest steps, and how many."""
+    counts = Counter(line["stage"] for line in outcome.steps.values())
+    return min(counts.items(), key=lambda item: item[1])
+
+
+def _prepare_dataset(options: argparse.Namespace, workload: Any, runs: Runs) -> None:
+    if options.dataset_uri is not None:
+        runs.dataset = Path(options.dataset_uri)
+        open_dataset(runs.dataset)
+        return
+    runs.dataset.mkdir()
+    meta = workload.make_dataset(
+        runs.dataset, options.count, _DATASET_SEED, lambda done, total: None
+    )
+    write_manifest(runs.dataset, workload.name, meta)
+
+
+def _say_wrong(options: argparse.Namespace, wrong: Sequence[str]) -> int:
+    if options.json:
+        print(json.dumps({"resumes_exactly": False, "problems": list(wrong)}, indent=1))
+    for sentence in [] if options.json else wrong:
+        print(f"[failed] {sentence}")
+    return EXIT_FAILED
+
+
+def _say(options: argparse.Namespace, line: str) -> None:
+    if not options.json:
+        print(line, flush=True)
+
+
+def _end(
+    options: argparse.Namespace,
+    began: float,
+    what: str,
+    differing: Sequence[str],
+    met: Sequence[InterruptionPoint],
+) -> int:
+    seconds = time.monotonic() - began
+    if options.json:
+        record = {
+            "resumes_exactly": not differing,
+            "problems": [f"{what}: {sentence}" for sentence in differing],
+            "interruptions": [str(place) for place in met],
+            "seconds": round(seconds, 1),
+        }
+        print(json.dumps(record, indent=1))
+        return EXIT_FAILED if differing else EXIT_FINISHED
+    for place in met:
+        print(f"  {place}")
+    for sentence in differing:
+        print(f"[failed] {what}: {sentence}")
+    if not differing:
+        print(
+            f"[ok] {options.name} resumes exactly: {len(met)} interruptions, each on a new "
+            f"machine, and the same weights, losses and sample ids ({seconds:.0f} s)"
+        )
+    return EXIT_FAILED if differing else EXIT_FINISHED

@@ -1,0 +1,199 @@
+"""The small runs of `check`: one without interruption, one that is ended at each of some points.
+
+Each attempt is a process of its own on a machine of its own, which has nothing but the store.
+"""
+
+import os
+import shutil
+import signal
+import traceback
+from collections.abc import Sequence
+from contextlib import ExitStack, redirect_stderr, redirect_stdout
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from training.config import Interval
+from training.engine.attempt import run_attempt
+from training.engine.exit_code import exit_code_of
+from training.engine.job import Options
+from training.errors import EXIT_FINISHED, EXIT_INTERRUPTED, UserError
+from training.interruption.supervisor import Supervisor
+from training.proof.check.small import Small
+from training.proof.torture.compare import Outcome, read_outcome
+from training.record.head import read_head
+from training.store.open import open_store
+from training.workload import Train
+from training.workloads import load_workload
+
+_EXIT_CRASHED = 70
+# What the next attempt waits for after a kill. Nothing is lost by a short one: none is beside it.
+_LEASE_TTL_SECONDS = 2.0
+# Steps of a stage after which an attempt is told to end: the first, one in an epoch, one before an
+# evaluation, and one in the second epoch.
+_NOTICES = (0, 2, 3, 5)
+# Shares of a longer stage's steps after which an attempt is killed: it goes on from what was saved
+# on the way.
+_KILLS = (0.45, 0.9)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InterruptionPoint:
+    """Where an attempt is ended, and how."""
+
+    stage: str
+    kind: str  # step, evaluation or shard
+    number: int
+    how: Literal["interrupted", "killed"] = "interrupted"
+    resumed_from: str = ""  # of a kill, once it is known
+
+    def is_reached(self, stage: str, kind: str, number: int) -> bool:
+        """Whether this place, or one behind it in the same stage, is reached."""
+        return (stage, kind) == (self.stage, self.kind) and number >= self.number
+
+    def __str__(self) -> str:
+        what = "evaluation batch" if self.kind == "evaluation" else self.kind
+        where = f"{self.how} at stage {self.stage!r}, {what} {self.number + 1}"
+        return f"{where}; {self.resumed_from}" if self.resumed_from else where
+
+
+def points(stages: Sequence[Any], num_steps: int | None) -> list[InterruptionPoint]:
+    """Where a run of these stages is ended, in order; `num_steps`: of each Train stage, if many."""
+    found = []
+    for stage in stages:
+        if not isinstance(stage, Train):
+            found.append(
+                InterruptionPoint(stage=stage.name, kind="shard", number=stage.num_shards // 2)
+            )
+            continue
+        first, *rest = (
+            InterruptionPoint(stage=stage.name, kind="step", number=step) for step in _NOTICES
+        )
+        evaluation = InterruptionPoint(stage=stage.name, kind="evaluation", number=0)
+        found += [first, *rest[:-1], evaluation, rest[-1]]
+        for share in _KILLS if num_steps else ():
+            number = int(share * (num_steps or 0))
+            found.append(
+                InterruptionPoint(stage=stage.name, kind="step", number=number, how="killed")
+            )
+    return found
+
+
+class Runs:
+    """Small runs of one workload below a folder, each attempt in a process of its own."""
+
+    def __init__(
+        self,
+        name: str,
+        recipe: str,
+        overrides: dict[str, str],
+        folder: Path,
+        interval: Interval,
+        num_steps: int | None,
+    ) -> None:
+        self._name = name
+        self._recipe = recipe
+        self._overrides = overrides
+        self._folder = folder
+        self._interval = interval
+        self._num_steps = num_steps
+        self._num_attempts = 0
+        self.dataset = folder / "dataset"
+
+    def whole(self, name: str) -> Outcome:
+        """A run without any interruption."""
+        code = self._attempt(name, None)
+        if code != EXIT_FINISHED:
+            raise UserError(f"a plain run of the workload ended with exit code {code}:{self.log}")
+        return self.outcome(name)
+
+    def interrupted(
+        self, name: str, points: Sequence[InterruptionPoint]
+    ) -> tuple[Outcome, list[InterruptionPoint]]:
+        """A run that is ended at each place in turn, then goes to its end; the points it met."""
+        met = []
+        for place in points:
+            code = self._attempt(name, place)
+            if code == EXIT_FINISHED:
+                break
+            if code != (-signal.SIGKILL if place.how == "killed" else EXIT_INTERRUPTED):
+                raise UserError(f"after {place} an attempt ended with exit code {code}:{self.log}")
+            met.append(self._with_commit(name, place) if place.how == "killed" else place)
+        else:
+            code = self._attempt(name, None)
+        if code != EXIT_FINISHED:
+            raise UserError(f"the last attempt ended with exit code {code}:{self.log}")
+        return self.outcome(name), met
+
+    def outcome(self, name: str) -> Outcome:
+        """What a run left."""
+        return read_outcome(open_store(str(self._folder / name)), self._folder / "scratch")
+
+    @property
+    def log(self) -> str:
+        """The last lines of the last attempt."""
+        path = self._folder / f"attempt-{self._num_attempts}.log"
+        lines = path.read_text(errors="replace").splitlines()[-12:]
+        return "".join(f"\n    {line}" for line in lines)
+
+    def _with_commit(self, name: str, place: InterruptionPoint) -> InterruptionPoint:
+        """Say which commit the next attempt finds."""
+        head = read_head(open_store(str(self._folder / name)))
+        if head is None or not head.checkpoints:
+            return replace(place, resumed_from="nothing was committed")
+        newest = head.checkpoints[-1]
+        where = f"step {newest.step} of the run, epoch {newest.epoch}"
+        return replace(place, resumed_from=f"goes on from the {newest.kind} commit at {where}")
+
+    def _attempt(self, name: str, place: InterruptionPoint | None) -> int:
+        self._num_attempts += 1
+        machine = self._folder / f"machine-{self._num_attempts}"
+        pid = os.fork()
+        if pid == 0:
+            os._exit(self._act(name, place, machine))
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        shutil.rmtree(machine, ignore_errors=True)
+        return code
+
+    def _act(self, name: str, place: InterruptionPoint | None, machine: Path) -> int:
+        """In the child: a machine of its own, which has nothing yet."""
+        with ExitStack() as stack:
+            log = (self._folder / f"attempt-{self._num_attempts}.log").open("w")
+            stack.enter_context(redirect_stdout(log))
+            stack.enter_context(redirect_stderr(log))
+            try:
+                return exit_code_of(lambda: run_attempt(*self._options(name, place, machine)))
+            except BaseException:  # the child must end here, whatever the workload raises
+                traceback.print_exc()
+                return _EXIT_CRASHED
+            finally:
+                log.flush()
+
+    def _options(
+        self, name: str, place: InterruptionPoint | None, machine: Path
+    ) -> tuple[Options, Supervisor]:
+        supervisor = Supervisor(budget_seconds=600.0)
+
+        def reached(stage: str, kind: str, number: int) -> None:
+            if place is None or not place.is_reached(stage, kind, number):
+                return
+            if place.how == "killed":
+                os.kill(os.getpid(), signal.SIGKILL)
+            supervisor.interruption.tell("notice")
+
+        options = Options(
+            workload=Small(load_workload(self._name), reached, self._num_steps),
+            workload_name=self._name,
+            recipe=self._recipe,
+            overrides=self._overrides,
+            dataset_uri=str(self.dataset),
+            store=open_store(str(self._folder / name)),
+            run_id=name,
+            interval=self._interval,
+            lease_ttl_seconds=_LEASE_TTL_SECONDS,
+            metrics_file=None,
+            writer=f"attempt-{self._num_attempts}",
+            bundle_uri=None,
+            scratch=machine,
+        )
+        return options, supervisor

@@ -1,0 +1,201 @@
+"""`python -m training torture`: what is asked for, what is said while it runs, and the result."""
+
+import argparse
+import json
+import os
+import shutil
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from training.config import parse_interval, parse_overrides, resolve_config
+from training.errors import EXIT_FAILED, EXIT_FINISHED, UserError
+from training.proof.torture.plan import PHASES, SIGNALS
+from training.proof.torture.series import Series, Target, Wholes
+from training.proof.torture.tally import Tally
+from training.store.dataset import open_dataset, write_manifest
+from training.workload import Workload
+from training.workloads import load_workload
+
+BUILT_IN = "training.proof.torture.workload:SMALL"
+_DATASET_SEED = 0
+
+
+def torture(options: argparse.Namespace) -> int:
+    """Run it as the command line asks; the exit code is 1 if anything differed."""
+    import torch
+
+    # torch's optimizers import it when the first one is made: 3 s that no attempt need repeat.
+    import torch._dynamo
+
+    # A fork of a process with threads may find a lock held that nobody will ever release.
+    torch.set_num_threads(1)
+    workload = load_workload(options.workload)
+    recipes = _recipes(options, workload)
+    overrides = parse_overrides(options.override)
+    for recipe in recipes:
+        resolve_config(workload, recipe, overrides)
+    intervals = options.checkpoint_interval.split(",")
+    for interval in intervals:
+        parse_interval(interval)
+    for name in ("kills", "seeds", "count"):
+        if getattr(options, name) < 1:
+            raise UserError(f"--{name} is {getattr(options, name)}; give at least 1")
+    out = options.out or Path(tempfile.mkdtemp(prefix="torture-"))
+    if out.exists() and any(out.iterdir()):
+        raise UserError(f"{out} is not empty; give a new folder")
+    out.mkdir(parents=True, exist_ok=True)
+    target = Target(
+        workload=options.workload,
+        recipes=recipes,
+        num_processes=_num_processes(options),
+        intervals=intervals,
+        overrides=overrides,
+        dataset=_dataset(options, workload, out / "dataset"),
+        runs_uri=options.run_uri or str(out / "runs"),
+        ttl_seconds=options.lease_ttl_seconds,
+        budget_seconds=options.notice_budget_seconds,
+        is_one_enough=options.exitfirst,
+        out=out,
+    )
+    tally, seconds = _go(target, options)
+    return _end(target, options, tally, seconds)
+
+
+def _go(target: Target, options: argparse.Namespace) -> tuple[Tally, float]:
+    tally, wholes, began = Tally(), Wholes(), time.monotonic()
+    seeds = range(options.seed, options.seed + options.seeds)
+
+    def say(line: str) -> None:
+        done = f"[{tally.kills}/{options.kills} kills, {time.monotonic() - began:.0f} s]"
+        print(f"{done} {line}", file=sys.stderr, flush=True)
+
+    for number, seed in enumerate(seeds):
+        share = options.kills * (number + 1) // len(seeds) - options.kills * number // len(seeds)
+        if share:
+            Series(target, seed, tally, wholes, say).go(share)
+    return tally, time.monotonic() - began
+
+
+def _end(target: Target, options: argparse.Namespace, tally: Tally, seconds: float) -> int:
+    is_equal = not tally.differences
+    if options.json:
+        print(json.dumps(_record(target, options, tally, seconds), indent=1))
+    else:
+        print("\n".join([*_table(tally), *_lines(tally)]))
+        print(
+            f"{tally.kills} kills in {tally.runs} runs and {tally.attempts} attempts "
+            f"({tally.fresh_attempts} in fresh interpreters), {tally.faults} store faults, "
+            f"{tally.steps_repeated} of {tally.steps} steps repeated, "
+            f"{tally.checkpoints_passed_over} checkpoints passed over, {seconds:.0f} s"
+        )
+        for line in tally.differences:
+            print(f"[failed] {line}")
+        if is_equal:
+            print("[ok] every run equals the uninterrupted one: weights, losses, sample ids")
+    if is_equal and options.out is None:
+        shutil.rmtree(target.out)
+    elif not is_equal:
+        print(f"runs and logs are kept in {target.out}", file=sys.stderr)
+    return EXIT_FINISHED if is_equal else EXIT_FAILED
+
+
+def _record(
+    target: Target, options: argparse.Namespace, tally: Tally, seconds: float
+) -> dict[str, Any]:
+    return {
+        **asdict(tally),
+        "by_kind_and_phase": _by_second(tally.by_kind_and_phase),
+        "by_kind_and_ranks": _by_second(tally.by_kind_and_ranks),
+        "runs_with": {what: dict(sorted(cards.items())) for what, cards in tally.runs_with.items()},
+        "dated_ended_by": dict(sorted(tally.dated_ended_by.items())),
+        "exit_codes": {str(code): count for code, count in sorted(tally.exit_codes.items())},
+        "is_equal": not tally.differences,
+        "workload": target.workload,
+        "seeds": list(range(options.seed, options.seed + options.seeds)),
+        "seconds": round(seconds, 1),
+    }
+
+
+def _by_second(counts: Counter[tuple[str, str]]) -> dict[str, dict[str, int]]:
+    """As JSON can say it: by phase, or by the ranks that were signalled, then by kind."""
+    nested: dict[str, dict[str, int]] = {}
+    for (kind, second), count in sorted(counts.items()):
+        nested.setdefault(second, {})[kind] = count
+    return nested
+
+
+def _lines(tally: Tally) -> Sequence[str]:
+    """What the runs were, and who was signalled where there were several ranks."""
+    lines = [
+        f"runs by {what}: {', '.join(f'{card} {n}' for card, n in sorted(cards.items()))}"
+        for what, cards in tally.runs_with.items()
+    ]
+    for ranks, kinds in sorted(_by_second(tally.by_kind_and_ranks).items()):
+        said = ", ".join(f"{kind} {count}" for kind, count in kinds.items())
+        lines.append(f"with several ranks, at {ranks}: {said}")
+    ends = ", ".join(f"{what} {count}" for what, count in sorted(tally.dated_ended_by.items()))
+    lines.append(
+        f"notices with a time: {tally.dated_notices}, of which {tally.dated_trained_on} trained "
+        f"on, {tally.steps_gained} steps gained; ended by: {ends or 'none'}"
+    )
+    return lines
+
+
+def _table(tally: Tally) -> Sequence[str]:
+    """Kills by what the attempt was doing (rows) and kind (columns)."""
+    kinds = list(SIGNALS)
+    known = list(PHASES)
+    phases = sorted(
+        {phase for _, phase in tally.by_kind_and_phase},
+        key=lambda phase: (known.index(phase) if phase in known else -1, phase),
+    )
+    lines = [f"{'while':<18}" + "".join(f"{kind:>8}" for kind in kinds) + f"{'all':>8}"]
+    for phase in phases:
+        counts = [tally.by_kind_and_phase[kind, phase] for kind in kinds]
+        cells = "".join(f"{count or '':>8}" for count in counts)
+        lines.append(f"{phase:<18}{cells}{sum(counts):>8}")
+    return lines
+
+
+def _recipes(options: argparse.Namespace, workload: Workload[Any]) -> Sequence[str]:
+    if options.recipe is not None:
+        return str(options.recipe).split(",")
+    known = sorted(workload.recipes)
+    return known if options.workload == BUILT_IN else known[:1]
+
+
+def _num_processes(options: argparse.Namespace) -> Sequence[int]:
+    """Two ranks cost more, so they come once in three runs."""
+    text = options.num_processes or ("1,1,2" if options.workload == BUILT_IN else "1")
+    try:
+        numbers = [int(number) for number in text.split(",")]
+    except ValueError as error:
+        raise UserError(f"--num-processes is {text!r}; give numbers, as 1 or 1,2") from error
+    if min(numbers) < 1:
+        raise UserError(f"--num-processes is {text!r}; give numbers from 1 on")
+    return numbers
+
+
+def _dataset(options: argparse.Namespace, workload: Workload[Any], folder: Path) -> Path:
+    if options.dataset_uri is not None:
+        given = Path(options.dataset_uri)
+        open_dataset(given)
+        return given
+    folder.mkdir()
+    pid = os.fork()
+    if pid == 0:  # what a generator starts (threads, pools) ends with the child
+        meta = workload.make_dataset(folder, options.count, _DATASET_SEED, lambda done, total: None)
+        write_manifest(folder, workload.name, meta)
+        sys.stdout.flush()
+        os._exit(0)
+    if os.waitpid(pid, 0)[1] != 0:
+        raise UserError(f"workload {workload.name!r} did not make its dataset; see above")
+    assert threading.active_count() == 1
+    return folder

@@ -1,0 +1,159 @@
+"""What a run left in its store, held against the uninterrupted run and against the promises."""
+
+import json
+import secrets
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from training.checkpoint.export import FINAL, weights_sha256
+from training.checkpoint.transfer import receive
+from training.record.head import Head, read_head
+from training.store.protocol import Store
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """A finished run. Steps and evaluations: repeated ones once, the newest generation winning."""
+
+    head: Head
+    steps: Mapping[int, Mapping[str, Any]]
+    evaluations: Mapping[int, Mapping[str, Any]]
+    num_steps_done: int  # with those that were repeated
+    num_steps_gained: int  # those after a notice that did not have to be repeated
+    passed_over: tuple[str, ...]
+    tensors: Mapping[str, Tensor]
+
+
+def read_outcome(store: Store, scratch: Path) -> Outcome:
+    """Read a finished run from its store."""
+    head = read_head(store)
+    assert head is not None
+    lines = _lines(store)
+    scratch.mkdir(parents=True, exist_ok=True)
+    tensors = {}
+    if store.sizes(FINAL.partition("/")[0] + "/").get(FINAL):
+        path = scratch / f"final-{secrets.token_hex(4)}.safetensors"
+        store.get_file(FINAL, path)
+        tensors = load_file(path)
+        path.unlink()
+    steps = _newest(lines, "step")
+    return Outcome(
+        head=head,
+        steps=steps,
+        evaluations=_newest(lines, "evaluation"),
+        num_steps_done=sum(line["kind"] == "step" for line in lines),
+        num_steps_gained=_num_gained(lines, steps),
+        passed_over=tuple(
+            entry["name"]
+            for line in lines
+            if line["kind"] == "resume"
+            for entry in line["passed_over"]
+        ),
+        tensors=tensors,
+    )
+
+
+def sample_problems(outcome: Outcome) -> list[str]:
+    """Samples that do not come exactly once in each epoch of a stage, and missing steps."""
+    problems = []
+    if sorted(outcome.steps) != list(range(1, len(outcome.steps) + 1)):
+        missing = sorted(set(range(1, max(outcome.steps, default=0))) - set(outcome.steps))
+        problems.append(f"steps are missing from the lineage: {missing[:5]}")
+    epochs: dict[tuple[str, int], Counter[int]] = {}
+    for line in outcome.steps.values():
+        epochs.setdefault((line["stage"], line["epoch"]), Counter()).update(line["ids"])
+    for (stage, epoch), counts in sorted(epochs.items()):
+        repeated = [index for index, count in counts.items() if count > 1]
+        if repeated:
+            problems.append(f"stage {stage!r}, epoch {epoch}: samples {repeated[:5]} came twice")
+    return problems
+
+
+def differences(ours: Outcome, whole: Outcome) -> list[str]:
+    """What differs from the uninterrupted run: the first step, evaluation and tensor of each."""
+    found = [*_first_step(ours, whole), *_first_evaluation(ours, whole), *sample_problems(ours)]
+    for name in sorted(ours.tensors.keys() | whole.tensors.keys()):
+        if name not in ours.tensors or name not in whole.tensors:
+            found.append(f"tensor {name!r} is only in one of the runs")
+            break
+        a, b = ours.tensors[name], whole.tensors[name]
+        if a.dtype != b.dtype or not torch.equal(a, b):
+            most = "" if a.shape != b.shape else f" by up to {_most(a, b):.3g}"
+            found.append(f"the first tensor that differs is {name!r}{most}")
+            break
+    for what, outcome in (("the torture's", ours), ("the uninterrupted", whole)):
+        if weights_sha256(outcome.tensors) != outcome.head.weights_sha256:
+            found.append(f"{what} run's final weights are not those that its head names")
+    return found
+
+
+def broken_promises(store: Store, known: dict[str, bool]) -> list[str]:
+    """What must hold after every attempt: what the head names is there, whole. `known`: seen."""
+    head = read_head(store)
+    if head is None:
+        return []
+    sizes = store.sizes("checkpoints/")
+    broken = []
+    for entry in head.checkpoints:
+        for file in entry.files:
+            key = f"checkpoints/{entry.name}/{file.name}"
+            if sizes.get(key) != file.bytes:
+                broken.append(f"the head names {key} of {file.bytes} bytes; {sizes.get(key)} lie")
+            elif key not in known:
+                known[key] = receive(store, key, file, lambda start, block: None)
+                if not known[key]:
+                    broken.append(f"the head names {key}, which does not match its sha256")
+    return broken
+
+
+def _lines(store: Store) -> list[dict[str, Any]]:
+    lines: list[dict[str, Any]] = []
+    for key in sorted(store.sizes("metrics/")):
+        found = store.get(key)
+        assert found is not None
+        lines += [json.loads(line) for line in found.data.splitlines()]
+    return lines
+
+
+def _newest(lines: list[dict[str, Any]], kind: str) -> dict[int, dict[str, Any]]:
+    ordered = sorted(lines, key=lambda line: int(line["generation"]))
+    return {line["step"]: line for line in ordered if line["kind"] == kind}
+
+
+def _num_gained(lines: list[dict[str, Any]], steps: Mapping[int, Mapping[str, Any]]) -> int:
+    """Steps that a generation did after the boundary where it heard of its notice."""
+    noticed = {line["generation"]: line["step"] for line in lines if line["kind"] == "notice"}
+    return sum(step > noticed.get(line["generation"], step) for step, line in steps.items())
+
+
+def _first_step(ours: Outcome, whole: Outcome) -> list[str]:
+    for step in sorted(ours.steps.keys() | whole.steps.keys()):
+        if step not in ours.steps or step not in whole.steps:
+            return [f"step {step} is only in one of the runs"]
+        for field in ("stage", "epoch", "ids", "lr", "loss", "metrics"):
+            a, b = ours.steps[step].get(field), whole.steps[step].get(field)
+            if a != b:
+                stage = whole.steps[step]["stage"]
+                return [f"step {step} (stage {stage!r}): {field} is {a} instead of {b}"]
+    return []
+
+
+def _first_evaluation(ours: Outcome, whole: Outcome) -> list[str]:
+    for step in sorted(ours.evaluations.keys() | whole.evaluations.keys()):
+        a, b = ours.evaluations.get(step, {}), whole.evaluations.get(step, {})
+        if (a.get("stage"), a.get("metrics")) != (b.get("stage"), b.get("metrics")):
+            return [
+                f"evaluation after step {step}: {a.get('metrics')} instead of {b.get('metrics')}"
+            ]
+    return []
+
+
+def _most(a: Tensor, b: Tensor) -> float:
+    return float((a.double() - b.double()).abs().max()) if a.numel() else 0.0

@@ -1,0 +1,99 @@
+"""The other ranks of a tortured attempt: forked before there is a thread, started when asked for.
+
+To the engine they are what its own launcher starts (training/ranks/launch.py), seconds sooner: a
+rank waits at its pipe for its place, and the end of the pipe tells it that rank 0 has ended.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import IO
+
+from training.ranks.launch import RankProcess
+
+_POLL_SECONDS = 0.005
+
+
+class ForkedRanks:
+    """All ranks above 0. Made in rank 0's process while it has one thread."""
+
+    def __init__(self, num_processes: int, act: Callable[[int], int]) -> None:
+        self._ranks: list[_ForkedRank] = []
+        for rank in range(1, num_processes):
+            self._ranks.append(_ForkedRank(rank, act, self._ranks))
+
+    def start(self, variables: Mapping[str, str]) -> RankProcess:
+        """Let the rank begin that these variables are for."""
+        process = self._ranks[int(variables["RANK"]) - 1]
+        # It may have been killed already: whoever waits for it hears of that.
+        with suppress(BrokenPipeError):
+            process.stdin.write(json.dumps(dict(variables)).encode() + b"\n")
+        return process
+
+
+class _ForkedRank:
+    def __init__(self, rank: int, act: Callable[[int], int], before: "list[_ForkedRank]") -> None:
+        reader, writer = os.pipe()
+        self.stdin: IO[bytes] = os.fdopen(writer, "wb", buffering=0)
+        self.pid = os.fork()
+        if self.pid == 0:
+            for other in (*before, self):
+                other.stdin.close()  # or that rank would not see its end
+            os.dup2(reader, 0)
+            sys.stdin = os.fdopen(0)
+            os._exit(act(rank))
+        os.close(reader)
+        self._code: int | None = None
+        self._lock = threading.Lock()
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Its exit code; TimeoutExpired if it has none in time. From any thread."""
+        began = time.monotonic()
+        while (code := self._poll()) is None:
+            if timeout is not None and time.monotonic() - began > timeout:
+                raise subprocess.TimeoutExpired(f"rank {self.pid}", timeout)
+            time.sleep(_POLL_SECONDS)
+        return code
+
+    def send_signal(self, sig: int) -> None:
+        """Send a signal; no-op once it has ended."""
+        if self._poll() is None:
+            os.kill(self.pid, sig)
+
+    def kill(self) -> None:
+        """Send SIGKILL."""
+        self.send_signal(9)
+
+    def _poll(self) -> int | None:
+        with self._lock:
+            if self._code is None:
+                pid, status = os.waitpid(self.pid, os.WNOHANG)
+                self._code = os.waitstatus_to_exitcode(status) if pid else None
+            return self._code
+
+
+def read_place() -> dict[str, str]:
+    """In a forked rank: the variables that it was started with; none if rank 0 ended before."""
+    line = b""
+    while not line.endswith(b"\n"):
+        read = os.read(0, 1)  # not a byte more: what follows is the end of the pipe
+        if not read:
+            return {}
+        line += read
+    variables: dict[str, str] = json.loads(line)
+    return variables
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process is alive, also one that is nobody's child any more (Linux)."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in "ZX"

@@ -1,0 +1,207 @@
+"""The built-in workload: seconds long, with everything in it that resuming can get wrong.
+
+Derived data, two Train stages of which the second grows from the first, augmentation, dropout,
+BatchNorm, accumulation, an odd last batch, warm-up, an optimizer with state; by recipe a moving
+average, the best metric's checkpoints, autocast, a loss scaler.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.optim import AdamW, Optimizer
+
+from training.randomness import shuffled
+from training.workload import (
+    Batch,
+    Inputs,
+    Loss,
+    Partial,
+    Precision,
+    Prepare,
+    Progress,
+    Rung,
+    Settings,
+    Sharding,
+    Start,
+    Train,
+)
+
+NUM_INPUTS = 8
+NUM_CLASSES = 3
+# The last step of an epoch takes 14 of the 62 others: no micro-batch of one, for BatchNorm.
+NUM_HELD_OUT = 15
+# Of the loss: the first scale, 2 ** 16, stays above 1.
+_MOST_DOUBLINGS = 12
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SmallConfig:
+    """Everything that the recipe decides."""
+
+    seed: int = 11
+    num_threads: int = 1
+    deterministic: bool = True
+    epochs: int = 6
+    width: int = 16
+    learning_rate: float = 0.02
+    micro_batch: int = 8
+    precision: Precision = "float32"
+    ema_decay: float | None = None
+    best_metric: str | None = None
+    sharding: Sharding = "none"
+    # Steps after which the loss is in a unit twice as large: float16 overflows again and again, so
+    # that a loss scaler that forgets its scale skips other steps. 0: never.
+    loss_doubles_every: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scale:
+    """Derived data: the inputs scaled by their spread, with noise of the shard's own seed."""
+
+    name: str = "scaled"
+    num_shards: int = 4
+
+    def key(self, i: Inputs) -> str:
+        return f"scaled-{i.dataset.fingerprint[:16]}"
+
+    def make(self, i: Inputs, shard: int) -> Mapping[str, Tensor]:
+        data = load_file(i.dataset.folder / "rows.safetensors")
+        rows = range(shard, len(data["x"]), self.num_shards)
+        x = data["x"][rows] / data["x"].std()
+        return {"x": x + 0.01 * torch.randn(x.shape), "y": data["y"][rows].clone()}
+
+
+class Rows:
+    """Rows of the derived data; training rows are jittered."""
+
+    def __init__(self, x: Tensor, y: Tensor) -> None:
+        self.x = x
+        self.y = y
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def get(self, index: int, rng: torch.Generator) -> Any:
+        return self.x[index] + 0.1 * torch.randn(NUM_INPUTS, generator=rng), self.y[index]
+
+    def collate(self, items: Sequence[Any]) -> Batch:
+        x, y = zip(*items, strict=True)
+        return {"x": torch.stack(x), "y": torch.stack(y)}
+
+    def order(self, epoch: int, seed: int) -> Sequence[int]:
+        return shuffled(len(self), epoch, seed)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Classify:
+    """A small classifier; a wider one begins with the columns of the one before it."""
+
+    name: str
+    config: SmallConfig
+    width: int
+
+    @property
+    def settings(self) -> Settings:
+        return Settings(
+            epochs=self.config.epochs,
+            global_batch=16,
+            micro_batch=self.config.micro_batch,
+            eval_batch=6,
+            warmup_steps=3,
+            clip_norm=1.0,
+            precision=self.config.precision,
+            ema_decay=self.config.ema_decay,
+            best_metric=self.config.best_metric,
+            sharding=self.config.sharding,
+        )
+
+    def model(self, i: Inputs) -> nn.Module:
+        return nn.Sequential(
+            nn.Linear(NUM_INPUTS, self.width),
+            nn.BatchNorm1d(self.width),
+            nn.ReLU(),
+            nn.Dropout(0.1),
+            nn.Linear(self.width, NUM_CLASSES),
+        )
+
+    def start(self, m: nn.Module, i: Inputs) -> Start:
+        if i.prior is not None:
+            grown, before = m.state_dict()["0.weight"], i.prior.model["0.weight"]
+            with torch.no_grad():
+                grown[: len(before)].copy_(before)
+        return Start(facts={"width": self.width})
+
+    def optimizer(self, m: nn.Module) -> Optimizer:
+        return AdamW(m.parameters(), lr=self.config.learning_rate)
+
+    def samples(self, i: Inputs, split: str) -> Rows:
+        shards = i.artifact("scaled")
+        x, y = torch.cat([s["x"] for s in shards]), torch.cat([s["y"] for s in shards])
+        part = slice(NUM_HELD_OUT, None) if split == "train" else slice(NUM_HELD_OUT)
+        return Rows(x[part], y[part])
+
+    def weight(self, b: Batch) -> float:
+        return float(len(b["y"]))
+
+    def loss(self, m: nn.Module, b: Batch, step: int) -> Loss:
+        every = self.config.loss_doubles_every
+        unit = 2.0 ** min(step // every, _MOST_DOUBLINGS) if every else 1.0
+        return Loss(total=unit * F.cross_entropy(m(b["x"]), b["y"], reduction="sum"))
+
+    def evaluate(self, m: nn.Module, b: Batch) -> Partial:
+        correct = int((m(b["x"]).argmax(1) == b["y"]).sum())
+        return Partial(sums={"accuracy": (correct, self.weight(b))})
+
+    def summarize(self, parts: Sequence[Partial], out: Path) -> Mapping[str, float]:
+        pairs = [part.sums["accuracy"] for part in parts]
+        return {"accuracy": sum(s for s, _ in pairs) / sum(n for _, n in pairs)}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Small:
+    """The workload `training.proof.torture.workload:SMALL`."""
+
+    name: str = "small"
+    placement_fields: frozenset[str] = frozenset()
+
+    @property
+    def recipes(self) -> Mapping[str, Callable[[], SmallConfig]]:
+        return {
+            "plain": SmallConfig,
+            "average": lambda: SmallConfig(micro_batch=4, ema_decay=0.9, best_metric="accuracy"),
+            "bfloat16": lambda: SmallConfig(precision="bfloat16", ema_decay=0.9),
+            "float16": lambda: SmallConfig(
+                precision="float16", micro_batch=4, loss_doubles_every=2
+            ),
+            "sharded": lambda: SmallConfig(sharding="full", ema_decay=0.9, best_metric="accuracy"),
+        }
+
+    def stages(self, c: SmallConfig) -> Sequence[Prepare | Train]:
+        return (
+            Scale(),
+            Classify(name="narrow", config=c, width=c.width),
+            Classify(name="wide", config=c, width=2 * c.width),
+        )
+
+    def rungs(self, c: SmallConfig) -> Sequence[Rung]:
+        return ()
+
+    def make_dataset(
+        self, out: Path, count: int, seed: int, progress: Progress
+    ) -> Mapping[str, Any]:
+        rng = torch.Generator().manual_seed(seed)
+        y = torch.randint(NUM_CLASSES, (count,), generator=rng)
+        x = torch.randn(count, NUM_INPUTS, generator=rng)
+        x[:, :NUM_CLASSES] += 2 * F.one_hot(y, NUM_CLASSES)
+        save_file({"x": x, "y": y}, out / "rows.safetensors")
+        progress(count, count)
+        return {"rows": count}
+
+
+SMALL = Small()

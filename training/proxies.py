@@ -1,0 +1,81 @@
+"""A workload and stages that pass everything on to another: to look at one thing, or to change it.
+
+A protocol's members must be found on the class itself, not by __getattr__ (Python 3.12 and on).
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from training.workload import Batch, Inputs, Loss, Partial, Prepare, Samples, Settings, Start, Train
+
+
+class WorkloadProxy:
+    """Whatever is not defined here is the wrapped one's."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+class PrepareProxy(WorkloadProxy):
+    """A Prepare stage."""
+
+    _inner: Prepare
+
+    @property
+    def name(self) -> str:
+        return self._inner.name
+
+    @property
+    def num_shards(self) -> int:
+        return self._inner.num_shards
+
+    def key(self, i: Inputs) -> str:
+        return self._inner.key(i)
+
+    def make(self, i: Inputs, shard: int) -> Mapping[str, Tensor]:
+        return self._inner.make(i, shard)
+
+
+class TrainProxy(WorkloadProxy):
+    """A Train stage."""
+
+    _inner: Train
+
+    @property
+    def name(self) -> str:
+        return self._inner.name
+
+    @property
+    def settings(self) -> Settings:
+        return self._inner.settings
+
+    def model(self, i: Inputs) -> nn.Module:
+        return self._inner.model(i)
+
+    def start(self, m: nn.Module, i: Inputs) -> Start:
+        return self._inner.start(m, i)
+
+    def optimizer(self, m: nn.Module) -> Optimizer:
+        return self._inner.optimizer(m)
+
+    def samples(self, i: Inputs, split: str) -> Samples:
+        return self._inner.samples(i, split)
+
+    def weight(self, b: Batch) -> float:
+        return self._inner.weight(b)
+
+    def loss(self, m: nn.Module, b: Batch, step: int) -> Loss:
+        return self._inner.loss(m, b, step)
+
+    def evaluate(self, m: nn.Module, b: Batch) -> Partial:
+        return self._inner.evaluate(m, b)
+
+    def summarize(self, parts: Sequence[Partial], out: Path) -> Mapping[str, float]:
+        return self._inner.summarize(parts, out)

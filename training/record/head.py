@@ -1,0 +1,116 @@
+"""head.json: the lease on a run and its list of committed checkpoints, in one object.
+
+Every change is one conditional write with a nonce of its own, so a stale writer is refused by the
+store itself. No two machines' clocks are compared, and safety never depends on the TTL. Imports no
+torch.
+"""
+
+import json
+import re
+import secrets
+import time
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal, TypeAlias
+
+from training.record.checkpoint_entry import CheckpointEntry, FileEntry
+from training.record.json_record import read_json_record
+from training.store.protocol import (
+    AnswerLostError,
+    PreconditionFailedError,
+    Store,
+    Stored,
+    StoreError,
+)
+
+HEAD = "head.json"
+# 2 added part_bytes to files and is_best to checkpoints; what is read of format 1 has neither.
+_FORMAT = 2
+_ATTEMPTS = 6
+_BACKOFF_SECONDS = 0.1
+# In a checkpoint's name (training/checkpoint/read.py).
+_GENERATION = re.compile(r"-g([0-9]+)-")
+
+State: TypeAlias = Literal["running", "released", "finished", "failed"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Head:
+    """The content of head.json; checkpoints oldest first."""
+
+    run_id: str
+    generation: int
+    writer: str
+    nonce: str
+    heartbeat: int = 0
+    state: State = "running"
+    reason: str | None = None
+    weights_sha256: str | None = None
+    checkpoints: tuple[CheckpointEntry, ...] = ()
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether nothing is to be done any more."""
+        return self.state in ("finished", "failed")
+
+    def to_bytes(self) -> bytes:
+        """As stored."""
+        return json.dumps({"format": _FORMAT, **asdict(self)}, indent=1).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes, name: str = HEAD) -> "Head":
+        """Read what `to_bytes` wrote; a refusal calls it by this name."""
+        return read_json_record(name, data, _FORMAT, cls._from_record)
+
+    @classmethod
+    def _from_record(cls, record: dict[str, Any]) -> "Head":
+        checkpoints = tuple(
+            CheckpointEntry(**{**entry, "files": tuple(FileEntry(**f) for f in entry["files"])})
+            for entry in record.pop("checkpoints")
+        )
+        return cls(**record, checkpoints=checkpoints)
+
+
+def read_head(store: Store) -> Head | None:
+    """The head as it stands, or None where no attempt has begun."""
+    found = store.get(HEAD)
+    return parse_head(store, found) if found else None
+
+
+def parse_head(store: Store, found: Stored) -> Head:
+    return Head.from_bytes(found.data, f"{store.uri}/{HEAD}")
+
+
+def write_head(store: Store, head: Head, etag: str | None) -> str:
+    """Write the head if its tag is `etag`; after a refusal or a lost answer, the nonce decides."""
+    for attempt in range(_ATTEMPTS):
+        try:
+            return store.put_if(HEAD, head.to_bytes(), etag)
+        except (PreconditionFailedError, AnswerLostError) as error:
+            found = store.get(HEAD)
+            if found and parse_head(store, found).nonce == head.nonce:
+                return found.etag
+            if isinstance(error, PreconditionFailedError) or (found and found.etag) != etag:
+                raise PreconditionFailedError(str(error)) from error
+            time.sleep(_BACKOFF_SECONDS * 2**attempt)
+    raise StoreError(f"{store.uri}/{HEAD}: no answer to {_ATTEMPTS} writes in a row")
+
+
+def mark_failed(store: Store, run_id: str, writer: str, reason: str) -> Head:
+    """Mark a run failed from outside, whoever holds it; a finished run stays finished."""
+    for _ in range(10 * _ATTEMPTS):
+        found = store.get(HEAD)
+        head = parse_head(store, found) if found else None
+        if head and head.is_ended:
+            return head
+        base = head or Head(run_id=run_id, generation=0, writer=writer, nonce="")
+        failed = replace(base, nonce=new_nonce(), state="failed", reason=reason)
+        try:
+            write_head(store, failed, found.etag if found else None)
+        except PreconditionFailedError:
+            continue  # a heartbeat came in between
+        return failed
+    raise StoreError(f"{store.uri}/{HEAD} changes faster than it can be marked failed")
+
+
+def new_nonce() -> str:
+    return secrets.token_hex(8)

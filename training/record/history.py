@@ -1,0 +1,163 @@
+"""What a run has written about itself: metrics, events, and its attempts put together from them.
+
+The lineage is the steps, repeated ones counted once, the newest generation winning. No torch.
+"""
+
+import itertools
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from training.store.protocol import Store
+
+Line = Mapping[str, Any]
+_ENDINGS = ("finished", "failed", "released")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttemptSummary:
+    """One attempt: from its take-over to the last thing heard of it."""
+
+    generation: int
+    writer: str
+    began: datetime
+    last_heard: datetime
+    ended: str  # finished, failed, released, or silent: nothing said that it ended
+    cause: str | None  # notice or shutdown, where one came
+    seconds_to_commit: float | None  # from the notice to its first commit
+    gained_steps: int  # in what was left of the notice after that, and committed
+    first_step: int | None  # the first that it computed
+    last_step: int | None
+    num_repeated: int  # of its steps that a later attempt computed again
+    repeated_seconds: float
+    usd_per_hour: float | None  # as the attempt was told
+
+    @property
+    def seconds(self) -> float:
+        """From take-over to the last thing heard."""
+        return (self.last_heard - self.began).total_seconds()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class History:
+    """All lines and events of a run, and what follows from them."""
+
+    lines: Sequence[Line]
+    events: Sequence[Line]
+    steps: Mapping[int, Line]  # the lineage
+    attempts: Sequence[AttemptSummary]
+
+    def evaluations(self) -> dict[str, list[Line]]:
+        """Stage -> its evaluations by step, each once."""
+        newest = _newest(self.lines, "evaluation")
+        found: dict[str, list[Line]] = {}
+        for step in sorted(newest):
+            found.setdefault(newest[step]["stage"], []).append(newest[step])
+        return found
+
+    def by_stage(self) -> dict[str, list[Line]]:
+        """Stage -> the steps of its lineage in order."""
+        found: dict[str, list[Line]] = {}
+        for step in sorted(self.steps):
+            found.setdefault(self.steps[step]["stage"], []).append(self.steps[step])
+        return found
+
+    def gaps(self) -> list[float]:
+        """Seconds between each attempt's end and its successor's take-over."""
+        pairs = itertools.pairwise(self.attempts)
+        return [max(0.0, (b.began - a.last_heard).total_seconds()) for a, b in pairs]
+
+    @property
+    def repeated_seconds(self) -> float:
+        """Of computing that had to be done again."""
+        return sum(attempt.repeated_seconds for attempt in self.attempts)
+
+
+def read_history(store: Store) -> History:
+    """Read everything that a run has written so far."""
+    lines = list(read_lines(store, sorted(store.sizes("metrics/"))))
+    events = sorted(_events(store), key=lambda event: str(event["time"]))
+    return History(
+        lines=lines,
+        events=events,
+        steps=_newest(lines, "step"),
+        attempts=_attempts(lines, events),
+    )
+
+
+def read_lines(store: Store, keys: Iterable[str]) -> Iterator[Line]:
+    """The lines of these objects of the metrics, in their order."""
+    for key in keys:
+        found = store.get(key)
+        for line in found.data.splitlines() if found else ():
+            yield json.loads(line)
+
+
+def _events(store: Store) -> Iterator[Line]:
+    for key in sorted(store.sizes("events/")):
+        found = store.get(key)
+        if found is not None:
+            yield json.loads(found.data)
+
+
+def _newest(lines: Sequence[Line], kind: str) -> dict[int, Line]:
+    ordered = sorted((line for line in lines if line["kind"] == kind), key=_generation)
+    return {line["step"]: line for line in ordered}
+
+
+def _generation(line: Line) -> int:
+    return int(line["generation"])
+
+
+def _attempts(lines: Sequence[Line], events: Sequence[Line]) -> list[AttemptSummary]:
+    told = [event for event in events if event.get("source") == "trainer"]
+    starts = [number for number, event in enumerate(told) if event["name"] == "take-over"]
+    steps_of: dict[int, list[Line]] = {}
+    lineage = _newest(lines, "step")
+    for line in lines:
+        if line["kind"] == "step":
+            steps_of.setdefault(_generation(line), []).append(line)
+    stories = []
+    for start, end in zip(starts, [*starts[1:], len(told)], strict=True):
+        first = told[start]
+        # A stale writer's events may lie behind its successor's take-over.
+        own = [e for e in told[start:end] if e["instance_id"] == first["instance_id"]]
+        generation = int(first["generation"])
+        stories.append(_story(generation, own, steps_of.get(generation, []), lineage))
+    return stories
+
+
+def _story(
+    generation: int, events: Sequence[Line], steps: Sequence[Line], lineage: Mapping[int, Line]
+) -> AttemptSummary:
+    by_name = {event["name"]: event for event in events}
+    notice = by_name.get("notice")
+    answers = [event for event in events if event["name"] == "committed"]
+    waits = [e["notice_to_commit_seconds"] for e in answers if "notice_to_commit_seconds" in e]
+    again = [line for line in steps if _generation(lineage[line["step"]]) > generation]
+    numbers = [line["step"] for line in steps]
+    return AttemptSummary(
+        generation=generation,
+        writer=str(events[0]["instance_id"]),
+        began=_time(events[0]),
+        last_heard=_time(events[-1]),
+        ended=next((name for name in _ENDINGS if name in by_name), "silent"),
+        cause=notice["cause"] if notice else None,
+        seconds_to_commit=waits[0] if waits else None,
+        gained_steps=max((event.get("gained_steps", 0) for event in answers), default=0),
+        first_step=min(numbers, default=None),
+        last_step=max(numbers, default=None),
+        num_repeated=len(again),
+        usd_per_hour=events[0].get("usd_per_hour"),
+        repeated_seconds=sum(
+            len(line["ids"]) / line["samples_per_second"]
+            for line in again
+            if line["samples_per_second"]
+        ),
+    )
+
+
+def _time(event: Line) -> datetime:
+    return datetime.fromisoformat(str(event["time"]))

@@ -1,0 +1,132 @@
+"""Metrics: JSON lines, at once into a local file, and in the store soon and before commits."""
+
+import json
+import math
+import threading
+import time
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
+
+from training.store.protocol import Store, StoreError
+
+_FLUSH_SECONDS = 5.0
+_ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
+
+
+@dataclass(kw_only=True, slots=True)
+class _Batch:
+    """Lines under way to one key."""
+
+    key: str
+    data: bytes
+    sending: Future[None]
+
+
+class Metrics:
+    """Lines of one attempt, in objects never rewritten: <generation>-<nonce>-<seq>.jsonl.
+
+    What the store refuses is kept and sent again.
+    """
+
+    def __init__(self, store: Store, generation: int, nonce: str, local: Path | None) -> None:
+        self._store = store
+        self._prefix = f"metrics/{generation:04d}-{nonce}"
+        self._generation = generation
+        self._sequence = 0
+        self._lock = threading.Lock()
+        self._lines: list[str] = []
+        self._flushed = time.monotonic()
+        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="metrics")
+        self._batches: list[_Batch] = []  # not known to have arrived; oldest first
+        self._local: TextIO | None = None
+        if local is not None:
+            local.parent.mkdir(parents=True, exist_ok=True)
+            self._local = local.open("a", buffering=1)
+
+    def write(self, kind: str, **fields: object) -> None:
+        """Add one line; it is on the local disk at once and in the store within seconds."""
+        record = {"kind": kind, **fields, "generation": self._generation}
+        line = _encode(record)
+        with self._lock:
+            self._lines.append(line)
+            if self._local:
+                self._local.write(line + "\n")
+            is_free = all(batch.sending.done() for batch in self._batches)
+            if is_free and time.monotonic() - self._flushed >= _FLUSH_SECONDS:
+                self._send()
+
+    def flush(self) -> None:
+        """Return when every line written so far is in the store; others may write meanwhile.
+
+        StoreError if one could not be sent; it is sent again with those that come.
+        """
+        with self._lock:
+            self._send()
+            sending = [batch.sending for batch in self._batches]
+        for one in sending:
+            one.result()
+
+    def close(self) -> None:
+        """Release the thread and the file; lines not flushed stay local only."""
+        self._pool.shutdown(wait=False)
+        if self._local:
+            self._local.close()
+
+    def _send(self) -> None:
+        self._flushed = time.monotonic()
+        self._batches = [batch for batch in self._batches if not self._has_arrived(batch)]
+        if not self._lines:
+            return
+        data = ("\n".join(self._lines) + "\n").encode()
+        self._lines = []
+        self._sequence += 1
+        key = f"{self._prefix}-{self._sequence:05d}.jsonl"
+        sending = self._pool.submit(self._store.put, key, data)
+        self._batches.append(_Batch(key=key, data=data, sending=sending))
+
+    def _has_arrived(self, batch: _Batch) -> bool:
+        """Whether it has; what has failed is under way anew."""
+        if not batch.sending.done():
+            return False
+        try:
+            batch.sending.result()
+        except StoreError as error:
+            print(f"[metrics] {error}; trying again", flush=True)
+            batch.sending = self._pool.submit(self._store.put, batch.key, batch.data)
+            return False
+        return True
+
+
+class SilentMetrics(Metrics):
+    """Those of a rank above 0: rank 0 has the numbers of all."""
+
+    def __init__(self) -> None:
+        """Nothing is written anywhere."""
+
+    def write(self, kind: str, **fields: object) -> None:
+        """No-op."""
+
+    def flush(self) -> None:
+        """No-op."""
+
+    def close(self) -> None:
+        """No-op."""
+
+
+def _encode(record: object) -> str:
+    """JSON knows no NaN or infinity: such numbers, which are rare, become null."""
+    try:
+        return _ENCODER.encode(record)
+    except ValueError:
+        return _ENCODER.encode(_finite(record))
+
+
+def _finite(value: object) -> object:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {key: _finite(entry) for key, entry in value.items()}
+    return value

@@ -1,0 +1,30 @@
+"""Where a run is: a step boundary without its tensors, as a checkpoint's JSON keeps it."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Position:
+    """A step boundary. `step` counts over all Train stages of the run, `stage_step` within one."""
+
+    stage: str
+    stage_step: int = 0
+    step: int = 0
+    has_ended: bool = False  # the stage is done; its metrics are final
+    evaluated_step: int = 0  # stage_step of the last evaluation
+    metrics: Mapping[str, float] = field(default_factory=dict)  # of that evaluation
+    best: Mapping[str, float] = field(default_factory=dict)  # step and value of the best metric
+    results: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # of ended stages
+    artifacts: Mapping[str, str] = field(default_factory=dict)  # Prepare stage -> key
+    numerics_changed: tuple[str, ...] = ()  # parts of the key that some attempt changed
+
+    def to_json(self) -> dict[str, Any]:
+        """As kept in a checkpoint."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> "Position":
+        """Read what `to_json` wrote."""
+        return cls(**{**record, "numerics_changed": tuple(record["numerics_changed"])})

@@ -1,0 +1,77 @@
+"""Which checkpoints are kept: the newest, every Nth, the best, and what those began from."""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, cast
+
+from training.errors import UserError
+from training.record.checkpoint_entry import CheckpointEntry
+
+Unit: TypeAlias = Literal["epochs", "steps"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Every:
+    """Keep the first checkpoint of every so many epochs of a stage, or steps of the run."""
+
+    value: int
+    unit: Unit
+
+    def number(self, entry: CheckpointEntry) -> int:
+        """Which multiple the checkpoint has passed."""
+        return (entry.epoch if self.unit == "epochs" else entry.step) // self.value
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Retention:
+    """What to keep beside each stage's best; the rest goes once its name has left the head."""
+
+    newest: int = 3
+    every: Every | None = None
+
+    def __post_init__(self) -> None:
+        if self.newest < 1:
+            raise UserError(f"{self.newest} checkpoints cannot be kept; keep 1 or more")
+
+    def kept(self, checkpoints: Sequence[CheckpointEntry]) -> tuple[CheckpointEntry, ...]:
+        """Of checkpoints, oldest first, those that stay."""
+        # A later best of the same stage is better: it was compared with the one before.
+        best = {entry.stage: entry for entry in checkpoints if entry.is_best}
+        chosen = [*checkpoints[-self.newest :], *best.values(), *self._every(checkpoints)]
+        names = {entry.name for entry in chosen}
+        for entry in chosen:
+            earlier = checkpoints[: checkpoints.index(entry)]
+            ends = [e for e in earlier if e.kind == "stage-end" and e.stage != entry.stage]
+            names.update(end.name for end in ends[-1:])
+        return tuple(entry for entry in checkpoints if entry.name in names)
+
+    def _every(self, checkpoints: Sequence[CheckpointEntry]) -> Iterator[CheckpointEntry]:
+        if self.every is None:
+            return
+        seen: set[tuple[str, int]] = set()
+        for entry in checkpoints:
+            number = self.every.number(entry)
+            key = (entry.stage if self.every.unit == "epochs" else "", number)
+            if number > 0 and key not in seen:
+                seen.add(key)
+                yield entry
+
+
+KEEP_NEWEST = Retention()
+
+
+def parse_retention(text: str) -> Retention:
+    """Read `3` or `3,10epochs`: the newest, and the first of every so many epochs or steps."""
+    match = re.fullmatch(
+        r"(?P<newest>[1-9][0-9]*)(,(?P<value>[1-9][0-9]*)(?P<unit>epoch|step)s?)?", text
+    )
+    if not match:
+        raise UserError(
+            f"which checkpoints to keep, {text!r}, cannot be read; write 3, 3,10epochs or "
+            "3,5000steps: the newest three, and the first of every so many"
+        )
+    every = None
+    if match["unit"]:
+        every = Every(value=int(match["value"]), unit=cast(Unit, match["unit"] + "s"))
+    return Retention(newest=int(match["newest"]), every=every)

@@ -1,0 +1,126 @@
+"""config.json: what a run is. Written once by its first attempt, and the truth for every later one.
+
+Imports no torch: a machine that boots into a finished run says so at once.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from training.errors import UserError
+from training.record.json_record import read_json_record
+from training.store.protocol import Store, create
+
+CONFIG = "config.json"
+_FORMAT = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunConfig:
+    """The content of config.json."""
+
+    run_id: str
+    workload: str
+    recipe: str
+    overrides: Mapping[str, str]
+    config: Mapping[str, Any]
+    dataset: str  # the manifest's fingerprint
+    bundle_uri: str | None
+    numerics_key: Mapping[str, Any]
+    writer: str
+    created_at: str
+    origin: Mapping[str, Any] | None = (
+        None  # training.engine.origin.Origin, where it began from one
+    )
+    prediction: Mapping[str, float | str] | None = None  # of the plan at synth, for sizing review
+
+    def to_bytes(self) -> bytes:
+        """As stored."""
+        return json.dumps({"format": _FORMAT, **asdict(self)}, indent=1).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes, name: str = CONFIG) -> "RunConfig":
+        """Read what `to_bytes` wrote; a refusal calls it by this name."""
+        return read_json_record(name, data, _FORMAT, lambda record: cls(**record))
+
+
+def parse_prediction(text: str) -> dict[str, float | str] | None:
+    """Read `hours_p50=0.2 size=g5.xlarge`; None for an empty text."""
+    found: dict[str, float | str] = {}
+    for word in text.split():
+        name, separator, value = word.partition("=")
+        if not separator or not name or not value:
+            raise UserError(f"the prediction {word!r} cannot be read; write name=value")
+        try:
+            found[name] = float(value)
+        except ValueError:
+            found[name] = value
+    return found or None
+
+
+def planned_price(prediction: Mapping[str, float | str] | None) -> float | None:
+    """Dollars that the plan reckons for an hour of its size on Spot; an alternate size differs."""
+    price = (prediction or {}).get("usd_spot_per_hour")
+    return price if isinstance(price, float) and price > 0 else None
+
+
+def read_run_config(store: Store) -> RunConfig | None:
+    """The run's record, or None before its first attempt."""
+    found = store.get(CONFIG)
+    return RunConfig.from_bytes(found.data, f"{store.uri}/{CONFIG}") if found else None
+
+
+def settle_run_config(store: Store, mine: RunConfig, placement: frozenset[str]) -> RunConfig:
+    """Write the record once; an existing one is the truth, and mine must agree with it."""
+    theirs = read_run_config(store)
+    if theirs is None:
+        if create(store, CONFIG, mine.to_bytes()):
+            return mine
+        theirs = read_run_config(store)
+        assert theirs is not None
+    _refuse_other_run(store.uri, theirs, mine, placement)
+    return theirs
+
+
+def changed_parts(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Names of the parts of the key that differ, sorted."""
+    return sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
+
+
+def _refuse_other_run(
+    uri: str, theirs: RunConfig, mine: RunConfig, placement: frozenset[str]
+) -> None:
+    def decisive(overrides: Mapping[str, str]) -> dict[str, str]:
+        return {name: text for name, text in overrides.items() if name not in placement}
+
+    pairs: list[tuple[str, Any, Any]] = [
+        ("run id", theirs.run_id, mine.run_id),
+        ("workload", theirs.workload, mine.workload),
+        ("recipe", theirs.recipe, mine.recipe),
+        ("overrides", decisive(theirs.overrides), decisive(mine.overrides)),
+        ("dataset", theirs.dataset, mine.dataset),
+        ("origin", theirs.origin, mine.origin),
+    ]
+    now = json.loads(json.dumps(mine.config))
+    for name in sorted((theirs.config.keys() | now.keys()) - placement):
+        pairs.append((f"config field {name}", theirs.config.get(name), now.get(name)))
+    for what, there, here in pairs:
+        if there != here:
+            raise UserError(
+                f"the run folder {uri} belongs to {what} {_readable(there)}, "
+                f"not {_readable(here)}; "
+                "give another run URI, or what it belongs to"
+            )
+
+
+def _readable(value: Any) -> str:
+    if isinstance(value, dict):
+        return " ".join(f"{name}={text}" for name, text in sorted(value.items())) or "(none)"
+    return repr(value)
+
+
+def now_utc() -> str:
+    """This machine's clock, for people; no decision compares it with another machine's."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,0 +1,218 @@
+"""report.html: a run on one page that can be mailed. Loss, metrics, attempts, what was lost.
+
+Written at the end of every run, and by `python -m training report` at any time. No torch.
+"""
+
+import base64
+import html
+import itertools
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from training.record.head import Head
+from training.record.history import AttemptSummary, History, Line, read_history
+from training.record.run_config import RunConfig
+from training.report.charts import Curve, TimelineBar, draw_bars, draw_curves
+from training.store.protocol import Store
+
+REPORT = "report.html"
+EVALUATION = "evaluation/"
+_PICTURES = {".png": "image/png", ".svg": "image/svg+xml", ".jpg": "image/jpeg"}
+_MOST_PICTURE_BYTES = 400_000
+_MOST_PICTURES = 12
+_MOST_CURVES = 4
+_COLOURS = {"finished": "#2e8b57", "failed": "#c8372d", "released": "#3b74c4", "silent": "#c48a1a"}
+_PAGE = """<!doctype html>
+<meta charset="utf-8"><title>{title}</title>
+<style>
+  body {{ font: 15px/1.5 system-ui, sans-serif; max-width: 960px; margin: 2rem auto }}
+  table {{ border-collapse: collapse }}
+  td, th {{ padding: .2rem .8rem .2rem 0; border-bottom: 1px solid #ddd; text-align: left;
+    overflow-wrap: anywhere; vertical-align: top }}
+  th, td:first-child {{ overflow-wrap: normal; white-space: nowrap }}
+  svg text {{ font: 12px system-ui, sans-serif }} img {{ max-width: 100% }}
+</style>
+<h1>{title}</h1>
+<p>{summary}</p>
+<h2>Results</h2>{results}
+<h2>Loss</h2>{loss}
+<h2>Evaluations</h2>{evaluations}
+<h2>Files of the last evaluations</h2>{files}
+<h2>Attempts</h2>{attempts}
+<h2>The run</h2>{about}
+"""
+
+
+def write_report(
+    store: Store, record: RunConfig, head: Head, usd_per_hour: float | None = None
+) -> History:
+    """Write the page into the run; return what it was made from."""
+    history = read_history(store)
+    if usd_per_hour is None and history.attempts:
+        usd_per_hour = history.attempts[-1].usd_per_hour
+    page = _PAGE.format(
+        title=html.escape(f"{record.run_id}: {record.workload} / {record.recipe}"),
+        summary=html.escape(summary(history, head, usd_per_hour)),
+        results=_results(history),
+        loss=_loss(history),
+        evaluations=_evaluations(history),
+        attempts=_attempts(history, usd_per_hour),
+        about=_table(_about(store, record, head)),
+        files=_files(store, history),
+    )
+    store.put(REPORT, page.encode())
+    return history
+
+
+def summary(history: History, head: Head, usd_per_hour: float | None) -> str:
+    """The run in two sentences."""
+    attempts = history.attempts
+    lost = history.repeated_seconds
+    text = (
+        f"{head.state}: {len(history.steps)} steps in {len(attempts)} "
+        f"attempt{'s' * (len(attempts) != 1)}. "
+        f"{sum(a.num_repeated for a in attempts)} steps were computed twice ({lost:.1f} s"
+    )
+    if usd_per_hour is not None:
+        text += f", {lost * usd_per_hour / 3600:.4f} dollars"
+    gaps = sum(history.gaps())
+    text += f"), and for {gaps:.1f} s between attempts nothing trained."
+    if usd_per_hour is not None:
+        busy = sum(attempt.seconds for attempt in attempts)
+        text += (
+            f" Computing took {busy:.0f} s: {busy * usd_per_hour / 3600:.4f} dollars at the "
+            f"{usd_per_hour:g} dollars per hour that were given; booting is not in it."
+        )
+    return text + (f" It failed: {head.reason}" if head.reason else "")
+
+
+def _loss(history: History) -> str:
+    parts = []
+    for stage, steps in history.by_stage().items():
+        shown = [line for line in steps if line["loss"] is not None]
+        curve = Curve(
+            name=stage, x=[line["step"] for line in shown], y=[line["loss"] for line in shown]
+        )
+        marks = [
+            b["step"] for a, b in itertools.pairwise(steps) if a["generation"] != b["generation"]
+        ]
+        parts.append(draw_curves([curve], marks, "step"))
+    return "".join(parts) + "<p>Each step once; a red line is where another attempt went on.</p>"
+
+
+def _results(history: History) -> str:
+    """The last evaluation of each stage, side by side: a result beside its baselines."""
+    last = {stage: lines[-1]["metrics"] for stage, lines in history.evaluations().items()}
+    if not last:
+        return "<p>None yet.</p>"
+    names = dict.fromkeys(name for metrics in last.values() for name in metrics)
+    rows = [
+        [name, *(_readable(metrics.get(name, "")) for metrics in last.values())] for name in names
+    ]
+    return _table(rows, ["", *last])
+
+
+def _evaluations(history: History) -> str:
+    # The first metrics are what a workload thinks most of. Stages that are judged by the same ones
+    # share a frame: a model beside its baselines.
+    groups: dict[tuple[str, ...], dict[str, Sequence[Line]]] = {}
+    for stage, lines in history.evaluations().items():
+        names = [n for n in lines[0]["metrics"] if all(n in line["metrics"] for line in lines)]
+        groups.setdefault(tuple(names[:_MOST_CURVES]), {})[stage] = lines
+    parts = []
+    for shared, stages in groups.items():
+        for name in shared:
+            curves = [_curve(stage, name, lines) for stage, lines in stages.items()]
+            parts.append(f"<h3>{html.escape(name)}</h3>" + draw_curves(curves, [], "step"))
+    return "".join(parts) or "<p>None yet.</p>"
+
+
+def _curve(stage: str, name: str, lines: Sequence[Line]) -> Curve:
+    pairs = [(line["step"], line["metrics"][name]) for line in lines]
+    shown = [(step, value) for step, value in pairs if value is not None]
+    return Curve(name=stage, x=[step for step, _ in shown], y=[value for _, value in shown])
+
+
+def _attempts(history: History, usd_per_hour: float | None) -> str:
+    attempts = history.attempts
+    if not attempts:
+        return "<p>None yet.</p>"
+    zero = attempts[0].began
+    bars = [
+        TimelineBar(
+            row=f"{a.generation} {a.writer}"[:26],
+            start=(a.began - zero).total_seconds(),
+            seconds=a.seconds,
+            colour=_COLOURS[a.ended],
+            title=f"{a.ended}, steps {a.first_step} to {a.last_step}",
+        )
+        for a in attempts
+    ]
+    head = ["attempt", "machine", "began", "seconds", "steps", "ended", "notice to commit", "lost"]
+    rows = [_attempt_row(attempt, usd_per_hour) for attempt in attempts]
+    return draw_bars(bars) + _table(rows, head)
+
+
+def _attempt_row(a: AttemptSummary, usd_per_hour: float | None) -> list[str]:
+    lost = f"{a.num_repeated} steps, {a.repeated_seconds:.1f} s" if a.num_repeated else "nothing"
+    if usd_per_hour is not None and a.num_repeated:
+        lost += f", {a.repeated_seconds * usd_per_hour / 3600:.4f} dollars"
+    steps = "none" if a.first_step is None else f"{a.first_step} to {a.last_step}"
+    commit = "" if a.seconds_to_commit is None else f"{a.seconds_to_commit:.2f} s"
+    if a.gained_steps:
+        commit += f", then {a.gained_steps} steps more"
+    ended = f"{a.ended} ({a.cause})" if a.cause else a.ended
+    began = a.began.isoformat(timespec="seconds")
+    return [str(a.generation), a.writer, began, f"{a.seconds:.1f}", steps, ended, commit, lost]
+
+
+def _about(store: Store, record: RunConfig, head: Head) -> Iterator[tuple[str, str]]:
+    yield "URI", store.uri
+    yield "state", head.state
+    found = store.get("receipt.json")
+    receipt: dict[str, Any] = json.loads(found.data) if found else {}
+    for name, value in receipt.items():
+        if name not in ("config", "stages", "format", "state") and value is not None:
+            yield name, _readable(value)
+    if not receipt:
+        yield "overrides", json.dumps(dict(record.overrides))
+        yield "dataset", record.dataset
+    yield "config", json.dumps(dict(record.config))
+
+
+def _files(store: Store, history: History) -> str:
+    """Pictures inside the page; everything else as a link beside it."""
+    sizes = store.sizes(EVALUATION)
+    last = {f"{s}-{lines[-1]['stage_step']}" for s, lines in history.by_stage().items()}
+    keys = [key for key in sizes if key.removeprefix(EVALUATION).partition("/")[0] in last]
+    parts, num_pictures = [], 0
+    for key in keys:
+        kind = _PICTURES.get(key[key.rfind(".") :].lower())
+        name = html.escape(key.removeprefix(EVALUATION))
+        found = None
+        if kind and sizes[key] <= _MOST_PICTURE_BYTES and num_pictures < _MOST_PICTURES:
+            found = store.get(key)
+        if found is not None:
+            num_pictures += 1
+            data = base64.b64encode(found.data).decode()
+            parts.append(f'<p>{name}<br><img alt="{name}" src="data:{kind};base64,{data}"></p>')
+        else:
+            parts.append(f'<p><a href="{html.escape(key)}">{name}</a> ({sizes[key]} bytes)</p>')
+    return "".join(parts) or "<p>The evaluation wrote none.</p>"
+
+
+def _table(
+    rows: Sequence[Sequence[str]] | Iterator[tuple[str, str]], head: Sequence[str] = ()
+) -> str:
+    top = "".join(f"<th>{html.escape(cell)}</th>" for cell in head)
+    body = "".join(
+        "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
+    )
+    return f"<table>{f'<tr>{top}</tr>' if top else ''}{body}</table>"
+
+
+def _readable(value: Any) -> str:
+    if isinstance(value, dict | list):
+        return json.dumps(value)
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

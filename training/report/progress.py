@@ -1,0 +1,125 @@
+"""Progress for people: a bar on a terminal, plain lines elsewhere (in a log, in the journal)."""
+
+import sys
+import time
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as RichProgress
+    from rich.progress import TaskID
+
+_LINE_SECONDS = 5.0
+
+
+class ProgressBar:
+    """One piece of work with a known length. Use as a context manager."""
+
+    def __init__(self, title: str, total: int, done: int = 0) -> None:
+        self._title = title
+        self._total = total
+        self._first = done
+        self._began = time.monotonic()
+        self._said = -1e9
+        self._rich: RichProgress | None = None
+        self._task: TaskID | None = None
+
+    def __enter__(self) -> "ProgressBar":
+        # The AMI's interpreter need not have rich; its output goes to the journal anyway.
+        if sys.stdout.isatty() and _has_rich():
+            self._rich = _rich_progress()
+            self._rich.start()
+            self._task = self._rich.add_task(
+                self._title, total=self._total, completed=self._first, text=""
+            )
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._rich is not None:
+            self._rich.stop()
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the next `show` would be seen: building its text may be skipped otherwise."""
+        return self._rich is not None or time.monotonic() - self._said >= _LINE_SECONDS
+
+    def show(self, done: int, text: str) -> None:
+        """Show that `done` of the total are done; at most one plain line every few seconds."""
+        if self._rich is not None and self._task is not None:
+            self._rich.update(self._task, completed=done, text=text)
+        elif self.is_due or done == self._total:
+            self._said = time.monotonic()
+            print(f"{self._title}: {done}/{self._total} {text}{self._remaining(done)}", flush=True)
+
+    def _remaining(self, done: int) -> str:
+        here = done - self._first
+        if here <= 0 or done >= self._total:
+            return ""
+        seconds = (time.monotonic() - self._began) / here * (self._total - done)
+        return f", about {duration(seconds)} left"
+
+
+class FileProgressBar:
+    """Progress over files with the speed so far; their number is known with the first."""
+
+    def __init__(self, title: str) -> None:
+        self._title = title
+        self._bar: ProgressBar | None = None
+        self._began = time.monotonic()
+
+    def __enter__(self) -> "FileProgressBar":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._bar is not None:
+            self._bar.__exit__(None, None, None)
+
+    def __call__(self, done: int, total: int, size: int) -> None:
+        if self._bar is None:
+            self._bar = ProgressBar(self._title, total)
+            self._bar.__enter__()
+        if self._bar.is_due or done == total:
+            speed = size / 1e6 / max(time.monotonic() - self._began, 1e-9)
+            self._bar.show(done, f"files, {size / 1e6:.1f} MB, {speed:.1f} MB/s")
+
+
+def duration(seconds: float) -> str:
+    """For people: 12 s, 3 min 20 s, 5 h 7 min."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def _rich_progress() -> "RichProgress":
+    """How far and how long stays readable however narrow: only the text may wrap."""
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+    from rich.table import Column
+
+    return Progress(
+        TextColumn("{task.description}", table_column=Column(no_wrap=True)),
+        BarColumn(bar_width=16, table_column=Column(min_width=16)),
+        MofNCompleteColumn(table_column=Column(no_wrap=True)),
+        TimeRemainingColumn(table_column=Column(no_wrap=True, min_width=7)),
+        TextColumn("{task.fields[text]}", table_column=Column(ratio=1)),
+        expand=True,
+    )
+
+
+def _has_rich() -> bool:
+    from importlib.util import find_spec
+
+    return find_spec("rich") is not None

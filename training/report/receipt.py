@@ -1,0 +1,104 @@
+"""receipt.json: what an ended run was, for people and for `sizing review`; its report beside it."""
+
+import json
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from training.record.head import Head
+from training.record.history import History, read_history
+from training.record.position import Position
+from training.record.run_config import RunConfig, changed_parts
+from training.report.page import write_report
+from training.store.protocol import Store
+
+RECEIPT = "receipt.json"
+
+
+def write_receipt(
+    store: Store,
+    *,
+    record: RunConfig,
+    head: Head,
+    position: Position,
+    weights: str,
+    numerics_key: Mapping[str, Any],
+    began: float,
+    peak_gpu_bytes: int | None,
+) -> dict[str, Any]:
+    """Write the receipt of a run that has reached its end."""
+    changed = {*position.numerics_changed, *changed_parts(record.numerics_key, numerics_key)}
+    newest = head.checkpoints[-1]
+    accuracies = {
+        f"{stage}_accuracy": metrics["accuracy"]
+        for stage, metrics in position.results.items()
+        if "accuracy" in metrics
+    }
+    if "accuracy" in position.metrics:
+        accuracies["validation_accuracy"] = position.metrics["accuracy"]
+    created = datetime.fromisoformat(record.created_at)
+    receipt: dict[str, Any] = {
+        "format": 1,
+        "run_id": record.run_id,
+        "workload": record.workload,
+        "recipe": record.recipe,
+        "overrides": dict(record.overrides),
+        "state": "finished",
+        "steps": position.step,
+        "generations": head.generation,
+        "stages": {stage: dict(metrics) for stage, metrics in position.results.items()},
+        **accuracies,
+        "weights_sha256": weights,
+        "numerics_key": dict(numerics_key),
+        "numerics_changed": sorted(changed),
+        "seconds": round((datetime.now(UTC) - created).total_seconds(), 3),
+        "last_attempt_seconds": round(time.monotonic() - began, 3),
+        "checkpoint_bytes": sum(file.bytes for file in newest.files),
+        "peak_gpu_bytes": peak_gpu_bytes,
+        "prediction": record.prediction,
+        "dataset": record.dataset,
+        "bundle_uri": record.bundle_uri,
+        "writer": head.writer,
+    }
+    store.put(RECEIPT, json.dumps(receipt, indent=1).encode())
+    return receipt
+
+
+def conclude(store: Store, record: RunConfig, head: Head) -> None:
+    """Write what an ended run leaves; nothing while the run goes on."""
+    if head.state not in ("finished", "failed"):
+        return
+    if head.state == "failed" and store.get(RECEIPT) is None:
+        receipt = _failed_receipt(record, head, read_history(store))
+        store.put(RECEIPT, json.dumps(receipt, indent=1).encode())
+    write_report(store, record, head)
+    print(f"[ok] report: {store.uri}/report.html", flush=True)
+
+
+def _failed_receipt(record: RunConfig, head: Head, history: History) -> dict[str, Any]:
+    created = datetime.fromisoformat(record.created_at)
+    stages: dict[str, Mapping[str, float]] = {
+        stage: lines[-1]["metrics"] for stage, lines in history.evaluations().items()
+    }
+    newest = head.checkpoints[-1] if head.checkpoints else None
+    return {
+        "format": 1,
+        "run_id": record.run_id,
+        "workload": record.workload,
+        "recipe": record.recipe,
+        "overrides": dict(record.overrides),
+        "state": "failed",
+        "reason": head.reason,
+        "steps": max(history.steps, default=0),
+        "committed_steps": newest.step if newest else 0,
+        "generations": head.generation,
+        "stages": stages,
+        "numerics_key": dict(record.numerics_key),
+        "seconds": round((datetime.now(UTC) - created).total_seconds(), 3),
+        "checkpoint_bytes": sum(file.bytes for file in newest.files) if newest else 0,
+        "prediction": record.prediction,
+        "dataset": record.dataset,
+        "bundle_uri": record.bundle_uri,
+        "writer": head.writer,
+    }

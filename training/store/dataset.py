@@ -1,0 +1,273 @@
+"""Datasets: a folder of files and a manifest with their checksums; made, checked, uploaded, synced.
+
+    python -m training data sync --dataset-uri s3://bucket/trajectory --out /data/dataset
+
+Imports no torch: it runs at boot, before training.
+"""
+
+import hashlib
+import json
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from training.errors import UserError
+from training.store.protocol import Store
+
+MANIFEST = "manifest.json"
+_NUM_THREADS = 8
+_CHUNK = 4 * 1024 * 1024
+
+# files done, files in all, bytes done so far
+FileProgress: TypeAlias = Callable[[int, int, int], None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LocalDataset:
+    """A dataset whose files lie in `folder`."""
+
+    folder: Path
+    manifest: Mapping[str, Any]
+
+    @property
+    def meta(self) -> Mapping[str, Any]:
+        """What the workload that made it wrote about it."""
+        meta: Mapping[str, Any] = self.manifest["meta"]
+        return meta
+
+    @property
+    def fingerprint(self) -> str:
+        """sha256 over names and checksums of all files."""
+        lines = [f"{entry['name']} {entry['sha256']}\n" for entry in self.manifest["files"]]
+        return hashlib.sha256("".join(sorted(lines)).encode()).hexdigest()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Synced:
+    """What a sync did: all files and bytes of the dataset, those fetched, and the time."""
+
+    files: int
+    bytes: int
+    fetched_files: int
+    fetched_bytes: int
+    seconds: float
+
+    @property
+    def megabytes_per_second(self) -> float:
+        """Of the whole dataset, verified ones included."""
+        return self.bytes / 1e6 / max(self.seconds, 1e-9)
+
+
+def sha256_of(path: Path) -> str:
+    """Checksum of a file, read in chunks."""
+    digest = hashlib.sha256()
+    with path.open("rb") as stream:
+        while chunk := stream.read(_CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def write_manifest(folder: Path, workload: str, meta: Mapping[str, Any]) -> LocalDataset:
+    """Write manifest.json over every file that lies in `folder`."""
+    paths = sorted(p for p in folder.rglob("*") if p.is_file() and p.name != MANIFEST)
+    if not paths:
+        raise UserError(f"{folder} holds no file; nothing to write a manifest about")
+    with ThreadPoolExecutor(_NUM_THREADS) as pool:
+        sums = list(pool.map(sha256_of, paths))
+    files = [
+        {
+            "name": path.relative_to(folder).as_posix(),
+            "bytes": path.stat().st_size,
+            "sha256": digest,
+        }
+        for path, digest in zip(paths, sums, strict=True)
+    ]
+    manifest = {
+        "format": 1,
+        "workload": workload,
+        "name": folder.resolve().name,
+        "files": files,
+        "meta": dict(meta),
+    }
+    part = folder / f".{MANIFEST}.part"
+    part.write_text(json.dumps(manifest, indent=1))
+    part.replace(folder / MANIFEST)
+    return LocalDataset(folder=folder, manifest=manifest)
+
+
+def open_dataset(folder: Path, *, verify: bool = False) -> LocalDataset:
+    """Open a local dataset; every file must be there with its size (`verify`: and its checksum)."""
+    if not folder.is_dir() or not any(folder.iterdir()):
+        state = "does not exist"
+        if folder.exists():
+            state = "is empty" if folder.is_dir() else "is a file"
+        raise UserError(
+            f"the dataset folder {folder} {state}; make one with "
+            "`python -m training data make` or fetch one with `data sync`"
+        )
+    path = folder / MANIFEST
+    if not path.is_file():
+        raise UserError(f"the dataset folder {folder} has no {MANIFEST}; was the sync finished?")
+    manifest = _parse(path.read_bytes(), str(path))
+    for entry in manifest["files"]:
+        file = folder / entry["name"]
+        if not file.is_file():
+            raise UserError(f"the dataset folder {folder} lacks {entry['name']}; sync it again")
+        if file.stat().st_size != entry["bytes"]:
+            raise UserError(
+                f"{file} has {file.stat().st_size} bytes and {entry['bytes']} in the manifest; "
+                "sync it again"
+            )
+        if verify and sha256_of(file) != entry["sha256"]:
+            raise UserError(f"{file} does not match its checksum in the manifest; sync it again")
+    return LocalDataset(folder=folder, manifest=manifest)
+
+
+def upload_dataset(folder: Path, store: Store, progress: FileProgress) -> Synced:
+    """Upload a checked dataset, the manifest last.
+
+    A file is skipped if it lies there and the manifest there has the same checksum for it.
+    """
+    began = time.monotonic()
+    dataset = open_dataset(folder, verify=True)
+    files = dataset.manifest["files"]
+    before = store.get(MANIFEST)
+    known = _parse(before.data, store.uri)["files"] if before else []
+    same = {(entry["name"], entry["sha256"]) for entry in known}
+    there = store.sizes("")
+
+    def send(entry: Mapping[str, Any]) -> bool:
+        name = entry["name"]
+        if (name, entry["sha256"]) in same and there.get(name) == entry["bytes"]:
+            return False
+        store.put_file(name, folder / name)
+        return True
+
+    fetched = _each(files, send, progress)
+    store.put(MANIFEST, (folder / MANIFEST).read_bytes())
+    return _synced(files, fetched, began)
+
+
+def wait_for_manifest(store: Store, wait_seconds: float, missing: Callable[[], None]) -> bool:
+    """Whether a manifest is there or comes in time; `missing` is called once while it is not."""
+    deadline = time.monotonic() + wait_seconds
+    said = False
+    while store.get(MANIFEST) is None:
+        if not said:
+            said = True
+            missing()
+        left = deadline - time.monotonic()
+        if left <= 0:
+            return False
+        time.sleep(min(5.0, max(0.05, wait_seconds / 100), left))
+    return True
+
+
+def sync_dataset(store: Store, out: Path, progress: FileProgress) -> Synced:
+    """Fetch what is missing or damaged in `out`, verify everything, and write the manifest last."""
+    began = time.monotonic()
+    found = store.get(MANIFEST)
+    if found is None:
+        raise UserError(
+            f"{store.uri} has no {MANIFEST}; upload a dataset with "
+            f"`python -m training data upload DIR --dataset-uri {store.uri}`"
+        )
+    files = _parse(found.data, store.uri)["files"]
+    out.mkdir(parents=True, exist_ok=True)
+    if out.resolve() != Path(store.uri).resolve():
+        fetched = _each(files, lambda entry: _fetch(store, entry, out), progress)
+        part = out / f".{MANIFEST}.part"
+        part.write_bytes(found.data)
+        part.replace(out / MANIFEST)
+    else:
+        fetched = []
+        open_dataset(out, verify=True)
+    return _synced(files, fetched, began)
+
+
+def _fetch(store: Store, entry: Mapping[str, Any], out: Path) -> bool:
+    target = out / entry["name"]
+    if _holds(target, entry):
+        return False
+    target.parent.mkdir(parents=True, exist_ok=True)
+    part = target.with_name(f".{target.name}.part")
+    # The second attempt is for a transfer that went wrong; a third would hide a wrong upload.
+    for _ in range(2):
+        try:
+            store.get_file(entry["name"], part)
+        except FileNotFoundError as error:
+            raise UserError(
+                f"{store.uri} lacks {entry['name']}, which its manifest names; upload it again"
+            ) from error
+        if _holds(part, entry):
+            part.replace(target)
+            return True
+    part.unlink()
+    raise UserError(
+        f"{store.uri}/{entry['name']} does not match its checksum in the manifest; upload it again"
+    )
+
+
+def _holds(path: Path, entry: Mapping[str, Any]) -> bool:
+    return (
+        path.is_file()
+        and path.stat().st_size == entry["bytes"]
+        and sha256_of(path) == entry["sha256"]
+    )
+
+
+def _each(
+    files: Iterable[Mapping[str, Any]],
+    act: Callable[[Mapping[str, Any]], bool],
+    progress: FileProgress,
+) -> list[Mapping[str, Any]]:
+    """Do `act` for all files in parallel; return those for which it had to do something."""
+    entries = list(files)
+    lock = threading.Lock()
+    done: list[Mapping[str, Any]] = []
+    acted: list[Mapping[str, Any]] = []
+
+    def one(entry: Mapping[str, Any]) -> None:
+        did = act(entry)
+        with lock:
+            done.append(entry)
+            if did:
+                acted.append(entry)
+            progress(len(done), len(entries), sum(e["bytes"] for e in done))
+
+    with ThreadPoolExecutor(_NUM_THREADS) as pool:
+        for result in [pool.submit(one, entry) for entry in entries]:
+            result.result()
+    return acted
+
+
+def _synced(
+    files: list[Mapping[str, Any]], fetched: list[Mapping[str, Any]], began: float
+) -> Synced:
+    return Synced(
+        files=len(files),
+        bytes=sum(entry["bytes"] for entry in files),
+        fetched_files=len(fetched),
+        fetched_bytes=sum(entry["bytes"] for entry in fetched),
+        seconds=time.monotonic() - began,
+    )
+
+
+def _parse(data: bytes, where: str) -> dict[str, Any]:
+    try:
+        manifest = json.loads(data)
+        entries = manifest["files"]
+        names = [entry["name"] for entry in entries if entry["bytes"] >= 0 and entry["sha256"]]
+        meta = manifest["meta"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{where}: {MANIFEST} cannot be read ({error!r}); make it again") from error
+    if manifest.get("format") != 1 or not isinstance(meta, dict):
+        raise UserError(f"{where}: {MANIFEST} has a format this version does not know")
+    for name in names:
+        if Path(name).is_absolute() or ".." in Path(name).parts:
+            raise UserError(f"{where}: {MANIFEST} names {name!r}, which is outside the dataset")
+    return dict(manifest)

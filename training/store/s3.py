@@ -1,0 +1,324 @@
+"""A store in a bucket of S3. The only file that imports boto3.
+
+A conditional write is tried once here and never repeated behind the caller's back: who holds the
+nonce (training/record/head.py) decides after a lost answer. Parts of large objects are repeated
+here, each by itself, and everything else by botocore.
+"""
+
+import base64
+import io
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+from training.errors import UserError
+from training.store.protocol import (
+    AnswerLostError,
+    PreconditionFailedError,
+    Stored,
+    StoreError,
+    Upload,
+)
+
+Answer = TypeVar("Answer")
+
+_MEBIBYTE = 1024 * 1024
+# S3 answers 409 when another conditional write of the same key is under way; it passes by itself.
+_CONFLICT_ATTEMPTS = 8
+# Of one part: with full jitter up to 10 s between two, about half a minute of trouble is sat out.
+_PART_ATTEMPTS = 8
+_LONGEST_BACKOFF_SECONDS = 10.0
+# Answers of status 400 that are no mistake of ours: the body was cut off or damaged on its way.
+_REPEATABLE = {"BadDigest", "IncompleteBody", "RequestTimeout", "XAmzContentSHA256Mismatch"}
+
+
+class S3Store:
+    """A prefix of a bucket; region, credentials and endpoint are found as the AWS CLI does."""
+
+    # One connection carries 50 to 100 MB/s; 16 fill a line of 10 Gb/s.
+    num_threads = 16
+
+    def __init__(self, bucket: str, prefix: str) -> None:
+        import boto3
+        from boto3.s3.transfer import TransferConfig
+        from botocore.config import Config
+
+        self._bucket = bucket
+        self._prefix = f"{prefix}/" if prefix else ""
+        session = boto3.session.Session()
+        timeouts: dict[str, Any] = {"connect_timeout": 5, "read_timeout": 30}
+        pool = {"max_pool_connections": 32}
+        self._client = session.client(
+            "s3",
+            config=Config(
+                retries={"mode": "standard", "total_max_attempts": 6}, **timeouts, **pool
+            ),
+        )
+        self._once = session.client(
+            "s3",
+            config=Config(retries={"total_max_attempts": 1}, connect_timeout=5, read_timeout=10),
+        )
+        # The parts' own sha256 goes in a signed header; signing their bodies would hash them again.
+        self._parts = session.client(
+            "s3",
+            config=Config(
+                retries={"total_max_attempts": 1},
+                s3={"payload_signing_enabled": False},
+                **timeouts,
+                **pool,
+            ),
+        )
+        self._transfer = TransferConfig(
+            multipart_threshold=64 * _MEBIBYTE,
+            multipart_chunksize=16 * _MEBIBYTE,
+            max_concurrency=8,
+        )
+
+    @property
+    def uri(self) -> str:
+        return f"s3://{self._bucket}/{self._prefix}".rstrip("/")
+
+    def get(self, key: str) -> Stored | None:
+        def read() -> Stored | None:
+            try:
+                answer = self._parts.get_object(Bucket=self._bucket, Key=self._prefix + key)
+                # Of a body that breaks off botocore tells, but does not ask for it again.
+                return Stored(data=answer["Body"].read(), etag=answer["ETag"])
+            except self._parts.exceptions.NoSuchKey:
+                return None
+
+        try:
+            return self.repeating(key, threading.Event(), read)
+        except FileNotFoundError:
+            return None  # a 404 whose body, with the code NoSuchKey, did not arrive
+
+    def put(self, key: str, data: bytes) -> None:
+        with self._errors(key):
+            self._client.put_object(Bucket=self._bucket, Key=self._prefix + key, Body=data)
+
+    def put_if(self, key: str, data: bytes, etag: str | None) -> str:
+        from botocore.exceptions import ClientError
+
+        condition = {"IfNoneMatch": "*"} if etag is None else {"IfMatch": etag}
+        for attempt in range(_CONFLICT_ATTEMPTS):
+            try:
+                with self._errors(key, conditional=True):
+                    answer = self._once.put_object(
+                        Bucket=self._bucket, Key=self._prefix + key, Body=data, **condition
+                    )
+                    return str(answer["ETag"])
+            except ClientError as error:
+                if _status(error) != 409:
+                    raise
+                time.sleep(0.05 * 2**attempt)
+        raise AnswerLostError(f"{self.uri}/{key}: 409 from S3 {_CONFLICT_ATTEMPTS} times in a row")
+
+    def get_file(self, key: str, path: Path) -> None:
+        with self._errors(key):
+            self._client.download_file(
+                self._bucket, self._prefix + key, str(path), Config=self._transfer
+            )
+
+    def put_file(self, key: str, path: Path) -> None:
+        with self._errors(key):
+            self._client.upload_file(
+                str(path), self._bucket, self._prefix + key, Config=self._transfer
+            )
+
+    def upload(self, key: str, size: int, part_bytes: int, stop: threading.Event) -> Upload:
+        """Begin an upload: in one request if it is one part, else a multipart upload."""
+        return _S3Upload(self, key, num_parts=max(1, -(-size // part_bytes)), stop=stop)
+
+    def read_into(self, key: str, start: int, data: memoryview) -> None:
+        where = {"Bucket": self._bucket, "Key": self._prefix + key}
+
+        def read() -> None:
+            span = f"bytes={start}-{start + len(data) - 1}"
+            body = self._parts.get_object(**where, Range=span)["Body"]
+            done = 0
+            while done < len(data):
+                count = body.readinto(data[done:])
+                if not count:
+                    raise StoreError(f"{self.uri}/{key} ends before byte {start + len(data)}")
+                done += count
+
+        if len(data):
+            self.repeating(key, threading.Event(), read)
+
+    def repeating(self, key: str, stop: threading.Event, call: Callable[[], Answer]) -> Answer:
+        """Call until it succeeds or what it meets is no passing trouble, waiting in between."""
+        from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
+
+        for attempt in range(1, _PART_ATTEMPTS + 1):
+            with self._errors(key):
+                try:
+                    return call()
+                except (ClientError, BotoCoreError) as error:
+                    is_final = isinstance(error, NoCredentialsError) or (
+                        isinstance(error, ClientError) and not _is_repeatable(error)
+                    )
+                    if is_final or attempt == _PART_ATTEMPTS or stop.is_set():
+                        raise
+            stop.wait(random.uniform(0, min(_LONGEST_BACKOFF_SECONDS, 0.1 * 2**attempt)))
+        raise AssertionError("the last attempt returns or raises")
+
+    def sizes(self, prefix: str) -> dict[str, int]:
+        with self._errors(prefix):
+            pages = self._client.get_paginator("list_objects_v2").paginate(
+                Bucket=self._bucket, Prefix=self._prefix + prefix
+            )
+            return {
+                entry["Key"].removeprefix(self._prefix): entry["Size"]
+                for page in pages
+                for entry in page.get("Contents", [])
+            }
+
+    def delete_below(self, prefix: str) -> None:
+        keys = [{"Key": self._prefix + key} for key in self.sizes(prefix)]
+        with self._errors(prefix):
+            for start in range(0, len(keys), 1000):
+                self._client.delete_objects(
+                    Bucket=self._bucket,
+                    Delete={"Objects": keys[start : start + 1000], "Quiet": True},
+                )
+
+    @contextmanager
+    def _errors(self, key: str, *, conditional: bool = False) -> Iterator[None]:
+        from boto3.exceptions import Boto3Error
+        from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
+
+        try:
+            yield
+        except ClientError as error:
+            if conditional and _status(error) == 409:
+                raise
+            self._refuse(key, error, conditional=conditional)
+        except NoCredentialsError as error:
+            raise UserError(
+                f"{self.uri}: no AWS credentials found; give a role or a profile"
+            ) from error
+        except (BotoCoreError, Boto3Error) as error:
+            kind = AnswerLostError if conditional else StoreError
+            raise kind(f"{self.uri}/{key}: {error}") from error
+
+    def _refuse(self, key: str, error: Any, *, conditional: bool) -> NoReturn:
+        code, status = error.response["Error"]["Code"], _status(error)
+        where = f"{self.uri}/{key}"
+        if code == "NoSuchBucket":
+            raise UserError(f"there is no bucket {self._bucket!r}; check {self.uri}") from error
+        if conditional and status in (404, 412):
+            raise PreconditionFailedError(f"{where} is not what it was") from error
+        if conditional and (status >= 500 or code in ("RequestTimeout", "SlowDown")):
+            raise AnswerLostError(f"{where}: {error}") from error
+        if status == 404:
+            raise FileNotFoundError(where) from error
+        raise StoreError(f"{where}: {error}") from error
+
+
+class _S3Upload:
+    """Parts of one object, each repeated by itself; S3 verifies the sha256 of every one."""
+
+    def __init__(self, store: S3Store, key: str, *, num_parts: int, stop: threading.Event) -> None:
+        self._store = store
+        self._key = key
+        self._stop = stop
+        self._where: dict[str, Any] = {"Bucket": store._bucket, "Key": store._prefix + key}
+        self._is_whole = num_parts == 1
+        self._sums = [""] * num_parts
+        self._tags = [""] * num_parts
+        if not self._is_whole:
+            answer = self._repeating(
+                lambda: store._parts.create_multipart_upload(
+                    **self._where, ChecksumAlgorithm="SHA256"
+                )
+            )
+            self._where["UploadId"] = answer["UploadId"]
+
+    def put(self, number: int, start: int, data: memoryview, sha256: bytes) -> None:
+        checksum = base64.b64encode(sha256).decode()
+        client, where = self._store._parts, self._where
+
+        def send() -> Any:
+            body: Any = _Body(data) if len(data) else b""
+            if self._is_whole:
+                return client.put_object(**where, Body=body, ChecksumSHA256=checksum)
+            return client.upload_part(
+                **where, PartNumber=number + 1, Body=body, ChecksumSHA256=checksum
+            )
+
+        self._tags[number] = self._repeating(send)["ETag"]
+        self._sums[number] = checksum
+
+    def finish(self) -> None:
+        if self._is_whole:
+            return
+        parts = [
+            {"PartNumber": number, "ETag": tag, "ChecksumSHA256": checksum}
+            for number, (tag, checksum) in enumerate(zip(self._tags, self._sums, strict=True), 1)
+        ]
+
+        def complete() -> None:
+            try:
+                self._store._parts.complete_multipart_upload(
+                    **self._where, MultipartUpload={"Parts": parts}
+                )
+            except self._store._parts.exceptions.NoSuchUpload:
+                # Completed by an earlier try whose answer was lost, or there is no such object.
+                self._store._parts.head_object(Bucket=self._where["Bucket"], Key=self._where["Key"])
+
+        self._repeating(complete)
+
+    def abort(self) -> None:
+        """Once, without insisting: the bucket's lifecycle rule takes what is left after a day."""
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        if not self._is_whole:
+            with suppress(ClientError, BotoCoreError):
+                self._store._once.abort_multipart_upload(**self._where)
+
+    def _repeating(self, call: Callable[[], Any]) -> Any:
+        return self._store.repeating(self._key, self._stop, call)
+
+
+class _Body(io.RawIOBase):
+    """Memory as a request's body. It is sent from where it lies, in blocks of a mebibyte."""
+
+    def __init__(self, data: memoryview) -> None:
+        self._data = data
+        self._at = 0
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: len(self._data)}[whence]
+        self._at = base + offset
+        return self._at
+
+    def read(self, size: int = -1) -> Any:
+        # Whoever sends asks for 16 KiB at a time, and would hold the interpreter for each.
+        block = self._data[self._at : self._at + max(size, _MEBIBYTE)]
+        self._at += len(block)
+        return block
+
+
+def _is_repeatable(error: Any) -> bool:
+    code = error.response["Error"]["Code"]
+    return _status(error) in (409, 429) or _status(error) >= 500 or code in _REPEATABLE
+
+
+def _status(error: Any) -> int:
+    return int(error.response["ResponseMetadata"]["HTTPStatusCode"])
