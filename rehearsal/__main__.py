@@ -16,13 +16,13 @@ from rich.console import Console
 
 from rehearsal.alarms.trial import trial_table, try_alarms
 from rehearsal.aws import EmbeddedAws, PortInUse
-from rehearsal.cdk import run_cdk
-from rehearsal.children import ChildFailed, Children
-from rehearsal.demo import REPOSITORY, Demo, DemoSettings, RehearsalFailed, clear
-from rehearsal.drill import SYNTAX, Strike, parse_strike
+from rehearsal.drill.cdk import run_cdk
+from rehearsal.drill.children import ChildFailed, Children
+from rehearsal.drill.demo import REPOSITORY, Demo, DemoSettings, RehearsalFailed, clear
+from rehearsal.drill.interruptions import SYNTAX, Strike, parse_strike
+from rehearsal.drill.receipt import find_faults, make_receipt, receipt_rows, show_receipt
+from rehearsal.drill.report import write_report
 from rehearsal.lineage import read_lineage
-from rehearsal.receipt import find_faults, make_receipt, receipt_rows, show_receipt
-from rehearsal.report import write_report
 
 # In what is left of a notice training goes on, to its stage's end at most: one is left to kill in.
 DEFAULT_PLAN = ("kill:features:5", "notice:shuffled:60", "kill:head:120")

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from rehearsal.cloudformation import schema
-from rehearsal.cloudformation.template import references
+from cloudformation import schema
+from cloudformation.template import references
 from review.assembly import Side, StackSide
 from review.spelling import leaves, path_of
 

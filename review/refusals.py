@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rehearsal.cloudformation import schema
-from rehearsal.cloudformation.template import references
+from cloudformation import schema
+from cloudformation.template import references
 from review.assembly import Side
 from review.changes import Change
 from review.spelling import spell

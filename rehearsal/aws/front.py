@@ -12,8 +12,8 @@ from typing import Any
 
 from werkzeug.wrappers import Request
 
+from cloudformation.wire import Operation, answer
 from rehearsal.aws.moto_services import moto_services, signed_for
-from rehearsal.cloudformation.wire import Operation, answer
 
 
 class Front:

@@ -17,13 +17,13 @@ from moto.moto_api._internal.models import moto_api_backend
 from moto.ssm.models import ssm_backends
 from werkzeug.serving import BaseWSGIServer, WSGIRequestHandler, make_server
 
+from cloudformation.account import Account
+from cloudformation.engine import Engine
+from cloudformation.resources import REGISTRY
+from cloudformation.service import CloudFormation
 from rehearsal.aws import moto_patches
 from rehearsal.aws.front import Front
 from rehearsal.aws.images import offer_images
-from rehearsal.cloudformation.account import Account
-from rehearsal.cloudformation.engine import Engine
-from rehearsal.cloudformation.resources import REGISTRY
-from rehearsal.cloudformation.service import CloudFormation
 
 LIMITS = {
     "permissions": "IAM policies are stored, not evaluated; of bucket policies those statements "

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import psutil
 
+from rehearsal.machines.metadata import MetadataServer
 from rehearsal.machines.processes import end_processes, list_processes, stop_process
-from rehearsal.metadata import MetadataServer
 
 REPOSITORY = Path(__file__).parent.parent.parent
 SHIMS = Path(__file__).parent / "bin"

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from rehearsal.__main__ import main, parse_arguments
-from rehearsal.demo import processes_below
+from rehearsal.drill.demo import processes_below
 
-REPOSITORY = Path(__file__).parent.parent.parent
+REPOSITORY = Path(__file__).parents[2]
 SMALL = [
     *("--clips", "132", "--overrides", "single_frame_epochs=2 epochs=60"),
     *("--notice-seconds", "5", "--lease-ttl-seconds", "3"),

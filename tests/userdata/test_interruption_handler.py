@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rehearsal.metadata import MetadataServer
+from rehearsal.machines.metadata import MetadataServer
 from userdata.interruption_handler import InterruptionHandler
 from userdata.metadata import InstanceMetadata, MetadataError
 

@@ -29,7 +29,7 @@ PARENT = """
 import sys, time
 from pathlib import Path
 from rehearsal.machines import ProcessMachine
-from rehearsal.metadata import MetadataServer
+from rehearsal.machines.metadata import MetadataServer
 machine = ProcessMachine(
     folder=Path(sys.argv[1]), instance_id="i-1", instance_type="g5.xlarge",
     user_data=sys.argv[2].encode(), environment={},
