@@ -1,4 +1,4 @@
-"""What stacks see of the account: its services, parameters, zones and S3 templates."""
+"""The account as stacks see it: services, SSM parameters, zones and templates in S3."""
 
 import re
 import urllib.parse
@@ -15,7 +15,7 @@ from cloudformation.errors import Refusal
 class Account:
     """An account in one region, reached through the services' own APIs.
 
-    `client` gives a boto3 client by service name (a cached one: making one takes 50 ms).
+    `client` returns a cached boto3 client by service name (creating one takes 50 ms).
     """
 
     id: str
@@ -26,7 +26,7 @@ class Account:
         return f"arn:aws:{service}:{self.region}:{self.id}:{resource}"
 
     def read_ssm(self, names: Sequence[str]) -> Mapping[str, str]:
-        """Values of SSM parameters; those that do not exist are absent."""
+        """Return the values of SSM parameters by name, without those that do not exist."""
         found: dict[str, str] = {}
         for start in range(0, len(names), 10):  # GetParameters takes ten names at most
             wanted = sorted(set(names[start : start + 10]))
@@ -36,10 +36,10 @@ class Account:
 
     def exists(self, kind: str, value: str) -> bool:
         """Whether a value of an AWS-specific parameter type exists; True for unknown kinds."""
-        question = _QUESTIONS.get(kind)
-        if question is None:
+        lookup = _LOOKUPS.get(kind)
+        if lookup is None:
             return True
-        service, operation, argument = question
+        service, operation, argument = lookup
         try:
             getattr(self.client(service), operation)(**{argument: [value]})
         except ClientError:
@@ -60,7 +60,7 @@ class Account:
         return str(body.decode())
 
 
-_QUESTIONS = {
+_LOOKUPS = {
     "AWS::EC2::Image::Id": ("ec2", "describe_images", "ImageIds"),
     "AWS::EC2::KeyPair::KeyName": ("ec2", "describe_key_pairs", "KeyNames"),
     "AWS::EC2::SecurityGroup::Id": ("ec2", "describe_security_groups", "GroupIds"),

@@ -1,4 +1,4 @@
-"""CloudFormation's operations on change sets: draft, describe, execute, delete."""
+"""CloudFormation's operations on change sets: create, describe, execute, delete."""
 
 import uuid
 from typing import Any
@@ -15,7 +15,7 @@ from cloudformation.records import ChangeSet, Plan, Stack
 from cloudformation.wire import Operation
 
 Request = dict[str, Any]
-Answer = dict[str, Any]
+Response = dict[str, Any]
 
 NO_CHANGES = (
     "The submitted information didn't contain changes. Submit different information to create a "
@@ -41,12 +41,12 @@ class ChangeSets:
             "ListChangeSets": self.list_,
         }
 
-    def create(self, request: Request) -> Answer:
-        """Draft a change set; it is complete, or has failed, when this answers."""
+    def create(self, request: Request) -> Response:
+        """Create a change set; on return it is complete or has failed."""
         name, kind = request["StackName"], request.get("ChangeSetType", "UPDATE")
-        stack = self.engine.living(name)
+        stack = self.engine.find_active(name)
         if kind not in ("CREATE", "UPDATE"):
-            raise Refusal(f"The embedded AWS makes no change sets of type {kind}")
+            raise Refusal(f"The embedded AWS does not create change sets of type {kind}")
         if kind == "CREATE" and stack and stack.status != "REVIEW_IN_PROGRESS":
             raise Refusal(
                 f"Stack [{name}] already exists and cannot be created again with the changeSet "
@@ -63,7 +63,7 @@ class ChangeSets:
             raise Refusal(f"ChangeSet {change_set.name} already exists", "AlreadyExistsException")
         stack.change_sets[change_set.name] = change_set
         if not stack.events:
-            stack.turn("REVIEW_IN_PROGRESS", "User Initiated")
+            stack.set_status("REVIEW_IN_PROGRESS", "User Initiated")
         return {"Id": change_set.id, "StackId": stack.id}
 
     def _draft(self, request: Request, kind: str, stack: Stack, plan: Plan) -> ChangeSet:
@@ -96,7 +96,7 @@ class ChangeSets:
             return _failed(change_set, NO_CHANGES)
         return change_set
 
-    def describe(self, request: Request) -> Answer:
+    def describe(self, request: Request) -> Response:
         stack, change_set = self.find(request)
         return described_change_set(stack, change_set) | {
             "Changes": change_set.changes,
@@ -106,13 +106,13 @@ class ChangeSets:
             "Tags": described_tags(change_set.plan),
         }
 
-    def list_(self, request: Request) -> Answer:
+    def list_(self, request: Request) -> Response:
         stack = self.engine.find(request["StackName"])
         return {
             "Summaries": [described_change_set(stack, item) for item in stack.change_sets.values()]
         }
 
-    def execute(self, request: Request) -> Answer:
+    def execute(self, request: Request) -> Response:
         stack, change_set = self.find(request)
         if change_set.execution_status != "AVAILABLE":
             raise Refusal(
@@ -129,7 +129,7 @@ class ChangeSets:
         run(stack, change_set.plan, request.get("ClientRequestToken"))
         return {}
 
-    def delete(self, request: Request) -> Answer:
+    def delete(self, request: Request) -> Response:
         try:
             stack, change_set = self.find(request)
         except Refusal:
@@ -138,7 +138,7 @@ class ChangeSets:
         return {}
 
     def find(self, request: Request) -> tuple[Stack, ChangeSet]:
-        """The change set that a request names, by name and stack or by its ARN."""
+        """Return the change set that a request names, by its ARN or by its name and stack."""
         wanted = request["ChangeSetName"]
         stacks = (
             [self.engine.find(request["StackName"])]

@@ -1,4 +1,4 @@
-"""Carries a plan out: resources one after the other, rollback when one fails, deletion."""
+"""Carries out a plan: resources one after the other, rollback on failure, deletion."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -8,22 +8,22 @@ from typing import Any
 from cloudformation import planning, schema
 from cloudformation.errors import ResourceFailed
 from cloudformation.intrinsics import Expressions
-from cloudformation.making import FAILURES, Maker, reason_of
+from cloudformation.provisioning import FAILURES, Provisioner, reason_of
 from cloudformation.records import Plan, Stack, StackResource, now
 from cloudformation.template import Template, dependencies
 
 _REPLACING = (
     "Requested update requires the creation of a new physical resource; hence creating one."
 )
-# Checks a stack's new exports against the other stacks; refuses what would break them.
+# Checks a stack's new exports; refuses those that would break another stack.
 CheckExports = Callable[[Stack, list[dict[str, Any]]], None]
 
 
 @dataclass(kw_only=True, slots=True)
 class Deployment:
-    """One operation on one stack. `undo` holds (before, after) of what it did so far."""
+    """One operation on one stack. `undo` holds (before, after) for each change made so far."""
 
-    maker: Maker
+    provisioner: Provisioner
     imported: Callable[[str], str]
     check_exports: CheckExports
     imports: set[str] = field(default_factory=set)
@@ -31,14 +31,14 @@ class Deployment:
 
     @property
     def stack(self) -> Stack:
-        return self.maker.stack
+        return self.provisioner.stack
 
     def carry_out(
         self, plan: Plan, *, creating: bool, problems: Mapping[str, list[str]] | None = None
     ) -> None:
-        """Create or update every resource, then clean up; on a failure go back.
+        """Create or update every resource, then clean up; roll back on failure.
 
-        `problems` are what the prediction found wrong: with any, nothing is touched.
+        `problems` are what the prediction found; if there are any, nothing is touched.
         """
         word = "CREATE" if creating else "UPDATE"
         outputs: list[dict[str, Any]] = []
@@ -49,7 +49,7 @@ class Deployment:
         try:
             self._refuse(plan.template, problems or {}, word)
             expressions = planning.expressions_for(
-                self.maker.account, self.stack, plan, self._imported
+                self.provisioner.account, self.stack, plan, self._imported
             )
             order = plan.template.wanted(expressions)
             for name in order:
@@ -61,36 +61,36 @@ class Deployment:
             return
         self._finish(plan, order, outputs)
         if not creating:
-            self.stack.turn("UPDATE_COMPLETE_CLEANUP_IN_PROGRESS")
+            self.stack.set_status("UPDATE_COMPLETE_CLEANUP_IN_PROGRESS")
             self._clean_up(set(order))
-        self.stack.turn(f"{word}_COMPLETE")
+        self.stack.set_status(f"{word}_COMPLETE")
 
     def delete(self, retained: set[str]) -> None:
         """Delete every resource in reverse order; what fails makes the stack DELETE_FAILED."""
         failed: list[str] = []
-        needed: set[str] = set()  # by what could not be deleted
+        needed: set[str] = set()  # by resources that could not be deleted
         for resource in _reverse_order(self.stack):
             name = resource.logical_id
             if name in needed:
                 needed |= resource.needs
                 continue
             if _is_retained(resource) or name in retained:
-                self.maker.record(resource, "DELETE_SKIPPED")
-            elif not self.maker.delete(resource):
+                self.provisioner.record(resource, "DELETE_SKIPPED")
+            elif not self.provisioner.delete(resource):
                 failed.append(name)
                 needed |= resource.needs
                 continue
             del self.stack.resources[name]
         if failed:
             names = ", ".join(failed)
-            self.stack.turn(
+            self.stack.set_status(
                 "DELETE_FAILED", f"The following resource(s) failed to delete: [{names}]. "
             )
             return
         self.stack.outputs = []
         self.stack.imports = frozenset()
         self.stack.deleted = now()
-        self.stack.turn("DELETE_COMPLETE")
+        self.stack.set_status("DELETE_COMPLETE")
 
     def _imported(self, name: str) -> str:
         self.imports.add(name)
@@ -129,32 +129,32 @@ class Deployment:
             if found:
                 raise ResourceFailed(_invalid(name, found))
             if existing is None or existing.properties != after.properties:
-                self._make(after, existing)
+                self._provision(after, existing)
                 self.stack.resources[name] = after
         except FAILURES as error:
-            self.maker.record(after, f"{word}_FAILED", reason_of(error))
+            self.provisioner.record(after, f"{word}_FAILED", reason_of(error))
             raise ResourceFailed(
                 f"The following resource(s) failed to {word.lower()}: [{name}]. "
             ) from error
 
-    def _make(self, after: StackResource, existing: StackResource | None) -> None:
+    def _provision(self, after: StackResource, existing: StackResource | None) -> None:
         if existing is not None and not schema.replaces(
             after.type, existing.properties, after.properties
         ):
-            self.maker.record(after, "UPDATE_IN_PROGRESS")
+            self.provisioner.record(after, "UPDATE_IN_PROGRESS")
             self.undo.append((existing, after))
-            self.maker.update(after, existing)
-            self.maker.record(after, "UPDATE_COMPLETE")
+            self.provisioner.update(after, existing)
+            self.provisioner.record(after, "UPDATE_COMPLETE")
             return
         word = "CREATE" if existing is None else "UPDATE"
-        self.maker.record(after, f"{word}_IN_PROGRESS", _REPLACING if existing else None)
-        self.maker.create(after, existing)
+        self.provisioner.record(after, f"{word}_IN_PROGRESS", _REPLACING if existing else None)
+        self.provisioner.create(after, existing)
         self.undo.append((existing, after))
-        self.maker.configure(after)
-        self.maker.record(after, f"{word}_COMPLETE")
+        self.provisioner.configure(after)
+        self.provisioner.record(after, f"{word}_COMPLETE")
 
     def _finish(self, plan: Plan, order: list[str], outputs: list[dict[str, Any]]) -> None:
-        """Remember what is settled only now that nothing can fail any more."""
+        """Update the stack's records, once nothing can fail any more."""
         self.stack.plan = plan
         self.stack.outputs = outputs
         self.stack.imports = frozenset(self.imports)
@@ -170,58 +170,60 @@ class Deployment:
             if before is None or before.physical_id == after.physical_id:
                 continue
             if before.replace_policy == "Retain":
-                self.maker.record(before, "DELETE_SKIPPED")
+                self.provisioner.record(before, "DELETE_SKIPPED")
             else:
-                self.maker.delete(before)
+                self.provisioner.delete(before)
         for resource in _reverse_order(self.stack):
             if resource.logical_id in wanted:
                 continue
             if _is_retained(resource):
-                self.maker.record(resource, "DELETE_SKIPPED")
+                self.provisioner.record(resource, "DELETE_SKIPPED")
             else:
-                self.maker.delete(resource)
+                self.provisioner.delete(resource)
             del self.stack.resources[resource.logical_id]
 
     def _fail(self, plan: Plan, word: str, reason: str) -> None:
         keep = plan.disable_rollback or (word == "CREATE" and self.stack.on_failure == "DO_NOTHING")
         if keep:
-            self._drop_half_made()
-            self.stack.turn(f"{word}_FAILED", reason)
+            self._delete_partial()
+            self.stack.set_status(f"{word}_FAILED", reason)
         elif word == "CREATE" and self.stack.on_failure == "DELETE":
-            self._go_back()
-            self.stack.turn("DELETE_IN_PROGRESS", reason)
+            self._roll_back()
+            self.stack.set_status("DELETE_IN_PROGRESS", reason)
             self.delete(set())
         elif word == "CREATE":
-            self.stack.turn("ROLLBACK_IN_PROGRESS", f"{reason}Rollback requested by user.")
-            failed = self._go_back()
-            self.stack.turn("ROLLBACK_FAILED" if failed else "ROLLBACK_COMPLETE", _left(failed))
+            self.stack.set_status("ROLLBACK_IN_PROGRESS", f"{reason}Rollback requested by user.")
+            failed = self._roll_back()
+            self.stack.set_status(
+                "ROLLBACK_FAILED" if failed else "ROLLBACK_COMPLETE", _left(failed)
+            )
         else:
-            self.stack.turn("UPDATE_ROLLBACK_IN_PROGRESS", reason)
-            failed = self._go_back()
+            self.stack.set_status("UPDATE_ROLLBACK_IN_PROGRESS", reason)
+            failed = self._roll_back()
             if failed:
-                self.stack.turn("UPDATE_ROLLBACK_FAILED", _left(failed))
+                self.stack.set_status("UPDATE_ROLLBACK_FAILED", _left(failed))
                 return
-            self.stack.turn("UPDATE_ROLLBACK_COMPLETE_CLEANUP_IN_PROGRESS")
-            self.stack.turn("UPDATE_ROLLBACK_COMPLETE")
+            self.stack.set_status("UPDATE_ROLLBACK_COMPLETE_CLEANUP_IN_PROGRESS")
+            self.stack.set_status("UPDATE_ROLLBACK_COMPLETE")
 
-    def _drop_half_made(self) -> None:
-        """Without a rollback the next update makes the failed resource anew: delete its rest."""
+    def _delete_partial(self) -> None:
+        """Delete what a failed resource left: the next update creates the resource again."""
         if self.undo and not self.undo[-1][1].status.endswith("_COMPLETE"):
             before, after = self.undo[-1]
             if before is None or before.physical_id != after.physical_id:
-                self.maker.delete(after)
+                self.provisioner.delete(after)
 
-    def _go_back(self) -> list[str]:
-        """Undo what was done, newest first; names of what could not be undone."""
+    def _roll_back(self) -> list[str]:
+        """Undo the changes, newest first; return the ids of what could not be undone."""
         failed = []
         for before, after in reversed(self.undo):
             name = after.logical_id
             if before is None and after.deletion_policy == "Retain":
-                self.maker.record(after, "DELETE_SKIPPED")
+                self.provisioner.record(after, "DELETE_SKIPPED")
             elif before is None or before.physical_id != after.physical_id:
-                done = self.maker.delete(after)
+                done = self.provisioner.delete(after)
                 failed += [] if done else [name]
-            elif not self._change_back(before, after):
+            elif not self._revert(before, after):
                 failed.append(name)
                 continue
             if before is None:
@@ -230,14 +232,14 @@ class Deployment:
                 self.stack.resources[name] = before
         return failed
 
-    def _change_back(self, before: StackResource, after: StackResource) -> bool:
-        self.maker.record(after, "UPDATE_IN_PROGRESS")
+    def _revert(self, before: StackResource, after: StackResource) -> bool:
+        self.provisioner.record(after, "UPDATE_IN_PROGRESS")
         try:
-            self.maker.update(before, after)
+            self.provisioner.update(before, after)
         except FAILURES as error:
-            self.maker.record(after, "UPDATE_FAILED", reason_of(error))
+            self.provisioner.record(after, "UPDATE_FAILED", reason_of(error))
             return False
-        self.maker.record(before, "UPDATE_COMPLETE")
+        self.provisioner.record(before, "UPDATE_COMPLETE")
         return True
 
 

@@ -1,4 +1,4 @@
-"""How stacks, resources and change sets look in CloudFormation's answers."""
+"""Stacks, resources and change sets as CloudFormation's responses describe them."""
 
 import uuid
 from typing import Any
@@ -72,7 +72,7 @@ def described_resource(stack: Stack, resource: StackResource) -> dict[str, Any]:
 def validation_event(
     stack: Stack, change_set: ChangeSet, name: str, problem: str
 ) -> dict[str, Any]:
-    """One finding of the early validation, as DescribeEvents tells it."""
+    """Return one finding of the early validation as DescribeEvents reports it."""
     path, _, message = problem.partition(": ")
     return {
         "EventId": str(uuid.uuid4()),

@@ -1,20 +1,21 @@
-"""The stacks of an account: plans, operations in the background, exports, what is missing.
+"""The stacks of an account: plans, background operations, exports, missing resources.
 
-Refuses what CloudFormation refuses before an operation begins.
+Refuses what CloudFormation refuses before an operation starts.
 """
 
 import threading
 import uuid
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from cloudformation import planning
 from cloudformation.account import Account
 from cloudformation.deployment import Deployment
 from cloudformation.errors import Refusal, no_such_stack
-from cloudformation.making import Maker
 from cloudformation.parameters import check_rules, decide_parameters
 from cloudformation.planning import Prediction
+from cloudformation.provisioning import Provisioner
 from cloudformation.records import Plan, Stack
 from cloudformation.resource import Registry
 from cloudformation.template import parse_template
@@ -30,8 +31,8 @@ _UPDATABLE = {
 class Engine:
     """All stacks of one account and region.
 
-    An operation runs in its own thread. The call that starts it answers when it ended, or after
-    `patience_seconds`: the CDK CLI asks at once and then sleeps five seconds between questions.
+    Each operation runs in its own thread. The call that starts it returns when the operation ends,
+    or after `patience_seconds`: the CDK CLI polls at once, then every five seconds.
     """
 
     def __init__(
@@ -45,14 +46,14 @@ class Engine:
         self._threads: list[threading.Thread] = []
 
     def find(self, name: str) -> Stack:
-        """A stack by name (a living one) or by id (a deleted one too)."""
+        """Return a stack by name (unless deleted) or by id (even if deleted)."""
         with self.lock:
             for stack in self.stacks.values():
                 if stack.id == name or (stack.name == name and stack.deleted is None):
                     return stack
         raise no_such_stack(name)
 
-    def living(self, name: str) -> Stack | None:
+    def find_active(self, name: str) -> Stack | None:
         with self.lock:
             return next(
                 (item for item in self.stacks.values() if item.name == name and not item.deleted),
@@ -70,7 +71,7 @@ class Engine:
         return stack
 
     def plan(self, request: Mapping[str, Any], stack: Stack | None) -> Plan:
-        """Read and check what a request wants: template, parameters, rules, capabilities."""
+        """Read and check a request: template, parameters, rules, capabilities."""
         previous = stack.plan if stack else None
         if request.get("TemplateBody"):
             if len(request["TemplateBody"].encode()) > BODY_LIMIT:
@@ -123,15 +124,15 @@ class Engine:
 
     def start(self, stack: Stack, status: str, work: Callable[[Deployment], None],
               token: str | None) -> None:  # fmt: skip
-        """Begin an operation and run it in the background."""
+        """Start an operation in the background."""
         with self.lock:
             if stack.in_progress:
                 raise Refusal(
                     f"Stack:{stack.id} is in {stack.status} state and can not be updated."
                 )
-            stack.begin(status, token)
+            stack.start_operation(status, token)
         deployment = Deployment(
-            maker=self._maker(stack),
+            provisioner=self._provisioner(stack),
             imported=self.imported,
             check_exports=self._check_exports,
         )
@@ -140,10 +141,10 @@ class Engine:
             try:
                 work(deployment)
             finally:
-                # A defect of ours must not leave the CLI waiting for ever.
+                # A bug of ours must not leave the CLI waiting forever.
                 if stack.in_progress:
                     word = stack.status.removesuffix("_IN_PROGRESS").split("_COMPLETE")[0]
-                    stack.turn(f"{word}_FAILED", "Internal failure of the embedded AWS")
+                    stack.set_status(f"{word}_FAILED", "Internal failure of the embedded AWS")
 
         thread = threading.Thread(target=run, name=f"stack {stack.name}", daemon=True)
         self._threads = [item for item in self._threads if item.is_alive()] + [thread]
@@ -151,33 +152,19 @@ class Engine:
         thread.join(self.patience_seconds)
 
     def create(
-        self,
-        stack: Stack,
-        plan: Plan,
-        token: str | None = None,
-        problems: Problems | None = None,
+        self, stack: Stack, plan: Plan, token: str | None = None, problems: Problems | None = None
     ) -> None:
         """Carry out a new stack's first plan in the background."""
-
-        def work(job: Deployment) -> None:
-            job.carry_out(plan, creating=True, problems=problems)
-
-        self.start(stack, "CREATE_IN_PROGRESS", work, token)
+        carry_out = partial(Deployment.carry_out, plan=plan, creating=True, problems=problems)
+        self.start(stack, "CREATE_IN_PROGRESS", carry_out, token)
 
     def update(
-        self,
-        stack: Stack,
-        plan: Plan,
-        token: str | None = None,
-        problems: Problems | None = None,
+        self, stack: Stack, plan: Plan, token: str | None = None, problems: Problems | None = None
     ) -> None:
-        """Carry out a plan for a stack that exists, in the background."""
+        """Carry out a plan for an existing stack in the background."""
         self.check_updatable(stack)
-
-        def work(job: Deployment) -> None:
-            job.carry_out(plan, creating=False, problems=problems)
-
-        self.start(stack, "UPDATE_IN_PROGRESS", work, token)
+        carry_out = partial(Deployment.carry_out, plan=plan, creating=False, problems=problems)
+        self.start(stack, "UPDATE_IN_PROGRESS", carry_out, token)
 
     def check_updatable(self, stack: Stack) -> None:
         if stack.status not in _UPDATABLE:
@@ -190,7 +177,9 @@ class Engine:
             )
         for name in stack.exports:
             self._refuse_if_imported(stack, name, "deleted")
-        self.start(stack, "DELETE_IN_PROGRESS", lambda job: job.delete(retained), token)
+        self.start(
+            stack, "DELETE_IN_PROGRESS", lambda deployment: deployment.delete(retained), token
+        )
 
     def exports(self) -> dict[str, tuple[str, Stack]]:
         with self.lock:
@@ -216,22 +205,22 @@ class Engine:
             )
 
     def missing_resources(self, stack_names: list[str]) -> list[str]:
-        """Resources of the stacks that their own service does not know (stack, id, type)."""
+        """List the stacks' resources that their own service does not know."""
         missing = []
         for stack in map(self.find, stack_names):
-            maker = self._maker(stack)
+            provisioner = self._provisioner(stack)
             missing += [
                 f"{stack.name}: {item.logical_id} ({item.type} {item.physical_id})"
                 for item in list(stack.resources.values())
-                if not maker.exists(item)
+                if not provisioner.exists(item)
             ]
         return missing
 
-    def _maker(self, stack: Stack) -> Maker:
-        return Maker(account=self.account, registry=self.registry, stack=stack)
+    def _provisioner(self, stack: Stack) -> Provisioner:
+        return Provisioner(account=self.account, registry=self.registry, stack=stack)
 
     def join(self, timeout_seconds: float) -> None:
-        """Wait for the operations in the background."""
+        """Wait for the background operations."""
         for thread in self._threads:
             thread.join(timeout_seconds)
 

@@ -12,23 +12,23 @@ NO_VALUE = object()
 _PLACEHOLDER = re.compile(r"\$\{([^!][^}]*)\}")
 
 
-class Later(str):
-    """A value that is known only after another resource was made or changed."""
+class Unknown(str):
+    """A value that is not known until another resource is created or updated."""
 
     __slots__ = ()
 
 
-def has_later(value: Any) -> bool:
-    """Whether a value, however deep, waits for another resource."""
+def has_unknown(value: Any) -> bool:
+    """Whether a value is unknown or contains, at any depth, one that is."""
     if isinstance(value, dict):
-        return any(has_later(item) for item in value.values())
+        return any(has_unknown(item) for item in value.values())
     if isinstance(value, list):
-        return any(has_later(item) for item in value)
-    return isinstance(value, Later)
+        return any(has_unknown(item) for item in value)
+    return isinstance(value, Unknown)
 
 
 class Expressions:
-    """Evaluates against parameters (pseudo ones too), mappings, conditions and lookups."""
+    """Evaluates against parameters (pseudo parameters too), mappings, conditions and lookups."""
 
     def __init__(
         self,
@@ -64,11 +64,11 @@ class Expressions:
         if isinstance(node, list):
             return [item for item in map(self.value, node) if item is not NO_VALUE]
         if isinstance(node, str) and "{{resolve:" in node:
-            raise Refusal("Template error: the embedded AWS resolves no dynamic references")
+            raise Refusal("Template error: the embedded AWS does not resolve dynamic references")
         return node
 
     def condition(self, name: str) -> bool:
-        """Evaluate a named condition once."""
+        """Evaluate a named condition, once."""
         if name not in self.conditions:
             raise Refusal(f"Template format error: Unresolved condition dependency {name}")
         if name not in self._known_conditions:
@@ -107,12 +107,12 @@ def _get_att(expressions: Expressions, argument: Any) -> Any:
 def _join(expressions: Expressions, argument: Any) -> str:
     delimiter, parts = argument
     values = expressions.value(parts)
-    if isinstance(values, Later):
+    if isinstance(values, Unknown):
         return values
     if not isinstance(values, list):
         raise Refusal("Template error: every Fn::Join object requires a list of strings")
     text = delimiter.join(scalar(item) for item in values)
-    return Later(text) if has_later(values) else text
+    return Unknown(text) if has_unknown(values) else text
 
 
 def _sub(expressions: Expressions, argument: Any) -> str:
@@ -129,16 +129,16 @@ def _sub(expressions: Expressions, argument: Any) -> str:
             value = _get_att(expressions, name)
         else:
             value = _ref(expressions, name)
-        later = later or has_later(value)
+        later = later or has_unknown(value)
         return scalar(value)
 
     done = _PLACEHOLDER.sub(replace, text).replace("${!", "${")
-    return Later(done) if later else done
+    return Unknown(done) if later else done
 
 
 def _select(expressions: Expressions, argument: Any) -> Any:
     index, items = expressions.value(argument[0]), expressions.value(argument[1])
-    if isinstance(items, Later):
+    if isinstance(items, Unknown):
         return items
     try:
         return items[int(index)]
@@ -150,7 +150,7 @@ def _select(expressions: Expressions, argument: Any) -> Any:
 
 def _split(expressions: Expressions, argument: Any) -> Any:
     text = expressions.value(argument[1])
-    return text if isinstance(text, Later) else scalar(text).split(argument[0])
+    return text if isinstance(text, Unknown) else scalar(text).split(argument[0])
 
 
 def _if(expressions: Expressions, argument: Any) -> Any:
@@ -172,18 +172,18 @@ def _find_in_map(expressions: Expressions, argument: Any) -> Any:
 
 def _import_value(expressions: Expressions, argument: Any) -> Any:
     name = expressions.value(argument)
-    return name if isinstance(name, Later) else expressions.imported(name)
+    return name if isinstance(name, Unknown) else expressions.imported(name)
 
 
 def _base64(expressions: Expressions, argument: Any) -> str:
     text = expressions.value(argument)
     encoded = base64.b64encode(scalar(text).encode()).decode()
-    return Later(encoded) if isinstance(text, Later) else encoded
+    return Unknown(encoded) if isinstance(text, Unknown) else encoded
 
 
 def _cidr(expressions: Expressions, argument: Any) -> Any:
     block, count, *bits = expressions.value(argument)
-    if isinstance(block, Later):
+    if isinstance(block, Unknown):
         return block
     network = ipaddress.ip_network(block)
     prefix = network.max_prefixlen - int(bits[0] if bits else 8)

@@ -13,15 +13,15 @@ from cloudformation.intrinsics import Expressions, truth
 from cloudformation.template import Template
 
 SSM_VALUE = re.compile(r"AWS::SSM::Parameter::Value<(.+)>")
-# Reads SSM parameters by name; names that do not exist are absent from the answer.
+# Reads SSM parameters by name; names that do not exist are missing from the result.
 ReadSsm = Callable[[Sequence[str]], Mapping[str, str]]
-# Says whether a value of an AWS-specific type (AWS::EC2::Image::Id) exists.
+# Whether a value of an AWS-specific type (such as AWS::EC2::Image::Id) exists.
 Exists = Callable[[str, str], bool]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Parameter:
-    """What was given for one parameter, and what it means in expressions."""
+    """One parameter: the text given for it and its value in expressions."""
 
     given: str
     value: str | list[str]
@@ -46,7 +46,7 @@ def decide_parameters(
     read_ssm: ReadSsm,
     exists: Exists,
 ) -> dict[str, Parameter]:
-    """Give every parameter of the template its value, or refuse."""
+    """Return the value of every parameter of the template, or refuse."""
     declared = template.section("Parameters")
     texts = _texts(declared, given, previous)
     ssm_names = [
@@ -78,14 +78,14 @@ def decide_parameters(
 
 
 def check_rules(template: Template, parameters: Mapping[str, Any]) -> None:
-    """Refuse when an assertion of the Rules section does not hold."""
+    """Refuse if an assertion of the Rules section fails."""
     expressions = Expressions(parameters=parameters, mappings=template.section("Mappings"))
     for name, rule in template.section("Rules").items():
         if "RuleCondition" in rule and not truth(expressions.value(rule["RuleCondition"])):
             continue
         for assertion in rule.get("Assertions", []):
             if not truth(expressions.value(assertion["Assert"])):
-                why = assertion.get("AssertDescription", "an assertion does not hold")
+                why = assertion.get("AssertDescription", "an assertion failed")
                 raise Refusal(f"Template validation error: Rule {name} failed: {why}")
 
 

@@ -1,6 +1,6 @@
-"""Compares what is wanted with what exists: what would be added, changed and removed.
+"""Compares a plan with its stack: what would be added, changed and removed, in which order.
 
-The order, the predicted changes and the refusals come from here; nothing here changes a resource.
+It predicts and refuses; it never changes a resource.
 """
 
 from collections.abc import Callable, Mapping
@@ -10,7 +10,7 @@ from typing import Any
 from cloudformation import schema
 from cloudformation.account import Account
 from cloudformation.errors import Refusal
-from cloudformation.intrinsics import Expressions, Later, has_later
+from cloudformation.intrinsics import Expressions, Unknown, has_unknown
 from cloudformation.records import Plan, Stack, StackResource
 from cloudformation.resource import Registry
 from cloudformation.template import Template, references
@@ -32,16 +32,16 @@ class Prediction:
 
 
 def check_types(template: Template, registry: Registry) -> None:
-    """Refuse resource types that do not exist or cannot be made here, and unknown attributes."""
+    """Refuse resource types that do not exist or cannot be created here, and unknown attributes."""
     types = {resource["Type"] for resource in template.resources.values()}
     unknown = sorted(name for name in types if schema.schema_of(name) is None)
     if unknown:
         raise Refusal(f"Template format error: Unrecognized resource types: [{', '.join(unknown)}]")
-    unmade = sorted(types - set(registry))
-    if unmade:
+    unsupported = sorted(types - set(registry))
+    if unsupported:
         raise Refusal(
-            f"Template format error: Unrecognized resource types: [{', '.join(unmade)}] (AWS "
-            "knows them, the embedded AWS cannot make them: cloudformation/resources)"
+            f"Template format error: Unrecognized resource types: [{', '.join(unsupported)}] (they "
+            "exist on AWS, but the embedded AWS cannot create them; see cloudformation/resources)"
         )
     for name, attribute in references(dict(template.content)):
         resource = template.resources.get(name)
@@ -53,7 +53,7 @@ def check_types(template: Template, registry: Registry) -> None:
 
 
 def needed_capabilities(template: Template) -> list[str]:
-    """The capability that a template with IAM resources asks its deployer to acknowledge."""
+    """Return the capability that a template with IAM resources requires."""
     named = {"AWS::IAM::Role": "RoleName", "AWS::IAM::ManagedPolicy": "ManagedPolicyName",
              "AWS::IAM::InstanceProfile": "InstanceProfileName",
              "AWS::IAM::User": "UserName", "AWS::IAM::Group": "GroupName"}  # fmt: skip
@@ -84,7 +84,7 @@ def expressions_for(
     reference: Callable[[str], str] | None = None,
     attribute: Callable[[str, str], Any] | None = None,
 ) -> Expressions:
-    """Expressions of a plan's template; by default they see the resources that the stack has."""
+    """Return a plan's expressions; by default they refer to the stack's existing resources."""
     return Expressions(
         parameters=pseudo_parameters(account, stack, plan)
         | {name: item.value for name, item in plan.parameters.items()},
@@ -109,7 +109,7 @@ def attribute_of(resource: StackResource, name: str) -> Any:
 def wanted_properties(
     resource: Mapping[str, Any], expressions: Expressions, tags: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Evaluated properties with the types of the schema and the stack's tags."""
+    """Return evaluated properties, with the schema's types and the stack's tags."""
     type_ = resource["Type"]
     properties = schema.coerce(type_, expressions.value(resource.get("Properties", {})))
     name = schema.tag_property(type_)
@@ -126,13 +126,13 @@ def wanted_properties(
 def predict(
     account: Account, stack: Stack, plan: Plan, imported: Import, registry: Registry
 ) -> Prediction:
-    """Say what carrying out the plan would do, and what is wrong with its properties."""
-    moving: dict[str, str] = {}  # logical id -> Add, Replace or Modify, as the walk finds them
+    """Predict what carrying out the plan would change, and find invalid properties."""
+    moving: dict[str, str] = {}  # logical id -> Add, Replace or Modify, as the loop finds them
 
     def reference(name: str) -> str:
         existing = stack.resources.get(name)
         if existing is None or moving.get(name) in ("Add", "Replace"):
-            return Later(f"{{{{{name}}}}}")
+            return Unknown(f"{{{{{name}}}}}")
         return existing.physical_id
 
     def attribute(name: str, key: str) -> Any:
@@ -140,7 +140,7 @@ def predict(
         changed = moving.get(name) == "Modify" and key in registry[existing.type].volatile \
             if existing else True  # fmt: skip
         if existing is None or changed or moving.get(name) in ("Add", "Replace"):
-            return Later(f"{{{{{name}.{key}}}}}")
+            return Unknown(f"{{{{{name}.{key}}}}}")
         return attribute_of(existing, key)
 
     expressions = expressions_for(
@@ -164,7 +164,7 @@ def predict(
 
 
 def outputs_of(template: Template, expressions: Expressions) -> dict[str, Any]:
-    """The outputs whose condition holds, not evaluated."""
+    """Return the outputs whose condition is true, not evaluated."""
     return {
         name: output
         for name, output in template.section("Outputs").items()
@@ -213,7 +213,7 @@ def _change(
 
 
 def _detail(name: str, recreation: str, value: Any) -> dict[str, Any]:
-    dynamic = has_later(value)
+    dynamic = has_unknown(value)
     return {
         "Target": {"Attribute": "Properties", "Name": name, "RequiresRecreation": recreation},
         "Evaluation": "Dynamic" if dynamic else "Static",

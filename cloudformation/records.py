@@ -1,4 +1,4 @@
-"""What the stack engine remembers: stacks, their resources, events and change sets."""
+"""The engine's records: stacks with their resources, events and change sets."""
 
 import uuid
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ def now() -> datetime:
 
 @dataclass(kw_only=True, slots=True)
 class StackResource:
-    """One resource that exists: its properties are the evaluated ones it was last made with."""
+    """An existing resource, with the evaluated properties of its last create or update."""
 
     logical_id: str
     type: str
@@ -35,7 +35,7 @@ class StackResource:
 
 @dataclass(kw_only=True, slots=True)
 class Plan:
-    """A checked wish: the template, its values and tags that a stack shall have."""
+    """A checked request: the template, parameter values and tags that a stack is to have."""
 
     template: Template
     parameters: dict[str, Parameter]
@@ -48,7 +48,7 @@ class Plan:
 
 @dataclass(kw_only=True, slots=True)
 class ChangeSet:
-    """A change that waits to be executed, with the list of what it would do."""
+    """A change waiting to be executed, with the list of what it would do."""
 
     name: str
     id: str
@@ -66,7 +66,7 @@ class ChangeSet:
 
 @dataclass(kw_only=True, slots=True)
 class Stack:
-    """One stack. `plan` is the last one carried out, None before the first."""
+    """One stack; `plan` is the last one carried out, None before the first."""
 
     name: str
     id: str
@@ -98,14 +98,14 @@ class Stack:
             if "ExportName" in output
         }
 
-    def begin(self, status: str, token: str | None) -> None:
-        """Enter an operation: its events carry one operation id."""
+    def start_operation(self, status: str, token: str | None) -> None:
+        """Start an operation; all its events carry one operation id."""
         self.operation = str(uuid.uuid4())
         self.token = token
-        self.turn(status, reason="User Initiated")
+        self.set_status(status, reason="User Initiated")
 
-    def turn(self, status: str, reason: str | None = None) -> None:
-        """Change the stack's own status and leave an event."""
+    def set_status(self, status: str, reason: str | None = None) -> None:
+        """Set the stack's own status and record an event."""
         self.status = status
         self.reason = None if reason == "User Initiated" else reason
         self.record(self.name, "AWS::CloudFormation::Stack", self.id, status, reason)
@@ -113,7 +113,7 @@ class Stack:
     def record(
         self, logical_id: str, type_: str, physical_id: str, status: str, reason: str | None = None
     ) -> None:
-        """Leave an event, at least a millisecond after the last: the CLI sorts them by time."""
+        """Record an event, at least a millisecond after the last: the CLI sorts them by time."""
         time = now()
         if self.events:
             time = max(time, self.events[-1]["Timestamp"] + timedelta(milliseconds=1))

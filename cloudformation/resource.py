@@ -1,4 +1,4 @@
-"""What a resource type's functions get and give: Wish, Made, ResourceType."""
+"""What a resource type's handlers take and return: ResourceRequest, Provisioned, ResourceType."""
 
 import uuid
 from collections.abc import Callable, Mapping
@@ -9,11 +9,11 @@ from cloudformation.account import Account
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Wish:
-    """One resource as the template wants it.
+class ResourceRequest:
+    """One resource with the properties that the template gives it.
 
-    For an update `old` holds the properties it has; for an update, a deletion and the question
-    whether it exists `physical_id` and `attributes` say which resource is meant.
+    `old` has its present properties, for an update. `physical_id` and `attributes` identify the
+    resource, for an update, a delete or a check that it exists.
     """
 
     account: Account
@@ -32,26 +32,26 @@ class Wish:
         return self.properties.get(name, default)
 
     def pick(self, *names: str) -> dict[str, Any]:
-        """The named properties, where given: many have the same name and shape in the API."""
+        """Return the named properties that are set: many have the same form in the API."""
         return {name: self.properties[name] for name in names if name in self.properties}
 
     def changed(self, name: str) -> bool:
         return bool(self.properties.get(name) != self.old.get(name))
 
     def generated_name(self, *, longest: int, lower: bool = False) -> str:
-        """A physical name as CloudFormation makes it: stack, logical id, random end."""
+        """Return a physical name as CloudFormation generates it: stack, logical id, random end."""
         end = uuid.uuid4().hex[:12]
         end = end if lower else end.upper()
-        room = longest - len(end) - 1
-        half = max(room - len(self.logical_id) - 1, room // 2)
-        start = f"{self.stack_name[:half]}-{self.logical_id}"[:room]
+        space = longest - len(end) - 1
+        half = max(space - len(self.logical_id) - 1, space // 2)
+        start = f"{self.stack_name[:half]}-{self.logical_id}"[:space]
         name = f"{start}-{end}"
         return name.lower() if lower else name
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Made:
-    """A resource that now exists: what Ref gives, and what Fn::GetAtt gives by name."""
+class Provisioned:
+    """An existing resource: what Ref returns, and what Fn::GetAtt returns by name."""
 
     id: str
     attributes: dict[str, Any] = field(default_factory=dict)
@@ -59,18 +59,18 @@ class Made:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ResourceType:
-    """How one resource type is made, changed, deleted and looked for, by its service's own API.
+    """How one resource type is created, updated, deleted and found, by its service's own API.
 
-    `configure` runs after `create` (so that what a failure leaves behind is known by its id) and
-    is the update where there is no `update`; with neither, a change in place is refused.
-    `volatile` names the attributes that an update may change.
+    `configure` runs after `create` (if it fails, the id of what to delete is known) and serves as
+    the update if there is no `update`; without either, an update in place is refused. `volatile`
+    names the attributes that an update may change.
     """
 
-    create: Callable[[Wish], Made]
-    delete: Callable[[Wish], None]
-    exists: Callable[[Wish], bool]
-    configure: Callable[[Wish], None] | None = None
-    update: Callable[[Wish], Made] | None = None
+    create: Callable[[ResourceRequest], Provisioned]
+    delete: Callable[[ResourceRequest], None]
+    exists: Callable[[ResourceRequest], bool]
+    configure: Callable[[ResourceRequest], None] | None = None
+    update: Callable[[ResourceRequest], Provisioned] | None = None
     volatile: frozenset[str] = frozenset()
 
 

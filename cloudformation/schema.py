@@ -1,4 +1,4 @@
-"""What the resource schemas of cfn-lint say: types, attributes, validity, what a change replaces.
+"""What cfn-lint's resource schemas say: types, attributes, validity, what a change replaces.
 
 The only file that knows cfn-lint.
 """
@@ -11,10 +11,10 @@ from cfnlint.jsonschema import StandardValidator
 from cfnlint.schema import PROVIDER_SCHEMA_MANAGER
 from cfnlint.schema._exceptions import ResourceNotFoundError
 
-from cloudformation.intrinsics import Later, has_later
+from cloudformation.intrinsics import Unknown, has_unknown
 
 REGION = "us-east-1"
-# What a value says about these does not depend on values that are still to come.
+# Whether these hold does not depend on values that are not known yet.
 _SHAPE_KEYWORDS = {"additionalProperties", "required", "dependentRequired", "dependentExcluded"}
 _SCALARS = {"string", "integer", "number", "boolean"}
 _JAVA_TYPES = {"object": "JSONObject", "array": "JSONArray"}
@@ -22,7 +22,7 @@ _JAVA_TYPES = {"object": "JSONObject", "array": "JSONArray"}
 
 @functools.cache
 def schema_of(resource_type: str) -> Mapping[str, Any] | None:
-    """The schema of a type, None where AWS knows no such type."""
+    """Return the schema of a resource type, None if AWS has no such type."""
     try:
         schema = PROVIDER_SCHEMA_MANAGER.get_resource_schema(REGION, resource_type)
     except ResourceNotFoundError:
@@ -32,13 +32,13 @@ def schema_of(resource_type: str) -> Mapping[str, Any] | None:
 
 @functools.cache
 def attributes_of(resource_type: str) -> frozenset[str]:
-    """Names that Fn::GetAtt may ask for."""
+    """Return the attributes that Fn::GetAtt may name."""
     schema = PROVIDER_SCHEMA_MANAGER.get_resource_schema(REGION, resource_type)
     return frozenset(schema.get_atts)
 
 
 def tag_property(resource_type: str) -> str | None:
-    """The property that carries a resource's tags, None where stack tags cannot reach it."""
+    """Return the property that holds a resource's tags, None if it cannot take stack tags."""
     schema = schema_of(resource_type) or {}
     tagging = schema.get("tagging") or {}
     if not tagging.get("taggable"):
@@ -54,21 +54,21 @@ def tags_are_list(resource_type: str) -> bool:
 
 
 def coerce(resource_type: str, properties: Mapping[str, Any]) -> dict[str, Any]:
-    """Turn scalars into the types that the schema wants, as CloudFormation does."""
+    """Convert scalars to the types of the schema, as CloudFormation does."""
     schema = schema_of(resource_type) or {}
     coerced = _coerce(schema, schema, dict(properties))
     return dict(coerced)
 
 
 def problems(resource_type: str, properties: Mapping[str, Any]) -> list[str]:
-    """What is wrong with evaluated properties, in the words of CloudFormation's own validator."""
+    """List what is wrong with evaluated properties, in the words of CloudFormation's validator."""
     schema = schema_of(resource_type)
     if schema is None:
         return []
     found = []
     for error in StandardValidator(schema).iter_errors(properties):
-        if has_later(error.instance) and (
-            isinstance(error.instance, Later) or error.validator not in _SHAPE_KEYWORDS
+        if has_unknown(error.instance) and (
+            isinstance(error.instance, Unknown) or error.validator not in _SHAPE_KEYWORDS
         ):
             continue
         found.append(_in_words(error))
@@ -76,21 +76,21 @@ def problems(resource_type: str, properties: Mapping[str, Any]) -> list[str]:
 
 
 def replaces(resource_type: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
-    """Whether going from old to new properties makes a new resource."""
+    """Whether a change from old to new properties replaces the resource."""
     return bool(replacing_paths(resource_type, old, new))
 
 
 def replacing_paths(
     resource_type: str, old: Mapping[str, Any], new: Mapping[str, Any]
 ) -> list[tuple[str, ...]]:
-    """The paths of properties that differ and can only be set when a resource is made."""
+    """List the paths of properties that differ and can only be set at creation."""
     return [path for path in create_only(resource_type) if at(old, path) != at(new, path)]
 
 
 def changed_properties(
     resource_type: str, old: Mapping[str, Any], new: Mapping[str, Any]
 ) -> list[tuple[str, str]]:
-    """Top-level properties that differ, each with Never, Always or Conditionally (recreation)."""
+    """List the top-level properties that differ, each with its RequiresRecreation."""
     answer = []
     for name in sorted({*old, *new}):
         if old.get(name) == new.get(name):
@@ -98,7 +98,7 @@ def changed_properties(
         differing = [path for path in replacing_paths(resource_type, old, new) if path[0] == name]
         if not differing:
             answer.append((name, "Never"))
-        elif any(has_later(at(new, path)) for path in differing):
+        elif any(has_unknown(at(new, path)) for path in differing):
             answer.append((name, "Conditionally"))
         else:
             answer.append((name, "Always"))
@@ -106,7 +106,7 @@ def changed_properties(
 
 
 def custom_name(resource_type: str, properties: Mapping[str, Any]) -> str | None:
-    """The physical name that the template itself gives, None where it is generated."""
+    """Return the physical name that the template sets, None if it is generated."""
     schema = schema_of(resource_type) or {}
     identifier = schema.get("primaryIdentifier", [])
     if len(identifier) != 1:
@@ -116,7 +116,7 @@ def custom_name(resource_type: str, properties: Mapping[str, Any]) -> str | None
 
 
 def create_only(resource_type: str) -> list[tuple[str, ...]]:
-    """The paths of properties that can only be set when a resource is made."""
+    """List the paths of properties that can only be set at creation."""
     schema = schema_of(resource_type) or {}
     return [
         tuple(path.removeprefix("/properties/").split("/"))
@@ -125,12 +125,12 @@ def create_only(resource_type: str) -> list[tuple[str, ...]]:
 
 
 def at(value: Any, path: tuple[str, ...]) -> Any:
-    """The value at a path of property names; a * goes through the items of a list."""
+    """Return the value at a path of property names; a * maps over the items of a list."""
     for index, step in enumerate(path):
         if step == "*" and isinstance(value, list):
             return [at(item, path[index + 1 :]) for item in value]
         if not isinstance(value, Mapping):
-            return value if isinstance(value, Later) else None
+            return value if isinstance(value, Unknown) else None
         value = value.get(step)
     return value
 
@@ -151,7 +151,7 @@ def _resolve(root: Mapping[str, Any], node: Mapping[str, Any]) -> Mapping[str, A
 
 def _coerce(root: Mapping[str, Any], node: Mapping[str, Any], value: Any) -> Any:
     node = _resolve(root, node)
-    if isinstance(value, Later):
+    if isinstance(value, Unknown):
         return value
     if isinstance(value, dict):
         return {key: _coerce(root, _member(root, node, key), item) for key, item in value.items()}
@@ -167,7 +167,7 @@ def _member(root: Mapping[str, Any], node: Mapping[str, Any], key: str) -> Mappi
     for branch in _branches(root, node):
         if key in branch.get("properties", {}):
             return dict(branch["properties"][key])
-        # The patterns are Java's, which Python does not read (\\p); there is one for each object.
+        # The patterns are Java's, which Python cannot read (\\p); each object has one.
         for member in branch.get("patternProperties", {}).values():
             return dict(member)
     return {}

@@ -1,4 +1,4 @@
-"""CloudFormation's operations over the engine: what each request asks and what its answer says."""
+"""CloudFormation's operations: each reads a request, calls the engine and writes the response."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from cloudformation.template import parse_template
 from cloudformation.wire import Operation
 
 Request = dict[str, Any]
-Answer = dict[str, Any]
+Response = dict[str, Any]
 
 
 class CloudFormation:
@@ -42,12 +42,12 @@ class CloudFormation:
 
     # Stacks
 
-    def create_stack(self, request: Request) -> Answer:
+    def create_stack(self, request: Request) -> Response:
         name = request["StackName"]
-        if self.engine.living(name):
+        if self.engine.find_active(name):
             raise Refusal(f"Stack [{name}] already exists", "AlreadyExistsException")
         plan = self.engine.plan(request, None)
-        # Predicted for a stack that nobody sees: a refusal leaves none behind.
+        # Predicted for a stack that is not registered: a refusal leaves none behind.
         prediction = self.engine.predict(Stack(name=name, id="", status=""), plan)
         stack = self.engine.new_stack(name, "REVIEW_IN_PROGRESS")
         stack.termination_protection = bool(request.get("EnableTerminationProtection"))
@@ -56,7 +56,7 @@ class CloudFormation:
         self.engine.create(stack, plan, token, prediction.problems)
         return {"StackId": stack.id}
 
-    def update_stack(self, request: Request) -> Answer:
+    def update_stack(self, request: Request) -> Response:
         stack = self.engine.find(request["StackName"])
         self.engine.check_updatable(stack)
         plan = self.engine.plan(request, stack)
@@ -68,7 +68,7 @@ class CloudFormation:
         return {"StackId": stack.id}
 
     def delete_stack(self, request: Request) -> None:
-        stack = self.engine.living(request["StackName"]) or next(
+        stack = self.engine.find_active(request["StackName"]) or next(
             (item for item in list(self.engine.stacks.values()) if item.id == request["StackName"]),
             None,
         )
@@ -79,13 +79,13 @@ class CloudFormation:
             stack, set(request.get("RetainResources", [])), request.get("ClientRequestToken")
         )
 
-    def describe_stacks(self, request: Request) -> Answer:
+    def describe_stacks(self, request: Request) -> Response:
         if request.get("StackName"):
             return {"Stacks": [described_stack(self.engine.find(request["StackName"]))]}
         stacks = [item for item in list(self.engine.stacks.values()) if item.deleted is None]
         return {"Stacks": [described_stack(item) for item in stacks]}
 
-    def list_stacks(self, request: Request) -> Answer:
+    def list_stacks(self, request: Request) -> Response:
         wanted = request.get("StackStatusFilter")
         return {
             "StackSummaries": [
@@ -95,18 +95,18 @@ class CloudFormation:
             ]
         }
 
-    def update_termination_protection(self, request: Request) -> Answer:
+    def update_termination_protection(self, request: Request) -> Response:
         stack = self.engine.find(request["StackName"])
         stack.termination_protection = bool(request["EnableTerminationProtection"])
         return {"StackId": stack.id}
 
     # Events, resources, exports, templates
 
-    def describe_stack_events(self, request: Request) -> Answer:
+    def describe_stack_events(self, request: Request) -> Response:
         stack = self.engine.find(request["StackName"])
         return {"StackEvents": list(reversed(stack.events))}
 
-    def describe_events(self, request: Request) -> Answer:
+    def describe_events(self, request: Request) -> Response:
         if request.get("ChangeSetName"):
             _, change_set = self.change_sets.find(request)
             return {"OperationEvents": change_set.problems}
@@ -120,14 +120,14 @@ class CloudFormation:
             ]
         }
 
-    def describe_stack_resource(self, request: Request) -> Answer:
+    def describe_stack_resource(self, request: Request) -> Response:
         stack = self.engine.find(request["StackName"])
         name = request["LogicalResourceId"]
         if name not in stack.resources:
             raise Refusal(f"Resource {name} does not exist for stack {stack.name}")
         return {"StackResourceDetail": described_resource(stack, stack.resources[name])}
 
-    def describe_stack_resources(self, request: Request) -> Answer:
+    def describe_stack_resources(self, request: Request) -> Response:
         stack = self.engine.find(request["StackName"])
         wanted = request.get("LogicalResourceId")
         return {
@@ -138,12 +138,12 @@ class CloudFormation:
             ]
         }
 
-    def list_stack_resources(self, request: Request) -> Answer:
+    def list_stack_resources(self, request: Request) -> Response:
         stack = self.engine.find(request["StackName"])
         resources = list(stack.resources.values())
         return {"StackResourceSummaries": [described_resource(stack, item) for item in resources]}
 
-    def list_exports(self, _request: Request) -> Answer:
+    def list_exports(self, _request: Request) -> Response:
         return {
             "Exports": [
                 {"Name": name, "Value": value, "ExportingStackId": stack.id}
@@ -151,13 +151,13 @@ class CloudFormation:
             ]
         }
 
-    def list_imports(self, request: Request) -> Answer:
+    def list_imports(self, request: Request) -> Response:
         importers = self.engine.importers(request["ExportName"])
         if not importers:
             raise Refusal(f"Export '{request['ExportName']}' is not imported by any stack.")
         return {"Imports": importers}
 
-    def get_template(self, request: Request) -> Answer:
+    def get_template(self, request: Request) -> Response:
         if request.get("ChangeSetName"):
             return {"TemplateBody": self.change_sets.find(request)[1].plan.template.body}
         stack = self.engine.find(request["StackName"])
@@ -165,7 +165,7 @@ class CloudFormation:
             return {}
         return {"TemplateBody": stack.plan.template.body, "StagesAvailable": ["Original"]}
 
-    def get_template_summary(self, request: Request) -> Answer:
+    def get_template_summary(self, request: Request) -> Response:
         if request.get("StackName"):
             plan = self.engine.find(request["StackName"]).plan
             if plan is None:

@@ -1,6 +1,6 @@
-"""Reads a template (JSON or YAML), checks its form, and finds the order of its resources.
+"""Reads a template (JSON or YAML), checks its structure, and orders its resources.
 
-Refuses, in CloudFormation's words, what can be refused without looking at any property.
+Refuses, in CloudFormation's words, what is wrong whatever the properties are.
 """
 
 import json
@@ -33,7 +33,7 @@ PSEUDO = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Template:
-    """A parsed template and the text that it came from (GetTemplate gives the text back)."""
+    """A parsed template and its text (GetTemplate returns the text)."""
 
     body: str
     content: Mapping[str, Any]
@@ -46,7 +46,7 @@ class Template:
         return self.section("Resources")
 
     def wanted(self, expressions: Expressions) -> list[str]:
-        """Logical ids whose condition holds, each after everything that it needs."""
+        """List the logical ids whose condition is true, each after everything that it needs."""
         wanted = {
             name
             for name, resource in self.resources.items()
@@ -61,7 +61,7 @@ class Template:
 
 
 def parse_template(body: str) -> Template:
-    """Parse and check a template's form."""
+    """Parse a template and check its structure."""
     if len(body.encode()) > SIZE_LIMIT:
         raise Refusal(f"Template may not exceed {SIZE_LIMIT} bytes in size.")
     try:
@@ -74,7 +74,7 @@ def parse_template(body: str) -> Template:
     if unknown:
         raise Refusal(f"Invalid template property or properties [{', '.join(unknown)}]")
     if content.get("Transform"):
-        raise Refusal("The embedded AWS runs no Transform; deploy a template without one")
+        raise Refusal("The embedded AWS does not run Transforms; deploy a template without one")
     if not content.get("Resources"):
         raise Refusal("Template format error: At least one Resources member must be defined.")
     if len(content["Resources"]) > RESOURCE_LIMIT:
@@ -90,7 +90,7 @@ def parse_template(body: str) -> Template:
 
 
 def references(node: Any) -> Iterator[tuple[str, str]]:
-    """Every (name, attribute) that a node refers to; the attribute of a Ref is empty."""
+    """Yield every (name, attribute) that a node refers to; a Ref's attribute is empty."""
     if isinstance(node, list):
         for item in node:
             yield from references(item)
@@ -118,7 +118,7 @@ def _sub_references(argument: Any) -> Iterator[tuple[str, str]]:
 
 
 def dependencies(resource: Mapping[str, Any]) -> set[str]:
-    """Names of what a resource needs: its references and its DependsOn."""
+    """Return the names of what a resource needs: its references and its DependsOn."""
     depends_on = resource.get("DependsOn", [])
     explicit = [depends_on] if isinstance(depends_on, str) else depends_on
     return {*explicit, *(name for name, _ in references(resource.get("Properties", {})))}
@@ -166,7 +166,7 @@ def _check_references(template: Template) -> None:
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]
-    """YAML with CloudFormation's short tags; dates stay the text that policies want."""
+    """YAML with CloudFormation's short tags; dates stay text, as policies need them."""
 
 
 def _short_tag(loader: Any, suffix: str, node: Any) -> Any:

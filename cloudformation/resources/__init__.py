@@ -1,7 +1,4 @@
-"""How each resource type is made, by its service's own API; the stack engine's registry.
-
-LIMITS lists the types of which the embedded AWS keeps less than the template says.
-"""
+"""The engine's registry: how each resource type is created, by its service's own API."""
 
 from cloudformation.resource import ResourceType
 from cloudformation.resources import (
@@ -20,10 +17,6 @@ from cloudformation.resources import (
     sns,
     ssm,
 )
-
-LIMITS = {
-    "AWS::CDK::Metadata": "nothing is made, as on AWS",
-}
 
 REGISTRY: dict[str, ResourceType] = {
     **cdk.TYPES,

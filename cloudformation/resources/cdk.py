@@ -1,12 +1,12 @@
-"""AWS::CDK::Metadata: says which constructs a stack uses; nothing is made, as on AWS."""
+"""AWS::CDK::Metadata: lists the constructs that a stack uses; creates nothing, as on AWS."""
 
-from cloudformation.resource import Made, ResourceType
+from cloudformation.resource import Provisioned, ResourceType
 
 TYPES = {
     "AWS::CDK::Metadata": ResourceType(
-        create=lambda wish: Made(id=wish.generated_name(longest=128)),
-        configure=lambda wish: None,
-        delete=lambda wish: None,
-        exists=lambda wish: True,
+        create=lambda request: Provisioned(id=request.generated_name(longest=128)),
+        configure=lambda request: None,
+        delete=lambda request: None,
+        exists=lambda request: True,
     ),
 }

@@ -1,9 +1,11 @@
 """CloudWatch alarms, composite alarms and dashboards."""
 
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
-from cloudformation.resource import Made, Registry, ResourceType, Wish
-from cloudformation.resources.asking import ask
+from cloudformation.resource import Provisioned, Registry, ResourceRequest, ResourceType
+from cloudformation.resources.lookups import deletes, finds
 
 _ALARM = (
     "ActionsEnabled", "AlarmActions", "AlarmDescription", "ComparisonOperator",
@@ -19,40 +21,33 @@ _COMPOSITE = (
 )  # fmt: skip
 
 
-def _put_alarm(wish: Wish) -> Made:
-    name = wish.get("AlarmName") or wish.physical_id or wish.generated_name(longest=255)
-    wish.client("cloudwatch").put_metric_alarm(AlarmName=name, **wish.pick(*_ALARM))
-    return Made(id=name, attributes={"Arn": wish.account.arn("cloudwatch", f"alarm:{name}")})
+def _put(operation: str, names: Sequence[str], request: ResourceRequest) -> Provisioned:
+    name = request.get("AlarmName") or request.physical_id or request.generated_name(longest=255)
+    getattr(request.client("cloudwatch"), operation)(AlarmName=name, **request.pick(*names))
+    arn = request.account.arn("cloudwatch", f"alarm:{name}")
+    return Provisioned(id=name, attributes={"Arn": arn})
 
 
-def _put_composite(wish: Wish) -> Made:
-    name = wish.get("AlarmName") or wish.physical_id or wish.generated_name(longest=255)
-    wish.client("cloudwatch").put_composite_alarm(AlarmName=name, **wish.pick(*_COMPOSITE))
-    return Made(id=name, attributes={"Arn": wish.account.arn("cloudwatch", f"alarm:{name}")})
+_put_alarm = partial(_put, "put_metric_alarm", _ALARM)
+_put_composite = partial(_put, "put_composite_alarm", _COMPOSITE)
+_delete_alarm = deletes("cloudwatch", "delete_alarms", "AlarmNames", listed=True)
 
 
-def _delete_alarm(wish: Wish) -> None:
-    wish.client("cloudwatch").delete_alarms(AlarmNames=[wish.physical_id])
-
-
-def _described(wish: Wish, kind: str) -> list[Any]:
-    answer = wish.client("cloudwatch").describe_alarms(
-        AlarmNames=[wish.physical_id], AlarmTypes=[kind]
+def _described(request: ResourceRequest, kind: str) -> list[Any]:
+    answer = request.client("cloudwatch").describe_alarms(
+        AlarmNames=[request.physical_id], AlarmTypes=[kind]
     )
     return list(answer["MetricAlarms"]) + list(answer.get("CompositeAlarms", []))
 
 
-def _put_dashboard(wish: Wish) -> Made:
-    name = wish.get("DashboardName") or wish.physical_id or wish.generated_name(longest=255)
-    wish.client("cloudwatch").put_dashboard(
-        DashboardName=name, DashboardBody=wish.properties["DashboardBody"]
+def _put_dashboard(request: ResourceRequest) -> Provisioned:
+    name = (
+        request.get("DashboardName") or request.physical_id or request.generated_name(longest=255)
     )
-    return Made(id=name)
-
-
-def _dashboard_exists(wish: Wish) -> bool:
-    found = ask(wish.client("cloudwatch").get_dashboard, DashboardName=wish.physical_id)
-    return found is not None
+    request.client("cloudwatch").put_dashboard(
+        DashboardName=name, DashboardBody=request.properties["DashboardBody"]
+    )
+    return Provisioned(id=name)
 
 
 TYPES: Registry = {
@@ -60,20 +55,18 @@ TYPES: Registry = {
         create=_put_alarm,
         update=_put_alarm,
         delete=_delete_alarm,
-        exists=lambda wish: bool(_described(wish, "MetricAlarm")),
+        exists=lambda request: bool(_described(request, "MetricAlarm")),
     ),
     "AWS::CloudWatch::CompositeAlarm": ResourceType(
         create=_put_composite,
         update=_put_composite,
         delete=_delete_alarm,
-        exists=lambda wish: bool(_described(wish, "CompositeAlarm")),
+        exists=lambda request: bool(_described(request, "CompositeAlarm")),
     ),
     "AWS::CloudWatch::Dashboard": ResourceType(
         create=_put_dashboard,
         update=_put_dashboard,
-        delete=lambda wish: wish.client("cloudwatch").delete_dashboards(
-            DashboardNames=[wish.physical_id]
-        ),
-        exists=_dashboard_exists,
+        delete=deletes("cloudwatch", "delete_dashboards", "DashboardNames", listed=True),
+        exists=finds("cloudwatch", "get_dashboard", "DashboardName"),
     ),
 }

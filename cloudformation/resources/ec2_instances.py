@@ -4,35 +4,37 @@ import json
 from typing import Any
 
 from cloudformation.errors import ResourceFailed
-from cloudformation.resource import Made, Registry, ResourceType, Wish
-from cloudformation.resources.asking import ask
+from cloudformation.resource import Provisioned, Registry, ResourceRequest, ResourceType
+from cloudformation.resources.lookups import deletes, look_up
 
 USER_DATA_LIMIT = 16 * 1024
 
 
-def _create_template(wish: Wish) -> Made:
-    name = wish.get("LaunchTemplateName") or wish.generated_name(longest=128)
-    made = wish.client("ec2").create_launch_template(
+def _create_template(request: ResourceRequest) -> Provisioned:
+    name = request.get("LaunchTemplateName") or request.generated_name(longest=128)
+    made = request.client("ec2").create_launch_template(
         LaunchTemplateName=name,
-        LaunchTemplateData=_data(wish),
-        **wish.pick("VersionDescription", "TagSpecifications"),
+        LaunchTemplateData=_data(request),
+        **request.pick("VersionDescription", "TagSpecifications"),
     )["LaunchTemplate"]
     return _template(made["LaunchTemplateId"], made)
 
 
-def _update_template(wish: Wish) -> Made:
-    """A change makes a new version; the default version stays, as on AWS."""
-    ec2, name = wish.client("ec2"), wish.physical_id
-    if wish.changed("LaunchTemplateData") or wish.changed("VersionDescription"):
+def _update_template(request: ResourceRequest) -> Provisioned:
+    """Create a new version; the default version stays, as on AWS."""
+    ec2, name = request.client("ec2"), request.physical_id
+    if request.changed("LaunchTemplateData") or request.changed("VersionDescription"):
         ec2.create_launch_template_version(
-            LaunchTemplateId=name, LaunchTemplateData=_data(wish), **wish.pick("VersionDescription")
+            LaunchTemplateId=name,
+            LaunchTemplateData=_data(request),
+            **request.pick("VersionDescription"),
         )
     made = ec2.describe_launch_templates(LaunchTemplateIds=[name])["LaunchTemplates"][0]
     return _template(name, made)
 
 
-def _template(name: str, made: dict[str, Any]) -> Made:
-    return Made(
+def _template(name: str, made: dict[str, Any]) -> Provisioned:
+    return Provisioned(
         id=name,
         attributes={
             "LaunchTemplateId": name,
@@ -42,9 +44,9 @@ def _template(name: str, made: dict[str, Any]) -> Made:
     )
 
 
-def _data(wish: Wish) -> dict[str, Any]:
-    data = dict(wish.properties["LaunchTemplateData"])
-    # EC2 counts the raw bytes: base64 makes four characters of three.
+def _data(request: ResourceRequest) -> dict[str, Any]:
+    data = dict(request.properties["LaunchTemplateData"])
+    # EC2 counts the raw bytes: base64 turns three into four characters.
     size = len(data.get("UserData", "")) * 3 // 4
     if size > USER_DATA_LIMIT:
         raise ResourceFailed(
@@ -53,21 +55,23 @@ def _data(wish: Wish) -> dict[str, Any]:
     return data
 
 
-def _template_exists(wish: Wish) -> bool:
-    found = ask(wish.client("ec2").describe_launch_templates, LaunchTemplateIds=[wish.physical_id])
+def _template_exists(request: ResourceRequest) -> bool:
+    found = look_up(
+        request.client("ec2").describe_launch_templates, LaunchTemplateIds=[request.physical_id]
+    )
     return bool(found and found["LaunchTemplates"])
 
 
-def _create_fleet(wish: Wish) -> Made:
-    config = dict(wish.properties["SpotFleetRequestConfigData"])
+def _create_fleet(request: ResourceRequest) -> Provisioned:
+    config = dict(request.properties["SpotFleetRequestConfigData"])
     _check_versions(config)
-    _check_role(wish, config["IamFleetRole"])
+    _check_role(request, config["IamFleetRole"])
     # CloudFormation writes the policy with a capital, the API without.
     if "ExcessCapacityTerminationPolicy" in config:
         policy = config["ExcessCapacityTerminationPolicy"]
         config["ExcessCapacityTerminationPolicy"] = policy[0].lower() + policy[1:]
-    made = wish.client("ec2").request_spot_fleet(SpotFleetRequestConfig=config)
-    return Made(id=made["SpotFleetRequestId"], attributes={"Id": made["SpotFleetRequestId"]})
+    made = request.client("ec2").request_spot_fleet(SpotFleetRequestConfig=config)
+    return Provisioned(id=made["SpotFleetRequestId"], attributes={"Id": made["SpotFleetRequestId"]})
 
 
 def _check_versions(config: dict[str, Any]) -> None:
@@ -79,8 +83,8 @@ def _check_versions(config: dict[str, Any]) -> None:
             )
 
 
-def _check_role(wish: Wish, arn: str) -> None:
-    role = ask(wish.client("iam").get_role, RoleName=arn.rpartition("/")[2])
+def _check_role(request: ResourceRequest, arn: str) -> None:
+    role = look_up(request.client("iam").get_role, RoleName=arn.rpartition("/")[2])
     trusted = json.dumps(role["Role"]["AssumeRolePolicyDocument"]) if role else ""
     if "spotfleet.amazonaws.com" not in trusted:
         raise ResourceFailed(
@@ -93,23 +97,26 @@ _MODIFIABLE = ("TargetCapacity", "OnDemandTargetCapacity", "LaunchTemplateConfig
                "ExcessCapacityTerminationPolicy")  # fmt: skip
 
 
-def _update_fleet(wish: Wish) -> Made:
-    config = wish.properties["SpotFleetRequestConfigData"]
+def _update_fleet(request: ResourceRequest) -> Provisioned:
+    config = request.properties["SpotFleetRequestConfigData"]
     _check_versions(config)
     changes = {name: config[name] for name in _MODIFIABLE if name in config}
-    wish.client("ec2").modify_spot_fleet_request(SpotFleetRequestId=wish.physical_id, **changes)
-    return Made(id=wish.physical_id, attributes=wish.attributes)
+    request.client("ec2").modify_spot_fleet_request(
+        SpotFleetRequestId=request.physical_id, **changes
+    )
+    return Provisioned(id=request.physical_id, attributes=request.attributes)
 
 
-def _delete_fleet(wish: Wish) -> None:
-    wish.client("ec2").cancel_spot_fleet_requests(
-        SpotFleetRequestIds=[wish.physical_id], TerminateInstances=True
+def _delete_fleet(request: ResourceRequest) -> None:
+    request.client("ec2").cancel_spot_fleet_requests(
+        SpotFleetRequestIds=[request.physical_id], TerminateInstances=True
     )
 
 
-def _fleet_exists(wish: Wish) -> bool:
-    found = ask(
-        wish.client("ec2").describe_spot_fleet_requests, SpotFleetRequestIds=[wish.physical_id]
+def _fleet_exists(request: ResourceRequest) -> bool:
+    found = look_up(
+        request.client("ec2").describe_spot_fleet_requests,
+        SpotFleetRequestIds=[request.physical_id],
     )
     fleets = found["SpotFleetRequestConfigs"] if found else []
     return any(item["SpotFleetRequestState"] == "active" for item in fleets)
@@ -119,9 +126,7 @@ TYPES: Registry = {
     "AWS::EC2::LaunchTemplate": ResourceType(
         create=_create_template,
         update=_update_template,
-        delete=lambda wish: wish.client("ec2").delete_launch_template(
-            LaunchTemplateId=wish.physical_id
-        ),
+        delete=deletes("ec2", "delete_launch_template", "LaunchTemplateId"),
         exists=_template_exists,
         volatile=frozenset({"LatestVersionNumber"}),
     ),

@@ -3,42 +3,42 @@
 import json
 from typing import Any
 
-from cloudformation.resource import Made, ResourceType, Wish
-from cloudformation.resources.asking import known
+from cloudformation.resource import Provisioned, ResourceRequest, ResourceType
+from cloudformation.resources.lookups import finds
 
 
-def _create(wish: Wish) -> Made:
-    name = wish.get("RepositoryName") or wish.generated_name(longest=256, lower=True)
-    arguments = wish.pick("ImageTagMutability", "Tags")
-    scanning = wish.get("ImageScanningConfiguration")
+def _create(request: ResourceRequest) -> Provisioned:
+    name = request.get("RepositoryName") or request.generated_name(longest=256, lower=True)
+    arguments = request.pick("ImageTagMutability", "Tags")
+    scanning = request.get("ImageScanningConfiguration")
     if scanning:
         arguments["imageScanningConfiguration"] = {"scanOnPush": scanning.get("ScanOnPush", False)}
     if "ImageTagMutability" in arguments:
         arguments["imageTagMutability"] = arguments.pop("ImageTagMutability")
     if "Tags" in arguments:
         arguments["tags"] = arguments.pop("Tags")
-    made = wish.client("ecr").create_repository(repositoryName=name, **arguments)["repository"]
-    return Made(
+    made = request.client("ecr").create_repository(repositoryName=name, **arguments)["repository"]
+    return Provisioned(
         id=name, attributes={"Arn": made["repositoryArn"], "RepositoryUri": made["repositoryUri"]}
     )
 
 
-def _configure(wish: Wish) -> None:
-    ecr, name = wish.client("ecr"), wish.physical_id
-    lifecycle = wish.get("LifecyclePolicy", {}).get("LifecyclePolicyText")
+def _configure(request: ResourceRequest) -> None:
+    ecr, name = request.client("ecr"), request.physical_id
+    lifecycle = request.get("LifecyclePolicy", {}).get("LifecyclePolicyText")
     if lifecycle:
         ecr.put_lifecycle_policy(repositoryName=name, lifecyclePolicyText=lifecycle)
-    elif wish.old.get("LifecyclePolicy"):
+    elif request.old.get("LifecyclePolicy"):
         ecr.delete_lifecycle_policy(repositoryName=name)
-    policy: Any = wish.get("RepositoryPolicyText")
+    policy: Any = request.get("RepositoryPolicyText")
     if policy:
         text = policy if isinstance(policy, str) else json.dumps(policy)
         ecr.set_repository_policy(repositoryName=name, policyText=text)
-    elif wish.old.get("RepositoryPolicyText"):
+    elif request.old.get("RepositoryPolicyText"):
         ecr.delete_repository_policy(repositoryName=name)
-    if wish.old and wish.changed("ImageTagMutability"):
+    if request.old and request.changed("ImageTagMutability"):
         ecr.put_image_tag_mutability(
-            repositoryName=name, imageTagMutability=wish.get("ImageTagMutability", "MUTABLE")
+            repositoryName=name, imageTagMutability=request.get("ImageTagMutability", "MUTABLE")
         )
 
 
@@ -46,11 +46,9 @@ TYPES = {
     "AWS::ECR::Repository": ResourceType(
         create=_create,
         configure=_configure,
-        delete=lambda wish: wish.client("ecr").delete_repository(
-            repositoryName=wish.physical_id, force=bool(wish.get("EmptyOnDelete"))
+        delete=lambda request: request.client("ecr").delete_repository(
+            repositoryName=request.physical_id, force=bool(request.get("EmptyOnDelete"))
         ),
-        exists=lambda wish: known(
-            wish.client("ecr").describe_repositories, repositoryNames=[wish.physical_id]
-        ),
+        exists=finds("ecr", "describe_repositories", "repositoryNames", listed=True),
     ),
 }

@@ -2,48 +2,48 @@
 
 import json
 
-from cloudformation.resource import Made, ResourceType, Wish
-from cloudformation.resources.asking import ask
+from cloudformation.resource import Provisioned, ResourceRequest, ResourceType
+from cloudformation.resources.lookups import deletes, look_up
 
 
-def _create_key(wish: Wish) -> Made:
-    arguments = wish.pick("Description", "KeyUsage", "KeySpec", "MultiRegion")
-    if "KeyPolicy" in wish.properties:
-        arguments["Policy"] = json.dumps(wish.properties["KeyPolicy"])
-    tags = [{"TagKey": tag["Key"], "TagValue": tag["Value"]} for tag in wish.get("Tags", [])]
-    made = wish.client("kms").create_key(**arguments, Tags=tags)["KeyMetadata"]
-    return Made(id=made["KeyId"], attributes={"Arn": made["Arn"], "KeyId": made["KeyId"]})
+def _create_key(request: ResourceRequest) -> Provisioned:
+    arguments = request.pick("Description", "KeyUsage", "KeySpec", "MultiRegion")
+    if "KeyPolicy" in request.properties:
+        arguments["Policy"] = json.dumps(request.properties["KeyPolicy"])
+    tags = [{"TagKey": tag["Key"], "TagValue": tag["Value"]} for tag in request.get("Tags", [])]
+    made = request.client("kms").create_key(**arguments, Tags=tags)["KeyMetadata"]
+    return Provisioned(id=made["KeyId"], attributes={"Arn": made["Arn"], "KeyId": made["KeyId"]})
 
 
-def _configure_key(wish: Wish) -> None:
-    kms, key = wish.client("kms"), wish.physical_id
-    if wish.get("EnableKeyRotation"):
+def _configure_key(request: ResourceRequest) -> None:
+    kms, key = request.client("kms"), request.physical_id
+    if request.get("EnableKeyRotation"):
         kms.enable_key_rotation(KeyId=key)
     else:
         kms.disable_key_rotation(KeyId=key)
-    if wish.old and "KeyPolicy" in wish.properties:
-        policy = json.dumps(wish.properties["KeyPolicy"])
+    if request.old and "KeyPolicy" in request.properties:
+        policy = json.dumps(request.properties["KeyPolicy"])
         kms.put_key_policy(KeyId=key, PolicyName="default", Policy=policy)
-    if wish.old and "Description" in wish.properties:
-        kms.update_key_description(KeyId=key, Description=wish.properties["Description"])
+    if request.old and "Description" in request.properties:
+        kms.update_key_description(KeyId=key, Description=request.properties["Description"])
 
 
-def _key_exists(wish: Wish) -> bool:
-    found = ask(wish.client("kms").describe_key, KeyId=wish.physical_id)
+def _key_exists(request: ResourceRequest) -> bool:
+    found = look_up(request.client("kms").describe_key, KeyId=request.physical_id)
     return found is not None and found["KeyMetadata"]["KeyState"] != "PendingDeletion"
 
 
-def _put_alias(wish: Wish) -> Made:
-    kms, name = wish.client("kms"), wish.properties["AliasName"]
-    put = kms.update_alias if wish.physical_id == name else kms.create_alias
-    put(AliasName=name, TargetKeyId=wish.properties["TargetKeyId"])
-    return Made(id=name)
+def _put_alias(request: ResourceRequest) -> Provisioned:
+    kms, name = request.client("kms"), request.properties["AliasName"]
+    put = kms.update_alias if request.physical_id == name else kms.create_alias
+    put(AliasName=name, TargetKeyId=request.properties["TargetKeyId"])
+    return Provisioned(id=name)
 
 
-def _alias_exists(wish: Wish) -> bool:
-    pages = wish.client("kms").get_paginator("list_aliases").paginate()
+def _alias_exists(request: ResourceRequest) -> bool:
+    pages = request.client("kms").get_paginator("list_aliases").paginate()
     return any(
-        alias["AliasName"] == wish.physical_id for page in pages for alias in page["Aliases"]
+        alias["AliasName"] == request.physical_id for page in pages for alias in page["Aliases"]
     )
 
 
@@ -51,15 +51,15 @@ TYPES = {
     "AWS::KMS::Key": ResourceType(
         create=_create_key,
         configure=_configure_key,
-        delete=lambda wish: wish.client("kms").schedule_key_deletion(
-            KeyId=wish.physical_id, PendingWindowInDays=wish.get("PendingWindowInDays", 30)
+        delete=lambda request: request.client("kms").schedule_key_deletion(
+            KeyId=request.physical_id, PendingWindowInDays=request.get("PendingWindowInDays", 30)
         ),
         exists=_key_exists,
     ),
     "AWS::KMS::Alias": ResourceType(
         create=_put_alias,
         update=_put_alias,
-        delete=lambda wish: wish.client("kms").delete_alias(AliasName=wish.physical_id),
+        delete=deletes("kms", "delete_alias", "AliasName"),
         exists=_alias_exists,
     ),
 }

@@ -3,23 +3,23 @@
 import json
 from typing import Any
 
-from cloudformation.resource import Made, ResourceType, Wish, tag_list, tag_map
-from cloudformation.resources.asking import known
+from cloudformation.resource import Provisioned, ResourceRequest, ResourceType, tag_list, tag_map
+from cloudformation.resources.lookups import deletes, finds
 
 
-def _create_bucket(wish: Wish) -> Made:
-    s3 = wish.client("s3")
-    name = wish.get("BucketName") or wish.generated_name(longest=63, lower=True)
-    region = wish.account.region
+def _create_bucket(request: ResourceRequest) -> Provisioned:
+    s3 = request.client("s3")
+    name = request.get("BucketName") or request.generated_name(longest=63, lower=True)
+    region = request.account.region
     arguments: dict[str, Any] = {"Bucket": name}
     if region != "us-east-1":
         arguments["CreateBucketConfiguration"] = {"LocationConstraint": region}
-    if "AccessControl" in wish.properties:
-        arguments["ACL"] = _canned_acl(wish.properties["AccessControl"])
-    if wish.get("ObjectLockEnabled"):
+    if "AccessControl" in request.properties:
+        arguments["ACL"] = _canned_acl(request.properties["AccessControl"])
+    if request.get("ObjectLockEnabled"):
         arguments["ObjectLockEnabledForBucket"] = True
     s3.create_bucket(**arguments)
-    return Made(
+    return Provisioned(
         id=name,
         attributes={
             "Arn": f"arn:aws:s3:::{name}",
@@ -35,39 +35,39 @@ def _canned_acl(text: str) -> str:
     return "".join(f"-{letter.lower()}" if letter.isupper() else letter for letter in text)[1:]
 
 
-def _configure_bucket(wish: Wish) -> None:
-    s3, bucket = wish.client("s3"), wish.physical_id
-    _encryption(s3, bucket, wish)
-    versioning = wish.get("VersioningConfiguration")
-    if versioning or wish.old.get("VersioningConfiguration"):
+def _configure_bucket(request: ResourceRequest) -> None:
+    s3, bucket = request.client("s3"), request.physical_id
+    _encryption(s3, bucket, request)
+    versioning = request.get("VersioningConfiguration")
+    if versioning or request.old.get("VersioningConfiguration"):
         status = (versioning or {}).get("Status", "Suspended")
         s3.put_bucket_versioning(Bucket=bucket, VersioningConfiguration={"Status": status})
-    if "PublicAccessBlockConfiguration" in wish.properties:
+    if "PublicAccessBlockConfiguration" in request.properties:
         s3.put_public_access_block(
             Bucket=bucket,
-            PublicAccessBlockConfiguration=wish.properties["PublicAccessBlockConfiguration"],
+            PublicAccessBlockConfiguration=request.properties["PublicAccessBlockConfiguration"],
         )
-    elif wish.old.get("PublicAccessBlockConfiguration"):
+    elif request.old.get("PublicAccessBlockConfiguration"):
         s3.delete_public_access_block(Bucket=bucket)
-    if "OwnershipControls" in wish.properties:
+    if "OwnershipControls" in request.properties:
         s3.put_bucket_ownership_controls(
-            Bucket=bucket, OwnershipControls=wish.properties["OwnershipControls"]
+            Bucket=bucket, OwnershipControls=request.properties["OwnershipControls"]
         )
-    elif wish.old.get("OwnershipControls"):
+    elif request.old.get("OwnershipControls"):
         s3.delete_bucket_ownership_controls(Bucket=bucket)
-    _lifecycle(s3, bucket, wish)
-    if tag_map(wish.get("Tags")):
+    _lifecycle(s3, bucket, request)
+    if tag_map(request.get("Tags")):
         s3.put_bucket_tagging(
-            Bucket=bucket, Tagging={"TagSet": tag_list(tag_map(wish.get("Tags")))}
+            Bucket=bucket, Tagging={"TagSet": tag_list(tag_map(request.get("Tags")))}
         )
-    elif wish.old.get("Tags"):
+    elif request.old.get("Tags"):
         s3.delete_bucket_tagging(Bucket=bucket)
-    _logging(s3, bucket, wish)
-    _notifications(s3, bucket, wish)
+    _logging(s3, bucket, request)
+    _notifications(s3, bucket, request)
 
 
-def _encryption(s3: Any, bucket: str, wish: Wish) -> None:
-    wanted = wish.get("BucketEncryption")
+def _encryption(s3: Any, bucket: str, request: ResourceRequest) -> None:
+    wanted = request.get("BucketEncryption")
     if wanted:
         rules = []
         for item in wanted["ServerSideEncryptionConfiguration"]:
@@ -77,23 +77,23 @@ def _encryption(s3: Any, bucket: str, wish: Wish) -> None:
                 rule["BucketKeyEnabled"] = item["BucketKeyEnabled"]
             rules.append(rule)
         s3.put_bucket_encryption(Bucket=bucket, ServerSideEncryptionConfiguration={"Rules": rules})
-    elif wish.old.get("BucketEncryption"):
+    elif request.old.get("BucketEncryption"):
         s3.delete_bucket_encryption(Bucket=bucket)
 
 
-def _lifecycle(s3: Any, bucket: str, wish: Wish) -> None:
-    wanted = wish.get("LifecycleConfiguration")
+def _lifecycle(s3: Any, bucket: str, request: ResourceRequest) -> None:
+    wanted = request.get("LifecycleConfiguration")
     if wanted:
         rules = [_lifecycle_rule(rule) for rule in wanted["Rules"]]
         s3.put_bucket_lifecycle_configuration(
             Bucket=bucket, LifecycleConfiguration={"Rules": rules}
         )
-    elif wish.old.get("LifecycleConfiguration"):
+    elif request.old.get("LifecycleConfiguration"):
         s3.delete_bucket_lifecycle(Bucket=bucket)
 
 
 def _lifecycle_rule(rule: dict[str, Any]) -> dict[str, Any]:
-    """A rule of the template in the API's words: filters and expiration are nested there."""
+    """Return a template's rule in the API's form, where filters and expiration are nested."""
     same = ("Status", "AbortIncompleteMultipartUpload", "NoncurrentVersionExpiration")
     made: dict[str, Any] = {name: rule[name] for name in same if name in rule}
     if "Id" in rule:
@@ -137,9 +137,9 @@ def _lifecycle_filter(rule: dict[str, Any]) -> dict[str, Any]:
     return {"And": parts | ({"Tags": tags} if tags else {})}
 
 
-def _logging(s3: Any, bucket: str, wish: Wish) -> None:
-    wanted = wish.get("LoggingConfiguration")
-    if not wanted and not wish.old.get("LoggingConfiguration"):
+def _logging(s3: Any, bucket: str, request: ResourceRequest) -> None:
+    wanted = request.get("LoggingConfiguration")
+    if not wanted and not request.old.get("LoggingConfiguration"):
         return
     status = {}
     if wanted:
@@ -150,9 +150,9 @@ def _logging(s3: Any, bucket: str, wish: Wish) -> None:
     s3.put_bucket_logging(Bucket=bucket, BucketLoggingStatus=status)
 
 
-def _notifications(s3: Any, bucket: str, wish: Wish) -> None:
-    wanted = wish.get("NotificationConfiguration")
-    if not wanted and not wish.old.get("NotificationConfiguration"):
+def _notifications(s3: Any, bucket: str, request: ResourceRequest) -> None:
+    wanted = request.get("NotificationConfiguration")
+    if not wanted and not request.old.get("NotificationConfiguration"):
         return
     configuration: dict[str, Any] = {}
     if (wanted or {}).get("EventBridgeConfiguration", {}).get("EventBridgeEnabled"):
@@ -160,16 +160,12 @@ def _notifications(s3: Any, bucket: str, wish: Wish) -> None:
     s3.put_bucket_notification_configuration(Bucket=bucket, NotificationConfiguration=configuration)
 
 
-def _bucket_exists(wish: Wish) -> bool:
-    return known(wish.client("s3").head_bucket, Bucket=wish.physical_id)
-
-
-def _put_policy(wish: Wish) -> Made:
-    bucket = wish.properties["Bucket"]
-    wish.client("s3").put_bucket_policy(
-        Bucket=bucket, Policy=json.dumps(wish.properties["PolicyDocument"])
+def _put_policy(request: ResourceRequest) -> Provisioned:
+    bucket = request.properties["Bucket"]
+    request.client("s3").put_bucket_policy(
+        Bucket=bucket, Policy=json.dumps(request.properties["PolicyDocument"])
     )
-    return Made(id=bucket)
+    return Provisioned(id=bucket)
 
 
 TYPES = {
@@ -177,13 +173,13 @@ TYPES = {
         create=_create_bucket,
         configure=_configure_bucket,
         # A bucket with objects is refused (BucketNotEmpty), as on AWS.
-        delete=lambda wish: wish.client("s3").delete_bucket(Bucket=wish.physical_id),
-        exists=_bucket_exists,
+        delete=deletes("s3", "delete_bucket", "Bucket"),
+        exists=finds("s3", "head_bucket", "Bucket"),
     ),
     "AWS::S3::BucketPolicy": ResourceType(
         create=_put_policy,
         update=_put_policy,
-        delete=lambda wish: wish.client("s3").delete_bucket_policy(Bucket=wish.physical_id),
-        exists=lambda wish: known(wish.client("s3").get_bucket_policy, Bucket=wish.physical_id),
+        delete=deletes("s3", "delete_bucket_policy", "Bucket"),
+        exists=finds("s3", "get_bucket_policy", "Bucket"),
     ),
 }

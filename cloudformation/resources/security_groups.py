@@ -1,33 +1,33 @@
-"""EC2 security groups, with their rules inside or as resources of their own."""
+"""EC2 security groups, with rules inline or as separate resources."""
 
 import re
 from typing import Any
 
 from cloudformation.errors import ResourceFailed
-from cloudformation.resource import Made, Registry, ResourceType, Wish
-from cloudformation.resources.asking import ask
-from cloudformation.resources.ec2_network import deleted, described, retag, tags_for
+from cloudformation.resource import Provisioned, Registry, ResourceRequest, ResourceType
+from cloudformation.resources.ec2_network import retag, tags_for
+from cloudformation.resources.lookups import deletes, finds, look_up
 
 _DESCRIPTION = re.compile(r"[a-zA-Z0-9. _\-:/()#,@\[\]+=&;{}!$*]{0,255}")
 _EVERYTHING = [{"IpProtocol": "-1", "IpRanges": [{"CidrIp": "0.0.0.0/0"}]}]
 
 
-def _create_group(wish: Wish) -> Made:
-    name = wish.get("GroupName") or wish.generated_name(longest=255)
-    made = wish.client("ec2").create_security_group(
+def _create_group(request: ResourceRequest) -> Provisioned:
+    name = request.get("GroupName") or request.generated_name(longest=255)
+    made = request.client("ec2").create_security_group(
         GroupName=name,
-        Description=wish.properties["GroupDescription"],
-        **wish.pick("VpcId"),
-        **tags_for(wish, "security-group"),
+        Description=request.properties["GroupDescription"],
+        **request.pick("VpcId"),
+        **tags_for(request, "security-group"),
     )
     attributes = {"GroupId": made["GroupId"], "Id": made["GroupId"]}
-    return Made(id=made["GroupId"], attributes=attributes | wish.pick("VpcId"))
+    return Provisioned(id=made["GroupId"], attributes=attributes | request.pick("VpcId"))
 
 
-def _configure_group(wish: Wish) -> None:
-    ec2, group = wish.client("ec2"), wish.physical_id
-    if not wish.old and wish.get("SecurityGroupEgress"):
-        # A new group lets everything out; CloudFormation takes that away when rules are given.
+def _configure_group(request: ResourceRequest) -> None:
+    ec2, group = request.client("ec2"), request.physical_id
+    if not request.old and request.get("SecurityGroupEgress"):
+        # A new group allows all egress; CloudFormation revokes that if the template has rules.
         ec2.revoke_security_group_egress(GroupId=group, IpPermissions=_EVERYTHING)
     for name, allow, revoke in (
         ("SecurityGroupIngress", ec2.authorize_security_group_ingress,
@@ -35,18 +35,18 @@ def _configure_group(wish: Wish) -> None:
         ("SecurityGroupEgress", ec2.authorize_security_group_egress,
          ec2.revoke_security_group_egress),
     ):  # fmt: skip
-        old, new = wish.old.get(name, []), wish.get(name, [])
+        old, new = request.old.get(name, []), request.get(name, [])
         gone = [permission(rule) for rule in old if rule not in new]
         added = [permission(rule) for rule in new if rule not in old]
         if gone:
             revoke(GroupId=group, IpPermissions=gone)
         if added:
             allow(GroupId=group, IpPermissions=added)
-    retag(wish)
+    retag(request)
 
 
 def permission(rule: dict[str, Any]) -> dict[str, Any]:
-    """One rule of the template in the API's shape."""
+    """Return one rule of the template in the API's form."""
     made: dict[str, Any] = {"IpProtocol": rule.get("IpProtocol", "-1")}
     made |= {name: rule[name] for name in ("FromPort", "ToPort") if name in rule}
     note = {"Description": rule["Description"]} if "Description" in rule else {}
@@ -69,23 +69,25 @@ def permission(rule: dict[str, Any]) -> dict[str, Any]:
 
 
 def _rule(direction: str) -> ResourceType:
-    def create(wish: Wish) -> Made:
-        allow = getattr(wish.client("ec2"), f"authorize_security_group_{direction}")
+    def create(request: ResourceRequest) -> Provisioned:
+        allow = getattr(request.client("ec2"), f"authorize_security_group_{direction}")
         allowed = allow(
-            GroupId=wish.properties["GroupId"], IpPermissions=[permission(wish.properties)]
+            GroupId=request.properties["GroupId"], IpPermissions=[permission(request.properties)]
         )
         rules = allowed.get("SecurityGroupRules") or [{}]
-        name = rules[0].get("SecurityGroupRuleId") or wish.generated_name(longest=64)
-        return Made(id=name, attributes={"Id": name})
+        name = rules[0].get("SecurityGroupRuleId") or request.generated_name(longest=64)
+        return Provisioned(id=name, attributes={"Id": name})
 
-    def delete(wish: Wish) -> None:
-        revoke = getattr(wish.client("ec2"), f"revoke_security_group_{direction}")
-        revoke(GroupId=wish.properties["GroupId"], IpPermissions=[permission(wish.properties)])
+    def delete(request: ResourceRequest) -> None:
+        revoke = getattr(request.client("ec2"), f"revoke_security_group_{direction}")
+        revoke(
+            GroupId=request.properties["GroupId"], IpPermissions=[permission(request.properties)]
+        )
 
-    def exists(wish: Wish) -> bool:
-        found = ask(
-            wish.client("ec2").describe_security_group_rules,
-            SecurityGroupRuleIds=[wish.physical_id],
+    def exists(request: ResourceRequest) -> bool:
+        found = look_up(
+            request.client("ec2").describe_security_group_rules,
+            SecurityGroupRuleIds=[request.physical_id],
         )
         return bool(found and found["SecurityGroupRules"])
 
@@ -96,8 +98,8 @@ TYPES: Registry = {
     "AWS::EC2::SecurityGroup": ResourceType(
         create=_create_group,
         configure=_configure_group,
-        delete=deleted("delete_security_group", "GroupId"),
-        exists=described("describe_security_groups", "GroupIds"),
+        delete=deletes("ec2", "delete_security_group", "GroupId"),
+        exists=finds("ec2", "describe_security_groups", "GroupIds", listed=True),
     ),
     "AWS::EC2::SecurityGroupIngress": _rule("ingress"),
     "AWS::EC2::SecurityGroupEgress": _rule("egress"),

@@ -1,34 +1,37 @@
 """SSM parameters."""
 
-from cloudformation.resource import Made, ResourceType, Wish, tag_list
-from cloudformation.resources.asking import known
+from cloudformation.resource import Provisioned, ResourceRequest, ResourceType, tag_list
+from cloudformation.resources.lookups import deletes, finds
 
 
-def _create(wish: Wish) -> Made:
-    name = wish.get("Name") or f"CFN-{wish.generated_name(longest=200)}"
-    arguments = wish.pick("Type", "Value", "Description", "AllowedPattern", "Tier", "DataType")
-    wish.client("ssm").put_parameter(Name=name, Tags=tag_list(wish.get("Tags", {})), **arguments)
-    return _made(wish, name)
+def _create(request: ResourceRequest) -> Provisioned:
+    name = request.get("Name") or f"CFN-{request.generated_name(longest=200)}"
+    arguments = request.pick("Type", "Value", "Description", "AllowedPattern", "Tier", "DataType")
+    request.client("ssm").put_parameter(
+        Name=name, Tags=tag_list(request.get("Tags", {})), **arguments
+    )
+    return _made(request, name)
 
 
-def _update(wish: Wish) -> Made:
-    ssm, name = wish.client("ssm"), wish.physical_id
-    arguments = wish.pick("Type", "Value", "Description", "AllowedPattern", "Tier", "DataType")
+def _update(request: ResourceRequest) -> Provisioned:
+    ssm, name = request.client("ssm"), request.physical_id
+    arguments = request.pick("Type", "Value", "Description", "AllowedPattern", "Tier", "DataType")
     ssm.put_parameter(Name=name, Overwrite=True, **arguments)
-    if wish.changed("Tags"):
-        gone = sorted(set(wish.old.get("Tags", {})) - set(wish.get("Tags", {})))
+    if request.changed("Tags"):
+        gone = sorted(set(request.old.get("Tags", {})) - set(request.get("Tags", {})))
         if gone:
             ssm.remove_tags_from_resource(ResourceType="Parameter", ResourceId=name, TagKeys=gone)
-        if wish.get("Tags"):
+        if request.get("Tags"):
             ssm.add_tags_to_resource(
-                ResourceType="Parameter", ResourceId=name, Tags=tag_list(wish.get("Tags"))
+                ResourceType="Parameter", ResourceId=name, Tags=tag_list(request.get("Tags"))
             )
-    return _made(wish, name)
+    return _made(request, name)
 
 
-def _made(wish: Wish, name: str) -> Made:
-    return Made(
-        id=name, attributes={"Type": wish.properties["Type"], "Value": wish.properties["Value"]}
+def _made(request: ResourceRequest, name: str) -> Provisioned:
+    return Provisioned(
+        id=name,
+        attributes={"Type": request.properties["Type"], "Value": request.properties["Value"]},
     )
 
 
@@ -36,8 +39,8 @@ TYPES = {
     "AWS::SSM::Parameter": ResourceType(
         create=_create,
         update=_update,
-        delete=lambda wish: wish.client("ssm").delete_parameter(Name=wish.physical_id),
-        exists=lambda wish: known(wish.client("ssm").get_parameter, Name=wish.physical_id),
+        delete=deletes("ssm", "delete_parameter", "Name"),
+        exists=finds("ssm", "get_parameter", "Name"),
         volatile=frozenset({"Value"}),
     ),
 }

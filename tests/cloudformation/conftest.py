@@ -97,7 +97,7 @@ def stacks(aws: EmbeddedAws) -> Iterator[Stacks]:
     stacks = Stacks(aws=aws)
     yield stacks
     for name in reversed(stacks.names):
-        stack = aws.engine.living(name)
+        stack = aws.engine.find_active(name)
         if stack is not None:
             stack.termination_protection = False
             aws.engine.delete(stack, set())

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from cloudformation.errors import Refusal
-from cloudformation.intrinsics import Expressions, Later, has_later
+from cloudformation.intrinsics import Expressions, Unknown, has_unknown
 
 PARAMETERS = {"Name": "runs", "Zones": ["a", "b"], "AWS::Region": "us-east-1", "Env": "prod"}
 
@@ -46,7 +46,7 @@ def test_expressions_are_evaluated_as_cloudformation_does(node: Any, value: Any)
 
 def test_a_value_that_waits_for_a_resource_makes_everything_made_of_it_wait() -> None:
     waiting = expressions(
-        reference=lambda name: Later(name), attribute=lambda name, key: Later(f"{name}.{key}")
+        reference=lambda name: Unknown(name), attribute=lambda name, key: Unknown(f"{name}.{key}")
     )
     for node in (
         {"Ref": "Bucket"},
@@ -56,8 +56,8 @@ def test_a_value_that_waits_for_a_resource_makes_everything_made_of_it_wait() ->
         {"Fn::Base64": {"Fn::Sub": "${Bucket.Arn}"}},
         {"Fn::Select": [0, {"Fn::Split": [":", {"Ref": "Bucket"}]}]},
     ):
-        assert isinstance(waiting.value(node), Later), node
-    assert has_later(waiting.value({"a": [{"b": {"Ref": "Bucket"}}]}))
+        assert isinstance(waiting.value(node), Unknown), node
+    assert has_unknown(waiting.value({"a": [{"b": {"Ref": "Bucket"}}]}))
 
 
 @pytest.mark.parametrize(

@@ -32,13 +32,13 @@ def test_a_resource_is_made_changed_and_deleted(stacks: Any, type_: str) -> None
         assert stack["StackStatus"] == "UPDATE_COMPLETE", stacks.reasons(name)
         assert stacks.physical(name, "It") == made.physical_id, "replaced, not changed in place"
         assert stacks.aws.missing_resources([name]) == []
-    maker = stacks.aws.engine._maker(stacks.aws.engine.find(name))
+    provisioner = stacks.aws.engine._provisioner(stacks.aws.engine.find(name))
     last = stacks.aws.engine.find(name).resources["It"]
     stacks.delete(name)
     with pytest.raises(ClientError, match="does not exist"):
         stacks.describe(name)
     if type_ != "AWS::CDK::Metadata":
-        assert not maker.exists(last), "still there after its stack's deletion"
+        assert not provisioner.exists(last), "still there after its stack's deletion"
 
 
 def test_a_new_template_version_reaches_the_fleet_in_place(stacks: Any) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from cloudformation import schema
-from cloudformation.intrinsics import Later
+from cloudformation.intrinsics import Unknown
 
 FLEET = {"IamFleetRole": "arn:aws:iam::123456789012:role/fleet", "TargetCapacity": 1}
 
@@ -49,15 +49,15 @@ def test_fails_on_properties_that_break_the_schema(
 
 
 def test_a_value_still_to_come_is_not_judged() -> None:
-    assert schema.problems("AWS::EC2::SpotFleet", fleet(IamFleetRole=Later("role"))) == []
-    assert schema.problems("AWS::Logs::LogGroup", {"RetentionInDays": Later("days")}) == []
+    assert schema.problems("AWS::EC2::SpotFleet", fleet(IamFleetRole=Unknown("role"))) == []
+    assert schema.problems("AWS::Logs::LogGroup", {"RetentionInDays": Unknown("days")}) == []
 
 
 def test_what_replaces_follows_the_create_only_paths() -> None:
     type_ = "AWS::EC2::SpotFleet"
     assert not schema.replaces(type_, fleet(), fleet(TargetCapacity=2))
     assert schema.replaces(type_, fleet(), fleet(AllocationStrategy="diversified"))
-    changed = schema.changed_properties(type_, fleet(), fleet(AllocationStrategy=Later("x")))
+    changed = schema.changed_properties(type_, fleet(), fleet(AllocationStrategy=Unknown("x")))
     assert changed == [("SpotFleetRequestConfigData", "Conditionally")]
 
 

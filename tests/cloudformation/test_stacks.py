@@ -195,7 +195,7 @@ def test_what_was_retained_does_not_stand_in_the_way_of_its_successor(stacks: An
     [
         ({"A": {"Type": "AWS::EC2::Nonsense"}}, {}, "Unrecognized resource types: [AWS::EC2::No"),
         ({"A": {"Type": "Custom::Thing"}}, {}, "Unrecognized resource types: [Custom::Thing]"),
-        ({"A": {"Type": "AWS::EKS::Cluster"}}, {}, "the embedded AWS cannot make them"),
+        ({"A": {"Type": "AWS::EKS::Cluster"}}, {}, "the embedded AWS cannot create them"),
         (
             {"A": TOPIC, "B": parameter({"Fn::GetAtt": ["A", "Colour"]})},
             {},

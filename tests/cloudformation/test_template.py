@@ -71,7 +71,7 @@ Resources:
         ),
         (template_of({f"A{i}": BUCKET for i in range(501)}), "501, is greater than maximum"),
         (template_of({"A": BUCKET}, Metadata="x" * 1_000_000), "may not exceed 1000000 bytes"),
-        (template_of({"A": BUCKET}, Transform="AWS::Serverless-2016-10-31"), "runs no Transform"),
+        (template_of({"A": BUCKET}, Transform="AWS::Serverless-2016-10-31"), "not run Transforms"),
     ],
 )
 def test_fails_on_a_malformed_template(body: str, message: str) -> None:

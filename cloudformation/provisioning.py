@@ -1,6 +1,6 @@
-"""Makes, changes and deletes one resource of a stack, and leaves the events of it.
+"""Creates, updates and deletes a stack's resources one at a time, and records their events.
 
-Only this file calls the functions of resource types.
+Only this file calls the handlers of resource types.
 """
 
 import uuid
@@ -12,15 +12,15 @@ from cloudformation import schema
 from cloudformation.account import Account
 from cloudformation.errors import Refusal, ResourceFailed
 from cloudformation.records import Stack, StackResource, now
-from cloudformation.resource import Registry, Wish
-from cloudformation.resources.asking import is_absent
+from cloudformation.resource import Registry, ResourceRequest
+from cloudformation.resources.lookups import is_absent
 
-# What a resource's service may answer or a handler may refuse; all else is a defect of ours.
+# What a service or a handler may refuse; any other exception is a bug of ours.
 FAILURES = (ClientError, ParamValidationError, ResourceFailed, Refusal)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Maker:
+class Provisioner:
     """Acts on the resources of one stack through their services."""
 
     account: Account
@@ -28,7 +28,7 @@ class Maker:
     stack: Stack
 
     def create(self, after: StackResource, existing: StackResource | None) -> None:
-        """Make a resource; `existing` is the one that it replaces. `configure` comes next."""
+        """Create a resource; `existing` is the one that it replaces. `configure` comes next."""
         type_ = self.registry[after.type]
         name = schema.custom_name(after.type, after.properties)
         if name is not None:
@@ -38,47 +38,47 @@ class Maker:
                     f"replacing. Rename {name} and update the stack again."
                 )
             after.physical_id = name
-            if type_.exists(self._wish(after, None, physical=after)):
+            if type_.exists(self._request(after, None, physical=after)):
                 after.physical_id = existing.physical_id if existing else ""
                 raise ResourceFailed(
                     f"Resource of type '{after.type}' with identifier '{name}' already exists."
                 )
-        made = type_.create(self._wish(after, None))
+        made = type_.create(self._request(after, None))
         after.physical_id, after.attributes = made.id, made.attributes
         if existing is None:
             self.record(after, "CREATE_IN_PROGRESS", "Resource creation Initiated")
 
     def configure(self, after: StackResource) -> None:
-        """Set what a new resource's creation leaves open."""
+        """Set what `create` left unset on a new resource."""
         configure = self.registry[after.type].configure
         if configure is not None:
-            configure(self._wish(after, None, physical=after))
+            configure(self._request(after, None, physical=after))
 
     def update(self, after: StackResource, existing: StackResource) -> None:
-        """Change a resource in place."""
+        """Update a resource in place."""
         type_ = self.registry[after.type]
-        wish = self._wish(after, existing)
+        request = self._request(after, existing)
         after.physical_id, after.attributes = existing.physical_id, existing.attributes
         if type_.update is not None:
-            made = type_.update(wish)
+            made = type_.update(request)
             after.physical_id, after.attributes = made.id, made.attributes
         elif type_.configure is not None:
-            type_.configure(wish)
+            type_.configure(request)
         else:
             changed = schema.changed_properties(after.type, existing.properties, after.properties)
             raise ResourceFailed(
-                f"The embedded AWS cannot change {', '.join(name for name, _ in changed)} of "
+                f"The embedded AWS cannot update {', '.join(name for name, _ in changed)} of "
                 f"{after.type} in place"
             )
 
     def delete(self, resource: StackResource) -> bool:
-        """Delete a resource; what is gone already counts as deleted."""
+        """Delete a resource; one that no longer exists counts as deleted."""
         self.record(resource, "DELETE_IN_PROGRESS")
         try:
-            self.registry[resource.type].delete(self._wish(resource, resource))
+            self.registry[resource.type].delete(self._request(resource, resource))
         except FAILURES as error:
             gone = isinstance(error, ClientError) and is_absent(error)
-            # "Not found" may mean something that the resource needs: ask for itself.
+            # "Not found" may refer to something that the resource needs: check the resource itself.
             if not gone or self.exists(resource):
                 self.record(resource, "DELETE_FAILED", reason_of(error))
                 return False
@@ -87,21 +87,21 @@ class Maker:
 
     def exists(self, resource: StackResource) -> bool:
         """Whether the resource's own service knows it."""
-        return self.registry[resource.type].exists(self._wish(resource, resource))
+        return self.registry[resource.type].exists(self._request(resource, resource))
 
     def record(self, resource: StackResource, status: str, reason: str | None = None) -> None:
-        """Set a resource's status and leave an event."""
+        """Set a resource's status and record an event."""
         resource.status, resource.reason, resource.changed = status, reason, now()
         self.stack.record(resource.logical_id, resource.type, resource.physical_id, status, reason)
 
-    def _wish(
+    def _request(
         self,
         wanted: StackResource,
         existing: StackResource | None,
         physical: StackResource | None = None,
-    ) -> Wish:
+    ) -> ResourceRequest:
         physical = physical or existing
-        return Wish(
+        return ResourceRequest(
             account=self.account,
             stack_name=self.stack.name,
             stack_id=self.stack.id,
@@ -114,7 +114,7 @@ class Maker:
 
 
 def reason_of(error: BaseException) -> str:
-    """An event's reason, as the real service words what a resource's handler says."""
+    """Return an event's reason, worded as the real service words a handler's error."""
     if isinstance(error, ClientError):
         message = error.response["Error"].get("Message", "")
         code = error.response["Error"].get("Code", "")
