@@ -1,4 +1,4 @@
-"""Programs that the rehearsal starts: output told line by line, none of them left behind."""
+"""Programs that the rehearsal starts: their output is relayed, none is left behind."""
 
 import os
 import signal
@@ -13,12 +13,12 @@ LINES_KEPT = 40
 
 
 class ChildFailed(RuntimeError):
-    """A program ended with a status that its caller did not expect."""
+    """A program exited with a status other than 0."""
 
 
 @dataclass(kw_only=True, slots=True)
 class Child:
-    """One running program; `wait` returns its exit status."""
+    """One running program."""
 
     name: str
     process: subprocess.Popen[str]
@@ -26,20 +26,20 @@ class Child:
     reader: threading.Thread
 
     def wait(self) -> int:
-        """Wait for the program's end and for its last line."""
+        """Wait until the program exits and its last line is read; return its exit status."""
         status = self.process.wait()
         self.reader.join()
         return status
 
     def expect(self) -> None:
-        """Wait, and raise ChildFailed with the last lines unless the program succeeded."""
+        """Wait; raise ChildFailed with the last lines unless the program succeeded."""
         status = self.wait()
         if status != 0:
             lines = "\n".join(f"    {line}" for line in self.tail)
-            raise ChildFailed(f"{self.name} ended with exit status {status}:\n{lines}")
+            raise ChildFailed(f"{self.name} failed with exit status {status}:\n{lines}")
 
     def kill(self) -> None:
-        """SIGKILL to the program and everything in its session's group."""
+        """Send SIGKILL to the program and its whole process group."""
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
@@ -48,7 +48,7 @@ class Child:
 
 @dataclass(kw_only=True, slots=True)
 class Children:
-    """Start programs, keep them in view, and end them all on leaving the context."""
+    """Starts programs, and kills all of them on leaving the context."""
 
     say: Callable[[str], None]
     environment: Mapping[str, str]
@@ -67,10 +67,10 @@ class Children:
         name: str,
         command: Sequence[str],
         *,
-        told: Callable[[str], bool] = bool,
+        relayed: Callable[[str], bool] = bool,
         **variables: str,
     ) -> Child:
-        """Start a program; lines that `told` accepts go to `say`, the last are kept either way."""
+        """Start a program; lines that `relayed` accepts go to `say`, the last ones are kept."""
         process = subprocess.Popen(
             command,
             cwd=self.folder,
@@ -83,7 +83,7 @@ class Children:
             start_new_session=True,
         )
         tail: deque[str] = deque(maxlen=LINES_KEPT)
-        reader = threading.Thread(target=self._relay, args=(name, process, tail, told))
+        reader = threading.Thread(target=self._relay, args=(name, process, tail, relayed))
         reader.start()
         child = Child(name=name, process=process, tail=tail, reader=reader)
         self._started.append(child)
@@ -94,12 +94,12 @@ class Children:
         name: str,
         process: subprocess.Popen[str],
         tail: deque[str],
-        told: Callable[[str], bool],
+        relayed: Callable[[str], bool],
     ) -> None:
         assert process.stdout is not None
         with process.stdout as lines:
             for line in lines:
                 if text := line.rstrip():
                     tail.append(text)
-                    if told(text):
+                    if relayed(text):
                         self.say(f"{name}: {text}")

@@ -1,4 +1,4 @@
-"""The main job, end to end: deploy, train, interrupt, resume, finish, prove: `make demo`."""
+"""The main job, end to end: deploy, train, interrupt, resume, finish, prove (`make demo`)."""
 
 import contextlib
 import shutil
@@ -15,7 +15,7 @@ from rehearsal.aws.event_bus import EventBus
 from rehearsal.drill.cdk import run_cdk
 from rehearsal.drill.children import Child, Children
 from rehearsal.drill.fleet import Fleet, Instance
-from rehearsal.drill.interruptions import Drill, Strike
+from rehearsal.drill.interruptions import Drill, PlannedInterruption
 from rehearsal.drill.narrator import Narrator
 from rehearsal.drill.receipt import Rehearsed
 from rehearsal.drill.run_files import BucketFiles, FolderFiles, bucket_files
@@ -26,14 +26,14 @@ from rehearsal.machines.metadata import MetadataServer
 REPOSITORY = Path(__file__).parents[2]
 STACKS = ("DatasetStack", "TrainingStack")
 POLL_SECONDS = 0.2
-# EC2 gives 120 s and the interruption handler asks every 2 s; a shorter notice keeps that share.
+# EC2 gives 120 s and the interruption handler polls every 2 s; a shorter notice keeps the ratio.
 NOTICE_SECONDS, HANDLER_POLL_SECONDS = 120.0, 2.0
-# The schedule of the Guard is ten minutes; a rehearsal of some minutes would never see it.
+# The Guard runs every ten minutes; a rehearsal of a few minutes would never see that.
 GUARD_TICK_SECONDS = 30.0
 
 
 class RehearsalFailed(RuntimeError):
-    """The rehearsal did not go the whole way; the message says where it stopped."""
+    """The rehearsal stopped before its end; the message says where."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,13 +50,13 @@ class DemoSettings:
     checkpoint_interval: str
     notice_seconds: float
     lease_ttl_seconds: float
-    plan: Sequence[Strike]
+    plan: Sequence[PlannedInterruption]
     timeout_seconds: float
 
 
 @dataclass(kw_only=True, slots=True)
 class Demo:
-    """One rehearsal of the whole way, phase by phase."""
+    """One rehearsal from deploy to receipt, phase by phase."""
 
     settings: DemoSettings
     aws: EmbeddedAws
@@ -65,7 +65,7 @@ class Demo:
     started: float = field(default_factory=time.monotonic)
 
     def run(self) -> Rehearsed:
-        """Go the whole way; raise RehearsalFailed or ChildFailed where it stops."""
+        """Run all phases; raise RehearsalFailed or ChildFailed if one fails."""
         self._deploy()
         resources = self.check_resources()
         reference_folder = self.settings.folder / "uninterrupted"
@@ -77,7 +77,7 @@ class Demo:
         finally:
             fleet.close()
         drill.finish()
-        self.say("the fleet is at zero; waiting for the uninterrupted run to compare with")
+        self.say("the fleet is at zero; waiting for the uninterrupted run, to compare with it")
         reference.expect()
         fleet.bus.close()
         return Rehearsed(
@@ -139,17 +139,17 @@ class Demo:
         run_cdk(self.children, "cdk deploy TrainingStack", *deploy, "TrainingStack")
 
     def check_resources(self) -> dict[str, int]:
-        """Count the deployed resources by type; raise if a service does not know one of them."""
+        """Count the deployed resources by type; raise if a service does not know one."""
         missing = self.aws.missing_resources(list(STACKS))
         if missing:
-            raise RehearsalFailed(f"deployed, but not there: {', '.join(missing)}")
+            raise RehearsalFailed(f"deployed, but missing: {', '.join(missing)}")
         counts: dict[str, int] = {}
         for stack in STACKS:
             found = self.aws.client("cloudformation").describe_stack_resources(StackName=stack)
             for resource in found["StackResources"]:
                 kind = resource["ResourceType"]
                 counts[kind] = counts.get(kind, 0) + 1
-        self.say(f"{sum(counts.values())} resources are there, each by its own API")
+        self.say(f"{sum(counts.values())} resources exist, each checked by its own API")
         return counts
 
     def _start_reference(self, folder: Path) -> Child:
@@ -161,7 +161,7 @@ class Demo:
             *("--recipe", settings.recipe, *overrides),
             *("--dataset-uri", str(settings.folder / "dataset"), "--run-uri", str(folder)),
             *("--checkpoint-interval", settings.checkpoint_interval),
-            told=lambda line: False,
+            relayed=lambda line: False,
         )
 
     def _fleet(self) -> tuple[Fleet, BucketFiles]:
@@ -179,7 +179,7 @@ class Demo:
         )
         fleet.step()
         if not fleet.running():
-            raise RehearsalFailed(f"the fleet {identifier} started no instance")
+            raise RehearsalFailed(f"fleet {identifier} started no instance")
         run_uri = self._output("TrainingStack", "RunUri")
         return fleet, bucket_files(self.aws.client("s3"), run_uri)
 
@@ -190,7 +190,7 @@ class Demo:
             fleet.step()
             drill.step()
             for life in fleet.lives.values():
-                narrator.tell(life)
+                narrator.relay(life)
             if reference.process.poll() not in (None, 0):
                 reference.expect()
             if time.monotonic() >= next_tick:
@@ -243,14 +243,14 @@ class Demo:
         return str(outputs[name])
 
     def _start_python(
-        self, name: str, *arguments: str, told: Callable[[str], bool] = bool
+        self, name: str, *arguments: str, relayed: Callable[[str], bool] = bool
     ) -> Child:
         command = [sys.executable, *arguments]
-        return self.children.start(name, command, told=told, PYTHONUNBUFFERED="1")
+        return self.children.start(name, command, relayed=relayed, PYTHONUNBUFFERED="1")
 
 
 def processes_below(folder: Path) -> list[psutil.Process]:
-    """The living processes of any machine whose root lies below the folder."""
+    """List the running processes of every machine whose root is below the folder."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
@@ -261,7 +261,7 @@ def processes_below(folder: Path) -> list[psutil.Process]:
 
 
 def clear(folder: Path) -> None:
-    """Start clean: remove what an earlier demo left."""
+    """Make an empty folder; remove what an earlier demo left."""
     if folder.exists():
         shutil.rmtree(folder)
     folder.mkdir(parents=True)

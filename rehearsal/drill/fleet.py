@@ -1,8 +1,8 @@
-"""The fleet of the rehearsal: a machine for every instance that the embedded EC2 runs.
+"""The rehearsal's fleet: a machine for every instance that the embedded EC2 runs.
 
 It does what EC2 does around a Spot fleet of type maintain: an interruption is a notice in the
-metadata and on the event bus, then, when its time is over, SIGKILL to everything; a lost instance
-is replaced; a lower target capacity takes its instances with a notice too.
+metadata and on the event bus and, when its time is up, SIGKILL to everything; a lost instance is
+replaced; a lower target capacity takes instances away with a notice too.
 """
 
 import base64
@@ -18,29 +18,29 @@ from rehearsal.aws.event_bus import EventBus
 FLEET_TAG = "aws:ec2spot:fleet-request-id"
 
 
-class Machine(Protocol):
+class BootableMachine(Protocol):
     """A machine that boots an instance's user data: a process tree, a container, ..."""
 
     def start(self) -> None:
-        """Power on; user data starts by itself."""
+        """Power on; the user data starts by itself."""
 
     def notice(self, seconds: float) -> None:
-        """Announce in the metadata that the machine goes away in so many seconds."""
+        """Announce in the metadata that the machine goes away in `seconds`."""
 
     def kill(self) -> int:
-        """Take everything away at once; return how many processes that ended."""
+        """Kill everything at once; return the number of processes killed."""
 
     def log_lines(self) -> Sequence[str]:
-        """What it has written so far: boot first, then training."""
+        """Return what it has logged so far: boot first, then training."""
 
     @property
     def metrics_file(self) -> Path:
-        """JSON lines that the trainer appends."""
+        """The file to which the trainer appends JSON lines."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Instance:
-    """What EC2 says of one running instance."""
+    """One running instance as EC2 describes it."""
 
     id: str
     type: str
@@ -52,10 +52,10 @@ class Instance:
 
 @dataclass(kw_only=True, slots=True)
 class Life:
-    """One machine of the fleet from power-on to its end; times are of our monotonic clock."""
+    """One instance and its machine, from power-on to its end; times are monotonic."""
 
     instance: Instance
-    machine: Machine
+    machine: BootableMachine
     started: float
     reason: str | None = None
     ends_at: float | None = None
@@ -70,19 +70,19 @@ class Life:
 
 @dataclass(kw_only=True, slots=True)
 class Fleet:
-    """Follow one Spot fleet request; `step` does what is due and returns at once."""
+    """Follows one Spot fleet request; `step` does what is due and returns at once."""
 
     aws: EmbeddedAws
     bus: EventBus
     id: str
     arn: str
-    boot: Callable[[Instance], Machine]
+    boot: Callable[[Instance], BootableMachine]
     notice_seconds: float
     say: Callable[[str], None]
     lives: dict[str, Life] = field(default_factory=dict)
 
     def step(self) -> None:
-        """Boot new instances, end machines whose time is over, replace what was lost."""
+        """Boot new instances, kill machines whose notice is over, replace lost instances."""
         alive = self._running()
         for instance_id, found in alive.items():
             if instance_id not in self.lives:
@@ -94,23 +94,23 @@ class Fleet:
                 self._power_off(life)
         target = self.target_capacity()
         if len(alive) < target:
-            # A fleet of type maintain launches what is missing; asking for the target does that.
+            # A fleet of type maintain launches what is missing; setting the target again does that.
             self.aws.client("ec2").modify_spot_fleet_request(
                 SpotFleetRequestId=self.id, TargetCapacity=target
             )
 
     def running(self) -> list[Life]:
-        """The machines that have not ended."""
+        """Return the machines that are still running."""
         return [life for life in self.lives.values() if life.ended is None]
 
     def target_capacity(self) -> int:
-        """How many instances the fleet is asked to keep."""
+        """Return how many instances the fleet is to keep."""
         answer = self.aws.client("ec2").describe_spot_fleet_requests(SpotFleetRequestIds=[self.id])
         config = answer["SpotFleetRequestConfigs"][0]["SpotFleetRequestConfig"]
         return int(config["TargetCapacity"])
 
     def interrupt(self, life: Life, *, notice: bool) -> None:
-        """Take an instance back: with a notice, or without one (SIGKILL now)."""
+        """Take an instance away: with a notice, or without one (SIGKILL now)."""
         if notice:
             self._announce(life, reason="interrupted with a notice")
         else:
@@ -118,7 +118,7 @@ class Fleet:
             self._power_off(life)
 
     def close(self) -> None:
-        """End every machine at once."""
+        """Kill every machine at once."""
         for life in self.running():
             life.reason = life.reason or "rehearsal ended"
             life.processes_killed = life.machine.kill()

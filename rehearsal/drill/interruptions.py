@@ -1,7 +1,7 @@
-"""A drill: which interruptions strike a run and when, and what each of them cost.
+"""A drill: which interruptions a run gets, when, and what each of them cost.
 
-The trigger is the run's own progress, read from the metrics file of the machine that trains, so a
-drill strikes at the same step on a fast laptop and on a slow one.
+The trigger is the run's own progress, read from the metrics file of the machine that trains, so an
+interruption comes at the same step on a fast laptop and on a slow one.
 """
 
 import json
@@ -18,8 +18,8 @@ SYNTAX = "kill:STAGE:N or notice:STAGE:N"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Strike:
-    """One planned interruption: when `stage` has done `after` steps (or shards)."""
+class PlannedInterruption:
+    """An interruption due once `stage` has done `after` steps (or shards)."""
 
     stage: str
     after: int
@@ -29,22 +29,22 @@ class Strike:
         return f"{'notice' if self.notice else 'kill'}:{self.stage}:{self.after}"
 
 
-def parse_strike(text: str) -> Strike:
+def parse_interruption(text: str) -> PlannedInterruption:
     """Read `kill:head:60` or `notice:head:150`."""
     match = re.fullmatch(r"(kill|notice):([A-Za-z0-9_]+):(\d+)", text)
     if match is None:
         raise ValueError(f"an interruption is {SYNTAX}, got {text!r}")
-    return Strike(stage=match[2], after=int(match[3]), notice=match[1] == "notice")
+    return PlannedInterruption(stage=match[2], after=int(match[3]), notice=match[1] == "notice")
 
 
 @dataclass(kw_only=True, slots=True)
-class Struck:
-    """One interruption that happened, and what was seen of it from outside the machine.
+class Interruption:
+    """An interruption that happened, as seen from outside the machine.
 
-    `progress` is the last line of the machine, `noticed` that at which its notice found it.
+    `progress` is the machine's last metrics line, `noticed` its line when the notice came.
     """
 
-    strike: Strike
+    planned: PlannedInterruption
     life: Life
     at: float
     committed: float | None = None
@@ -53,13 +53,13 @@ class Struck:
 
     @property
     def notice_to_commit_seconds(self) -> float | None:
-        """Seconds from the notice in the metadata until its first commit was seen in the store."""
+        """Seconds from the notice in the metadata to the first commit seen in the store."""
         return None if self.committed is None else self.committed - self.at
 
 
 @dataclass(kw_only=True, slots=True)
 class Drill:
-    """Strike in the planned order; `step` does what is due and returns at once.
+    """PlannedInterruption in the planned order; `step` does what is due and returns at once.
 
     `first_progress` and `first_step` hold, per instance, the seconds from power-on to the first
     metrics line and to the first optimizer step, as seen from outside.
@@ -67,8 +67,8 @@ class Drill:
 
     fleet: Fleet
     run: Files
-    plan: Sequence[Strike]
-    struck: list[Struck] = field(default_factory=list)
+    plan: Sequence[PlannedInterruption]
+    interruptions: list[Interruption] = field(default_factory=list)
     first_progress: dict[str, float] = field(default_factory=dict)
     first_step: dict[str, float] = field(default_factory=dict)
     _read: dict[str, int] = field(default_factory=dict)
@@ -77,40 +77,42 @@ class Drill:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every planned interruption has struck."""
-        return len(self.struck) == len(self.plan)
+        """Whether every planned interruption has happened."""
+        return len(self.interruptions) == len(self.plan)
 
     def step(self) -> None:
-        """Read the machines' progress, strike if the next strike is due, watch for its commit."""
+        """Read the machines' progress, interrupt if that is due, watch for the commit."""
         for life in self.fleet.running():
             self._follow(life)
         self._watch_commit()
         if self.is_complete:
             return
-        strike = self.plan[len(self.struck)]
+        planned = self.plan[len(self.interruptions)]
         for life in self.fleet.running():
-            if life.ends_at is None and self._is_due(strike, life):
-                self.struck.append(Struck(strike=strike, life=life, at=time.monotonic()))
-                self.fleet.interrupt(life, notice=strike.notice)
+            if life.ends_at is None and self._is_due(planned, life):
+                self.interruptions.append(
+                    Interruption(planned=planned, life=life, at=time.monotonic())
+                )
+                self.fleet.interrupt(life, notice=planned.notice)
                 return
 
     def finish(self) -> None:
-        """Read what the machines wrote last, and note what each struck one had reached."""
+        """Read the machines' last lines; note how far each interrupted one had come."""
         for life in self.fleet.lives.values():
             self._follow(life)
-        for struck in self.struck:
-            struck.progress = self._latest.get(struck.life.instance.id, {})
-            struck.noticed = self._noticed.get(struck.life.instance.id, {})
+        for interruption in self.interruptions:
+            interruption.progress = self._latest.get(interruption.life.instance.id, {})
+            interruption.noticed = self._noticed.get(interruption.life.instance.id, {})
 
     def latest(self, life: Life) -> dict[str, Any]:
-        """The newest metrics line of a machine; empty before its first."""
+        """Return the latest metrics line of a machine, empty before its first."""
         return self._latest.get(life.instance.id, {})
 
-    def _is_due(self, strike: Strike, life: Life) -> bool:
+    def _is_due(self, planned: PlannedInterruption, life: Life) -> bool:
         line = self.latest(life)
-        if line.get("stage") != strike.stage:
+        if line.get("stage") != planned.stage:
             return False
-        return int(line.get("stage_step", line.get("done", 0))) >= strike.after
+        return int(line.get("stage_step", line.get("done", 0))) >= planned.after
 
     def _follow(self, life: Life) -> None:
         path = life.machine.metrics_file
@@ -120,7 +122,7 @@ class Drill:
             file.seek(self._read.get(life.instance.id, 0))
             for raw in file:
                 if not raw.endswith(b"\n"):
-                    break  # The trainer is in the middle of this line.
+                    break  # The trainer is still writing this line.
                 self._read[life.instance.id] = self._read.get(life.instance.id, 0) + len(raw)
                 line = json.loads(raw)
                 if line["kind"] in ("step", "prepare"):
@@ -132,19 +134,19 @@ class Drill:
                     self.first_step.setdefault(life.instance.id, life.seconds)
 
     def _watch_commit(self) -> None:
-        if not self.struck or not self.struck[-1].strike.notice:
+        if not self.interruptions or not self.interruptions[-1].planned.notice:
             return
-        struck = self.struck[-1]
-        if struck.committed is None and struck.life.ended is None:
+        interruption = self.interruptions[-1]
+        if interruption.committed is None and interruption.life.ended is None:
             head = read_json(self.run, "head.json")
-            if head is not None and is_safe(head, self._noticed.get(struck.life.instance.id)):
-                struck.committed = time.monotonic()
+            if head is not None and is_safe(head, self._noticed.get(interruption.life.instance.id)):
+                interruption.committed = time.monotonic()
 
 
 def is_safe(head: dict[str, Any], noticed: dict[str, Any] | None) -> bool:
     """Whether the head shows that a machine with a notice has committed what it had by then.
 
-    It may train on after that; where nothing was to be committed it only releases.
+    It may continue training after that; with nothing to commit it only releases the lease.
     """
     if head["state"] == "released":
         return True
@@ -152,13 +154,13 @@ def is_safe(head: dict[str, Any], noticed: dict[str, Any] | None) -> bool:
     return noticed is not None and bool(steps) and max(steps) >= int(noticed["step"])
 
 
-def steps_lost(struck: Struck, resumes: Sequence[dict[str, Any]]) -> int:
-    """Optimizer steps that the struck machine had done and its successor did again.
+def steps_lost(interruption: Interruption, resumes: Sequence[dict[str, Any]]) -> int:
+    """Count the optimizer steps of the interrupted machine that its successor did again.
 
     `resumes` are the run's metrics lines of kind resume; the successor is the next generation.
-    Where there is none the run ended within its notice, and nothing was lost.
+    Without one, the run finished within its notice, and nothing was lost.
     """
-    reached = struck.progress
+    reached = interruption.progress
     if reached.get("kind") != "step":
         return 0
     later = [line for line in resumes if line["generation"] > reached["generation"]]

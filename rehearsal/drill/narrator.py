@@ -1,4 +1,4 @@
-"""Relay to the terminal what the machines of a rehearsal write to their logs."""
+"""Relays the machines' logs to the terminal."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -8,15 +8,15 @@ from rehearsal.drill.fleet import Life
 
 @dataclass(kw_only=True, slots=True)
 class Narrator:
-    """Tell each machine's new log lines once, with the instance's id before them."""
+    """Relays each new log line of a machine once, after its instance's id."""
 
     say: Callable[[str], None]
-    _told: dict[str, int] = field(default_factory=dict)
+    _relayed: dict[str, int] = field(default_factory=dict)
 
-    def tell(self, life: Life) -> None:
-        """Say every complete line that the machine has written since the last call."""
+    def relay(self, life: Life) -> None:
+        """Say every complete line that the machine has logged since the last call."""
         lines = life.machine.log_lines()
-        told = self._told.get(life.instance.id, 0)
-        for line in lines[told:]:
+        relayed = self._relayed.get(life.instance.id, 0)
+        for line in lines[relayed:]:
             self.say(f"{life.instance.id}: {line}")
-        self._told[life.instance.id] = len(lines)
+        self._relayed[life.instance.id] = len(lines)

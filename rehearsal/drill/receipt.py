@@ -8,14 +8,14 @@ from rich.console import Console
 from rich.table import Table
 
 from rehearsal.drill.fleet import Life
-from rehearsal.drill.interruptions import Drill, Struck, steps_lost
+from rehearsal.drill.interruptions import Drill, Interruption, steps_lost
 from rehearsal.lineage import Files, read_events, read_json, read_lineage, read_metrics
 from sizing import catalogue
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rehearsed:
-    """Everything that a receipt is made from."""
+    """Everything that goes into a receipt."""
 
     run: Files
     reference: Files
@@ -30,12 +30,12 @@ class Rehearsed:
 
 
 def make_receipt(rehearsed: Rehearsed) -> dict[str, Any]:
-    """Put the receipt together from the stores of both runs and what was seen from outside."""
+    """Compile the receipt from the stores of both runs and what was seen from outside."""
     ours, theirs = _receipt_of(rehearsed.run), _receipt_of(rehearsed.reference)
     lineage, reference = read_lineage(rehearsed.run), read_lineage(rehearsed.reference)
     resumes = [line for line in read_metrics(rehearsed.run) if line["kind"] == "resume"]
     gained = _gained_steps(rehearsed.run)
-    interruptions = [_interruption(struck, resumes, gained) for struck in rehearsed.drill.struck]
+    interruptions = [_describe(each, resumes, gained) for each in rehearsed.drill.interruptions]
     notices = [item["notice_to_commit_seconds"] for item in interruptions if item["notice"]]
     lost = sum(item["steps_lost"] for item in interruptions)
     head = read_json(rehearsed.run, "head.json") or {}
@@ -75,7 +75,7 @@ def make_receipt(rehearsed: Rehearsed) -> dict[str, Any]:
 
 
 def find_faults(receipt: Mapping[str, Any], expected_interruptions: int) -> list[str]:
-    """What in a receipt breaks a promise; an empty list is what a good rehearsal gives."""
+    """List the promises that a receipt shows as broken; none after a good rehearsal."""
     lost_notice = [
         item["what"]
         for item in receipt["interruption_list"]
@@ -85,16 +85,17 @@ def find_faults(receipt: Mapping[str, Any], expected_interruptions: int) -> list
         "the weights differ from the uninterrupted run's": receipt["weights_sha256"]
         != receipt["uninterrupted_weights_sha256"],
         "the losses differ from the uninterrupted run's": not receipt["losses_equal"],
-        "the numerics keys differ": receipt["numerics_key"]
+        "the numerics keys differ; receipt.json has both": receipt["numerics_key"]
         != receipt["uninterrupted_numerics_key"],
-        f"{receipt['interruptions']} interruptions struck, {expected_interruptions} were planned": (
+        f"{receipt['interruptions']} interruptions happened, not {expected_interruptions}": (
             receipt["interruptions"] != expected_interruptions
         ),
-        f"no commit was seen after {lost_notice}; did the run end before?": bool(lost_notice),
+        f"no commit was seen after {lost_notice}; did the run finish before it?": bool(lost_notice),
         f"the fleet's target is {receipt['fleet_target_capacity']}, not 0": (
             receipt["fleet_target_capacity"] != 0
         ),
-        f"{receipt['instances_running']} instances still run": receipt["instances_running"] > 0,
+        f"{receipt['instances_running']} instances are still running": receipt["instances_running"]
+        > 0,
         f"{receipt['processes_left']} processes were left behind": receipt["processes_left"] > 0,
         "the Guard never ran": receipt["guard_invocations"] == 0,
         f"the Guard failed: {receipt['guard_errors'][:1]}": bool(receipt["guard_errors"]),
@@ -103,7 +104,7 @@ def find_faults(receipt: Mapping[str, Any], expected_interruptions: int) -> list
 
 
 def show_receipt(receipt: Mapping[str, Any], console: Console) -> None:
-    """Print the receipt as the table that people read."""
+    """Print the receipt as a table."""
     table = Table(show_header=False, title="receipt", title_justify="left")
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
@@ -113,7 +114,7 @@ def show_receipt(receipt: Mapping[str, Any], console: Console) -> None:
 
 
 def receipt_rows(receipt: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The receipt in the words that people read: name and value."""
+    """Return the receipt's rows as people read them: name and value."""
     data = receipt["dataset"]
     equal = (
         receipt["weights_sha256"] == receipt["uninterrupted_weights_sha256"]
@@ -163,56 +164,44 @@ def receipt_rows(receipt: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("Guard", f"ran {receipt['guard_invocations']} times on the fleet's events"),
         ("weights", receipt["weights_sha256"]),
         ("uninterrupted", receipt["uninterrupted_weights_sha256"]),
-        ("numerics key", _spell(receipt["numerics_key"])),
         ("equal bit for bit", "yes, weights and losses" if equal else "NO"),
     ]
-
-
-def _spell(key: Mapping[str, Any]) -> str:
-    """A numerics key in one line, nested parts by dotted names."""
-    parts = []
-    for name, value in key.items():
-        if isinstance(value, Mapping):
-            parts += [f"{name}.{text}" for text in _spell(value).split(", ")]
-        else:
-            parts.append(f"{name}={value}")
-    return ", ".join(parts)
 
 
 def _receipt_of(run: Files) -> dict[str, Any]:
     receipt = read_json(run, "receipt.json")
     if receipt is None:
-        raise ValueError("the run wrote no receipt.json: it did not finish")
+        raise ValueError("the run has no receipt.json: it did not finish")
     return receipt
 
 
 def _gained_steps(run: Files) -> dict[str, int]:
-    """By machine: the steps that it did, and committed, after the first commit of its notice."""
+    """Count, by machine, the steps done and committed after the first commit of its notice."""
     commits = [event for event in read_events(run) if "gained_steps" in event]
     return {event["instance_id"]: int(event["gained_steps"]) for event in commits}
 
 
-def _interruption(
-    struck: Struck, resumes: Sequence[dict[str, Any]], gained: Mapping[str, int]
+def _describe(
+    interruption: Interruption, resumes: Sequence[dict[str, Any]], gained: Mapping[str, int]
 ) -> dict[str, Any]:
-    kind = "notice" if struck.strike.notice else "kill without notice"
-    seconds = struck.notice_to_commit_seconds
-    reached = struck.noticed or struck.progress
+    kind = "notice" if interruption.planned.notice else "kill without notice"
+    seconds = interruption.notice_to_commit_seconds
+    reached = interruption.noticed or interruption.progress
     unit = "shard" if reached.get("kind") == "prepare" else "step"
     number = reached.get("stage_step", reached.get("done"))
     return {
-        "what": f"{kind} in {struck.strike.stage} at {unit} {number}",
-        "instance": struck.life.instance.id,
-        "notice": struck.strike.notice,
+        "what": f"{kind} in {interruption.planned.stage} at {unit} {number}",
+        "instance": interruption.life.instance.id,
+        "notice": interruption.planned.notice,
         "notice_to_commit_seconds": None if seconds is None else round(seconds, 3),
-        "gained_steps": gained.get(struck.life.instance.id, 0),
-        "steps_lost": steps_lost(struck, resumes),
-        "processes_killed": struck.life.processes_killed,
+        "gained_steps": gained.get(interruption.life.instance.id, 0),
+        "steps_lost": steps_lost(interruption, resumes),
+        "processes_killed": interruption.life.processes_killed,
     }
 
 
 def baselines_of(stages: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """Accuracies of the stages before the last one: what the result is to be judged by."""
+    """Return the accuracies of the stages before the last one: the baselines of the result."""
     accuracies = [(name, m["accuracy"]) for name, m in stages.items() if "accuracy" in m]
     return dict(accuracies[:-1])
 

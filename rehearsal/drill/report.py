@@ -1,4 +1,4 @@
-"""The demo's report: one HTML file with the receipt, the machines' timeline and the loss curve."""
+"""The demo's report: one HTML page with receipt, the machines' timeline and the loss curves."""
 
 import html
 from collections.abc import Mapping, Sequence
@@ -18,8 +18,8 @@ PAGE = """<!doctype html>
 </style>
 <h1>Rehearsal of {title}</h1>
 <h2>Machines</h2>{timeline}
-<p>Grey: user data and start of the trainer, until the first line of progress. Blue: preparing
-and training, and what was left of a notice after the commit. Red: SIGKILL to everything.</p>
+<p>Grey: user data and start of the trainer, until its first metrics line. Blue: preparation and
+training, also in what is left of a notice after the commit. Red: SIGKILL to everything.</p>
 <h2>Loss of the lineage</h2>{curves}
 <p>Each step once, as the run's receipt counts it; a red line is an interruption.</p>
 <h2>Receipt</h2><table>{rows}</table>
@@ -29,7 +29,7 @@ and training, and what was left of a notice after the commit. Red: SIGKILL to ev
 def write_report(
     path: Path, receipt: Mapping[str, Any], lineage: Lineage, rows: Sequence[tuple[str, str]]
 ) -> None:
-    """Write the page; everything is inline, so the file can be mailed."""
+    """Write the page; everything is inline, so that the file can be mailed."""
     cells = "".join(
         f"<tr><td>{html.escape(name)}</td><td>{html.escape(value)}</td></tr>"
         for name, value in rows

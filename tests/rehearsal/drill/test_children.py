@@ -18,7 +18,7 @@ def children(folder: Path, said: list[str]) -> Children:
     return Children(say=said.append, environment={}, folder=folder)
 
 
-def test_each_line_is_told_with_the_name_of_its_program(tmp_path: Path) -> None:
+def test_each_line_is_relayed_with_the_name_of_its_program(tmp_path: Path) -> None:
     said: list[str] = []
     with children(tmp_path, said) as programs:
         programs.start("hello", [sys.executable, "-c", "print('one'); print('two')"]).expect()
@@ -28,9 +28,9 @@ def test_each_line_is_told_with_the_name_of_its_program(tmp_path: Path) -> None:
 def test_fails_with_the_last_lines_of_the_program(tmp_path: Path) -> None:
     with children(tmp_path, []) as programs:
         child = programs.start(
-            "bad", [sys.executable, "-c", "print('why'); exit(3)"], told=lambda line: False
+            "bad", [sys.executable, "-c", "print('why'); exit(3)"], relayed=lambda line: False
         )
-        with pytest.raises(ChildFailed, match=r"bad ended with exit status 3:\n    why"):
+        with pytest.raises(ChildFailed, match=r"bad failed with exit status 3:\n    why"):
             child.expect()
 
 

@@ -1,11 +1,17 @@
-"""When a drill strikes, and what it counts as lost."""
+"""When a drill interrupts, and what it counts as lost."""
 
 from pathlib import Path
 
 import pytest
 
 from rehearsal.drill.fleet import Instance, Life
-from rehearsal.drill.interruptions import Strike, Struck, is_safe, parse_strike, steps_lost
+from rehearsal.drill.interruptions import (
+    Interruption,
+    PlannedInterruption,
+    is_safe,
+    parse_interruption,
+    steps_lost,
+)
 
 
 class NoMachine:
@@ -26,23 +32,27 @@ class NoMachine:
         return Path("nowhere")
 
 
-def struck(progress: dict[str, object]) -> Struck:
+def interruption(progress: dict[str, object]) -> Interruption:
     instance = Instance(
         id="i-1", type="g5.xlarge", image_id="ami-1", zone="us-east-1a", user_data=b"", tags={}
     )
     life = Life(instance=instance, machine=NoMachine(), started=0.0)
-    return Struck(strike=parse_strike("kill:head:1"), life=life, at=0.0, progress=progress)
+    return Interruption(
+        planned=parse_interruption("kill:head:1"), life=life, at=0.0, progress=progress
+    )
 
 
-def test_a_strike_is_read_and_written_alike() -> None:
-    assert parse_strike("notice:head:160") == Strike(stage="head", after=160, notice=True)
-    assert str(parse_strike("kill:features:4")) == "kill:features:4"
+def test_a_planned_interruption_is_read_and_written_alike() -> None:
+    assert parse_interruption("notice:head:160") == PlannedInterruption(
+        stage="head", after=160, notice=True
+    )
+    assert str(parse_interruption("kill:features:4")) == "kill:features:4"
 
 
 @pytest.mark.parametrize("text", ["head:1", "stop:head:1", "kill:head", "kill:head:-1"])
-def test_fails_a_strike_that_cannot_be_read(text: str) -> None:
+def test_fails_an_interruption_that_cannot_be_read(text: str) -> None:
     with pytest.raises(ValueError, match="an interruption is kill:STAGE:N or notice:STAGE:N"):
-        parse_strike(text)
+        parse_interruption(text)
 
 
 def test_steps_lost_are_those_that_the_next_generation_did_again() -> None:
@@ -51,15 +61,15 @@ def test_steps_lost_are_those_that_the_next_generation_did_again() -> None:
         {"generation": 3, "step": 90},
         {"generation": 2, "step": 40},
     ]
-    assert steps_lost(struck({"kind": "step", "generation": 1, "step": 47}), resumes) == 7
+    assert steps_lost(interruption({"kind": "step", "generation": 1, "step": 47}), resumes) == 7
 
 
-def test_a_strike_during_preparation_loses_no_step() -> None:
-    assert steps_lost(struck({"kind": "prepare", "generation": 1, "shard": 3}), []) == 0
+def test_an_interruption_during_preparation_loses_no_step() -> None:
+    assert steps_lost(interruption({"kind": "prepare", "generation": 1, "shard": 3}), []) == 0
 
 
 def test_a_run_that_ends_within_its_notice_loses_no_step() -> None:
-    assert steps_lost(struck({"kind": "step", "generation": 1, "step": 4}), []) == 0
+    assert steps_lost(interruption({"kind": "step", "generation": 1, "step": 4}), []) == 0
 
 
 @pytest.mark.parametrize(
