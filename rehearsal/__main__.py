@@ -195,7 +195,7 @@ def show_alarms(arguments: argparse.Namespace, say: Callable[[str], None]) -> in
         print(json.dumps([asdict(trial) for trial in trials], indent=2))
     else:
         Console(width=None if sys.stdout.isatty() else 160).print(trial_table(trials))
-    return 0 if all(trial.holds for trial in trials) else 1
+    return 0 if all(trial.is_passed for trial in trials) else 1
 
 
 def child_environment(aws: EmbeddedAws) -> dict[str, str]:

@@ -1,8 +1,8 @@
-"""EventBridge of the rehearsal: deployed rules, matched by moto, reach their deployed targets.
+"""The rehearsal's EventBridge: it delivers events to the targets of the deployed rules.
 
-A Lambda target runs the handler from the function's deployed code in a process of its own, with
-the environment of its configuration; a topic gets a publication, a log group a line. Nothing is
-short-cut to our source tree, so what is rehearsed is what was deployed.
+moto matches the rules. A Lambda target runs the handler from the function's deployed code in a
+process of its own, with its configured environment; a topic gets a message, a log group a line.
+Nothing comes from our source tree, so what is rehearsed is what was deployed.
 """
 
 import io
@@ -34,7 +34,7 @@ print(json.dumps(getattr(importlib.import_module(module), function)(json.load(sy
 
 @dataclass(kw_only=True, slots=True)
 class Invocation:
-    """One run of a deployed function: which event, what it answered or why it failed."""
+    """One run of a deployed function: its event, its return value or its error."""
 
     function: str
     detail_type: str
@@ -45,10 +45,10 @@ class Invocation:
 
 @dataclass(kw_only=True, slots=True)
 class EventBus:
-    """Deliver events to the targets of the rules that match them, one at a time and in order.
+    """Delivers events to the targets of the rules that match them, one at a time and in order.
 
-    Delivery happens in one background thread, because a function takes a second and the rehearsal
-    that publishes must not stand still; `close` waits for what is under way.
+    One background thread delivers, because a function takes a second and the rehearsal that
+    publishes must not wait for it; `close` waits for pending deliveries.
     """
 
     aws: EmbeddedAws
@@ -64,15 +64,15 @@ class EventBus:
         detail: Mapping[str, Any],
         resources: Sequence[str] = (),
     ) -> None:
-        """Hand one event to every enabled rule whose pattern matches it."""
+        """Deliver one event for every enabled rule whose pattern matches it."""
         self._submit(source, detail_type, detail, resources, scheduled=False)
 
     def tick(self) -> None:
-        """Fire every scheduled rule once, as its rate would."""
+        """Trigger every scheduled rule once, as its schedule would."""
         self._submit("aws.events", "Scheduled Event", {}, (), scheduled=True)
 
     def close(self) -> None:
-        """Wait until everything published has been delivered; raise what a delivery raised."""
+        """Wait until everything published is delivered; raise what a delivery raised."""
         self._worker.shutdown(wait=True)
         for delivery in self._pending:
             delivery.result()
@@ -119,7 +119,7 @@ class EventBus:
         elif service == "logs":
             self._log(arn.split(":")[6], event)
         else:
-            raise ValueError(f"the rehearsal knows no event target of {service}: {arn}")
+            raise ValueError(f"the rehearsal does not support event targets of {service}: {arn}")
 
     def _log(self, group: str, event: dict[str, Any]) -> None:
         logs = self.aws.client("logs")

@@ -1,7 +1,7 @@
 """The instance metadata service of one rehearsed instance: IMDSv2 on a port of 127.0.0.1.
 
-It answers version 2 only, as the launch template demands: without a token every path is 401. What
-does not exist is 404, also notices and recommendations until they are made.
+It supports only version 2, as the launch template requires: without a token every path is 401. What
+does not exist is 404, including notices and recommendations until they are announced.
 """
 
 import json
@@ -18,7 +18,7 @@ TOKEN_HEADER = "X-aws-ec2-metadata-token"
 TTL_HEADER = "X-aws-ec2-metadata-token-ttl-seconds"
 MAX_TOKEN_TTL_SECONDS = 21600
 CREDENTIALS_SECONDS = 6 * 3600
-# "latest" and dates of API versions: cloud-init asks for the dates.
+# "latest" and dates of API versions: cloud-init requests the dates.
 VERSION = r"/(?:latest|\d{4}-\d{2}-\d{2})/"
 ACTION = "meta-data/spot/instance-action"
 TERMINATION = "meta-data/spot/termination-time"
@@ -27,7 +27,7 @@ REBALANCE = "meta-data/events/recommendations/rebalance"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Credentials:
-    """What the service hands out for the instance's role."""
+    """The credentials that the service gives for the instance's role."""
 
     access_key_id: str = field(default_factory=lambda: "ASIA" + secrets.token_hex(8).upper())
     secret_access_key: str = field(default_factory=lambda: secrets.token_urlsafe(30))
@@ -49,7 +49,7 @@ class MetadataServer:
     user_data: bytes = b""
     clock: Callable[[], float] = time.monotonic
     _tokens: dict[str, float] = field(default_factory=dict)
-    _told: dict[str, str] = field(default_factory=dict)
+    _announced: dict[str, str] = field(default_factory=dict)
     _server: ThreadingHTTPServer | None = None
     _thread: threading.Thread | None = None
 
@@ -61,11 +61,11 @@ class MetadataServer:
         self.close()
 
     def start(self) -> None:
-        """Begin to answer on a free port."""
+        """Start serving on a free port."""
         handler = type("Handler", (_Handler,), {"metadata": self})
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
         self._server.daemon_threads = True
-        # The poll decides how long close takes.
+        # The poll interval decides how long close takes.
         serve = {"poll_interval": 0.05}
         self._thread = threading.Thread(
             target=self._server.serve_forever, kwargs=serve, name="metadata", daemon=True
@@ -73,7 +73,7 @@ class MetadataServer:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop answering; a second time changes nothing."""
+        """Stop serving; a second call does nothing."""
         if self._server is not None and self._thread is not None:
             self._server.shutdown()
             self._thread.join()
@@ -88,21 +88,21 @@ class MetadataServer:
         return f"http://127.0.0.1:{self._server.server_port}"
 
     def notice(self, seconds: float) -> datetime:
-        """Announce that the instance is terminated in so many seconds; return when that is."""
+        """Announce that the instance is terminated in `seconds`; return that time."""
         when = datetime.now(UTC) + timedelta(seconds=seconds)
         text = f"{when:%Y-%m-%dT%H:%M:%SZ}"
-        self._told[TERMINATION] = text
-        self._told[ACTION] = json.dumps({"action": "terminate", "time": text})
+        self._announced[TERMINATION] = text
+        self._announced[ACTION] = json.dumps({"action": "terminate", "time": text})
         return when
 
     def rebalance(self) -> None:
-        """Recommend to rebalance."""
-        self._told[REBALANCE] = json.dumps(
+        """Announce a rebalance recommendation."""
+        self._announced[REBALANCE] = json.dumps(
             {"noticeTime": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"}
         )
 
     def issue_token(self, ttl_seconds: int) -> str:
-        """Make a token that is good for so long."""
+        """Issue a token that is valid for `ttl_seconds`."""
         token = secrets.token_urlsafe(32)
         self._tokens[token] = self.clock() + ttl_seconds
         return token
@@ -112,11 +112,11 @@ class MetadataServer:
         return token is not None and self.clock() < self._tokens.get(token, 0.0)
 
     def look_up(self, path: str) -> bytes | None:
-        """The content of a path below the version, a listing where it ends in /, else None."""
+        """Return a path's content below the version, a listing for a folder, else None."""
         content = self._content()
         if path in content:
             return content[path]
-        # A folder lists its children once each; those that are folders end in / themselves.
+        # A folder lists each child once; a child that is a folder itself ends in /.
         folder = f"{path.rstrip('/')}/"
         below = [name.removeprefix(folder) for name in content if name.startswith(folder)]
         children = dict.fromkeys(name.partition("/")[0] + "/" * ("/" in name) for name in below)
@@ -138,7 +138,7 @@ class MetadataServer:
         }
         content = {f"meta-data/{name}": value for name, value in meta_data.items()}
         content["dynamic/instance-identity/document"] = self._identity(region)
-        content |= self._told
+        content |= self._announced
         encoded = {name: value.encode() for name, value in content.items()}
         return encoded | ({"user-data": self.user_data} if self.user_data else {})
 
@@ -179,7 +179,7 @@ class _Handler(BaseHTTPRequestHandler):
     metadata: MetadataServer
 
     def do_PUT(self) -> None:
-        """Issue a token. A request that came through a proxy gets none, as on EC2."""
+        """Issue a token. A request through a proxy gets none, as on EC2."""
         if not re.fullmatch(f"{VERSION}api/token", self.path):
             return self._answer(404)
         if self.headers.get("X-Forwarded-For") is not None:
@@ -191,7 +191,7 @@ class _Handler(BaseHTTPRequestHandler):
         return self._answer(200, token.encode(), {TTL_HEADER: ttl})
 
     def do_GET(self) -> None:
-        """Answer one path to whoever has a token."""
+        """Return one path to a client with a token."""
         if not self.metadata.knows(self.headers.get(TOKEN_HEADER)):
             return self._answer(401)
         prefix = re.match(VERSION, self.path)
@@ -199,7 +199,7 @@ class _Handler(BaseHTTPRequestHandler):
         return self._answer(404) if found is None else self._answer(200, found)
 
     def log_message(self, *_: object) -> None:
-        """Stay silent: every machine asks twice in two seconds."""
+        """Log nothing: every machine sends two requests in two seconds."""
 
     def _answer(self, status: int, body: bytes = b"", headers: Mapping[str, str] = {}) -> None:
         self.send_response(status)

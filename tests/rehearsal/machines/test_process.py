@@ -112,7 +112,7 @@ def test_fails_to_start_on_disks_that_are_not_empty(power: Power) -> None:
     )
     with pytest.raises(ValueError, match="a new machine has empty disks"):
         again.start()
-    with pytest.raises(ValueError, match="was started before"):
+    with pytest.raises(ValueError, match="was already started"):
         machine.start()
 
 
