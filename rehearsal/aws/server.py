@@ -6,7 +6,6 @@ It is moto 5.2.5 with our own CloudFormation and Spot fleets. LIMITS lists what 
 import errno
 import socket
 import threading
-from types import TracebackType
 from typing import Any, Self
 
 import boto3
@@ -76,12 +75,7 @@ class EmbeddedAws:
         self.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def start(self, port: int | None = None) -> None:

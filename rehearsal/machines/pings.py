@@ -8,7 +8,6 @@ import socket
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 
 
 class Pings:
@@ -34,12 +33,7 @@ class Pings:
             }
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._socket is not None:
             self._socket.close()
         if self._folder is not None:
