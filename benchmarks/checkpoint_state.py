@@ -16,9 +16,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from contract.grammar import Interval
 from training.checkpoint.checkpointer import Saver
 from training.checkpoint.state import LiveState
-from training.config import Interval
 from training.interruption.supervisor import Supervisor
 from training.ranks.context import Attempt
 from training.ranks.world import RankEnvironment, World

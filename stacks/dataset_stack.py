@@ -14,6 +14,7 @@ from aws_cdk import aws_kms as kms
 from aws_cdk import aws_s3 as s3
 from constructs import Construct
 
+from contract.keys import HEAD, RUNS
 from stacks import acknowledgments as nag
 from stacks.data_key import DataKey
 from stacks.parameters import StackParameters
@@ -148,6 +149,6 @@ def _only_conditional_heads(bucket: s3.IBucket) -> iam.PolicyStatement:
         effect=iam.Effect.DENY,
         principals=[iam.AnyPrincipal()],
         actions=["s3:PutObject"],
-        resources=[bucket.arn_for_objects("runs/*/head.json")],
+        resources=[bucket.arn_for_objects(f"{RUNS}*/{HEAD}")],
         conditions={"Null": {"s3:if-match": "true", "s3:if-none-match": "true"}},
     )

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from contract.grammar import parse_interval
 from training.checkpoint.checkpointer import Saver
 from training.checkpoint.read import read_checkpoint
 from training.checkpoint.state import LiveState
-from training.config import parse_interval
 from training.interruption.notice import Notice
 from training.interruption.supervisor import Supervisor
 from training.ranks.context import Attempt

@@ -3,9 +3,10 @@
 import time
 from collections.abc import Mapping
 
+from contract.auto_interval import IntervalChoice
+from contract.grammar import Interval
 from training.checkpoint.failed_saves import FailedSaves
-from training.checkpoint.interval import AutoInterval, IntervalChoice
-from training.config import Interval
+from training.checkpoint.interval import AutoInterval
 from training.record.position import Position
 
 

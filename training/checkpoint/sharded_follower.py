@@ -4,6 +4,7 @@ import itertools
 import threading
 from collections.abc import Callable, Sequence
 
+from contract.keys import checkpoint_prefix
 from training.checkpoint.host_copies import HostCopies
 from training.checkpoint.read import refuse_nan
 from training.checkpoint.sharded_leader import STAGED, TICK_SECONDS, Order, Written, place_on_board
@@ -155,7 +156,7 @@ class ShareWrite:
             self.over.set()
 
     def _write(self) -> Written | None:
-        prefix = f"checkpoints/{self.name}/"
+        prefix = checkpoint_prefix(self.name)
         try:
             files = send(
                 self._attempt.store,

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from contract.keys import checkpoint_prefix
 from training.checkpoint.budget import Cost
 from training.checkpoint.read import refuse_nan
 from training.checkpoint.sharded import merged
@@ -82,7 +83,7 @@ class Save:
     @property
     def prefix(self) -> str:
         """Of the files' keys."""
-        return f"checkpoints/{self.name}/"
+        return checkpoint_prefix(self.name)
 
     @property
     def num_bytes(self) -> int:
@@ -184,7 +185,7 @@ class Save:
         with suppress(StoreError, UserError):
             head = read_head(store)
             if head is not None and all(entry.name != self.name for entry in head.checkpoints):
-                store.delete_below(f"checkpoints/{self.name}/")
+                store.delete_below(checkpoint_prefix(self.name))
 
     def _tell(self, seconds: float) -> None:
         """Leave the event, here and not in the training thread: it is a request to the store."""

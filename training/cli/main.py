@@ -203,7 +203,8 @@ def _train(options: argparse.Namespace, supervisor: Supervisor, scratch: Path) -
         print(f"[ok] {store.uri} is finished already", flush=True)
         return EXIT_FINISHED
     # Here, because it imports torch: seconds that the lines above do not need.
-    from training.config import parse_interval, parse_overrides
+    from contract.grammar import parse_interval
+    from training.config import parse_overrides
     from training.engine.attempt import run_attempt
     from training.engine.job import Options
     from training.preflight.preflight import gpu_mib, settle

@@ -5,7 +5,7 @@ import math
 import socket
 from pathlib import Path
 
-from training.interruption.extra_time import POLICIES
+from contract.notice import MAX_SECONDS, POLICIES
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -68,7 +68,7 @@ def _add_saving(parser: argparse.ArgumentParser) -> None:
     add(
         "--notice-budget-seconds",
         type=positive,
-        default=120.0,
+        default=float(MAX_SECONDS),
         help="time from a notice to the end of the machine (default: %(default)s)",
     )
     add("--notice-file", type=Path, help="JSON with the notice's time, written by the handler")

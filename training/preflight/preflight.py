@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from contract.keys import MANIFEST
 from training.capabilities import HasDataInMemory
 from training.config import resolve_config
 from training.engine.origin import Origin, beginning_from
@@ -22,7 +23,6 @@ from training.preflight.extend import settle_origin
 from training.preflight.ladder import TrialRequest, adapted, explain, settle_adaptation
 from training.preflight.limits import is_out_of_memory, limit_memory
 from training.preflight.workload_checks import problems
-from training.store.dataset import MANIFEST
 from training.store.open import open_store
 from training.store.protocol import Store
 from training.workload import Train, Workload

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from training.config import Interval
+from contract.grammar import Interval
 from training.interruption.extra_time import ExtraTime, watch_for_candidates
 from training.interruption.long_work import Work
 from training.interruption.notice import InterruptedRunError, Interruption, Notice

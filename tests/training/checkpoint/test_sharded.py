@@ -15,12 +15,12 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from training.engine.optimizer_state import make_state
 
+from contract.grammar import Interval
 from training.checkpoint.checkpointer import Saver
 from training.checkpoint.policy import Commits
 from training.checkpoint.read import DamagedCheckpointError, read_checkpoint, read_state
 from training.checkpoint.sharded import ShardedSnapshot, slices_of
 from training.checkpoint.state import LiveState
-from training.config import Interval
 from training.engine.trees import put_together, take_apart
 from training.errors import RunFailedError
 from training.interruption.supervisor import Supervisor
