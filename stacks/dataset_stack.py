@@ -14,7 +14,7 @@ from aws_cdk import aws_kms as kms
 from aws_cdk import aws_s3 as s3
 from constructs import Construct
 
-from contract.keys import HEAD, RUNS
+from contract.keys import ARTIFACTS, HEAD, RUNS
 from stacks import acknowledgments as nag
 from stacks.data_key import DataKey
 from stacks.parameters import StackParameters
@@ -27,7 +27,6 @@ _NO_ACCESS_LOGS = (
 ACCESS_LOGS_KEPT = Duration.days(90)
 # In the run bucket, beside runs/: derived data that runs share. Each keeps a copy of what it reads,
 # so what has expired is made again by whoever needs it next, and nothing else happens.
-SHARED_ARTIFACTS = "artifacts"
 SHARED_ARTIFACTS_KEPT = Duration.days(90)
 
 
@@ -61,7 +60,7 @@ class DatasetStack(Stack):
             run_bucket.add_to_resource_policy(_only_conditional_heads(run_bucket))
             run_bucket.add_lifecycle_rule(
                 id="DropSharedArtifacts",
-                prefix=f"{SHARED_ARTIFACTS}/",
+                prefix=ARTIFACTS,
                 expiration=SHARED_ARTIFACTS_KEPT,
             )
             self.run_bucket_name = self._export(run_bucket)
