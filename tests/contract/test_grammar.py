@@ -39,9 +39,9 @@ NOT_KEPT = ["", "0", "10epochs", "3,0epochs", "3,", "3,10s", "-1", "3, 2epochs",
 
 
 def by_the_trainer(text: str, capsys: pytest.CaptureFixture[str], folder: Path) -> str:
-    """What `run` says; the interval is read first, and a good one lets it refuse the override."""
+    """What `run` says; the interval is read first, and a good one lets it refuse what to keep."""
     where = [f"--run-uri={folder / 'run'}", f"--dataset-uri={folder / 'data'}"]
-    command = ["run", "--workload=trajectory", "--recipe=laptop", *where, "--override=nonsense"]
+    command = ["run", "--workload=trajectory", "--recipe=laptop", *where, "--keep=all"]
     assert main([*command, f"--checkpoint-interval={text}"]) == 2
     return capsys.readouterr().err
 
@@ -66,7 +66,7 @@ def test_an_interval_is_accepted_everywhere(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert parse_interval(text) == interval
-    assert "the override 'nonsense' cannot be read" in by_the_trainer(text, capsys, tmp_path)
+    assert "to keep, 'all', cannot be read" in by_the_trainer(text, capsys, tmp_path)
     assert find_fault("CHECKPOINT_INTERVAL", text) is None
     parameters = StackParameters.for_size("g5.xlarge", checkpoint_interval=text)
     assert parameters.checkpoint_interval == text

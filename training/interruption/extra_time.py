@@ -4,12 +4,15 @@ The first commit makes the state safe at once; then training goes on until a las
 first one cost, would only just end before the machine does. Imports no torch.
 """
 
+import logging
 import threading
 
 from contract.notice import Policy, last_save_needs
 from training.interruption.notice import Interruption
 from training.record.candidates import is_waited_for
 from training.store.protocol import Store
+
+_log = logging.getLogger(__name__)
 
 _CANDIDATE_POLL_SECONDS = 2.0
 
@@ -78,7 +81,7 @@ def watch_for_candidates(store: Store, generation: int, extra_time: ExtraTime) -
         while not is_waited_for(store, generation):
             if extra_time.ended.wait(_CANDIDATE_POLL_SECONDS):
                 return
-        print("[notice] another machine waits for the lease", flush=True)
+        _log.info("[notice] another machine is waiting for the lease")
         extra_time.is_wanted = True
 
     threading.Thread(target=watch, name="candidates", daemon=True).start()
