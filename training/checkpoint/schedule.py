@@ -3,8 +3,9 @@
 import time
 from collections.abc import Mapping
 
-from training.checkpoint.interval import AutoInterval, IntervalChoice
-from training.config import Interval
+from contract.auto_interval import IntervalChoice
+from contract.grammar import Interval
+from training.checkpoint.interval import AutoInterval
 from training.record.position import Position
 
 # Both must be reached before an attempt gives up: a store may be away for minutes, and a disk that

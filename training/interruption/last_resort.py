@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from typing import NoReturn, Protocol
 
+from contract.notice import exit_reserve
 from training.errors import EXIT_FAILED, EXIT_INTERRUPTED
 from training.interruption.notice import Interruption, Notice
 from training.record.lease import Lease, LeaseLostError
@@ -21,8 +22,6 @@ from training.store.protocol import StoreError
 
 # How long the main thread may take to see a notice while there is nothing to lose yet.
 _GRACE_SECONDS = 5.0
-# Kept for the release and the end of the process, beside what the saver keeps for itself.
-_RESERVE_SECONDS = 1.0
 
 
 class StagedCopy(Protocol):
@@ -110,7 +109,7 @@ class LastResort:
         budget = notice.deadline - notice.received
         if budget <= 0:  # clocks differ, or the notice is old: what is at hand may still be done
             return notice.received + _GRACE_SECONDS
-        reserve = min(_RESERVE_SECONDS, 0.05 * budget)
+        reserve = exit_reserve(budget)
         if self._staged_copy is not None:
             moment = self._staged_copy.must_start_by(notice) - reserve
             return max(moment, notice.received + 0.25 * budget)

@@ -14,13 +14,13 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
+from contract.grammar import Interval
 from training.checkpoint.checkpointer import Checkpointer
 from training.checkpoint.policy import CheckpointPolicy
 from training.checkpoint.read import DamagedCheckpointError, read_checkpoint, read_state
 from training.checkpoint.schedule import Schedule
 from training.checkpoint.sharded import ShardedSnapshot, slices_of
 from training.checkpoint.state import LiveState
-from training.config import Interval
 from training.engine.learner import create_optimizer_state
 from training.engine.trees import put_together, take_apart
 from training.errors import RunFailedError

@@ -11,10 +11,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from contract.grammar import parse_interval
 from tests.training import tiny
 from tests.training.checkpoint.test_resume import ROOT
 from tests.training.conftest import Run
-from training.config import parse_interval
 from training.engine.attempt import _start_ranks
 from training.engine.job import RunOptions
 from training.errors import RankLostError
