@@ -15,15 +15,16 @@ from pathlib import Path
 
 from rich.console import Console
 
+from contract.errors import EXIT_STOPPED
 from rehearsal.alarms.trial import trial_table, try_alarms
 from rehearsal.aws import EmbeddedAws, PortInUse
 from rehearsal.drill.cdk import run_cdk
 from rehearsal.drill.children import ChildFailed, Children
 from rehearsal.drill.demo import REPOSITORY, Demo, DemoSettings, RehearsalFailed, clear
 from rehearsal.drill.interruptions import SYNTAX, PlannedInterruption, parse_interruption
+from rehearsal.drill.lineage import read_lineage
 from rehearsal.drill.receipt import find_faults, make_receipt, receipt_rows, show_receipt
 from rehearsal.drill.report import write_report
-from rehearsal.lineage import read_lineage
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 # After a notice training continues at most to the end of its stage: one stage is left to kill in.
@@ -115,7 +116,7 @@ def main() -> int:
             return commands[arguments.command](arguments, say)
         except KeyboardInterrupt:
             say("interrupted: everything that the rehearsal started has been stopped")
-            return 130
+            return EXIT_STOPPED
         except (RehearsalFailed, ChildFailed, PortInUse, OSError, ValueError) as error:
             print(f"rehearsal: {error}", file=sys.stderr)
             return 1

@@ -10,16 +10,17 @@ from pathlib import Path
 
 import psutil
 
+from contract.keys import HEAD
 from rehearsal.aws import EmbeddedAws
 from rehearsal.aws.event_bus import EventBus
 from rehearsal.drill.cdk import run_cdk
 from rehearsal.drill.children import Child, Children
 from rehearsal.drill.fleet import Fleet, Instance
 from rehearsal.drill.interruptions import Drill, PlannedInterruption
+from rehearsal.drill.lineage import read_json
 from rehearsal.drill.narrator import Narrator
 from rehearsal.drill.receipt import Rehearsed
 from rehearsal.drill.run_files import BucketFiles, FolderFiles, bucket_files
-from rehearsal.lineage import read_json
 from rehearsal.machines import ProcessMachine
 from rehearsal.machines.metadata import MetadataServer
 
@@ -206,7 +207,7 @@ class Demo:
     def _is_over(self, fleet: Fleet, run: BucketFiles) -> bool:
         if fleet.running() or fleet.target_capacity() > 0:
             return False
-        head = read_json(run, "head.json")
+        head = read_json(run, HEAD)
         if head is None or head["state"] != "finished":
             state = "no head" if head is None else f"{head['state']}: {head['reason']}"
             raise RehearsalFailed(

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from contract.keys import HEAD
 from rehearsal.drill.fleet import Fleet, Life
-from rehearsal.lineage import Files, read_json
+from rehearsal.drill.lineage import Files, read_json
 
 SYNTAX = "kill:STAGE:N or notice:STAGE:N"
 
@@ -138,7 +139,7 @@ class Drill:
             return
         interruption = self.interruptions[-1]
         if interruption.committed is None and interruption.life.ended is None:
-            head = read_json(self.run, "head.json")
+            head = read_json(self.run, HEAD)
             if head is not None and is_safe(head, self._noticed.get(interruption.life.instance.id)):
                 interruption.committed = time.monotonic()
 

@@ -7,9 +7,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from contract.keys import HEAD, RECEIPT
 from rehearsal.drill.fleet import Life
 from rehearsal.drill.interruptions import Drill, Interruption, steps_lost
-from rehearsal.lineage import Files, read_events, read_json, read_lineage, read_metrics
+from rehearsal.drill.lineage import Files, read_events, read_json, read_lineage, read_metrics
 from sizing import catalogue
 
 
@@ -38,7 +39,7 @@ def make_receipt(rehearsed: Rehearsed) -> dict[str, Any]:
     interruptions = [_describe(each, resumes, gained) for each in rehearsed.drill.interruptions]
     notices = [item["notice_to_commit_seconds"] for item in interruptions if item["notice"]]
     lost = sum(item["steps_lost"] for item in interruptions)
-    head = read_json(rehearsed.run, "head.json") or {}
+    head = read_json(rehearsed.run, HEAD) or {}
     return {
         "resources": sum(rehearsed.resources.values()),
         "resources_by_type": dict(sorted(rehearsed.resources.items())),
@@ -169,7 +170,7 @@ def receipt_rows(receipt: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _receipt_of(run: Files) -> dict[str, Any]:
-    receipt = read_json(run, "receipt.json")
+    receipt = read_json(run, RECEIPT)
     if receipt is None:
         raise ValueError("the run has no receipt.json: it did not finish")
     return receipt

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from rehearsal.drill.lineage import read_events, read_json, read_lineage
 from rehearsal.drill.run_files import FolderFiles
-from rehearsal.lineage import read_events, read_json, read_lineage
 
 
 def step(number: int, ids: list[int], *, generation: int = 1, epoch: int = 0) -> dict[str, Any]:

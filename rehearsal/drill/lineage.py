@@ -1,7 +1,6 @@
-"""Read what a run published (head, events, metrics) and hold it to the lineage promise.
+"""Reads what a run published (head, events, metrics) and checks the lineage promise.
 
-The lineage of a run is its optimizer steps, repeated ones counted once, the newest generation
-winning. This module reads the S3 layout of DESIGN.md and knows nothing of the training code.
+It knows the S3 layout of contract/keys.py and nothing of the training code.
 """
 
 import json
@@ -10,30 +9,33 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from contract.keys import EVENTS, METRICS
+from contract.lineage import Line, newest_by_step, parse_lines
+
 
 class Files(Protocol):
-    """The two things that are needed of a run's store."""
+    """The two operations that a run's store must have."""
 
     def names(self, prefix: str) -> Sequence[str]:
-        """Names below the run that start with the prefix, sorted."""
+        """List the names below the run that start with the prefix, sorted."""
 
     def read(self, name: str) -> bytes | None:
-        """The content of one name, or None where it does not exist."""
+        """Return a file's content, None if it does not exist."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lineage:
     """The steps of a run, each once, and the generations that computed them."""
 
-    steps: dict[int, dict[str, Any]]
+    steps: dict[int, Line]
     generations: tuple[int, ...]
 
     def losses(self) -> list[float]:
-        """The loss of every step in order."""
+        """Return the loss of every step in order."""
         return [self.steps[step]["loss"] for step in sorted(self.steps)]
 
     def problems(self) -> list[str]:
-        """What breaks the promise: a missing step, or a sample not exactly once in an epoch."""
+        """List breaches of the promise: missing steps, samples not exactly once in an epoch."""
         found = []
         if self.steps and sorted(self.steps) != list(range(1, max(self.steps) + 1)):
             missing = sorted(set(range(1, max(self.steps) + 1)) - set(self.steps))
@@ -58,31 +60,25 @@ class Lineage:
 def read_lineage(files: Files) -> Lineage:
     """Merge every attempt's step records; the newest generation wins."""
     records = [line for line in read_metrics(files) if line["kind"] == "step"]
-    steps: dict[int, dict[str, Any]] = {}
-    for record in records:
-        known = steps.get(record["step"])
-        if known is None or record["generation"] >= known["generation"]:
-            steps[record["step"]] = record
     return Lineage(
-        steps=steps,
+        steps=newest_by_step(records, "step"),
         generations=tuple(sorted({record["generation"] for record in records})),
     )
 
 
 def read_metrics(files: Files) -> Iterable[dict[str, Any]]:
-    """Every metrics line of a run, attempt by attempt in the order of writing."""
-    for name in files.names("metrics/"):
-        for line in (files.read(name) or b"").decode().splitlines():
-            yield json.loads(line)
+    """Yield every metrics line of a run, attempt by attempt, in the order of writing."""
+    for name in files.names(METRICS):
+        yield from parse_lines(files.read(name) or b"")
 
 
 def read_events(files: Files) -> list[dict[str, Any]]:
-    """Every event of a run in the order of time."""
-    events = [json.loads(files.read(name) or b"{}") for name in files.names("events/")]
+    """Return every event of a run in order of time."""
+    events = [json.loads(files.read(name) or b"{}") for name in files.names(EVENTS)]
     return sorted(events, key=lambda event: str(event.get("time")))
 
 
 def read_json(files: Files, name: str) -> dict[str, Any] | None:
-    """One JSON object of the run, or None where it does not exist yet."""
+    """Return one JSON object of the run, None if it does not exist yet."""
     content = files.read(name)
     return None if content is None else json.loads(content)
