@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import boot, cached_features, checkpoint, forecast, overhead, plan, spot, synth
-from sizing.commands import tables
+from sizing.cli import tables
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:

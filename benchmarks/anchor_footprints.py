@@ -1,9 +1,7 @@
-"""Count what the models of sizing/ground_truths.csv compute and keep, without a GPU and weights.
+"""Count what the models of sizing/evidence/ground_truths.csv compute and keep, without a GPU and weights.
 
-Writes sizing/ground_truth_models.json: python -m benchmarks.anchor_footprints
+Writes sizing/evidence/ground_truth_models.json: python -m benchmarks.anchor_footprints
 """
-
-from __future__ import annotations
 
 import json
 import sys
@@ -16,13 +14,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks.anchor_detection import detectors
-from benchmarks.anchor_detection import footprint as detection_footprint
-from benchmarks.anchor_kept import Kept
-from benchmarks.anchor_models import Anchor, anchors
+from benchmarks.anchors.detection import detectors
+from benchmarks.anchors.detection import footprint as detection_footprint
+from benchmarks.anchors.kept import Kept
+from benchmarks.anchors.models import Anchor, anchors
 from training.preflight.footprint import starts_kernel
 
-FILE = Path(__file__).parent.parent / "sizing" / "ground_truth_models.json"
+FILE = Path(__file__).parent.parent / "sizing" / "evidence" / "ground_truth_models.json"
 
 
 class _Kernels(TorchDispatchMode):  # type: ignore[no-untyped-call]

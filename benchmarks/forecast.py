@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.spot import find_traces, group_by_time
-from sizing.spot import POISSON, SEEN, Pattern, estimate, interruptions
-from sizing.spot.policies import SpotOnly
-from sizing.spot.replay import Job, Saving, replay
+from sizing.spot.forecast import estimate
+from sizing.spot.interruptions import interruptions
+from sizing.spot.pattern import POISSON, SEEN, Pattern
+from sizing.spot.replay import Job, Saving, SpotOnly, replay
 from sizing.spot.traces import Life, Trace, load_fleet, load_trace, statistics
 
 HOURS = (2.0, 8.0, 24.0)

@@ -10,9 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sizing.commands.simulate import table
-from sizing.spot import interruptions
-from sizing.spot.comparison import Question, compare
+from sizing.cli.simulate import table
+from sizing.policies.comparison import Question, compare
+from sizing.spot.interruptions import interruptions
 from sizing.spot.traces import Trace, load_fleet, load_trace, statistics
 
 # What a periodic save and a commit cost: behind the training as the trainer does it, before it, and

@@ -1,9 +1,7 @@
 """`python -m sizing COMMAND`: what a run needs, takes and costs, before a cent is spent.
 
-Each command is one module of sizing/commands with HELP, add_arguments(parser) and run(arguments).
+Each command is one module of sizing/cli with HELP, add_arguments(parser) and run(arguments).
 """
-
-from __future__ import annotations
 
 import argparse
 import sys
@@ -30,7 +28,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name in COMMANDS:
-        module = import_module(f"sizing.commands.{name}")
+        module = import_module(f"sizing.cli.{name}")
         command = commands.add_parser(
             name,
             help=module.HELP,

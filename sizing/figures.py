@@ -1,7 +1,5 @@
 """One number of an answer, with how far to believe it: no figure of a plan is shown without."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 

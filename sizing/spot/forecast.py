@@ -4,8 +4,6 @@ Machines live as in public traces: many short, a few long, in pools that differ.
 `python -m benchmarks forecast` holds it against traces, `sizing review` against what happened.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, fields
 
@@ -42,7 +40,7 @@ class Estimate:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Run:
+class SimulatedRun:
     """A run and what interrupts it; all times in seconds."""
 
     work_seconds: float
@@ -113,7 +111,7 @@ def estimate(
         interval_seconds, why = chosen.seconds, chosen.why
     else:
         why = "given"
-    run = Run(
+    run = SimulatedRun(
         work_seconds=work_seconds,
         rate_per_hour=rate_per_hour,
         restart_seconds=restart_seconds,
@@ -144,7 +142,7 @@ def estimate(
     )
 
 
-def _gain(seconds: Array, run: Run, *, saved: NDArray[np.bool_]) -> Array:
+def _gain(seconds: Array, run: SimulatedRun, *, saved: NDArray[np.bool_]) -> Array:
     """Training kept of machine `seconds` after the start: all where `saved`, else whole intervals.
 
     Saved seconds hold whole intervals, each with its save, and a last part of one.
@@ -155,7 +153,7 @@ def _gain(seconds: Array, run: Run, *, saved: NDArray[np.bool_]) -> Array:
     return np.asarray(whole * run.interval_seconds + np.where(saved, rest, 0.0))
 
 
-def _world(run: Run, columns: int) -> tuple[Array, Array]:
+def _world(run: SimulatedRun, columns: int) -> tuple[Array, Array]:
     """Lives of machines, and the wait before each, in seconds."""
     draws = draws_of(run.pattern)
     mean_life, mean_wait = (
@@ -174,7 +172,7 @@ def _world(run: Run, columns: int) -> tuple[Array, Array]:
     return lives, waits
 
 
-def _simulate(run: Run) -> tuple[Array, Array, float]:
+def _simulate(run: SimulatedRun) -> tuple[Array, Array, float]:
     """Return machine seconds and clock seconds of each sample, and the mean interruptions."""
     saves = max(0, math.ceil(run.work_seconds / run.interval_seconds) - 1)
     if run.rate_per_hour < NEVER:
@@ -214,7 +212,7 @@ def _simulate(run: Run) -> tuple[Array, Array, float]:
     )
 
 
-def _replay(run: Run, trace: Trace) -> tuple[Array, Array, float]:
+def _replay(run: SimulatedRun, trace: Trace) -> tuple[Array, Array, float]:
     """The same from a trace."""
     job = Job(
         work=run.work_seconds,
@@ -233,7 +231,7 @@ def _replay(run: Run, trace: Trace) -> tuple[Array, Array, float]:
     )
 
 
-def _check_it_ends(run: Run, machines: Array, per_machine: Array) -> None:
+def _check_it_ends(run: SimulatedRun, machines: Array, per_machine: Array) -> None:
     """Refuse a run that more than one in ten pools would never let end."""
     if np.quantile(machines, 0.9) < MOST_MACHINES / 2:
         return

@@ -4,8 +4,6 @@ Nobody publishes these figures for today's sizes. What is here are figures compu
 traces (`python -m benchmarks simulate` prints them again) and AWS's own monthly buckets.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Literal

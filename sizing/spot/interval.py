@@ -4,8 +4,6 @@ Without a notice an interruption loses half an interval on average. With a notic
 into, it loses the notice alone, whatever the interval: only the interruptions without one count.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

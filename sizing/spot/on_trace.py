@@ -1,12 +1,9 @@
 """A run replayed from many starts of one trace: a forecast without any model of interruptions."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 
-from sizing.spot.policies import SpotOnly
-from sizing.spot.replay import Job, Ledger, Saving, replay
+from sizing.spot.replay import Job, Ledger, Saving, SpotOnly, replay
 from sizing.spot.traces import Life, Trace
 
 NUM_STARTS = 200

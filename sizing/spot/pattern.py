@@ -4,8 +4,6 @@ Random numbers are drawn once for each pattern, with a fixed seed: the same ques
 answer.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from functools import cache

@@ -3,8 +3,6 @@
 Time is continuous; a placement policy is asked at every change and whenever it wants to be asked.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -99,8 +97,16 @@ class Placement(Protocol):
         ...
 
 
+class SpotOnly:
+    """On Spot whenever there is a machine, else waiting: what a fleet without a deadline does."""
+
+    def choose(self, view: View) -> tuple[Place, float]:
+        """Take Spot or wait."""
+        return ("spot" if view.has_spot else "none"), math.inf
+
+
 @dataclass(slots=True)
-class Machine:
+class SimulatedMachine:
     """A machine in use: what it began with, and when it will stop by itself."""
 
     place: Place
@@ -158,7 +164,7 @@ class _Replay:
         self.placement, self.horizon = placement, horizon
         self.now, self.progress, self.index = 0.0, 0.0, 0
         self.interval = saving.interval
-        self.machine: Machine | None = None
+        self.machine: SimulatedMachine | None = None
         self.ledger = Ledger()
 
     def run(self) -> Ledger:
@@ -197,7 +203,7 @@ class _Replay:
             notice_idle=self.saving.notice_idle or 0.0,
         )
 
-    def _trained(self, machine: Machine) -> tuple[float, float]:
+    def _trained(self, machine: SimulatedMachine) -> tuple[float, float]:
         return machine.split(self.now, self.job)
 
     def _go(self, place: Place) -> None:
@@ -209,7 +215,9 @@ class _Replay:
             return
         if self.saving.retune:
             self.interval = self.saving.retune(self.ledger.interruptions, self.ledger.spot)
-        machine = Machine(place=place, began=self.now, base=self.progress, interval=self.interval)
+        machine = SimulatedMachine(
+            place=place, began=self.now, base=self.progress, interval=self.interval
+        )
         if place == "spot":
             life = self._life()
             if life is None:  # It went while the other machine was saving.

@@ -4,8 +4,6 @@ The format is that of skypilot-org/spot-traces: `{"metadata": {"gap_seconds": n}
 one number of available machines per tick. The project ships none.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass

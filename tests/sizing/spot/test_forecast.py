@@ -1,7 +1,5 @@
 """The forecast of a run on Spot: against the analytic results, its limits, and what it refuses."""
 
-from __future__ import annotations
-
 import math
 import time
 from typing import Any
@@ -10,15 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sizing.spot import (
-    POISSON,
-    SEEN,
-    Pattern,
-    estimate,
-    interruptions,
-    load_trace,
-    recommend_interval,
-)
+from sizing.spot.forecast import estimate
+from sizing.spot.interruptions import interruptions
+from sizing.spot.interval import recommend_interval
+from sizing.spot.pattern import POISSON, SEEN, Pattern
+from sizing.spot.traces import load_trace
 
 from .conftest import WriteTrace
 

@@ -1,15 +1,13 @@
 """The checkpoint interval: Young/Daly where nothing warns, longer where the notice saves."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sizing.spot import daly_interval, recommend_interval, trainers_interval
-from sizing.spot.comparison import TRAINERS_FIRST_LIFE
+from sizing.policies.comparison import TRAINERS_FIRST_LIFE
+from sizing.spot.interval import daly_interval, recommend_interval, trainers_interval
 from training.checkpoint import interval as trainer
 
 

@@ -1,7 +1,5 @@
 """Traces: read as they are, joined to a fleet, counted, and refused in one sentence."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,0 +1,138 @@
+"""Sizes side by side for one workload, or the seed documents' tables with computed figures.
+
+python -m sizing compare trajectory --sizes g5.xlarge,g5.2xlarge,g6e.xlarge
+python -m sizing compare --seed 002
+"""
+
+import argparse
+from itertools import groupby
+from typing import Any
+
+from sizing import catalogue
+from sizing.cli.plan import add_request_arguments, request
+from sizing.cli.tables import print_json, show
+from sizing.evidence.seed_tables import SEEDS, Claim, claims
+from sizing.plan.checks import Findings, check_plan
+from sizing.plan.plan import Plan, make_plan
+from sizing.plan.report import to_json
+
+HELP = "sizes side by side; the seed documents' tables, corrected"
+DEFAULT_SIZES = "g4dn.xlarge,g5.xlarge,g5.2xlarge,g5.4xlarge,g6.xlarge,g6e.xlarge"
+_BAR = 24
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of the command."""
+    parser.add_argument("workload", nargs="?", help="as in `python -m sizing plan`")
+    parser.add_argument("--seed", choices=SEEDS, help="a seed document's tables instead")
+    parser.add_argument("--recipe", default="full", help="default: %(default)s")
+    parser.add_argument(
+        "--sizes", default=DEFAULT_SIZES, help="with commas, or a family (default: %(default)s)"
+    )
+    add_request_arguments(parser)
+    parser.add_argument("--json", action="store_true", help="print JSON, no table")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the comparison."""
+    if bool(arguments.workload) == bool(arguments.seed):
+        raise ValueError("give either a workload or --seed, such as `compare trajectory`")
+    if arguments.seed:
+        return show_seed(claims(arguments.seed), as_json=arguments.json)
+    plans = [make_plan(request(arguments, size)) for size in sizes(arguments.sizes)]
+    checked = [(plan, check_plan(plan)) for plan in plans]
+    if arguments.json:
+        print_json([to_json(*each) for each in checked])
+        return 0
+    dearest = max(_dollars(plan) for plan in plans) or 1.0
+    show(
+        [row(*each, dearest) for each in checked],
+        title=f"{arguments.workload}/{arguments.recipe}: hours and dollars p50 to p90 on Spot",
+        notes=[
+            *(
+                f"{plan.request.size}: {text}"
+                for plan, findings in checked
+                for text in (*findings.problems.values(), *findings.warnings)
+            ),
+            "modelled; `python -m sizing plan` shows how far to believe each figure",
+        ],
+    )
+    return 0
+
+
+def sizes(text: str) -> list[str]:
+    """Sizes with commas between, a family, or both; an unknown one is a ValueError."""
+    found: list[str] = []
+    for name in filter(None, (part.strip() for part in text.split(","))):
+        if name in catalogue.families():
+            found += [
+                i.size
+                for i in catalogue.instances().values()
+                if i.family == name and i.is_trainable and i.on_demand_usd_per_hour
+            ]
+        else:
+            found.append(catalogue.find(name).size)
+    if not found:
+        raise ValueError(f"--sizes {text!r} names no size to train on; try --sizes g5.xlarge")
+    return found
+
+
+def _dollars(plan: Plan) -> float:
+    return (plan.spot.usd_p90 or 0.0) if plan.spot else plan.usd_on_demand
+
+
+def row(plan: Plan, findings: Findings, dearest: float) -> dict[str, Any]:
+    """One size of the comparison; the bar is its dollars beside the dearest."""
+    spot = plan.spot
+    return {
+        "size": plan.request.size,
+        "fits": findings.fits,
+        "GPU MiB": f"{plan.work.memory.need:,.0f} of {plan.inputs.instance.gpu_memory_mib:,}",
+        "epoch s": round(plan.work.main.epoch_seconds, 1),
+        "bound by": plan.work.main.bound_by,
+        "hours": f"{spot.hours_p50:.2f} to {spot.hours_p90:.2f}" if spot else "no end",
+        "Spot $": f"{spot.usd_p50:.2f} to {spot.usd_p90:.2f}" if spot else "-",
+        "on demand $": round(plan.usd_on_demand, 2),
+        "notice s": f"{plan.notice.total:.0f} of {plan.notice.budget:.0f}",
+        "": "#" * max(1, round(_BAR * _dollars(plan) / dearest)),
+    }
+
+
+def show_seed(found: list[Claim], *, as_json: bool) -> int:
+    """The seed's tables, one after the other."""
+    if as_json:
+        print_json(
+            [
+                {
+                    "table": c.table,
+                    "row": c.row,
+                    "what": c.what,
+                    "claimed": c.claimed,
+                    "ours": c.ours,
+                    "unit": c.unit,
+                    "difference": c.difference,
+                    "why": c.why,
+                }
+                for c in found
+            ]
+        )
+        return 0
+    for table, group in groupby(found, key=lambda claim: claim.table):
+        show(
+            [
+                {
+                    "": claim.row,
+                    "what": claim.what,
+                    "claimed": claim.claimed,
+                    "ours": claim.ours,
+                    "unit": claim.unit,
+                    "claimed is": claim.difference,
+                    "why": claim.why if claim.difference != "same" else "",
+                }
+                for claim in group
+            ],
+            title=f"seed {found[0].seed}: {table}",
+        )
+    wrong = sum(claim.difference != "same" for claim in found)
+    show([], notes=[f"{len(found)} figures, {wrong} of them differ. Ours: catalogue and models."])
+    return 0
