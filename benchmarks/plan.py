@@ -1,4 +1,4 @@
-"""1,000 plans over every size and every measured recipe, in less than ten seconds."""
+"""Time of 1,000 plans over every size and every measured recipe; the limit is ten seconds."""
 
 import itertools
 import subprocess
@@ -20,7 +20,7 @@ _IMPORTED = (
 
 
 def measure(*, calls: int = 1000) -> list[dict[str, Any]]:
-    """Plan `calls` times, each to its JSON; the first calls read the files."""
+    """Make `calls` plans, each to its JSON; the first calls read the files."""
     if calls < 1:
         raise ValueError(f"at least one call, got {calls}")
     recipes = [(w, r) for w, names in footprints.recipes().items() for r in names]

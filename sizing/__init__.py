@@ -1,6 +1,6 @@
 """What is known before a run starts: the instance catalogue and the models built on it.
 
 Each room's docstring says what it is for, what it promises and which rooms it may use; `make check`
-enforces that. On the ground floor stands `figures`, a number with its basis. `footprints.json`, written
-by `python -m training measure`, and `calibration.json`, written by `review`, keep their place here.
+enforces that. The ground floor has `figures`, a number with its basis, and `suggestion`. Commands
+write two data files here: `python -m training measure` footprints.json, `review` calibration.json.
 """

@@ -1,4 +1,4 @@
-"""`python -m sizing COMMAND`: what a run needs, takes and costs, before a cent is spent.
+"""`python -m sizing COMMAND`: what a run needs and costs, before a cent is spent.
 
 Each command is one module of sizing/cli with HELP, add_arguments(parser) and run(arguments).
 """
@@ -21,10 +21,10 @@ COMMANDS = (
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """The command line: every command with its own options."""
+    """Return the parser: every command with its own options."""
     parser = argparse.ArgumentParser(
         prog="python -m sizing",
-        description="What a run needs, takes and costs, before a cent is spent.",
+        description="What a run needs and costs, before a cent is spent.",
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name in COMMANDS:
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = make_parser().parse_args(arguments)
     try:
         return int(chosen.run(chosen))
-    except BrokenPipeError:  # `| head` has seen enough.
+    except BrokenPipeError:  # `| head` closed the pipe.
         return 0
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Detection models of sizing/evidence/ground_truths.csv: what a real forward pass on the CPU keeps.
+"""Detection models of the ground truths: what a real forward pass on the CPU keeps.
 
 Proposals depend on data, so fake tensors cannot run them: this takes 5 GB of memory and a minute.
 """
@@ -17,12 +17,12 @@ _HEIGHT, _WIDTH, _OBJECTS = 800, 1333, 7
 
 
 def detectors() -> Mapping[str, Callable[[], nn.Module]]:
-    """Model name of sizing/evidence/ground_truths.csv -> how to build it."""
+    """Return how to build each detector of sizing/evidence/ground_truths.csv, by name."""
     return {
         "faster_rcnn_r50_fpn": partial(_build, "FasterRCNN", "resnet50"),
         "mask_rcnn_r50_fpn": partial(_build, "MaskRCNN", "resnet50"),
         "keypoint_rcnn_r50_fpn": partial(_build, "KeypointRCNN", "resnet50"),
-        # mmdet keeps batch norm in eval mode: it remembers its input, frozen constants do not.
+        # mmdet keeps batch norm in eval mode, which keeps its input; frozen constants do not.
         "mmdet_faster_rcnn_r50_fpn": partial(_build, "FasterRCNN", "resnet50", frozen=False),
         "mmdet_faster_rcnn_r101_fpn": partial(_build, "FasterRCNN", "resnet101", frozen=False),
         "mmdet_faster_rcnn_x101_64x4d_fpn": partial(
@@ -32,7 +32,7 @@ def detectors() -> Mapping[str, Callable[[], nn.Module]]:
 
 
 def _build(head: str, backbone: str, *, frozen: bool = True) -> nn.Module:
-    """As their references train them: stem and first block frozen, batch norm's statistics too."""
+    """Build as the references train: stem and first block frozen, batch norm statistics too."""
     import torchvision
     from torchvision.models import detection
     from torchvision.models.detection.backbone_utils import _resnet_fpn_extractor
@@ -58,7 +58,7 @@ def _build(head: str, backbone: str, *, frozen: bool = True) -> nn.Module:
 
 
 def footprint(model: nn.Module) -> dict[str, int | str]:
-    """Bytes kept of one image, from a forward pass of two."""
+    """Return the bytes kept of one image, from a forward pass of two."""
     torch.manual_seed(0)
     model.train()
     for module in model.modules():

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 
 class Kept:
-    """Bytes that autograd keeps for backward, each storage once, parameters apart."""
+    """Bytes that autograd keeps for backward, each storage once, without parameters."""
 
     def __init__(self, model: nn.Module) -> None:
         self._parameters = {p.untyped_storage()._cdata for p in model.parameters()}
@@ -17,7 +17,7 @@ class Kept:
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
-        """Watch what is saved inside the block."""
+        """Record what is saved inside the block."""
         with torch.autograd.graph.saved_tensors_hooks(self._pack, lambda tensor: tensor):
             yield
 
@@ -29,5 +29,5 @@ class Kept:
 
     @property
     def bytes(self) -> int:
-        """Of all kept storages."""
+        """Total bytes of all kept storages."""
         return sum(storage.nbytes() for storage in self._storages.values())

@@ -1,4 +1,4 @@
-"""The models of sizing/evidence/ground_truths.csv, rebuilt for counting: nothing here is ever trained.
+"""The models of sizing/evidence/ground_truths.csv, rebuilt for counting and never trained.
 
 B batch, T tokens, D width.
 """
@@ -22,7 +22,7 @@ _VITS = {"vit_tiny_16": (16, 3, 192), "vit_small_16": (16, 6, 384), "vit_small_3
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Anchor:
-    """One model: how to build it, its example batch, its loss, how many samples the batch holds."""
+    """One model: how to build it, its example batch, its loss, and the samples in the batch."""
 
     build: Callable[[], nn.Module]
     batch: Callable[[], Any]
@@ -32,13 +32,13 @@ class Anchor:
 
 
 def anchors() -> Mapping[str, Anchor]:
-    """Every model that sizing/evidence/ground_truths.csv names, by that name."""
+    """Return every model that sizing/evidence/ground_truths.csv names, by that name."""
     language = {
         "growth_dense": _language_model(experts=0),
         "growth_moe": _language_model(experts=8),
     }
     with GROUND_TRUTHS_FILE.open(newline="", encoding="utf-8") as lines:
-        # Detectors look at their data: benchmarks/anchors/detection.py has them.
+        # Detectors read their data, so anchors/detection.py has them.
         rows = [row for row in csv.DictReader(lines) if "rcnn" not in row["model"]]
     names = dict.fromkeys(row["model"] for row in rows if row["model"])
     return {name: language.get(name) or _classifier(name) for name in names}
@@ -77,7 +77,7 @@ def _classifier(name: str) -> Anchor:
 
 
 class _Norm(nn.Module):
-    """RMSNorm spelled out, as the upstream run had it."""
+    """RMSNorm written out, as in the upstream run."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -100,7 +100,7 @@ class _GatedFfn(nn.Module):
 
 
 class _Experts(nn.Module):
-    """Top-2 of E with every expert equally busy: what routing costs on average, without data."""
+    """Top-2 of E with every expert equally busy: the average cost of routing, without data."""
 
     def __init__(self, width: int, hidden: int, experts: int) -> None:
         super().__init__()
@@ -113,7 +113,7 @@ class _Experts(nn.Module):
         rows = 2 * len(flat) // len(self.experts)
         out = torch.zeros_like(flat)
         for number, expert in enumerate(self.experts):
-            # Any rows do: where a token goes does not change how much is computed.
+            # Any rows will do: a token's expert does not change the amount of computation.
             taken = torch.arange(rows, device=flat.device)
             weighted = expert(flat[taken]) * share[taken, number : number + 1]
             out = out.index_add(0, taken, weighted)

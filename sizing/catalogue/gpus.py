@@ -1,6 +1,6 @@
-"""What each GPU model can do at most: the denominators of the step-time model, with their source.
+"""Peak rates of each GPU model, the denominators of the step-time model, with their sources.
 
-Reads sizing/catalogue/gpus.csv. Compute peaks are dense, in TFLOP/s; only the A10G's were measured.
+Reads gpus.csv beside it. Compute peaks are dense, in TFLOP/s; only the A10G's were measured.
 """
 
 import csv
@@ -11,14 +11,14 @@ from pathlib import Path
 from sizing.figures import Basis
 
 GPUS_FILE = Path(__file__).with_name("gpus.csv")
-# The catalogue calls the 40 GB and the 80 GB card the same.
+# The catalogue has one name for the 40 GB and the 80 GB card.
 _A100_80GB_MIB = 81_920
 _HALF = ("float16", "bfloat16")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gpu:
-    """One GPU model."""
+    """Peak rates and memory of one GPU model."""
 
     name: str
     memory_mib: int
@@ -32,7 +32,7 @@ class Gpu:
     source: str
 
     def peak_flops(self, precision: str) -> float:
-        """FLOP/s that matrix products of `precision` reach at most."""
+        """The highest FLOP/s that matrix products of `precision` reach."""
         if precision == "bfloat16" and not self.has_bfloat16:
             return self.fp32_tflops * 1e12
         if precision in _HALF:
@@ -48,7 +48,7 @@ class Gpu:
 
 @cache
 def gpus() -> dict[str, Gpu]:
-    """All known GPU models by name."""
+    """Return all known GPU models by name."""
     with GPUS_FILE.open(newline="", encoding="utf-8") as lines:
         return {row["gpu"]: _gpu(row) for row in csv.DictReader(lines)}
 
@@ -75,7 +75,8 @@ def find_gpu(name: str, memory_mib: int = 0) -> Gpu:
     found = gpus().get(name)
     if found is None:
         raise ValueError(
-            f"no compute peak and bandwidth are known for {name or 'a size without a GPU'}; "
-            f"known are {', '.join(g for g in gpus() if 'RTX' not in g)}: add it to sizing/catalogue/gpus.csv"
+            f"no compute peak or bandwidth is known for {name or 'a size without a GPU'}; "
+            f"known are {', '.join(g for g in gpus() if 'RTX' not in g)}: "
+            "add it to sizing/catalogue/gpus.csv"
         )
     return found

@@ -8,23 +8,23 @@ from sizing.catalogue.sizes import find
 PRICE_REGION = "us-east-1"
 _SPOT_SNAPSHOT = (
     "skypilot-org/skypilot-catalog v8/aws/vms.csv, commit 00148f2: one snapshot of us-east-1, "
-    "mid-2026; the dearest zone of it"
+    "mid-2026; its most expensive zone"
 )
 _SPOT_FIELD_REPORT = "a public field report of 2026-08-29: 96-100 % of the list price that day"
-# The only Spot prices at hand, the dearest of each: a prediction that errs should err upwards.
+# The only Spot prices known, the highest of each: a prediction that errs should err upwards.
 _SPOT_SEEN = {
     "g5.2xlarge": (0.593, _SPOT_SNAPSHOT),
     "g5.24xlarge": (3.18, _SPOT_SNAPSHOT),
     "g6.2xlarge": (0.9776, _SPOT_FIELD_REPORT),
 }
-# 0.593 / 1.212: the least discount of a g5 in the snapshot. The field report shows that no modelled
-# Spot price is a promise.
+# 0.593 / 1.212: the smallest discount of a g5 in the snapshot. The field report shows that a
+# modelled Spot price is not a promise.
 _MODELLED_SPOT_SHARE = 0.49
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Price:
-    """Dollars for one hour of one instance, and how far to believe them."""
+    """Dollars for one hour of one instance, with their basis."""
 
     usd_per_hour: float
     basis: Literal["list price", "snapshot", "modelled", "refreshed"]

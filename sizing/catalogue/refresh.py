@@ -1,7 +1,7 @@
-"""Today's prices, Spot prices, placement scores and quotas from AWS, kept in a dated cache file.
+"""Today's list prices, Spot prices, placement scores and quotas from AWS, in a dated cache file.
 
-Needs credentials and a network, so nothing but `python -m sizing catalogue --refresh` calls it.
-Each question is asked on its own: what an account may not ask is said, the rest is kept.
+Needs credentials and a network, so only `python -m sizing catalogue --refresh` calls AWS. Each
+question is asked separately: what the account may not ask is reported, the other answers are kept.
 """
 
 import json
@@ -16,13 +16,13 @@ from sizing.catalogue.sizes import find
 
 CACHE_FOLDER = Path.home() / ".cache" / "training-stack"
 STALE_DAYS = 7.0
-# GetSpotPlacementScores wants at least three sizes to say anything but a low score.
+# With fewer than three sizes GetSpotPlacementScores returns low scores only.
 LEAST_FOR_SCORES = 3
 
 
 @dataclass(kw_only=True, slots=True)
 class Refreshed:
-    """What AWS answered. Every figure stands with the time of its answer: {"value", "at"}."""
+    """What AWS answered: each figure with the time of the answer, {"value", "at"}."""
 
     region: str = PRICE_REGION
     on_demand: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -33,12 +33,12 @@ class Refreshed:
 
 
 def cache_file(region: str = PRICE_REGION) -> Path:
-    """Where the answers of a region are kept by default."""
+    """Return the default cache file of a region."""
     return CACHE_FOLDER / f"{region}.json"
 
 
 def load(path: Path) -> Refreshed | None:
-    """Read a cache file; None where there is none, a ValueError where it is something else."""
+    """Read a cache file; None if it is missing, a ValueError if it is not one."""
     if not path.exists():
         return None
     try:
@@ -48,12 +48,14 @@ def load(path: Path) -> Refreshed | None:
             for figure in figures.values():
                 datetime.fromisoformat(figure["at"])
     except (ValueError, TypeError, KeyError, AttributeError):
-        raise ValueError(f"{path} is no cache of this command: delete it, then --refresh") from None
+        raise ValueError(
+            f"{path} is not a cache of this command: delete it, then --refresh"
+        ) from None
     return refreshed
 
 
 def save(refreshed: Refreshed, path: Path) -> None:
-    """Write the cache: whole or not at all."""
+    """Write the cache file atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(".part")
     part.write_text(json.dumps(asdict(refreshed), indent=1), encoding="utf-8")
@@ -61,9 +63,9 @@ def save(refreshed: Refreshed, path: Path) -> None:
 
 
 def prices(size: str, refreshed: Refreshed | None) -> tuple[Price | None, Price | None]:
-    """On-demand and Spot price of a size: AWS's answer where there is one, else the catalogue's.
+    """Return on-demand and Spot price of a size: AWS's answer if known, else the catalogue's.
 
-    Spot differs by zone: the dearest counts, because a prediction that errs should err upwards.
+    Spot differs by zone: the highest counts, because a prediction that errs should err upwards.
     """
     instance = find(size)
     listed = instance.on_demand_usd_per_hour is not None
@@ -74,8 +76,8 @@ def prices(size: str, refreshed: Refreshed | None) -> tuple[Price | None, Price 
         on_demand = _price(answer["value"], "pricing:GetProducts", refreshed.region, answer["at"])
     if refreshed and size in refreshed.spot:
         answer = refreshed.spot[size]
-        dearest = max(answer["value"].values())
-        spot = _price(dearest, "ec2:DescribeSpotPriceHistory", refreshed.region, answer["at"])
+        highest = max(answer["value"].values())
+        spot = _price(highest, "ec2:DescribeSpotPriceHistory", refreshed.region, answer["at"])
     return on_demand, spot
 
 
@@ -86,14 +88,14 @@ def _price(usd: float, call: str, region: str, at: str) -> Price:
 
 
 def age_days(figure: dict[str, Any], now: datetime) -> float:
-    """Days since AWS answered."""
+    """Return the days since AWS answered."""
     return (now - datetime.fromisoformat(figure["at"])).total_seconds() / 86_400
 
 
 def describe_age(refreshed: Refreshed | None, sizes: Sequence[str], now: datetime) -> str:
-    """One sentence on how old the prices of these sizes are."""
+    """Return one sentence on how old the prices of these sizes are."""
     if refreshed is None:
-        return "Prices are the catalogue's (dates in the sources); --refresh asks AWS."
+        return "Prices are the catalogue's (its sources have the dates); --refresh asks AWS."
     answers = [figures[size] for figures in (refreshed.on_demand, refreshed.spot)
                for size in sizes if size in figures]  # fmt: skip
     if not answers:
@@ -102,7 +104,7 @@ def describe_age(refreshed: Refreshed | None, sizes: Sequence[str], now: datetim
     known = sum(size in refreshed.on_demand or size in refreshed.spot for size in sizes)
     stale = f"; older than {STALE_DAYS:g} days: --refresh" if oldest > STALE_DAYS else ""
     return (
-        f"{known} of {len(sizes)} sizes with AWS's answers of {refreshed.region}, the oldest "
+        f"Prices of {known} of {len(sizes)} sizes are AWS's ({refreshed.region}), the oldest "
         f"{oldest:.1f} days old{stale}; the others are the catalogue's."
     )
 
@@ -110,9 +112,9 @@ def describe_age(refreshed: Refreshed | None, sizes: Sequence[str], now: datetim
 def refresh(
     sizes: Sequence[str], *, session: Any, region: str, earlier: Refreshed | None, now: datetime
 ) -> Refreshed:
-    """Ask AWS about `sizes`, and keep what it said `earlier` about others.
+    """Ask AWS about `sizes`, and keep its `earlier` answers about others.
 
-    No answer at all is a ValueError, and nothing is changed.
+    A ValueError if AWS answers nothing; nothing is changed then.
     """
     from botocore.exceptions import BotoCoreError, ClientError
 
@@ -130,7 +132,7 @@ def refresh(
         for name, value in answers:
             figures[name] = {"value": value, "at": at}
 
-    # The price list is served from few regions; this one speaks for all.
+    # Few regions serve the price list; this one has the prices of all.
     pricing = session.client("pricing", region_name=PRICE_REGION)
     ec2 = session.client("ec2", region_name=region)
     limits = session.client("service-quotas", region_name=region)
@@ -147,7 +149,7 @@ def refresh(
 
 
 def list_prices(pricing: Any, sizes: Sequence[str], region: str) -> Iterable[tuple[str, float]]:
-    """Linux on-demand list prices, by size."""
+    """Yield the Linux on-demand list price of each size."""
     for size in sizes:
         wanted = {
             "instanceType": size, "regionCode": region, "operatingSystem": "Linux",
@@ -174,7 +176,7 @@ def list_prices(pricing: Any, sizes: Sequence[str], region: str) -> Iterable[tup
 def spot_prices(
     ec2: Any, sizes: Sequence[str], now: datetime
 ) -> Iterable[tuple[str, dict[str, float]]]:
-    """The newest Spot price of each zone, by size."""
+    """Yield the newest Spot price of each zone, by size."""
     newest: dict[str, dict[str, tuple[datetime, float]]] = {}
     pages = ec2.get_paginator("describe_spot_price_history").paginate(
         InstanceTypes=list(sizes), ProductDescriptions=["Linux/UNIX"], StartTime=now
@@ -191,7 +193,7 @@ def spot_prices(
 def placement_scores(
     ec2: Any, sizes: Sequence[str], region: str
 ) -> Iterable[tuple[str, dict[str, Any]]]:
-    """How likely Spot is to start one of the sizes, 1 to 10, by zone id. No promise."""
+    """Yield by zone id how likely one of the sizes is to start on Spot, 1 to 10: not a promise."""
     answer = ec2.get_spot_placement_scores(
         InstanceTypes=list(sizes), TargetCapacity=1, RegionNames=[region],
         SingleAvailabilityZone=True,
@@ -201,7 +203,7 @@ def placement_scores(
 
 
 def quotas(limits: Any, codes: Sequence[str]) -> Iterable[tuple[str, float]]:
-    """vCPUs of Spot that the account may run, by quota code."""
+    """Yield the Spot vCPUs that the account may run, by quota code."""
     for code in codes:
         answer = limits.get_service_quota(ServiceCode="ec2", QuotaCode=code.rstrip("?"))
         yield code, float(answer["Quota"]["Value"])

@@ -1,6 +1,6 @@
-"""The instance catalogue: what EC2 sizes offer and cost, each figure with its source.
+"""The instance catalogue: what EC2 sizes offer and what families are for, with sources.
 
-It reads sizing/catalogue/instances.csv only: no network, no AWS call, no torch, no CDK. Prices are us-east-1.
+Reads instances.csv and families.csv beside it: no network, no AWS call. Prices are us-east-1's.
 """
 
 import csv
@@ -16,7 +16,7 @@ FAMILIES_FILE = Path(__file__).with_name("families.csv")
 MAX_ALTERNATES = 4
 
 # Instances that the release note of the PyTorch 2.12 Deep Learning AMI (Ubuntu 24.04, 2026-08-22)
-# names: G7 and G7e are not among them.
+# supports; G7 and G7e are not among them.
 AMI_FAMILIES = frozenset(
     ["g4dn", "g5", "g6", "gr6", "g6e", "p4d", "p4de", "p5", "p5e", "p5en", "p6-b200"]
 )
@@ -24,9 +24,9 @@ AMI_FAMILIES = frozenset(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Instance:
-    """One EC2 size. MB are decimal, GiB and MiB binary; `source` says where it all is from.
+    """One EC2 size. MB are decimal, GiB and MiB binary; `source` says where the figures are from.
 
-    What ends in `_from_memory` was never checked against a source.
+    Fields ending in `_from_memory` were never checked against a source.
     """
 
     size: str
@@ -56,7 +56,7 @@ class Instance:
 
     @property
     def is_trainable(self) -> bool:
-        """Whether the stack can train on it: whole NVIDIA GPUs that the AMI has a driver for."""
+        """Whether the stack can train on it: it has whole NVIDIA GPUs that the AMI supports."""
         return self.num_gpus > 0 and self.family in AMI_FAMILIES
 
 
@@ -72,10 +72,10 @@ class Family:
 
 
 def _all_cards_gbps(label: str) -> float:
-    """The rate that a label names, "200 Gigabit" or "4x 100 Gigabit"; 0 where it names none.
+    """The rate in a label such as "200 Gigabit" or "4x 100 Gigabit"; 0 where there is none.
 
     Sizes with several network cards have a rate for each card and none for the size; their
-    networks do not burst, and only the label counts the cards right.
+    networks do not burst, and only the label has the right number of cards.
     """
     found = re.fullmatch(r"(?:(\d+)x )?(\d+) Gigabit", label)
     return float(found[1] or 1) * float(found[2]) if found else 0.0
@@ -114,14 +114,14 @@ def _instance(row: dict[str, str]) -> Instance:
 
 @cache
 def instances() -> dict[str, Instance]:
-    """All known sizes by name, in the order of the file."""
+    """Return all known sizes by name, in the order of the file."""
     with CATALOGUE_FILE.open(newline="", encoding="utf-8") as lines:
         return {row["instance_type"]: _instance(row) for row in csv.DictReader(lines)}
 
 
 @cache
 def families() -> dict[str, Family]:
-    """What each family is for, by name."""
+    """Return what each family is for, by name."""
     with FAMILIES_FILE.open(newline="", encoding="utf-8") as lines:
         return {
             row["family"]: Family(
@@ -148,8 +148,8 @@ def find(size: str) -> Instance:
 def alternates(size: str, *, mix_gpus: bool = False) -> tuple[Instance, ...]:
     """Return the 0 to 4 cheapest other sizes with the same GPUs and at least the memory.
 
-    The GPU model and count are part of the numerics key: on these a run stays bit for bit the same.
-    `mix_gpus` gives that up for more pools: any model with at least the memory, the same count.
+    GPU model and count are part of the numerics key: on these sizes a run stays the same bit for
+    bit. `mix_gpus` gives that up for more pools: any model with at least the memory, same count.
     """
     wanted = find(size)
     siblings = [
@@ -169,6 +169,6 @@ def alternates(size: str, *, mix_gpus: bool = False) -> tuple[Instance, ...]:
 
 @cache
 def trainable_by_price() -> tuple[Instance, ...]:
-    """The sizes that the stack can train on, by on-demand price."""
+    """Return the sizes that the stack can train on, cheapest on demand first."""
     found = [i for i in instances().values() if i.is_trainable and i.on_demand_usd_per_hour]
     return tuple(sorted(found, key=lambda i: i.on_demand_usd_per_hour or 0.0))

@@ -1,6 +1,6 @@
-"""What the models are worth, on runs that others measured: predictions, errors, misses.
+"""How accurate the models are on runs that others measured: predictions, errors, misses.
 
-python -m sizing accuracy              in short, then row by row
+python -m sizing accuracy              a summary, then row by row
 python -m sizing accuracy --markdown   the table of docs/sizing.md
 python -m sizing accuracy --fit        fit the step-time constants again
 """
@@ -18,11 +18,11 @@ HELP = "predictions beside published runs, misses included"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the command."""
-    parser.add_argument("--fit", action="store_true", help="fit the constants, print them")
+    """Add the command's options."""
+    parser.add_argument("--fit", action="store_true", help="fit the constants and print them")
     parser.add_argument("--all", action="store_true", help="every model of timm's table by name")
     parser.add_argument("--markdown", action="store_true", help="the summary for docs/sizing.md")
-    parser.add_argument("--json", action="store_true", help="print JSON, no table")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -43,7 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json({"summary": summary(), "rows": [_shown(row) for row in rows_by_truth]})
         return 0
-    show(summary(), title="in short")
+    show(summary(), title="summary")
     shown = [
         row
         for row in rows_by_truth
@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
     ]
     show(
         [_shown(row) for row in shown],
-        title="row by row" if arguments.all else "row by row; of timm's table the misses only",
+        title="row by row" if arguments.all else "row by row; only the misses of timm's table",
         notes=[
             f"hit: within {accuracy.THROUGHPUT_LIMIT:.0%} (throughput), "
             f"{accuracy.MEMORY_LIMIT:.0%} (memory). Sources: sizing/evidence/ground_truths.csv.",
@@ -61,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def markdown(rows: list[dict[str, Any]]) -> str:
-    """The summary as a Markdown table."""
+    """Return the summary as a Markdown table."""
     lines = [" | ".join(rows[0]), " | ".join("---" for _ in rows[0])]
     lines += [" | ".join(str(value) for value in row.values()) for row in rows]
     return "\n".join(f"| {line} |" for line in lines)
@@ -82,7 +82,7 @@ def _shown(row: Row) -> dict[str, Any]:
 
 
 def summary() -> list[dict[str, Any]]:
-    """One line for each promise: how many rows, how many hold, the median error."""
+    """Return one line for each promise: rows, how many hold, the median error."""
     rows = accuracy.rows()
     found = [
         _line(

@@ -1,8 +1,8 @@
-"""Which size to take for a workload, and why: candidates by dollars, the seed's triggers judged.
+"""Advise on the size for a workload: candidates by dollars, with triggers for another size.
 
 python -m sizing advise trajectory --recipe full --size g5.2xlarge
 python -m sizing advise trajectory --given parallel_jobs=4 --given gpu_utilization_percent=12
-python -m sizing advise trajectory --run out/demo/run     (signals of a finished run)
+python -m sizing advise trajectory --run out/demo/run     (signals from a finished run)
 """
 
 import argparse
@@ -17,16 +17,20 @@ from sizing.plan.finished_run import read_run
 from sizing.plan.plan import make_plan
 from sizing.plan.triggers import RULES_FILE, Fired, fire, load_rules
 
-HELP = "which size and why; triggers with their evidence"
+HELP = "which size to use and why; triggers with their evidence"
 _SHOWN = 12
+# The JSON keeps the keys that it had from the start.
+_HEADINGS = {"seed's advice": "consider", "seed": "rule of thumb"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the command."""
+    """Add the command's options."""
     parser.add_argument("workload", help="as in `python -m sizing plan`")
     parser.add_argument("--recipe", default="full", help="default: %(default)s")
-    parser.add_argument("--size", default="g5.2xlarge", help="what you have (default: %(default)s)")
-    parser.add_argument("--sizes", help="candidates, with commas (default: every one)")
+    parser.add_argument(
+        "--size", default="g5.2xlarge", help="the size in use (default: %(default)s)"
+    )
+    parser.add_argument("--sizes", help="candidates, separated by commas (default: all)")
     parser.add_argument(
         "--given",
         action="append",
@@ -38,10 +42,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--run", dest="folder", type=Path, help="a finished run's folder or receipt"
     )
     parser.add_argument(
-        "--rules", type=Path, default=RULES_FILE, help="triggers (default: %(default)s)"
+        "--rules", type=Path, default=RULES_FILE, help="triggers as JSON (default: %(default)s)"
     )
     add_request_arguments(parser)
-    parser.add_argument("--json", action="store_true", help="print JSON, no table")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -78,11 +82,11 @@ def _show(
 ) -> None:
     taken = cheapest.plan.request.size
     notes = [
-        f"take {taken}: ${cheapest.usd:.2f} and {cheapest.hours:.2f} h (p50, Spot), bound by "
+        f"use {taken}: ${cheapest.usd:.2f} and {cheapest.hours:.2f} h (p50, Spot), bound by "
         f"{cheapest.plan.work.main.bound_by}",
-        f"fastest for at most half as much again: {fastest.plan.request.size}, "
+        f"fastest for at most 1.5 times the cost: {fastest.plan.request.size}, "
         f"${fastest.usd:.2f} and {fastest.hours:.2f} h",
-        f"would change it: {would_change(cheapest.plan)}",
+        f"what would change this most: {would_change(cheapest.plan)}",
     ]
     show(
         [_candidate(each) for each in found[:_SHOWN]],
@@ -90,7 +94,7 @@ def _show(
         notes=notes,
     )
     show(
-        [_fired(each) for each in fired],
+        [{_HEADINGS.get(key, key): value for key, value in _fired(each).items()} for each in fired],
         title=f"triggers that fire on {size}",
         notes=[] if fired else [f"no trigger fires on {size}"],
     )
@@ -115,7 +119,7 @@ def _fired(fired: Fired) -> dict[str, Any]:
         "is": round(fired.value, 2),
         "from": fired.origin,
         "seed's advice": fired.rule.consider,
-        "seed": fired.rule.seed,
+        "seed": fired.rule.says,
         "verdict": fired.verdict,
     }
 
@@ -129,5 +133,5 @@ def _given(pairs: list[str]) -> dict[str, float]:
         except ValueError:
             raise ValueError(f"--given {pair!r} cannot be read; write SIGNAL=NUMBER") from None
         if not 0 <= found[name] < 1e12:
-            raise ValueError(f"--given {pair!r} cannot be; give a number from 0")
+            raise ValueError(f"--given {pair!r} is out of range; give a number from 0")
     return found

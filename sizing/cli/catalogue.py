@@ -1,4 +1,4 @@
-"""The catalogue: what EC2 sizes offer and cost, each figure with its source.
+"""List EC2 sizes, limits and prices, each figure with its source.
 
 python -m sizing catalogue --family g5            sizes of a family
 python -m sizing catalogue --gpu L4 --fit train   by GPU and purpose
@@ -6,7 +6,6 @@ python -m sizing catalogue g5.xlarge              everything about one size, wit
 """
 
 import argparse
-import difflib
 import sys
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -27,23 +26,31 @@ from sizing.catalogue.refresh import (
 )
 from sizing.cli.tables import print_json, show
 from sizing.spot.interruptions import has_advisor_figure, interruptions
+from sizing.suggestion import suggest
 
 HELP = "sizes, limits and prices, each with its source"
 FITS = ("train", "serve", "prepare", "experiment", "graphics")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the command."""
+    """Add the command's options."""
     parser.add_argument("sizes", nargs="*", metavar="SIZE", help="default: all that match")
     parser.add_argument("--family", help="only this family, such as g5")
-    parser.add_argument("--gpu", help="only sizes whose accelerator's name contains this")
-    parser.add_argument("--fit", choices=FITS, help="only families that suit this")
-    parser.add_argument("--refresh", action="store_true", help="ask AWS about the sizes")
-    parser.add_argument("--region", default=PRICE_REGION, help="to ask about (%(default)s)")
+    parser.add_argument("--gpu", help="only sizes whose accelerator name contains this")
+    parser.add_argument("--fit", choices=FITS, help="only families for this purpose")
     parser.add_argument(
-        "--cache", type=Path, metavar="FILE", help=f"AWS's answers ({CACHE_FOLDER}/REGION.json)"
+        "--refresh", action="store_true", help="ask AWS for prices, scores and quotas"
     )
-    parser.add_argument("--json", action="store_true", help="print JSON, no table")
+    parser.add_argument(
+        "--region", default=PRICE_REGION, help="for --refresh (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--cache",
+        type=Path,
+        metavar="FILE",
+        help=f"AWS's answers (default: {CACHE_FOLDER}/REGION.json)",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -64,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def answers_of_aws(arguments: argparse.Namespace, sizes: list[str]) -> Refreshed | None:
-    """What AWS answered before, and now, if it is to be asked."""
+    """Return AWS's saved answers, refreshed if asked for."""
     path = arguments.cache or cache_file(arguments.region)
     answers = load(path)
     if answers and answers.region != arguments.region:
@@ -83,20 +90,20 @@ def answers_of_aws(arguments: argparse.Namespace, sizes: list[str]) -> Refreshed
         save(answers, path)
     elif answers is None and arguments.region != PRICE_REGION:
         raise ValueError(
-            f"the catalogue's prices are of {PRICE_REGION}; for {arguments.region} give --refresh"
+            f"the catalogue's prices are for {PRICE_REGION}; for {arguments.region} give --refresh"
         )
     return answers
 
 
 def _plain(value: Any) -> Any:
-    """Lists and tables of one cell in words."""
+    """Turn a list or mapping into the text of one cell."""
     if isinstance(value, dict):
         return ", ".join(f"{name} {figure:g}" for name, figure in value.items())
     return ", ".join(value) if isinstance(value, list) else value
 
 
 def select(arguments: argparse.Namespace) -> list[Instance]:
-    """The sizes asked for; what matches nothing is a ValueError that helps."""
+    """Return the sizes asked for; a ValueError if none match."""
     found = [catalogue.find(size) for size in arguments.sizes]
     found = found or list(catalogue.instances().values())
     if arguments.family:
@@ -116,13 +123,11 @@ def select(arguments: argparse.Namespace) -> list[Instance]:
 
 
 def _unknown(what: str, name: str, known: list[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(known)}"
-    return f"no {what} {name!r} in the catalogue; {hint}"
+    return f"no {what} {name!r} in the catalogue; {suggest(name, known, most=3, cutoff=0.4)}"
 
 
 def row(instance: Instance, answers: Refreshed | None) -> dict[str, Any]:
-    """One line of the table."""
+    """Return one row of the table."""
     on_demand, spot = prices(instance.size, answers)
     return {
         "size": instance.size,
@@ -148,7 +153,7 @@ def _span(base: float, most: float) -> str:
 
 
 def describe(instance: Instance, answers: Refreshed | None) -> dict[str, Any]:
-    """Everything known about one size, sources beside the figures."""
+    """Return everything known about one size, with sources."""
     family = catalogue.families()[instance.family]
     on_demand, spot = prices(instance.size, answers)
     known = asdict(instance)
@@ -183,7 +188,7 @@ def describe(instance: Instance, answers: Refreshed | None) -> dict[str, Any]:
 
 
 def notes(chosen: list[Instance], answers: Refreshed | None, region: str) -> list[str]:
-    """Where the figures of the table are from, and what they mean."""
+    """Return where the figures of the table are from, and what they mean."""
     lines = [
         f"{len(chosen)} sizes. Linux, {region}. `A to B`: baseline, and burst while credits last"
         " (EBS: 30 minutes in 24 hours).",
@@ -192,7 +197,7 @@ def notes(chosen: list[Instance], answers: Refreshed | None, region: str) -> lis
     if answers:
         lines += [
             f"Spot placement score {zone}: {answer['value']['score']} of 10 for one of "
-            f"{', '.join(answer['value']['sizes'])} ({answer['at'][:10]}; no promise)"
+            f"{', '.join(answer['value']['sizes'])} ({answer['at'][:10]}; not a promise)"
             for zone, answer in answers.scores.items()
         ]
         lines += [

@@ -1,7 +1,7 @@
-"""Sizes side by side for one workload, or the seed documents' tables with computed figures.
+"""Compare sizes for one workload, or recompute the figures of published comparison tables.
 
 python -m sizing compare trajectory --sizes g5.xlarge,g5.2xlarge,g6e.xlarge
-python -m sizing compare --seed 002
+python -m sizing compare --tables 002        (000: GPU sizes, 002: ImageNet, 003: detection)
 """
 
 import argparse
@@ -16,37 +16,41 @@ from sizing.plan.checks import Findings, check_plan
 from sizing.plan.plan import Plan, make_plan
 from sizing.plan.report import to_json
 
-HELP = "sizes side by side; the seed documents' tables, corrected"
+HELP = "sizes side by side; comparison tables recomputed"
 DEFAULT_SIZES = "g4dn.xlarge,g5.xlarge,g5.2xlarge,g5.4xlarge,g6.xlarge,g6e.xlarge"
 _BAR = 24
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the command."""
+    """Add the command's options."""
     parser.add_argument("workload", nargs="?", help="as in `python -m sizing plan`")
-    parser.add_argument("--seed", choices=SEEDS, help="a seed document's tables instead")
+    parser.add_argument("--tables", choices=SEEDS, help="recompute these comparison tables")
+    # The option's first name.
+    parser.add_argument("--seed", dest="tables", choices=SEEDS, help=argparse.SUPPRESS)
     parser.add_argument("--recipe", default="full", help="default: %(default)s")
     parser.add_argument(
-        "--sizes", default=DEFAULT_SIZES, help="with commas, or a family (default: %(default)s)"
+        "--sizes",
+        default=DEFAULT_SIZES,
+        help="separated by commas, or a family (default: %(default)s)",
     )
     add_request_arguments(parser)
-    parser.add_argument("--json", action="store_true", help="print JSON, no table")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the comparison."""
-    if bool(arguments.workload) == bool(arguments.seed):
-        raise ValueError("give either a workload or --seed, such as `compare trajectory`")
-    if arguments.seed:
-        return show_seed(claims(arguments.seed), as_json=arguments.json)
+    if bool(arguments.workload) == bool(arguments.tables):
+        raise ValueError("give either a workload or --tables, such as `compare trajectory`")
+    if arguments.tables:
+        return show_claims(claims(arguments.tables), as_json=arguments.json)
     plans = [make_plan(request(arguments, size)) for size in sizes(arguments.sizes)]
     checked = [(plan, check_plan(plan)) for plan in plans]
     if arguments.json:
         print_json([to_json(*each) for each in checked])
         return 0
-    dearest = max(_dollars(plan) for plan in plans) or 1.0
+    highest = max(_dollars(plan) for plan in plans) or 1.0
     show(
-        [row(*each, dearest) for each in checked],
+        [row(*each, highest) for each in checked],
         title=f"{arguments.workload}/{arguments.recipe}: hours and dollars p50 to p90 on Spot",
         notes=[
             *(
@@ -54,14 +58,14 @@ def run(arguments: argparse.Namespace) -> int:
                 for plan, findings in checked
                 for text in (*findings.problems.values(), *findings.warnings)
             ),
-            "modelled; `python -m sizing plan` shows how far to believe each figure",
+            "modelled; `python -m sizing plan` shows the basis of each figure",
         ],
     )
     return 0
 
 
 def sizes(text: str) -> list[str]:
-    """Sizes with commas between, a family, or both; an unknown one is a ValueError."""
+    """Return sizes from names and families separated by commas; an unknown one is a ValueError."""
     found: list[str] = []
     for name in filter(None, (part.strip() for part in text.split(","))):
         if name in catalogue.families():
@@ -81,8 +85,8 @@ def _dollars(plan: Plan) -> float:
     return (plan.spot.usd_p90 or 0.0) if plan.spot else plan.usd_on_demand
 
 
-def row(plan: Plan, findings: Findings, dearest: float) -> dict[str, Any]:
-    """One size of the comparison; the bar is its dollars beside the dearest."""
+def row(plan: Plan, findings: Findings, highest: float) -> dict[str, Any]:
+    """Return one row of the comparison; the bar is its dollars relative to the highest."""
     spot = plan.spot
     return {
         "size": plan.request.size,
@@ -94,12 +98,12 @@ def row(plan: Plan, findings: Findings, dearest: float) -> dict[str, Any]:
         "Spot $": f"{spot.usd_p50:.2f} to {spot.usd_p90:.2f}" if spot else "-",
         "on demand $": round(plan.usd_on_demand, 2),
         "notice s": f"{plan.notice.total:.0f} of {plan.notice.budget:.0f}",
-        "": "#" * max(1, round(_BAR * _dollars(plan) / dearest)),
+        "": "#" * max(1, round(_BAR * _dollars(plan) / highest)),
     }
 
 
-def show_seed(found: list[Claim], *, as_json: bool) -> int:
-    """The seed's tables, one after the other."""
+def show_claims(found: list[Claim], *, as_json: bool) -> int:
+    """Show the tables one after the other."""
     if as_json:
         print_json(
             [
@@ -131,8 +135,11 @@ def show_seed(found: list[Claim], *, as_json: bool) -> int:
                 }
                 for claim in group
             ],
-            title=f"seed {found[0].seed}: {table}",
+            title=f"{found[0].seed}: {table}",
         )
     wrong = sum(claim.difference != "same" for claim in found)
-    show([], notes=[f"{len(found)} figures, {wrong} of them differ. Ours: catalogue and models."])
+    show(
+        [],
+        notes=[f"{len(found)} figures, {wrong} differ. Ours: from the catalogue and the models."],
+    )
     return 0

@@ -1,4 +1,4 @@
-"""A run on one size before it is paid for: does it fit, how long, how much, what is tight.
+"""Plan a run on one size: does it fit, how long does it take, what does it cost, what is tight.
 
 python -m sizing plan trajectory --recipe full --size g5.2xlarge
 python -m sizing plan trajectory --recipe full --size g5.xlarge --micro-batch 8 --json
@@ -17,50 +17,55 @@ from sizing.plan.report import duration, figures, summary, to_json
 from sizing.plan.request import Request
 from sizing.spot.traces import load_trace
 
-HELP = "one run on one size: fits, hours, dollars, notice"
+HELP = "one run on one size: fit, hours, dollars, notice"
 _BAR = 40
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the command."""
+    """Add the command's options."""
     parser.add_argument("workload", help="as in `python -m training run --workload`")
     parser.add_argument("--recipe", default="full", help="default: %(default)s")
     parser.add_argument("--size", required=True, help="instance type, such as g5.2xlarge")
     add_request_arguments(parser)
-    parser.add_argument("--json", action="store_true", help="print JSON, no table")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
 
 
 def add_request_arguments(parser: argparse.ArgumentParser) -> None:
-    """What else a plan depends on."""
+    """Add the options that a plan depends on beside workload and size."""
     parser.add_argument("--micro-batch", type=int, help="default: the recipe's")
     parser.add_argument("--gpus", type=int, default=1, help="GPUs to use (default: %(default)s)")
-    parser.add_argument("--runs", type=int, default=1, help="equal runs beside each other")
+    parser.add_argument(
+        "--runs", type=int, default=1, help="equal runs side by side (default: %(default)s)"
+    )
     parser.add_argument(
         "--unshared-gib",
         type=float,
         default=0.0,
-        help="data that each run holds for itself; 0: memory-mapped and shared (default)",
+        help="data that each run holds itself; 0: memory-mapped and shared (default)",
     )
     parser.add_argument("--volume-gib", type=int, default=200, help="default: %(default)s")
-    parser.add_argument("--dataset-gib", type=float, help="default: the workload's own data")
+    parser.add_argument("--dataset-gib", type=float, help="default: the workload's data")
     parser.add_argument(
         "--interval", default="auto", help="auto, 2epochs, 100steps or 600s (default: %(default)s)"
     )
     parser.add_argument("--rate", type=float, help="interruptions per machine hour")
     parser.add_argument(
-        "--trace", type=Path, metavar="FILE", help="a trace as for simulate, replayed instead"
+        "--trace",
+        type=Path,
+        metavar="FILE",
+        help="a trace as for simulate, replayed instead of --rate",
     )
     parser.add_argument(
         "--cache",
         type=Path,
         metavar="FILE",
-        help="prices that catalogue --refresh kept (default: where it keeps them)",
+        help="prices saved by catalogue --refresh (default: its default file)",
     )
     parser.add_argument("--notice", type=float, help="seconds of notice (default: 120)")
 
 
 def request(arguments: argparse.Namespace, size: str) -> Request:
-    """The request that the options spell."""
+    """Return the request that the options describe."""
     kept = cache_file()
     return Request(
         workload=arguments.workload,
@@ -81,7 +86,7 @@ def request(arguments: argparse.Namespace, size: str) -> Request:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the plan; the exit code is 1 where it cannot work."""
+    """Print the plan; the exit code is 1 if it cannot work."""
     plan = make_plan(request(arguments, arguments.size))
     findings = check_plan(plan)
     if arguments.json:
@@ -92,7 +97,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def show_plan(plan: Plan, findings: Findings) -> None:
-    """The answer, then where the time goes, then how far to believe it."""
+    """Show the result, where the time goes, GPU memory, and the basis of each figure."""
     asked = plan.request
     verdict = "cannot work" if findings.problems else "fits"
     show(
@@ -131,16 +136,16 @@ def show_plan(plan: Plan, findings: Findings) -> None:
             }
             for name, figure in figures(plan).items()
         ],
-        title="how far to believe it",
+        title="confidence",
     )
     console().print(
-        "measured: counted or run; modelled: computed; published: somebody else's; "
-        "from memory: unchecked. Dollars are the instance's alone."
+        "measured: counted or run; modelled: computed; published: by others; "
+        "from memory: unchecked. Dollars are for the instance alone."
     )
 
 
 def memory_rows(plan: Plan) -> list[dict[str, Any]]:
-    """What the GPU memory is for, beside what the GPU has."""
+    """Return the parts of GPU memory, and what is free."""
     memory, there = plan.work.memory, plan.inputs.instance.gpu_memory_mib
     parts = {
         "parameters": memory.parameters,

@@ -1,4 +1,4 @@
-"""A finished run held against its plan; --calibrate makes the next plan right.
+"""Compare a finished run with its plan; --calibrate corrects later plans.
 
 python -m sizing review runs/run-1 --size g5.2xlarge
 python -m sizing review runs/run-1 --size g5.2xlarge --calibrate
@@ -13,20 +13,20 @@ from sizing.models.calibration import CALIBRATION_FILE, add_entry
 from sizing.plan.finished_run import read_run
 from sizing.plan.run_review import calibration, compare, plan_of
 
-HELP = "a finished run's receipt against its plan; calibrates"
+HELP = "a finished run beside its plan; calibrates"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the command."""
+    """Add the command's options."""
     parser.add_argument("folder", type=Path, help="a run's folder, or its receipt.json")
-    parser.add_argument("--size", help="what it ran on (default: what it was planned for)")
+    parser.add_argument("--size", help="the size it ran on (default: the planned one)")
     parser.add_argument(
-        "--calibrate", action="store_true", help="write what the run teaches, for later plans"
+        "--calibrate", action="store_true", help="save the measured constants for later plans"
     )
     parser.add_argument(
         "--calibration", type=Path, default=CALIBRATION_FILE, help="default: %(default)s"
     )
-    parser.add_argument("--json", action="store_true", help="print JSON, no table")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -1,15 +1,15 @@
-"""Which size suits a phase of a model's life: candidates by dollars, with reasons.
+"""Select sizes for a phase of a model's life: candidates by dollars, with reasons.
 
   python -m sizing select --phase train --gpu-memory-mib 20000
   python -m sizing select --phase experiment --cpu-percent 15 --hours-per-day 6
   python -m sizing select --phase serve-batch --model bert-base
 
-BERT for sentiment analysis, 1,000 requests a minute in 200 ms (the example of seed document 004):
+Example: BERT for sentiment analysis, 1,000 requests per minute within 200 ms:
 
   python -m sizing select --phase serve-online --model bert-base \\
       --requests-per-minute 1000 --latency-ms 200
 
-Measured it yourself? --throughput c5.xlarge=55 counts instead of what was published.
+If you measured a throughput, --throughput c5.xlarge=55 replaces the published one.
 """
 
 import argparse
@@ -26,34 +26,38 @@ from sizing.models.serving import Throughput, models
 from sizing.select.ranking import select
 from sizing.select.requirements import PHASES, Requirements, Selection
 
-HELP = "which size for experiments, preparation, training, tuning or serving, and why"
+HELP = "sizes for experiments, data preparation, training, tuning or serving"
 SHOWN = 12
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the command."""
+    """Add the command's options."""
     parser.add_argument("--phase", required=True, choices=PHASES)
-    parser.add_argument("--model", help=f"with published throughputs: {', '.join(models())}")
+    parser.add_argument("--model", help=f"published throughputs exist for {', '.join(models())}")
     parser.add_argument(
-        "--throughput", action="append", default=[], metavar="SIZE=PER_SECOND", help="your own"
+        "--throughput", action="append", default=[], metavar="SIZE=PER_SECOND", help="measured"
     )
     parser.add_argument(
-        "--latency", action="append", default=[], metavar="SIZE=MS", help="of one inference there"
+        "--latency", action="append", default=[], metavar="SIZE=MS", help="of one inference"
     )
     for name, kind, text in (
         ("--requests-per-minute", float, "serve-online: the demand"),
-        ("--latency-ms", float, "serve-online: 95 % are to be answered within this"),
-        ("--min-instances", int, "serve-online: at least so many (default: 1)"),
-        ("--gpu-memory-mib", int, "train, tune: from python -m sizing plan"),
-        ("--memory-gib", float, "host memory"),
-        ("--vcpus", int, "at least so many"),
+        ("--latency-ms", float, "serve-online: for 95 %% of requests"),
+        ("--min-instances", int, "serve-online: at least this many (default: 1)"),
+        ("--gpu-memory-mib", int, "train, tune: as shown by python -m sizing plan"),
+        ("--memory-gib", float, "host memory, at least"),
+        ("--vcpus", int, "at least this many"),
         ("--cpu-percent", float, "experiment: mean load of all vCPUs (default: 20)"),
         ("--hours-per-day", float, "experiment, prepare: hours it is on (default: 8)"),
     ):
         parser.add_argument(name, type=kind, metavar="N", help=text)
-    parser.add_argument("--needs-cuda", action="store_true", help="has kernels of its own")
-    parser.add_argument("--cache", type=Path, metavar="FILE", help="prices of catalogue --refresh")
-    parser.add_argument("--json", action="store_true", help="print JSON, no table")
+    parser.add_argument(
+        "--needs-cuda", action="store_true", help="the model has CUDA kernels of its own"
+    )
+    parser.add_argument(
+        "--cache", type=Path, metavar="FILE", help="prices saved by catalogue --refresh"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -63,7 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
     selection = select(requirements, lambda size: prices(size, answers))
     if not selection.candidates:
         reasons = "; ".join(f"{size}: {why}" for size, why in selection.left_out.items())
-        raise ValueError(f"no size does that: {reasons or 'nothing is known about any'}")
+        raise ValueError(f"no size meets the requirements: {reasons or 'no throughput is known'}")
     if arguments.json:
         print_json(asdict(selection))
     else:
@@ -71,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-# Which options belong to which phases; others contradict the phase.
+# The phases that each option is for.
 _BELONGS = {
     "requests_per_minute": ("serve-online",),
     "latency_ms": ("serve-online",),
@@ -89,7 +93,7 @@ _BELONGS = {
 
 
 def make_requirements(arguments: argparse.Namespace) -> Requirements:
-    """Check the options against each other; every refusal is one sentence."""
+    """Return the requirements; a ValueError if options contradict each other."""
     given = {name: getattr(arguments, name) for name in _BELONGS}
     given = {name: value for name, value in given.items() if value not in (None, [], False)}
     for name, value in given.items():
@@ -111,7 +115,7 @@ def make_requirements(arguments: argparse.Namespace) -> Requirements:
 
 
 def _check_serving(arguments: argparse.Namespace, throughputs: dict[str, Throughput]) -> None:
-    """Serving needs a throughput; serving online also a demand and a goal."""
+    """Refuse serving without a throughput, or serving online without a demand and a goal."""
     if arguments.model is None and not throughputs:
         raise ValueError(
             f"{arguments.phase} needs --model ({', '.join(models())}) or --throughput SIZE=N"
@@ -130,7 +134,7 @@ def _check_serving(arguments: argparse.Namespace, throughputs: dict[str, Through
 
 
 def _own(throughputs: list[str], latencies: list[str]) -> dict[str, Throughput]:
-    """The user's own figures, which count instead of published ones."""
+    """Return the user's own throughputs, which replace published ones."""
     times = dict(_pair("--latency", text) for text in latencies)
     own = {}
     for size, per_second in (_pair("--throughput", text) for text in throughputs):
@@ -143,7 +147,7 @@ def _own(throughputs: list[str], latencies: list[str]) -> dict[str, Throughput]:
             source="the command line",
         )
     for size in times:
-        raise ValueError(f"--latency {size} is without --throughput {size}=N: give both")
+        raise ValueError(f"--latency {size} needs --throughput {size}=N: give both")
     return own
 
 
@@ -154,27 +158,29 @@ def _pair(option: str, text: str) -> tuple[str, float]:
     except ValueError:
         value = math.nan
     if not 0 < value < 1e9:
-        raise ValueError(f"{option} wants SIZE=NUMBER, such as c5.xlarge=55, got {text!r}")
+        raise ValueError(f"{option} takes SIZE=NUMBER, such as c5.xlarge=55, got {text!r}")
     return catalogue.find(size).size, value
 
 
 def show_selection(selection: Selection, phase: str) -> None:
-    """One line for each candidate, then reasons and cautions, and what was left out."""
+    """Show the candidates, then reasons and cautions, then what was left out."""
     shown = selection.candidates[:SHOWN]
     show([{"size": each.size, **each.figures} for each in shown])
     lines: list[str] = []
     for place, each in enumerate(shown[:3], start=1):
         lines.append(f"{place}. {each.size}: {'; '.join(each.reasons)}.")
-        lines += [f"   mind: {caution}" for caution in each.cautions]
+        lines += [f"   note: {caution}" for caution in each.cautions]
     later: list[Any] = [each for each in shown[3:] if not each.is_supported]
-    lines += [f"{each.size} comes last: {each.cautions[0]}." for each in later]
+    lines += [f"{each.size} is last: {each.cautions[0]}." for each in later]
     if hidden := len(selection.candidates) - len(shown):
-        lines.append(f"{hidden} dearer ones are not shown (--json has them).")
+        lines.append(f"{hidden} more expensive ones are not shown (--json has them).")
     reasons: dict[str, list[str]] = {}
     for size, why in selection.left_out.items():
         reasons.setdefault(why, []).append(size)
     lines += [f"left out: {', '.join(sizes)} ({why})" for why, sizes in reasons.items()]
     if phase in ("train", "tune"):
-        lines.append("Dollars an hour are not dollars a run: python -m sizing plan, compare.")
-    lines += [f"differs from the guide (seed document 004): {line}" for line in selection.differs]
+        lines.append(
+            "Dollars per hour are not dollars per run: see python -m sizing plan and compare."
+        )
+    lines += [f"differs from common advice: {line}" for line in selection.differs]
     show([], notes=lines)

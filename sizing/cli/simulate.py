@@ -1,11 +1,11 @@
-"""Policies on traces of Spot availability: training per hour paid, and what a deadline costs.
+"""Replay policies on traces of Spot availability: goodput, and the cost of a deadline.
 
   python -m sizing simulate --trace TRACE.json ...
   python -m sizing simulate --trace A.json B.json C.json --fleet --deadline-hours 60
 
 A trace is JSON as in skypilot-org/spot-traces: {"metadata": {"gap_seconds": 195}, "data": [1, 0]}.
-Every policy has the same restart and the same luck with notices. The oracle knows the future and
-loses only restarts; for a deadline its cost is a bound that no plan can beat.
+Every policy has the same restarts and the same notices. The oracle knows the future and loses only
+restarts; with a deadline its cost is a bound that no policy can beat.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from sizing.cli.tables import print_json, show
 from sizing.policies.comparison import ORACLE, OURS, TODAY, Question, Row, compare
 from sizing.spot.traces import Statistics, Trace, load_fleet, load_trace, statistics
 
-HELP = "checkpoint and fallback policies replayed on Spot traces, beside an oracle"
+HELP = "checkpoint and fallback policies replayed on Spot traces"
 FIGURES = {
     "goodput": "goodput on Spot, %",
     "cost": "cost with a deadline, %",
@@ -31,32 +31,36 @@ FIGURES = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the command."""
+    """Add the command's options."""
     asked = Question()
     parser.add_argument("--trace", nargs="+", type=Path, required=True, metavar="FILE")
     parser.add_argument(
-        "--fleet", action="store_true", help="the traces are the pools of one fleet, of one time"
+        "--fleet",
+        action="store_true",
+        help="the traces are the pools of one fleet at the same time",
     )
     for name, default, text in (
-        ("--work-hours", asked.work_hours, "training that the job takes"),
-        ("--deadline-hours", None, "from start to end; default: 1.5 times the work"),
+        ("--work-hours", asked.work_hours, "training that the job needs"),
+        ("--deadline-hours", None, "from start to end (default: 1.5 times the work)"),
         ("--restart-seconds", asked.restart, "boot, sync and resume of a replacement"),
-        ("--checkpoint-seconds", asked.checkpoint, "what a periodic save keeps the GPU waiting"),
+        ("--checkpoint-seconds", asked.checkpoint, "GPU wait of a periodic save"),
         ("--save-seconds", asked.save, "a whole commit at a notice"),
-        ("--notice-arrives", asked.notice_arrives, "share of losses that a notice precedes"),
+        ("--notice-arrives", asked.notice_arrives, "share of losses with a notice"),
     ):
         shown = text if default is None else f"{text} (default: %(default)s)"
         parser.add_argument(name, type=float, default=default, metavar="N", help=shown)
-    parser.add_argument("--size", default="g5.xlarge", help="prices (default: %(default)s)")
+    parser.add_argument("--size", default="g5.xlarge", help="for its prices (default: %(default)s)")
     parser.add_argument(
         "--starts",
         type=int,
         default=asked.num_starts,
         metavar="N",
-        help="jobs, spread over the trace",
+        help="jobs, spread over the trace (default: %(default)s)",
     )
-    parser.add_argument("--chart", type=Path, metavar="FILE", help="write bars to .svg or .png")
-    parser.add_argument("--json", action="store_true", help="print JSON, no table")
+    parser.add_argument(
+        "--chart", type=Path, metavar="FILE", help="write a bar chart to .svg or .png"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -64,8 +68,8 @@ def run(arguments: argparse.Namespace) -> int:
     traces = read_traces(arguments.trace, is_fleet=arguments.fleet)
     question = make_question(arguments)
     if arguments.chart and arguments.chart.suffix not in (".svg", ".png"):
-        raise ValueError(f"--chart wants a file ending .svg or .png, got {arguments.chart}")
-    # Seconds a trace; nothing is said where nobody looks.
+        raise ValueError(f"--chart takes a file ending in .svg or .png, got {arguments.chart}")
+    # A trace takes seconds; progress is shown on a terminal only.
     screen = Console(stderr=True)
     seen = track(
         traces, "replaying", console=screen, transient=True, disable=not screen.is_terminal
@@ -93,7 +97,7 @@ def read_traces(paths: Sequence[Path], *, is_fleet: bool) -> list[Trace]:
 
 
 def make_question(arguments: argparse.Namespace) -> Question:
-    """What the options ask, at the prices of the size."""
+    """Return what the options ask, at the size's prices."""
     deadline = arguments.deadline_hours
     return Question(
         work_hours=arguments.work_hours,
@@ -109,7 +113,7 @@ def make_question(arguments: argparse.Namespace) -> Question:
 
 
 def table(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """One line for each figure and policy, one column for each trace, and the mean."""
+    """Return one row for each figure and policy, with a column for each trace, and the mean."""
     lines = []
     for figure, text in FIGURES.items():
         for policy in dict.fromkeys(row.policy for row in rows):
@@ -128,34 +132,35 @@ def table(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def _percent(values: Iterable[float | None]) -> float | None:
-    """The mean in percent, to a tenth."""
+    """Return the mean in percent, to a tenth."""
     known = [value for value in values if value is not None]
     return round(100 * sum(known) / len(known), 1) if known else None
 
 
 def notes(rows: Sequence[Row], traces: Sequence[Trace], question: Question, size: str) -> list[str]:
-    """What was asked, and what the traces are like."""
+    """Return what was asked, and what the traces are like."""
     asked = (
         f"{question.work_hours:g} h of work in {question.deadline_hours:g} h from "
         f"{question.num_starts} starts; restart {question.restart:g} s, periodic save "
-        f"{question.checkpoint:g} s, commit at the notice {question.save:g} s; a notice comes in "
+        f"{question.checkpoint:g} s, commit at the notice {question.save:g} s; a notice precedes "
         f"{question.notice_arrives:.0%} of losses (assumed); {size}: "
         f"${question.on_demand_per_hour:g}/h, Spot ${question.spot_per_hour:g}/h "
         f"({catalogue.spot_price(size).basis})."
     )
     lines = [
         asked,
-        f"{OURS}: saves at the notice and trains on until the last safe moment, sets Young/Daly's"
-        " interval anew after each loss, and falls back to on demand by expected cost.",
-        f"{TODAY}: saves at the notice and trains on, with the trainer's own reserves;"
-        " sets Young's interval again after each save, as the trainer does.",
-        "cost: % of the work alone on demand. Without a notice and under a deadline, the others"
-        " take Spot until the last moment (greedy).",
+        f"{OURS}: saves at the notice and trains on until the last safe moment, resets Young/Daly's"
+        " interval after each loss, and falls back to on demand by expected cost.",
+        f"{TODAY}: saves at the notice and trains on, with the trainer's reserves;"
+        " resets Young's interval after each save, as the trainer does.",
+        "cost: % of the on-demand cost of the work alone. With a deadline the policies without a"
+        " notice use Spot until the last moment (greedy).",
     ]
     for trace in traces:
         seen = statistics([trace])
         lines.append(
-            f"{trace.name}: a machine {trace.available_share:.0%} of {trace.seconds / 3600:,.0f} h,"
+            f"{trace.name}: a machine for {trace.available_share:.0%} of"
+            f" {trace.seconds / 3600:,.0f} h,"
             f" lost every {_hours(seen)} h, {seen.wait_hours:.2f} h to the next."
         )
     if any(row.policy == ORACLE and row.cost is None for row in rows):
@@ -164,11 +169,11 @@ def notes(rows: Sequence[Row], traces: Sequence[Trace], question: Question, size
 
 
 def _hours(seen: Statistics) -> str:
-    return f"{seen.machine_hours / seen.losses:.2f}" if seen.losses else "over any"
+    return f"{seen.machine_hours / seen.losses:.2f}" if seen.losses else "infinite"
 
 
 def _describe(trace: Trace) -> dict[str, Any]:
-    """A trace's own figures."""
+    """Return a trace's figures."""
     seen = statistics([trace])
     return {
         "name": trace.name,
@@ -203,12 +208,12 @@ def draw(rows: Sequence[Row], path: Path) -> None:
                 axes.hlines(height, left, left + 0.8, "black", label=ORACLE)
         axes.set_title(FIGURES[name], loc="left")
         axes.set_xticks([index + 0.4 for index in range(len(traces))], traces)
-    # The lower half may be empty (no deadline fits the trace); together they name all.
+    # The lower half may be empty (no deadline fits the trace); together they have all names.
     known: dict[str, Any] = {}
     for axes in figure.axes:
         handles, labels = axes.get_legend_handles_labels()
         known |= {label: handle for handle, label in zip(handles, labels, strict=True) if handle}
     figure.legend(known.values(), known.keys(), loc="outside right upper", fontsize="small")
-    # The same figures are the same file: no date, no random ids.
+    # The same figures give the same file: no date, no random ids.
     with rc_context({"svg.hashsalt": "simulate"}):
         figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)

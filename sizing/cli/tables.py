@@ -9,19 +9,19 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-# Where the output is no terminal, a table must not be folded to 80 columns.
+# Where the output is not a terminal, tables must not be folded to 80 columns.
 PLAIN_WIDTH = 200
 
 
 def console() -> Console:
-    """The console for tables."""
+    """Return the console for tables."""
     return Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH, highlight=False)
 
 
 def show(
     rows: Sequence[Mapping[str, Any]], *, title: str | None = None, notes: Sequence[str] = ()
 ) -> None:
-    """Print the rows as a table, then one line for each note."""
+    """Print the rows as a table, then each note on a line."""
     screen = console()
     if rows:
         table = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
@@ -36,7 +36,7 @@ def show(
 
 
 def cell(value: object) -> str:
-    """One value for people: thousands grouped, at most four significant decimals, `-` for none."""
+    """Format one value: thousands grouped, at most four significant digits, `-` for none."""
     if value is None or value == "":
         return "-"
     if isinstance(value, bool):

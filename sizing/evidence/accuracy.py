@@ -1,7 +1,7 @@
-"""What the models are worth: predictions beside runs that others measured and published.
+"""How accurate the models are: predictions beside runs that others measured and published.
 
-Rows of sizing/evidence/ground_truths.csv that `calibrates` were used to fit the constants of the step-time
-model (`fit` does it again); the others the model has never seen. Misses stay in the table.
+The rows of ground_truths.csv whose role is `calibrates` were used to fit the step-time constants
+(`fit` does it again); the model has never seen the others. Misses stay in the table.
 """
 
 import csv
@@ -44,7 +44,7 @@ class Truth:
 
     @property
     def is_timm(self) -> bool:
-        """Whether it is a row of timm's table: those are ranked, and climbed the batch ladder."""
+        """Whether it is a row of timm's table: those are ranked, their batch is from a ladder."""
         return self.gpu == "NVIDIA RTX 3090"
 
 
@@ -68,13 +68,13 @@ class Row:
 
     @property
     def is_hit(self) -> bool | None:
-        """Whether the prediction is within the limit; None where there is none."""
+        """Whether the prediction is within the limit; None without a prediction."""
         return None if self.ratio is None else abs(self.ratio - 1) <= self.limit
 
 
 @cache
 def truths() -> tuple[Truth, ...]:
-    """All rows of the file."""
+    """Return all rows of the file."""
     with TRUTHS_FILE.open(newline="", encoding="utf-8") as lines:
         return tuple(
             Truth(
@@ -90,7 +90,7 @@ def truths() -> tuple[Truth, ...]:
 
 @cache
 def counts() -> Mapping[str, Mapping[str, Any]]:
-    """What `python -m benchmarks.anchor_footprints` counted, by model."""
+    """Return what `python -m benchmarks.anchor_footprints` counted, by model."""
     found: Mapping[str, Mapping[str, Any]] = json.loads(MODELS_FILE.read_text(encoding="utf-8"))[
         "models"
     ]
@@ -98,14 +98,14 @@ def counts() -> Mapping[str, Mapping[str, Any]]:
 
 
 def _kept_bytes(truth: Truth) -> float:
-    """Of one sample, in the precision of the run: what was counted in half is twice as wide."""
+    """Return one sample's kept bytes in the run's precision: twice those counted in half."""
     count = counts()[truth.model]
     wide = truth.precision in ("float32", "tf32") and count["counted_in"] == "float16"
     return float(count["kept_bytes_per_sample"]) * (2 if wide else 1)
 
 
 def samples_per_second(truth: Truth, constants: Constants) -> float:
-    """The throughput that the step-time model predicts."""
+    """Return the throughput that the step-time model predicts."""
     count = counts()[truth.model]
     step = roofline(
         samples=truth.batch,
@@ -121,7 +121,7 @@ def samples_per_second(truth: Truth, constants: Constants) -> float:
 
 
 def allocated_bytes(truth: Truth, batch: int) -> float:
-    """Parameters, gradients, optimizer, kept activations: what max_memory_allocated would say."""
+    """Return what max_memory_allocated would report: parameters to kept activations, in bytes."""
     count = counts()[truth.model]
     half_copies = 2 if truth.precision in ("float16", "bfloat16") else 0
     trainable = float(count.get("trainable_parameters", count["parameters"]))
@@ -131,22 +131,22 @@ def allocated_bytes(truth: Truth, batch: int) -> float:
 
 
 def needed_mib(truth: Truth, batch: int, constants: Constants) -> float:
-    """What must be free on the GPU, as sizing/models/memory.py has it."""
+    """Return the MiB that must be free on the GPU, as in sizing/models/memory.py."""
     allocated = allocated_bytes(truth, batch) / MIB
     return float(allocated) * (1 + constants.fragmentation_share) + constants.context_mib
 
 
 def largest_batch(truth: Truth, constants: Constants) -> int:
-    """The largest batch of the ladder that fits the GPU of the run; 0 where none does."""
+    """Return the largest batch of the ladder that fits the run's GPU; 0 if none does."""
     there = find_gpu(truth.gpu).memory_mib
     return next((b for b in LADDER if needed_mib(truth, b, constants) <= there), 0)
 
 
 def ladder_error(truth: Truth, constants: Constants) -> float:
-    """By which share the memory model would have to be wrong to explain the batch that was used.
+    """Return the relative error of the memory model that would explain the batch that was used.
 
-    The batch used did fit, and the next larger one of the ladder did not: 0 where the prediction
-    agrees with both.
+    The batch used did fit and the ladder's next larger one did not: 0 if the prediction agrees
+    with both.
     """
     there = find_gpu(truth.gpu).memory_mib
     too_much = needed_mib(truth, truth.batch, constants) / there - 1
@@ -158,7 +158,7 @@ def ladder_error(truth: Truth, constants: Constants) -> float:
 
 
 def rows(constants: Constants | None = None) -> list[Row]:
-    """Throughput and allocated memory, truth by truth."""
+    """Return predicted throughput or memory beside each truth."""
     used = constants or Constants()
     return [_row(truth, used) for truth in truths()]
 
@@ -182,7 +182,7 @@ def _row(truth: Truth, constants: Constants) -> Row:
 
 
 def ranking(ranked: Sequence[Truth], constants: Constants | None = None) -> float:
-    """Spearman's correlation of predicted and measured throughput."""
+    """Return Spearman's correlation of predicted and measured throughput."""
     used = constants or Constants()
     return spearman(
         [truth.measured for truth in ranked],
@@ -191,7 +191,7 @@ def ranking(ranked: Sequence[Truth], constants: Constants | None = None) -> floa
 
 
 def spearman(one: Sequence[float], other: Sequence[float]) -> float:
-    """Spearman's rank correlation of two sequences without ties."""
+    """Return Spearman's rank correlation of two sequences without ties."""
     ranks = [
         [sorted(values).index(value) for value in values] for values in (list(one), list(other))
     ]
@@ -200,7 +200,7 @@ def spearman(one: Sequence[float], other: Sequence[float]) -> float:
 
 
 def fit() -> dict[str, float]:
-    """Fit the step-time constants to the rows that calibrate: least sum of |log error|.
+    """Fit the step-time constants to the calibrating rows: least sum of |log error|.
 
     half_time_factor is bounded by 1: nothing is faster than the best measured matrix product.
     """

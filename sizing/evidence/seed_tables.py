@@ -1,7 +1,7 @@
-"""The tables of the seed documents again, with computed figures beside the claimed ones.
+"""The seed documents' tables again, with computed figures beside the claimed ones.
 
-sizing/evidence/seed_claims.csv holds what the documents claim and how each figure is had here; nothing in
-the column `ours` is written down: it is computed from the catalogue, the models and the footprints.
+seed_claims.csv has the claims and how each figure is computed here: the column `ours` names a
+function, which uses the catalogue, the models and the footprints.
 """
 
 import csv
@@ -26,7 +26,7 @@ CLAIMS_FILE = Path(__file__).with_name("seed_claims.csv")
 SEEDS = ("000", "002", "003")
 IMAGENET_SAMPLES = 1_281_167
 RESNET50_EPOCHS = 90
-# SageMaker training, us-east-1, as third-party tables had it in 2026-07; AWS publishes them by API.
+# SageMaker training, us-east-1, from third-party tables of 2026-07; AWS publishes prices by API.
 SAGEMAKER_USD = {
     "ml.g5.xlarge": 1.408,
     "ml.g5.2xlarge": 1.515,
@@ -53,7 +53,7 @@ class Claim:
 
     @property
     def difference(self) -> str:
-        """Claimed against ours: a share, a factor where it is large, or `same`."""
+        """Claimed relative to ours: a share, a factor where it is large, or `same`."""
         if math.isclose(self.claimed, self.ours, rel_tol=0.015, abs_tol=0.006):
             return "same"
         if not self.ours or not self.claimed:
@@ -65,9 +65,9 @@ class Claim:
 
 
 def claims(seed: str) -> list[Claim]:
-    """Every figure of the seed's tables."""
+    """Return every figure of a seed document's tables."""
     if seed not in SEEDS:
-        raise ValueError(f"seed {seed!r} has no tables here; there are {', '.join(SEEDS)}")
+        raise ValueError(f"there are no tables {seed!r}; known are {', '.join(SEEDS)}")
     with CLAIMS_FILE.open(newline="", encoding="utf-8") as lines:
         rows = [row for row in csv.DictReader(lines) if row["seed"] == seed]
     return [
@@ -108,7 +108,7 @@ def _times(text: str, divisor: float) -> float:
 
 
 def _host_gib(runs: str, num_bytes: str) -> float:
-    """GB, as the document counts, of runs that each hold the dataset and load it one by one."""
+    """Return decimal GB, as the document counts, of runs that each load and hold the dataset."""
     memory = host_memory(
         catalogue.find("g5.2xlarge"),
         Constants(),
@@ -131,7 +131,7 @@ def _spot_saving(size: str) -> float:
 
 @cache
 def resnet50_hours(size: str) -> float:
-    """90 epochs of ImageNet: the slowest of GPU, loader and disk, the GPUs in parallel."""
+    """Return the hours of 90 epochs of ImageNet: the slowest of GPUs, loader and disk."""
     instance, constants, facts = catalogue.find(size), Constants(), DATA["imagenet"]
     count = counts()["resnet50"]
     step = roofline(
@@ -160,7 +160,7 @@ def resnet50_hours(size: str) -> float:
 
 
 def dino_hours(size: str, epochs: str) -> float:
-    """CubiCasa5K on all GPUs of the size: a published run scaled by memory bandwidth."""
+    """Return the hours of CubiCasa5K on all GPUs: a published run scaled by memory bandwidth."""
     instance = catalogue.find(size.removeprefix("ml."))
     gpu = find_gpu(instance.gpu, instance.gpu_memory_mib)
     share = gpu.bandwidth_gb_per_second / find_gpu(DETR_GPU).bandwidth_gb_per_second

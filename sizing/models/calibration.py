@@ -1,7 +1,7 @@
-"""What finished runs have taught: constants measured by them, which the next plan uses.
+"""Calibration: constants measured by finished runs, which later plans use.
 
 `python -m sizing review RECEIPT --calibrate` adds an entry to sizing/calibration.json. An entry
-counts for its own workload, recipe and GPU; what is of the machine (restart) counts for its size.
+applies to its own workload, recipe and GPU; a machine's constants (restart) apply to its size.
 """
 
 import json
@@ -19,7 +19,7 @@ _OF_THE_WORK = frozenset(["time_factor", "memory_factor"])
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Entry:
-    """What one run measured: values of constants by name."""
+    """The constants that one run measured, by name."""
 
     run: str
     workload: str
@@ -32,7 +32,7 @@ class Entry:
 
 @cache
 def entries(path: Path = CALIBRATION_FILE) -> tuple[Entry, ...]:
-    """All entries of a calibration file; none where there is no file."""
+    """Return all entries of a calibration file; none if it does not exist."""
     if not path.exists():
         return ()
     try:
@@ -40,14 +40,14 @@ def entries(path: Path = CALIBRATION_FILE) -> tuple[Entry, ...]:
         return tuple(Entry(**entry) for entry in content["entries"])
     except (json.JSONDecodeError, KeyError, TypeError) as error:
         raise ValueError(
-            f"{path} cannot be read as a calibration ({error}); mend it or remove it"
+            f"{path} cannot be read as a calibration ({error}); fix it or remove it"
         ) from error
 
 
 def calibrated(
     workload: str, recipe: str, size: str, gpu: str, *, path: Path = CALIBRATION_FILE
 ) -> tuple[Constants, tuple[str, ...]]:
-    """Return the constants for a plan, and the runs that taught them."""
+    """Return the constants for a plan, and the runs that measured them."""
     values: dict[str, list[float]] = {}
     runs: list[str] = []
     for entry in entries(path):
@@ -61,7 +61,7 @@ def calibrated(
 
 
 def add_entry(entry: Entry, path: Path = CALIBRATION_FILE) -> None:
-    """Add an entry; one of the same run is replaced. Refuses constants that do not exist."""
+    """Add an entry, replacing one of the same run; an unknown constant is a ValueError."""
     Constants().replaced(entry.constants)
     kept: Sequence[Entry] = [each for each in entries(path) if each.run != entry.run]
     content = {"format": 1, "entries": [asdict(each) for each in (*kept, entry)]}

@@ -1,15 +1,15 @@
-"""Every constant of the models, with where it comes from; a calibration file may replace any.
+"""Every constant of the models with its source; a calibration file may replace any of them.
 
-`python -m sizing accuracy` shows what the step-time constants are worth on rows that they have
-never seen.
+`python -m sizing accuracy` shows how well the step-time constants predict rows they were not fitted
+to.
 """
 
 import dataclasses
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sizing.figures import Basis
+from sizing.suggestion import suggest
 
 GIB = 2**30
 MIB = 2**20
@@ -17,7 +17,7 @@ MIB = 2**20
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Constants:
-    """The constants, in the units of their names. `ABOUT` says what each is and its source."""
+    """The constants, in the units of their names. `ABOUT` has each one's basis and source."""
 
     # GPU memory
     context_mib: float = 700.0
@@ -54,58 +54,65 @@ class Constants:
                 raise ValueError(f"constant {field.name} is {value}; give a number from 0")
 
     def replaced(self, values: Mapping[str, float]) -> "Constants":
-        """These constants with some replaced by name; an unknown name is a ValueError."""
+        """Return these constants with some replaced by name; an unknown name is a ValueError."""
         known = [field.name for field in dataclasses.fields(self)]
         for name in values:
             if name not in known:
-                near = difflib.get_close_matches(name, known, n=1)
-                hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
-                raise ValueError(f"constant {name!r} is unknown; {hint}")
+                raise ValueError(f"constant {name!r} is unknown; {suggest(name, known)}")
         return dataclasses.replace(self, **{name: float(v) for name, v in values.items()})
 
 
 ABOUT: Mapping[str, tuple[Basis, str]] = {
-    "context_mib": ("from memory", "CUDA context with cuBLAS and cuDNN workspaces, 0.5 to 1 GiB"),
-    "fragmentation_share": ("from memory", "the caching allocator's fragments, of what is alive"),
+    "context_mib": ("from memory", "CUDA context with cuBLAS and cuDNN workspaces: 0.5 to 1 GiB"),
+    "fragmentation_share": (
+        "from memory",
+        "the caching allocator's fragmentation, a share of live memory",
+    ),
     "half_time_factor": (
         "published",
-        "fitted to the rows of sizing/evidence/ground_truths.csv that calibrate, not below 1: the peak of "
-        "sizing/catalogue/gpus.csv is what the best measured product reached",
+        "fitted to the calibrating rows of sizing/evidence/ground_truths.csv, not below 1: the "
+        "peak in sizing/catalogue/gpus.csv is what the best measured product reached",
     ),
     "float32_time_factor": ("published", "fitted to the row `growth dense 119 M` (A10G, float32)"),
     "traffic_passes": (
         "published",
         "how often each kept byte crosses the memory bus in a step, at full bandwidth; fitted to "
-        "the rows of sizing/evidence/ground_truths.csv that calibrate",
+        "the calibrating rows of sizing/evidence/ground_truths.csv",
     ),
-    "seconds_per_kernel": ("from memory", "an eager kernel launch from Python, with its autograd"),
+    "seconds_per_kernel": ("from memory", "an eager kernel launch from Python, autograd included"),
     "least_step_seconds": (
         "published",
         "liquid_mono_to_3d on an A10G: 13.3 s an epoch of 1,000 small steps, loading included; "
-        "taken where kernels were not counted",
+        "used where kernels were not counted",
     ),
     "time_factor": ("modelled", "1 until `python -m sizing review` calibrates it"),
     "memory_factor": ("modelled", "1 until `python -m sizing review` calibrates it"),
     "process_gib": ("from memory", "resident memory of a Python process with torch and CUDA"),
-    "usable_memory_share": ("modelled", "a host above 80 % of its memory has no room to recover"),
+    "usable_memory_share": ("modelled", "a host above 80 % of its memory cannot recover"),
     "notice_seconds": ("published", "EC2 user guide: two minutes, best effort"),
     "detection_seconds": ("published", "userdata/interruption_handler.py polls every 2 s"),
     "hash_gb_per_second": ("measured", "sha256 on one core, facts of the engine, 2026-11"),
     "commit_seconds": (
         "modelled",
-        "the reserve that the trainer keeps for the head's write",
+        "the trainer's reserve for writing the head",
     ),
-    "notice_margin_seconds": ("modelled", "kept free: a notice may come late"),
-    "upload_share": ("from memory", "of the baseline network rate that uploads in parts reach"),
+    "notice_margin_seconds": ("modelled", "kept free, because a notice may come late"),
+    "upload_share": (
+        "from memory",
+        "share of the baseline network rate that multipart uploads reach",
+    ),
     "launch_seconds": (
         "from memory",
-        "EC2 launch to user data on a Deep Learning AMI; depot.dev boots its own in 5 to 40 s",
+        "EC2 launch to user data on a Deep Learning AMI; depot.dev boots its own AMI in 5 to 40 s",
     ),
-    "user_data_seconds": ("measured", "benchmarks/LOG.md: user data 3.0 to 4.2 s, dataset apart"),
+    "user_data_seconds": (
+        "measured",
+        "benchmarks/LOG.md: user data 3.0 to 4.2 s, without the dataset",
+    ),
     "first_step_seconds": (
         "modelled",
-        "8 s on a laptop (benchmarks/LOG.md) + 30 s lease TTL + CUDA start of some seconds",
+        "8 s on a laptop (benchmarks/LOG.md) + 30 s lease TTL + a few seconds of CUDA start",
     ),
-    "ebs_burst_seconds": ("published", "EC2 user guide: 30 minutes at least once in 24 hours"),
-    "network_burst_seconds": ("published", "EC2 user guide: best effort, from 5 minutes"),
+    "ebs_burst_seconds": ("published", "EC2 user guide: at least 30 minutes once every 24 hours"),
+    "network_burst_seconds": ("published", "EC2 user guide: best effort, 5 minutes or more"),
 }

@@ -1,6 +1,6 @@
-"""The way of the data: S3 -> volume -> loader -> GPU, at *baseline* rates and their burst windows.
+"""The data path, S3 -> volume -> loader -> GPU, at *baseline* rates and their burst windows.
 
-A burst is a bucket of credits that is full at launch; what lasts longer than it runs at baseline.
+A burst spends a bucket of credits that is full at launch; what takes longer runs at baseline.
 """
 
 from collections.abc import Mapping
@@ -12,13 +12,13 @@ from sizing.models.constants import Constants
 
 MB_PER_MIB = 1.048576
 GP3_MB_PER_SECOND = 125 * MB_PER_MIB
-# One vCPU is the training process's own.
+# One vCPU belongs to the training process.
 _TRAINER_VCPUS = 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataFacts:
-    """What a workload reads: bytes of a sample in S3, and in each epoch; CPU seconds to load it."""
+    """What a workload reads: a sample's bytes in S3 and per epoch, and CPU seconds to load it."""
 
     dataset_bytes_per_sample: float
     epoch_bytes_per_sample: float
@@ -70,9 +70,9 @@ class Rate:
     burst_seconds: float
 
     def seconds(self, num_bytes: float) -> float:
-        """To move `num_bytes` with full credits."""
+        """Return the seconds to move `num_bytes`, starting with full credits."""
         if max(self.burst, self.baseline) <= 0:
-            return 0.0  # not known: what else is in the way decides, and the plan warns
+            return 0.0  # unknown: the other rates decide, and the plan warns
         megabytes = num_bytes / 1e6
         within = self.burst * self.burst_seconds
         if self.burst <= self.baseline or megabytes <= within:
@@ -81,7 +81,7 @@ class Rate:
 
 
 def volume_rate(instance: Instance, gp3_mb_per_second: float, constants: Constants) -> Rate:
-    """Return what the data volume gives on this size: the slower of volume and instance."""
+    """Return the data volume's rate on this size: the slower of volume and instance."""
     return Rate(
         baseline=min(gp3_mb_per_second, instance.ebs_baseline_mb_per_second),
         burst=min(gp3_mb_per_second, instance.ebs_max_mb_per_second),
@@ -90,7 +90,7 @@ def volume_rate(instance: Instance, gp3_mb_per_second: float, constants: Constan
 
 
 def network_rate(instance: Instance, constants: Constants) -> Rate:
-    """Return the size's network, 1 Gb/s = 125 MB/s."""
+    """Return the size's network rate; 1 Gb/s is 125 MB/s."""
     baseline = instance.network_baseline_gbps
     return Rate(
         baseline=baseline * 125,
@@ -100,13 +100,13 @@ def network_rate(instance: Instance, constants: Constants) -> Rate:
 
 
 def sync_seconds(num_bytes: float, network: Rate, volume: Rate) -> float:
-    """S3 to the data volume: both at once, so the slower one decides."""
+    """Return the seconds from S3 to the data volume: both work at once, the slower one decides."""
     return max(network.seconds(num_bytes), volume.seconds(num_bytes))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EpochData:
-    """Seconds that an epoch's data takes at least, by what it waits for."""
+    """The least seconds that an epoch's data takes, by what it waits for."""
 
     loader: float
     disk: float
@@ -123,15 +123,15 @@ def epoch_data(
     epoch_bytes: float,
     runs: int,
 ) -> EpochData:
-    """Return what an epoch of each of `runs` equal runs on one machine takes for its data.
+    """Return the data's share of an epoch, for each of `runs` equal runs on one machine.
 
-    What fits into the page cache is read once and costs later epochs nothing; runs share it.
+    Data that fits the page cache is read once and costs later epochs nothing; the runs share it.
     """
     vcpus = max(1.0, instance.vcpus / runs - _TRAINER_VCPUS)
     cached = epoch_bytes <= cache_bytes
     return EpochData(
         loader=samples * facts.loader_cpu_seconds / vcpus,
-        # An epoch after the burst: what must hold for the whole run is the baseline.
+        # An epoch after the burst: only the baseline lasts for the whole run.
         disk=0.0 if cached else epoch_bytes * runs / 1e6 / volume.baseline,
         cached=cached,
     )

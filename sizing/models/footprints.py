@@ -1,10 +1,9 @@
-"""What one step of a stage needs, as counted by `python -m training measure`, and between counts.
+"""Footprints: what one step of a stage needs, as counted by `python -m training measure`.
 
-Reads sizing/footprints.json. A micro-batch between two counted ones is interpolated, beyond them
-extended along the last two; both say "modelled". What cannot be had so is refused with the command.
+Reads sizing/footprints.json. Between two counted micro-batches it interpolates, beyond them it
+extrapolates from the last two; both say "modelled". Others are refused with the command to run.
 """
 
-import difflib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,20 +12,21 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sizing.figures import Basis
+from sizing.suggestion import suggest
 
 FOOTPRINTS_FILE = Path(__file__).parent.parent / "footprints.json"
 MEASURE = "python -m training measure"
-# Extending a line this many times beyond the largest counted micro-batch is still arithmetic.
+# Up to this many times the largest counted micro-batch, extrapolating is still sound.
 _MOST_EXTENSION = 16
 
 
 class NotMeasuredError(ValueError):
-    """A workload or recipe without footprints: nothing can be said about it yet."""
+    """A workload or recipe has no footprints: nothing can be predicted about it yet."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Footprint:
-    """One stage at one micro-batch. Bytes; a Prepare stage has neither gradients nor optimizer."""
+    """One stage at one micro-batch, in bytes; a Prepare stage has no gradients or optimizer."""
 
     stage: str
     kind: Literal["prepare", "train"]
@@ -53,28 +53,31 @@ class Footprint:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Optimizer steps of one epoch; the last takes what is left."""
+        """Optimizer steps of one epoch; the last one takes the remaining samples."""
         return -(-self.samples_per_epoch // self.global_batch)
 
 
 @cache
 def load(path: Path = FOOTPRINTS_FILE) -> tuple[dict[str, Any], ...]:
-    """All footprints of the file as they stand there."""
+    """Return all footprints of the file, unchanged."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise NotMeasuredError(f"there is no {path}; make it with `{MEASURE}`") from None
+        raise NotMeasuredError(f"{path} does not exist; create it with `{MEASURE}`") from None
     except json.JSONDecodeError as error:
-        raise ValueError(f"{path} is no JSON ({error}); make it again with `{MEASURE}`") from error
+        raise ValueError(
+            f"{path} is not JSON ({error}); create it again with `{MEASURE}`"
+        ) from error
     if content.get("format") != 1:
         raise ValueError(
-            f"{path} has format {content.get('format')!r}, this version reads 1; `{MEASURE}`"
+            f"{path} has format {content.get('format')!r}, this version reads 1; create it again "
+            f"with `{MEASURE}`"
         )
     return tuple(content["footprints"])
 
 
 def recipes(path: Path = FOOTPRINTS_FILE) -> dict[str, list[str]]:
-    """Workload -> its measured recipes."""
+    """Return each workload's measured recipes."""
     found: dict[str, list[str]] = {}
     for row in load(path):
         names = found.setdefault(row["workload"], [])
@@ -90,7 +93,7 @@ def stages(
     micro_batch: int | None = None,
     path: Path = FOOTPRINTS_FILE,
 ) -> tuple[Footprint, ...]:
-    """The stages of a recipe in order, at its own micro-batch or at another one."""
+    """Return the stages of a recipe in order, at its own micro-batch or a given one."""
     known = recipes(path)
     if workload not in known:
         raise NotMeasuredError(_unknown("workload", workload, list(known), workload, recipe))
@@ -102,7 +105,7 @@ def stages(
     return tuple(
         _stage(
             of_stage,
-            # A stage whose batch is not that of the last one has a field of its own for it.
+            # A stage with a batch of its own (another than the last stage's) keeps it.
             micro_batch if of_stage[0].get("recipe_micro_batch") == trained[-1] else None,
         )
         for of_stage in ([row for row in rows if row["stage"] == name] for name in names)
@@ -110,10 +113,8 @@ def stages(
 
 
 def _unknown(what: str, name: str, known: Sequence[str], workload: str, recipe: str) -> str:
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known) or 'none'};"
     return (
-        f"{what} {name!r} has no footprints; {hint} or measure it: "
+        f"{what} {name!r} has no footprints ({suggest(name, known)}); measure it: "
         f"`{MEASURE} --workload {workload}` (recipe {recipe})"
     )
 
@@ -124,11 +125,11 @@ def _stage(rows: list[dict[str, Any]], micro_batch: int | None) -> Footprint:
         return _footprint(rows[0], rows[0], rows)
     wanted = micro_batch or int(rows[0]["recipe_micro_batch"])
     if wanted < 1:
-        raise ValueError(f"a micro-batch of {wanted} cannot be; give at least 1")
+        raise ValueError(f"the micro-batch is {wanted}; give at least 1")
     if int(rows[0]["global_batch"]) % wanted:
         raise ValueError(
-            f"global_batch {rows[0]['global_batch']} is not a multiple of the micro-batch {wanted}; "
-            "change one of them"
+            f"global_batch {rows[0]['global_batch']} is not a multiple of the micro-batch "
+            f"{wanted}; change one of them"
         )
     for row in rows:
         if int(row["micro_batch"]) == wanted:
@@ -137,7 +138,7 @@ def _stage(rows: list[dict[str, Any]], micro_batch: int | None) -> Footprint:
 
 
 def _between(rows: list[dict[str, Any]], wanted: int) -> dict[str, Any]:
-    """A row for `wanted` on the line through the two counted micro-batches next to it."""
+    """Return a row for `wanted` on the line through the two nearest counted micro-batches."""
     counted = [int(row["micro_batch"]) for row in rows]
     if len(rows) < 2 or wanted > counted[-1] * _MOST_EXTENSION:
         raise NotMeasuredError(
@@ -192,7 +193,7 @@ def _activation_bytes(row: Mapping[str, Any]) -> int:
 
 
 def _kept_bytes_per_sample(rows: list[dict[str, Any]]) -> float:
-    """What each further sample adds to the peak: kept from forward for backward."""
+    """Return what each further sample adds to the peak: kept from forward for backward."""
     low, high = rows[0], rows[-1]
     if len(rows) < 2:
         return float(low["peak_activation_bytes"]) / int(low["micro_batch"])

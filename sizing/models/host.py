@@ -1,4 +1,4 @@
-"""Host memory of one or several runs on a machine: the four-worker incident, as arithmetic.
+"""Host memory of one or several runs on a machine: why four workers with a copy each ran out.
 
 need = runs * (process + unshared data) + shared data + the largest transient
 """
@@ -11,7 +11,7 @@ from sizing.models.constants import GIB, Constants
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HostMemory:
-    """GiB on the host; `transient` is what loading holds beside the data until it is done."""
+    """GiB on the host; `transient` is the extra memory that loading the data takes meanwhile."""
 
     runs: int
     processes: float
@@ -23,29 +23,29 @@ class HostMemory:
 
     @property
     def need(self) -> float:
-        """What all runs hold at their worst moment."""
+        """GiB that all runs hold at their peak."""
         return self.processes + self.unshared + self.transient
 
     @property
     def fits(self) -> bool:
-        """Whether it stays in what is usable; shared mapped files may be dropped and read again."""
+        """Whether it fits the usable memory; shared mapped files may be dropped and read again."""
         return self.need <= self.usable
 
     @property
     def cache_bytes(self) -> float:
-        """What is left for the page cache."""
+        """Bytes left for the page cache."""
         return max(0.0, (self.usable - self.need) * GIB)
 
     def can_hold(self, num_bytes: float) -> bool:
-        """Whether a copy of `num_bytes`, such as a checkpoint, can wait in memory beside the runs."""
+        """Whether a copy of `num_bytes`, such as a checkpoint, fits beside the runs."""
         return num_bytes <= self.cache_bytes
 
     def sentence(self) -> str:
-        """The arithmetic in one sentence."""
+        """Return the arithmetic in one sentence."""
         return (
             f"{self.runs} run{'s need' if self.runs > 1 else ' needs'} {self.need:.1f} GiB of host"
             " memory"
-            f" ({self.processes:.1f} processes + {self.unshared:.1f} data of their own"
+            f" ({self.processes:.1f} processes + {self.unshared:.1f} unshared data"
             f" + {self.transient:.1f} while loading), {self.usable:.1f} of {self.total:.0f} GiB are"
             " usable"
         )
@@ -62,14 +62,17 @@ def host_memory(
 ) -> HostMemory:
     """Return the host memory of `runs` equal runs.
 
-    data_bytes_each: what each process holds for itself (0 where the data are memory-mapped);
-    load_copies: how often it is there while loading (2: a list of samples and their stack). The
-    runs load at different moments at best: one transient is counted, which is the least there is.
+    data_bytes_each: what each process holds itself (0 where the data is memory-mapped);
+    load_copies: copies in memory while loading (2: a list of samples and their stack). At best the
+    runs load at different moments, so one transient is counted: a lower bound.
     """
     if runs < 1:
-        raise ValueError(f"{runs} runs cannot be planned; give at least 1")
+        raise ValueError(f"runs is {runs}; give at least 1")
     if min(data_bytes_each, shared_bytes) < 0 or load_copies < 1:
-        raise ValueError("data cannot be negative, nor loaded less than once")
+        raise ValueError(
+            f"data_bytes_each is {data_bytes_each:g}, shared_bytes {shared_bytes:g}, load_copies "
+            f"{load_copies:g}; give bytes from 0 and at least 1 copy"
+        )
     return HostMemory(
         runs=runs,
         processes=runs * constants.process_gib,

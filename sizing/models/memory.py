@@ -1,4 +1,4 @@
-"""GPU memory of a stage: what its step keeps alive at most, plus what no tensor accounts for.
+"""GPU memory of a stage: the peak of its step's tensors, plus what no tensor accounts for.
 
 need = (peak of the counted step) * (1 + fragmentation) * memory_factor + context
 """
@@ -12,7 +12,7 @@ from sizing.models.footprints import Footprint
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GpuMemory:
-    """MiB of one stage on one GPU, by what it is for; `need` is their sum."""
+    """MiB of one stage on one GPU by purpose; `need` is their sum."""
 
     stage: str
     parameters: float
@@ -26,20 +26,20 @@ class GpuMemory:
 
     @property
     def allocated(self) -> float:
-        """What torch.cuda.max_memory_allocated would say."""
+        """MiB that torch.cuda.max_memory_allocated would report."""
         return self.parameters + self.gradients + self.optimizer + self.activations
 
     @property
     def need(self) -> float:
-        """What must be free on the GPU."""
+        """MiB that must be free on the GPU."""
         return self.allocated + self.fragmentation + self.context
 
 
 def gpu_memory(footprint: Footprint, constants: Constants) -> GpuMemory:
-    """Return what `footprint` needs on a GPU."""
+    """Return the memory that `footprint` needs on a GPU."""
     scale = constants.memory_factor / MIB
     fixed = footprint.parameter_bytes + footprint.optimizer_bytes
-    # The peak may lie in forward, before there are gradients: then they are not a part of it.
+    # The peak may be in forward, before there are gradients; then it does not include them.
     rest = max(0, footprint.peak_bytes - fixed)
     gradients = min(footprint.gradient_bytes, max(0, rest - footprint.activation_bytes))
     peak = footprint.peak_bytes * scale

@@ -1,7 +1,7 @@
-"""Does the checkpoint fit the two-minute notice, and how long is a machine away after it?
+"""Whether the checkpoint fits the two-minute notice, and how long the restart takes.
 
 save = detection + longest step + copy to the host + hash + upload at *baseline* + commit
-Boot, sync and resume add up to the restart. No credit of a burst is counted on: it may be spent.
+Boot, sync and resume add up to the restart. Burst credits are not relied on: they may be spent.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ _MARGIN_SHARE = 0.2
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NoticeFit:
-    """Seconds from a notice to the commit, part by part, and what there is."""
+    """Seconds from a notice to the commit, part by part, and the seconds available."""
 
     detection: float
     step: float
@@ -31,25 +31,25 @@ class NoticeFit:
 
     @property
     def save(self) -> float:
-        """The save alone: copy, hash, upload, commit."""
+        """Seconds of the save alone: copy, hash, upload, commit."""
         return self.copy + self.hash + self.upload + self.commit
 
     @property
     def total(self) -> float:
-        """From the notice to the commit."""
+        """Seconds from the notice to the commit."""
         return self.detection + self.step + self.save
 
     @property
     def fits(self) -> bool:
-        """Whether the commit comes before the margin does."""
+        """Whether the commit comes before the margin starts."""
         return self.total <= self.budget
 
     def sentence(self) -> str:
-        """The arithmetic in one sentence."""
+        """Return the arithmetic in one sentence."""
         return (
-            f"{self.detection:.0f} s to see the notice + {self.step:.1f} s to end the step"
+            f"{self.detection:.0f} s to detect the notice + {self.step:.1f} s to finish the step"
             f" + {self.copy:.1f} s copy + {self.hash:.1f} s hash + {self.upload:.1f} s upload at"
-            f" baseline + {self.commit:.0f} s commit = {self.total:.1f} s, there are"
+            f" baseline + {self.commit:.0f} s commit = {self.total:.1f} s of"
             f" {self.budget:.0f} s"
         )
 
@@ -91,7 +91,7 @@ def notice_fit(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Restart:
-    """Seconds of a replacement until it trains: the wait for capacity is not a part of it."""
+    """Seconds until a replacement trains, without the wait for capacity."""
 
     launch: float
     user_data: float
@@ -101,7 +101,7 @@ class Restart:
 
     @property
     def seconds(self) -> float:
-        """All of it."""
+        """Seconds of the whole restart."""
         return self.launch + self.user_data + self.sync + self.resume + self.first_step
 
 
@@ -114,7 +114,7 @@ def restart(
     volume: Rate,
     constants: Constants,
 ) -> Restart:
-    """Return what a replacement does before its first step."""
+    """Return the time that a replacement takes to its first step."""
     return Restart(
         launch=constants.launch_seconds,
         user_data=constants.user_data_seconds,

@@ -1,6 +1,6 @@
-"""What serving a model costs at the real demand: instances, waiting requests, dollars a million.
+"""What serving a model costs at the actual demand: instances, waiting times, dollars per million.
 
-Throughputs are published ones with their source, scaled ones (said to be so), or the user's own.
+Throughputs are published with their source, scaled (and marked as such), or the user's own.
 """
 
 import csv
@@ -22,7 +22,7 @@ Use = Literal["online", "batch"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Throughput:
-    """How many inferences a second one instance gives, and in what time each."""
+    """Inferences per second of one instance, and the latency of each."""
 
     size: str
     per_second: float
@@ -33,13 +33,13 @@ class Throughput:
 
     @property
     def service_ms(self) -> float:
-        """The time of one inference. Not published: at least what one at a time would take."""
+        """Milliseconds of one inference; where not published, what one at a time would take."""
         return 1000 / self.per_second if self.latency_ms is None else self.latency_ms
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Service:
-    """A number of instances that bears the demand within the latency goal."""
+    """A number of instances that meets the demand within the latency goal."""
 
     instances: int
     utilization: float
@@ -50,7 +50,7 @@ class Service:
 
 @cache
 def published(model: str, use: Use) -> tuple[Throughput, ...]:
-    """Published throughputs of a model, and those of its CPU sizes scaled by vCPUs."""
+    """Return published throughputs of a model, and those of its CPU sizes scaled by vCPUs."""
     with THROUGHPUTS_FILE.open(newline="", encoding="utf-8") as lines:
         rows = [row for row in csv.DictReader(lines) if row["model"] == model]
     found = [_throughput(row) for row in rows if use in row["use"].split("|")]
@@ -60,7 +60,7 @@ def published(model: str, use: Use) -> tuple[Throughput, ...]:
 
 @cache
 def models() -> tuple[str, ...]:
-    """The models with published throughputs."""
+    """Return the models with published throughputs."""
     with THROUGHPUTS_FILE.open(newline="", encoding="utf-8") as lines:
         return tuple(sorted({row["model"] for row in csv.DictReader(lines)}))
 
@@ -77,11 +77,11 @@ def _throughput(row: dict[str, str]) -> Throughput:
 
 
 def _scaled(found: Sequence[Throughput]) -> list[Throughput]:
-    """Half to four times the vCPUs of a CPU size, in proportion: a model, no measurement."""
+    """Scale to half to four times the vCPUs of a CPU size: modelled, not measured."""
     scaled = []
     for base in found:
         instance = catalogue.find(base.size)
-        # One that is far from its family's small sizes scales badly, as the c5.18xlarge shows.
+        # Large sizes scale badly, as the c5.18xlarge shows.
         if catalogue.families()[instance.family].kind != "cpu" or instance.vcpus > 8:
             continue
         for other in catalogue.instances().values():
@@ -102,7 +102,7 @@ def _scaled(found: Sequence[Throughput]) -> list[Throughput]:
 def wait_ms(*, per_second: float, demand_per_second: float, share: float = IN_TIME) -> float:
     """Return the wait before service that `share` of the requests do not exceed.
 
-    One queue, requests at random (Poisson), constant service: M/D/1, with its exact exponential
+    One queue, random requests (Poisson), constant service time: M/D/1, with its exact exponential
     tail P(W > t) = K exp(-theta t), where theta solves demand (exp(theta S) - 1) = theta.
     """
     load = demand_per_second / per_second
@@ -133,9 +133,9 @@ def serve_online(
     usd_per_hour: float,
     least_instances: int = 1,
 ) -> Service | None:
-    """Return the fewest instances with 95 % of requests in time, None where no number is enough.
+    """Return the fewest instances with 95 % of requests in time; None if no number is enough.
 
-    Every instance is paid for all the time: the idle share is part of the cost of each inference.
+    Instances are paid for while idle, so the idle share is part of the cost of each inference.
     """
     if throughput.service_ms > latency_goal_ms:
         return None
@@ -156,5 +156,5 @@ def serve_online(
 
 
 def batch_usd_per_million(throughput: Throughput, *, usd_per_hour: float) -> float:
-    """Dollars for a million inferences at full load: the instance is stopped when it is done."""
+    """Return dollars per million inferences at full load; the instance is stopped afterwards."""
     return usd_per_hour / (throughput.per_second * 3600) * 1e6

@@ -3,9 +3,9 @@
 step = n * max(FLOPs / peak * factor + passes * kept bytes / bandwidth, kernels * launch)
        + optimizer bytes / bandwidth, for n micro-batches
 
-FLOPs and kept bytes are counted, peak and bandwidth stand in sizing/catalogue/gpus.csv, the two factors are
-fitted to published runs. Adding the roofs fits those better than their maximum: an eager step
-computes and then moves, kernel by kernel.
+FLOPs and kept bytes are counted, peak and bandwidth are in sizing/catalogue/gpus.csv, the two
+factors are fitted to published runs. Adding the roofs fits those better than taking their maximum:
+an eager step computes and then moves data, kernel by kernel.
 """
 
 import math
@@ -21,7 +21,7 @@ _FORWARD_PASSES = 2.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepTime:
-    """Seconds of one optimizer step by what takes them."""
+    """Seconds of one optimizer step by what they are spent on."""
 
     compute: float
     traffic: float
@@ -30,12 +30,12 @@ class StepTime:
 
     @property
     def seconds(self) -> float:
-        """Of the whole step: launching hides behind the GPU's work, or the other way round."""
+        """Seconds of the whole step: launches hide behind the GPU's work, or it behind them."""
         return max(self.compute + self.traffic, self.launches) + self.optimizer
 
     @property
     def bound_by(self) -> str:
-        """What takes most of it."""
+        """What takes most of the step."""
         if self.launches > self.compute + self.traffic:
             return "kernel launches"
         parts = {
@@ -47,7 +47,7 @@ class StepTime:
 
 
 def matrix_factor(precision: str, constants: Constants) -> float:
-    """How much longer than at the peak the products of `precision` take."""
+    """Return how many times longer than at peak the matrix products of `precision` take."""
     if precision in ("float16", "bfloat16"):
         return constants.half_time_factor
     return constants.float32_time_factor
@@ -64,7 +64,7 @@ def roofline(
     gpu: Gpu,
     constants: Constants,
 ) -> StepTime:
-    """Return the step of `samples` samples on `gpu`."""
+    """Return the time of a step of `samples` samples on `gpu`."""
     bandwidth = gpu.bandwidth_gb_per_second * 1e9
     factor = matrix_factor(precision, constants) * constants.time_factor
     return StepTime(
@@ -80,7 +80,7 @@ def roofline(
 
 
 def step_time(footprint: Footprint, gpu: Gpu, constants: Constants, *, world: int = 1) -> StepTime:
-    """Return the optimizer step of a stage, its global batch shared by `world` GPUs."""
+    """Return the time of a stage's optimizer step, its global batch shared by `world` GPUs."""
     prepares = footprint.kind == "prepare"
     samples = footprint.micro_batch if prepares else footprint.global_batch / world
     micro_batches = math.ceil(samples / footprint.micro_batch)

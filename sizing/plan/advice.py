@@ -1,4 +1,4 @@
-"""Which size and why: every size that could train the workload, ranked by dollars, with reasons."""
+"""Advice on the size: every size that could train the workload, ranked by dollars, with reasons."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -8,13 +8,13 @@ from sizing.plan.checks import TIGHT, Findings, check_plan
 from sizing.plan.plan import Plan, make_plan
 from sizing.plan.request import Request
 
-# Less than this share of a resource used is called overprovisioned, in Compute Optimizer's words.
+# A resource used less than this share is overprovisioned, as AWS Compute Optimizer calls it.
 _LITTLE = 0.25
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlannedSize:
-    """A size with its plan and what it has too much or too little of."""
+    """A size with its plan, and the resources it has too much or too little of."""
 
     plan: Plan
     findings: Findings
@@ -36,7 +36,7 @@ class PlannedSize:
 def rank(
     request: Request, *, plan: Callable[[Request], Plan] = make_plan, sizes: list[str] | None = None
 ) -> list[PlannedSize]:
-    """Return the candidates, cheapest first; those that cannot work come last, with the reason."""
+    """Return the sizes, cheapest first; those that cannot work come last, with the reason."""
     names = sizes or [instance.size for instance in catalogue.trainable_by_price()]
     found = []
     for size in names:
@@ -44,16 +44,16 @@ def rank(
             planned = plan(replace(request, size=size))
         except ValueError as error:
             if "no compute peak" in str(error):
-                continue  # a GPU that nothing is known about cannot be ranked
+                continue  # a GPU without known peaks cannot be ranked
             raise
         found.append(
             PlannedSize(plan=planned, findings=check_plan(planned), reasons=reasons(planned))
         )
-    return sorted(found, key=lambda candidate: (candidate.usd, candidate.plan.usd_on_demand))
+    return sorted(found, key=lambda each: (each.usd, each.plan.usd_on_demand))
 
 
 def reasons(plan: Plan) -> tuple[str, ...]:
-    """Reason codes as AWS Compute Optimizer has them: {Resource}{Over,Under}provisioned."""
+    """Return reason codes as AWS Compute Optimizer has them: {Resource}{Over,Under}provisioned."""
     memory = plan.work.memory.need / plan.inputs.instance.gpu_memory_mib
     host = plan.host.need / plan.inputs.instance.memory_gib
     found = [
@@ -82,27 +82,25 @@ def _code(resource: str, share: float) -> list[str]:
     return [f"{resource}Overprovisioned"] if share < _LITTLE else []
 
 
-def best(candidates: list[PlannedSize]) -> tuple[PlannedSize, PlannedSize]:
-    """Return the cheapest and, of those that cost at most half as much again, the fastest."""
-    cheapest = candidates[0]
+def best(ranked: list[PlannedSize]) -> tuple[PlannedSize, PlannedSize]:
+    """Return the cheapest size and the fastest of those that cost at most 1.5 times as much."""
+    cheapest = ranked[0]
     if cheapest.usd == float("inf"):
         problems = "; ".join(cheapest.findings.problems.values())
         raise ValueError(f"no size can run this: {problems}")
-    affordable = [each for each in candidates if each.usd <= 1.5 * cheapest.usd]
+    affordable = [each for each in ranked if each.usd <= 1.5 * cheapest.usd]
     return cheapest, min(affordable, key=lambda each: (each.hours, each.usd))
 
 
 def would_change(plan: Plan) -> str:
-    """The measurement that would change the verdict most."""
+    """Return the measurement that would change the verdict most."""
     if plan.inputs.calibrated_by:
-        return "a run on another GPU: this one's step time is calibrated"
+        return "a run on another GPU: the step time on this one is calibrated"
     if plan.work.main.bound_by == "kernel launches":
         return (
-            "the step time of a real run: this one is bound by launching kernels, which no count "
-            "predicts well; `python -m sizing review RECEIPT --calibrate` takes it over"
+            "the step time of a real run: this one is bound by kernel launches, which no count "
+            "predicts well; `python -m sizing review RECEIPT --calibrate` records it"
         )
     if plan.work.main.bound_by == "loader CPU":
-        return "samples per second of the loader alone, on a vCPU of that size"
-    return (
-        "the step time of a real run (`python -m sizing review RECEIPT --calibrate` takes it over)"
-    )
+        return "samples per second of the loader alone, on one vCPU of that size"
+    return "the step time of a real run (`python -m sizing review RECEIPT --calibrate` records it)"

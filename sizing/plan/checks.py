@@ -1,4 +1,4 @@
-"""What speaks against a plan: problems refuse it and name the smallest change, warnings do not."""
+"""What speaks against a plan: problems refuse it and name the smallest fix, warnings do not."""
 
 import math
 from dataclasses import dataclass
@@ -11,11 +11,11 @@ from sizing.models.memory import gpu_memory
 from sizing.models.notice import notice_fit
 from sizing.plan.plan import Plan
 
-# Above this share of a limit a plan is said to be tight.
+# Above this share of a limit a plan is called tight.
 TIGHT = 0.85
-# A Spot price is no promise: only what is dearer by more than this is refused.
+# A Spot price is not a promise: only a cost that is higher by more than this is refused.
 EVEN = 1.05
-# Room beside the dataset on the volume: the file system's own, and checkpoints on their way.
+# Bytes needed on the volume per byte of dataset: file system and checkpoints in progress.
 VOLUME_PER_DATASET = 1.1
 PROBLEMS = {
     "memory": "the step does not fit the GPU",
@@ -56,7 +56,7 @@ def check_plan(plan: Plan) -> Findings:
 
 
 def find_problems(plan: Plan) -> dict[str, str]:
-    """Return the problems by name: what, the figures, and the smallest change that would pass."""
+    """Return the problems by name: what, the figures, and the smallest change that passes."""
     found = {
         "memory": _memory(plan),
         "host": _host(plan),
@@ -68,17 +68,17 @@ def find_problems(plan: Plan) -> dict[str, str]:
 
 
 def _memory(plan: Plan) -> str | None:
-    need, there = plan.work.memory.need, plan.inputs.instance.gpu_memory_mib
-    if need <= there:
+    memory, there = plan.work.memory, plan.inputs.instance.gpu_memory_mib
+    if memory.need <= there:
         return None
     return (
-        f"stage {plan.work.memory.stage} needs {need:,.0f} MiB of GPU memory, {plan.request.size} has "
+        f"stage {memory.stage} needs {memory.need:,.0f} MiB of GPU memory, {plan.request.size} has "
         f"{there:,}; {_smaller_step(plan)}"
     )
 
 
 def _smaller_step(plan: Plan) -> str:
-    """The smallest change: a smaller micro-batch (same batch, accumulated), else a larger GPU."""
+    """Return the smallest change: a smaller micro-batch (accumulated) or a larger GPU."""
     there = plan.inputs.instance.gpu_memory_mib
     request = plan.request
     current = max(s.footprint.micro_batch for s in plan.work.stages if s.footprint.kind == "train")
@@ -93,8 +93,8 @@ def _smaller_step(plan: Plan) -> str:
             return f"micro_batch={size} would fit (the global batch stays, accumulated)"
     for other in catalogue.trainable_by_price():
         if other.gpu_memory_mib >= plan.work.memory.need:
-            return f"the cheapest size that holds it is {other.size}"
-    return "no size in the catalogue holds it: shard the model or the optimizer"
+            return f"the cheapest size that fits it is {other.size}"
+    return "no size in the catalogue fits it: shard the model or the optimizer"
 
 
 def _host(plan: Plan) -> str | None:
@@ -102,7 +102,7 @@ def _host(plan: Plan) -> str | None:
         return None
     each = (plan.host.need - plan.host.transient) / plan.host.runs
     most = math.floor((plan.host.usable - plan.host.transient) / each)
-    change = "memory-map the data, so that the runs share them"
+    change = "memory-map the data, so that the runs share it"
     if most >= 1:
         change = f"{most} at a time would fit, or {change}"
     return f"{plan.host.sentence()}; {change}"
@@ -113,7 +113,7 @@ def _notice(plan: Plan) -> str | None:
         return None
     return (
         f"the checkpoint of {plan.checkpoint_bytes / 1e9:.1f} GB does not fit the notice "
-        f"({plan.notice.sentence()}) and the run would never finish on Spot with periodic saves; "
+        f"({plan.notice.sentence()}) and the run would never end on Spot with periodic saves; "
         + _faster_upload(plan)
     )
 
@@ -132,17 +132,17 @@ def _faster_upload(plan: Plan) -> str:
         )
         if fit.fits:
             return f"the cheapest size whose baseline network suffices is {other.size}"
-    return "take on-demand capacity (on_demand_base=1)"
+    return "use on-demand capacity (on_demand_base=1)"
 
 
 def _volume(plan: Plan) -> str | None:
-    need = plan.inputs.dataset_bytes * VOLUME_PER_DATASET / GIB
+    dataset = plan.inputs.dataset_bytes / GIB
+    need = dataset * VOLUME_PER_DATASET
     if need <= plan.request.volume_gib:
         return None
     return (
-        f"the dataset of {plan.inputs.dataset_bytes / GIB:.1f} GiB needs {need:.0f} GiB with its file "
-        f"system, the data volume has {plan.request.volume_gib}; data_volume_gib={math.ceil(need)} "
-        "would hold it"
+        f"the dataset of {dataset:.1f} GiB needs {need:.0f} GiB with its file system, the data "
+        f"volume has {plan.request.volume_gib}; data_volume_gib={math.ceil(need)} would hold it"
     )
 
 
@@ -150,8 +150,8 @@ def _spot(plan: Plan) -> str | None:
     if plan.spot is None:
         if plan.notice.fits:
             return (
-                "the run would never finish on Spot: interruptions come faster than it restarts; "
-                "on_demand_base=1 would end it"
+                "the run would never end on Spot: interruptions come faster than it restarts; "
+                "on_demand_base=1 avoids them"
             )
         return None
     spot = plan.spot.usd_p50 or 0.0
@@ -165,18 +165,14 @@ def _spot(plan: Plan) -> str | None:
 
 
 def find_warnings(plan: Plan) -> tuple[str, ...]:
-    """Return what is tight or not known, each in one sentence."""
-    found = [
-        *_resource_warnings(plan),
-        *_spot_warnings(plan),
-        *_knowledge_warnings(plan),
-    ]
-    return tuple(found)
+    """Return what is tight or unknown, each in one sentence."""
+    return (*_resource_warnings(plan), *_spot_warnings(plan), *_knowledge_warnings(plan))
 
 
 def _resource_warnings(plan: Plan) -> list[str]:
     found = []
-    need, there = plan.work.memory.need, plan.inputs.instance.gpu_memory_mib
+    main, gpu, instance = plan.work.main, plan.inputs.gpu, plan.inputs.instance
+    need, there = plan.work.memory.need, instance.gpu_memory_mib
     if there * TIGHT < need <= there:
         found.append(f"GPU memory is tight: {need:,.0f} of {there:,} MiB")
     if plan.host.fits and plan.host.need > plan.host.usable * TIGHT:
@@ -184,21 +180,17 @@ def _resource_warnings(plan: Plan) -> list[str]:
     volume = plan.inputs.dataset_bytes * VOLUME_PER_DATASET / GIB
     if plan.request.volume_gib * TIGHT < volume <= plan.request.volume_gib:
         found.append(f"the volume is tight: {volume:.0f} of {plan.request.volume_gib} GiB")
-    if plan.work.main.bound_by in ("loader CPU", "disk"):
+    if main.bound_by in ("loader CPU", "disk"):
         found.append(
-            f"stage {plan.work.main.footprint.stage} waits for the {plan.work.main.bound_by}: a larger size "
-            "of the family is faster, a faster GPU is not"
+            f"stage {main.footprint.stage} waits for the {main.bound_by}: a larger size of the "
+            "family is faster, a faster GPU is not"
         )
     half = any(stage.footprint.precision == "bfloat16" for stage in plan.work.stages)
-    if half and not plan.inputs.gpu.has_bfloat16:
-        found.append(
-            f"{plan.inputs.gpu.name} has no bfloat16 tensor cores: float32 rates are predicted"
-        )
-    idle = plan.inputs.instance.num_gpus - plan.request.gpus
+    if half and not gpu.has_bfloat16:
+        found.append(f"{gpu.name} has no bfloat16 tensor cores: float32 rates are predicted")
+    idle = instance.num_gpus - plan.request.gpus
     if idle:
-        found.append(
-            f"{idle} of {plan.inputs.instance.num_gpus} GPUs of {plan.request.size} stay idle"
-        )
+        found.append(f"{idle} of {instance.num_gpus} GPUs of {plan.request.size} stay idle")
     return found
 
 
@@ -220,7 +212,7 @@ def _spot_warnings(plan: Plan) -> list[str]:
         found.append(
             f"a checkpoint of {plan.checkpoint_bytes / 1e9:.1f} GB does not fit the host's memory "
             f"beside the run: each save keeps the GPU waiting {plan.notice.save:.0f} s; a size "
-            "with more memory saves behind the training"
+            "with more memory saves while training continues"
         )
     if plan.restart.sync > plan.work.seconds:
         found.append(
@@ -238,11 +230,11 @@ def _spot_warnings(plan: Plan) -> list[str]:
 def _knowledge_warnings(plan: Plan) -> list[str]:
     found = []
     if any(stage.footprint.basis == "modelled" for stage in plan.work.stages):
-        found.append("this micro-batch was not counted: its memory is modelled between two others")
+        found.append("this micro-batch was not counted: its memory is modelled from two others")
     if not plan.inputs.knows_data:
         found.append(
             f"nothing is known of the data of {plan.request.workload}: loader, disk and sync are "
-            "left out; --dataset-gib gives the sync"
+            "left out; --dataset-gib adds the sync"
         )
     if not plan.inputs.instance.network_baseline_gbps:
         found.append(f"the baseline network of {plan.request.size} is not in the catalogue")

@@ -1,6 +1,6 @@
-"""A finished run as `sizing review` and `advise` read it: receipt, config, metrics, events.
+"""A finished run as `sizing review` and `advise` read it: receipt, config and metrics.
 
-Takes a run's folder (as in the run bucket, downloaded or local), or its receipt alone.
+Reads a run's folder (a local one, or downloaded from the run bucket) or its receipt alone.
 """
 
 import json
@@ -13,7 +13,7 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FinishedRun:
-    """What happened, as far as the files at hand say; None where they do not."""
+    """What happened, as far as the files say; None where they do not."""
 
     run_id: str
     workload: str
@@ -34,11 +34,11 @@ class FinishedRun:
 
     @property
     def interruptions(self) -> int:
-        """Generations after the first: each took over from one that was gone."""
+        """The number of generations after the first: each took over from an interrupted one."""
         return max(0, self.generations - 1)
 
     def signals(self) -> dict[str, float]:
-        """What the rules of sizing/plan/triggers.py can be held against."""
+        """Return the signals that the rules of sizing/plan/triggers.py know."""
         found = {"hours_per_experiment": self.seconds / 3600}
         if self.data_wait is not None:
             found["data_wait_percent"] = 100 * self.data_wait
@@ -46,12 +46,12 @@ class FinishedRun:
 
 
 def read_run(path: Path) -> FinishedRun:
-    """Read a run's folder or receipt; what is none is a ValueError."""
+    """Read a run's folder or receipt; anything else is a ValueError."""
     receipt_file = path / "receipt.json" if path.is_dir() else path
     receipt = _read(receipt_file)
     for name in ("run_id", "workload", "recipe", "seconds"):
         if name not in receipt:
-            raise ValueError(f"{receipt_file} is no receipt: it has no {name!r}")
+            raise ValueError(f"{receipt_file} is not a receipt: it has no {name!r}")
     folder = receipt_file.parent
     config = _read(folder / "config.json") if (folder / "config.json").exists() else {}
     lines = list(_metrics(folder / "metrics"))
@@ -59,7 +59,7 @@ def read_run(path: Path) -> FinishedRun:
     commits = [line for line in lines if line.get("kind") == "commit"]
     prepared = [line for line in lines if line.get("kind") == "prepare"]
     if any(line.get("shared") for line in prepared):
-        prepared = []  # what another run has made says nothing of what it costs
+        prepared = []  # what another run prepared says nothing about the cost
     prediction = receipt.get("prediction") or config.get("prediction") or {}
     waits = [float(line["data_wait"]) for line in steps if line.get("data_wait") is not None]
     return FinishedRun(
@@ -92,14 +92,14 @@ def _read(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise ValueError(f"there is no {path}; give a run's folder or its receipt.json") from None
     except json.JSONDecodeError as error:
-        raise ValueError(f"{path} is no JSON: {error}") from error
+        raise ValueError(f"{path} is not JSON: {error}") from error
     if not isinstance(found, dict):
-        raise ValueError(f"{path} is no receipt: it holds no object")
+        raise ValueError(f"{path} is not a receipt: it is not a JSON object")
     return found
 
 
 def _metrics(folder: Path) -> Iterator[dict[str, Any]]:
-    """All lines of all attempts; a line cut off by a kill is passed over."""
+    """Yield all lines of all attempts, skipping a line cut off by a kill."""
     for path in sorted(folder.glob("*.jsonl")):
         for line in path.read_text(encoding="utf-8").splitlines():
             try:
@@ -109,7 +109,7 @@ def _metrics(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def _step_seconds(steps: list[dict[str, Any]]) -> dict[str, float]:
-    """Median seconds of an optimizer step by stage, from samples and their rate."""
+    """Return the median seconds of an optimizer step by stage, from samples and their rate."""
     found: dict[str, list[float]] = {}
     for line in steps:
         rate, ids = line.get("samples_per_second"), line.get("ids")

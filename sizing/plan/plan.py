@@ -21,7 +21,7 @@ from sizing.spot.interval import trainers_interval
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """All that is predicted; `spot` is None where the run would never finish on Spot."""
+    """All that is predicted; `spot` is None where the run would never end on Spot."""
 
     inputs: Inputs
     host: HostMemory
@@ -103,7 +103,7 @@ def make_plan(
 def _forecast(
     inputs: Inputs, host: HostMemory, work: Work, notice: NoticeFit, replacement: Restart
 ) -> Estimate | None:
-    """Hours and dollars on Spot; None where the run would never finish."""
+    """Hours and dollars on Spot; None where the run would never end."""
     request, taken = inputs.request, inputs.interruptions
     # The copy keeps the GPU waiting; hash and upload continue beside the training.
     waits = notice.copy + 0.1 if host.can_hold(inputs.checkpoint_bytes) else notice.save

@@ -1,4 +1,4 @@
-"""A plan as JSON (the contract of plan.json and of `plan --json`) and as rows for people."""
+"""A plan as JSON (for plan.json and `plan --json`) and as rows for people."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from sizing.plan.work import StagePlan
 
 
 def to_json(plan: Plan, findings: Findings) -> dict[str, Any]:
-    """The plan as plain JSON; null where the run would never finish on Spot."""
+    """Return the plan as plain JSON; null where the run would never end on Spot."""
     spot = plan.spot
     seconds = {
         "epoch_seconds": plan.work.main.epoch_seconds,
@@ -75,45 +75,43 @@ def _stage(stage: StagePlan) -> dict[str, Any]:
 
 
 def figures(plan: Plan) -> dict[str, Figure]:
-    """The figures that decide, each with its basis and source."""
-    measured = plan.work.main.footprint
-    stands: tuple[Basis, str] = ("modelled", "sizing/models/step_time.py: counted FLOPs and bytes")
-    if plan.inputs.calibrated_by:
-        stands = ("measured", f"calibrated by {', '.join(plan.inputs.calibrated_by)}")
+    """Return the figures that decide, each with its basis and source."""
+    inputs, measured = plan.inputs, plan.work.main.footprint
+    step: tuple[Basis, str] = ("modelled", "sizing/models/step_time.py: counted FLOPs and bytes")
+    if inputs.calibrated_by:
+        step = ("measured", f"calibrated by {', '.join(inputs.calibrated_by)}")
     return {
         "gpu_memory": Figure(
             value=plan.work.memory.need,
             unit="MiB",
             basis="modelled",
-            source=f"{measured.source}; + {plan.inputs.constants.fragmentation_share:.0%} fragments, "
-            f"+ {plan.inputs.constants.context_mib:.0f} MiB context ({ABOUT['context_mib'][0]})",
+            source=f"{measured.source}; + {inputs.constants.fragmentation_share:.0%} fragments, "
+            f"+ {inputs.constants.context_mib:.0f} MiB context ({ABOUT['context_mib'][0]})",
         ),
-        "step": Figure(
-            value=plan.work.main.step.seconds, unit="s", basis=stands[0], source=stands[1]
-        ),
+        "step": Figure(value=plan.work.main.step.seconds, unit="s", basis=step[0], source=step[1]),
         "gpu": Figure(
-            value=plan.inputs.gpu.peak_flops(measured.precision) / 1e12,
+            value=inputs.gpu.peak_flops(measured.precision) / 1e12,
             unit=f"TFLOP/s {measured.precision}",
-            basis=plan.inputs.gpu.basis,
-            source=plan.inputs.gpu.source,
+            basis=inputs.gpu.basis,
+            source=inputs.gpu.source,
         ),
         "on_demand": Figure(
-            value=plan.inputs.price.usd_per_hour,
+            value=inputs.price.usd_per_hour,
             unit="$/h",
             basis="published",
-            source=plan.inputs.price.source,
+            source=inputs.price.source,
         ),
         "spot": Figure(
-            value=plan.inputs.spot_price.usd_per_hour,
+            value=inputs.spot_price.usd_per_hour,
             unit="$/h",
-            basis="modelled" if plan.inputs.spot_price.basis == "modelled" else "published",
-            source=plan.inputs.spot_price.source,
+            basis="modelled" if inputs.spot_price.basis == "modelled" else "published",
+            source=inputs.spot_price.source,
         ),
         "interruptions": Figure(
-            value=plan.inputs.interruptions.rate_per_hour,
+            value=inputs.interruptions.rate_per_hour,
             unit="per machine hour",
-            basis="given" if plan.inputs.interruptions.source == "given" else "published",
-            source=plan.inputs.interruptions.source,
+            basis="given" if inputs.interruptions.source == "given" else "published",
+            source=inputs.interruptions.source,
         ),
         "restart": Figure(
             value=plan.restart.seconds,
@@ -133,7 +131,7 @@ def figures(plan: Plan) -> dict[str, Figure]:
 
 
 def summary(plan: Plan) -> list[tuple[str, str]]:
-    """What people want to know, one line each."""
+    """Return what people want to know, one line each."""
     spot = plan.spot
     return [
         (
@@ -162,9 +160,8 @@ def summary(plan: Plan) -> list[tuple[str, str]]:
 
 
 def one_line(plan: Plan) -> str:
-    """The plan in a sentence, for cdk synth."""
-    spot = plan.spot
-    request = plan.request
+    """Return the plan in one sentence, for cdk synth."""
+    spot, request, work = plan.spot, plan.request, plan.work
     costs = (
         f"{duration(spot.hours_p50 * 3600)} (p50) to {duration(spot.hours_p90 * 3600)} (p90) and "
         f"${spot.usd_p50:.2f} to ${spot.usd_p90:.2f} on Spot"
@@ -173,15 +170,15 @@ def one_line(plan: Plan) -> str:
     )
     return (
         f"plan: {request.workload}/{request.recipe} on {request.size} takes "
-        f"{costs}, ${plan.usd_on_demand:.2f} on demand; {plan.work.memory.need:,.0f} of "
-        f"{plan.inputs.instance.gpu_memory_mib:,} MiB GPU memory; bound by {plan.work.main.bound_by}; "
+        f"{costs}, ${plan.usd_on_demand:.2f} on demand; {work.memory.need:,.0f} of "
+        f"{plan.inputs.instance.gpu_memory_mib:,} MiB GPU memory; bound by {work.main.bound_by}; "
         f"a checkpoint takes {plan.notice.total:.0f} of {plan.notice.budget:.0f} s of the notice "
         "(modelled; details: TrainingStack.plan.json)"
     )
 
 
 def duration(seconds: float) -> str:
-    """Seconds for people."""
+    """Return seconds in a readable unit."""
     if seconds < 1:
         return f"{seconds * 1000:.3g} ms"
     if seconds < 120:

@@ -1,4 +1,4 @@
-"""A finished run held against its plan: what was predicted, what happened, what to correct."""
+"""A finished run beside its plan: what was predicted, what happened, what to correct."""
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -34,21 +34,21 @@ class Compared:
 
     @property
     def verdict(self) -> str:
-        """As predicted, or which constant to correct."""
+        """ "as predicted", or which constant to correct."""
         if self.ratio is None:
-            return "not known"
+            return "unknown"
         if abs(self.ratio - 1) <= self.limit:
             return "as predicted"
         return f"correct {self.correct}" if self.correct else "differs"
 
 
 def plan_of(run: FinishedRun, size: str) -> Plan:
-    """What would be predicted for the run today, on the size that it ran on."""
+    """Return what would be predicted for the run today, on the size that it ran on."""
     return make_plan(Request(workload=run.workload, recipe=run.recipe, size=size))
 
 
 def compare(run: FinishedRun, plan: Plan) -> list[Compared]:
-    """Every quantity that both know; what config.json predicted counts before today's plan."""
+    """Compare every quantity that both know; config.json's prediction precedes today's plan."""
     spot = plan.spot
     then = run.prediction
     hours = then.get("hours_p50", spot.hours_p50 if spot else None)
@@ -69,7 +69,7 @@ def compare(run: FinishedRun, plan: Plan) -> list[Compared]:
             actual=run.usd if run.usd is not None else _usd(run, plan),
             unit="$",
             limit=_TIME_LIMIT,
-            correct="the Spot price of sizing/catalogue.py, if the hours are as predicted",
+            correct="the Spot price of sizing/catalogue/prices.py, if the hours are as predicted",
         ),
         Compared(
             what="GPU memory allocated",
@@ -85,7 +85,7 @@ def compare(run: FinishedRun, plan: Plan) -> list[Compared]:
             actual=float(run.interruptions),
             unit="",
             limit=1.0,
-            correct="the rate: `plan --rate`; one run says little about it",
+            correct="the rate (`plan --rate`), of which one run says little",
         ),
         Compared(
             what="checkpoint",
@@ -93,7 +93,7 @@ def compare(run: FinishedRun, plan: Plan) -> list[Compared]:
             actual=float(run.checkpoint_bytes) or None,
             unit="bytes",
             limit=0.05,
-            correct="sizing/footprints.json: `python -m training measure`",
+            correct="sizing/footprints.json (`python -m training measure`)",
         ),
         Compared(
             what="a save",
@@ -119,22 +119,20 @@ def compare(run: FinishedRun, plan: Plan) -> list[Compared]:
 
 
 def _usd(run: FinishedRun, plan: Plan) -> float:
-    """The machine's hours at the assumed Spot price; the waits between machines are in it."""
+    """Return the run's hours at the assumed Spot price, waits between machines included."""
     return run.seconds / 3600 * plan.inputs.spot_price.usd_per_hour
 
 
 def calibration(run: FinishedRun, plan: Plan) -> Entry:
-    """What the run teaches: constants such that today's plan would have been right.
+    """Return the constants that would have made today's plan right.
 
-    Refuses what teaches nothing about the GPU of the size: another device, no metrics.
+    A ValueError if the run says nothing about the size's GPU: another device, or no metrics.
     """
-    if (
-        plan.inputs.gpu.name.split()[-1] not in run.device
-        and plan.inputs.instance.gpu not in run.device
-    ):
+    gpu, name = plan.inputs.instance.gpu, plan.inputs.gpu.name.split()[-1]
+    if name not in run.device and gpu not in run.device:
         raise ValueError(
-            f"the run {run.run_id} was on {run.device!r}, not on the {plan.inputs.instance.gpu} of "
-            f"{plan.request.size}: it teaches nothing about that; give --size of what it ran on"
+            f"the run {run.run_id} was on {run.device!r}, not on the {gpu} of {plan.request.size}, "
+            "and cannot calibrate it; give the --size that it ran on"
         )
     main = plan.work.main.footprint.stage
     if main not in run.step_seconds:

@@ -1,20 +1,30 @@
-"""The seed's triggers for another size, as rules: which fired, on what evidence, and is it true?
+"""Triggers for another size, as rules: which fired, on what evidence, and would the advice help?
 
-The thresholds stand in sizing/plan/rules.json (or a file of your own); each rule that fires is held
-against what the models say, because several of the seed's triggers name the wrong cure.
+The thresholds are in rules.json beside this file (or in a file of the user's). Each rule that fires
+is checked against the models, because several common rules name the wrong remedy.
 """
 
-import difflib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from sizing.models.host import host_memory
 from sizing.plan.plan import Plan
+from sizing.suggestion import suggest
 
 RULES_FILE = Path(__file__).with_name("rules.json")
-# Signals that no plan knows: given by the user, or by a measured run.
+FROM_PLAN = (
+    "dataset_samples",
+    "batch_size",
+    "hours_per_experiment",
+    "model_mb",
+    "gpu_memory_percent",
+    "host_memory_percent",
+    "spot_saving_percent",
+)
+# Signals that no plan has: given by the user or by a finished run.
 GIVEN = ("parallel_jobs", "researchers", "gpu_utilization_percent", "data_wait_percent")
 
 
@@ -25,7 +35,7 @@ class Rule:
     name: str
     signal: str
     consider: str
-    seed: str = ""
+    says: str = ""
     at_least: float | None = None
     at_most: float | None = None
 
@@ -34,14 +44,14 @@ class Rule:
             raise ValueError(f"rule {self.name!r} needs either at_least or at_most")
 
     def fires(self, value: float) -> bool:
-        """Whether `value` is beyond the threshold."""
+        """Return whether `value` is at or beyond the threshold."""
         if self.at_least is not None:
             return value >= self.at_least
         return self.at_most is not None and value <= self.at_most
 
     @property
     def condition(self) -> str:
-        """The rule for people."""
+        """The rule's condition for people."""
         if self.at_least is not None:
             return f"{self.signal} >= {self.at_least:g}"
         return f"{self.signal} <= {self.at_most:g}"
@@ -49,7 +59,7 @@ class Rule:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fired:
-    """A rule that fired, the evidence, and what the models say to it."""
+    """A rule that fired, the evidence, and the models' verdict on its advice."""
 
     rule: Rule
     value: float
@@ -58,36 +68,31 @@ class Fired:
 
 
 def load_rules(path: Path = RULES_FILE) -> list[Rule]:
-    """Read rules; what is none is a ValueError that says which."""
+    """Read rules; a malformed one is a ValueError that names it."""
     try:
-        found = [Rule(**rule) for rule in json.loads(path.read_text(encoding="utf-8"))["rules"]]
+        found = [_rule(**rule) for rule in json.loads(path.read_text(encoding="utf-8"))["rules"]]
     except FileNotFoundError:
-        raise ValueError(f"there is no rules file {path}") from None
+        raise ValueError(f"rules file {path} does not exist") from None
     except (json.JSONDecodeError, KeyError, TypeError) as error:
         raise ValueError(f"{path} cannot be read as rules ({error}); see {RULES_FILE}") from error
-    known = [*_from_plan_names(), *GIVEN]
     for rule in found:
-        if rule.signal not in known:
-            near = difflib.get_close_matches(rule.signal, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
-            raise ValueError(f"rule {rule.name!r}: signal {rule.signal!r} is unknown; {hint}")
+        _check_signal(rule.signal, f"rule {rule.name!r}: ")
     return found
 
 
-def _from_plan_names() -> tuple[str, ...]:
-    return (
-        "dataset_samples",
-        "batch_size",
-        "hours_per_experiment",
-        "model_mb",
-        "gpu_memory_percent",
-        "host_memory_percent",
-        "spot_saving_percent",
-    )
+def _rule(*, seed: str = "", **fields: Any) -> Rule:
+    """A rule of a file; `seed` is what files called `says` before."""
+    return Rule(**{"says": seed, **fields})
+
+
+def _check_signal(name: str, where: str = "") -> None:
+    known = (*FROM_PLAN, *GIVEN)
+    if name not in known:
+        raise ValueError(f"{where}signal {name!r} is unknown; {suggest(name, known)}")
 
 
 def signals(plan: Plan) -> dict[str, float]:
-    """What the plan knows of the rules' signals."""
+    """Return the signals that the plan has."""
     stage = plan.work.main.footprint
     saving = 0.0
     if plan.spot is not None and plan.usd_on_demand:
@@ -101,19 +106,15 @@ def signals(plan: Plan) -> dict[str, float]:
         100 * plan.host.need / plan.inputs.instance.memory_gib,
         saving,
     )
-    return dict(zip(_from_plan_names(), values, strict=True))
+    return dict(zip(FROM_PLAN, values, strict=True))
 
 
 def fire(
     plan: Plan, rules: list[Rule], given: Mapping[str, float], origin: str = "given"
 ) -> list[Fired]:
-    """Return the rules that fire on the plan's signals, given ones first."""
-    known = [*_from_plan_names(), *GIVEN]
+    """Return the rules that fire; given signals replace the plan's."""
     for name in given:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
-            raise ValueError(f"signal {name!r} is unknown; {hint}")
+        _check_signal(name)
     values = {name: (value, "predicted") for name, value in signals(plan).items()}
     values |= {name: (value, origin) for name, value in given.items()}
     return [
@@ -126,7 +127,7 @@ def fire(
 
 
 def _verdict(rule: Rule, value: float, plan: Plan) -> str:
-    """What the models say to the rule's advice."""
+    """Return the models' verdict on the rule's advice."""
     instance = plan.inputs.instance
     if rule.signal in ("batch_size", "model_mb"):
         return (
@@ -144,17 +145,17 @@ def _verdict(rule: Rule, value: float, plan: Plan) -> str:
         data_bound = plan.work.main.bound_by in ("loader CPU", "disk")
         return (
             f"{'yes' if data_bound else 'no'}: the run is bound by {plan.work.main.bound_by}, "
-            f"{'which' if data_bound else 'not what'} more vCPUs and EBS bandwidth relieve"
+            f"{'which' if data_bound else 'not by what'} more vCPUs and EBS bandwidth relieve"
             f"{'' if data_bound else '; a faster GPU would'}"
         )
     if rule.signal in ("parallel_jobs", "researchers"):
         runs = host_memory(instance, plan.inputs.constants, runs=max(1, int(value)))
         return (
             f"{'no' if runs.fits else 'yes'}: with memory-mapped data {runs.sentence()}; the runs "
-            "share the GPU, so each takes as many times longer (`plan --runs N`)"
+            "share the GPU, so each takes that many times longer (`plan --runs N`)"
         )
     if rule.signal == "data_wait_percent":
         return f"yes: the step waits for its data; {instance.vcpus} vCPUs feed it now"
     if rule.signal in ("gpu_memory_percent", "gpu_utilization_percent"):
-        return "see the ranking: the cheapest size that fits comes first"
+        return "see the ranking: the cheapest size that fits is first"
     return "see the figures of `python -m sizing plan`"

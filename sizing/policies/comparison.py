@@ -1,7 +1,7 @@
-"""Policies side by side on the same traces, with the same restart and the same luck.
+"""Policies side by side on the same traces, with the same restart and the same notices.
 
-Two questions: how much of what is paid for is training (on Spot alone, over the whole trace), and
-what does a job cost that must be done by a deadline (from many starts in the trace).
+Two questions: how much of the paid time is training (on Spot alone, over the whole trace), and what
+does a job with a deadline cost (from many starts in the trace).
 """
 
 import random
@@ -22,15 +22,15 @@ from sizing.spot.interval import (
 from sizing.spot.replay import Job, Ledger, Placement, Saving, SpotOnly, replay
 from sizing.spot.traces import Life, Trace, statistics
 
-# After the last save of a notice: for what takes longer than it did before.
+# Reserve after the last save of a notice, in case it takes longer than the ones before.
 MARGIN_SECONDS = 10.0
-# What the trainer expects of the first machine, and counts as one that was seen.
+# The life that the trainer expects before it has a history; it counts as one life seen.
 TRAINERS_FIRST_LIFE = 2.1 * 3600
 ORACLE = "oracle"
 OURS = "ours"
 TODAY = "the trainer today"
 STOPPING = "the trainer, stopping at the notice"
-# Of the step that the trainer reckons with at a notice: this project's are shorter.
+# The step that the trainer allows for at a notice; this project's steps are shorter.
 _STEP_SECONDS = 1.0
 UNIFORM = "Uniform Progress, saving as ours"
 ON_DEMAND = "on demand"
@@ -38,7 +38,7 @@ ON_DEMAND = "on demand"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Question:
-    """What is compared: the job, its costs in seconds, and prices per hour.
+    """What is compared: the job, its overheads in seconds, and prices per hour.
 
     `checkpoint` is what a periodic save keeps the GPU waiting, `save` a whole commit at a notice.
     """
@@ -67,11 +67,11 @@ class Question:
         if self.deadline_hours < least:
             raise ValueError(
                 f"{self.work_hours:g} h of work cannot be done in {self.deadline_hours:g} h: "
-                f"on demand alone takes {least:.3g} h, so give --deadline-hours at least that"
+                f"on demand alone takes {least:.3g} h; give at least that as --deadline-hours"
             )
 
     def job(self, *, has_deadline: bool) -> Job:
-        """The job, endless where there is no deadline."""
+        """Return the job; without a deadline it is endless."""
         costs = {"restart": self.restart, "checkpoint": self.checkpoint, "notice": self.notice}
         if not has_deadline:
             return Job(**costs)
@@ -83,7 +83,7 @@ class Question:
         return self.work_hours * self.on_demand_per_hour
 
     def cost_share(self, ledger: Ledger) -> float:
-        """What a replay cost, as a share of the full price."""
+        """Return what a replay cost, as a share of the full price."""
         usd = ledger.usd(
             spot_per_hour=self.spot_per_hour, on_demand_per_hour=self.on_demand_per_hour
         )
@@ -92,7 +92,7 @@ class Question:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Policy:
-    """How one competitor saves, and where it runs with and without a deadline."""
+    """How one policy saves, and where it runs with and without a deadline."""
 
     name: str
     saving: Saving
@@ -102,7 +102,7 @@ class Policy:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """One policy on one trace; shares of 1. `behind` counts from the oracle, in the same units."""
+    """One policy on one trace, as shares of 1; `behind` is the distance from the oracle."""
 
     trace: str
     policy: str
@@ -116,7 +116,7 @@ class Row:
 
 
 def policies(question: Question, trace: Trace) -> list[Policy]:
-    """Every competitor. Young/Daly is given the trace's own rate; ours knows none of the trace."""
+    """Return every policy. Young/Daly is given the trace's rate; ours knows nothing of it."""
     prior = interruptions("g5.xlarge", pools=1).rate_per_hour
 
     def retune(losses: int, spot_seconds: float) -> float:
@@ -128,7 +128,7 @@ def policies(question: Question, trace: Trace) -> list[Policy]:
             notice_arrives=question.notice_arrives,
         ).seconds
 
-    # A save at the notice (written while training goes on), and a last one, with a margin.
+    # A save at the notice (written while training continues) and a last one, with a margin.
     last = min(question.checkpoint + question.save + MARGIN_SECONDS, question.notice)
     interval = retune(0, 0.0)
     ours = Saving(interval=interval, notice_idle=last, retune=retune)
@@ -178,7 +178,7 @@ def policies(question: Question, trace: Trace) -> list[Policy]:
 
 
 def _as_the_trainer(question: Question, losses: int, spot_seconds: float) -> float:
-    """What the trainer's `auto` would choose by now."""
+    """Return the interval that the trainer's `auto` would choose by now."""
     life = (TRAINERS_FIRST_LIFE + spot_seconds) / (1 + losses)
     return trainers_interval(
         checkpoint_seconds=question.checkpoint,
@@ -192,12 +192,12 @@ def _every(seconds: float) -> Saving:
 
 
 def compare(traces: Iterable[Trace], question: Question) -> list[Row]:
-    """Replay every policy on every trace; the oracle's row comes last of each trace."""
+    """Replay every policy on every trace; the oracle's row is the last of each trace."""
     return [row for trace in traces for row in _compare(trace, question)]
 
 
 def _compare(trace: Trace, question: Question) -> list[Row]:
-    # The same machines go without a notice for every policy.
+    # For every policy the same machines end without a notice.
     luck = random.Random(trace.name)
     warned = [luck.random() < question.notice_arrives for _ in trace.lives]
     cuts = [_cut(trace.lives, warned, begin) for begin in _starts(trace, question)]
@@ -230,7 +230,7 @@ def _compare(trace: Trace, question: Question) -> list[Row]:
 
 
 def _starts(trace: Trace, question: Question) -> list[float]:
-    """Starts spread over the trace, so that the deadline is inside it; none if it is too short."""
+    """Return starts spread over the trace, each deadline inside it; none if it is too short."""
     last = trace.seconds - question.deadline_hours * 3600
     if last < 0:
         return []
@@ -241,7 +241,7 @@ def _starts(trace: Trace, question: Question) -> list[float]:
 def _cut(
     lives: Sequence[Life], warned: Sequence[bool], begin: float
 ) -> tuple[list[Life], list[bool]]:
-    """The lives as a job that begins at `begin` sees them."""
+    """Return the lives as a job that starts at `begin` sees them."""
     kept = [(life, is_warned) for life, is_warned in zip(lives, warned, strict=True)
             if life.end > begin]  # fmt: skip
     moved = [
@@ -265,7 +265,7 @@ def _least(cut: Sequence[Life], question: Question) -> float:
 def _on_spot(
     trace: Trace, warned: Sequence[bool], policy: Policy, question: Question
 ) -> Ledger | None:
-    """Training without an end on the whole trace."""
+    """Replay endless training on the whole trace."""
     return policy.on_spot and replay(
         trace.lives,
         job=question.job(has_deadline=False),
@@ -279,7 +279,7 @@ def _on_spot(
 def _by_deadline(
     lives: Sequence[Life], warned: Sequence[bool], policy: Policy, question: Question
 ) -> Ledger:
-    """One job with its deadline. A late one goes on until it is done."""
+    """Replay one job with its deadline; a late one continues until it is done."""
     assert policy.under_deadline is not None
     return replay(
         lives,
@@ -296,6 +296,6 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def _seconds(ledger: Ledger) -> dict[str, float]:
-    """The ledger's columns, for those who want to know where the time went."""
+    """Return the ledger's columns: where the time went."""
     names = ("useful", "lost", "saving", "restart", "notice", "waiting")
     return {name: round(getattr(ledger, name), 1) for name in names}

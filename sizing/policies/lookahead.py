@@ -1,7 +1,7 @@
 """Where to run under a deadline, by expected cost: a small dynamic program over Spot's two states.
 
-Spot comes and goes with rates that are learned while the job runs (what was seen lately counts
-most). At every decision the policy compares the expected dollars of each place until the deadline.
+Spot comes and goes at rates learned while the job runs, recent observations counting most. At every
+decision the policy compares the expected dollars of each place until the deadline.
 """
 
 import math
@@ -20,12 +20,11 @@ Array = NDArray[np.float64]
 # cost by less than a tenth of a point, coarse enough that tables are made once for many decisions.
 NUM_STEPS = 240
 RATES_PER_OCTAVE = 2
-# What is believed before anything was seen, in hours (sizing/spot/interruptions.py, one zone), and
-# how many losses of evidence that is worth.
+# The prior, in hours (sizing/spot/interruptions.py, one zone), and its weight in losses.
 PRIOR_LIFE_HOURS = 2.6
 PRIOR_WAIT_HOURS = 1.66
 PRIOR_WEIGHT = 2.0
-# How long ago counts half as much.
+# Evidence this old counts half.
 HALF_LIFE_HOURS = 24.0
 ASK_AGAIN_SECONDS = 600.0
 
@@ -38,13 +37,13 @@ class Seen:
     ends: float
 
     def forget(self, hours: float) -> None:
-        """Let time pass."""
+        """Discount the evidence for the hours passed."""
         keep = 0.5 ** (hours / HALF_LIFE_HOURS)
         self.hours *= keep
         self.ends *= keep
 
     def rate(self, prior_hours: float) -> float:
-        """Ends per hour, with the prior."""
+        """Return ends per hour, prior included."""
         return (self.ends + PRIOR_WEIGHT) / (self.hours + PRIOR_WEIGHT * prior_hours)
 
 
@@ -62,8 +61,7 @@ class Lookahead:
     def choose(self, view: View) -> tuple[Place, float]:
         """Take the place with the least expected dollars."""
         self._learn(view)
-        # The paper counts d alone; a loss also takes the end of a notice, and without a notice what
-        # was not saved.
+        # The paper counts d alone; a loss also costs the end of a notice, or unsaved training.
         reserve = view.interval + view.notice_idle
         if must_stay_on_demand(view, reserve=reserve):
             return "on-demand", math.inf
@@ -92,7 +90,7 @@ class Lookahead:
 
 
 def _values(view: View, loss: int, gain: int, share: float) -> dict[Place, float]:
-    """Expected cost of each place now, in on-demand hours."""
+    """Return the expected cost of each place now, in on-demand hours."""
     job = view.job
     step = job.deadline / NUM_STEPS
     table = _table(
@@ -111,7 +109,7 @@ def _values(view: View, loss: int, gain: int, share: float) -> dict[Place, float
 
 
 def _at(values: Array, left: float) -> float:
-    """Read a row between its points."""
+    """Return the value of a row between its points."""
     return float(np.interp(left, np.arange(len(values)), values))
 
 
@@ -119,10 +117,9 @@ def _at(values: Array, left: float) -> float:
 def _table(
     loss: int, gain: int, share: float, step_hours: float, change: float, units: int
 ) -> dict[str, Array]:
-    """Expected cost to the deadline by step, Spot's state and work left, for each place.
+    """Return the expected cost to the deadline by step, Spot's state and work left, for each place.
 
-    Work is in steps; a restart is `change` more of it. What is not done in time costs far more than
-    on demand would.
+    Work is in steps; a restart adds `change` to it. Late work costs far more than on demand.
     """
     lost = -math.expm1(-(2 ** (loss / RATES_PER_OCTAVE)) * step_hours)
     won = -math.expm1(-(2 ** (gain / RATES_PER_OCTAVE)) * step_hours)

@@ -1,4 +1,4 @@
-"""What nobody can beat: the future known, the same restart paid, no save and no notice lost.
+"""A bound that no policy beats: the future is known, restarts are paid, saves and notices are free.
 
 For a job with a deadline it is a bound, not a plan: the dual of the paper's integer program
 ("Omniscient", Can't Be Late section 5.3), which is never above the cost of any plan.
@@ -11,7 +11,7 @@ from sizing.spot.traces import Life
 
 
 def best_goodput(lives: Sequence[Life], *, restart: float) -> float:
-    """Useful per paid second of the whole trace: only lives longer than a restart are taken."""
+    """Return useful per paid second of the whole trace, taking only lives longer than a restart."""
     taken = [life.seconds for life in lives if life.seconds > restart]
     return sum(seconds - restart for seconds in taken) / sum(taken) if taken else 0.0
 
@@ -48,9 +48,9 @@ def least_usd(
 
 
 def _stretches(lives: Sequence[Life], deadline: float) -> list[tuple[float, bool]]:
-    """Cut the time up to the deadline where Spot comes or goes: seconds, and whether it is there.
+    """Cut the time to the deadline where Spot comes or goes: seconds, and whether it is available.
 
-    Two lives without a wait between them are two stretches: the restart between them is real.
+    Two lives without a wait between them are two stretches, because the restart between is real.
     """
     cut: list[tuple[float, bool]] = []
     now = 0.0
@@ -74,12 +74,12 @@ def _most_earned(
     spot: float,
     on_demand: float,
 ) -> float:
-    """The best plan at `price` per useful second, where each start forfeits `restart` of them."""
+    """Return the best plan's gain at `price` per useful second; each start forfeits `restart`."""
     idle, running = 0.0, -math.inf
     for seconds, has_spot in stretches:
         begin = max(idle, running)
         kept = max(running, begin - price * restart) + seconds * (price - on_demand)
-        # A Spot machine does not outlive its stretch: what follows it begins from idle.
+        # A Spot machine does not outlive its stretch: the next one starts from idle.
         ridden = begin - price * restart + seconds * (price - spot)
         idle = max(begin, ridden) if has_spot else begin
         running = kept

@@ -11,7 +11,7 @@ from sizing.spot.replay import Place, View
 
 
 class OnDemandOnly:
-    """On demand from start to end: what Spot is compared with."""
+    """On demand from start to end, for comparison."""
 
     def choose(self, view: View) -> tuple[Place, float]:
         """Stay on demand."""
@@ -19,17 +19,17 @@ class OnDemandOnly:
 
 
 def must_stay_on_demand(view: View, *, reserve: float = 0.0) -> bool:
-    """The paper's Safety Net Rule: R < C + 2d leaves no time for another try on Spot."""
+    """Return whether the paper's Safety Net Rule holds: R < C + 2d, too late to try Spot again."""
     return safety_time(view) - reserve < view.now
 
 
 def changeover(view: View) -> float:
-    """The paper's d: what moving to another machine costs, the save included."""
+    """Return the paper's d: seconds that moving to another machine costs, save included."""
     return view.job.restart + view.job.checkpoint
 
 
 def safety_time(view: View) -> float:
-    """When the Safety Net Rule will hold if nothing is done until then."""
+    """Return when the Safety Net Rule will hold if nothing is done until then."""
     return view.job.deadline - view.needed - 2 * changeover(view)
 
 
@@ -49,14 +49,14 @@ class Greedy:
 class UniformProgress:
     """The paper's Uniform Progress, with hysteresis and the Safety Net Rule.
 
-    The rules do not say what a job does on demand that has caught up while there is no Spot: by
-    their letter it goes idle; `stays` keeps it there until Spot comes, which saves restarts.
+    The rules do not say what a job on demand does that has caught up while there is no Spot: taken
+    literally it goes idle; `stays` keeps it on demand until Spot comes, which saves restarts.
     """
 
     stays: bool = False
 
     def choose(self, view: View) -> tuple[Place, float]:
-        """Keep up with a straight line from the start to the deadline."""
+        """Keep up with constant progress from the start to the deadline."""
         job = view.job
         pace = job.work / job.deadline
         if must_stay_on_demand(view):
@@ -64,7 +64,7 @@ class UniformProgress:
         if view.place == "on-demand":
             ahead = view.progress - (view.now + 2 * changeover(view)) * pace
             if ahead < 0:
-                # The restart is over by then, or it is asked once more.
+                # By then the restart is over, or the policy is asked again.
                 return "on-demand", _after(view, view.now - ahead / (1 - pace))
         if view.has_spot:
             return "spot", math.inf
@@ -76,5 +76,5 @@ class UniformProgress:
 
 
 def _after(view: View, time: float) -> float:
-    """A time to be asked again that is surely later than now."""
+    """Return a time to be asked again that is later than now."""
     return max(time, view.now) + 1.0

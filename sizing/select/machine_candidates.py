@@ -1,4 +1,4 @@
-"""Sizes to train and to work on: GPUs by what fits, CPUs by what a day costs, credits counted."""
+"""Sizes to train and to work on: GPUs that fit; CPUs by the cost of a day, credits included."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from sizing.select.requirements import UNSUPPORTED, Candidate, Prices, Requireme
 def training_candidates(
     requirements: Requirements, prices: Prices, left_out: dict[str, str]
 ) -> list[Candidate]:
-    """Sizes that the stack can train on, by the Spot price of an hour."""
+    """Return the sizes that the stack can train on, with the Spot price of an hour."""
     wanted = requirements.gpu_memory_mib or 0
     found = []
     for instance in catalogue.instances().values():
@@ -38,8 +38,8 @@ def training_candidates(
                     "GiB": instance.memory_gib,
                 },
                 reasons=(
-                    fits if wanted else "any GPU memory: give --gpu-memory-mib",
-                    "several runs side by side fit on several GPUs or sizes: one run each"
+                    fits if wanted else "any GPU memory; give --gpu-memory-mib to filter",
+                    "for runs side by side use several GPUs or instances: one run each"
                     if requirements.phase == "tune"
                     else "checkpoints survive interruptions, so Spot",
                 ),
@@ -52,7 +52,7 @@ def training_candidates(
 
 
 def _why_not_train(instance: Instance, requirements: Requirements, wanted: int) -> str | None:
-    """The rule that leaves a size out, if one does."""
+    """Return the rule that excludes a size, if any."""
     kind = catalogue.families()[instance.family].kind
     if kind == "chip":
         return "needs the Neuron SDK; the training code is CUDA"
@@ -63,14 +63,14 @@ def _why_not_train(instance: Instance, requirements: Requirements, wanted: int) 
     if instance.gpu_memory_mib < wanted:
         return f"{instance.gpu_memory_mib:,} MiB is less than {wanted:,} MiB"
     if instance.memory_gib < requirements.memory_gib or instance.vcpus < requirements.vcpus:
-        return "less host memory or vCPUs than asked for"
+        return "less host memory or fewer vCPUs than required"
     return None
 
 
 def working_candidates(
     requirements: Requirements, prices: Prices, left_out: dict[str, str]
 ) -> list[Candidate]:
-    """CPU sizes by what a day of work costs, burst credits counted."""
+    """Return the CPU sizes with the cost of a day of work, burst credits included."""
     found = []
     for instance in catalogue.instances().values():
         kind = catalogue.families()[instance.family].kind
@@ -78,7 +78,7 @@ def working_candidates(
             continue
         on_demand, _ = prices(instance.size)
         if instance.memory_gib < requirements.memory_gib or instance.vcpus < requirements.vcpus:
-            left_out[instance.size] = "less memory or vCPUs than asked for"
+            left_out[instance.size] = "less memory or fewer vCPUs than required"
         elif requirements.phase == "prepare" and kind == "burstable":
             left_out[instance.size] = "data preparation keeps the CPUs busy: credits run out"
         elif on_demand is not None:
@@ -87,7 +87,7 @@ def working_candidates(
 
 
 def _day(instance: Instance, requirements: Requirements, price: Price) -> Candidate:
-    """A day on one CPU size."""
+    """Return a day's cost on one CPU size."""
     figures: dict[str, Any] = {"$/h": price.usd_per_hour}
     reasons, cautions = [], []
     usd = requirements.hours_per_day * price.usd_per_hour
@@ -100,18 +100,18 @@ def _day(instance: Instance, requirements: Requirements, price: Price) -> Candid
         )
         usd = day.usd
         reasons.append(
-            f"base {day.baseline_percent:.0f} % of each vCPU; {day.spent:.0f} credits spent of "
+            f"baseline {day.baseline_percent:.0f} % of each vCPU; {day.spent:.0f} credits spent of "
             f"{day.earned:.0f} earned in {requirements.hours_per_day:g} h"
         )
         if day.surplus:
             cautions.append(
-                f"{day.surplus:.0f} credits a day are not earned and cost "
+                f"{day.surplus:.0f} credits a day exceed those earned and cost "
                 f"${day.surplus / 60 * 0.05:.2f}; alarm on CPUCreditBalance"
             )
         if instance.size in FROM_MEMORY:
-            cautions.append("its credits an hour are from memory")
+            cautions.append("its credits per hour are from memory (unchecked)")
     else:
-        reasons.append("all of each vCPU, all the time")
+        reasons.append("every vCPU at full speed, all the time")
     return Candidate(
         size=instance.size,
         usd=usd,

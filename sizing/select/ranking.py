@@ -1,7 +1,6 @@
-"""Which sizes suit a phase of a model's life, by rules that name themselves; ranked by dollars.
+"""Which size suits a phase of a model's life: candidates by dollars, with reasons.
 
-The flow of the selection guide (seed document 004): phase, then burstable, CPU, GPU or inference
-chip, then the latency goal. Where today's answer differs from the guide's, it says so.
+Where the answer differs from common advice, it says so.
 """
 
 from sizing.select.machine_candidates import training_candidates, working_candidates
@@ -10,7 +9,7 @@ from sizing.select.serving_candidates import serving_candidates
 
 
 def select(requirements: Requirements, prices: Prices) -> Selection:
-    """Rank what suits `requirements`; supported sizes first, then by dollars."""
+    """Rank the sizes that meet the requirements: supported ones first, then by dollars."""
     left_out: dict[str, str] = {}
     if requirements.phase in ("serve-online", "serve-batch"):
         found = serving_candidates(requirements, prices, left_out)
@@ -25,11 +24,11 @@ def select(requirements: Requirements, prices: Prices) -> Selection:
 
 
 def _differences(requirements: Requirements, found: list[Candidate]) -> tuple[str, ...]:
-    """Where the guide of seed document 004 says otherwise, and why it no longer holds."""
+    """Return where common advice differs, and why it no longer holds."""
     if requirements.phase == "experiment":
-        return ("It takes T2: a legacy family; T3 replaced it.",)
+        return ("T2 for experiments: a legacy family, replaced by T3.",)
     if requirements.phase in ("train", "tune"):
-        return ("It takes P3 for training: legacy, absent from the EC2 API's data since 2026.",)
+        return ("P3 for training: a legacy family, absent from the EC2 API's data since 2026.",)
     if requirements.phase != "serve-online" or not found:
         return ()
     best, lines = found[0], []
@@ -37,18 +36,18 @@ def _differences(requirements: Requirements, found: list[Candidate]) -> tuple[st
     inf1, g4dn = by_size.get("inf1.xlarge"), by_size.get("g4dn.xlarge")
     if inf1 and best is not inf1:
         lines.append(
-            f"It takes Inf1 because it costs less than G4dn: ${inf1.usd:.2f} a million would be "
-            "the least of these, but the Neuron SDK no longer supports Inf1."
+            f"Inf1 because it costs less than G4dn: ${inf1.usd:.2f} per million would be the "
+            "lowest here, but the Neuron SDK no longer supports Inf1."
         )
     if g4dn and best.usd < g4dn.usd and best.size.startswith(("c5", "m5")):
         lines.append(
-            f"It compares accelerators; at this demand they idle (g4dn.xlarge: busy "
-            f"{g4dn.figures['busy %']:.0f} %, ${g4dn.usd:.2f} a million), and {best.size} meets "
+            f"Compare accelerators: at this demand they idle (g4dn.xlarge: busy "
+            f"{g4dn.figures['busy %']:.0f} %, ${g4dn.usd:.2f} per million), and {best.size} meets "
             f"the goal for ${best.usd:.2f}."
         )
     if requirements.model and "m5.large" not in by_size:
         lines.append(
-            "It calls m5.large a bottleneck: no throughput of it was found published; give yours "
-            "with --throughput m5.large=N."
+            "m5.large is a bottleneck: no published throughput of it was found; give yours with "
+            "--throughput m5.large=N."
         )
     return tuple(lines)

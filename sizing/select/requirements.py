@@ -1,4 +1,4 @@
-"""What is asked of a selection, what it answers, and families that nothing supports any more."""
+"""What a selection is asked for, what it answers, and the families that are no longer supported."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ Phase = Literal["experiment", "prepare", "train", "tune", "serve-batch", "serve-
 PHASES: tuple[Phase, ...] = get_args(Phase)
 Prices = Callable[[str], tuple[Price | None, Price | None]]
 
-# AWS's page on Inf1: "Inf1 instances are no longer supported", by the Neuron SDK.
+# AWS's page on Inf1, of the Neuron SDK: "Inf1 instances are no longer supported".
 UNSUPPORTED = {
     "inf1": "the Neuron SDK no longer supports Inf1",
     "p3": "p3 is absent from the EC2 API's data since 2026",
@@ -20,7 +20,7 @@ UNSUPPORTED = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Requirements:
-    """What is asked for. None means: not said."""
+    """What the size is for and must offer; None where nothing was said."""
 
     phase: Phase
     model: str | None = None
@@ -38,7 +38,7 @@ class Requirements:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Candidate:
-    """One size that would do: what it costs in the unit of its phase, why, and what to mind."""
+    """A size that meets the requirements: cost in the unit of its phase, reasons and cautions."""
 
     size: str
     usd: float
@@ -50,7 +50,7 @@ class Candidate:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Selection:
-    """The ranking, what was left out and by which rule, and where the guide says otherwise."""
+    """The ranking, what was left out and why, and where common advice differs."""
 
     candidates: tuple[Candidate, ...]
     left_out: Mapping[str, str]

@@ -1,4 +1,4 @@
-"""Sizes to serve a model with: dollars for a million inferences at the real demand."""
+"""Sizes to serve a model with: dollars per million inferences at the actual demand."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from sizing.select.requirements import UNSUPPORTED, Candidate, Prices, Requireme
 def serving_candidates(
     requirements: Requirements, prices: Prices, left_out: dict[str, str]
 ) -> list[Candidate]:
-    """Sizes with a known throughput, given or published."""
+    """Return the sizes with a known throughput, given or published."""
     is_online = requirements.phase == "serve-online"
     known = (
         published(requirements.model, "online" if is_online else "batch")
@@ -40,7 +40,7 @@ def serving_candidates(
 
 
 def _online(requirements: Requirements, throughput: Throughput, price: Price) -> Candidate | str:
-    """One size that serves requests as they come, or why it cannot."""
+    """Return one size that serves requests as they arrive, or why it cannot."""
     assert requirements.requests_per_minute is not None
     assert requirements.latency_goal_ms is not None
     demand = requirements.requests_per_minute / 60
@@ -58,7 +58,7 @@ def _online(requirements: Requirements, throughput: Throughput, price: Price) ->
         )
     reasons = (
         f"{service.instances} x ${price.usd_per_hour:g}/h for {demand:.4g} requests/s is "
-        f"${service.usd_per_million:.2f} a million; busy {service.utilization:.1%} of the time",
+        f"${service.usd_per_million:.2f} per million; busy {service.utilization:.1%} of the time",
         f"95 % answered in {service.latency_ms:.0f} ms (modelled: M/D/1)",
     )
     return _served(
@@ -79,7 +79,7 @@ def _online(requirements: Requirements, throughput: Throughput, price: Price) ->
 
 
 def _batch(throughput: Throughput, price: Price) -> Candidate:
-    """One size that works through a pile of requests on Spot and is stopped."""
+    """Return one size that processes a batch of requests on Spot and is stopped."""
     usd = batch_usd_per_million(throughput, usd_per_hour=price.usd_per_hour)
     reason = (
         f"a million takes {1e6 / throughput.per_second / 3600:.3g} h at ${price.usd_per_hour:g}/h "
@@ -101,11 +101,11 @@ def _served(
     cautions = list(more)
     if throughput.latency_ms is None and "p95 ms" in figures:
         cautions.append(
-            f"no published latency: taken as {throughput.service_ms:.0f} ms, one by one"
+            f"no published latency: {throughput.service_ms:.0f} ms assumed, one request at a time"
         )
     if throughput.basis in ("scaled", "derived"):
         cautions.append(f"throughput {throughput.basis}: {throughput.note}")
-        cautions.append(f"measure it before you rely on it: --throughput {throughput.size}=N")
+        cautions.append(f"measure it before relying on it: --throughput {throughput.size}=N")
     if catalogue.families()[instance.family].kind == "chip":
         cautions.append("the model must compile with the Neuron SDK; CUDA kernels do not run")
     unsupported = UNSUPPORTED.get(instance.family)

@@ -128,7 +128,7 @@ def test_the_command_uses_the_cache_and_says_how_old_it_is(
     assert main(["catalogue", "--family", "g5", "--cache", str(cache)]) == 0
     shown = capsys.readouterr().out
     assert "9.99" in shown
-    assert "1 of 8 sizes with AWS's answers of us-east-1" in shown
+    assert "Prices of 1 of 8 sizes are AWS's (us-east-1)" in shown
     assert "older than 7 days" in shown
     assert main(["catalogue", "g5.xlarge", "--cache", str(cache), "--json"]) == 0
     figures = json.loads(capsys.readouterr().out)[0]
@@ -173,7 +173,7 @@ def test_fails_for_a_region_that_was_never_asked(
 ) -> None:
     cache = str(tmp_path / "cache.json")
     assert main(["catalogue", "g5.xlarge", "--region", "eu-west-1", "--cache", cache]) == 2
-    assert "prices are of us-east-1; for eu-west-1 give --refresh" in capsys.readouterr().err
+    assert "prices are for us-east-1; for eu-west-1 give --refresh" in capsys.readouterr().err
     save(Refreshed(region="eu-west-1"), Path(cache))
     assert main(["catalogue", "g5.xlarge", "--cache", cache]) == 2
     assert "has answers of eu-west-1, not us-east-1" in capsys.readouterr().err
@@ -186,4 +186,4 @@ def test_fails_on_a_cache_that_is_something_else(
     for text in ("[1]", "{", '{"on_demand": {"g5.xlarge": 3}}', '{"other": 1}'):
         cache.write_text(text)
         assert main(["catalogue", "g5.xlarge", "--cache", str(cache)]) == 2
-        assert "is no cache of this command" in capsys.readouterr().err
+        assert "is not a cache of this command" in capsys.readouterr().err

@@ -8,7 +8,7 @@ import pytest
 
 from sizing import catalogue
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def test_a_size_is_what_ec2_says_it_is() -> None:

@@ -1,4 +1,4 @@
-"""`python -m sizing select`: seed 004's flow and example, and refusals in one sentence."""
+"""`python -m sizing select`: phases, the example of the help, and refusals in one sentence."""
 
 import json
 from pathlib import Path
@@ -24,7 +24,7 @@ def ask(capsys: pytest.CaptureFixture[str]) -> Any:
     return ask
 
 
-def test_the_guides_example_costs_what_instances_cost_that_idle(ask: Any) -> None:
+def test_the_helps_example_costs_what_idle_instances_cost(ask: Any) -> None:
     answer = ask(*BERT)
     usd = {each["size"]: each["usd"] for each in answer["candidates"]}
     # One instance each, 60,000 requests an hour: dollars an hour over 0.06 million.
@@ -39,7 +39,7 @@ def test_the_guides_example_costs_what_instances_cost_that_idle(ask: Any) -> Non
     assert "out of reach" in answer["left_out"]["c5.18xlarge"]
 
 
-def test_what_is_no_longer_supported_comes_last_and_the_guide_is_contradicted(ask: Any) -> None:
+def test_what_is_no_longer_supported_is_last_and_common_advice_is_contradicted(ask: Any) -> None:
     answer = ask(*BERT)
     assert answer["candidates"][0]["size"] == "c5.2xlarge"
     assert answer["candidates"][-1]["size"] == "inf1.xlarge"
@@ -101,11 +101,11 @@ def test_the_table_says_why_and_what_to_mind(capsys: pytest.CaptureFixture[str])
     assert main(["select", *BERT]) == 0
     shown = capsys.readouterr().out
     assert "1. c5.2xlarge: 1 x $0.34/h for 16.67 requests/s" in shown
-    assert "mind: one instance is a single point of failure" in shown
-    assert "inf1.xlarge comes last: the Neuron SDK no longer supports Inf1." in shown
+    assert "note: one instance is a single point of failure" in shown
+    assert "inf1.xlarge is last: the Neuron SDK no longer supports Inf1." in shown
 
 
-def test_the_guides_example_is_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_example_is_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["select", "--help"])
     assert "--requests-per-minute 1000 --latency-ms 200" in capsys.readouterr().out
@@ -126,13 +126,13 @@ def test_the_guides_example_is_in_the_help(capsys: pytest.CaptureFixture[str]) -
         ),
         (["--phase", "serve-batch", "--model", "bert-bse"], "did you mean bert-base?"),
         ([*BERT, "--throughput", "c5.xlarg=5"], "the nearest are c5.xlarge"),
-        ([*BERT, "--throughput", "c5.xlarge"], "wants SIZE=NUMBER, such as c5.xlarge=55"),
-        ([*BERT, "--throughput", "c5.xlarge=-1"], "wants SIZE=NUMBER"),
-        ([*BERT, "--latency", "m5.large=5"], "is without --throughput m5.large=N"),
+        ([*BERT, "--throughput", "c5.xlarge"], "takes SIZE=NUMBER, such as c5.xlarge=55"),
+        ([*BERT, "--throughput", "c5.xlarge=-1"], "takes SIZE=NUMBER"),
+        ([*BERT, "--latency", "m5.large=5"], "needs --throughput m5.large=N"),
         ([*BERT[:-1], "-5"], "--latency-ms must be a number above 0, got -5"),
         ([*BERT[:-1], "nan"], "--latency-ms must be a number above 0, got nan"),
-        ([*BERT[:-1], "0.5"], "no size does that: "),
-        (["--phase", "train", "--gpu-memory-mib", "9999999"], "no size does that: "),
+        ([*BERT[:-1], "0.5"], "no size meets the requirements: "),
+        (["--phase", "train", "--gpu-memory-mib", "9999999"], "no size meets the requirements: "),
         (["--phase", "experiment", "--cpu-percent", "120"], "--cpu-percent is at most 100"),
     ],
 )

@@ -79,7 +79,7 @@ def test_a_trace_shorter_than_the_deadline_has_goodput_and_no_cost(
         (["--work-hours", "nan"], "work_hours must be a finite number"),
         (["--notice-arrives", "2"], "notice_arrives is a share up to 1, got 2"),
         (["--size", "g5.3xlarge"], "size 'g5.3xlarge' is not in the instance catalogue"),
-        (["--chart", "chart.pdf"], "--chart wants a file ending .svg or .png, got chart.pdf"),
+        (["--chart", "chart.pdf"], "--chart takes a file ending in .svg or .png, got chart.pdf"),
         (["--starts", "0"], "num_starts must be more than 0"),
     ],
 )

@@ -100,5 +100,5 @@ def test_spearman_knows_order_and_its_reverse() -> None:
 
 
 def test_the_table_of_the_documentation_is_what_the_command_prints() -> None:
-    document = Path(__file__).parents[2] / "docs" / "sizing.md"
+    document = Path(__file__).parents[3] / "docs" / "sizing.md"
     assert markdown(summary()) in document.read_text(encoding="utf-8")

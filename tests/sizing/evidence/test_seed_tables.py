@@ -37,5 +37,5 @@ def test_resnet50_takes_days_where_the_seed_says_weeks() -> None:
 
 
 def test_fails_on_a_seed_without_tables() -> None:
-    with pytest.raises(ValueError, match="there are 000, 002, 003"):
+    with pytest.raises(ValueError, match="known are 000, 002, 003"):
         claims("007")

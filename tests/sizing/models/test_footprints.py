@@ -51,14 +51,14 @@ def test_a_stage_with_a_batch_of_its_own_keeps_it(tmp_path: Path) -> None:
 
 
 def test_fails_on_a_micro_batch_that_does_not_divide_the_batch(path: Path) -> None:
-    with pytest.raises(ValueError, match="global_batch 64 is no multiple of the micro-batch 48"):
+    with pytest.raises(ValueError, match="global_batch 64 is not a multiple of the micro-batch 48"):
         footprints.stages("trajectory", "full", micro_batch=48, path=path)
 
 
 def test_fails_on_an_unmeasured_workload_with_the_command_that_measures_it(path: Path) -> None:
-    with pytest.raises(footprints.NotMeasuredError, match=r"did you mean trajectory.*measure"):
+    with pytest.raises(footprints.NotMeasuredError, match=r"did you mean trajectory\?.*measure"):
         footprints.stages("trajectry", "full", path=path)
-    with pytest.raises(footprints.NotMeasuredError, match=r"recipe 'ful' .* did you mean full"):
+    with pytest.raises(footprints.NotMeasuredError, match=r"recipe 'ful' .*did you mean full"):
         footprints.stages("trajectory", "ful", path=path)
 
 

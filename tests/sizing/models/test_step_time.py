@@ -48,5 +48,5 @@ def test_a_gpu_without_bfloat16_computes_it_at_its_float32_rate() -> None:
 def test_fails_on_an_unknown_precision_or_gpu() -> None:
     with pytest.raises(ValueError, match="precision 'int3' is unknown"):
         A10G.peak_flops("int3")
-    with pytest.raises(ValueError, match=r"add it to sizing/gpus\.csv"):
+    with pytest.raises(ValueError, match=r"add it to sizing/catalogue/gpus\.csv"):
         find_gpu("AMD Radeon Pro V520")

@@ -93,7 +93,7 @@ def test_fails_on_memory_with_the_micro_batch_that_would_fit(tmp_path: Path) -> 
 
 def test_fails_on_state_that_no_micro_batch_makes_smaller(tmp_path: Path) -> None:
     message = found_in(tmp_path, footprint={"parameter_bytes": 7_000 * MIB}).problems["memory"]
-    assert "the cheapest size that holds it is g6e.xlarge" in message
+    assert "the cheapest size that fits it is g6e.xlarge" in message
 
 
 def test_fails_on_a_dataset_over_the_volume(tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_fails_on_four_runs_that_do_not_share_their_data(tmp_path: Path) -> None
 def test_fails_where_spot_would_never_end(tmp_path: Path) -> None:
     found = plan(tmp_path, rate_per_hour=200.0)
     assert found.spot is None
-    assert "never finish" in check_plan(found).problems["spot"]
+    assert "never end" in check_plan(found).problems["spot"]
 
 
 def test_a_checkpoint_over_the_notice_is_a_warning_while_periodic_saves_help(

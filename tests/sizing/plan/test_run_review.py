@@ -105,7 +105,7 @@ def test_what_was_predicted_then_counts_before_what_is_predicted_now(tmp_path: P
 
 def test_fails_to_learn_of_a_gpu_from_a_run_on_another_device(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", 0.5, numerics_key={"device": "cpu"})
-    with pytest.raises(ValueError, match="it teaches nothing about that"):
+    with pytest.raises(ValueError, match="and cannot calibrate it"):
         calibration(run, planned(tmp_path))
 
 
@@ -120,7 +120,7 @@ def test_fails_to_learn_from_a_receipt_without_metrics(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [("{", "is no JSON"), ("[]", "holds no object"), ("{}", "it has no 'run_id'")],
+    [("{", "is not JSON"), ("[]", "is not a JSON object"), ("{}", "it has no 'run_id'")],
 )
 def test_fails_on_what_is_no_receipt(tmp_path: Path, content: str, message: str) -> None:
     path = tmp_path / "receipt.json"

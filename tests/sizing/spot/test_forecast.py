@@ -196,7 +196,7 @@ def test_interruption_figures_name_their_source() -> None:
 
 
 def test_fails_for_a_size_without_advisor_figures_and_for_no_pools() -> None:
-    with pytest.raises(ValueError, match=r"no Advisor figure for 'p5\.48xlarge': there is one"):
+    with pytest.raises(ValueError, match=r"no Advisor figure for 'p5\.48xlarge'; known are g5"):
         interruptions("p5.48xlarge", basis="advisor")
     with pytest.raises(ValueError, match=r"at least one pool .* got 0"):
         interruptions("g5.xlarge", pools=0)
