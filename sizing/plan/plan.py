@@ -7,16 +7,19 @@ it, cdk synth annotates it, `sizing review` compares a receipt with it; plan/che
 from dataclasses import dataclass
 from pathlib import Path
 
+from contract.auto_interval import choose_interval
+from contract.grammar import parse_interval
+from contract.notice import idle_seconds
 from sizing.models.calibration import CALIBRATION_FILE
 from sizing.models.constants import GIB, Constants
 from sizing.models.footprints import FOOTPRINTS_FILE
 from sizing.models.host import HostMemory, host_memory
-from sizing.models.notice import NoticeFit, Restart, idle_seconds, notice_fit, restart
+from sizing.models.notice import NoticeFit, Restart, notice_fit, restart
 from sizing.plan.inputs import Inputs, look_up
 from sizing.plan.request import Request
 from sizing.plan.work import StagePlan, Work, plan_work
 from sizing.spot.forecast import Estimate, estimate
-from sizing.spot.interval import trainers_interval
+from sizing.spot.interval import NEVER
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,12 +110,12 @@ def _forecast(
     request, taken = inputs.request, inputs.interruptions
     # The copy keeps the GPU waiting; hash and upload continue beside the training.
     waits = notice.copy + 0.1 if host.can_hold(inputs.checkpoint_bytes) else notice.save
-    interval = _interval_seconds(request.checkpoint_interval, work.main)
+    interval = interval_seconds(request.checkpoint_interval, work.main)
     if interval is None:
-        interval = trainers_interval(
-            checkpoint_seconds=waits,
+        interval = choose_interval(
+            cost_seconds=waits,
             durable_seconds=notice.save,
-            rate_per_hour=taken.rate_per_hour,
+            life_seconds=3600 / max(taken.rate_per_hour, NEVER),
             epoch_seconds=work.main.epoch_seconds or None,
         ).seconds
     try:
@@ -141,16 +144,10 @@ def _idle_seconds(request: Request, notice: NoticeFit) -> float:
     )
 
 
-def _interval_seconds(interval: str, main: StagePlan) -> float | None:
+def interval_seconds(text: str, main: StagePlan) -> float | None:
     """The checkpoint interval in seconds of the main stage; None for `auto`."""
-    text = interval.strip()
-    if text == "auto":
+    interval = parse_interval(text)
+    if interval.unit == "auto":
         return None
-    number = "".join(c for c in text if c.isdigit())
-    unit = text[len(number) :]
-    if not number or int(number) == 0 or unit not in ("s", "steps", "epochs"):
-        raise ValueError(
-            f"the checkpoint interval {text!r} cannot be read; write auto, 2epochs, 100steps, 600s"
-        )
-    seconds = {"s": 1.0, "steps": main.step.seconds, "epochs": main.epoch_seconds}[unit]
-    return max(1.0, int(number) * seconds)
+    seconds = {"s": 1.0, "steps": main.step.seconds, "epochs": main.epoch_seconds}[interval.unit]
+    return max(1.0, interval.value * seconds)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from contract.notice import MAX_SECONDS
 from sizing import catalogue
 from sizing.catalogue import Instance
 from sizing.models.data_path import GP3_MB_PER_SECOND, MB_PER_MIB
@@ -45,9 +46,10 @@ class Request:
                 raise ValueError(f"{name} is {value}; give a number from 0 to a million")
         if self.rate_per_hour is not None and self.trace is not None:
             raise ValueError("a rate and a trace contradict each other; give one of them")
-        if self.notice_seconds is not None and not 0 <= self.notice_seconds <= 120:
+        if self.notice_seconds is not None and not 0 <= self.notice_seconds <= MAX_SECONDS:
             raise ValueError(
-                f"notice_seconds is {self.notice_seconds:g}; EC2 gives at most 120, give 0 to 120"
+                f"notice_seconds is {self.notice_seconds:g}; EC2 gives at most {MAX_SECONDS}, "
+                f"give 0 to {MAX_SECONDS}"
             )
 
     def find_instance(self) -> Instance:

@@ -8,7 +8,8 @@ import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
-from sizing.models.notice import idle_seconds
+from contract.auto_interval import choose_interval, expected_life_seconds
+from contract.notice import idle_seconds
 from sizing.policies.lookahead import PRIOR_WEIGHT, Lookahead
 from sizing.policies.oracle import best_goodput, least_usd
 from sizing.policies.placements import Greedy, OnDemandOnly, UniformProgress
@@ -17,15 +18,12 @@ from sizing.spot.interval import (
     NOTICE_ARRIVES,
     daly_interval,
     recommend_interval,
-    trainers_interval,
 )
 from sizing.spot.replay import Job, Ledger, Placement, Saving, SpotOnly, replay
 from sizing.spot.traces import Life, Trace, statistics
 
 # Reserve after the last save of a notice, in case it takes longer than the ones before.
 MARGIN_SECONDS = 10.0
-# The life that the trainer expects before it has a history; it counts as one life seen.
-TRAINERS_FIRST_LIFE = 2.1 * 3600
 ORACLE = "oracle"
 OURS = "ours"
 TODAY = "the trainer today"
@@ -179,11 +177,11 @@ def policies(question: Question, trace: Trace) -> list[Policy]:
 
 def _as_the_trainer(question: Question, losses: int, spot_seconds: float) -> float:
     """Return the interval that the trainer's `auto` would choose by now."""
-    life = (TRAINERS_FIRST_LIFE + spot_seconds) / (1 + losses)
-    return trainers_interval(
-        checkpoint_seconds=question.checkpoint,
+    return choose_interval(
+        cost_seconds=question.checkpoint,
         durable_seconds=question.save,
-        rate_per_hour=3600 / life,
+        life_seconds=expected_life_seconds(spent_seconds=spot_seconds, interruptions=losses),
+        epoch_seconds=None,
     ).seconds
 
 
