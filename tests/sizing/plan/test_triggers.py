@@ -1,4 +1,4 @@
-"""Triggers: the seed's rules fire on evidence, and the models judge their cure."""
+"""Triggers: rules fire on evidence, and the models judge their advice."""
 
 import json
 from pathlib import Path
@@ -20,7 +20,7 @@ def plan(tmp_path: Path) -> Plan:
     )
 
 
-def test_a_large_batch_fires_the_seeds_rule_and_is_told_that_the_gpu_is_the_same(
+def test_a_large_batch_fires_its_rule_and_the_verdict_is_that_the_gpu_is_the_same(
     plan: Plan,
 ) -> None:
     fired = {each.rule.name: each for each in fire(plan, load_rules(), {})}
@@ -41,6 +41,13 @@ def test_thresholds_can_be_changed(plan: Plan, tmp_path: Path) -> None:
     rules.write_text(json.dumps({"rules": [rule]}))
     assert fire(plan, load_rules(rules), {}) == []
     assert [e.rule.name for e in fire(plan, load_rules(rules), {"batch_size": 128})] == ["mine"]
+
+
+def test_rules_written_before_says_had_its_name_are_read(tmp_path: Path) -> None:
+    rules = tmp_path / "rules.json"
+    rule = {"name": "a", "signal": "batch_size", "at_least": 1, "consider": "b", "seed": "why"}
+    rules.write_text(json.dumps({"rules": [rule]}))
+    assert [each.says for each in load_rules(rules)] == ["why"]
 
 
 def test_every_shipped_rule_can_fire(plan: Plan) -> None:
