@@ -1,7 +1,5 @@
 """The CDK app: context -> parameters -> stacks. Run it through the CLI: npx cdk synth"""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Acknowledgments for cdk-nag, by a finding's exact text: what is wanted, and why."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 

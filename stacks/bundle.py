@@ -1,7 +1,5 @@
 """The code bundle: training/ and userdata/ as one zip that an instance fetches at boot."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from aws_cdk import IgnoreMode

@@ -4,8 +4,6 @@ A key of the user's own (-c kms=ARN) needs the same statements in its policy; th
 python -m stacks.data_key ACCOUNT
 """
 
-from __future__ import annotations
-
 import json
 import re
 import sys

@@ -4,8 +4,6 @@ Buckets given with -c dataset_bucket= or -c run_bucket= are adopted: used, but n
 key of one's own is made with -c kms=create, access logs are kept with -c access_logs=true.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from aws_cdk import CfnOutput, Duration, RemovalPolicy, Stack

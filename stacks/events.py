@@ -1,7 +1,5 @@
 """Where events go: the fleet's own to the topic and a log group, its instances' to the Guard."""
 
-from __future__ import annotations
-
 from aws_cdk import RemovalPolicy, Stack
 from aws_cdk import aws_events as events
 from aws_cdk import aws_events_targets as targets

@@ -1,7 +1,5 @@
 """The Spot fleet, and everything that knows which kind of fleet it is."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from aws_cdk import Annotations, Stack

@@ -1,7 +1,5 @@
 """The launch template: what an instance is made of, whichever fleet starts it."""
 
-from __future__ import annotations
-
 from aws_cdk import Stack, Tags
 from aws_cdk import aws_ec2 as ec2
 from aws_cdk import aws_iam as iam

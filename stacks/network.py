@@ -1,7 +1,5 @@
 """A network that instances leave and nobody enters: public subnets, no NAT, no inbound rule."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from aws_cdk import RemovalPolicy

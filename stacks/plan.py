@@ -4,8 +4,6 @@ Said as annotations on TrainingStack and written beside its template as <stack>.
 that cannot work refuses the synthesis, unless its problem is accepted by name: -c accept=memory.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

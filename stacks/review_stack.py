@@ -5,8 +5,6 @@
 The account's GitHub OIDC provider is given: an account has one, and it is not this project's.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

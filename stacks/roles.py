@@ -1,7 +1,5 @@
 """Who may do what: the role of the training instances and the role of the Spot fleet."""
 
-from __future__ import annotations
-
 from aws_cdk import Stack
 from aws_cdk import aws_iam as iam
 from aws_cdk import aws_s3 as s3

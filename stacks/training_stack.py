@@ -1,7 +1,5 @@
 """TrainingStack: one run's fleet and all around it; disposable, everything kept is in S3."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The user data: a bash script that writes run.env and goes on with userdata/first_boot.sh."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 Exit code 1 where something is a problem, 2 for a context that is none. It only reads.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import json

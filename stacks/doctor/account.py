@@ -1,7 +1,5 @@
 """The account under examination, what a check finds in it, and how AWS's refusals are told."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field

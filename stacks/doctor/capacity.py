@@ -1,7 +1,5 @@
 """Whether the instances could start: size, zones, quota, service-linked roles, image, score."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """Whether a deploy and its run would get through: bootstrap, stacks, dataset, e-mail."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """What an account has only so many of, and the key that is not ours: network and encryption."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 

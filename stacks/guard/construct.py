@@ -1,7 +1,5 @@
 """The Guard's function with its role, its log and its clock."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from aws_cdk import Duration, RemovalPolicy, Stack

@@ -4,8 +4,6 @@ Plain Python and boto3, one file: AWS Lambda runs it as it stands. It needs noth
 instance; what must outlive one (hours billed, attempts) it keeps itself in <run>/guard.json.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from dataclasses import dataclass, field
@@ -42,7 +40,7 @@ class Settings:
     max_barren_attempts: int
 
     @classmethod
-    def from_environment(cls, environment: Any) -> Settings:
+    def from_environment(cls, environment: Any) -> "Settings":
         """Read the eight variables; a missing one is a KeyError with its name."""
         return cls(
             stack_name=environment["STACK_NAME"],

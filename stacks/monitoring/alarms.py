@@ -4,8 +4,6 @@
 alarm treats missing data as it does.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Sequence

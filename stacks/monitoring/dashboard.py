@@ -1,7 +1,5 @@
 """The dashboard: alarms on top, then training, GPU, disks and fleet on one page."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from aws_cdk import Duration

@@ -4,8 +4,6 @@ Who publishes them: userdata/cloudwatch-agent.json, userdata/send_metrics.py, EC
 holds the names here against those files.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from aws_cdk import Duration

@@ -4,8 +4,6 @@ Run: python -m stacks.parameters g5.xlarge [-c NAME=VALUE] [--json]
      python -m stacks.parameters --compare [SIZE ...] [--json]
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import json

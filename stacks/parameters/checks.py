@@ -1,18 +1,13 @@
 """What stack parameters may not be: each refusal is one sentence with what to do instead."""
 
-from __future__ import annotations
-
 import difflib
 import math
 import re
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from sizing import catalogue
+from stacks.parameters.fields import ParameterFields
 from stacks.parameters.workloads import recipes, workloads
-
-if TYPE_CHECKING:
-    from stacks.parameters import StackParameters
 
 # gp3: the floor that is part of the volume's price, and its ceilings (EBS user guide, 2026).
 GP3_MIN_IOPS, GP3_MAX_IOPS = 3000, 80_000
@@ -66,7 +61,7 @@ def _nearest(name: str, known: Iterable[str]) -> str:
     return f"did you mean {near[0]}?" if near else f"known: {', '.join(sorted(known))}."
 
 
-def check_names(p: StackParameters) -> None:
+def check_names(p: ParameterFields) -> None:
     """Refuse names that S3, systemd or a shell would read as something else."""
     _check_match("recipe", p.recipe, _NAME, "give letters, digits, - and _")
     if p.workload in workloads():
@@ -103,7 +98,7 @@ def check_names(p: StackParameters) -> None:
     )
 
 
-def check_size(p: StackParameters) -> None:
+def check_size(p: ParameterFields) -> None:
     """Refuse a size that the AMI cannot train on."""
     instance = catalogue.find(p.size)
     _refuse_unless(
@@ -122,7 +117,7 @@ def check_size(p: StackParameters) -> None:
     )
 
 
-def check_volumes(p: StackParameters) -> None:
+def check_volumes(p: ParameterFields) -> None:
     """Refuse volumes that gp3 cannot be, that this size cannot use, or that hold no dataset."""
     _refuse_unless(
         MIN_ROOT_GIB <= p.root_volume_gib <= GP3_MAX_GIB,
@@ -142,7 +137,7 @@ def check_volumes(p: StackParameters) -> None:
     _check_speed(p)
 
 
-def _check_speed(p: StackParameters) -> None:
+def _check_speed(p: ParameterFields) -> None:
     instance = catalogue.find(p.size)
     most = int(instance.ebs_max_mb_per_second * 1e6 / 2**20)
     most = min(max(most, GP3_MIN_MIB_PER_SECOND), GP3_MAX_MIB_PER_SECOND)
@@ -172,7 +167,7 @@ def _check_speed(p: StackParameters) -> None:
     )
 
 
-def check_fleet(p: StackParameters) -> None:
+def check_fleet(p: ParameterFields) -> None:
     """Refuse capacities that are no fleet of one machine."""
     _refuse_unless(
         p.target_capacity in (0, 1),
@@ -189,7 +184,7 @@ def check_fleet(p: StackParameters) -> None:
     )
 
 
-def check_times(p: StackParameters) -> None:
+def check_times(p: ParameterFields) -> None:
     """Refuse times that would stop a healthy run, or never stop a dead one."""
     _check_match(
         "checkpoint_interval",
@@ -224,7 +219,7 @@ def check_times(p: StackParameters) -> None:
     )
 
 
-def check_alarms(p: StackParameters) -> None:
+def check_alarms(p: ParameterFields) -> None:
     """Refuse alarms that could never fire, or always would, and an address that is none."""
     if p.alarm_email:
         _check_match(
@@ -251,7 +246,7 @@ def check_alarms(p: StackParameters) -> None:
     )
 
 
-def check_kept(p: StackParameters) -> None:
+def check_kept(p: ParameterFields) -> None:
     """Refuse protection of kept data that this deployment could not give."""
     if p.kms and p.kms != NEW_KEY:
         _check_match("kms", p.kms, _KEY, f"give {NEW_KEY}, the ARN of a key, or nothing")
@@ -269,7 +264,7 @@ def check_kept(p: StackParameters) -> None:
     )
 
 
-def check_review(p: StackParameters) -> None:
+def check_review(p: ParameterFields) -> None:
     """Refuse half of what ReviewStack needs, and what would trust more than one repository."""
     given = {name: getattr(p, name) for name in ("review_oidc_provider", "review_repository")}
     if not any(given.values()):

@@ -1,11 +1,9 @@
 """CDK context as stack parameters read it: cdk.json's defaults, known names, texts as values."""
 
-from __future__ import annotations
-
 import difflib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 CDK_JSON = Path(__file__).parents[2] / "cdk.json"
@@ -38,9 +36,9 @@ def refuse_unknown_names(given: Mapping[str, object], known: Sequence[str]) -> N
             raise ValueError(f"context {name!r} is unknown; {hint}")
 
 
-def parse(type_name: str, name: str, value: object) -> object:
-    """Turn a context value into a parameter of the type that the dataclass declares."""
-    return _PARSERS[type_name](name, value)
+def parse(kind: object, name: str, value: object) -> object:
+    """Turn a context value into a parameter of the type that its field declares."""
+    return _PARSERS[kind](name, value)
 
 
 def parse_int(name: str, value: object) -> int:
@@ -87,10 +85,10 @@ def _parse_texts(name: str, value: object) -> tuple[str, ...]:
     raise ValueError(f"{name} is {value!r}; give texts separated by spaces")
 
 
-_PARSERS = {
-    "str": parse_text,
-    "int": parse_int,
-    "float": _parse_float,
-    "bool": _parse_bool,
-    "tuple[str, ...]": _parse_texts,
+_PARSERS: Mapping[object, Callable[[str, object], object]] = {
+    str: parse_text,
+    int: parse_int,
+    float: _parse_float,
+    bool: _parse_bool,
+    tuple[str, ...]: _parse_texts,
 }

@@ -4,8 +4,6 @@ Each is named like its parameter; its docstring is the reason that `python -m st
 prints.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path

@@ -3,8 +3,6 @@
 A name that training does not know would be found out on the first instance, after the deploy.
 """
 
-from __future__ import annotations
-
 import ast
 from functools import cache
 from pathlib import Path
