@@ -7,7 +7,7 @@ from aws_cdk import aws_s3_assets as s3_assets
 from constructs import Construct
 
 FOLDERS = ("training", "userdata")
-# In the order of a .gitignore: nothing but the two folders, and of these only what runs.
+# Like a .gitignore: first everything, then back in the two folders without what does not run.
 EXCLUDED = (
     "/*",
     *(f"!/{folder}" for folder in FOLDERS),
@@ -20,7 +20,7 @@ EXCLUDED = (
 
 
 class CodeBundle(s3_assets.Asset):
-    """The two folders of `root`; its hash changes with their content and with nothing else."""
+    """The two folders of `root` as an asset, whose hash depends on their content alone."""
 
     def __init__(self, scope: Construct, construct_id: str, *, root: Path) -> None:
         super().__init__(

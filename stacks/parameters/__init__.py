@@ -1,7 +1,7 @@
-"""Every decision of a deployment, made for one instance size and overridden by name from context.
+"""All parameters of a deployment: decided for one instance size, overridden by name from context.
 
-The defaults stand in cdk.json; what depends on the size says "by-size" there. Unknown names and
-impossible values are refused in one sentence. The tables: python -m stacks.parameters --help
+cdk.json has the defaults, with "by-size" for what depends on the size. Unknown names and
+impossible values are refused in one sentence. Tables: python -m stacks.parameters --help
 """
 
 import dataclasses
@@ -33,7 +33,7 @@ class StackParameters(ParameterFields):
 
     @classmethod
     def from_context(cls, context: Mapping[str, object]) -> "StackParameters":
-        """Return the parameters that CDK context spells; CDK's own keys in it are passed over."""
+        """Return the parameters in a CDK context, ignoring CDK's own keys."""
         given = ours(context)
         fields = dataclasses.fields(cls)
         refuse_unknown_names(given, [field.name for field in fields])

@@ -1,4 +1,4 @@
-"""The fields of the stack parameters, by name and type; StackParameters adds the checks."""
+"""The fields of the stack parameters: their names and types; StackParameters adds the checks."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from sizing.catalogue import Instance
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParameterFields:
-    """Every decision of a deployment, unchecked: build StackParameters instead."""
+    """All parameters of a deployment, unchecked: build StackParameters instead."""
 
     size: str
     workload: str
@@ -52,11 +52,11 @@ class ParameterFields:
 
     @property
     def instance(self) -> Instance:
-        """The catalogue's record of the size asked for."""
+        """The catalogue's record of the requested size."""
         return catalogue.find(self.size)
 
     @property
     def sizes(self) -> tuple[str, ...]:
-        """The size asked for and its alternates: every size that the fleet may start."""
+        """The requested size and its alternates: every size that the fleet may start."""
         others = catalogue.alternates(self.size, mix_gpus=self.mix_gpus)
         return (self.size, *(other.size for other in others))
