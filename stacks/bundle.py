@@ -1,4 +1,4 @@
-"""The code bundle: training/ and userdata/ as one zip that an instance fetches at boot."""
+"""The code bundle: the folders that run on an instance, as one zip that it fetches at boot."""
 
 from pathlib import Path
 
@@ -6,8 +6,8 @@ from aws_cdk import IgnoreMode
 from aws_cdk import aws_s3_assets as s3_assets
 from constructs import Construct
 
-FOLDERS = ("training", "userdata")
-# Like a .gitignore: first everything, then back in the two folders without what does not run.
+FOLDERS = ("contract", "training", "userdata")
+# Like a .gitignore: first everything, then back in these folders without what does not run.
 EXCLUDED = (
     "/*",
     *(f"!/{folder}" for folder in FOLDERS),
@@ -20,7 +20,7 @@ EXCLUDED = (
 
 
 class CodeBundle(s3_assets.Asset):
-    """The two folders of `root` as an asset, whose hash depends on their content alone."""
+    """These folders of `root` as an asset, whose hash depends on their content alone."""
 
     def __init__(self, scope: Construct, construct_id: str, *, root: Path) -> None:
         super().__init__(

@@ -12,6 +12,7 @@ from aws_cdk import aws_kms as kms
 from aws_cdk import aws_s3 as s3
 from constructs import Construct
 
+from contract.keys import ARTIFACTS, HEAD, RUNS
 from stacks import acknowledgments as nag
 from stacks.data_key import DataKey
 from stacks.parameters import StackParameters
@@ -24,7 +25,6 @@ _NO_ACCESS_LOGS = (
 ACCESS_LOGS_KEPT = Duration.days(90)
 # In the run bucket, beside runs/: derived data that runs share. Each run keeps a copy of what it
 # reads, so expiry costs no more than making the data again when a later run needs it.
-SHARED_ARTIFACTS = "artifacts"
 SHARED_ARTIFACTS_KEPT = Duration.days(90)
 
 
@@ -58,7 +58,7 @@ class DatasetStack(Stack):
             run_bucket.add_to_resource_policy(_only_conditional_heads(run_bucket))
             run_bucket.add_lifecycle_rule(
                 id="DropSharedArtifacts",
-                prefix=f"{SHARED_ARTIFACTS}/",
+                prefix=ARTIFACTS,
                 expiration=SHARED_ARTIFACTS_KEPT,
             )
             self.run_bucket_name = self._export(run_bucket)
@@ -146,6 +146,6 @@ def _only_conditional_heads(bucket: s3.IBucket) -> iam.PolicyStatement:
         effect=iam.Effect.DENY,
         principals=[iam.AnyPrincipal()],
         actions=["s3:PutObject"],
-        resources=[bucket.arn_for_objects("runs/*/head.json")],
+        resources=[bucket.arn_for_objects(f"{RUNS}*/{HEAD}")],
         conditions={"Null": {"s3:if-match": "true", "s3:if-none-match": "true"}},
     )

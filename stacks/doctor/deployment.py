@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 from botocore.exceptions import ClientError
 
+from contract.keys import MANIFEST
 from stacks.doctor.account import STACKS, Account, Finding
 from stacks.parameters.checks import VOLUME_PER_DATASET
 from stacks.parameters.context import CDK_JSON
@@ -72,7 +73,7 @@ def dataset_is_there(account: Account) -> Iterator[Finding]:
         yield Finding(check="dataset", state="problem", what=what,
                       fix=account.deploy("DatasetStack"))  # fmt: skip
         return
-    s3, key = account.client("s3"), f"{p.dataset}/manifest.json"
+    s3, key = account.client("s3"), f"{p.dataset}/{MANIFEST}"
     uri = f"s3://{bucket}/{p.dataset}"
     try:
         # For us-east-1 the response has no location.
@@ -85,7 +86,7 @@ def dataset_is_there(account: Account) -> Iterator[Finding]:
         yield Finding(
             check="dataset",
             state="problem",
-            what=f"{uri}/manifest.json does not exist; the instance waits "
+            what=f"{uri}/{MANIFEST} does not exist; the instance waits "
             f"{p.dataset_wait_seconds} s for it, then the fleet goes to zero",
             fix=f"python -m training data upload DIR --dataset-uri {uri}",
         )
@@ -94,7 +95,7 @@ def dataset_is_there(account: Account) -> Iterator[Finding]:
         yield Finding(
             check="dataset",
             state="problem",
-            what=f"{uri}/manifest.json is not a manifest ({type(error).__name__}: {error})",
+            what=f"{uri}/{MANIFEST} is not a manifest ({type(error).__name__}: {error})",
             fix=f"python -m training data upload DIR --dataset-uri {uri}",
         )
         return

@@ -1,7 +1,8 @@
 """The Guard: sends a run's fleet to zero when it is finished, over budget, silent or stuck.
 
 One file of plain Python and boto3, which AWS Lambda runs as it is. It needs nothing from the
-instance; what must outlive one (billed hours, attempts) it keeps in <run>/guard.json.
+instance; what must outlive one (billed hours, attempts) it keeps in <run>/guard.json. Being one
+file, it cannot import contract/keys.py: a test compares the names that it spells out.
 """
 
 import json

@@ -5,7 +5,6 @@ missing data is treated as it is.
 """
 
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,6 +14,8 @@ from aws_cdk import aws_cloudwatch_actions as actions
 from aws_cdk import aws_sns as sns
 from constructs import Construct
 
+from contract.auto_interval import MAX_EPOCHS
+from contract.grammar import parse_interval
 from stacks.monitoring.metrics import RunMetrics
 from stacks.parameters import StackParameters
 
@@ -89,11 +90,10 @@ class TrainingAlarms(Construct):
 
 def commit_interval_seconds(interval: str, epoch_seconds: float | None) -> float:
     """Return how far apart healthy commits may be; 0 if that is unknown before the run."""
-    number, unit = re.fullmatch(r"(\d*)([a-z]+)", interval).groups()  # type: ignore[union-attr]
-    if unit == "s":
-        return float(number)
-    # "auto" never takes more than two epochs.
-    epochs = {"epochs": float(number or 0), "auto": 2.0}.get(unit, 0.0)
+    read = parse_interval(interval)
+    if read.unit == "s":
+        return read.value
+    epochs = {"epochs": read.value, "auto": float(MAX_EPOCHS)}.get(read.unit, 0.0)
     return epochs * (epoch_seconds or 0.0)
 
 

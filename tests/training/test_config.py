@@ -1,4 +1,4 @@
-"""Recipes, overrides by name, intervals, and the record that a run belongs to."""
+"""Recipes, overrides by name, and the record that a run belongs to."""
 
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -6,40 +6,16 @@ from pathlib import Path
 import pytest
 
 from tests.training.tiny import TINY
-from training.config import Interval, parse_interval, parse_overrides, resolve_config
+from training.config import parse_overrides, resolve_config
 from training.errors import UserError
 from training.record.run_config import (
     RunConfig,
+    ensure_run_config,
     parse_prediction,
     read_run_config,
-    settle_run_config,
 )
 from training.store.folder import FolderStore
 from training.store.open import open_store
-
-
-@pytest.mark.parametrize(
-    ("text", "value", "unit"),
-    [
-        ("2epochs", 2, "epochs"),
-        ("1epoch", 1, "epochs"),
-        ("100steps", 100, "steps"),
-        ("600s", 600, "s"),
-        ("0.5s", 0.5, "s"),
-    ],
-)
-def test_an_interval_has_a_unit(text: str, value: float, unit: str) -> None:
-    interval = parse_interval(text)
-    assert (interval.value, interval.unit) == (value, unit)
-    assert isinstance(interval, Interval)
-
-
-@pytest.mark.parametrize(
-    "text", ["", "2", "epochs", "0steps", "-1s", "2 hours", "1.5epochs", "2epochss", "0.0s"]
-)
-def test_fails_for_an_interval_that_cannot_be_read(text: str) -> None:
-    with pytest.raises(UserError, match="2epochs, 100steps or 600s"):
-        parse_interval(text)
 
 
 def test_overrides_take_the_field_s_type() -> None:
@@ -91,16 +67,16 @@ def record(**changes: object) -> RunConfig:
 
 def test_the_first_record_is_the_truth(store_uri: str) -> None:
     store = open_store(store_uri)
-    settle_run_config(store, record(), frozenset())
-    later = settle_run_config(store, record(writer="i-2", numerics_key={"torch": "3"}), frozenset())
+    ensure_run_config(store, record(), frozenset())
+    later = ensure_run_config(store, record(writer="i-2", numerics_key={"torch": "3"}), frozenset())
     assert later == record() == read_run_config(store)
 
 
 def test_the_prediction_of_the_first_attempt_stays(store_uri: str) -> None:
     store = open_store(store_uri)
     first = record(prediction=parse_prediction("size=g5.xlarge hours_p50=0.25"))
-    settle_run_config(store, first, frozenset())
-    settle_run_config(store, record(prediction={"hours_p50": 9.0}), frozenset())
+    ensure_run_config(store, first, frozenset())
+    ensure_run_config(store, record(prediction={"hours_p50": 9.0}), frozenset())
     found = read_run_config(store)
     assert found is not None
     assert found.prediction == {"size": "g5.xlarge", "hours_p50": 0.25}
@@ -114,12 +90,12 @@ def test_fails_on_a_prediction_that_is_none() -> None:
 
 def test_placement_settings_may_change(tmp_path: Path) -> None:
     store = FolderStore(tmp_path)
-    settle_run_config(store, record(), frozenset())
+    ensure_run_config(store, record(), frozenset())
     changed = record(
         overrides={"num_loader_workers": "4"},
         config={**record().config, "num_loader_workers": 4},
     )
-    assert settle_run_config(store, changed, frozenset({"num_loader_workers"})) == record()
+    assert ensure_run_config(store, changed, frozenset({"num_loader_workers"})) == record()
 
 
 @pytest.mark.parametrize(
@@ -137,6 +113,6 @@ def test_fails_for_a_run_folder_that_belongs_to_another(
     tmp_path: Path, changes: dict[str, object], says: str
 ) -> None:
     store = FolderStore(tmp_path)
-    settle_run_config(store, record(), frozenset())
+    ensure_run_config(store, record(), frozenset())
     with pytest.raises(UserError, match=says):
-        settle_run_config(store, record(**changes), frozenset())
+        ensure_run_config(store, record(**changes), frozenset())

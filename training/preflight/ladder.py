@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, cast
 
+from contract.keys import ADAPTATION
 from training.errors import OutOfMemoryError, RunFailedError, UserError
 from training.proxies import WorkloadProxy
 from training.store.protocol import PreconditionFailedError, Store
 from training.workload import Prepare, Train, Workload
 
-ADAPTATION = "adaptation.json"
 _TRIAL_SECONDS = 600
 
 
@@ -61,7 +61,7 @@ class TrialRequest:
     memory_limit_mib: int | None
 
 
-def settle_adaptation(
+def resolve_adaptation(
     store: Store, asked: TrialRequest, workload: Workload[Any], config: Any, *, may_adapt: bool
 ) -> tuple[str, ...]:
     """The rungs of this run: as its adaptation.json says, else as trials find now."""
