@@ -24,7 +24,7 @@ _PREDICTED = (
     *("usd_spot_per_hour", "gpu_memory_mib", "interruptions", "restart_seconds"),
 )
 # Problems that only interruptions cause: accepted when no Spot instance is used.
-_OF_SPOT = ("spot", "notice")
+_SPOT_PROBLEMS = ("spot", "notice")
 
 
 def plan_run(parameters: StackParameters) -> Plan:
@@ -32,7 +32,7 @@ def plan_run(parameters: StackParameters) -> Plan:
     plan = make_plan(_request(parameters))
     accepted = parameters.accept
     if parameters.on_demand_base >= parameters.target_capacity:
-        accepted = (*accepted, *_OF_SPOT)
+        accepted = (*accepted, *_SPOT_PROBLEMS)
     return as_accepted(plan, accepted)
 
 

@@ -27,10 +27,10 @@ CHECKS: Mapping[str, Check] = {
     "spot capacity": capacity.capacity_is_likely,
     "image": capacity.image_resolves,
     "key": limits.key_can_be_used,
-    "network": limits.network_has_room,
+    "network": limits.vpc_quota_suffices,
     "stack": deployment.stacks_can_be_deployed,
-    "dataset": deployment.dataset_is_there,
-    "alarm e-mail": deployment.somebody_is_told,
+    "dataset": deployment.dataset_is_uploaded,
+    "alarm e-mail": deployment.alarm_email_is_confirmed,
 }
 _LOG_IN = "aws configure sso && aws sso login   # or: export AWS_PROFILE=NAME"
 

@@ -130,7 +130,7 @@ def image_resolves(account: Account) -> Iterator[Finding]:
             if error.response["Error"]["Code"] != "ParameterNotFound":
                 raise
             what = f"{account.region} has no parameter {p.pytorch_ami_parameter}"
-            yield Finding(check="image", state="problem", what=what, fix=_other_lines(account))
+            yield Finding(check="image", state="problem", what=what, fix=_list_images(account))
             return
     # Filters, not ImageIds: an unknown id then gives an empty result, not an error.
     found = account.client("ec2").describe_images(
@@ -138,7 +138,7 @@ def image_resolves(account: Account) -> Iterator[Finding]:
     )["Images"]
     if not found or found[0].get("State") != "available":
         what = f"the image {image_id} is not available in {account.region}"
-        yield Finding(check="image", state="problem", what=what, fix=_other_lines(account))
+        yield Finding(check="image", state="problem", what=what, fix=_list_images(account))
         return
     (image,) = found
     sizes = [each.get("Ebs", {}).get("VolumeSize", 0) for each in image["BlockDeviceMappings"]
@@ -155,7 +155,7 @@ def image_resolves(account: Account) -> Iterator[Finding]:
         yield Finding(check="image", state="ok", what=what)
 
 
-def _other_lines(account: Account) -> str:
+def _list_images(account: Account) -> str:
     folder = re.sub(r"/[^/]+/latest/ami-id$", "", account.parameters.pytorch_ami_parameter)
     folder = folder if folder.startswith("/") else "/aws/service/deeplearning/ami/x86_64"
     return (

@@ -64,7 +64,7 @@ def stacks_can_be_deployed(account: Account) -> Iterator[Finding]:
             yield Finding(check=check, state="ok", what=status)
 
 
-def dataset_is_there(account: Account) -> Iterator[Finding]:
+def dataset_is_uploaded(account: Account) -> Iterator[Finding]:
     """Check that the manifest is in the bucket, in this region, and its files fit the volume."""
     p = account.parameters
     bucket = p.dataset_bucket or account.output("DatasetStack", "DatasetBucketName")
@@ -119,7 +119,7 @@ def dataset_is_there(account: Account) -> Iterator[Finding]:
         yield Finding(check="dataset", state="ok", what=f"{what}, on {p.data_volume_gib} GiB")
 
 
-def somebody_is_told(account: Account) -> Iterator[Finding]:
+def alarm_email_is_confirmed(account: Account) -> Iterator[Finding]:
     """Check that someone gets the alarms: a confirmed e-mail address."""
     p = account.parameters
     topic = account.output("TrainingStack", "TopicArn")

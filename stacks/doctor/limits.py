@@ -16,7 +16,7 @@ _GRANTED = (
 )
 
 
-def network_has_room(account: Account) -> Iterator[Finding]:
+def vpc_quota_suffices(account: Account) -> Iterator[Finding]:
     """Check that the VPC quota allows one more, unless the stack is deployed already."""
     if account.stack("TrainingStack"):
         return

@@ -120,7 +120,7 @@ def respond(settings: Settings, event: dict[str, Any], now: float) -> dict[str, 
     fleet_id = _fleet_id(settings)
     if fleet_id is None:
         return {**done, "reason": f"{done['reason']}; no fleet of this stack is above zero"}
-    reason = _why_stop(settings, now)
+    reason = _reason_to_stop(settings, now)
     if reason is None:
         return done
     _send_to_zero(settings, fleet_id, reason, now)
@@ -159,7 +159,7 @@ def _fleet_id(settings: Settings) -> str | None:
     return None
 
 
-def _why_stop(settings: Settings, now: float) -> str | None:
+def _reason_to_stop(settings: Settings, now: float) -> str | None:
     """Return which of the four reasons to stop applies, if any."""
     ledger = _update_ledger(settings, now)
     head, head_written = _read_head(settings)

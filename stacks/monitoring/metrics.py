@@ -71,67 +71,52 @@ class RunMetrics:
         """GPU memory in use, as a share of the driver's total.
 
         The catalogue's total is 1 GiB too large on a T4."""
-        return cloudwatch.MathExpression(
-            expression="100 * used / total",
-            label="GPU memory used, percent",
-            period=PERIOD,
-            using_metrics={
-                "used": self.agent("nvidia_smi_memory_used", "Maximum"),
-                "total": self.agent("nvidia_smi_memory_total", "Maximum"),
-            },
+        return _math(
+            "100 * used / total",
+            "GPU memory used, percent",
+            used=self.agent("nvidia_smi_memory_used", "Maximum"),
+            total=self.agent("nvidia_smi_memory_total", "Maximum"),
         )
 
     @property
     def ebs_exceeded_percent(self) -> cloudwatch.MathExpression:
         """Share of the time in which EBS demand exceeded the limits of the size or the volume."""
         microseconds = PERIOD.to_seconds() * 1_000_000
-        return cloudwatch.MathExpression(
-            expression=f"100 * (instance + volume) / {microseconds:.0f}",
-            label="time above EBS limits, percent",
-            period=PERIOD,
-            using_metrics={
-                "instance": self.ebs("ec2_instance"),
-                "volume": self.ebs("volume"),
-            },
+        return _math(
+            f"100 * (instance + volume) / {microseconds:.0f}",
+            "time above EBS limits, percent",
+            instance=self.ebs("ec2_instance"),
+            volume=self.ebs("volume"),
         )
 
     @property
     def missing_capacity(self) -> cloudwatch.MathExpression:
         """Number of instances that the fleet lacks."""
-        return cloudwatch.MathExpression(
-            expression="target - fulfilled",
-            label="instances missing",
-            period=PERIOD,
-            using_metrics={
-                "target": self.fleet("TargetCapacity"),
-                "fulfilled": self.fleet("FulfilledCapacity"),
-            },
+        return _math(
+            "target - fulfilled",
+            "instances missing",
+            target=self.fleet("TargetCapacity"),
+            fulfilled=self.fleet("FulfilledCapacity"),
         )
 
     @property
     def gpu_in_training(self) -> cloudwatch.MathExpression:
         """GPU utilization while the trainer runs, else 100: without a trainer nothing is low."""
-        return cloudwatch.MathExpression(
-            expression="IF(running, gpu, 100)",
-            label="GPU utilization in training, percent",
-            period=PERIOD,
-            using_metrics={
-                "running": self.training("training_running", "Maximum"),
-                "gpu": self.agent("nvidia_smi_utilization_gpu", "Average"),
-            },
+        return _math(
+            "IF(running, gpu, 100)",
+            "GPU utilization in training, percent",
+            running=self.training("training_running", "Maximum"),
+            gpu=self.agent("nvidia_smi_utilization_gpu", "Average"),
         )
 
     @property
     def gpu_without_steps(self) -> cloudwatch.MathExpression:
         """GPU utilization while no step is done, else 0."""
-        return cloudwatch.MathExpression(
-            expression="IF(steps < 1, gpu, 0)",
-            label="GPU utilization without a step, percent",
-            period=PERIOD,
-            using_metrics={
-                "steps": self.training("training_steps", "Sum"),
-                "gpu": self.agent("nvidia_smi_utilization_gpu", "Average"),
-            },
+        return _math(
+            "IF(steps < 1, gpu, 0)",
+            "GPU utilization without a step, percent",
+            steps=self.training("training_steps", "Sum"),
+            gpu=self.agent("nvidia_smi_utilization_gpu", "Average"),
         )
 
     def _own(self, name: str, statistic: str, period: Duration) -> cloudwatch.Metric:
@@ -142,3 +127,9 @@ class RunMetrics:
             statistic=statistic,
             period=period,
         )
+
+
+def _math(expression: str, label: str, **metrics: cloudwatch.IMetric) -> cloudwatch.MathExpression:
+    return cloudwatch.MathExpression(
+        expression=expression, label=label, period=PERIOD, using_metrics=metrics
+    )

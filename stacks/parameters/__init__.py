@@ -13,10 +13,10 @@ from stacks.parameters import checks
 from stacks.parameters.context import (
     LEFT_OPEN,
     defaults,
-    ours,
     parse,
     parse_text,
     refuse_unknown_names,
+    without_cdk_keys,
 )
 from stacks.parameters.decisions import DECISIONS
 from stacks.parameters.fields import ParameterFields
@@ -34,7 +34,7 @@ class StackParameters(ParameterFields):
     @classmethod
     def from_context(cls, context: Mapping[str, object]) -> "StackParameters":
         """Return the parameters in a CDK context, ignoring CDK's own keys."""
-        given = ours(context)
+        given = without_cdk_keys(context)
         fields = dataclasses.fields(cls)
         refuse_unknown_names(given, [field.name for field in fields])
         values = {**defaults(), **given}

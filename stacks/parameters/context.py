@@ -15,10 +15,10 @@ _TRUTHS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0
 def defaults() -> dict[str, object]:
     """Return cdk.json's context without CDK's own keys."""
     context = json.loads(CDK_JSON.read_text(encoding="utf-8"))["context"]
-    return ours(context)
+    return without_cdk_keys(context)
 
 
-def ours(context: Mapping[str, object]) -> dict[str, object]:
+def without_cdk_keys(context: Mapping[str, object]) -> dict[str, object]:
     """Drop CDK's own keys: feature flags start with @, lookups and CLI switches contain a colon."""
     return {
         name: value
