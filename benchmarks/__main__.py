@@ -12,7 +12,17 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import boot, cached_features, checkpoint, forecast, overhead, plan, spot, synth
+from benchmarks import (
+    boot,
+    cached_features,
+    checkpoint,
+    forecast,
+    overhead,
+    plan,
+    spot,
+    synth,
+    walks,
+)
 from sizing.commands import tables
 
 
@@ -41,7 +51,8 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     loops = commands.add_parser("overhead", help="a step of our loop beside a bare PyTorch loop")
     loops.add_argument("--rounds", type=int, default=5, help="alternating, default: %(default)s")
     loops.add_argument("--width", type=int, default=60_000, help="of the model: its step's length")
-    for command in (ours, start, policies, hours, saves, plans, cached, loops):
+    ways = commands.add_parser("walks", help="files and functions of a start, a save, a notice")
+    for command in (ours, start, policies, hours, saves, plans, cached, loops, ways):
         command.add_argument("--json", action="store_true", help="print JSON, no table")
     return parser.parse_args(arguments)
 
@@ -55,6 +66,8 @@ def main() -> int:
         rows = cached_features.measure(rounds=arguments.rounds, clips=arguments.clips)
     elif arguments.command == "overhead":
         rows = overhead.measure(rounds=arguments.rounds, width=arguments.width)
+    elif arguments.command == "walks":
+        rows = walks.measure()
     elif arguments.command == "plan":
         rows = plan.measure(calls=arguments.calls)
     elif arguments.command in ("simulate", "forecast"):
