@@ -13,6 +13,7 @@ FOLDERS = ("training", "userdata")
 EXCLUDED = (
     "/*",
     *(f"!/{folder}" for folder in FOLDERS),
+    "/training/proof",
     "__pycache__",
     "*.pyc",
     "tests",
