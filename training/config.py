@@ -16,8 +16,8 @@ Unit: TypeAlias = Literal["epochs", "steps", "s", "auto"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Interval:
-    """How often to commit: every so many epochs of a stage, steps of the run, or seconds; `auto`
-    is as often as pays.
+    """How often to commit: every `value` epochs of a stage, steps of the run, or seconds; `auto`
+    chooses the interval that costs least.
     """
 
     value: float
@@ -25,7 +25,7 @@ class Interval:
 
 
 def parse_interval(text: str) -> Interval:
-    """Read `auto`, `2epochs`, `100steps` or `600s` (seconds alone may have a fraction)."""
+    """Read `auto`, `2epochs`, `100steps` or `600s` (only seconds may have a fraction)."""
     if text.strip() == "auto":
         return Interval(value=0, unit="auto")
     pattern = r"(?P<value>[0-9]+)(?P<unit>epochs?|steps?)|(?P<seconds>[0-9]+(\.[0-9]+)?)s"
@@ -42,7 +42,7 @@ def parse_interval(text: str) -> Interval:
 
 
 def parse_overrides(pairs: Sequence[str]) -> dict[str, str]:
-    """Read `name=value` pairs; a name may come once."""
+    """Read `name=value` pairs; each name may occur once."""
     overrides: dict[str, str] = {}
     for pair in pairs:
         name, separator, value = pair.partition("=")
@@ -75,7 +75,7 @@ def resolve_config(workload: Workload[Any], recipe: str, overrides: Mapping[str,
     try:
         return replace(config, **values)
     except ValueError as error:
-        raise UserError(f"the overrides {dict(overrides)} cannot be: {error}") from error
+        raise UserError(f"invalid overrides {dict(overrides)}: {error}") from error
 
 
 def _parse_value(name: str, text: str, kind: Any) -> Any:
@@ -99,7 +99,7 @@ def _parse_value(name: str, text: str, kind: Any) -> Any:
         elif option is str:
             return text
     readable = getattr(kind, "__name__", str(kind))
-    raise UserError(f"the override {name}={text!r} is no {readable}; give another value")
+    raise UserError(f"the override {name}={text!r} is not a valid {readable}; give another value")
 
 
 def _is_union(kind: Any) -> bool:

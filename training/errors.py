@@ -1,4 +1,4 @@
-"""The ways to end without a result that are nobody's bug, with the exit codes."""
+"""Expected failures, which are no bugs, and the exit codes of a command."""
 
 import difflib
 from collections.abc import Iterable
@@ -9,27 +9,27 @@ EXIT_USER = 2
 EXIT_NO_MANIFEST = 3
 EXIT_INTERRUPTED = 75
 EXIT_LEASE_LOST = 76
-EXIT_STOPPED = 130  # 128 + SIGINT, as shells say it
+EXIT_STOPPED = 130  # 128 + SIGINT, the convention of shells
 
 
 class UserError(ValueError):
-    """A mistake of whoever called: one sentence with what is wrong, the value got, what to do."""
+    """A user's mistake: one sentence with what is wrong, the value got and what to do."""
 
 
 class RunFailedError(RuntimeError):
-    """The run cannot go on and a restart would not help: one sentence with the reason."""
+    """The run cannot continue and a restart would not help: one sentence with the reason."""
 
 
 class OutOfMemoryError(RuntimeError):
-    """Memory ran out in the middle of a run: the attempt fails, the run may go on elsewhere."""
+    """Memory ran out in mid-run: the attempt fails, the run may continue on another machine."""
 
 
 class RankLostError(RuntimeError):
-    """Another rank has ended by itself: the attempt fails, the next one goes on."""
+    """Another rank exited by itself: the attempt fails, the next one resumes the run."""
 
 
 def name_known(given: str, known: Iterable[str]) -> str:
-    """The end of a sentence about an unknown name: the likeliest meant, and all there are."""
+    """The end of a sentence about an unknown name: the closest match, and all known names."""
     names = list(known)
     close = difflib.get_close_matches(given, names, n=1)
     meant = f"did you mean {close[0]!r}? " if close else ""

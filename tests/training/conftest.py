@@ -20,10 +20,17 @@ from rehearsal.aws.front import Front
 from tests.training import tiny
 from training.cli.main import main
 from training.record.head import Head, read_head
+from training.report.log import configure_logging
 from training.store.open import open_store
 from training.store.protocol import Store
 
 WORKLOAD = "tests.training.tiny:TINY"
+
+
+@pytest.fixture(autouse=True)
+def _logging() -> None:
+    """As `python -m training` has it; children that tests fork inherit it."""
+    configure_logging()
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ from training.checkpoint.read import (
     DamagedCheckpointError,
     Loaded,
     Snapshot,
-    newest_that_holds,
+    newest_valid,
     read_checkpoint,
     read_state,
     read_twice,
@@ -40,7 +40,7 @@ def find_newest(
     entries, passed_over = attempt.lease.head.checkpoints, list[tuple[str, str]]()
     read = partial(_read, attempt, is_sharded)
     while True:
-        loaded, damaged = newest_that_holds(attempt.store, entries, read)
+        loaded, damaged = newest_valid(attempt.store, entries, read)
         passed_over += damaged
         if loaded is None:
             break

@@ -20,13 +20,13 @@ from training.errors import EXIT_FAILED, EXIT_FINISHED, RankLostError, RunFailed
 from training.interruption.notice import InterruptedRunError
 from training.interruption.supervisor import Supervisor
 from training.ranks.context import Attempt
-from training.ranks.launch import Siblings, interpreters
+from training.ranks.launch import OtherRanks, interpreters
 from training.ranks.world import RankEnvironment, World
 from training.record.events import Events, SilentEvents
 from training.record.head import Head
 from training.record.lease import Lease, LeaseLostError, acquire
 from training.record.metrics import Metrics, SilentMetrics
-from training.record.run_config import RunConfig, settle_run_config
+from training.record.run_config import RunConfig, ensure_run_config
 from training.report.meter import Meter
 from training.report.profiler import StepProfiler
 from training.report.receipt import conclude
@@ -54,7 +54,7 @@ def run_attempt(options: Options, supervisor: Supervisor) -> int:
         )
         if place.rank > 0:
             return _follow(options, supervisor, job, World(place, device), key, began)
-        record = settle_run_config(
+        record = ensure_run_config(
             options.store, job.record(options, key), options.workload.placement_fields
         )
         lease = _take_lease(options, supervisor)
@@ -75,7 +75,7 @@ def _ranks(options: Options, supervisor: Supervisor) -> Iterator[RankEnvironment
     options.scratch.mkdir(parents=True, exist_ok=True)
     meeting = options.scratch / f"rendezvous-{secrets.token_hex(4)}"
     start = options.start_rank or interpreters(options.arguments, options.scratch)
-    siblings = Siblings(start, num_processes, meeting)
+    siblings = OtherRanks(start, num_processes, meeting)
     supervisor.last_resort.lead(siblings.show_stacks)
     siblings.watch(supervisor.last_resort.fail)
     try:

@@ -14,12 +14,12 @@ import torch
 
 from training.capabilities import HasDataInMemory
 from training.config import resolve_config
-from training.engine.origin import Origin, beginning_from
+from training.engine.origin import Origin, with_origin
 from training.engine.parallel import is_sharded
 from training.errors import UserError
 from training.preflight.admission import ResourceRequest
-from training.preflight.extend import settle_origin
-from training.preflight.ladder import TrialRequest, adapted, explain, settle_adaptation
+from training.preflight.extend import resolve_origin
+from training.preflight.ladder import TrialRequest, adapted, explain, resolve_adaptation
 from training.preflight.limits import is_out_of_memory, limit_memory
 from training.preflight.workload_checks import problems
 from training.store.dataset import MANIFEST
@@ -66,7 +66,7 @@ def settle(
         raise UserError(f"workload {options.workload!r} cannot be trained: {wrong[0]}")
     config = resolve_config(workload, options.recipe, overrides)
     _refuse_wrong_settings(workload, config)
-    origin = settle_origin(
+    origin = resolve_origin(
         store,
         init_from=options.init_from,
         extend_to=options.extend_to,
@@ -82,7 +82,7 @@ def settle(
         overrides=overrides,
         memory_limit_mib=options.memory_limit_mib,
     )
-    rungs = settle_adaptation(
+    rungs = resolve_adaptation(
         store,
         asked,
         workload,
@@ -93,7 +93,7 @@ def settle(
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         limit_memory(options.memory_limit_mib, device)
     if origin is not None:
-        workload = beginning_from(workload, origin)
+        workload = with_origin(workload, origin)
     workload = adapted(workload, rungs)
     need = resource_request(
         store.uri, workload, config, options.dataset_uri, options.memory_limit_mib

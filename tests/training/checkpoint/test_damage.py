@@ -9,7 +9,7 @@ import pytest
 
 from tests.training.checkpoint.test_resume import assert_equal, interrupt_at
 from tests.training.conftest import Run
-from training.checkpoint.read import newest_that_holds
+from training.checkpoint.read import newest_valid
 from training.record.checkpoint_entry import CheckpointEntry
 
 
@@ -58,11 +58,11 @@ def test_no_bit_of_a_checkpoint_can_be_flipped_unseen(run: Run) -> None:
         header = range(0, min(400, len(good)), 7)  # sizes, names, shapes, offsets
         for byte in [*header, *(rng.randrange(len(good)) for _ in range(40)), len(good) - 1]:
             flip(path, byte, rng.randrange(8))
-            loaded, passed_over = newest_that_holds(run.store, [newest])
+            loaded, passed_over = newest_valid(run.store, [newest])
             assert loaded is None, (file.name, byte)
             assert passed_over[0][0] == newest.name
             path.write_bytes(good)
-    assert newest_that_holds(run.store, [newest])[0] is not None
+    assert newest_valid(run.store, [newest])[0] is not None
 
 
 def test_a_damaged_stage_end_falls_back_to_an_older_state_of_its_stage(

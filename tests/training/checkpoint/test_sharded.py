@@ -21,7 +21,7 @@ from training.checkpoint.read import DamagedCheckpointError, read_checkpoint, re
 from training.checkpoint.sharded import ShardedSnapshot, slices_of
 from training.checkpoint.state import LiveState
 from training.config import Interval
-from training.engine.trees import put_together, take_apart
+from training.engine.trees import flatten_state, unflatten_state
 from training.errors import RunFailedError
 from training.interruption.supervisor import Supervisor
 from training.ranks.context import Attempt
@@ -220,7 +220,7 @@ def fsdp_goes_on_exactly(world: World, root: Path) -> None:
     model, optimizer = make_learner(1)
     train(model, optimizer, 3)
     tensors: dict[str, Tensor] = {}
-    skeleton = take_apart(optimizer.state_dict(), tensors)
+    skeleton = flatten_state(optimizer.state_dict(), tensors)
     capture = LiveState(
         tensors={"model": model.state_dict(), "optimizer": tensors}, state={"optimizer": skeleton}
     )
@@ -230,10 +230,10 @@ def fsdp_goes_on_exactly(world: World, root: Path) -> None:
     other, other_optimizer = make_learner(2)
     make_state(other_optimizer)
     targets: dict[str, Tensor] = {}
-    take_apart(other_optimizer.state_dict(), targets)
+    flatten_state(other_optimizer.state_dict(), targets)
     snapshot = newest(root, world)
     snapshot.fill({"model": other.state_dict(), "optimizer": targets})
-    other_optimizer.load_state_dict(put_together(snapshot.state["optimizer"], targets))
+    other_optimizer.load_state_dict(unflatten_state(snapshot.state["optimizer"], targets))
     train(other, other_optimizer, 2)
     pairs = zip(model.parameters(), other.parameters(), strict=True)
     assert all(torch.equal(a._local_tensor, b._local_tensor) for a, b in pairs)  # type: ignore[attr-defined]

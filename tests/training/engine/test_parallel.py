@@ -56,7 +56,7 @@ def test_fails_where_a_block_is_no_part_of_the_model(tmp_path: Path) -> None:
 
 
 def test_fails_where_blocks_would_tear_a_shared_parameter_apart(tmp_path: Path) -> None:
-    words = "a parameter that several modules share would be torn apart"
+    words = "sharding would split a parameter that several modules share"
     on_ranks(2, tmp_path, refuse(Tied(), lambda m: [m.first], words))
 
 
