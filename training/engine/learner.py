@@ -104,7 +104,7 @@ class Learner:
     def _fill(self, snapshot: ShardedSnapshot) -> None:
         """Fill this rank's share of the state in place."""
         state: dict[str, Tensor] = {}
-        _create_state(self._optimizer)
+        create_optimizer_state(self._optimizer)
         flatten_state(self._optimizer.state_dict(), state)
         parts: dict[str, Mapping[str, Tensor]] = {
             "model": self.model.state_dict(),
@@ -245,7 +245,7 @@ def schedule_factor(settings: Settings, step: int, num_steps: int) -> float:
     return low + (1 - low) * 0.5 * (1 + math.cos(math.pi * min(done, 1.0)))
 
 
-def _create_state(optimizer: Optimizer) -> None:
+def create_optimizer_state(optimizer: Optimizer) -> None:
     """Make the optimizer create its state, by a step with zero gradients.
 
     Only the optimizer knows what state it has and how that is sharded. The values of the state and

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
-from training.engine.optimizer_state import make_state
 
 from training.checkpoint.checkpointer import Saver
 from training.checkpoint.policy import Commits
@@ -21,6 +20,7 @@ from training.checkpoint.read import DamagedCheckpointError, read_checkpoint, re
 from training.checkpoint.sharded import ShardedSnapshot, slices_of
 from training.checkpoint.state import LiveState
 from training.config import Interval
+from training.engine.learner import create_optimizer_state
 from training.engine.trees import flatten_state, unflatten_state
 from training.errors import RunFailedError
 from training.interruption.supervisor import Supervisor
@@ -228,7 +228,7 @@ def fsdp_goes_on_exactly(world: World, root: Path) -> None:
     train(model, optimizer, 2)
 
     other, other_optimizer = make_learner(2)
-    make_state(other_optimizer)
+    create_optimizer_state(other_optimizer)
     targets: dict[str, Tensor] = {}
     flatten_state(other_optimizer.state_dict(), targets)
     snapshot = newest(root, world)

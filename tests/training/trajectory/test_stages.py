@@ -318,7 +318,7 @@ def test_fails_to_summarize_an_evaluation_that_lacks_a_class(
 ) -> None:
     zeros = torch.zeros(20)
     names = ("confidence", "loss", "position_error", "standstill_error")
-    rows = {name: torch.full((20,), 3) for name in ("labels", "said", "clips")}
+    rows = {name: torch.full((20,), 3) for name in ("labels", "predicted", "clips")}
     part = Partial(tensors={**rows, **dict.fromkeys(names, zeros)})
     with pytest.raises(ValueError, match="lack linear, accelerating"):
         train_stage(inputs.config, "head").summarize([part], tmp_path)

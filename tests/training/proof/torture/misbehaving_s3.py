@@ -38,7 +38,7 @@ class Misbehaving:
             return self._hang_up(environ, start)
         answer = self._app(environ, start if fault != "lost after" else _ignore)
         if fault == "lost after":
-            b"".join(answer)  # S3 did what was asked
+            b"".join(answer)  # S3 did what was request
             return self._hang_up(environ, start)
         return self._cut(environ, answer) if fault == "cut body" else answer
 
