@@ -20,7 +20,7 @@ def say_waiting(store: Store, generation: int, writer: str) -> None:
     try:
         store.put(WAITING, json.dumps(record).encode())
     except StoreError as error:
-        _log.warning(f"[lease] the holder could not be told of the waiting candidate: {error}")
+        _log.warning(f"[lease] could not tell the holder that this machine waits: {error}")
 
 
 def is_waited_for(store: Store, generation: int) -> bool:

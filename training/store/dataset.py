@@ -155,10 +155,10 @@ def upload_dataset(folder: Path, store: Store, progress: FileProgress) -> SyncRe
 def wait_for_manifest(store: Store, wait_seconds: float, missing: Callable[[], None]) -> bool:
     """Wait for a manifest; return whether it is there. `missing` is called once if it is not."""
     deadline = time.monotonic() + wait_seconds
-    said = False
+    is_reported = False
     while store.get(MANIFEST) is None:
-        if not said:
-            said = True
+        if not is_reported:
+            is_reported = True
             missing()
         left = deadline - time.monotonic()
         if left <= 0:

@@ -145,7 +145,7 @@ class MeanImageNet(nn.Module):
 
     def forward(self, images_B3HW: Tensor) -> tuple[Tensor, Tensor]:
         images_B3HW = images_B3HW.float() / 64.0
-        # What stands out from the image's own mean colour, whatever that is.
+        # What differs from the image's own mean colour, whatever that is.
         contrast_B3HW = images_B3HW - images_B3HW.mean(dim=(2, 3), keepdim=True)
         x_BD = self.layers(contrast_B3HW).mean(dim=(2, 3))
         return self.classify(x_BD), self.predict(x_BD)

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.training.apart import apart, command
 from tests.training.conftest import WORKLOAD
+from tests.training.forked import command, in_fork
 from training.cli.measure import DEFAULT_OUT, difference, measured
 from training.workloads import WORKLOADS
 
@@ -18,7 +18,7 @@ FILE = ROOT / DEFAULT_OUT
 @pytest.mark.parametrize("name", sorted(WORKLOADS))
 def test_the_committed_footprints_are_what_the_stages_need(name: str) -> None:
     """The laptop recipes here, all of them with the marker slow."""
-    assert difference(FILE, apart(lambda: list(measured(name, "laptop", {})))) is None
+    assert difference(FILE, in_fork(lambda: list(measured(name, "laptop", {})))) is None
 
 
 @pytest.mark.slow

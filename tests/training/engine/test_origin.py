@@ -101,14 +101,17 @@ def test_fails_when_the_weights_have_changed_since(
     save_file(tensors, path, metadata={"stage": "second"})
     ours.options = []
     assert ours.attempt() == 1
-    assert "are no longer those that this run was begun with" in capsys.readouterr().err
+    assert "are not those that this run started with" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("options", "says"),
     [
         (["--extend-to=5epochs"], "--extend-to needs --init-from"),
-        (["--init-from={whole}", "--extend-to=3epochs"], "has trained stage 'second' for 3 epochs"),
+        (
+            ["--init-from={whole}", "--extend-to=3epochs"],
+            "has already trained stage 'second' for 3 epochs",
+        ),
         (["--init-from={whole}", "--extend-to=forever"], "write 8epochs or 4000steps"),
         (["--init-from={whole}", "--extend-to=5epochs", CONSTANT], "with the overrides (none)"),
         (["--init-from=no/such/run"], "there is no run at"),

@@ -43,36 +43,42 @@ def sgd(*modules: nn.Module) -> torch.optim.Optimizer:
 @pytest.mark.parametrize(
     ("act", "says"),
     [
-        (lambda: answers.checked_loss(STAGE, SCALAR), "loss gave a tensor of shape ()"),
+        (lambda: answers.checked_loss(STAGE, SCALAR), "loss returned a tensor of shape ()"),
         (
             lambda: answers.checked_loss(STAGE, Loss(total=torch.ones(4, requires_grad=True))),
-            "a total that is a tensor of shape (4,) with requires_grad=True; give a differentiable",
+            "a tensor of shape (4,) with requires_grad=True; return a differentiable",
         ),
         (
             lambda: answers.checked_loss(STAGE, Loss(total=torch.ones(()))),
-            "with requires_grad=False; give a differentiable scalar",
+            "with requires_grad=False; return a differentiable scalar",
         ),
         (
             lambda: answers.checked_loss(STAGE, Loss(total=SCALAR, mean=cast(Any, 0.5))),
-            "loss gave a mean that is a float; give a scalar",
+            "loss returned as mean a float; return a scalar",
         ),
         (
             lambda: answers.checked_loss(STAGE, Loss(total=SCALAR, metrics=cast(Any, {"a": 0.5}))),
-            "the loss's metric 'a' is a float; give a pair (sum, count)",
+            "the loss's metric 'a' is a float; return a pair (sum, count)",
         ),
-        (lambda: answers.checked_weight(STAGE, SCALAR, 0), "weight gave a tensor of shape ()"),
-        (lambda: answers.checked_weight(STAGE, 0.0, 4), "step 5 together have the weight 0.0"),
-        (lambda: answers.checked_start(STAGE, None), "start gave None; give training.workload.St"),
-        (lambda: answers.checked_optimizer(STAGE, None, MODEL), "optimizer gave None; give a to"),
+        (lambda: answers.checked_weight(STAGE, SCALAR, 0), "weight returned a tensor of shape ()"),
+        (lambda: answers.checked_weight(STAGE, 0.0, 4), "step 5 have the total weight 0.0"),
+        (lambda: answers.checked_start(STAGE, None), "start returned None; return training.work"),
+        (
+            lambda: answers.checked_optimizer(STAGE, None, MODEL),
+            "optimizer returned None; return a to",
+        ),
         (
             lambda: answers.checked_optimizer(STAGE, sgd(MODEL, nn.Linear(1, 1)), MODEL),
             "wrong parameters (2 of 4 are not the model's); give it those of the model",
         ),
-        (lambda: answers.checked_partial(STAGE, {}), "evaluate gave a dict; give training.work"),
-        (lambda: answers.checked_metrics(STAGE, None), "summarize gave None; give a mapping"),
+        (
+            lambda: answers.checked_partial(STAGE, {}),
+            "evaluate returned a dict; return training.work",
+        ),
+        (lambda: answers.checked_metrics(STAGE, None), "summarize returned None; return a mapping"),
         (
             lambda: answers.checked_metrics(STAGE, {"accuracy": torch.ones(3)}),
-            "summarize gave as 'accuracy' a tensor of shape (3,)",
+            "summarize returned a tensor of shape (3,) with requires_grad=False as 'accuracy'",
         ),
     ],
 )
@@ -86,10 +92,10 @@ def test_fails_for_an_answer_that_is_none(act: Callable[[], Any], says: str) -> 
 @pytest.mark.parametrize(
     ("orders", "says"),
     [
-        ([[0, 1, 1]], "does not give each of 3 indices exactly once"),
-        ([[0, 1]], "does not give each of 3 indices exactly once"),
-        ([[0, 1, 2, 3]], "let the number of samples never change"),
-        ([[0, 1, 2], [0, 2, 1]], "gives another order each time"),
+        ([[0, 1, 1]], "does not return each of 3 indices exactly once"),
+        ([[0, 1]], "does not return each of 3 indices exactly once"),
+        ([[0, 1, 2, 3]], "never change the number of samples"),
+        ([[0, 1, 2], [0, 2, 1]], "returns another order each time"),
     ],
 )
 def test_fails_for_an_order_that_loses_samples(orders: Any, says: str) -> None:

@@ -82,10 +82,10 @@ def test_four_runs_that_share_mapped_data_are_accepted(tmp_path: Path) -> None:
 
 def test_fails_for_more_processes_than_the_machine_holds(tmp_path: Path) -> None:
     many = replace(need(tmp_path, reads=False), num_processes=99)
-    with pytest.raises(UserError, match=r"99 processes, each 1024 for the process .* together"):
+    with pytest.raises(UserError, match=r"99 processes, each 1024 for the process .* in total"):
         refuse_oversubscription([many], [], replace(G5_2XLARGE, gpu_mib=()))
     two = replace(many, num_processes=2)
-    with pytest.raises(UserError, match=r"--num-processes is 2, and this machine has 1 GPU"):
+    with pytest.raises(UserError, match=r"--num-processes is 2, but this machine has 1 GPU"):
         refuse_oversubscription([two], [], G5_2XLARGE)
     refuse_oversubscription([two], [], replace(G5_2XLARGE, gpu_mib=()))
 
@@ -104,7 +104,7 @@ def test_fails_for_a_gpu_that_is_taken(tmp_path: Path) -> None:
     all_of_it = need(tmp_path, reads=False, gpu_mib=None)
     with pytest.raises(UserError, match=r"22888 MiB of GPU memory, 1 other run\(s\) have"):
         refuse_oversubscription([all_of_it], [Reservation(request=all_of_it)], G5_2XLARGE)
-    with pytest.raises(UserError, match="want 25000 MiB of GPU memory"):
+    with pytest.raises(UserError, match="need 25000 MiB of GPU memory"):
         refuse_oversubscription([need(tmp_path, reads=False)] * 5, [], G5_2XLARGE)
 
 
@@ -168,7 +168,7 @@ def test_a_sweep_ends_with_a_table(
     [
         (["--vary=learning_rate"], "write name=value,value"),
         (["--vary=learning_rates=1,2"], "no field 'learning_rates'"),
-        (["--vary=epochs=1,x"], "epochs='x' is no int"),
+        (["--vary=epochs=1,x"], "epochs='x' is not a valid int"),
         (["--vary=epochs=1,2", "--parallel=0"], "--parallel is 0; give at least 1"),
         (["--vary=epochs=1,2", "--parallel=100000"], "100000 run(s) need"),
     ],

@@ -121,7 +121,7 @@ def test_fails_after_a_bounded_number_of_lost_answers(
 ) -> None:
     monkeypatch.setattr("training.record.head._BACKOFF_SECONDS", 0.001)
     store = Flaky(tmp_path, [False] * 6)
-    with pytest.raises(StoreError, match="no answer to 6 writes"):
+    with pytest.raises(StoreError, match="no response to 6 writes"):
         take(store, "i-1")  # type: ignore[arg-type]
 
 

@@ -111,7 +111,7 @@ def test_ctrl_c_ends_the_following_and_not_the_run(
     follower.send_signal(signal.SIGINT)
     assert follower.wait(20) == 0
     assert follower.stdout is not None
-    assert "[tensorboard] stopped; the run goes on" in follower.stdout.read()
+    assert "[tensorboard] stopped; the run continues" in follower.stdout.read()
     assert process.is_alive()
     process.kill()
     process.join()

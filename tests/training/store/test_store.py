@@ -369,6 +369,6 @@ def test_fails_when_a_stopped_process_holds_the_folder_s_lock(
     monkeypatch.setattr("training.store.folder._LOCK_SECONDS", 0.1)
     with (tmp_path / ".lock").open("wb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(StoreError, match=r"\.lock is held by a process that does not let go"):
+        with pytest.raises(StoreError, match=r"\.lock was locked by another process"):
             FolderStore(tmp_path).put_if("head.json", b"x", None)
     FolderStore(tmp_path).put_if("head.json", b"x", None)

@@ -128,7 +128,7 @@ def test_fails_on_an_image_without_torchvision(monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(UserError, match="ResNet-18 needs the package torchvision") as refusal:
         build_backbone("random", 0, "layer2")
-    assert "install the torchvision that goes with torch 2." in str(refusal.value)
+    assert "install the torchvision that matches torch 2." in str(refusal.value)
 
 
 def test_the_key_names_weights_preprocessing_and_data(dataset: FakeDataset) -> None:

@@ -170,7 +170,7 @@ def _dated(rng: random.Random, kill: Kill, run_seconds: float) -> Kill:
     """Add the notice's time, and the machine's end: then, sooner, or with a SIGTERM before."""
     shortest = _NOTICE_SECONDS * max(1.0, run_seconds / _RUN_SECONDS)
     seconds = shortest * _NOTICE_SPREAD ** rng.random()
-    ending = rng.choice(["as said", "as said", "sooner", "SIGTERM"])
+    ending = rng.choice(["on time", "on time", "sooner", "SIGTERM"])
     return replace(
         kill,
         notice_seconds=seconds,
