@@ -12,7 +12,7 @@ if __name__ == "__main__":
     faulthandler.enable()
     code = main()
     if code == EXIT_INTERRUPTED:
-        # Threads of an abandoned upload may still run, and the interpreter would wait for them.
+        # An upload that was canceled lives on in threads that the interpreter would wait for.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

@@ -40,6 +40,11 @@ def _no_hooks() -> Iterator[None]:
     tiny.HOOKS.clear()
 
 
+@pytest.fixture(autouse=True)
+def _print_log_lines() -> None:
+    configure_logging()
+
+
 @pytest.fixture(scope="session")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("data") / "tiny"

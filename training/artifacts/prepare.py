@@ -19,9 +19,10 @@ from typing import Any
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from contract.keys import artifact_prefix
 from training.artifacts.shared import SHARD, SharedArtifacts
 from training.randomness import seed_torch
-from training.ranks.context import Attempt
+from training.ranks.context import AttemptContext
 from training.ranks.world import World
 from training.report.progress import ProgressBar
 from training.store.dataset import sha256_of
@@ -40,7 +41,7 @@ class DamagedShardError(StoreError):
 
 
 def ensure_artifact(
-    attempt: Attempt, stage: Prepare, inputs_of: Callable[[], Inputs], known: str | None
+    context: AttemptContext, stage: Prepare, inputs_of: Callable[[], Inputs], known: str | None
 ) -> str:
     """Make missing and damaged shards, divided among the ranks; return the artifact's key.
 
@@ -50,19 +51,19 @@ def ensure_artifact(
     key = known or stage.key(inputs_of())
     if not re.fullmatch(r"[a-z0-9-]{1,128}", key):
         raise ValueError(f"stage {stage.name!r}: the key {key!r} must match [a-z0-9-]{{1,128}}")
-    prefix = f"artifacts/{key}/"
-    world = attempt.world
-    cache = attempt.scratch / "artifacts" / key
-    there = world.share(_shards_there(attempt.store, prefix, cache) if world.leads else None)
+    prefix = artifact_prefix(key)
+    world = context.world
+    cache = context.scratch / "artifacts" / key
+    there = world.share(_shards_there(context.store, prefix, cache) if world.leads else None)
     if there is None:
         _log_once(world, f"[{stage.name}] artifact {key} is complete")
         return key
     num_reused = len(there)
-    shared = SharedArtifacts(attempt.artifacts, stage, key, attempt.numerics)
+    shared = SharedArtifacts(context.artifacts, stage, key, context.numerics)
     is_shared = shared.is_used
-    num_shared = _fill(attempt, stage, inputs_of(), shared, prefix, there)
+    num_shared = _fill(context, stage, inputs_of(), shared, prefix, there)
     if world.leads:
-        _write_index(attempt.store, prefix, key, [there[k] for k in range(stage.num_shards)])
+        _write_index(context.store, prefix, key, [there[k] for k in range(stage.num_shards)])
     world.share(None)  # the other ranks read the index, so they wait for it
     made_of = f"{stage.num_shards} shards, {num_reused} of them reused"
     if is_shared:
@@ -72,7 +73,7 @@ def ensure_artifact(
 
 
 def _fill(
-    attempt: Attempt,
+    context: AttemptContext,
     stage: Prepare,
     inputs: Inputs,
     shared: SharedArtifacts,
@@ -80,25 +81,25 @@ def _fill(
     there: dict[int, dict[str, Any]],
 ) -> int:
     """Get missing shards, divided among the ranks; return how many came from other runs."""
-    world, num_shared = attempt.world, 0
+    world, num_shared = context.world, 0
     missing = [shard for shard in range(stage.num_shards) if shard not in there]
     if shared.is_used:
         # Runs started together make different shards and reuse each other's.
         missing = world.share(random.sample(missing, len(missing)))
     with ProgressBar(stage.name, stage.num_shards, done=len(there)) as bar:
         for first in range(0, len(missing), world.size):
-            attempt.check_before("shard")
+            context.consensus.stop_unless_time_for("shard")
             batch = missing[first : first + world.size]
             mine = batch[world.rank] if world.rank < len(batch) else None
             got = None
             if mine is not None:
-                got = _get_shard(attempt, stage, inputs, shared, prefix, mine)
+                got = _get_shard(context, stage, inputs, shared, prefix, mine)
             for shard, one in zip(batch, world.gather(got), strict=False):
                 assert one is not None
                 there[shard] = one.entry
                 num_shared += bool(one.facts["shared"])
                 facts = {"stage": stage.name, "shard": shard, "done": len(there), **one.facts}
-                attempt.metrics.write("prepare", **facts)
+                context.metrics.write("prepare", **facts)
             if world.leads:
                 bar.show(len(there), "shards")
     return num_shared
@@ -106,7 +107,7 @@ def _fill(
 
 def open_artifact(store: Store, key: str, cache: Path) -> Sequence[Mapping[str, Tensor]]:
     """The shards in order, memory mapped from verified files in the local cache."""
-    prefix = f"artifacts/{key}/"
+    prefix = artifact_prefix(key)
     found = store.get(prefix + INDEX)
     if found is None:
         raise StoreError(
@@ -172,7 +173,7 @@ class _Made:
 
 
 def _get_shard(
-    attempt: Attempt,
+    context: AttemptContext,
     stage: Prepare,
     inputs: Inputs,
     shared: SharedArtifacts,
@@ -181,11 +182,11 @@ def _get_shard(
 ) -> _Made:
     """Fetch a shard made by another run or make it; either way the run keeps a copy."""
     began = time.monotonic()
-    folder = attempt.scratch / prefix
-    with attempt.supervisor.long_work.doing("shard"):
+    folder = context.scratch / prefix
+    with context.supervisor.long_work.doing("shard"):
         fetched = shared.fetch(shard, folder)
         path = fetched or _make_shard(stage, inputs, folder, shard)
-        attempt.store.put_file(prefix + path.name, path)
+        context.store.put_file(prefix + path.name, path)
         if fetched is None:
             shared.publish(path)
     size, seconds = path.stat().st_size, round(time.monotonic() - began, 4)

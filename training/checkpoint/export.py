@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from contract.keys import FINAL, checkpoint_prefix
 from training.checkpoint.layout import lay_out
 from training.checkpoint.read import DamagedCheckpointError, fill_slices, read_state, read_tensors
 from training.checkpoint.sharded import slices_of
@@ -17,7 +18,6 @@ from training.checkpoint.state import tensor_at
 from training.record.checkpoint_entry import CheckpointEntry, FileEntry
 from training.store.protocol import Store
 
-FINAL = "final/model.safetensors"
 # A placeholder for the hash in the header, of the same length, until all tensors are written.
 _PLACEHOLDER = "?" * 64
 
@@ -41,7 +41,7 @@ def export_final(
     Files are read one by one, so no more than one rank's share of a sharded model is in memory. The
     moving average, if there is one, was evaluated and is exported.
     """
-    prefix, files = f"checkpoints/{entry.name}/", {file.name: file for file in entry.files}
+    prefix, files = checkpoint_prefix(entry.name), {file.name: file for file in entry.files}
     slices = slices_of(store, entry, read_state(store, entry))
     final = {**slices["model"], **slices.get("ema", {})}
     layout = lay_out({name: _empty(one) for name, one in final.items()}, _metadata(about))

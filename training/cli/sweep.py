@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from contract.keys import ARTIFACTS, RECEIPT
 from training.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_INTERRUPTED, UserError
 from training.record.head import read_head
 from training.store.open import open_store
@@ -28,7 +29,7 @@ _POLL_SECONDS = 0.2
 _STAGGER_SECONDS = 1.0
 
 
-def add(parser: argparse.ArgumentParser) -> None:
+def add_sweep(parser: argparse.ArgumentParser) -> None:
     """Add the options of `sweep`."""
     parser.description = (
         "Train one run for each combination of the values given with --vary, at most --parallel "
@@ -187,7 +188,7 @@ def _start(options: argparse.Namespace, one: _SweepRun, dataset: Path) -> _Sweep
     command = [sys.executable, "-m", "training", "run"]
     command += [f"--workload={options.workload}", f"--recipe={options.recipe}"]
     command += [f"--dataset-uri={dataset}", f"--run-uri={one.uri}"]
-    command += [f"--artifacts-uri={options.runs_uri.rstrip('/')}/artifacts"]
+    command += [f"--artifacts-uri={options.runs_uri.rstrip('/')}/{ARTIFACTS.rstrip('/')}"]
     command += [f"--override={override}" for override in one.overrides]
     if options.memory_limit_mib is not None:
         command.append(f"--memory-limit-mib={options.memory_limit_mib}")
@@ -211,7 +212,7 @@ def _report_end(one: _SweepRun, logs: Path) -> None:
 
 def _row(one: _SweepRun) -> dict[str, Any]:
     store = open_store(one.uri)
-    head, found = read_head(store), store.get("receipt.json")
+    head, found = read_head(store), store.get(RECEIPT)
     receipt: Mapping[str, Any] = json.loads(found.data) if found else {}
     stages: Mapping[str, Mapping[str, float]] = receipt.get("stages", {})
     last = next(reversed(list(stages.values())), {})

@@ -246,10 +246,10 @@ def schedule_factor(settings: Settings, step: int, num_steps: int) -> float:
 
 
 def create_optimizer_state(optimizer: Optimizer) -> None:
-    """Make the optimizer create its state, by a step with zero gradients.
+    """Make the optimizer create all state that a step creates, so that it can be filled in place.
 
-    Only the optimizer knows what state it has and how that is sharded. The values of the state and
-    of the weights are meaningless afterwards: the caller overwrites them.
+    It takes a step with zero gradients: which state there is, and how it is sharded, is its own
+    business. The values, and those of the weights, are to be overwritten.
     """
     for group in optimizer.param_groups:
         for parameter in group["params"]:

@@ -4,22 +4,16 @@ The first commit makes the state safe at once; then training goes on until a las
 first one cost, would only just end before the machine does. Imports no torch.
 """
 
+import logging
 import threading
-from typing import Literal, TypeAlias, get_args
 
-from training.interruption.notice import Interruption, Notice
+from contract.notice import Policy, last_save_needs
+from training.interruption.notice import Interruption
 from training.record.candidates import is_waited_for
 from training.store.protocol import Store
 
-Policy: TypeAlias = Literal["train-on", "stop"]
-POLICIES: tuple[Policy, ...] = get_args(Policy)
+_log = logging.getLogger(__name__)
 
-# Of what was measured: a save or a step may take so many times as long as the last or the longest.
-_SAFETY = 1.5
-# Kept for the release, and for a machine that goes early: sizing plans with the same ten seconds.
-# Of a short notice a fifth: LastResort, which ends what does not come in time, keeps 15 %.
-_MARGIN_SECONDS = 10.0
-_MARGIN_SHARE = 0.2
 _CANDIDATE_POLL_SECONDS = 2.0
 
 
@@ -72,13 +66,12 @@ class ExtraTime:
             return False  # an end without a known time may come at any moment
         if self._policy == "stop" or self.is_wanted:
             return False
-        need = first + _SAFETY * (work_seconds + save_seconds) + margin_of(notice)
+        need = first + last_save_needs(
+            work_seconds=work_seconds,
+            save_seconds=save_seconds,
+            notice_seconds=notice.deadline - notice.received,
+        )
         return need <= notice.seconds_left
-
-
-def margin_of(notice: Notice) -> float:
-    """Seconds that are to be left when the last save has ended."""
-    return min(_MARGIN_SECONDS, _MARGIN_SHARE * (notice.deadline - notice.received))
 
 
 def watch_for_candidates(store: Store, generation: int, extra_time: ExtraTime) -> None:
@@ -88,7 +81,7 @@ def watch_for_candidates(store: Store, generation: int, extra_time: ExtraTime) -
         while not is_waited_for(store, generation):
             if extra_time.ended.wait(_CANDIDATE_POLL_SECONDS):
                 return
-        print("[notice] another machine waits for the lease", flush=True)
+        _log.info("[notice] another machine is waiting for the lease")
         extra_time.is_wanted = True
 
     threading.Thread(target=watch, name="candidates", daemon=True).start()

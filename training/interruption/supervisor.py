@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from training.interruption.extra_time import ExtraTime, Policy
+from contract.notice import Policy
+from training.interruption.extra_time import ExtraTime
 from training.interruption.last_resort import LastResort
 from training.interruption.long_work import LongWork
 from training.interruption.notice import Interruption

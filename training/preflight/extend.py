@@ -9,17 +9,17 @@ import hashlib
 import json
 import logging
 import math
-import re
 import secrets
 import tempfile
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from contract.grammar import parse_span
+from contract.keys import artifact_prefix, checkpoint_prefix
 from training.checkpoint.state import STATE
 from training.checkpoint.weights import OpenRun, open_run
-from training.config import resolve_config
+from training.engine.job import RunOptions
 from training.engine.origin import Origin, origin_from_weights
 from training.errors import UserError
 from training.record.checkpoint_entry import CheckpointEntry, FileEntry
@@ -31,50 +31,38 @@ from training.workload import Workload
 _log = logging.getLogger(__name__)
 
 
-def resolve_origin(
-    store: Store,
-    *,
-    init_from: str | None,
-    extend_to: str | None,
-    workload: tuple[str, Workload[Any]],
-    recipe: str,
-    overrides: Mapping[str, str],
-    identity: tuple[str, str],
-) -> Origin | None:
-    """The origin of the run at `store`: from its config.json, or else from the options.
-
-    `workload` is its name and the workload itself, `identity` the run id and the writer's name.
-    """
+def resolve_origin(options: RunOptions, workload: Workload[Any], config: Any) -> Origin | None:
+    """What the run starts from: as its config.json says, else as the options say now."""
+    store = options.store
     record = read_run_config(store)
-    if record is not None and (record.origin or not init_from):
+    if record is not None and (record.origin or not options.init_from):
         return Origin.from_json(record.origin) if record.origin else None
-    if not init_from:
-        if extend_to:
+    if not options.init_from:
+        if options.extend_to:
             raise UserError("--extend-to needs --init-from with the URI of the run to extend")
         return None
-    if not extend_to:
-        config = resolve_config(workload[1], recipe, overrides)
-        return origin_from_weights(init_from, workload[1], config)
-    old = open_run(init_from)
+    if not options.extend_to:
+        return origin_from_weights(options.init_from, workload, config)
+    old = open_run(options.init_from)
     theirs = (old.record.workload, old.record.recipe, dict(old.record.overrides))
-    if theirs != (workload[0], recipe, dict(overrides)):
+    if theirs != (options.workload, options.recipe, dict(options.overrides)):
         raise UserError(
             f"{old.store.uri} is a run of {theirs[0]}, recipe {theirs[1]}, with the overrides "
             f"{theirs[2] or '(none)'}; extend it with exactly these"
         )
-    origin = extended(old, extend_to)
-    create_extended(old, store, *identity)
+    origin = extended(old, options.extend_to)
+    create_extended(old, store, options.run_id, options.writer)
     return origin
 
 
 def extended(run: OpenRun, text: str) -> Origin:
     """The origin that `--extend-to` asks for: `8epochs` or `4000steps` of the last Train stage."""
     end = _end(run)
-    match = re.fullmatch(r"(?P<value>[1-9][0-9]*)(?P<unit>epoch|step)s?", text)
-    if not match:
+    span = parse_span(text)
+    if span is None:
         raise UserError(f"--extend-to {text!r} cannot be read; write 8epochs or 4000steps")
-    epochs = int(match["value"])
-    if match["unit"] == "step":
+    epochs = span.value
+    if span.unit == "steps":
         position = _state(run.store, end)["position"]
         epochs = math.ceil(epochs * end.epoch / position["stage_step"])
         _log.info(f"--extend-to {text}: {epochs} whole epochs of stage {end.stage!r}")
@@ -100,10 +88,10 @@ def create_extended(run: OpenRun, store: Store, run_id: str, writer: str) -> Non
     with tempfile.TemporaryDirectory(prefix="extend-") as folder:
         for entry in run.head.checkpoints:
             if entry == end or (entry.kind == "stage-end" and entry.stage != end.stage):
-                _copy(run.store, store, f"checkpoints/{entry.name}/", Path(folder))
+                _copy(run.store, store, checkpoint_prefix(entry.name), Path(folder))
                 entries.append(_reopened(run.store, store, entry) if entry == end else entry)
         for key in _state(run.store, end)["position"]["artifacts"].values():
-            _copy(run.store, store, f"artifacts/{key}/", Path(folder))
+            _copy(run.store, store, artifact_prefix(key), Path(folder))
     head = Head(
         run_id=run_id,
         generation=0,
@@ -134,14 +122,14 @@ def _reopened(old: Store, new: Store, entry: CheckpointEntry) -> CheckpointEntry
     position["has_ended"] = False
     position["results"].pop(entry.stage)
     data = json.dumps(state).encode()
-    new.put(f"checkpoints/{entry.name}/{STATE}", data)
+    new.put(checkpoint_prefix(entry.name) + STATE, data)
     mine = FileEntry(name=STATE, bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
     files = tuple(mine if file.name == STATE else file for file in entry.files)
     return replace(entry, kind="periodic", files=files)
 
 
 def _state(store: Store, entry: CheckpointEntry) -> Any:
-    found = store.get(f"checkpoints/{entry.name}/{STATE}")
+    found = store.get(checkpoint_prefix(entry.name) + STATE)
     if found is None:
         raise UserError(f"checkpoint {entry.name} of {store.uri} lacks its {STATE}")
     return json.loads(found.data)

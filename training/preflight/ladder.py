@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, cast
 
+from contract.keys import ADAPTATION
 from training.errors import OutOfMemoryError, RunFailedError, UserError
 from training.proxies import WorkloadProxy
 from training.store.protocol import PreconditionFailedError, Store
@@ -19,7 +20,6 @@ from training.workload import Prepare, Train, Workload
 
 _log = logging.getLogger(__name__)
 
-ADAPTATION = "adaptation.json"
 _TRIAL_SECONDS = 600
 
 

@@ -7,11 +7,10 @@ earlier candidate is ignored. Imports no torch.
 import json
 import logging
 
+from contract.keys import WAITING
 from training.store.protocol import Store, StoreError
 
 _log = logging.getLogger(__name__)
-
-WAITING = "waiting.json"
 
 
 def say_waiting(store: Store, generation: int, writer: str) -> None:

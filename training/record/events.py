@@ -4,6 +4,7 @@ import json
 import logging
 from datetime import UTC, datetime
 
+from contract.keys import EVENTS
 from training.store.protocol import Store, StoreError
 
 _log = logging.getLogger(__name__)
@@ -27,7 +28,7 @@ class Events:
             "source": "trainer",
             **fields,
         }
-        key = f"events/{now.strftime('%Y%m%dT%H%M%S.%fZ')}-{self._writer}-{name}.json"
+        key = f"{EVENTS}{now.strftime('%Y%m%dT%H%M%S.%fZ')}-{self._writer}-{name}.json"
         try:
             self._store.put(key, json.dumps(record, allow_nan=False).encode())
         except StoreError as error:

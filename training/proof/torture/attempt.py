@@ -17,11 +17,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from contract.grammar import parse_interval
 from training.checkpoint.memory import data_bytes
-from training.config import parse_interval
 from training.engine.attempt import run_attempt
 from training.engine.exit_code import exit_code_of
-from training.engine.job import Options
+from training.engine.job import RunOptions, resolve_job
 from training.interruption.supervisor import Supervisor
 from training.proof.torture.faults import misbehaving
 from training.proof.torture.injector import NOTICE_FILE, Injector, StatusFile
@@ -136,9 +136,8 @@ def _run(request: AttemptRequest, rank: int, start_rank: StartRank | None) -> in
     if request.saving == "streamed":
         _limit_memory()
     store = open_store(request.run_uri)
-    options = Options(
-        workload=instrumented(load_workload(request.workload), injector),
-        workload_name=request.workload,
+    options = RunOptions(
+        workload=request.workload,
         recipe=request.recipe,
         overrides=request.overrides,
         dataset_uri=request.dataset,
@@ -146,15 +145,14 @@ def _run(request: AttemptRequest, rank: int, start_rank: StartRank | None) -> in
         run_id=request.run_uri.rpartition("/")[2],
         interval=parse_interval(request.interval),
         lease_ttl_seconds=request.ttl_seconds,
-        metrics_file=None,
         writer=request.writer,
-        bundle_uri=None,
         scratch=Path(request.folder) / "scratch",
-        place=place,
+        environment=place,
         num_processes=request.num_processes,
         start_rank=start_rank,
     )
-    return run_attempt(options, supervisor)
+    job = resolve_job(options, instrumented(load_workload(request.workload), injector))
+    return run_attempt(options, job, supervisor)
 
 
 def _limit_memory() -> None:
