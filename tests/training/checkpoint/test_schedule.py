@@ -3,7 +3,7 @@
 import pytest
 
 from contract.auto_interval import MEAN_LIFE_SECONDS
-from training.checkpoint.interval import AutoInterval
+from training.checkpoint.schedule import AutoInterval
 
 
 def test_the_run_s_own_history_moves_the_rate() -> None:
