@@ -75,7 +75,7 @@ def conclude(store: Store, record: RunConfig, head: Head) -> None:
         receipt = _failed_receipt(record, head, read_history(store))
         store.put(RECEIPT, json.dumps(receipt, indent=1).encode())
     write_report(store, record, head)
-    print(f"[ok] report: {store.uri}/{REPORT}", flush=True)
+    _log.info(f"[ok] report: {store.uri}/{REPORT}")
 
 
 def _failed_receipt(record: RunConfig, head: Head, history: History) -> dict[str, Any]:

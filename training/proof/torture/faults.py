@@ -4,6 +4,7 @@ It wraps any method of any store, so that the shipped code is what is tested.
 """
 
 import json
+import logging
 import random
 import threading
 import time
@@ -16,6 +17,7 @@ from contract.keys import CONFIG, HEAD, RECEIPT
 from training.proof.torture.injector import Injector
 from training.store.protocol import AnswerLostError, Store, StoreError, Upload
 
+_log = logging.getLogger(__name__)
 # Possible faults of each kind of operation, with weights.
 _CONDITIONAL = {"500": 2, "lost answer": 3, "409": 2, "late": 3, "slow": 2}
 _WRITE = {"500": 3, "lost answer": 3, "late": 1, "disk full": 2, "slow": 2}
@@ -83,7 +85,7 @@ class FaultyStore:
             if fault is None:
                 return act()
             self._injector.status.count_fault()
-            print(f"[fault] {fault}: {name} {key} ({phase})", flush=True)
+            _log.info(f"[fault] {fault}: {name} {key} ({phase})")
             return self._inject(fault, name, key, act, target)
 
     def _draw(self, name: str) -> str | None:
@@ -169,4 +171,4 @@ def _later(seconds: float, act: Callable[[], Any]) -> None:
     try:
         act()
     except (OSError, StoreError) as error:
-        print(f"[fault] late: {error}", flush=True)
+        _log.info(f"[fault] late: {error}")
