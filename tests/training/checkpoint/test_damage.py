@@ -1,4 +1,4 @@
-"""What is damaged in a run's store is named and gone around; nothing else of the run is lost."""
+"""Damage in a store is named and bypassed; nothing else of the run is lost."""
 
 import json
 import random

@@ -86,7 +86,7 @@ def open_context(root: Path, world: World) -> AttemptContext:
 
 
 def on_ranks(size: int, root: Path, act: Callable[[World, Path], None]) -> None:
-    """Run `act` in so many processes that know each other; raise what one of them met."""
+    """Run `act` in several connected processes; raise the first error of one of them."""
     context = multiprocessing.get_context("fork")
     errors = context.SimpleQueue()
     rendezvous = f"file://{root}/rendezvous-{size}-{act.__name__}"
@@ -185,7 +185,7 @@ def write_with_a_nan(world: World, root: Path) -> None:
         tensors["rows"]._local_tensor[0, 0] = float("nan")  # type: ignore[attr-defined]
     policy = policy_of(context, LiveState(tensors={"model": tensors}, state={}))
     if world.leads:
-        with pytest.raises(RunFailedError, match=r"rank 1: .+rows holds a NaN"):
+        with pytest.raises(RunFailedError, match=r"rank 1: .+rows contains a NaN"):
             policy.save_stage_end(POSITION)
         os._exit(0)
     with pytest.raises(RuntimeError):

@@ -31,7 +31,7 @@ def run(sharded_run: Run) -> Run:
 def at_upload(
     monkeypatch: pytest.MonkeyPatch, step: int, name: str, act: Callable[[str], None]
 ) -> None:
-    """Act, in the process that does it, when a file of a save of this step is begun."""
+    """Act in the saving process when it starts a file of a save of this step."""
     upload = FolderStore.upload
 
     def acting(self: FolderStore, key: str, *arguments: Any) -> Upload:

@@ -23,7 +23,7 @@ from training.record.lease import acquire
 
 
 def fork_into_the_middle(run: Run) -> BaseProcess:
-    """Start a slow attempt in a process of its own and wait for its first commit."""
+    """Start a slow attempt in a separate process and wait for its first commit."""
     run.options = ["--override=step_seconds=0.02"]
     process = run.fork("--lease-ttl-seconds=60")
     deadline = time.monotonic() + 20

@@ -1,4 +1,4 @@
-"""Runs that begin from others: from weights, and from a whole end that goes on."""
+"""Runs that start from others: from weights, and from the final state of an extended run."""
 
 import signal
 from collections.abc import Callable
@@ -37,7 +37,7 @@ def test_an_extended_run_equals_one_that_was_longer_from_the_beginning(
     before = steady.store.sizes("")
     assert ours.attempt() == 75
     tiny.HOOKS.clear()
-    # A replacement machine need not be told: config.json says what the run began from.
+    # A replacement machine needs no options: config.json has the origin of the run.
     ours.options = [CONSTANT]
     assert ours.attempt() == 0
     longer = Run(dataset=dataset, uri=str(tmp_path / "longer"), scratch=tmp_path)

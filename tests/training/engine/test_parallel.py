@@ -19,7 +19,7 @@ STAGE = TinyTrain(config=TinyConfig(sharding="full"), name="first", width=4)
 
 
 class Blocks:
-    """The stage, with blocks of its model as told."""
+    """The stage, with the given blocks of its model."""
 
     def __init__(self, choose: Callable[[Any], Sequence[nn.Module]]) -> None:
         self._choose = choose

@@ -20,7 +20,7 @@ from training.interruption.long_work import LongWork
 from training.interruption.watchdog import Watchdog, notify
 from training.record.lease import Lease
 
-# Of the notices here; long work goes on beyond it.
+# Budget of the notices here; long work takes longer.
 BUDGET = 4.0
 LONG = 30.0
 
@@ -125,7 +125,7 @@ def test_a_notice_in_a_long_shard_only_releases(run: Run, whole: Run) -> None:
 
 
 def test_a_notice_before_anything_is_held_ends_at_once(run: Run) -> None:
-    # The import of a workload that takes long stands for that of torch from a cold disk.
+    # A slow import of a workload stands in for importing torch from a cold disk.
     code = (
         "import sys, time, types\n"
         "class Slow:\n"

@@ -80,7 +80,7 @@ def test_optimizer_state_is_part_of_peak_and_checkpoint() -> None:
 
 def test_gradients_stay_while_the_next_micro_batch_is_computed() -> None:
     alone, accumulated = measure(Linear()), measure(Linear(global_batch=4 * BATCH))
-    # The second gradient is made beside the first and then added to it.
+    # The second gradient exists besides the first until it is added to it.
     assert accumulated.peak_bytes - alone.peak_bytes == IN * OUT * FLOAT
 
 

@@ -74,7 +74,7 @@ def test_rungs_are_taken_in_order_and_stay_for_the_run(dataset: Path, tmp_path: 
     assert done.returncode == 0, done.stderr
     record = json.loads((uri / "adaptation.json").read_text())
     assert record["rungs"][:3] == ["optimizer sgd", "activations again", "micro-batch 4"]
-    # Another attempt, which has all the memory there is: what was settled is the truth.
+    # Another attempt has all the memory, but the first decision is binding.
     head = json.loads((uri / "head.json").read_text())
     head |= {"state": "released", "checkpoints": []}
     (uri / "head.json").write_text(json.dumps(head))

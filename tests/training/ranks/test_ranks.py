@@ -42,7 +42,7 @@ def assert_close(run: Run, other: Run, tolerance: float) -> None:
 
 
 def test_two_ranks_train_on_the_batches_of_one(pair: Run, whole: Run) -> None:
-    # float32 with BatchNorm. Two micro-batches sum up alike; the loss that is told is rounded.
+    # float32 with BatchNorm. Two micro-batches have the same sum; the reported loss is rounded.
     assert_close(pair, whole, 1e-5)
     assert pair.json("receipt.json")["numerics_key"]["world"] == 2
     assert len(pair.lines("step")) == len(whole.lines("step")), "rank 0 alone writes"

@@ -17,7 +17,7 @@ from training.report.charts import Curve, TimelineBar, draw_bars, draw_curves
 
 @pytest.fixture
 def interrupted(run: Run) -> Run:
-    """Killed in step 11 (so steps are repeated), told in step 17, then finished."""
+    """Killed in step 11 (so steps are repeated), given a notice in step 17, then finished."""
 
     def kill(step: int) -> None:
         if step == 10:

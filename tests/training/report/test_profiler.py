@@ -1,4 +1,4 @@
-"""A trace of some steps lies in the run, which is otherwise as without it; what people read."""
+"""A trace of some steps is stored in the run and changes nothing else; texts for people."""
 
 import gzip
 import json

@@ -1,4 +1,4 @@
-"""TensorBoard beside a run: what it shows is the lineage, and it ends with the run."""
+"""TensorBoard of a live run: it shows the lineage, and stops with the run."""
 
 import re
 import signal
@@ -45,7 +45,7 @@ def wait_for(is_so: Callable[[], bool]) -> None:
 
 @pytest.fixture
 def follow(run: Run, tmp_path: Path) -> Iterator[Callable[[Run], "subprocess.Popen[str]"]]:
-    """Start `tensorboard --follow` in a process of its own."""
+    """Start `tensorboard --follow` in a separate process."""
     processes = []
 
     def start(run: Run) -> "subprocess.Popen[str]":

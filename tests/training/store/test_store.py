@@ -139,7 +139,7 @@ def test_a_folder_write_that_breaks_leaves_the_old_content(
 
 
 def _answers(store: S3Store, answers: list[Callable[[], Any]]) -> None:
-    """Let the next conditional writes end as `answers` say, before S3 is asked."""
+    """Let the next conditional writes end as `answers` do, before they reach S3."""
     real = store._once.put_object
 
     def put_object(**arguments: Any) -> Any:

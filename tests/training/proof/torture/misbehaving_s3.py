@@ -1,4 +1,4 @@
-"""A real HTTP server in front of the embedded S3 that answers late, wrongly, half or not at all."""
+"""A real HTTP server before the embedded S3 whose responses are late, wrong, truncated or lost."""
 
 import random
 import socket
@@ -38,7 +38,7 @@ class Misbehaving:
             return self._hang_up(environ, start)
         answer = self._app(environ, start if fault != "lost after" else _ignore)
         if fault == "lost after":
-            b"".join(answer)  # S3 did what was request
+            b"".join(answer)  # S3 did what was asked
             return self._hang_up(environ, start)
         return self._cut(environ, answer) if fault == "cut body" else answer
 
