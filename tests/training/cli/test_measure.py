@@ -80,7 +80,7 @@ def test_fails_when_the_file_says_something_else(tmp_path: Path) -> None:
     [
         (["--recipe=laptop"], "--recipe needs --workload"),
         (["--override=width=9"], "--override needs --workload and --recipe"),
-        ([f"--workload={WORKLOAD}", "--recipe=long"], "do not say how many samples recipe 'long'"),
+        ([f"--workload={WORKLOAD}", "--recipe=long"], "its `nominal_samples` lack recipe 'long'"),
         (["--workload=trajectory", "--recipe=laptop", "--override=wide=9"], "no field 'wide'"),
     ],
 )
