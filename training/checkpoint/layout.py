@@ -84,7 +84,7 @@ def lay_out(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = 
     for name, tensor in ordered:
         if tensor.dtype not in _CODES or tensor.layout != torch.strided:
             raise TypeError(
-                f"{name}: a {tensor.layout} tensor of {tensor.dtype} cannot be a safetensors one"
+                f"{name}: safetensors cannot store a {tensor.layout} tensor of {tensor.dtype}"
             )
         start, stop = stop, stop + tensor.numel() * tensor.element_size()
         record[name] = {

@@ -60,7 +60,7 @@ def test_an_optimizer_comes_back_exactly(kind: Any) -> None:
 
 
 def test_fails_for_a_state_that_json_cannot_hold() -> None:
-    with pytest.raises(TypeError, match="/hook: a function cannot be kept"):
+    with pytest.raises(TypeError, match="/hook: a function cannot be stored"):
         flatten_state({"hook": lambda: None}, {})
 
 

@@ -140,5 +140,5 @@ def test_a_damaged_share_is_passed_over_by_all_ranks(run: Run, sharded: Run) -> 
     assert run.attempt_with_ranks(2) == [0, 0]
     (passed_over,) = run.events("resumed")[-1]["passed_over"]
     assert passed_over["name"] == newest.name
-    assert "optimizer.rank-0001.safetensors does not match its sha256" in passed_over["why"]
+    assert "optimizer.rank-0001.safetensors does not match its SHA-256" in passed_over["why"]
     assert_same(run, sharded)
