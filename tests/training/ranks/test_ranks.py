@@ -172,7 +172,7 @@ def test_a_lost_rank_is_named_where_a_collective_breaks_first(run: Run) -> None:
         num_processes=2,
         start_rank=ends,
     )
-    said = "rank 1 ended with 3; the next attempt resumes from the last commit"
+    said = "rank 1 exited with 3; the next attempt resumes from the last commit"
     with pytest.raises(RankLostError, match=said), _start_ranks(options, supervisor) as place:
         assert place.world_size == 2
         raise RuntimeError("Connection closed by peer")
