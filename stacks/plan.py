@@ -13,10 +13,11 @@ from typing import Any
 
 from aws_cdk import Annotations, Stack
 
-from sizing.footprints import NotMeasuredError
-from sizing.plan import Plan, Request, make_plan
-from sizing.plan_checks import as_accepted
-from sizing.plan_report import one_line, to_json
+from sizing.models.footprints import NotMeasuredError
+from sizing.plan.checks import check_plan
+from sizing.plan.plan import Plan, make_plan
+from sizing.plan.report import one_line, to_json
+from sizing.plan.request import Request
 from stacks.parameters import StackParameters
 
 # Overrides that the footprints know; others change the run in ways that only a measurement shows.
@@ -30,12 +31,15 @@ _OF_SPOT = ("spot", "notice")
 
 
 def plan_run(parameters: StackParameters) -> Plan:
-    """The plan of what the stack will run, with accepted problems as warnings."""
-    plan = make_plan(_request(parameters))
-    accepted = parameters.accept
+    """The plan of what the stack will run."""
+    return make_plan(_request(parameters))
+
+
+def _accepted(parameters: StackParameters) -> tuple[str, ...]:
+    """The problems that do not refuse the plan."""
     if parameters.on_demand_base >= parameters.target_capacity:
-        accepted = (*accepted, *_OF_SPOT)
-    return as_accepted(plan, accepted)
+        return (*parameters.accept, *_OF_SPOT)
+    return parameters.accept
 
 
 def _request(p: StackParameters) -> Request:
@@ -69,16 +73,17 @@ def annotate(stack: Stack, parameters: StackParameters) -> dict[str, Any] | None
     except NotMeasuredError as unknown:
         notes.add_info_v2("plan:none", f"no plan: {unknown}")
         return None
-    refused = "; ".join(plan.problems.values())
+    findings = check_plan(plan).accepting(_accepted(parameters))
+    refused = "; ".join(findings.problems.values())
     if refused:
-        names = ",".join(plan.problems)
+        names = ",".join(findings.problems)
         raise ValueError(f"{refused} (to deploy it all the same: -c accept={names})")
     notes.add_info_v2("plan", one_line(plan))
-    for warning in (*plan.warnings, *_unplanned(parameters)):
+    for warning in (*findings.warnings, *_unplanned(parameters)):
         # The id is what `cdk acknowledge` names: the first words, figures left out.
         words = re.findall(r"(?<!\S)[a-z]+(?!\S)", warning.lower())
         notes.add_warning_v2("plan:" + "-".join(words[:5]), warning)
-    return to_json(plan)
+    return to_json(plan, findings)
 
 
 def _unplanned(parameters: StackParameters) -> list[str]:

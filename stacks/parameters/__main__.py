@@ -36,9 +36,9 @@ def explain(size: str, given: Mapping[str, str]) -> list[dict[str, object]]:
         elif default in LEFT_OPEN:
             origin = f"{default}: {reason(field.name)}"
         rows.append({"name": field.name, "value": value, "origin": origin})
-    alternates = "sizing/instances.csv: same GPUs, at least the memory, the cheapest four"
+    alternates = "sizing/catalogue/instances.csv: same GPUs, at least the memory, the cheapest four"
     if parameters.mix_gpus:
-        alternates = "sizing/instances.csv: as many GPUs of any model with the memory"
+        alternates = "sizing/catalogue/instances.csv: as many GPUs of any model with the memory"
     rows.append({"name": "alternates", "value": parameters.sizes[1:], "origin": alternates})
     return rows
 

@@ -116,7 +116,7 @@ def check_size(p: StackParameters) -> None:
     _refuse_unless(
         instance.on_demand_usd_per_hour is not None,
         f"size {p.size} has no price in the catalogue, so no cost can be predicted; "
-        "add it to sizing/instances.csv",
+        "add it to sizing/catalogue/instances.csv",
     )
 
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from benchmarks.anchor_footprints import FILE, footprint
-from benchmarks.anchor_models import anchors
+from benchmarks.anchors.models import anchors
 from tests.training.apart import apart
 
 COUNTED = json.loads(FILE.read_text(encoding="utf-8"))["models"]
