@@ -11,6 +11,7 @@ FOLDERS = ("contract", "training", "userdata")
 EXCLUDED = (
     "/*",
     *(f"!/{folder}" for folder in FOLDERS),
+    "/training/proof",
     "__pycache__",
     "*.pyc",
     "tests",

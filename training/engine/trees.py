@@ -1,4 +1,4 @@
-"""Nested containers of tensors: batches moved to a device, state_dicts split from their JSON."""
+"""Nested containers of tensors: moved to a device, compared by shape, flattened for files."""
 
 from collections.abc import Hashable, Mapping
 from typing import Any
@@ -10,7 +10,7 @@ from training.workload import Batch
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:
-    """Move every tensor of a pytree; on the CPU nothing is touched."""
+    """Move every tensor of a pytree to the device; no-op on the CPU."""
     if device.type == "cpu":
         return batch
     if isinstance(batch, Tensor):
@@ -24,40 +24,40 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
     return batch
 
 
-def shapes_of(batch: Batch) -> Hashable:
-    """What two batches have in common that the same kernels can compute."""
+def tensor_shapes(batch: Batch) -> Hashable:
+    """The shapes of all tensors, hashable: equal for batches that the same kernels can compute."""
     if isinstance(batch, Tensor):
         return batch.shape
     if isinstance(batch, Mapping):
-        return tuple(shapes_of(value) for value in batch.values())
+        return tuple(tensor_shapes(value) for value in batch.values())
     if isinstance(batch, list | tuple):
-        return tuple(shapes_of(value) for value in batch)
+        return tuple(tensor_shapes(value) for value in batch)
     return None
 
 
-def take_apart(value: Any, tensors: dict[str, Tensor], path: str = "") -> Any:
-    """Split a state_dict of any depth: tensors go to `tensors`, the JSON skeleton is returned."""
+def flatten_state(value: Any, tensors: dict[str, Tensor], path: str = "") -> Any:
+    """Move a nested state_dict's tensors into `tensors`; return the rest as a JSON skeleton."""
     if isinstance(value, Tensor):
         tensors[path] = value
         return {"tensor": path}
     if isinstance(value, Mapping):
-        return {"dict": [[k, take_apart(v, tensors, f"{path}/{k}")] for k, v in value.items()]}
+        return {"dict": [[k, flatten_state(v, tensors, f"{path}/{k}")] for k, v in value.items()]}
     if isinstance(value, list | tuple):
-        parts = [take_apart(v, tensors, f"{path}/{i}") for i, v in enumerate(value)]
+        parts = [flatten_state(v, tensors, f"{path}/{i}") for i, v in enumerate(value)]
         return {type(value).__name__: parts}
     if value is None or isinstance(value, bool | int | float | str):
         return {"value": value}
-    raise TypeError(f"{path}: a {type(value).__name__} cannot be kept in a checkpoint")
+    raise TypeError(f"{path}: a {type(value).__name__} cannot be stored in a checkpoint")
 
 
-def put_together(skeleton: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """Undo `take_apart`."""
+def unflatten_state(skeleton: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """Rebuild the state_dict from the skeleton and tensors of `flatten_state`."""
     ((kind, content),) = skeleton.items()
     if kind == "tensor":
         return tensors[content]
     if kind == "dict":
-        return {key: put_together(value, tensors) for key, value in content}
+        return {key: unflatten_state(value, tensors) for key, value in content}
     if kind in ("list", "tuple"):
-        parts = [put_together(value, tensors) for value in content]
+        parts = [unflatten_state(value, tensors) for value in content]
         return tuple(parts) if kind == "tuple" else parts
     return content

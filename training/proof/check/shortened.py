@@ -1,7 +1,7 @@
-"""A workload cut down to a few steps per stage, told where to be interrupted.
+"""A workload shortened to a few steps per stage, which reports the points it reaches.
 
-The stages are the workload's own; they see only the first samples, for some epochs with an odd last
-batch, and what the loop relies on is looked at on the way.
+The stages are the workload's own, but see only the first samples, for a few epochs with an odd last
+batch. What the loop relies on is checked on the way.
 """
 
 import math
@@ -36,10 +36,10 @@ STEPS_PER_EPOCH = _FULL_STEPS + 1
 Reached = Callable[[str, str, int], None]
 
 
-class Small(WorkloadProxy):
-    """The workload `inner`, cut down; `reached` is called at every place where it may be ended.
+class Shortened(WorkloadProxy):
+    """The workload `inner`, shortened; calls `reached` at every point where it may be interrupted.
 
-    Stages are of two epochs, or of as many as `num_steps` needs.
+    Stages have two epochs, or as many as `num_steps` needs.
     """
 
     def __init__(
@@ -51,14 +51,14 @@ class Small(WorkloadProxy):
 
     def stages(self, c: Any) -> Sequence[Prepare | Train]:
         return [
-            _SmallTrain(stage, self._reached, self._num_steps)
+            _ShortenedTrain(stage, self._reached, self._num_steps)
             if isinstance(stage, Train)
-            else _SmallPrepare(stage, self._reached)
+            else _ShortenedPrepare(stage, self._reached)
             for stage in self._inner.stages(c)
         ]
 
 
-class _SmallPrepare(PrepareProxy):
+class _ShortenedPrepare(PrepareProxy):
     def __init__(self, inner: Prepare, reached: Reached) -> None:
         super().__init__(inner)
         self._reached = reached
@@ -68,7 +68,7 @@ class _SmallPrepare(PrepareProxy):
         return super().make(i, shard)
 
 
-class _SmallTrain(TrainProxy):
+class _ShortenedTrain(TrainProxy):
     def __init__(self, inner: Train, reached: Reached, num_steps: int | None) -> None:
         super().__init__(inner)
         self._reached = reached
@@ -99,7 +99,7 @@ class _SmallTrain(TrainProxy):
 
 
 def num_samples(settings: Settings) -> int:
-    """Three whole steps and an odd one per epoch; never a micro-batch of 1 where none would be."""
+    """Samples for three whole steps and an odd one per epoch; no additional micro-batch of 1."""
     if settings.global_batch > settings.micro_batch:
         return _FULL_STEPS * settings.global_batch + settings.micro_batch
     return _FULL_STEPS * settings.global_batch + max(2, settings.global_batch // 2)
@@ -107,7 +107,7 @@ def num_samples(settings: Settings) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _FewSamples:
-    """The first samples of a set, with a look at what the loop relies on."""
+    """The first samples of a set, with checks of what the loop relies on."""
 
     inner: Samples
     count: int
@@ -119,12 +119,12 @@ class _FewSamples:
     def get(self, index: int, rng: torch.Generator) -> Any:
         state = rng.get_state()
         item = self.inner.get(index, rng)
-        if index < 2:  # a look at two is enough to find what is not a function of the generator
+        if index < 2:  # two are enough to find samples that are not a function of the generator
             again = self.inner.get(index, _generator(state))
             if not _equal(item, again):
                 raise UserError(
-                    f"{self.what}: get({index}, rng) gives two different samples for one state of "
-                    "rng; draw from rng alone, not from global generators"
+                    f"{self.what}: get({index}, rng) returns different samples for the same state "
+                    "of rng; draw from rng alone, not from global generators"
                 )
         return item
 

@@ -1,4 +1,4 @@
-"""Work in a forked process: what it does to torch there, this process does not have.
+"""Runs work in a forked process, so that it does not change torch in this one.
 
 A backward pass over fake tensors starts autograd's device threads, and torch then refuses every
 backward pass in a fork of that process: the tests that fork attempts would fail after it.
@@ -24,8 +24,8 @@ class Done(NamedTuple):
     err: str
 
 
-def apart(act: Callable[[], T]) -> T:
-    """What `act` returns or raises, in a process of its own."""
+def in_fork(act: Callable[[], T]) -> T:
+    """Return or raise what `act` does in a forked process."""
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -47,7 +47,7 @@ def apart(act: Callable[[], T]) -> T:
 
 
 def command(arguments: Sequence[str]) -> Done:
-    """Run one command of the trainer apart."""
+    """Run one command of the trainer in a forked process."""
 
     def act() -> Done:
         out, err = io.StringIO(), io.StringIO()
@@ -55,4 +55,4 @@ def command(arguments: Sequence[str]) -> Done:
             code = main(arguments)
         return Done(code, out.getvalue(), err.getvalue())
 
-    return apart(act)
+    return in_fork(act)

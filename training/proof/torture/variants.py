@@ -1,7 +1,7 @@
-"""What a tortured run is, beside what is done to it: recipe, ranks, interval, how it saves.
+"""The variants of a tortured run: recipe, ranks, interval, and how it saves.
 
-Each is dealt from a deck that is shuffled anew when it is used up, so that even a short series has
-every card. Recipe and ranks change the bits: such a run is held against the uninterrupted one of
+Each property is drawn from a deck that is reshuffled when it is empty, so that even a short series
+has every value. Recipe and ranks change the bits: a run is compared with the uninterrupted one of
 its own recipe and ranks.
 """
 
@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from typing import Generic, Literal, TypeAlias, TypeVar
 
 T = TypeVar("T")
-# streamed: as on a host whose memory cannot hold a copy of the state.
+# streamed: as on a host without memory for a copy of the state.
 Saving: TypeAlias = Literal["staged", "streamed"]
 SAVINGS: tuple[Saving, ...] = ("staged", "staged", "streamed")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Choice:
-    """Of one run."""
+class Variant:
+    """The properties of one run."""
 
     recipe: str
     num_processes: int
@@ -26,8 +26,8 @@ class Choice:
     saving: Saving
 
     @property
-    def cards(self) -> dict[str, str]:
-        """As counted in the report."""
+    def labels(self) -> dict[str, str]:
+        """The properties by name, as counted in the report."""
         return {
             "recipe": self.recipe,
             "ranks": str(self.num_processes),
@@ -36,8 +36,8 @@ class Choice:
         }
 
 
-class Choices:
-    """Deals one run after the other."""
+class VariantDeck:
+    """Draws the variants of successive runs."""
 
     def __init__(
         self,
@@ -52,9 +52,9 @@ class Choices:
         self._intervals = Deck(rng, intervals)
         self._savings = Deck(rng, SAVINGS)
 
-    def draw(self) -> Choice:
-        """The next run's."""
-        return Choice(
+    def draw(self) -> Variant:
+        """The variant of the next run."""
+        return Variant(
             recipe=self._recipes.draw(),
             num_processes=self._num_processes.draw(),
             interval=self._intervals.draw(),
@@ -63,7 +63,7 @@ class Choices:
 
 
 class Deck(Generic[T]):
-    """Deals cards in a random order, every one before any comes again."""
+    """Draws cards in random order, each one before any is repeated."""
 
     def __init__(self, rng: random.Random, cards: Sequence[T]) -> None:
         self._rng = rng
@@ -77,5 +77,5 @@ class Deck(Generic[T]):
         return self._left.pop()
 
     def put_back(self, card: T) -> None:
-        """Deal this one next: it was drawn in vain."""
+        """Return a card that could not be used, to be drawn next."""
         self._left.append(card)
