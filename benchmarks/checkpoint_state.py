@@ -18,9 +18,8 @@ from torch import Tensor
 
 from contract.grammar import Interval
 from training.checkpoint.checkpointer import Checkpointer
-from training.checkpoint.read import checkpoint_name
 from training.checkpoint.schedule import Schedule
-from training.checkpoint.state import LiveState
+from training.checkpoint.state import LiveState, checkpoint_name
 from training.checkpoint.write import SaveRequest
 from training.interruption.supervisor import Supervisor
 from training.ranks.context import AttemptContext

@@ -6,7 +6,6 @@ and each one passed over is reported with the reason.
 
 import json
 import logging
-import secrets
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,7 +21,6 @@ from training.checkpoint.memory import view_of
 from training.checkpoint.slices import SLICES, Slice, Sliced, copy_overlap, local_slice
 from training.checkpoint.state import STATE
 from training.checkpoint.transfer import receive
-from training.errors import RunFailedError
 from training.record.checkpoint_entry import CheckpointEntry, FileEntry
 from training.store.protocol import Store
 
@@ -52,11 +50,6 @@ class Loaded(Generic[S]):
 
     entry: CheckpointEntry
     snapshot: S
-
-
-def checkpoint_name(step: int, generation: int) -> str:
-    """A unique name that sorts by step."""
-    return f"{step:08d}-g{generation:04d}-{secrets.token_hex(4)}"
 
 
 def read_checkpoint(
@@ -211,29 +204,6 @@ def newest_valid(
             continue
         return Loaded(entry=entry, snapshot=snapshot), tuple(passed_over)
     return None, tuple(passed_over)
-
-
-def find_nan(tensors: Mapping[str, Tensor]) -> str | None:
-    """The name of the first tensor with a NaN (an infinity may be intended, as in masks)."""
-    for name, tensor in tensors.items():
-        if not tensor.is_floating_point() or not tensor.numel():
-            continue
-        if tensor.element_size() == 1:
-            tensor = tensor.float()  # amin does not support 8-bit types
-        # The minimum of numbers with a NaN is NaN; isnan of all would make a copy.
-        if bool(tensor.detach().amin().isnan()):
-            return name
-    return None
-
-
-def refuse_nan(tensors: Mapping[str, Mapping[str, Tensor]], where: str) -> None:
-    """Raise RunFailedError if any weight of the model is NaN."""
-    for part, own in tensors.items():
-        if part.split(".")[0] == "model" and (name := find_nan(own)) is not None:
-            raise RunFailedError(
-                f"{where}: {name} contains a NaN; "
-                "nothing was published, lower the learning rate or clip the gradients"
-            )
 
 
 def _check_size(file: FileEntry, size: int | None) -> None:

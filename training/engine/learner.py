@@ -13,14 +13,13 @@ from torch.optim import Optimizer
 
 from training.checkpoint.read import Snapshot
 from training.checkpoint.sharded import ShardedSnapshot
-from training.checkpoint.state import LiveState
+from training.checkpoint.state import LiveState, flatten_state, unflatten_state
 from training.engine.batches import MicroBatch, micro_batch_of
 from training.engine.ema import MovingAverage
 from training.engine.parallel import broadcast_from_rank_0, is_sharded, parallel
 from training.engine.precision import Scaling, autocast
 from training.engine.scalars import Scalars
 from training.engine.stage_checks import checked_optimizer, checked_start, checked_weight
-from training.engine.trees import flatten_state, unflatten_state
 from training.errors import RunFailedError, UserError
 from training.randomness import seed_torch
 from training.ranks.world import World

@@ -1,7 +1,6 @@
-"""Nested containers of tensors: moved to a device, compared by shape, flattened for files."""
+"""Batches as trees of tensors: moved to a device, compared by shape."""
 
 from collections.abc import Hashable, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,31 +32,3 @@ def tensor_shapes(batch: Batch) -> Hashable:
     if isinstance(batch, list | tuple):
         return tuple(tensor_shapes(value) for value in batch)
     return None
-
-
-def flatten_state(value: Any, tensors: dict[str, Tensor], path: str = "") -> Any:
-    """Move a nested state_dict's tensors into `tensors`; return the rest as a JSON skeleton."""
-    if isinstance(value, Tensor):
-        tensors[path] = value
-        return {"tensor": path}
-    if isinstance(value, Mapping):
-        return {"dict": [[k, flatten_state(v, tensors, f"{path}/{k}")] for k, v in value.items()]}
-    if isinstance(value, list | tuple):
-        parts = [flatten_state(v, tensors, f"{path}/{i}") for i, v in enumerate(value)]
-        return {type(value).__name__: parts}
-    if value is None or isinstance(value, bool | int | float | str):
-        return {"value": value}
-    raise TypeError(f"{path}: a {type(value).__name__} cannot be stored in a checkpoint")
-
-
-def unflatten_state(skeleton: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """Rebuild the state_dict from the skeleton and tensors of `flatten_state`."""
-    ((kind, content),) = skeleton.items()
-    if kind == "tensor":
-        return tensors[content]
-    if kind == "dict":
-        return {key: unflatten_state(value, tensors) for key, value in content}
-    if kind in ("list", "tuple"):
-        parts = [unflatten_state(value, tensors) for value in content]
-        return tuple(parts) if kind == "tuple" else parts
-    return content

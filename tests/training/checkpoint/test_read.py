@@ -8,16 +8,16 @@ import torch
 from torch import nn
 
 from training.checkpoint.export import weights_sha256
-from training.checkpoint.read import (
-    DamagedCheckpointError,
+from training.checkpoint.read import DamagedCheckpointError, newest_valid, read_checkpoint
+from training.checkpoint.state import (
+    LiveState,
     checkpoint_name,
     find_nan,
-    newest_valid,
-    read_checkpoint,
+    flatten_state,
+    state_file,
+    unflatten_state,
 )
-from training.checkpoint.state import LiveState, state_file
 from training.checkpoint.transfer import Progress, send
-from training.engine.trees import flatten_state, unflatten_state
 from training.record.checkpoint_entry import CheckpointEntry
 from training.store.folder import FolderStore
 from training.store.open import open_store

@@ -20,9 +20,8 @@ from training.checkpoint.policy import CheckpointPolicy
 from training.checkpoint.read import DamagedCheckpointError, read_checkpoint, read_state
 from training.checkpoint.schedule import Schedule
 from training.checkpoint.sharded import ShardedSnapshot, slices_of
-from training.checkpoint.state import LiveState
+from training.checkpoint.state import LiveState, flatten_state, unflatten_state
 from training.engine.learner import create_optimizer_state
-from training.engine.trees import flatten_state, unflatten_state
 from training.errors import RunFailedError
 from training.interruption.supervisor import Supervisor
 from training.ranks.context import AttemptContext
