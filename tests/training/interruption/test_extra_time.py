@@ -1,4 +1,4 @@
-"""After the commit at a notice training goes on, and a last save comes as late as is safe."""
+"""After the commit at a notice training continues, and a last save comes as late as is safe."""
 
 import json
 import os
@@ -26,7 +26,7 @@ LONG = ["--override=epochs=25", "--override=second_epochs=2"]
 
 @pytest.fixture(scope="module")
 def long_whole(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """The uninterrupted run of so many epochs."""
+    """The uninterrupted run of a number of epochs."""
     root = tmp_path_factory.mktemp("long")
     run = Run(dataset=dataset, uri=str(root / "runs" / "run-1"), scratch=root / "scratch")
     run.options = LONG
@@ -56,7 +56,7 @@ def machine(run: Run, tmp_path: Path) -> "Machine":
 
 
 class Machine:
-    """One that gets a notice where the workload is told to say so."""
+    """A run that gets a notice at a hook of the workload."""
 
     def __init__(self, run: Run, notice_file: Path) -> None:
         self.run = run

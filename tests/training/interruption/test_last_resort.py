@@ -20,7 +20,7 @@ from training.interruption.long_work import LongWork
 from training.interruption.watchdog import Watchdog, notify
 from training.record.lease import Lease
 
-# Of the notices here; long work goes on beyond it.
+# Budget of the notices here; long work takes longer.
 BUDGET = 4.0
 LONG = 30.0
 
@@ -125,7 +125,7 @@ def test_a_notice_in_a_long_shard_only_releases(run: Run, whole: Run) -> None:
 
 
 def test_a_notice_before_anything_is_held_ends_at_once(run: Run) -> None:
-    # The import of a workload that takes long stands for that of torch from a cold disk.
+    # A slow import of a workload stands in for importing torch from a cold disk.
     code = (
         "import sys, time, types\n"
         "class Slow:\n"
@@ -196,7 +196,7 @@ def test_a_hang_shows_the_stacks_and_ends_with_1_for_a_restart(
     process.join(40)
     assert process.exitcode == 1
     said = capfd.readouterr().err
-    assert "[failed] the trainer did not come by for" in said
+    assert "[failed] the trainer made no progress for" in said
     assert "tests/training/tiny.py" in said, "the stacks name the place"
     assert run.head.state == "released", "the next attempt need not wait for a TTL"
     tiny.HOOKS.clear()
@@ -222,7 +222,7 @@ def test_the_watchdog_pings_while_the_trainer_comes_by_and_long_work_is_no_hang(
             assert time.monotonic() < deadline
             time.sleep(0.01)
         watchdog.close()  # although nobody reads the pings any more
-    assert said[0].startswith("the trainer did not come by for")
+    assert said[0].startswith("the trainer made no progress for")
 
 
 def test_nobody_listening_for_pings_is_no_error(tmp_path: Path) -> None:
