@@ -1,7 +1,7 @@
 """What a deploy does to a run in progress, and to its next machine.
 
 One fleet is one run, the first attempt's config.json is its truth, and only what is fixed in the
-fleet replaces it: docs/operations.md says what follows.
+fleet replaces it: docs/deploy.md says what follows.
 """
 
 from __future__ import annotations
