@@ -20,6 +20,7 @@ from rehearsal.aws.front import Front
 from tests.training import tiny
 from training.cli.main import main
 from training.record.head import Head, read_head
+from training.report.log import configure_logging
 from training.store.open import open_store
 from training.store.protocol import Store
 
@@ -31,6 +32,11 @@ def _no_hooks() -> Iterator[None]:
     tiny.HOOKS.clear()
     yield
     tiny.HOOKS.clear()
+
+
+@pytest.fixture(autouse=True)
+def _print_log_lines() -> None:
+    configure_logging()
 
 
 @pytest.fixture(scope="session")
