@@ -1,7 +1,7 @@
 """What a deploy does to a run in progress, and to its next machine.
 
 One fleet is one run; the run follows the config.json of its first attempt, and only a change that
-cannot be made in place replaces the fleet (docs/operations.md).
+cannot be made in place replaces the fleet (docs/deploy.md).
 """
 
 import re
