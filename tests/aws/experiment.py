@@ -1,7 +1,5 @@
 """One real run on one real instance, from deploy to destroy; for test_first_day.py only."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

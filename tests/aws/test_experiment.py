@@ -1,7 +1,5 @@
 """The real run's cleaning up, shown on the embedded AWS: a failure leaves nothing running."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -4,8 +4,6 @@ docs/first-day-on-aws.md says what it does and costs. It never leaves an instanc
 by destroying TrainingStack, and the Guard has max_hours=1 should this program be killed.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Synthesized templates for the tests of stacks/: each variant once per session, cdk-nag on."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from functools import cache

@@ -1,7 +1,5 @@
 """The app through the real CLI, as people type it: no account, no AWS variable."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The code bundle: which files are in it, and what its name depends on."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -3,8 +3,6 @@
 All in one process: the fixture synthesizes with cdk-nag on, which raises where it finds anything.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """A key of the user's own: the statements that its policy needs, as they are printed."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """The kept stack: its buckets, what protects them, and how existing ones are adopted."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

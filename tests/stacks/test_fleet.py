@@ -1,7 +1,5 @@
 """The Spot fleet: its kind, its sizes and subnets, its tags, and what it waits for."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a second deploy may change without replacing anything, held against AWS's own schemas."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

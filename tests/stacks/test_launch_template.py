@@ -1,7 +1,5 @@
 """The launch template's security and volumes: cdk-nag does not look into launch templates."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

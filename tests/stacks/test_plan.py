@@ -1,7 +1,5 @@
 """The plan at synth: said, written, and in the way of what cannot work."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

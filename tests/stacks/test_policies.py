@@ -1,7 +1,5 @@
 """Who may do what, over all policies of both stacks; and that nothing is a custom resource."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """ReviewStack: made when asked for, for one repository's pull requests, to read two templates."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The user data: the run.env contract, its size, and that it is a script bash takes."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 from collections.abc import Callable

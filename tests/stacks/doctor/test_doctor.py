@@ -1,7 +1,5 @@
 """The doctor against the embedded AWS; botocore stubs where it lacks the API."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from collections.abc import Callable, Iterator

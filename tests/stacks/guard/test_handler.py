@@ -1,7 +1,5 @@
 """The Guard's handler against moto's services: four reasons to stop, and what it passes on."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The alarms: somebody publishes what they watch, and what they say reaches a person."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Stack parameters: what follows from the size, what overrides it, and what is refused."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re

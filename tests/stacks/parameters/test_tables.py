@@ -1,7 +1,5 @@
 """`python -m stacks.parameters`: one size with its origins, and what differs between sizes."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Names read from training's source are the names that training knows when it runs."""
 
-from __future__ import annotations
-
 from stacks.parameters.workloads import recipes, workloads
 from training.workloads import WORKLOADS, load_workload
 

@@ -1,0 +1,52 @@
+"""The import rules of pyproject.toml bite: an import planted against each of them is found."""
+
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+REPOSITORY = Path(__file__).parent.parent
+# Rule, by words of its name -> the file that breaks it, and the line that is planted there.
+PLANTED = {
+    "contract imports nobody": ("contract/notice.py", "import training.errors"),
+    "stacks reads training": ("stacks/fleet.py", "import training.errors"),
+    "sizing knows neither torch": ("sizing/figures.py", "import torch"),
+    "training stands alone": ("training/errors.py", "import sizing.figures"),
+    "rehearsal boots the user data": ("rehearsal/drill/fleet.py", "import training.errors"),
+    "review reads templates": ("review/costs.py", "import rehearsal.drill.fleet"),
+    "only training/store/s3.py imports boto3": ("training/record/head.py", "import boto3"),
+    "the rooms of training/": ("training/checkpoint/write.py", "import training.engine.loop"),
+    "a workload imports the ground floor": (
+        "training/trajectory/model.py",
+        "import training.engine.loop",
+    ),
+    "import no torch": ("training/record/events.py", "import torch"),
+    "the rooms of sizing/": ("sizing/catalogue/sizes.py", "import sizing.plan.plan"),
+    # A type import counts as any other.
+    "no circles": (
+        "sizing/plan/inputs.py",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import sizing.plan.plan",
+    ),
+}
+
+
+def test_a_planted_import_breaks_each_rule(tmp_path: Path) -> None:
+    settings = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["tool"]["importlinter"]
+    for package in settings["root_packages"]:
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(REPOSITORY / package, tmp_path / package, ignore=ignored)
+    shutil.copy(REPOSITORY / "pyproject.toml", tmp_path)
+    for name, line in PLANTED.values():
+        path = tmp_path / name
+        path.write_text(f"{path.read_text()}\n{line}\n")
+    linter = Path(sys.executable).parent / "lint-imports"
+    done = subprocess.run(
+        [linter, "--no-cache"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    report = " ".join(done.stdout.partition("Broken contracts")[0].split())
+    rules = re.findall(r"(.+?) ?(KEPT|BROKEN)", report)
+    broken = [name for name, verdict in rules if verdict == "BROKEN"]
+    assert [rule for rule in PLANTED if not any(rule in name for name in broken)] == []
