@@ -190,8 +190,8 @@ def test_fails_where_batch_norm_would_see_another_batch(
 ) -> None:
     assert run.attempt_with_ranks(3) == [2, 2, 2]
     said = capfd.readouterr().err
-    assert "3 processes cannot share its global batch of 8" in said
-    assert "give at most 2 with --num-processes" in said
+    assert "3 processes cannot divide its global batch of 8" in said
+    assert "give --num-processes at most 2" in said
     run.uri += "-without"
     assert run.attempt_with_ranks(3, "--override=batch_norm=false") == [0, 0, 0]
 

@@ -214,7 +214,7 @@ def test_fails_to_open_clips_that_do_not_fit_the_labels(folder: Path, tmp_path: 
     (tmp_path / LABELS_FILE).write_text((folder / LABELS_FILE).read_text())
     (tmp_path / CLIPS_FILE).write_bytes(b"too short")
     (tmp_path / TRACKS_FILE).write_bytes((folder / TRACKS_FILE).read_bytes())
-    with pytest.raises(UserError, match="has 9 bytes where 99 labels need"):
+    with pytest.raises(UserError, match="has 9 bytes, but 99 labels need"):
         open_dataset(tmp_path)
     (tmp_path / CLIPS_FILE).unlink()
     with pytest.raises(UserError, match=r"has no clips\.u8, so it is not a trajectory dataset"):
