@@ -11,33 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.training import tiny
-from tests.training.conftest import Run
+from tests.training.damage import flip
+from tests.training.hooks import interrupt_at
+from tests.training.runs import ROOT, Run, assert_equal
 
-ROOT = Path(__file__).parents[3]
 # 30 training rows in batches of 8: the last batch of an epoch has 6.
 STEPS_PER_STAGE = 3 * 4
-
-
-def interrupt_at(place: str, number: int, sent: signal.Signals = signal.SIGUSR1) -> None:
-    """Send this process a signal when the workload gets there, once."""
-
-    def hook(reached: int) -> None:
-        if reached == number:
-            tiny.HOOKS.pop(place, None)
-            os.kill(os.getpid(), sent)
-            time.sleep(0.02)  # the thread that the signal wakes needs the interpreter
-
-    tiny.HOOKS[place] = hook
-
-
-def assert_equal(run: Run, whole: Run) -> None:
-    assert run.head.state == "finished"
-    assert run.head.weights_sha256 == whole.head.weights_sha256
-    assert run.losses() == whole.losses()
-    ours, theirs = run.json("receipt.json"), whole.json("receipt.json")
-    assert ours["stages"] == theirs["stages"]
-    assert ours["numerics_changed"] == []
 
 
 def test_the_uninterrupted_run_is_repeatable(run: Run, whole: Run) -> None:
@@ -170,10 +149,7 @@ def test_a_corrupt_newest_checkpoint_is_passed_over_and_named(
     interrupt_at("second", 7)
     assert run.attempt() == 75
     newest, older = run.head.checkpoints[-1], run.head.checkpoints[-2]
-    path = Path(run.uri) / "checkpoints" / newest.name / "model.safetensors"
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 1
-    path.write_bytes(data)
+    flip(Path(run.uri) / "checkpoints" / newest.name / "model.safetensors", -1)
     capsys.readouterr()
     assert run.attempt() == 0
     said = f"passed over checkpoint {newest.name}: model.safetensors does not match its sha256"

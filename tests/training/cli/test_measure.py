@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.training.apart import apart, command
-from tests.training.conftest import WORKLOAD
+from tests.training.runs import WORKLOAD
 from training.cli.measure import DEFAULT_OUT, difference, measured
 from training.workloads import WORKLOADS
 

@@ -15,7 +15,7 @@ import pytest
 from safetensors.torch import load_file
 
 from tests.training import tiny
-from tests.training.conftest import Run
+from tests.training.runs import Run
 from training.checkpoint.export import weights_sha256
 from training.cli.main import main
 from training.record.head import mark_failed

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.training.conftest import Run
+from tests.training.runs import Run
 from training.engine.batches import MicroBatch
 from training.engine.loader import Loader
 from training.interruption.notice import Interruption

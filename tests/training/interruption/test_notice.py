@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.training import tiny
-from tests.training.conftest import Run
+from tests.training.runs import Run
 from training.engine.learner import schedule_factor
 from training.interruption.notice import Interruption
 from training.store.folder import FolderStore

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.training.conftest import WORKLOAD, Run
+from tests.training.runs import WORKLOAD, Run
 from tests.training.tiny import Tiny
 from training.cli.main import main
 from training.config import resolve_config

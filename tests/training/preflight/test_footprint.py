@@ -11,7 +11,7 @@ from torch.optim import SGD, AdamW, Optimizer
 from torch.profiler import ProfilerActivity, profile
 
 from tests.training.apart import apart
-from tests.training.conftest import Run
+from tests.training.runs import Run
 from tests.training.tiny import TinyConfig, TinyTrain
 from training.errors import UserError
 from training.preflight.footprint import measure_evaluation, measure_step

@@ -12,8 +12,8 @@ import psutil
 import pytest
 
 from tests.training import tiny
-from tests.training.checkpoint.test_resume import ROOT
-from tests.training.conftest import Run
+from tests.training.hooks import at_rank, notice
+from tests.training.runs import ROOT, Run, assert_close
 from training.config import parse_interval
 from training.engine.attempt import _ranks
 from training.engine.job import Options
@@ -31,14 +31,6 @@ def pair(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     run = Run(dataset=dataset, uri=str(root / "runs" / "run-1"), scratch=root / "scratch")
     assert run.attempt_with_ranks(2) == [0, 0]
     return run
-
-
-def assert_close(run: Run, other: Run, tolerance: float) -> None:
-    for (step, _, loss, ids), (other_step, _, other_loss, other_ids) in zip(
-        run.losses(), other.losses(), strict=True
-    ):
-        assert (step, ids) == (other_step, other_ids)
-        assert loss == pytest.approx(other_loss, rel=tolerance, abs=tolerance), step
 
 
 def test_two_ranks_train_on_the_batches_of_one(pair: Run, whole: Run) -> None:
@@ -67,23 +59,6 @@ def test_two_ranks_agree_with_one_over_fifty_steps(
     assert alone.attempt_with_ranks(1) == [0]
     assert len(run.losses()) == 56
     assert_close(run, alone, tolerance)
-
-
-def at_rank(rank: int, place: tuple[str, int], act: Callable[[], None]) -> None:
-    """Act in one of the ranks that are forked from here, once, when its workload gets there."""
-    name, number = place
-
-    def hook(reached: int) -> None:
-        if reached == number and os.environ["RANK"] == str(rank):
-            tiny.HOOKS.pop(name)
-            act()
-            time.sleep(0.02)  # the thread that a signal wakes needs the interpreter
-
-    tiny.HOOKS[name] = hook
-
-
-def notice() -> None:
-    os.kill(os.getpid(), signal.SIGUSR1)
 
 
 @pytest.mark.parametrize("rank", [0, 1])

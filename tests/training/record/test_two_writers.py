@@ -11,8 +11,7 @@ import pytest
 from safetensors.torch import load_file
 
 from tests.training import tiny
-from tests.training.checkpoint.test_resume import assert_equal
-from tests.training.conftest import Run
+from tests.training.runs import Run, assert_equal
 from training.checkpoint.export import weights_sha256
 from training.record.head import read_head
 from training.store.folder import FolderStore

@@ -9,7 +9,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.training import tiny
-from tests.training.conftest import Run
+from tests.training.runs import Run
 from training.cli.main import main
 from training.record.history import read_history
 from training.report.charts import Curve, ProgressBar, draw_bars, draw_curves

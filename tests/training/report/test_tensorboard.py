@@ -12,8 +12,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.training import tiny
-from tests.training.checkpoint.test_resume import ROOT
-from tests.training.conftest import Run
+from tests.training.runs import ROOT, Run
 from training.report.tensorboard import EventFiles, Follower
 from training.store.folder import FolderStore
 
