@@ -10,16 +10,26 @@ import pytest
 from werkzeug.serving import WSGIRequestHandler, make_server
 
 from rehearsal.aws.front import Front
-from tests.training import tiny
+from tests.training import hooks, tiny
 from tests.training.runs import AVERAGED, SHARDED, WORKLOAD, Run
 from training.cli.main import main
+from training.interruption.notice import Interruption
 
 
 @pytest.fixture(autouse=True)
-def _no_hooks() -> Iterator[None]:
+def _no_hooks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Each test starts without hooks; what listens for signals is remembered for them."""
+    listen = Interruption.listen
+
+    def remember(self: Interruption) -> None:
+        hooks.LISTENING.append(self)
+        listen(self)
+
+    monkeypatch.setattr(Interruption, "listen", remember)
     tiny.HOOKS.clear()
     yield
     tiny.HOOKS.clear()
+    hooks.LISTENING.clear()
 
 
 @pytest.fixture(scope="session")

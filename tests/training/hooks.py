@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from tests.training import tiny
 from tests.training.runs import Run
+from training.interruption.notice import Interruption
 
 # Seconds of a notice; work that outlasts it by far; and when a process that waits for it counts as
 # hung: each limit is generous, so that a busy machine fails nothing.
@@ -15,9 +16,30 @@ LONG_SECONDS = 600.0
 HUNG_SECONDS = 120.0
 
 
+# What listens in this process, newest last: the autouse fixture `_no_hooks` has it remembered.
+LISTENING: list[Interruption] = []
+
+
+def send(number: signal.Signals) -> None:
+    """Send this process a signal and wait until the thread that it wakes has taken note of it."""
+    os.kill(os.getpid(), number)
+    interruption, give_up_at = LISTENING[-1], time.perf_counter() + HUNG_SECONDS
+    while not _is_heard(interruption, number):
+        assert time.perf_counter() < give_up_at, f"nobody took {number.name}"
+        time.sleep(0.001)
+
+
+def _is_heard(interruption: Interruption, number: signal.Signals) -> bool:
+    if number == signal.SIGUSR2:
+        return interruption._rebalance.is_set()
+    if number == signal.SIGUSR1:
+        return interruption.is_pending
+    return interruption.is_pending and interruption.is_shutting_down
+
+
 def notice() -> None:
     """Send this process a notice."""
-    os.kill(os.getpid(), signal.SIGUSR1)
+    send(signal.SIGUSR1)
 
 
 def interrupt_at(place: str, number: int, sent: signal.Signals = signal.SIGUSR1) -> None:
@@ -26,8 +48,7 @@ def interrupt_at(place: str, number: int, sent: signal.Signals = signal.SIGUSR1)
     def hook(reached: int) -> None:
         if reached == number:
             tiny.HOOKS.pop(place, None)
-            os.kill(os.getpid(), sent)
-            time.sleep(0.02)  # the thread that the signal wakes needs the interpreter
+            send(sent)
 
     tiny.HOOKS[place] = hook
 
@@ -40,7 +61,6 @@ def at_rank(rank: int, place: tuple[str, int], act: Callable[[], None]) -> None:
         if reached == number and os.environ["RANK"] == str(rank):
             tiny.HOOKS.pop(name)
             act()
-            time.sleep(0.02)  # the thread that a signal wakes needs the interpreter
 
     tiny.HOOKS[name] = hook
 
@@ -51,7 +71,7 @@ def during(place: str, number: int, act: Callable[[], None]) -> None:
     def hook(reached: int) -> None:
         if reached == number:
             tiny.HOOKS.clear()
-            os.kill(os.getpid(), signal.SIGUSR1)
+            notice()
             act()
 
     tiny.HOOKS[place] = hook

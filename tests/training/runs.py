@@ -6,7 +6,8 @@ import multiprocessing
 import os
 import secrets
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ class Run:
     uri: str
     scratch: Path
     options: list[str] = field(default_factory=list)
+    at_start: Callable[[], None] | None = None  # called in each forked process, before the attempt
 
     @property
     def store(self) -> Store:
@@ -67,7 +69,9 @@ class Run:
     def fork(self, *more: str) -> multiprocessing.process.BaseProcess:
         """In a process of its own, which may be killed; torch is imported already."""
         context = multiprocessing.get_context("fork")
-        process = context.Process(target=_exit_with, args=(self.arguments(*more),))
+        process = context.Process(
+            target=_exit_with, args=(self.arguments(*more), {}, self.at_start)
+        )
         process.start()
         return process
 
@@ -87,7 +91,7 @@ class Run:
                 "WORLD_SIZE": str(num_processes),
                 "TRAINING_RENDEZVOUS": meeting.as_uri(),
             }
-            process = context.Process(target=_exit_with, args=(arguments, place))
+            process = context.Process(target=_exit_with, args=(arguments, place, self.at_start))
             process.start()
             processes.append(process)
         return processes
@@ -96,7 +100,7 @@ class Run:
         """Run the ranks to their end; their exit codes."""
         processes = self.fork_ranks(num_processes, *more)
         for process in processes:
-            process.join(60)
+            process.join(120)
         codes = [process.exitcode for process in processes]
         for process in processes:
             process.kill()
@@ -139,11 +143,15 @@ class Run:
         return record
 
 
-def _exit_with(arguments: list[str], environment: Mapping[str, str] | None = None) -> None:
-    os.environ.update(environment or {})
+def _exit_with(
+    arguments: list[str], environment: Mapping[str, str], at_start: Callable[[], None] | None
+) -> None:
+    os.environ.update(environment)
     if environment:
         # Where a rank hangs is shown, and no test waits for it longer.
-        faulthandler.dump_traceback_later(40, exit=True, file=sys.__stderr__)
+        faulthandler.dump_traceback_later(100, exit=True, file=sys.__stderr__)
+    if at_start is not None:
+        at_start()
     raise SystemExit(main(arguments))
 
 
@@ -162,3 +170,11 @@ def assert_close(run: Run, other: Run, tolerance: float) -> None:
     ):
         assert (step, ids) == (other_step, other_ids)
         assert loss == pytest.approx(other_loss, rel=tolerance, abs=tolerance), step
+
+
+def wait_for(is_so: Callable[[], bool]) -> None:
+    """Return once it is so; fail when it has not come about in two minutes."""
+    give_up_at = time.perf_counter() + 120
+    while not is_so():
+        assert time.perf_counter() < give_up_at, "it did not come about"
+        time.sleep(0.02)

@@ -1,6 +1,7 @@
 """A machine that gets a dated notice, and a run too long to finish before that date."""
 
 import json
+import multiprocessing
 import os
 import signal
 import time
@@ -9,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from tests.training import tiny
+from tests.training import hooks, tiny
 from tests.training.runs import Run, assert_equal
 
 # Seconds of a notice here, and a run that does not come to its end in them.
@@ -17,11 +18,35 @@ NOTICE = 8.0
 LONG = ["--override=epochs=25", "--override=second_epochs=2"]
 
 
-class Machine:
-    """One that gets a notice where the workload is told to say so."""
+class Clock:
+    """A monotonic clock that goes only where it is told to, in all processes forked from here."""
 
-    def __init__(self, run: Run, notice_file: Path) -> None:
+    def __init__(self) -> None:
+        self._now = multiprocessing.RawValue("d", time.monotonic())
+
+    def read(self) -> float:
+        return float(self._now.value)
+
+    def advance(self, seconds: float) -> None:
+        self._now.value += seconds
+
+    def install(self) -> None:
+        """Have this process tell the time by it."""
+        time.monotonic = self.read
+
+
+class Machine:
+    """A machine that gets a notice where the workload is told to give it.
+
+    With a clock of its own the workload's work takes no real time, and no busy machine counts.
+    """
+
+    def __init__(self, run: Run, notice_file: Path, clock: Clock | None = None) -> None:
         self.run = run
+        self.clock = clock
+        self._noticed_at = multiprocessing.RawValue("d")
+        if clock is not None:
+            run.at_start = clock.install
         self.notice_file = notice_file
         self.seconds = 0.04  # of each micro-batch, evaluation batch and shard
         self.options = [
@@ -36,8 +61,8 @@ class Machine:
         """As the interruption handler gives it; called in the attempt's own process."""
         when = datetime.now(UTC) + timedelta(seconds=NOTICE)
         self.notice_file.write_text(json.dumps({"action": "terminate", "time": when.isoformat()}))
-        os.kill(os.getpid(), signal.SIGUSR1)
-        time.sleep(0.02)  # the thread that it wakes needs the interpreter
+        self._noticed_at.value = time.monotonic()
+        hooks.send(signal.SIGUSR1)
 
     def notice_at(self, place: str, number: int) -> None:
         """Give the notice when the workload first gets there."""
@@ -47,7 +72,10 @@ class Machine:
         """Have the workload act there; it takes its time."""
 
         def slowly(reached: int) -> None:
-            time.sleep(self.seconds)
+            if self.clock is None:
+                time.sleep(self.seconds)
+            else:
+                self.clock.advance(self.seconds)
             act(reached)
 
         tiny.HOOKS[place] = slowly
@@ -58,12 +86,17 @@ class Machine:
             assert self.run.attempt_with_ranks(ranks, *self.options, *more) == [75] * ranks
         else:
             process = self.run.fork(*self.options, *more)
-            process.join(60)
+            process.join(hooks.HUNG_SECONDS)
             assert process.exitcode == 75
-        record = json.loads(self.notice_file.read_text())
-        left = (datetime.fromisoformat(record["time"]) - datetime.now(UTC)).total_seconds()
+        return self.end()
+
+    def end(self) -> float:
+        """The machine is gone: later attempts are another's; seconds that were left of a notice."""
+        now = time.monotonic() if self.clock is None else self.clock.read()
+        left = float(self._noticed_at.value) + NOTICE - now
         self.notice_file.unlink()
         tiny.HOOKS.clear()
+        self.run.at_start = None
         assert self.run.head.state == "released"
         assert left > 0, "the machine was gone before"
         return left

@@ -13,7 +13,7 @@ import pytest
 
 from tests.training import tiny
 from tests.training.hooks import at_rank, notice
-from tests.training.runs import ROOT, Run, assert_close
+from tests.training.runs import ROOT, Run, assert_close, wait_for
 from training.config import parse_interval
 from training.engine.attempt import _ranks
 from training.engine.job import Options
@@ -152,13 +152,6 @@ def test_a_lost_rank_is_named_where_a_collective_breaks_first(run: Run) -> None:
     with pytest.raises(RankLostError, match=said), _ranks(options, supervisor) as place:
         assert place.world_size == 2
         raise RuntimeError("Connection closed by peer")
-
-
-def wait_for(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 90
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def test_fails_where_batch_norm_would_see_another_batch(
