@@ -38,6 +38,9 @@ class GatedStore(FolderStore):
         self.bytes_per_second: float | None = None
         self.error: Exception | None = None  # met by the next part
         self.num_begun = 0
+        self.num_put = 0
+        self.slowed_seconds = 0.0
+        self.is_at_gate = threading.Event()  # a part has come to it
 
     def upload(self, key: str, *arguments: Any) -> Upload:
         self.num_begun += 1
@@ -45,14 +48,18 @@ class GatedStore(FolderStore):
         put = upload.put
 
         def gated_put(number: int, start: int, data: memoryview, sha256: bytes) -> None:
-            assert self.gate.wait(20)
+            self.is_at_gate.set()
+            assert self.gate.wait(600)
             error, self.error = self.error, None
             if error:
                 raise error
             if self.bytes_per_second:
                 with self._line:
-                    time.sleep(len(data) / self.bytes_per_second)
+                    seconds = len(data) / self.bytes_per_second
+                    time.sleep(seconds)
+                    self.slowed_seconds += seconds
             put(number, start, data, sha256)
+            self.num_put += 1
 
         upload.put = gated_put  # type: ignore[method-assign]
         return upload
@@ -101,7 +108,7 @@ class Scene:
         return self.saver.emergency(self.capture(step), self.position(step), 0, notice)
 
     def finish(self) -> None:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 120
         while self.saver.is_saving:
             assert time.monotonic() < deadline
             self.saver.poll()

@@ -121,13 +121,13 @@ def test_a_bug_of_some_runs_alone_is_found_where_they_are_drawn(
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
+        (["--kills=0"], "--kills is 0; give at least 1"),
         (["--workload=nothing"], "unknown workload 'nothing'"),
         (["--override=epoch=1"], "no field 'epoch'"),
         (["--num-processes=two"], "--num-processes is 'two'; give numbers, as 1 or 1,2"),
         (["--num-processes=0,1"], "--num-processes is '0,1'; give numbers from 1 on"),
         (["--checkpoint-interval=5steps,1hour"], "'1hour' cannot be read"),
         (["--out=training"], "training is not empty; give a new folder"),
-        (["--override=epochs=0"], "does not run undisturbed (exit code 2): error: "),
     ],
 )
 def test_fails_for_a_mistake_in_one_sentence(
@@ -143,8 +143,8 @@ def test_fails_for_a_mistake_in_one_sentence(
     assert "Traceback" not in said
 
 
-def test_the_command_fails_for_a_mistake_too() -> None:
-    done = torture("torture", "--kills=0")
+def test_fails_where_the_workload_does_not_run_undisturbed() -> None:
+    done = torture("torture", "--override=epochs=0")
     assert done.returncode == 2
-    assert "--kills is 0; give at least 1" in done.stderr
+    assert "does not run undisturbed (exit code 2): error: " in done.stderr
     assert "Traceback" not in done.stderr
