@@ -28,11 +28,10 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
-from benchmarks.checkpoint_state import make_state, open_run
-from training.checkpoint.checkpointer import Saver
-from training.checkpoint.state import LiveState
+from benchmarks.checkpoint_state import make_state, open_run, save_request
+from training.checkpoint.checkpointer import Checkpointer
+from training.checkpoint.schedule import Schedule
 from training.interruption.notice import Notice
-from training.record.position import Position
 from training.store.folder import FolderStore
 from training.store.protocol import Upload
 
@@ -63,10 +62,11 @@ def measure(*, rounds: int, megabytes: int, folder: Path | None = None) -> list[
     try:
         state = make_state(megabytes)
         size = sum(t.nbytes for part in state.values() for t in part.values())
-        with open_run(FolderStore(root / "run"), root) as attempt:
-            times = _run_rounds(_methods(state, Saver(attempt, None), root), root, rounds)
+        with open_run(FolderStore(root / "run"), root) as context:
+            checkpointer = Checkpointer(context, Schedule(context.interval), None)
+            times = _run_rounds(_methods(state, checkpointer, root), root, rounds)
         rows = _rows(times, size)
-        with redirect_stdout(sys.stderr):  # what the saver says at a notice is no result
+        with redirect_stdout(sys.stderr):  # what the checkpointer logs at a notice is not a result
             rows += _under_a_cap(state, size, root)
         return [*rows, *_memory_rows(megabytes)]
     finally:
@@ -93,7 +93,7 @@ def _run_rounds(methods: Mapping[str, Save], root: Path, rounds: int) -> dict[st
     return times
 
 
-def _methods(state: State, saver: Saver, root: Path) -> dict[str, Save]:
+def _methods(state: State, checkpointer: Checkpointer, root: Path) -> dict[str, Save]:
     flat = torch.cat([t.reshape(-1) for part in state.values() for t in part.values()])
     copy = torch.empty_like(flat)
     nested = {part: dict(tensors) for part, tensors in state.items()}
@@ -102,11 +102,10 @@ def _methods(state: State, saver: Saver, root: Path) -> dict[str, Save]:
     steps = iter(range(1, 10**6))
 
     def ours(target: Path) -> float | None:
-        position = Position(stage="a", stage_step=(step := next(steps)), step=step)
-        saver.begin(LiveState(tensors=state, state={}), position, 0)
+        checkpointer.save_async(save_request(state, next(steps)))
         went_on = time.perf_counter()
-        saver.wait(600)
-        saver.poll()
+        checkpointer.wait(600)
+        checkpointer.poll()
         return went_on
 
     def dcp_async(target: Path) -> float | None:
@@ -205,12 +204,11 @@ class _CappedStore(FolderStore):
 def _under_a_cap(state: State, size: int, root: Path, seconds: float = 3.0) -> list[dict[str, Any]]:
     """From a notice to the commit over a line that needs `seconds` for the bytes alone."""
     store = _CappedStore(root / "capped", size / seconds)
-    with open_run(store, root) as attempt:
-        saver = Saver(attempt, None)
+    with open_run(store, root) as context:
+        checkpointer = Checkpointer(context, Schedule(context.interval), None)
         now = time.monotonic()
         notice = Notice(cause="notice", received=now, deadline=now + 120)
-        position = Position(stage="a", stage_step=1, step=1)
-        assert saver.emergency(LiveState(tensors=state, state={}), position, 0, notice)
+        assert checkpointer.save_and_release(save_request(state, 1, "emergency"), notice)
         ours = time.monotonic() - now
     began = time.monotonic()
     _synced(root / "local", lambda path: torch.save(dict(state), path))

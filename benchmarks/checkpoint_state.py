@@ -9,19 +9,23 @@ import json
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from training.checkpoint.checkpointer import Saver
+from training.checkpoint.checkpointer import Checkpointer
+from training.checkpoint.read import checkpoint_name
+from training.checkpoint.schedule import Schedule
 from training.checkpoint.state import LiveState
+from training.checkpoint.write import SaveRequest
 from training.config import Interval
 from training.interruption.supervisor import Supervisor
-from training.ranks.context import Attempt
+from training.ranks.context import AttemptContext
 from training.ranks.world import RankEnvironment, World
+from training.record.checkpoint_entry import Kind
 from training.record.events import Events
 from training.record.lease import Lease, acquire
 from training.record.metrics import Metrics
@@ -53,13 +57,13 @@ def make_state(megabytes: int) -> dict[str, dict[str, Tensor]]:
 
 
 @contextmanager
-def open_run(store: Store, scratch: Path) -> Iterator[Attempt]:
+def open_run(store: Store, scratch: Path) -> Iterator[AttemptContext]:
     """A run in the store, as an attempt has it."""
     lease = acquire(store, "benchmark", "here", 60, lambda s: False, lambda holder: None)
     assert isinstance(lease, Lease)
-    attempt = Attempt(
+    context = AttemptContext(
         store=store,
-        held=lease,
+        own_lease=lease,
         metrics=Metrics(store, lease.head.generation, lease.head.nonce, None),
         events=Events(store, "here"),
         supervisor=Supervisor(budget_seconds=120),
@@ -69,10 +73,23 @@ def open_run(store: Store, scratch: Path) -> Iterator[Attempt]:
         world=World(RankEnvironment(), torch.device("cpu")),
     )
     try:
-        yield attempt
+        yield context
     finally:
-        attempt.lease.release()
-        attempt.metrics.close()
+        context.lease.release()
+        context.metrics.close()
+
+
+def save_request(
+    tensors: Mapping[str, Mapping[str, torch.Tensor]], step: int, kind: Kind = "periodic"
+) -> SaveRequest:
+    """A request for the state as it is now."""
+    return SaveRequest(
+        name=checkpoint_name(step, 1),
+        kind=kind,
+        position=Position(stage="a", stage_step=step, step=step),
+        epoch=0,
+        state=LiveState(tensors=tensors, state={}),
+    )
 
 
 def added_memory(kind: str, megabytes: int) -> dict[str, float]:
@@ -83,19 +100,18 @@ def added_memory(kind: str, megabytes: int) -> dict[str, float]:
     size = sum(t.nbytes for part in tensors.values() for t in part.values())
     folder = Path(tempfile.mkdtemp(prefix="checkpoint-"))
     try:
-        with open_run(FolderStore(folder / "run"), folder) as attempt:
-            saver = Saver(attempt, None)
+        with open_run(FolderStore(folder / "run"), folder) as context:
+            checkpointer = Checkpointer(context, Schedule(context.interval), None)
             before = _memory("VmRSS")
             Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
-            capture = LiveState(tensors=tensors, state={})
-            position = Position(stage="a", stage_step=1, step=1)
+            request = save_request(tensors, 1)
             if kind == "staged":
-                saver.begin(capture, position, 0)
-                while saver.is_saving:
-                    saver.poll()
+                checkpointer.save_async(request)
+                while checkpointer.is_saving:
+                    checkpointer.poll()
                     time.sleep(0.01)
             else:
-                saver.commit(capture, position, 0, "periodic")
+                checkpointer.save(request)
             return {"state_mb": size / 1e6, "added_mb": (_memory("VmHWM") - before) / 1e6}
     finally:
         shutil.rmtree(folder)

@@ -12,7 +12,7 @@ if __name__ == "__main__":
     faulthandler.enable()
     code = main()
     if code == EXIT_INTERRUPTED:
-        # An upload that was given up lives on in threads that the interpreter would wait for.
+        # An upload that was canceled lives on in threads that the interpreter would wait for.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

@@ -14,6 +14,7 @@ from tests.training import hooks, tiny
 from tests.training.runs import AVERAGED, SHARDED, WORKLOAD, Run
 from training.cli.main import main
 from training.interruption.notice import Interruption
+from training.report.log import configure_logging
 
 
 @pytest.fixture(autouse=True)
@@ -30,6 +31,11 @@ def _no_hooks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     tiny.HOOKS.clear()
     hooks.LISTENING.clear()
+
+
+@pytest.fixture(autouse=True)
+def _print_log_lines() -> None:
+    configure_logging()
 
 
 @pytest.fixture(scope="session")

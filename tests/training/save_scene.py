@@ -1,4 +1,4 @@
-"""A saver with everything that it writes to, over a folder that can be held up, slowed, broken."""
+"""A checkpointer over a folder store that can be held up, slowed down or broken."""
 
 import threading
 import time
@@ -8,14 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from training.checkpoint.checkpointer import Saver
-from training.checkpoint.read import read_checkpoint
+from training.checkpoint.checkpointer import Checkpointer
+from training.checkpoint.read import checkpoint_name, read_checkpoint
+from training.checkpoint.schedule import Schedule
 from training.checkpoint.state import LiveState
+from training.checkpoint.write import SaveRequest
 from training.config import parse_interval
 from training.interruption.notice import Notice
 from training.interruption.supervisor import Supervisor
-from training.ranks.context import Attempt
+from training.ranks.context import AttemptContext
 from training.ranks.world import RankEnvironment, World
+from training.record.checkpoint_entry import Kind
 from training.record.events import Events
 from training.record.head import read_head
 from training.record.lease import Lease, acquire
@@ -68,15 +71,15 @@ class GatedStore(FolderStore):
 
 
 class Scene:
-    """A saver with everything that it writes to, and a state of one tensor."""
+    """A checkpointer, its schedule and its store, and a state of one tensor."""
 
     def __init__(self, root: Path, interval: str = "1steps") -> None:
         self.store = GatedStore(root / "run")
         lease = acquire(self.store, "run-1", "i-1", 60, lambda s: False, lambda holder: None)
         assert isinstance(lease, Lease)
-        self.attempt = Attempt(
+        self.context = AttemptContext(
             store=self.store,
-            held=lease,
+            own_lease=lease,
             metrics=Metrics(self.store, 1, "nonce", root / "metrics.jsonl"),
             events=Events(self.store, "i-1"),
             supervisor=Supervisor(budget_seconds=120),
@@ -85,7 +88,8 @@ class Scene:
             scratch=root,
             world=World(RankEnvironment(), CPU),
         )
-        self.saver = Saver(self.attempt, None)
+        self.schedule = Schedule(self.context.interval)
+        self.checkpointer = Checkpointer(self.context, self.schedule, None)
         self.weights = torch.zeros(1000)
 
     def position(self, step: int, **fields: Any) -> Position:
@@ -96,22 +100,37 @@ class Scene:
         tensors: dict[str, dict[str, Tensor]] = {"model": {"w": self.weights}, "optimizer": {}}
         return LiveState(tensors=tensors, state={"step": step})
 
+    def request(
+        self, step: int, kind: Kind = "periodic", live: LiveState | None = None, **fields: Any
+    ) -> SaveRequest:
+        return SaveRequest(
+            name=checkpoint_name(step, self.context.generation),
+            kind=kind,
+            position=self.position(step, **fields),
+            epoch=0,
+            state=live or self.capture(step),
+        )
+
     def begin(self, step: int, **fields: Any) -> None:
-        self.saver.begin(self.capture(step), self.position(step, **fields), 0)
+        self.checkpointer.save_async(self.request(step, **fields))
+
+    def is_due(self, position: Position, steps_per_epoch: int) -> bool:
+        is_saving = self.checkpointer.is_saving
+        return self.schedule.is_due(position, steps_per_epoch, is_saving=is_saving)
 
     def notice(self, seconds: float) -> Notice:
         now = time.monotonic()
         return Notice(cause="notice", received=now, deadline=now + seconds)
 
     def emergency(self, step: int, seconds: float) -> bool:
-        notice = self.notice(seconds)
-        return self.saver.emergency(self.capture(step), self.position(step), 0, notice)
+        request = self.request(step, "emergency")
+        return self.checkpointer.save_and_release(request, self.notice(seconds))
 
     def finish(self) -> None:
         deadline = time.monotonic() + 120
-        while self.saver.is_saving:
+        while self.checkpointer.is_saving:
             assert time.monotonic() < deadline
-            self.saver.poll()
+            self.checkpointer.poll()
             time.sleep(0.001)
 
     def committed(self) -> list[tuple[int, float]]:
@@ -129,4 +148,4 @@ class Scene:
     def set_rate(self, bytes_per_second: float) -> None:
         """Let a first save measure the rate that later ones reckon with."""
         self.store.bytes_per_second = bytes_per_second
-        self.saver.commit(self.capture(1), self.position(1), 0, "periodic")
+        self.checkpointer.save(self.request(1))

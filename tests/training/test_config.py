@@ -10,9 +10,9 @@ from training.config import Interval, parse_interval, parse_overrides, resolve_c
 from training.errors import UserError
 from training.record.run_config import (
     RunConfig,
+    ensure_run_config,
     parse_prediction,
     read_run_config,
-    settle_run_config,
 )
 from training.store.folder import FolderStore
 from training.store.open import open_store
@@ -91,16 +91,16 @@ def record(**changes: object) -> RunConfig:
 
 def test_the_first_record_is_the_truth(store_uri: str) -> None:
     store = open_store(store_uri)
-    settle_run_config(store, record(), frozenset())
-    later = settle_run_config(store, record(writer="i-2", numerics_key={"torch": "3"}), frozenset())
+    ensure_run_config(store, record(), frozenset())
+    later = ensure_run_config(store, record(writer="i-2", numerics_key={"torch": "3"}), frozenset())
     assert later == record() == read_run_config(store)
 
 
 def test_the_prediction_of_the_first_attempt_stays(store_uri: str) -> None:
     store = open_store(store_uri)
     first = record(prediction=parse_prediction("size=g5.xlarge hours_p50=0.25"))
-    settle_run_config(store, first, frozenset())
-    settle_run_config(store, record(prediction={"hours_p50": 9.0}), frozenset())
+    ensure_run_config(store, first, frozenset())
+    ensure_run_config(store, record(prediction={"hours_p50": 9.0}), frozenset())
     found = read_run_config(store)
     assert found is not None
     assert found.prediction == {"size": "g5.xlarge", "hours_p50": 0.25}
@@ -114,12 +114,12 @@ def test_fails_on_a_prediction_that_is_none() -> None:
 
 def test_placement_settings_may_change(tmp_path: Path) -> None:
     store = FolderStore(tmp_path)
-    settle_run_config(store, record(), frozenset())
+    ensure_run_config(store, record(), frozenset())
     changed = record(
         overrides={"num_loader_workers": "4"},
         config={**record().config, "num_loader_workers": 4},
     )
-    assert settle_run_config(store, changed, frozenset({"num_loader_workers"})) == record()
+    assert ensure_run_config(store, changed, frozenset({"num_loader_workers"})) == record()
 
 
 @pytest.mark.parametrize(
@@ -137,6 +137,6 @@ def test_fails_for_a_run_folder_that_belongs_to_another(
     tmp_path: Path, changes: dict[str, object], says: str
 ) -> None:
     store = FolderStore(tmp_path)
-    settle_run_config(store, record(), frozenset())
+    ensure_run_config(store, record(), frozenset())
     with pytest.raises(UserError, match=says):
-        settle_run_config(store, record(**changes), frozenset())
+        ensure_run_config(store, record(**changes), frozenset())

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from training.artifacts.shared import SHARD, SharedArtifacts
 from training.randomness import seed_torch
-from training.ranks.context import Attempt
+from training.ranks.context import AttemptContext
 from training.ranks.world import World
 from training.report.progress import ProgressBar
 from training.store.dataset import sha256_of
@@ -38,7 +38,7 @@ class DamagedShardError(StoreError):
 
 
 def ensure_artifact(
-    attempt: Attempt, stage: Prepare, inputs_of: Callable[[], Inputs], known: str | None
+    context: AttemptContext, stage: Prepare, inputs_of: Callable[[], Inputs], known: str | None
 ) -> str:
     """Make whatever shards are missing or damaged, divided among the ranks; return the key.
 
@@ -49,18 +49,18 @@ def ensure_artifact(
     if not re.fullmatch(r"[a-z0-9-]{1,128}", key):
         raise ValueError(f"stage {stage.name!r}: the key {key!r} must match [a-z0-9-]{{1,128}}")
     prefix = f"artifacts/{key}/"
-    world = attempt.world
-    cache = attempt.scratch / "artifacts" / key
-    there = world.share(_shards_there(attempt.store, prefix, cache) if world.leads else None)
+    world = context.world
+    cache = context.scratch / "artifacts" / key
+    there = world.share(_shards_there(context.store, prefix, cache) if world.leads else None)
     if there is None:
         _say(world, f"[{stage.name}] artifact {key} is there")
         return key
     num_reused = len(there)
-    shared = SharedArtifacts(attempt.artifacts, stage, key, attempt.numerics)
+    shared = SharedArtifacts(context.artifacts, stage, key, context.numerics)
     is_shared = shared.is_used
-    num_shared = _fill(attempt, stage, inputs_of(), shared, prefix, there)
+    num_shared = _fill(context, stage, inputs_of(), shared, prefix, there)
     if world.leads:
-        _write_index(attempt.store, prefix, key, [there[k] for k in range(stage.num_shards)])
+        _write_index(context.store, prefix, key, [there[k] for k in range(stage.num_shards)])
     world.share(None)  # the others read the index once it is there
     made_of = f"{stage.num_shards} shards, {num_reused} of them reused"
     if is_shared:
@@ -70,7 +70,7 @@ def ensure_artifact(
 
 
 def _fill(
-    attempt: Attempt,
+    context: AttemptContext,
     stage: Prepare,
     inputs: Inputs,
     shared: SharedArtifacts,
@@ -78,25 +78,25 @@ def _fill(
     there: dict[int, dict[str, Any]],
 ) -> int:
     """Get the shards that are not there, divided among the ranks; how many others had made."""
-    world, num_shared = attempt.world, 0
+    world, num_shared = context.world, 0
     missing = [shard for shard in range(stage.num_shards) if shard not in there]
     if shared.is_used:
         # Runs that began together make different shards, and take each other's.
         missing = world.share(random.sample(missing, len(missing)))
     with ProgressBar(stage.name, stage.num_shards, done=len(there)) as bar:
         for first in range(0, len(missing), world.size):
-            attempt.check_before("shard")
+            context.consensus.stop_unless_time_for("shard")
             turn = missing[first : first + world.size]
             mine = turn[world.rank] if world.rank < len(turn) else None
             got = None
             if mine is not None:
-                got = _get_shard(attempt, stage, inputs, shared, prefix, mine)
+                got = _get_shard(context, stage, inputs, shared, prefix, mine)
             for shard, one in zip(turn, world.gather(got), strict=False):
                 assert one is not None
                 there[shard] = one.entry
                 num_shared += bool(one.facts["shared"])
                 facts = {"stage": stage.name, "shard": shard, "done": len(there), **one.facts}
-                attempt.metrics.write("prepare", **facts)
+                context.metrics.write("prepare", **facts)
             if world.leads:
                 bar.show(len(there), "shards")
     return num_shared
@@ -170,7 +170,7 @@ class _Made:
 
 
 def _get_shard(
-    attempt: Attempt,
+    context: AttemptContext,
     stage: Prepare,
     inputs: Inputs,
     shared: SharedArtifacts,
@@ -179,11 +179,11 @@ def _get_shard(
 ) -> _Made:
     """A shard that another run has made, or else made here; a copy goes into the run either way."""
     began = time.monotonic()
-    folder = attempt.scratch / prefix
-    with attempt.supervisor.long_work.doing("shard"):
+    folder = context.scratch / prefix
+    with context.supervisor.long_work.doing("shard"):
         fetched = shared.fetch(shard, folder)
         path = fetched or _make_shard(stage, inputs, folder, shard)
-        attempt.store.put_file(prefix + path.name, path)
+        context.store.put_file(prefix + path.name, path)
         if fetched is None:
             shared.publish(path)
     size, seconds = path.stat().st_size, round(time.monotonic() - began, 4)

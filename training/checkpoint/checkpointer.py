@@ -1,389 +1,336 @@
-"""Commits: a boundary's state becomes files in the store, and the head names them last.
+"""Carries out saves, one at a time, behind the training where the host can hold a copy.
 
-What was committed before stays whole until the head's one write, whatever happens in between. One
-save is under way at a time: the copy to the host holds training up, the rest runs behind it. A save
-that the store refuses is tried again while training goes on; the end of a stage must be kept.
+Whatever was committed stays whole until the head's one write, whatever happens in between. A save
+that the store refuses is retried while training continues; the end of a stage must be kept.
 """
 
+import logging
 import threading
 import time
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 from training.checkpoint.budget import Budget, Cost, Estimate, draw_up, estimate, reserve_of
-from training.checkpoint.host_copies import HostCopies
-from training.checkpoint.read import checkpoint_name
 from training.checkpoint.schedule import Schedule
 from training.checkpoint.sharded_leader import ShardedLeader, Verb
-from training.checkpoint.state import HostCopy, LiveState, live_files
-from training.checkpoint.write import Answer, Save
+from training.checkpoint.state import HostCopies, HostCopy, LiveState
+from training.checkpoint.write import CheckpointWrite, NoticeSave, SaveRequest
 from training.errors import RunFailedError
 from training.interruption.notice import Notice
-from training.ranks.context import Attempt
-from training.record.checkpoint_entry import Kind
+from training.ranks.context import AttemptContext
 from training.record.lease import LeaseLostError
 from training.record.position import Position
 from training.store.protocol import StoreError
 
-# In a checkpoint's JSON: how long the run had trained.
-SPENT_SECONDS = "spent_seconds"
-# A save under way when the time is over already gets so long: it is all that can still be kept.
+_log = logging.getLogger(__name__)
+
+# What a save under way gets when the time is over already: nothing else can still be kept.
 _GRACE_SECONDS = 2.0
-# A save under way when an attempt ends by itself is waited for so long,
+# How long the end of an attempt waits for a save under way,
 _CLOSE_SECONDS = 60.0
-# and one that a lost lease ended, to delete what it had uploaded.
-_TIDY_SECONDS = 10.0
-# Periodic commits are told of at most so often.
-_SAY_SECONDS = 5.0
+# and for one whose lease was lost, to delete what it uploaded.
+_CLEANUP_SECONDS = 10.0
+# The shortest time between two lines about periodic commits.
+_LINE_SECONDS = 5.0
 
 
-class Saver:
-    """Commits captures, in the background where the host can hold a copy."""
+class Checkpointer:
+    """Saves what the policy requests; the last resort may end it from another thread."""
 
     def __init__(
-        self,
-        attempt: Attempt,
-        committed: Position | None,
-        *,
-        spent_seconds: float = 0.0,
+        self, context: AttemptContext, schedule: Schedule, committed: Position | None
     ) -> None:
+        self.schedule = schedule
         self.last_cost: Cost | None = None
-        self._schedule = Schedule(
-            attempt.interval,
-            committed.best if committed else {},
-            spent_seconds=spent_seconds,
-            interruptions=attempt.generation - 1,
-        )
-        self._attempt = attempt
+        self._context = context
         self._committed = committed
-        self._said = -_SAY_SECONDS  # when a line last told of a commit
-        self._save: Save | None = None
-        self._images = HostCopies()
-        self._crew: ShardedLeader | None = None
-        self._staged: Save | None = None
+        self._last_line = -_LINE_SECONDS
+        self._copies = HostCopies()
+        self._leader: ShardedLeader | None = None
+        self._current: CheckpointWrite | None = None  # under way, or over and not collected
+        self._staged: CheckpointWrite | None = None
         self._lock = threading.Lock()  # of the staged copy and the end
-        self._answered: Position | None = None  # committed at a notice, and training went on
-        self._end_result: bool | None = None
+        self._since_notice: Position | None = None  # committed at a notice; training continued
+        self._is_safe: bool | None = None  # once the last save has been decided
 
-    def share_with(self, crew: ShardedLeader | None, num_copiers: int = 1) -> None:
-        """From here on the others of a crew write their shares (None: there is nothing to share).
+    def use_leader(self, leader: ShardedLeader | None, num_copiers: int = 1) -> None:
+        """From here on the other ranks write their shares; None if the stage is not sharded.
 
-        So many processes of this machine copy theirs at the same moment.
+        `num_copiers` processes of this machine copy their state at the same moment.
         """
-        self._crew = crew
-        self._images = HostCopies(num_copiers)
+        self._leader = leader
+        self._copies = HostCopies(num_copiers)
 
     def holds(self, position: Position) -> bool:
-        """Whether nothing changed since the last commit (the start of a stage is derived anew)."""
+        """Whether nothing changed since the last commit (a stage's start is derived, not saved)."""
         return position.stage_step == 0 or position == self._committed
-
-    def is_due(self, position: Position, steps_per_epoch: int) -> bool:
-        """Whether this boundary is to be saved."""
-        return self._schedule.is_due(position, steps_per_epoch, is_saving=self.is_saving)
 
     @property
     def is_saving(self) -> bool:
-        """Whether a save is under way, or is over and not polled."""
-        return self._save is not None
+        """Whether a save is under way, or is over and not yet polled."""
+        return self._current is not None
 
     def wait(self, seconds: float) -> bool:
-        """Until the save under way is over, at most so long; whether it is."""
-        return self._save is None or self._save.wait(seconds)
+        """Wait for the save under way, for up to `seconds`; return whether it is over."""
+        return self._current is None or self._current.wait(seconds)
 
     def poll(self) -> None:
-        """Take notice of the save under way, if it is over. Costs nothing; call it often.
+        """Collect the save under way if it is over; cheap, so call it at every boundary.
 
-        What the store refused is said, and raised only when it has done so for long; all else that
-        the save has met is raised.
+        A refusal by the store is logged, and raised only after it has failed for long; any other
+        error is raised.
         """
-        if self._save is not None and self._save.is_over:
+        if self._current is not None and self._current.is_over:
             self._collect()
 
-    def commit(self, capture: LiveState, position: Position, epoch: int, kind: Kind) -> None:
-        """Commit synchronously, straight from the live tensors; refuses weights with a NaN.
+    def save(self, request: SaveRequest) -> None:
+        """Commit before returning, straight from the live tensors; refuses weights with a NaN.
 
         If the store fails at the end of a stage, that is raised: what comes next is read back.
         """
         self._finish()
-        self._schedule.begin_unasked()
-        save = self._live(capture, position, epoch, kind, self._name(position))
-        self._order("live", save.name)
-        self._run(save)
+        self.schedule.start_other()
+        write = self._write(request, request.state)
+        self._order("live", write.name)
+        self._run(write)
 
-    def _run(self, save: Save) -> None:
-        self._save = save
-        save.run()
-        save.blocked_seconds = time.monotonic() - save.began
-        self._collect()
-        with self._lock:
-            self._staged = None  # older than what is committed
+    def save_async(self, request: SaveRequest) -> None:
+        """Commit behind the training, which continues once the state is copied to the host.
 
-    def begin(self, capture: LiveState, position: Position, epoch: int) -> None:
-        """Commit behind the training, which goes on once the state is copied to the host.
-
-        A save that is still under way is waited for. Where the host cannot hold a copy, the state
-        is streamed from the device and committed before this returns.
+        Waits for a save that is still under way. If the host cannot hold a copy, the state is
+        streamed from the device and committed before this returns.
         """
         asked = time.monotonic()
-        is_best = position.best.get("step") == position.step
-        kind: Kind = "best" if is_best else "periodic"
-        self._schedule.begin(position)
+        self.schedule.start_due(request.position)
         self._finish()
-        began, name = time.monotonic(), self._name(position)
-        self._order("copy", name)
-        image = self._copy(capture)
-        if image is None:
-            print("[save] memory cannot hold a copy of the state; streaming it", flush=True)
-            self._run(self._live(capture, position, epoch, kind, name))
+        began = time.monotonic()
+        self._order("copy", request.name)
+        copy = self._copy(request.state)
+        if copy is None:
+            _log.info("[save] memory cannot hold a copy of the state; streaming it")
+            self._run(self._write(request, request.state))
             return
-        save = self._of(image, capture, position, epoch, kind, name)
-        save.began = began
-        save.blocked_seconds = time.monotonic() - asked
-        self._save = save
-        save.start()
+        self._current = self._write(request, copy)
+        self._current.began = began
+        self._current.blocked_seconds = time.monotonic() - asked
+        self._current.start()
 
-    def stage(self, capture: LiveState, position: Position, epoch: int) -> bool:
-        """Keep a copy of a boundary for `emergency_staged`; False where memory cannot hold it."""
-        if self.holds(position) or (self._save is not None and self._save.position == position):
+    def stage(self, request: SaveRequest) -> bool:
+        """Keep a copy for `save_staged`; False if memory cannot hold it."""
+        position = request.position
+        if self.holds(position) or (self._current and self._current.position == position):
             return True
-        name = self._name(position)
-        self._order("stage", name)
-        image = self._copy(capture)
-        everywhere = self._crew is None or self._crew.have_staged(image is not None)
-        if image is None or not everywhere:
+        self._order("stage", request.name)
+        copy = self._copy(request.state)
+        everywhere = self._leader is None or self._leader.have_staged(copy is not None)
+        if copy is None or not everywhere:
             return False
         with self._lock:
-            self._staged = self._of(image, capture, position, epoch, "emergency", name)
+            self._staged = self._write(request, copy)
         return True
 
-    def emergency(self, capture: LiveState, position: Position, epoch: int, notice: Notice) -> bool:
+    def estimate(self, request: SaveRequest) -> Estimate:
+        """How long a save of this state will take."""
+        return estimate(self._write(request, request.state).num_bytes, self.last_cost)
+
+    def save_and_release(self, request: SaveRequest, notice: Notice) -> bool:
         """Commit and release in one write within the notice; return whether the state is safe.
 
-        If the time does not suffice, the previous checkpoint stays the newest and the lease is
+        If there is not enough time, the previous checkpoint stays the newest and the lease is
         released, so that the successor need not wait.
         """
         with self._lock:
-            if self._end_result is None:
-                name = self._name(position)
-                save = self._live(capture, position, epoch, "emergency", name)
-                self._end_result = self._end(save, notice)
-                if not self._end_result:
-                    self._order("drop", name)
-            return self._end_result
+            if self._is_safe is None:
+                write = self._write(request, request.state)
+                self._is_safe = self._save_within(NoticeSave(notice=notice, releases=True), write)
+                if not self._is_safe:
+                    self._order("drop", request.name)
+            return self._is_safe
 
-    def commit_at_notice(
-        self, capture: LiveState, position: Position, epoch: int, notice: Notice
-    ) -> bool:
-        """As `emergency`, but without the release; whether training may go on from this boundary.
+    def save_at_notice(self, request: SaveRequest, notice: Notice) -> bool:
+        """Commit within the notice and keep the lease; return whether training may continue.
 
-        It may not where time, or the store, let nothing be committed, or only what is older.
+        It may not if time, or the store, allows no commit, or only that of an older state.
         """
         with self._lock:
             self._staged = None  # older than what is committed
-            name = self._name(position)
-            save = self._live(capture, position, epoch, "emergency", name)
-            self._end(save, notice, releases=False)
-            if self.holds(position):
-                self._answered = position
+            write = self._write(request, request.state)
+            self._save_within(NoticeSave(notice=notice, releases=False), write)
+            if self.holds(request.position):
+                self._since_notice = request.position
             else:
-                self._order("drop", name)
-            return self._answered is not None
+                self._order("drop", request.name)
+            return self._since_notice is not None
 
-    def expected(self, capture: LiveState, position: Position) -> Estimate:
-        """What a commit of this boundary will take."""
-        save = self._live(capture, position, 0, "emergency", self._name(position))
-        return estimate(save.num_bytes, self.last_cost)
-
-    def emergency_staged(self, notice: Notice) -> bool:
-        """The same with the staged copy, from any thread: for when no boundary comes in time."""
+    def save_staged(self, notice: Notice) -> bool:
+        """Commit the staged copy and release, from any thread, when no boundary comes in time."""
         with self._lock:
-            if self._end_result is None:
-                self._end_result = self._end(self._staged, notice)
-            return self._end_result
+            if self._is_safe is None:
+                end = NoticeSave(notice=notice, releases=True)
+                self._is_safe = self._save_within(end, self._staged)
+            return self._is_safe
 
-    def must_begin_by(self, notice: Notice) -> float:
-        """The monotonic time after which `emergency_staged` would no longer fit the notice."""
+    def must_start_by(self, notice: Notice) -> float:
+        """The monotonic time after which `save_staged` would no longer fit the notice."""
         size = self._staged.num_bytes if self._staged else 0
         return notice.deadline - estimate(size, self.last_cost).seconds - reserve_of(notice)
 
     def close(self) -> None:
-        """Finish the save under way, whose boundary was good; a lost lease publishes nothing."""
-        save, self._save = self._save, None
-        if save is None:
+        """Finish the save under way, whose state was good; a lost lease commits nothing."""
+        write, self._current = self._current, None
+        if write is None:
             return
-        if self._attempt.lease.lost.is_set():
-            save.cancel()
-            save.wait(_TIDY_SECONDS)
-        elif not save.wait(_CLOSE_SECONDS):
-            save.cancel()
+        if self._context.lease.lost.is_set():
+            write.cancel()
+            write.wait(_CLEANUP_SECONDS)
+        elif not write.wait(_CLOSE_SECONDS):
+            write.cancel()
         else:
-            self._settle(save)
+            self._collect_at_end(write)
 
-    def _stamped(self, capture: LiveState) -> LiveState:
-        """With what the next attempt's saver goes by."""
-        spent = round(self._schedule.spent_seconds, 3)
-        return replace(capture, state={**capture.state, SPENT_SECONDS: spent})
-
-    def _name(self, position: Position) -> str:
-        return checkpoint_name(position.step, self._attempt.generation)
+    def _write(self, request: SaveRequest, source: LiveState | HostCopy) -> CheckpointWrite:
+        return CheckpointWrite(
+            self._context, request, source, leader=self._leader, since_notice=self._since_notice
+        )
 
     def _order(self, verb: Verb, name: str) -> None:
-        """What the other ranks of a sharded stage do with their shares of a save."""
-        if self._crew is not None:
-            self._crew.order(verb, name)
+        """Tell the other ranks of a sharded stage what to do with their shares of a save."""
+        if self._leader is not None:
+            self._leader.order(verb, name)
 
-    def _live(
-        self, capture: LiveState, position: Position, epoch: int, kind: Kind, name: str
-    ) -> Save:
-        stamped = self._stamped(capture)
-        parts = (self._attempt, name, position, epoch, kind)
-        where = (live_files(stamped), stamped.state, capture.tensors, capture.device)
-        return Save(*parts, *where, crew=self._crew, answered=self._answered)
-
-    def _of(
-        self,
-        image: HostCopy,
-        capture: LiveState,
-        position: Position,
-        epoch: int,
-        kind: Kind,
-        name: str,
-    ) -> Save:
-        parts = (self._attempt, name, position, epoch, kind)
-        where = (image.files, image.state, image.tensors, capture.device, image)
-        return Save(*parts, *where, crew=self._crew, answered=self._answered)
-
-    def _copy(self, capture: LiveState) -> HostCopy | None:
-        """Copy to the host; None where memory cannot hold it beside what is still being sent."""
+    def _copy(self, live: LiveState) -> HostCopy | None:
         with self._lock:
             self._staged = None  # superseded, and its memory may be needed
-        return self._images.copy(self._stamped(capture), self._save.image if self._save else None)
+        writing = self._current.source if self._current else None
+        return self._copies.copy(live, writing if isinstance(writing, HostCopy) else None)
+
+    def _run(self, write: CheckpointWrite) -> None:
+        self._current = write
+        write.run()
+        write.blocked_seconds = time.monotonic() - write.began
+        self._collect()
+        with self._lock:
+            self._staged = None  # older than what is committed
 
     def _finish(self) -> None:
-        """Wait for the save under way, then as `poll`."""
-        if self._save is not None:
-            self._save.wait()
+        """Wait for the save under way and collect it."""
+        if self._current is not None:
+            self._current.wait()
             self._collect()
 
     def _collect(self) -> None:
-        save, self._save = self._save, None
-        assert save is not None
-        if save.error is None:
-            self._record(save)
+        write, self._current = self._current, None
+        assert write is not None
+        if write.error is None:
+            self._record(write)
             return
-        self._order("drop", save.name)
-        if not isinstance(save.error, StoreError) or save.kind == "stage-end":
-            raise save.error
-        failed = self._schedule.failed
-        failed.count(save.began)
+        self._order("drop", write.name)
+        if not isinstance(write.error, StoreError) or write.kind == "stage-end":
+            raise write.error
+        failed = self.schedule.failed
+        failed.add(write.began)
         if failed.is_hopeless:
-            raise save.error
-        print(
-            f"[save] step {save.position.step} was not saved, {failed.in_a_row} in a row: "
-            f"{save.error}; the last commit stays, training goes on, it is tried again",
-            flush=True,
+            raise write.error
+        _log.warning(
+            "[save] step %d was not saved, %d in a row: %s; the last commit stays; training "
+            "continues and the save is retried",
+            write.position.step,
+            failed.count,
+            write.error,
         )
 
-    def _settle(self, save: Save) -> bool:
-        """Record a save that is over at the end of an attempt; whether it was committed."""
-        if isinstance(save.error, RunFailedError | LeaseLostError):
-            raise save.error
-        if save.error is not None:
-            print(f"[save] failed: {save.error}; the last commit stays", flush=True)
+    def _collect_at_end(self, write: CheckpointWrite) -> bool:
+        """Collect a save that is over when the attempt ends; return whether it was committed."""
+        if isinstance(write.error, RunFailedError | LeaseLostError):
+            raise write.error
+        if write.error is not None:
+            _log.warning("[save] failed: %s; the last commit stays", write.error)
             return False
-        self._record(save)
+        self._record(write)
         return True
 
-    def _record(self, save: Save) -> None:
-        assert save.cost is not None
-        self._committed = save.position
-        self.last_cost, step = save.cost, save.position.step
-        durable = save.cost.durable_seconds
-        self._attempt.metrics.write(
+    def _record(self, write: CheckpointWrite) -> None:
+        """Record a commit for the metrics, the schedule and whoever reads the log."""
+        assert write.cost is not None
+        self._committed = write.position
+        self.last_cost, step = write.cost, write.position.step
+        durable = write.cost.durable_seconds
+        self._context.metrics.write(
             "commit",
             step=step,
-            checkpoint_kind=save.kind,
+            checkpoint_kind=write.kind,
             seconds=round(durable, 4),
-            blocked_seconds=round(save.blocked_seconds, 4),
-            bytes=save.cost.bytes,
+            blocked_seconds=round(write.blocked_seconds, 4),
+            bytes=write.cost.bytes,
         )
-        self._tell(save, save.cost)
-        # On a CPU what runs behind the training runs on its cores.
-        cost = save.blocked_seconds if save.device.type == "cuda" else durable
-        if (choice := self._schedule.measure(cost, durable)) is not None:
-            print(f"[interval] auto: {choice}", flush=True)
-            self._attempt.metrics.write("interval", step=step, **asdict(choice))
-
-    def _tell(self, save: Save, cost: Cost) -> None:
-        """A line for people; of those that come by the clockwork not each."""
         now = time.monotonic()
-        if save.kind == "periodic" and now - self._said < _SAY_SECONDS:
-            return
-        self._said = now
-        size, durable = cost.bytes / 1e6, cost.durable_seconds
-        print(
-            f"[checkpoint] step {save.position.step}, {save.kind}: {size:.1f} MB committed "
-            f"in {durable:.2f} s",
-            flush=True,
-        )
+        if write.kind != "periodic" or now - self._last_line >= _LINE_SECONDS:
+            self._last_line = now
+            size = write.cost.bytes / 1e6
+            line = "[checkpoint] step %d, %s: %.1f MB committed in %.2f s"
+            _log.info(line, step, write.kind, size, durable)
+        # On a CPU what runs behind the training runs on its cores.
+        cost = write.blocked_seconds if write.source.device.type == "cuda" else durable
+        if (choice := self.schedule.measure(cost, durable)) is not None:
+            _log.info("[interval] auto: %s", choice)
+            self._context.metrics.write("interval", step=step, **asdict(choice))
 
-    def _end(self, save: Save | None, notice: Notice, *, releases: bool = True) -> bool:
-        """What there is to do at a notice, by the arithmetic."""
-        answer = Answer(notice=notice, releases=releases)
-        under_way, self._save = self._save, None
-        if under_way is not None and under_way.is_over:
-            self._settle(under_way)
-            under_way = None
-        if under_way is not None and (save is None or under_way.position == save.position):
-            print("[emergency] this state is being saved already; finishing that", flush=True)
-            if self._end_with(under_way, answer) or save is None:
-                return under_way.is_committed
-            under_way = None  # it failed: once more, if there is time
-        if save is None or self.holds(save.position):
-            then = "only releasing" if releases else "nothing to save"
-            print(f"[emergency] nothing changed since the last commit; {then}", flush=True)
+    def _save_within(self, end: NoticeSave, write: CheckpointWrite | None) -> bool:
+        """Save what the time allows: the new state, the save under way, or both."""
+        current, self._current = self._current, None
+        if current is not None and current.is_over:
+            self._collect_at_end(current)
+            current = None
+        if current is not None and (write is None or current.position == write.position):
+            _log.info("[emergency] this state is being saved already; finishing that save")
+            if self._end_with(current, end) or write is None:
+                return current.is_committed
+            current = None  # it failed: once more, if there is time
+        if write is None or self.holds(write.position):
+            then = "only releasing" if end.releases else "nothing to save"
+            _log.info("[emergency] nothing changed since the last commit; %s", then)
             return True
-        expected = estimate(save.num_bytes, self.last_cost)
-        finish = under_way.seconds_left(expected.seconds) if under_way else None
-        budget = draw_up(save.num_bytes, expected, notice, time.monotonic(), finish)
-        print(f"[emergency] {budget}", flush=True)
+        expected = estimate(write.num_bytes, self.last_cost)
+        finish = current.seconds_left(expected.seconds) if current else None
+        budget = draw_up(write.num_bytes, expected, end.notice, time.monotonic(), finish)
+        _log.info("[emergency] %s", budget)
         if budget.plan == "give up":
-            print("[emergency] not enough time; the last commit stays", flush=True)
-            if under_way is not None:
-                self._await(under_way, _GRACE_SECONDS)
+            _log.warning("[emergency] not enough time; the last commit stays")
+            if current is not None:
+                self._finish_soon(current, _GRACE_SECONDS)
             return False
-        if under_way is not None and budget.plan == "finish":
-            print("[emergency] too short for this step; finishing the save before it", flush=True)
-            return self._end_with(under_way, answer)
-        if under_way is not None:
-            self._make_way(under_way, budget)
-        if save is not self._staged:
-            self._order("live", save.name)
-        elif self._crew is not None:
-            self._crew.write_staged(save.name)
-        save.answer, save.began = answer, time.monotonic()
-        save.start()
-        return self._end_with(save, answer)
+        if current is not None and budget.plan == "finish":
+            _log.info("[emergency] too short for this step; finishing the save before it")
+            return self._end_with(current, end)
+        if current is not None:
+            self._make_way(current, budget)
+        if write is not self._staged:
+            self._order("live", write.name)
+        elif self._leader is not None:
+            self._leader.write_staged(write.name)
+        write.notice_save, write.began = end, time.monotonic()
+        write.start()
+        return self._end_with(write, end)
 
-    def _make_way(self, under_way: Save, budget: Budget) -> None:
-        """Let the older save finish where the time is enough for both, else give it up."""
-        if budget.plan != "finish, then save" and under_way.cancel():
-            print("[emergency] the save under way is given up for this one", flush=True)
+    def _make_way(self, current: CheckpointWrite, budget: Budget) -> None:
+        """Let the older save finish if there is time for both, else cancel it."""
+        if budget.plan != "finish, then save" and current.cancel():
+            _log.info("[emergency] the save under way is canceled for this one")
         else:
-            self._await(under_way, budget.seconds_left - budget.need_seconds)
+            self._finish_soon(current, budget.seconds_left - budget.need_seconds)
 
-    def _await(self, under_way: Save, seconds: float) -> None:
-        """Let a save finish if it does so soon; else it is never published."""
-        if under_way.wait(max(0.0, seconds)) or not under_way.cancel():
-            under_way.wait()  # what cannot be cancelled is writing the head, which is bounded
-            self._settle(under_way)
+    def _finish_soon(self, current: CheckpointWrite, seconds: float) -> None:
+        """Let a save finish within `seconds`; otherwise it is never committed."""
+        if current.wait(max(0.0, seconds)) or not current.cancel():
+            current.wait()  # what cannot be canceled is writing the head, which is bounded
+            self._collect_at_end(current)
 
-    def _end_with(self, save: Save, answer: Answer) -> bool:
-        save.answer, notice = answer, answer.notice
-        patience = max(0.0, notice.seconds_left - reserve_of(notice))
-        if save.kind != "emergency":
+    def _end_with(self, write: CheckpointWrite, end: NoticeSave) -> bool:
+        write.notice_save = end
+        patience = max(0.0, end.notice.seconds_left - reserve_of(end.notice))
+        if write.kind != "emergency":
             patience = max(patience, _GRACE_SECONDS)
-        if not save.wait(patience) and save.cancel():
-            print("[emergency] the upload was too slow; the last commit stays", flush=True)
+        if not write.wait(patience) and write.cancel():
+            _log.warning("[emergency] the upload was too slow; the last commit stays")
             return False
-        save.wait()  # the head is being written, which is bounded
-        return self._settle(save)
+        write.wait()  # the head is being written, which is bounded
+        return self._collect_at_end(write)

@@ -1,158 +1,179 @@
-"""What the loop asks of the saver at its step boundaries. Rank 0 alone has a saver.
+"""What is saved at each step boundary of a stage, and why; the checkpointer carries it out.
 
-A capture is asked for only where it is used: it reads the numbers of the last step first. Where the
-stage is sharded the other ranks come to the same points, and write their shares as rank 0 orders.
+The state is captured only where it is saved: capturing reads the numbers of the last step first. If
+the stage is sharded, the other ranks come to the same points and write their shares as rank 0
+orders.
 """
 
+import logging
 import socket
 from collections.abc import Callable
+from dataclasses import replace
 
-from training.checkpoint.checkpointer import Saver
+from training.checkpoint.checkpointer import Checkpointer
+from training.checkpoint.read import checkpoint_name
 from training.checkpoint.sharded import own_share
 from training.checkpoint.sharded_follower import ShardedFollower
 from training.checkpoint.sharded_leader import ShardedLeader
 from training.checkpoint.state import LiveState
+from training.checkpoint.write import SaveRequest
 from training.interruption.long_work import Work
 from training.interruption.notice import InterruptedRunError, Notice
-from training.ranks.context import Attempt
+from training.ranks.context import AttemptContext
+from training.record.checkpoint_entry import Kind
 from training.record.position import Position
 
+_log = logging.getLogger(__name__)
 
-class Commits:
-    """The commits of one stage."""
+# The key in a checkpoint's JSON for the seconds that the run had trained.
+SPENT_SECONDS = "spent_seconds"
+
+
+class CheckpointPolicy:
+    """Decides what one stage saves. Ranks above 0 have no checkpointer, and follow."""
 
     def __init__(
         self,
-        attempt: Attempt,
-        saver: Saver | None,
+        context: AttemptContext,
+        checkpointer: Checkpointer | None,
         steps_per_epoch: int,
         capture: Callable[[], LiveState],
         *,
         is_sharded: bool,
     ) -> None:
-        self._attempt = attempt
-        self._saver = saver
+        self._context = context
+        self._checkpointer = checkpointer
         self._steps_per_epoch = steps_per_epoch
         self._capture = capture
-        self._crew: ShardedLeader | None = None
-        self._deputy: ShardedFollower | None = None
+        self._leader: ShardedLeader | None = None
+        self._follower: ShardedFollower | None = None
         if is_sharded:
-            self._share(capture)
-        elif saver is not None:
-            saver.share_with(None)
+            self._share_saves(capture)
+        elif checkpointer is not None:
+            checkpointer.use_leader(None)
 
-    def if_due(self, position: Position) -> bool:
-        """A periodic or recommended commit; whether there was one."""
-        return self._at_a_point(lambda saver: self._if_due(saver, position))
+    def save_if_due(self, position: Position) -> bool:
+        """Save if the schedule or a rebalance recommendation says so; return whether it did."""
+        return self._lead(lambda checkpointer: self._save_if_due(checkpointer, position))
 
-    def before(self, work: Work, position: Position) -> None:
-        """Have a copy at hand if a notice could come in long work: staged, or else committed."""
-        self._at_a_point(lambda saver: self._before(saver, work, position))
+    def protect(self, position: Position, work: Work) -> None:
+        """Before work during which a notice could not be answered: stage a copy, or else commit."""
+        self._lead(lambda checkpointer: self._protect(checkpointer, position, work))
 
-    def at_the_end(self, position: Position) -> None:
-        """The stage is done: what comes next begins from what is read back from this commit."""
+    def save_stage_end(self, position: Position) -> None:
+        """Commit the end of the stage: what comes next is read back from this checkpoint."""
+        self._lead(lambda checkpointer: checkpointer.save(self._request(position, "stage-end")))
 
-        def commit(saver: Saver) -> None:
-            saver.commit(self._capture(), position, self._epoch(position), "stage-end")
+    def answer_notice(self, position: Position, work_seconds: float | None) -> None:
+        """Commit; raise InterruptedRunError, on all ranks alike, unless there is time to train on.
 
-        self._at_a_point(commit)
-
-    def at_a_notice(self, position: Position, work_seconds: float | None) -> None:
-        """Commit; raise InterruptedRunError, on all ranks alike, unless such work may yet begin.
-
-        At first whatever happens to be at hand is made safe. Then training goes on as long as the
-        work to come and a last save still fit, which releases in its own write.
+        The first commit makes the state safe at once. Then training continues for as long as the
+        next work (None: of unknown duration) and a last save still fit; that save also releases.
         """
-        attempt, extra_time = self._attempt, self._attempt.extra_time
+        consensus, extra_time = self._context.consensus, self._context.extra_time
         if extra_time.is_granted:
-            if attempt.agree(extra_time.allows(work_seconds)):
+            if consensus.all_agree(extra_time.allows(work_seconds)):
                 return
-            notice = attempt.hear_notice()
-            self._at_a_point(lambda saver: self._release(saver, position, notice))
+            notice = consensus.take_notice()
+            self._lead(lambda checkpointer: self._save_and_release(checkpointer, position, notice))
         else:
-            notice = attempt.hear_notice()
-            cost = self._answer(position, work_seconds, notice)
-            if attempt.agree(extra_time.would_allow(work_seconds, cost)):
+            notice = consensus.take_notice()
+            cost = self._save_at_notice(position, work_seconds, notice)
+            if consensus.all_agree(extra_time.would_allow(work_seconds, cost)):
                 assert cost is not None
-                attempt.go_on(notice, cost)
+                consensus.continue_after(notice, cost)
                 return
-        if self._deputy is not None:
-            self._deputy.give_up()
-        raise InterruptedRunError(attempt.hear_notice().cause)
+        if self._follower is not None:
+            self._follower.give_up()
+        raise InterruptedRunError(notice.cause)
 
     def close(self) -> None:
-        """The stage, or the attempt, is over."""
-        if self._deputy is not None:
-            self._deputy.close()
+        """Finish: the stage, or the attempt, is over."""
+        if self._follower is not None:
+            self._follower.close()
 
-    def _share(self, capture: Callable[[], LiveState]) -> None:
-        world = self._attempt.world
+    def _share_saves(self, capture: Callable[[], LiveState]) -> None:
+        """Set up this rank's part in saves to which every rank contributes its share."""
+        world = self._context.world
         self._capture = lambda: own_share(capture(), world.rank)
         hosts = world.gather(socket.gethostname())
         num_here = hosts.count(hosts[world.rank])
-        if self._saver is not None:
-            self._crew = ShardedLeader(world)
-            self._saver.share_with(self._crew, num_here)
+        if self._checkpointer is not None:
+            self._leader = ShardedLeader(world)
+            self._checkpointer.use_leader(self._leader, num_here)
         else:
-            self._deputy = ShardedFollower(self._attempt, num_here)
+            self._follower = ShardedFollower(self._context, num_here)
 
-    def _at_a_point(self, act: "Callable[[Saver], bool | None]") -> bool:
-        """Where all ranks of a sharded stage come to, and rank 0 alone acts; whether it did."""
-        if self._deputy is not None:
-            return self._deputy.obey(self._capture)
-        if self._saver is None:
+    def _lead(self, act: Callable[[Checkpointer], bool | None]) -> bool:
+        """Act on rank 0 while the others of a sharded stage follow; return whether it acted."""
+        if self._follower is not None:
+            return self._follower.obey(self._capture)
+        if self._checkpointer is None:
             return False
-        if self._crew is None:
-            return bool(act(self._saver))
-        with self._crew.leading():
-            return bool(act(self._saver))
+        if self._leader is None:
+            return bool(act(self._checkpointer))
+        with self._leader.leading():
+            return bool(act(self._checkpointer))
 
-    def _if_due(self, saver: Saver, position: Position) -> bool:
-        saver.poll()
-        if self._attempt.interruption.take_rebalance():
-            saver.commit(self._capture(), position, self._epoch(position), "rebalance")
-        elif saver.is_due(position, self._steps_per_epoch):
-            saver.begin(self._capture(), position, self._epoch(position))
+    def _request(self, position: Position, kind: Kind) -> SaveRequest:
+        """A request for the state as it is now."""
+        assert self._checkpointer is not None
+        live = self._capture()
+        spent = round(self._checkpointer.schedule.spent_seconds, 3)
+        return SaveRequest(
+            name=checkpoint_name(position.step, self._context.generation),
+            kind=kind,
+            position=position,
+            epoch=position.stage_step // self._steps_per_epoch,
+            state=replace(live, state={**live.state, SPENT_SECONDS: spent}),
+        )
+
+    def _save_if_due(self, checkpointer: Checkpointer, position: Position) -> bool:
+        checkpointer.poll()
+        schedule, is_saving = checkpointer.schedule, checkpointer.is_saving
+        if self._context.interruption.take_rebalance():
+            checkpointer.save(self._request(position, "rebalance"))
+        elif schedule.is_due(position, self._steps_per_epoch, is_saving=is_saving):
+            is_best = position.best.get("step") == position.step
+            checkpointer.save_async(self._request(position, "best" if is_best else "periodic"))
         else:
             return False
         return True
 
-    def _answer(
+    def _protect(self, checkpointer: Checkpointer, position: Position, work: Work) -> None:
+        if not self._context.supervisor.long_work.is_long(work) or checkpointer.holds(position):
+            return
+        if not checkpointer.stage(self._request(position, "emergency")):
+            checkpointer.save(self._request(position, "periodic"))
+
+    def _save_at_notice(
         self, position: Position, work_seconds: float | None, notice: Notice
     ) -> float | None:
-        """The first save of a notice; what the last will take, or None where there is to be none.
+        """Save at a notice; return what the last save will take, None if there is not to be one.
 
-        Ranks without a saver give 0: rank 0 reckons.
+        Ranks without a checkpointer return 0: rank 0 does the arithmetic.
         """
-        where = {"step": position.step, "stage_step": position.stage_step}
-        self._attempt.metrics.write("notice", stage=position.stage, **where)
-        cost: float | None = 0.0 if self._saver is None else None
+        self._context.metrics.write(
+            "notice", stage=position.stage, step=position.step, stage_step=position.stage_step
+        )
+        cost: float | None = 0.0 if self._checkpointer is None else None
 
-        def commit(saver: Saver) -> None:
+        def save(checkpointer: Checkpointer) -> None:
             nonlocal cost
-            capture = self._capture()
-            expected = saver.expected(capture, position).seconds
-            first = 0.0 if saver.holds(position) else expected
-            if not self._attempt.extra_time.would_allow(work_seconds, expected, first):
-                self._release(saver, position, notice)
-            elif saver.commit_at_notice(capture, position, self._epoch(position), notice):
-                measured = saver.expected(capture, position)
+            request = self._request(position, "emergency")
+            expected = checkpointer.estimate(request).seconds
+            first = 0.0 if checkpointer.holds(position) else expected
+            if not self._context.extra_time.would_allow(work_seconds, expected, first):
+                checkpointer.save_and_release(request, notice)
+            elif checkpointer.save_at_notice(request, notice):
+                measured = checkpointer.estimate(request)
                 cost = measured.seconds if measured.is_measured else None
-                print(f"[notice] safe, {notice.seconds_left:.1f} s left", flush=True)
+                _log.info("[notice] safe, %.1f s left", notice.seconds_left)
 
-        self._at_a_point(commit)
+        self._lead(save)
         return cost
 
-    def _release(self, saver: Saver, position: Position, notice: Notice) -> None:
-        """Save and release in one write, as far as the time allows."""
-        saver.emergency(self._capture(), position, self._epoch(position), notice)
-
-    def _before(self, saver: Saver, work: Work, position: Position) -> None:
-        if not self._attempt.supervisor.long_work.is_long(work) or saver.holds(position):
-            return
-        epoch, capture = self._epoch(position), self._capture()
-        if not saver.stage(capture, position, epoch):
-            saver.commit(capture, position, epoch, "periodic")
-
-    def _epoch(self, position: Position) -> int:
-        return position.stage_step // self._steps_per_epoch
+    def _save_and_release(
+        self, checkpointer: Checkpointer, position: Position, notice: Notice
+    ) -> None:
+        checkpointer.save_and_release(self._request(position, "emergency"), notice)

@@ -19,7 +19,7 @@ from training.checkpoint.read import (
 )
 from training.checkpoint.sharded import ShardedSnapshot, slices_of
 from training.checkpoint.slices import SLICES
-from training.ranks.context import Attempt
+from training.ranks.context import AttemptContext
 from training.record.checkpoint_entry import CheckpointEntry
 from training.record.position import Position
 from training.store.protocol import Store
@@ -28,7 +28,7 @@ AnySnapshot: TypeAlias = Snapshot | ShardedSnapshot
 
 
 def find_newest(
-    attempt: Attempt,
+    context: AttemptContext,
     is_sharded: Callable[[str], bool],
     verify_beginning: Callable[[Position], None],
 ) -> tuple[Loaded[AnySnapshot] | None, Sequence[tuple[str, str]]]:
@@ -37,10 +37,10 @@ def find_newest(
     `verify_beginning` raises DamagedCheckpointError where the end of the stage that it began from
     does not hold. The other ranks are in `follow` meanwhile.
     """
-    entries, passed_over = attempt.lease.head.checkpoints, list[tuple[str, str]]()
-    read = partial(_read, attempt, is_sharded)
+    entries, passed_over = context.lease.head.checkpoints, list[tuple[str, str]]()
+    read = partial(_read, context, is_sharded)
     while True:
-        loaded, damaged = newest_that_holds(attempt.store, entries, read)
+        loaded, damaged = newest_that_holds(context.store, entries, read)
         passed_over += damaged
         if loaded is None:
             break
@@ -52,24 +52,24 @@ def find_newest(
             passed_over.append((loaded.entry.name, f"{error}, and its stage began there"))
             continue
         break
-    attempt.world.share(None)
+    context.world.share(None)
     return loaded, passed_over
 
 
-def follow(attempt: Attempt) -> ShardedSnapshot | None:
+def follow(context: AttemptContext) -> ShardedSnapshot | None:
     """On the other ranks: verify what rank 0 asks for; the last of it, kept."""
     kept: ShardedSnapshot | None = None
-    while (asked := attempt.world.share(None)) is not None:
-        kept = ShardedSnapshot(attempt.store, *asked)
-        attempt.world.gather(kept.verify(attempt.world.rank, attempt.world.size))
+    while (asked := context.world.share(None)) is not None:
+        kept = ShardedSnapshot(context.store, *asked)
+        context.world.gather(kept.verify(context.world.rank, context.world.size))
     return kept
 
 
 def share_snapshot(
-    attempt: Attempt, position: Position | None, snapshot: AnySnapshot | None
+    context: AttemptContext, position: Position | None, snapshot: AnySnapshot | None
 ) -> tuple[Position | None, AnySnapshot | None]:
     """What rank 0 has found; of a sharded checkpoint each rank has its own part."""
-    world = attempt.world
+    world = context.world
     position = world.share(position)
     state = world.share(snapshot.state if world.leads and snapshot is not None else None)
     if not world.share(isinstance(snapshot, Snapshot)) or state is None:
@@ -81,7 +81,7 @@ def share_snapshot(
 
 
 def _read(
-    attempt: Attempt,
+    context: AttemptContext,
     is_sharded: Callable[[str], bool],
     store: Store,
     entry: CheckpointEntry,
@@ -91,7 +91,7 @@ def _read(
     state = read_twice(entry, lambda: read_state(store, entry))
     slices = slices_of(store, entry, state)
     state.pop(SLICES, None)
-    world = attempt.world
+    world = context.world
     world.share((entry, state, slices))
     snapshot = ShardedSnapshot(store, entry, state, slices)
     damaged = [text for text in world.gather(snapshot.verify(world.rank, world.size)) if text]

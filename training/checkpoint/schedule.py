@@ -3,45 +3,51 @@
 import time
 from collections.abc import Mapping
 
-from training.checkpoint.failed_saves import FailedSaves
 from training.checkpoint.interval import AutoInterval, IntervalChoice
 from training.config import Interval
 from training.record.position import Position
 
+# Both must be reached before an attempt gives up: a store may be away for minutes, and a disk that
+# is full fails at once.
+_MAX_FAILED_SAVES = 5
+_MAX_FAILED_SECONDS = 600.0
+_FIRST_RETRY_SECONDS = 5.0
+_LONGEST_RETRY_SECONDS = 120.0
+
 
 class Schedule:
-    """Of one attempt; it is told of every save that is begun, committed or refused."""
+    """The schedule of one attempt; it is told of every save that starts, commits or fails."""
 
     def __init__(
         self,
         interval: Interval,
-        best: Mapping[str, float],
+        best: Mapping[str, float] | None = None,
         *,
-        spent_seconds: float,
-        interruptions: int,
+        spent_seconds: float = 0.0,
+        interruptions: int = 0,
     ) -> None:
         self.failed = FailedSaves()
         self._interval = interval
         self._auto = AutoInterval(spent_seconds=spent_seconds, interruptions=interruptions)
-        self._best = best
-        self._begun_step = -1
-        self._last_boundary = time.monotonic()  # of a save that was begun
+        self._best = best or {}
+        self._saved_step = -1
+        self._last_started = time.monotonic()
 
     @property
     def spent_seconds(self) -> float:
-        """That the run has trained by now, over all attempts."""
+        """Seconds that the run has trained by now, over all attempts."""
         return self._auto.spent_seconds
 
     def is_due(self, position: Position, steps_per_epoch: int, *, is_saving: bool) -> bool:
         """Whether this boundary is to be saved.
 
-        An interval of steps or epochs is kept to the step, also where that waits for a save under
-        way. One of seconds, or `auto`, is put off to the first boundary after it.
+        An interval of steps or epochs is kept to the step, even if that waits for a save under way.
+        One of seconds, or `auto`, moves to the first boundary after that save.
         """
         if position.best.get("step") == position.step and position.best != self._best:
             return True
         self._auto.reach(position.stage, position.stage_step, steps_per_epoch)
-        if position.step == self._begun_step:
+        if position.step == self._saved_step:
             return False
         if self.failed.is_retry_due and not is_saving:
             return True
@@ -49,25 +55,57 @@ class Schedule:
         if interval.unit in ("s", "auto"):
             if is_saving:
                 return False
-            since = time.monotonic() - self._last_boundary
+            since = time.monotonic() - self._last_started
             return self._auto.is_due(since) if interval.unit == "auto" else since >= interval.value
         if interval.unit == "steps":
             return position.step % interval.value == 0
         epochs, rest = divmod(position.stage_step, steps_per_epoch)
         return rest == 0 and epochs % interval.value == 0
 
-    def begin(self, position: Position) -> None:
-        """A save that was due is begun."""
-        self._best, self._begun_step = position.best, position.step
-        self.begin_unasked()
+    def start_due(self, position: Position) -> None:
+        """Record that a save that was due starts."""
+        self._best, self._saved_step = position.best, position.step
+        self.start_other()
 
-    def begin_unasked(self) -> None:
-        """A save for another reason is begun; the next interval counts from it too."""
-        self._last_boundary = time.monotonic()
+    def start_other(self) -> None:
+        """Record that a save for another reason starts; the next interval counts from it too."""
+        self._last_started = time.monotonic()
 
     def measure(self, cost_seconds: float, durable_seconds: float) -> IntervalChoice | None:
-        """A save was committed at this cost; what `auto` chooses now, where that is news."""
-        self.failed.end()
+        """Record what a committed save cost; return the new choice of `auto`, if it changed."""
+        self.failed.clear()
         if self._interval.unit != "auto" or not self._auto.measure(cost_seconds, durable_seconds):
             return None
         return self._auto.choice
+
+
+class FailedSaves:
+    """Consecutive saves that failed: when to retry, and when to give the attempt up."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._first_started = 0.0
+        self._retry_at = 0.0
+
+    @property
+    def is_retry_due(self) -> bool:
+        """Whether a save has failed and its retry need not wait for the interval."""
+        return self.count > 0 and time.monotonic() >= self._retry_at
+
+    @property
+    def is_hopeless(self) -> bool:
+        """Whether saves have failed so often and for so long that training on would be wasted."""
+        seconds = time.monotonic() - self._first_started
+        return self.count >= _MAX_FAILED_SAVES and seconds >= _MAX_FAILED_SECONDS
+
+    def add(self, started: float) -> None:
+        """Count a save that failed, and that started then."""
+        if not self.count:
+            self._first_started = started
+        wait = min(_FIRST_RETRY_SECONDS * 2**self.count, _LONGEST_RETRY_SECONDS)
+        self.count += 1
+        self._retry_at = time.monotonic() + wait
+
+    def clear(self) -> None:
+        """Forget the failures: a save was committed."""
+        self.count = 0

@@ -1,8 +1,8 @@
-"""Saves to which every rank of a sharded stage gives its share: what rank 0 says, what it hears.
+"""Rank 0 in the saves of a sharded stage: it orders every other rank to write its share.
 
-Rank 0 decides and publishes; its main thread orders at the points of a stage where the others
-listen (`ShardedFollower.obey`). Files are announced on the ranks' board, from any thread: a save
-goes on behind the training, and a staged one where no main thread comes to a boundary.
+Rank 0 decides and commits; its main thread orders at the points of a stage where the others listen
+(`ShardedFollower.obey`). Ranks announce their files on a board, from any thread: a save continues
+behind the training, and a staged copy is written where no main thread reaches a boundary.
 """
 
 import contextlib
@@ -20,89 +20,89 @@ from training.ranks.world import World
 from training.record.checkpoint_entry import FileEntry
 from training.store.protocol import StoreError
 
-# copy: then write behind the training; live: write before training goes on; stage: copy and wait
-# for the word; drop: give up what is being written.
+# copy: copy, then write behind the training; live: write before training continues; stage: copy
+# and wait; drop: cancel what is being written.
 Verb: TypeAlias = Literal["copy", "live", "stage", "drop"]
 
-# On the board: the staged save that is to be written at once.
+# The board's key for the staged save that is to be written at once.
 STAGED = "staged"
 TICK_SECONDS = 0.5
-# A rank that writes ticks; one that does not for so long is gone.
+# A rank that writes posts ticks; one that has not for this long is gone.
 _SILENT_SECONDS = 10.0
 _POLL_SECONDS = 0.01
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Order:
-    """What every other rank does with its share for the save of this name."""
+    """What every other rank does with its share of the save of this name."""
 
     verb: Verb
     name: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Written:
+class WrittenShare:
     """What one rank has written of a save, or what went wrong."""
 
     files: tuple[FileEntry, ...] = ()
     slices: Mapping[str, Any] | None = None
     error: str = ""
-    is_hopeless: bool = False  # the run fails: its weights are no numbers
+    is_hopeless: bool = False  # the run fails: its weights hold a NaN
 
     def to_text(self) -> str:
-        """As posted."""
+        """Serialize for the board."""
         return json.dumps(asdict(self))
 
     @classmethod
-    def from_text(cls, text: str) -> "Written":
-        """Read what `to_text` wrote."""
+    def from_text(cls, text: str) -> "WrittenShare":
+        """Parse what `to_text` wrote."""
         record = json.loads(text)
         files = tuple(FileEntry(**file) for file in record.pop("files"))
         return cls(files=files, **record)
 
 
-def place_on_board(name: str, rank: int) -> str:
-    """The key under which a rank announces what it has written of a save."""
+def share_key(name: str, rank: int) -> str:
+    """The board's key under which a rank announces its share of a save."""
     return f"{name}/{rank}"
 
 
 class ShardedLeader:
-    """Rank 0's word to the others."""
+    """Orders the other ranks and waits for what they write."""
 
     def __init__(self, world: World) -> None:
         self._world = world
 
     @contextlib.contextmanager
     def leading(self) -> Iterator[None]:
-        """The others listen here until this ends."""
+        """The other ranks obey inside this context."""
         yield
         self._world.share_flag(False)
 
     def order(self, verb: Verb, name: str) -> None:
-        """To all others, in the main thread, while leading."""
+        """Order all other ranks, from the main thread, inside `leading`."""
         self._world.share_flag(True)
         self._world.share(Order(verb=verb, name=name))
 
     def have_staged(self, is_staged: bool) -> bool:
-        """Whether every rank could, rank 0 included, after the order to stage."""
+        """Whether every rank could stage, rank 0 included; after the order to stage."""
         return all(self._world.gather(is_staged))
 
     def write_staged(self, name: str) -> None:
-        """Have the others write their staged copies, from any thread, whatever they do."""
+        """Make the others write their staged copies; from any thread, whatever they are doing."""
         self._world.post(STAGED, name)
 
-    def wait_for(self, name: str, stop: threading.Event) -> list[Written]:
-        """What each other rank has written, once all have; raises what one of them met."""
+    def wait_for(self, name: str, stop: threading.Event) -> list[WrittenShare]:
+        """Wait for every other rank's share; raise the error that one of them met."""
         missing = dict.fromkeys(range(1, self._world.size), (time.monotonic(), ""))
-        found: dict[int, Written] = {}
+        found: dict[int, WrittenShare] = {}
         while missing:
             for rank, (since, tick) in list(missing.items()):
-                if (text := self._world.note(place_on_board(name, rank))) is not None:
-                    found[rank] = Written.from_text(text)
+                if (text := self._world.note(share_key(name, rank))) is not None:
+                    found[rank] = WrittenShare.from_text(text)
                     del missing[rank]
                     _raise_for(rank, found[rank])
                     continue
-                now = self._world.note(f"{place_on_board(name, rank)}/tick") or ""
+                now = self._world.note(f"{share_key(name, rank)}/tick") or ""
                 if now != tick:
                     missing[rank] = (time.monotonic(), now)
                 elif time.monotonic() - since > _SILENT_SECONDS:
@@ -112,7 +112,7 @@ class ShardedLeader:
         return [found[rank] for rank in sorted(found)]
 
 
-def _raise_for(rank: int, written: Written) -> None:
+def _raise_for(rank: int, written: WrittenShare) -> None:
     if written.is_hopeless:
         raise RunFailedError(f"rank {rank}: {written.error}")
     if written.error:
@@ -121,7 +121,7 @@ def _raise_for(rank: int, written: Written) -> None:
 
 
 def refuse_wrong_sizes(there: Mapping[str, int], prefix: str, files: Sequence[FileEntry]) -> None:
-    """StoreError if the store has another file than a rank announced, or none."""
+    """Raise StoreError if a file in the store is missing or not as large as announced."""
     for file in files:
         if there.get(prefix + file.name) != file.bytes:
             size = there.get(prefix + file.name, "no")

@@ -1,7 +1,7 @@
-"""A boundary's state, live or copied to the host, as the bytes of its files.
+"""The state of a step boundary, live or copied to the host, as the bytes of its files.
 
-Nothing here writes: a `Contents` gives any part of a file, straight from the live tensors or from
-an `HostCopy`, the copy that lets training go on.
+Nothing here writes: a `Contents` gives any part of a file, straight from the live tensors or from a
+`HostCopy`, which lets training continue.
 """
 
 import json
@@ -13,51 +13,58 @@ import torch
 from torch import Tensor
 
 from training.checkpoint.layout import Layout, TensorSpan, lay_out
-from training.checkpoint.memory import allocate, view_of
+from training.checkpoint.memory import allocate, available_bytes, view_of
 
 STATE = "state.json"
+# What a copy of the state must leave to everything else on the machine.
+_SPARE_BYTES = 512 * 1024 * 1024
 
-# Gives so many bytes of host memory, until it is asked again by the same thread.
+# Returns that many bytes of host memory, which stay valid until the same thread calls it again.
 Spare: TypeAlias = Callable[[int], Tensor]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LiveState:
-    """Everything that a step boundary is: live tensors by part, and what JSON can hold."""
+    """Everything the next step depends on: tensors by part, and what JSON can hold."""
 
     tensors: Mapping[str, Mapping[str, Tensor]]  # part -> name -> tensor on any device
     state: Mapping[str, Any]
 
     @property
     def num_bytes(self) -> int:
-        """Of all tensors."""
+        """Total bytes of all tensors."""
         return sum(t.nbytes for tensors in self.tensors.values() for t in tensors.values())
 
     @property
     def device(self) -> torch.device:
-        """Where the tensors are; the GPU if some are there."""
+        """The tensors' device; the GPU if any of them is there."""
         found = {t.device for tensors in self.tensors.values() for t in tensors.values()}
         return max(found, key=lambda device: device.type != "cpu", default=torch.device("cpu"))
 
+    @property
+    def files(self) -> "list[Contents]":
+        """The safetensors files, read from the tensors, which must not change meanwhile."""
+        return [LiveFile(part, tensors) for part, tensors in self.tensors.items()]
+
 
 class Contents(Protocol):
-    """One file that is yet to be written."""
+    """The contents of one file that is to be written."""
 
     @property
     def name(self) -> str:
-        """Of the file."""
+        """The file's name."""
 
     @property
     def size(self) -> int:
-        """Bytes of the file."""
+        """The file's size in bytes."""
 
     def read(self, start: int, stop: int, spare: Spare) -> memoryview:
-        """Those bytes, in place where they lie in one piece, else copied into spare memory."""
+        """Bytes start to stop: where they lie if contiguous, else copied into spare memory."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Text:
-    """A small file."""
+    """A small file of known bytes."""
 
     name: str
     data: bytes
@@ -97,7 +104,7 @@ class LiveFile:
 
 
 class HostCopyFile:
-    """A safetensors file that lies in host memory exactly as it will be written."""
+    """A safetensors file in host memory, exactly as it will be written."""
 
     def __init__(self, part: str, layout: Layout, device: torch.device) -> None:
         self.name = f"{part}.safetensors"
@@ -116,38 +123,39 @@ class HostCopyFile:
 
 
 class HostCopy:
-    """A copy of a capture on the host; its memory serves every later capture of the same shapes."""
+    """A copy of a live state on the host; its memory is reused for states of the same shapes."""
 
-    def __init__(self, capture: LiveState) -> None:
+    def __init__(self, live: LiveState) -> None:
         self.state: Mapping[str, Any] = {}
-        self._shapes = _shapes(capture)
+        self.device = live.device  # where it was copied from
+        self._shapes = _shapes(live)
         self._files = {
-            part: HostCopyFile(part, lay_out(tensors), capture.device)
-            for part, tensors in capture.tensors.items()
+            part: HostCopyFile(part, lay_out(tensors), live.device)
+            for part, tensors in live.tensors.items()
         }
 
-    def fits(self, capture: LiveState) -> bool:
-        """Whether the capture has the shapes that this image was made for."""
-        return self._shapes == _shapes(capture)
+    def fits(self, live: LiveState) -> bool:
+        """Whether the state has the shapes that this copy was made for."""
+        return self._shapes == _shapes(live)
 
-    def fill(self, capture: LiveState) -> None:
-        """Copy the capture; when this returns, training may change its tensors."""
-        self.state = capture.state
+    def fill(self, live: LiveState) -> None:
+        """Copy the state; when this returns, training may change its tensors."""
+        self.state = live.state
         targets: list[Tensor] = []
         sources: list[Tensor] = []
-        for part, tensors in capture.tensors.items():
+        for part, tensors in live.tensors.items():
             mine = self._files[part].tensors
             targets += [mine[name] for name in tensors]
             sources += [tensor.detach() for tensor in tensors.values()]
         if targets:
             # One call for all: a loop in Python costs as much as the copies of small tensors.
             torch._foreach_copy_(targets, sources, non_blocking=True)
-        if capture.device.type == "cuda":
-            torch.cuda.synchronize(capture.device)
+        if live.device.type == "cuda":
+            torch.cuda.synchronize(live.device)
 
     @property
     def tensors(self) -> Mapping[str, Mapping[str, Tensor]]:
-        """The copies by part."""
+        """The copied tensors by part."""
         return {part: file.tensors for part, file in self._files.items()}
 
     @property
@@ -156,25 +164,41 @@ class HostCopy:
         return list(self._files.values())
 
 
-def live_files(capture: LiveState) -> list[Contents]:
-    """The safetensors files, read from tensors that must not change meanwhile."""
-    return [LiveFile(part, own) for part, own in capture.tensors.items()]
+class HostCopies:
+    """At most two copies, whose memory is reused: one that is being written, and the next."""
+
+    def __init__(self, num_copiers: int = 1) -> None:
+        self._copies: list[HostCopy] = []
+        self._num_copiers = num_copiers  # processes of this machine that copy at the same moment
+
+    def copy(self, live: LiveState, writing: HostCopy | None) -> HostCopy | None:
+        """Copy to the host; None if memory cannot hold it beside the copy that is being written."""
+        self._copies = [copy for copy in self._copies if copy is writing or copy.fits(live)]
+        copy = next((copy for copy in self._copies if copy is not writing), None)
+        if copy is None:
+            free = available_bytes()
+            if free is not None and free - self._num_copiers * live.num_bytes < _SPARE_BYTES:
+                return None
+            copy = HostCopy(live)
+            self._copies.append(copy)
+        copy.fill(live)
+        return copy
 
 
 def state_file(state: Mapping[str, Any]) -> Text:
-    """The file for what JSON can hold."""
+    """The checkpoint's JSON file."""
     return Text(name=STATE, data=json.dumps(state).encode())
 
 
-def tensor_at(block: Tensor, place: TensorSpan) -> Tensor:
-    """The tensor whose bytes lie at `place` of a block of bytes."""
-    return block[place.start : place.stop].view(place.dtype).view(place.shape)
+def tensor_at(block: Tensor, span: TensorSpan) -> Tensor:
+    """The tensor whose bytes lie at `span` of a block of bytes."""
+    return block[span.start : span.stop].view(span.dtype).view(span.shape)
 
 
-def _shapes(capture: LiveState) -> dict[str, list[tuple[str, torch.dtype, torch.Size]]]:
+def _shapes(live: LiveState) -> dict[str, list[tuple[str, torch.dtype, torch.Size]]]:
     return {
         part: [(name, t.dtype, t.shape) for name, t in tensors.items()]
-        for part, tensors in capture.tensors.items()
+        for part, tensors in live.tensors.items()
     }
 
 

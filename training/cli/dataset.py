@@ -22,8 +22,9 @@ from training.store.protocol import Store
 _URI = "s3://bucket/prefix, or a folder"
 
 
-def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add the commands to the parser of `data`."""
+def add_data(parser: argparse.ArgumentParser) -> None:
+    """Add the commands of `data`."""
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
     make = commands.add_parser("make", help="make a workload's dataset in a new folder")
     make.add_argument("--workload", required=True)
     make.add_argument("--out", required=True, type=Path, help="an empty or new folder")

@@ -21,7 +21,7 @@ _COMMAND = "python -m training measure"
 _FACTORS = (0.5, 1, 2, 4)
 
 
-def add(parser: argparse.ArgumentParser) -> None:
+def add_measure(parser: argparse.ArgumentParser) -> None:
     """Add the options of `measure`."""
     parser.add_argument("--workload", help="default: every known one")
     parser.add_argument("--recipe", help="default: every recipe of the workload")

@@ -3,9 +3,17 @@
 import argparse
 import math
 import socket
+from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from training.interruption.extra_time import POLICIES
+from training.store.open import open_store
+from training.store.protocol import Store
+
+if TYPE_CHECKING:
+    from training.engine.job import RunOptions
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -16,8 +24,37 @@ def add(parser: argparse.ArgumentParser) -> None:
     _add_records(parser)
 
 
+def parse(
+    arguments: argparse.Namespace, store: Store, scratch: Path, environ: Mapping[str, str]
+) -> "RunOptions":
+    """The options of one attempt: what argparse has read, by name, and what has a grammar."""
+    from training.config import parse_interval, parse_overrides
+    from training.engine.job import RunOptions
+    from training.ranks.world import RankEnvironment
+    from training.record.retention import parse_retention
+    from training.record.run_config import parse_prediction, planned_price
+
+    prediction = parse_prediction(arguments.prediction)
+    parsed = {
+        "overrides": parse_overrides(arguments.override),
+        "store": store,
+        "artifacts": open_store(arguments.artifacts_uri) if arguments.artifacts_uri else None,
+        "run_id": arguments.run_id or store.uri.rstrip("/").rpartition("/")[2],
+        "interval": parse_interval(arguments.checkpoint_interval),
+        "retention": parse_retention(arguments.keep),
+        "scratch": scratch,
+        "prediction": prediction,
+        "usd_per_hour": arguments.usd_per_hour or planned_price(prediction),
+        "profile_steps": arguments.profile,
+        "environment": RankEnvironment.from_environment(environ),
+    }
+    names = {field.name for field in fields(RunOptions)}
+    plain = {name: value for name, value in vars(arguments).items() if name in names}
+    return RunOptions(**{**plain, **parsed})
+
+
 def _add_what(parser: argparse.ArgumentParser) -> None:
-    """What is trained, on what, and where it is kept."""
+    """Add what is trained, on what, and where it is kept."""
     add = parser.add_argument
     add("--workload", required=True, help="a known name, or your own as package.module:NAME")
     add("--recipe", required=True, help="a named config of the workload")
@@ -38,32 +75,32 @@ def _add_what(parser: argparse.ArgumentParser) -> None:
     add(
         "--init-from",
         metavar="URI",
-        help="begin with the weights of a finished run or of a .safetensors file",
+        help="start with the weights of a finished run or of a .safetensors file",
     )
     add(
         "--extend-to",
         metavar="8epochs|4000steps",
-        help="with --init-from RUN: a new run that goes on where that one finished, optimizer "
-        "and all, until its last stage has trained so long",
+        help="with --init-from RUN: a new run that continues where that one finished, optimizer "
+        "state included, until its last stage has trained that long",
     )
     add("--run-id", help="default: the last part of the run URI")
 
 
 def _add_saving(parser: argparse.ArgumentParser) -> None:
-    """Checkpoints, and how long the machine and a silent holder are given."""
+    """Add the options of checkpoints, notices and the lease."""
     add = parser.add_argument
     add(
         "--checkpoint-interval",
         default="2epochs",
         metavar="auto|2epochs|100steps|600s",
-        help="how often to commit (default: %(default)s)",
+        help="how often to save (default: %(default)s)",
     )
     add(
         "--keep",
         default="3",
         metavar="3|3,10epochs|3,5000steps",
-        help="checkpoints that stay: the newest, and the first of every so many; each stage's best "
-        "and what is still needed stay too (default: %(default)s)",
+        help="checkpoints to keep: the newest, and the first of every N epochs or steps; each "
+        "stage's best and those still needed are kept too (default: %(default)s)",
     )
     add(
         "--notice-budget-seconds",
@@ -83,23 +120,23 @@ def _add_saving(parser: argparse.ArgumentParser) -> None:
         "--lease-ttl-seconds",
         type=positive,
         default=30.0,
-        help="how long a silent holder is waited for (default: %(default)s)",
+        help="take over a lease that shows no heartbeat for this long (default: %(default)s)",
     )
 
 
 def _add_limits(parser: argparse.ArgumentParser) -> None:
-    """What the run may take of its machine."""
+    """Add the limits on what the run takes of its machine."""
     add = parser.add_argument
     add(
         "--memory-limit-mib",
         type=positive_int,
-        help="most memory of the GPU that this run may take; without a GPU, what its process may "
-        "take beyond what it starts with (default: all there is)",
+        help="the most GPU memory that this run may use; without a GPU, what its process may use "
+        "beyond what it starts with (default: no limit)",
     )
     add(
         "--no-adapt",
         action="store_true",
-        help="do not try at the start whether memory suffices, nor change anything so that it does",
+        help="do not test at the start whether memory suffices, and change nothing to make it fit",
     )
     add(
         "--num-processes",
@@ -111,13 +148,13 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
         "--watchdog-seconds",
         type=float,
         default=600.0,
-        help="a trainer silent for so long shows its stacks and exits 1; 0: never "
+        help="a trainer silent for this long prints its stacks and exits 1; 0: never "
         "(default: %(default)s)",
     )
 
 
 def _add_records(parser: argparse.ArgumentParser) -> None:
-    """What is kept beside checkpoints, and what is written into the run's record."""
+    """Add what is kept beside checkpoints, and what goes into the run's record."""
     add = parser.add_argument
     add(
         "--profile",
@@ -128,8 +165,8 @@ def _add_records(parser: argparse.ArgumentParser) -> None:
     add(
         "--usd-per-hour",
         type=positive,
-        help="the machine's price, to show the attempt's dollars so far and in the report "
-        "(default: usd_spot_per_hour of --prediction, if it is there)",
+        help="the machine's price, for the attempt's cost so far and in the report "
+        "(default: usd_spot_per_hour of --prediction, if given)",
     )
     add("--metrics-file", type=Path, help="also append the metrics to this local file")
     add("--writer", default=socket.gethostname(), help="this machine's name (an instance id)")
@@ -139,15 +176,15 @@ def _add_records(parser: argparse.ArgumentParser) -> None:
 
 
 def positive(text: str) -> float:
-    """A number above 0."""
+    """Parse a number above 0."""
     value = float(text)
     if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text} is no positive number")
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
     return value
 
 
 def positive_int(text: str) -> int:
-    """A whole number above 0."""
+    """Parse a whole number above 0."""
     value = int(text)
     if value <= 0:
         raise argparse.ArgumentTypeError(f"{text} is not positive")
@@ -155,9 +192,9 @@ def positive_int(text: str) -> int:
 
 
 def count_or_auto(text: str) -> int | None:
-    """A whole number above 0; None for "auto"."""
+    """Parse a whole number above 0; None for "auto"."""
     if text == "auto":
         return None
     if not text.isdigit() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is neither auto nor a number from 1 on")
+        raise argparse.ArgumentTypeError(f"{text!r} is neither auto nor a positive whole number")
     return int(text)

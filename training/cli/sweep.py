@@ -28,7 +28,7 @@ _POLL_SECONDS = 0.2
 _STAGGER_SECONDS = 1.0
 
 
-def add(parser: argparse.ArgumentParser) -> None:
+def add_sweep(parser: argparse.ArgumentParser) -> None:
     """Add the options of `sweep`."""
     parser.description = (
         "Train one run for each combination of the values given with --vary, at most --parallel "

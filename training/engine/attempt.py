@@ -1,10 +1,11 @@
 """One attempt of a run: take the lease, resume, go through the stages, finish.
 
-Ends in one of five ways, which are the exit codes: finished, failed, interrupted and saved, lease
-lost, or refused because of the user's mistake.
+It ends in one of five ways, which are the exit codes: finished, failed, interrupted and saved,
+lease lost, or refused because of a user's mistake.
 """
 
 import contextlib
+import logging
 import secrets
 import time
 from collections.abc import Iterator, Mapping
@@ -13,64 +14,72 @@ from typing import Any
 
 import torch.distributed as dist
 
-from training.engine.job import Job, Options, open_job
+from training.engine.job import Job, RunOptions, open_run_dataset
 from training.engine.numerics import configure, numerics_key
 from training.engine.stages import StageSequence
 from training.errors import EXIT_FAILED, EXIT_FINISHED, RankLostError, RunFailedError
 from training.interruption.notice import InterruptedRunError
 from training.interruption.supervisor import Supervisor
-from training.ranks.context import Attempt
+from training.ranks.context import AttemptContext
 from training.ranks.launch import Siblings, interpreters
 from training.ranks.world import RankEnvironment, World
 from training.record.events import Events, SilentEvents
 from training.record.head import Head
 from training.record.lease import Lease, LeaseLostError, acquire
 from training.record.metrics import Metrics, SilentMetrics
-from training.record.run_config import RunConfig, settle_run_config
+from training.record.run_config import RunConfig, ensure_run_config
 from training.report.meter import Meter
 from training.report.profiler import StepProfiler
 from training.report.receipt import conclude
+from training.store.dataset import LocalDataset
 from training.store.protocol import Store, StoreError
+
+_log = logging.getLogger(__name__)
 
 # A connection breaks a moment before its process has ended.
 _RANK_SECONDS = 1.0
 
 
-def run_attempt(options: Options, supervisor: Supervisor) -> int:
-    """Run to the end of the run or of this attempt; return the exit code of an ended run."""
+def run_attempt(options: RunOptions, job: Job, supervisor: Supervisor) -> int:
+    """Train until the run or this attempt ends; return the exit code of a run that has ended."""
     began = time.monotonic()
-    job = open_job(options, supervisor.watchdog)
-    with _ranks(options, supervisor) as place:
+    dataset = open_run_dataset(options, job.workload, supervisor.watchdog)
+    with _start_ranks(options, supervisor) as environment:
+        config = job.config
         device = configure(
-            num_threads=job.config.num_threads,
-            deterministic=job.config.deterministic,
-            local_rank=place.local_rank,
+            num_threads=config.num_threads,
+            deterministic=config.deterministic,
+            local_rank=environment.local_rank,
         )
         key = numerics_key(
             device,
-            world=place.world_size,
-            deterministic=job.config.deterministic,
+            world=environment.world_size,
+            deterministic=config.deterministic,
             stages=job.numerics,
         )
-        if place.rank > 0:
-            return _follow(options, supervisor, job, World(place, device), key, began)
-        record = settle_run_config(
-            options.store, job.record(options, key), options.workload.placement_fields
+        if environment.rank > 0:
+            world = World(environment, device)
+            return _follow(options, job, dataset, supervisor, world, key)
+        run_config = ensure_run_config(
+            options.store, job.run_config(options, dataset, key), job.workload.placement_fields
         )
         lease = _take_lease(options, supervisor)
-        world = World(place, device)
+        world = World(environment, device)
         if isinstance(lease, Head):
-            return world.share((say_ended(options.store, lease), record))[0]
-        return _lead(options, supervisor, job, world, (record, lease), key, began)
+            return world.share((_report_ended(options.store, lease), run_config))[0]
+        supervisor.last_resort.hold(lease)
+        world.share((None, run_config))
+        context = _leading_context(options, supervisor, lease, world, key, began)
+        return _lead(context, StageSequence(context, job, dataset, run_config), run_config)
 
 
 @contextlib.contextmanager
-def _ranks(options: Options, supervisor: Supervisor) -> Iterator[RankEnvironment]:
-    """This process's place; on a machine with several GPUs it becomes rank 0 of as many."""
-    place = options.place
-    num_processes = place.ranks(options.num_processes)
-    if place.world_size > 1 or num_processes == 1:
-        yield place
+def _start_ranks(options: RunOptions, supervisor: Supervisor) -> Iterator[RankEnvironment]:
+    """This process's rank; on a machine with several GPUs it becomes rank 0 and starts the rest."""
+    environment = options.environment
+    num_processes = environment.ranks(options.num_processes)
+    if environment.world_size > 1 or num_processes == 1:
+        yield environment
         return
     options.scratch.mkdir(parents=True, exist_ok=True)
     meeting = options.scratch / f"rendezvous-{secrets.token_hex(4)}"
@@ -79,46 +88,40 @@ def _ranks(options: Options, supervisor: Supervisor) -> Iterator[RankEnvironment
     supervisor.last_resort.lead(siblings.show_stacks)
     siblings.watch(supervisor.last_resort.fail)
     try:
-        yield replace(place, world_size=num_processes, rendezvous=meeting.absolute().as_uri())
+        yield replace(environment, world_size=num_processes, rendezvous=meeting.absolute().as_uri())
     except RuntimeError as error:
-        # A collective's error names a connection; the rank that it led to tells more.
+        # The error of a collective names a connection; the rank behind it is more telling.
         is_collective = type(error) is RuntimeError or isinstance(error, dist.DistError)
         lost = siblings.lost(_RANK_SECONDS) if is_collective else None
         if lost is None:
             raise
-        raise RankLostError(f"{lost}; the next attempt goes on from the last commit") from error
+        raise RankLostError(f"{lost}; the next attempt resumes from the last commit") from error
     finally:
         supervisor.last_resort.stand_down()
         siblings.close()
         meeting.unlink(missing_ok=True)
 
 
-def _lead(
-    options: Options,
+def _leading_context(
+    options: RunOptions,
     supervisor: Supervisor,
-    job: Job,
+    lease: Lease,
     world: World,
-    held: tuple[RunConfig, Lease],
     key: Mapping[str, Any],
     began: float,
-) -> int:
-    record, lease = held
-    supervisor.last_resort.hold(lease)
-    world.share((None, record))
+) -> AttemptContext:
+    """The context of rank 0, which alone writes what happens to the run."""
+    generation = lease.head.generation
     events = Events(options.store, options.writer)
     price = {} if options.usd_per_hour is None else {"usd_per_hour": options.usd_per_hour}
-    events.emit("take-over", "ok", generation=lease.head.generation, **price)
+    events.emit("take-over", "ok", generation=generation, **price)
     profiler = None
     if options.profile_steps is not None:
-        profiler = StepProfiler(
-            options.profile_steps, options.store, lease.head.generation, options.scratch
-        )
-    attempt = Attempt(
+        profiler = StepProfiler(options.profile_steps, options.store, generation, options.scratch)
+    return AttemptContext(
         store=options.store,
-        held=lease,
-        metrics=Metrics(
-            options.store, lease.head.generation, lease.head.nonce, options.metrics_file
-        ),
+        own_lease=lease,
+        metrics=Metrics(options.store, generation, lease.head.nonce, options.metrics_file),
         events=events,
         supervisor=supervisor,
         interval=options.interval,
@@ -130,39 +133,40 @@ def _lead(
         meter=Meter(usd_per_hour=options.usd_per_hour, began=began),
         profiler=profiler,
     )
-    run = StageSequence(
-        attempt, job.config, job.stages, job.dataset, world.device, record, key, began
-    )
+
+
+def _lead(context: AttemptContext, stages: StageSequence, run_config: RunConfig) -> int:
+    """Rank 0: train, and leave nothing behind however that ends."""
     try:
-        with _leaving(world), _ending(attempt):
-            run.go()
+        with _leaving(context.world), _ending(context):
+            stages.run()
     finally:
-        if profiler is not None:
-            profiler.close()
-        conclude(options.store, record, lease.head)
+        if context.profiler is not None:
+            context.profiler.close()
+        conclude(context.store, run_config, context.lease.head)
     return EXIT_FINISHED
 
 
 def _follow(
-    options: Options,
-    supervisor: Supervisor,
+    options: RunOptions,
     job: Job,
+    dataset: LocalDataset,
+    supervisor: Supervisor,
     world: World,
     key: Mapping[str, Any],
-    began: float,
 ) -> int:
     """A rank above 0: trains along, and writes nothing but its shards of derived data."""
     supervisor.last_resort.follow()
     supervisor.extra_time.follow()
     # Rank 0 may be at work on its own for long, and its watchdog is for all.
     supervisor.watchdog.close()
-    code, record = world.share((None, None))
+    code, run_config = world.share((None, None))
     if code is not None:
         return code
-    assert record is not None
-    attempt = Attempt(
+    assert run_config is not None
+    context = AttemptContext(
         store=options.store,
-        held=None,
+        own_lease=None,
         metrics=SilentMetrics(),
         events=SilentEvents(),
         supervisor=supervisor,
@@ -172,17 +176,14 @@ def _follow(
         artifacts=options.artifacts,
         numerics=key,
     )
-    run = StageSequence(
-        attempt, job.config, job.stages, job.dataset, world.device, record, key, began
-    )
     with _leaving(world):
-        run.go()
+        StageSequence(context, job, dataset, run_config).run()
     return EXIT_FINISHED
 
 
 @contextlib.contextmanager
 def _leaving(world: World) -> Iterator[None]:
-    """Where all ranks end alike the others wait for rank 0: torchrun ends all when one has."""
+    """Where all ranks end alike, the others wait for rank 0: torchrun ends all when one has."""
     try:
         yield
     except InterruptedRunError:
@@ -191,50 +192,47 @@ def _leaving(world: World) -> Iterator[None]:
     world.close()
 
 
-def say_ended(store: Store, head: Head) -> int:
-    """Say that a run has ended already; return the exit code."""
+def _report_ended(store: Store, head: Head) -> int:
+    """Print that a run has ended already; return the exit code."""
     if head.state == "finished":
-        print(f"[ok] {store.uri} is finished: weights {head.weights_sha256}", flush=True)
+        _log.info("[ok] %s is finished: weights %s", store.uri, head.weights_sha256)
         return EXIT_FINISHED
-    print(f"[failed] {store.uri} has failed: {head.reason}; begin a new run id", flush=True)
+    _log.error("[failed] %s has failed: %s; start a new run id", store.uri, head.reason)
     return EXIT_FAILED
 
 
 @contextlib.contextmanager
-def _ending(attempt: Attempt) -> Iterator[None]:
-    """Leave nothing behind, however the attempt ends: the lease released, the metrics flushed."""
+def _ending(context: AttemptContext) -> Iterator[None]:
+    """Release the lease and flush the metrics, however the attempt ends."""
     try:
         yield
     except RunFailedError as error:
-        attempt.metrics.flush()
-        attempt.events.emit("failed", "failed", message=str(error))
-        attempt.lease.fail(str(error))
+        context.metrics.flush()
+        context.events.emit("failed", "failed", message=str(error))
+        context.lease.fail(str(error))
         raise
     finally:
-        attempt.supervisor.last_resort.stand_down()
+        context.supervisor.last_resort.stand_down()
         # What ends the attempt is more telling than a release that did not work either.
         with contextlib.suppress(LeaseLostError, StoreError):
-            attempt.lease.release()
+            context.lease.release()
         with contextlib.suppress(StoreError):
-            attempt.metrics.flush()
-        if attempt.lease.head.state == "released":
-            attempt.events.emit("released", "ok", generation=attempt.generation)
-        attempt.lease.close()
-        attempt.metrics.close()
+            context.metrics.flush()
+        if context.lease.head.state == "released":
+            context.events.emit("released", "ok", generation=context.generation)
+        context.lease.close()
+        context.metrics.close()
 
 
-def _take_lease(options: Options, supervisor: Supervisor) -> Lease | Head:
+def _take_lease(options: RunOptions, supervisor: Supervisor) -> Lease | Head:
+    ttl_seconds = options.lease_ttl_seconds
+
     def waiting(writer: str) -> None:
-        print(
-            f"[lease] held by {writer}; taking over when it stands still for "
-            f"{options.lease_ttl_seconds:g} s",
-            flush=True,
-        )
+        line = "[lease] held by %s; taking over if it shows no heartbeat for %g s"
+        _log.info(line, writer, ttl_seconds)
 
     def wait(seconds: float) -> bool:
         supervisor.watchdog.beat()
         return supervisor.interruption.wait(seconds)
 
-    return acquire(
-        options.store, options.run_id, options.writer, options.lease_ttl_seconds, wait, waiting
-    )
+    return acquire(options.store, options.run_id, options.writer, ttl_seconds, wait, waiting)

@@ -1,5 +1,6 @@
 """One evaluation of a stage: batches divided by rank, parts gathered in order, summarised once."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,9 +15,11 @@ from training.engine.precision import autocast
 from training.engine.stage_checks import checked_metrics
 from training.engine.trees import to_device
 from training.randomness import seed_torch
-from training.ranks.context import Attempt
+from training.ranks.context import AttemptContext
 from training.report.page import EVALUATION
 from training.workload import Inputs, Partial, Train
+
+_log = logging.getLogger(__name__)
 
 # An epoch number that no training sample is augmented with.
 EPOCH = -1
@@ -24,13 +27,19 @@ _MOST_FILE_BYTES = 20_000_000
 
 
 def evaluate(
-    attempt: Attempt, stage: Train, inputs: Inputs, learner: Learner, name: str, *, is_last: bool
+    context: AttemptContext,
+    stage: Train,
+    inputs: Inputs,
+    learner: Learner,
+    name: str,
+    *,
+    is_last: bool,
 ) -> dict[str, float]:
     """The metrics of split "validation"; raises between two batches if the attempt must end.
 
     What an evaluation leaves for people is published under evaluation/; the last one is drawn too.
     """
-    world = attempt.world
+    world = context.world
     samples = stage.samples(inputs, "validation")
     size = stage.settings.eval_batch
     firsts = range(0, len(samples), size)
@@ -58,7 +67,7 @@ def evaluate(
     try:
         with learner.evaluating() as evaluate_batch:
             for turn in range(turns):
-                attempt.check(may_use_extra_time=True)
+                context.consensus.stop_if_due(may_use_extra_time=True)
                 if turn < len(mine):
                     batch = to_device(loader.next(), inputs.device)
                     seed_torch(
@@ -70,43 +79,43 @@ def evaluate(
                         parts.append(part)
     finally:
         loader.close()
-    return _summarize(attempt, stage, name, _in_order(attempt, parts), is_last=is_last)
+    return _summarize(context, stage, name, _in_order(context, parts), is_last=is_last)
 
 
-def _in_order(attempt: Attempt, parts: Sequence[Partial]) -> list[Partial]:
+def _in_order(context: AttemptContext, parts: Sequence[Partial]) -> list[Partial]:
     """Every rank's parts, as one rank alone would have them."""
-    if attempt.world.size == 1:
+    if context.world.size == 1:
         return list(parts)
     sent = [
         Partial(sums=part.sums, tensors={name: t.cpu() for name, t in part.tensors.items()})
         for part in parts
     ]
-    by_rank = attempt.world.gather(sent)
+    by_rank = context.world.gather(sent)
     turns = len(by_rank[0])
     return [of_rank[turn] for turn in range(turns) for of_rank in by_rank if turn < len(of_rank)]
 
 
 def _summarize(
-    attempt: Attempt, stage: Train, name: str, parts: Sequence[Partial], *, is_last: bool
+    context: AttemptContext, stage: Train, name: str, parts: Sequence[Partial], *, is_last: bool
 ) -> dict[str, float]:
     metrics: dict[str, float] = {}
-    if attempt.world.leads and parts:
-        out = attempt.scratch / "evaluation" / name
+    if context.world.leads and parts:
+        out = context.scratch / "evaluation" / name
         out.mkdir(parents=True, exist_ok=True)
         metrics = checked_metrics(stage, stage.summarize(parts, out))
         if is_last and isinstance(stage, HasPictures):
             stage.illustrate(parts, out)
-        _keep_files(attempt, name, out)
-    return attempt.world.share(metrics)
+        _keep_files(context, name, out)
+    return context.world.share(metrics)
 
 
-def _keep_files(attempt: Attempt, name: str, out: Path) -> None:
+def _keep_files(context: AttemptContext, name: str, out: Path) -> None:
     """Tables and pictures go into the run, where its report finds them."""
     paths = [path for path in sorted(out.rglob("*")) if path.is_file()]
     size = sum(path.stat().st_size for path in paths)
     if size > _MOST_FILE_BYTES:
-        print(f"[{name}] the evaluation's files, {size / 1e6:.0f} MB, are not kept", flush=True)
+        _log.warning("[%s] the evaluation's files, %.0f MB, are not kept", name, size / 1e6)
         return
     for path in paths:
         key = f"{EVALUATION}{name}/{path.relative_to(out).as_posix()}"
-        attempt.store.put_file(key, path)
+        context.store.put_file(key, path)

@@ -1,4 +1,4 @@
-"""What is to be trained: the resolved config, its stages and the dataset, refused where wrong."""
+"""What one attempt is asked for (`RunOptions`), and what that means once resolved (`Job`)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -21,100 +21,108 @@ from training.workload import Prepare, Train, Workload
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Options:
+class RunOptions:
     """What the command line decides about one attempt."""
 
-    workload: Workload[Any]
-    workload_name: str  # as given: a known name, or package.module:NAME
+    workload: str  # as given: a known name, or package.module:NAME
     recipe: str
     overrides: Mapping[str, str]
     dataset_uri: str
     store: Store
     artifacts: Store | None = None  # where runs share derived data
     run_id: str
+    init_from: str | None = None
+    extend_to: str | None = None
     interval: Interval
     retention: Retention = KEEP_NEWEST
     lease_ttl_seconds: float
-    metrics_file: Path | None
+    memory_limit_mib: int | None = None
+    no_adapt: bool = False
+    metrics_file: Path | None = None
     writer: str
-    bundle_uri: str | None
+    bundle_uri: str | None = None
     scratch: Path
-    origin: Origin | None = None
     prediction: Mapping[str, float | str] | None = None
     usd_per_hour: float | None = None
     profile_steps: int | None = None
-    place: RankEnvironment = field(default_factory=RankEnvironment)
+    environment: RankEnvironment = field(default_factory=RankEnvironment)
     num_processes: int | None = 1  # None: one per GPU
     arguments: Sequence[str] = ()  # of the command line, for the other ranks
-    start_rank: StartRank | None = None  # other than with those arguments
+    start_rank: StartRank | None = None  # instead of a process with those arguments
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    """What the options ask for."""
+    """A workload with its config and stages, as this run trains it."""
 
+    workload: Workload[Any]
     config: Any
     stages: Sequence[Prepare | Train]
-    dataset: LocalDataset
+    origin: Origin | None = None
 
     @property
     def numerics(self) -> dict[str, dict[str, Any]]:
-        """By Train stage, what of its settings changes the bits of a result."""
+        """By Train stage, the settings that change the bits of a result."""
         return {
             stage.name: {
                 "micro_batch": stage.settings.micro_batch,
                 "precision": stage.settings.precision,
                 "compile": stage.settings.compile_mode,
-                # Not named where it is none: older runs did not know it.
+                # Not named where it is "none": older runs did not know it.
                 **({"sharding": how} if (how := stage.settings.sharding) != "none" else {}),
             }
             for stage in self.stages
             if isinstance(stage, Train)
         }
 
-    def record(self, options: Options, numerics_key: Mapping[str, Any]) -> RunConfig:
-        """What config.json says of it, if this is the first attempt."""
+    def run_config(
+        self, options: RunOptions, dataset: LocalDataset, numerics_key: Mapping[str, Any]
+    ) -> RunConfig:
+        """What config.json says of the run, if this is its first attempt."""
         return RunConfig(
             run_id=options.run_id,
-            workload=options.workload_name,
+            workload=options.workload,
             recipe=options.recipe,
             overrides=dict(options.overrides),
             config=asdict(self.config),
-            dataset=self.dataset.fingerprint,
+            dataset=dataset.fingerprint,
             bundle_uri=options.bundle_uri,
             numerics_key=numerics_key,
             writer=options.writer,
             created_at=now_utc(),
-            origin=asdict(options.origin) if options.origin else None,
+            origin=asdict(self.origin) if self.origin else None,
             prediction=options.prediction,
         )
 
 
-def open_job(options: Options, watchdog: Watchdog) -> Job:
-    """Resolve and check everything that needs no lease; UserError says what is wrong."""
-    config = resolve_config(options.workload, options.recipe, options.overrides)
-    stages = _stages(options.workload, config)
-    return Job(config=config, stages=stages, dataset=_open(options, watchdog))
+def resolve_job(options: RunOptions, workload: Workload[Any]) -> Job:
+    """The job of a workload as it is: no weights to start from, no memory to adapt to."""
+    config = resolve_config(workload, options.recipe, options.overrides)
+    return Job(workload=workload, config=config, stages=checked_stages(workload, config))
 
 
-def _stages(workload: Workload[Any], config: Any) -> Sequence[Prepare | Train]:
+def checked_stages(workload: Workload[Any], config: Any) -> Sequence[Prepare | Train]:
+    """The stages of a config; UserError says what is wrong with them."""
     try:
         stages = workload.stages(config)
         for stage in stages:
             if isinstance(stage, Train):
                 _ = stage.settings  # checked when they are made
     except ValueError as error:
-        raise UserError(f"the config of workload {workload.name!r} cannot be: {error}") from error
+        raise UserError(f"the config of workload {workload.name!r} is invalid: {error}") from error
     names = [stage.name for stage in stages]
     if len(set(names)) != len(names) or not any(isinstance(stage, Train) for stage in stages):
         raise UserError(
             f"workload {workload.name!r} has the stages {names}; "
-            "names must differ and one must train"
+            "their names must differ and at least one must train"
         )
     return stages
 
 
-def _open(options: Options, watchdog: Watchdog) -> LocalDataset:
+def open_run_dataset(
+    options: RunOptions, workload: Workload[Any], watchdog: Watchdog
+) -> LocalDataset:
+    """The run's dataset, synced first if it is in S3; UserError if it is of another workload."""
     folder = Path(options.dataset_uri)
     if options.dataset_uri.startswith("s3://"):
         folder = options.scratch / "dataset"
@@ -127,9 +135,9 @@ def _open(options: Options, watchdog: Watchdog) -> LocalDataset:
             sync_dataset(open_store(options.dataset_uri), folder, report)
     dataset = open_dataset(folder)
     made_for = dataset.manifest["workload"]
-    if made_for != options.workload.name:
+    if made_for != workload.name:
         raise UserError(
             f"the dataset {options.dataset_uri} was made for workload {made_for!r}, "
-            f"not {options.workload.name!r}; give another one"
+            f"not {workload.name!r}; give another one"
         )
     return dataset

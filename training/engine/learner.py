@@ -104,7 +104,7 @@ class Learner:
     def _fill(self, snapshot: ShardedSnapshot) -> None:
         """Fill this rank's share of everything, in place."""
         kept: dict[str, Tensor] = {}
-        _make_state(self._optimizer)
+        create_optimizer_state(self._optimizer)
         take_apart(self._optimizer.state_dict(), kept)
         parts: dict[str, Mapping[str, Tensor]] = {
             "model": self.model.state_dict(),
@@ -244,10 +244,11 @@ def schedule_factor(settings: Settings, step: int, num_steps: int) -> float:
     return low + (1 - low) * 0.5 * (1 + math.cos(math.pi * min(done, 1.0)))
 
 
-def _make_state(optimizer: Optimizer) -> None:
-    """Have it make all state that a step makes, as it would; values, and weights', are no good.
+def create_optimizer_state(optimizer: Optimizer) -> None:
+    """Make the optimizer create all state that a step creates, so that it can be filled in place.
 
-    By a step without gradients: what state there is, and how it is sharded, is the optimizer's own.
+    It takes a step with zero gradients: which state there is, and how it is sharded, is its own
+    business. The values, and those of the weights, are to be overwritten.
     """
     for group in optimizer.param_groups:
         for parameter in group["params"]:

@@ -5,14 +5,15 @@ batches, whose work is then thrown away and repeated. The numbers of a step are 
 and before anything of that step is published.
 """
 
+import logging
 import math
 import time
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from training.checkpoint.checkpointer import Saver
-from training.checkpoint.policy import Commits
+from training.checkpoint.checkpointer import Checkpointer
+from training.checkpoint.policy import CheckpointPolicy
 from training.checkpoint.read import Snapshot
 from training.checkpoint.sharded import ShardedSnapshot
 from training.checkpoint.state import LiveState
@@ -24,10 +25,12 @@ from training.engine.trees import shapes_of, to_device
 from training.errors import RunFailedError
 from training.interruption.long_work import Work
 from training.interruption.notice import InterruptedRunError
-from training.ranks.context import Attempt
+from training.ranks.context import AttemptContext
 from training.record.position import Position
 from training.report.progress import ProgressBar
 from training.workload import Batch, Inputs, Train
+
+_log = logging.getLogger(__name__)
 
 
 class StageLoop:
@@ -35,14 +38,14 @@ class StageLoop:
 
     def __init__(
         self,
-        attempt: Attempt,
-        saver: Saver | None,
+        context: AttemptContext,
+        checkpointer: Checkpointer | None,
         stage: Train,
         inputs: Inputs,
         position: Position,
         snapshot: Snapshot | ShardedSnapshot | None,
     ) -> None:
-        self._attempt = attempt
+        self._context = context
         self._stage = stage
         self._inputs = inputs
         self._settings = stage.settings
@@ -50,16 +53,16 @@ class StageLoop:
         samples = stage.samples(inputs, "train")
         if len(samples) < 1:
             raise RunFailedError(f"stage {stage.name!r} has no training samples")
-        self._plan = BatchPlan(samples, self._settings, inputs.seed, attempt.world.size)
-        with attempt.supervisor.long_work.doing("model"):
-            self._learner = Learner(stage, inputs, attempt.world, snapshot)
+        self._plan = BatchPlan(samples, self._settings, inputs.seed, context.world.size)
+        with context.supervisor.long_work.doing("model"):
+            self._learner = Learner(stage, inputs, context.world, snapshot)
         if self._learner.start.facts:
             facts = dict(self._learner.start.facts)
-            attempt.metrics.write("start", stage=stage.name, facts=facts)
+            context.metrics.write("start", stage=stage.name, facts=facts)
         self._loader = Loader(
             samples,
             inputs.seed,
-            self._plan.shares(position.stage_step, attempt.world.rank),
+            self._plan.shares(position.stage_step, context.world.rank),
             num_workers=self._settings.loader_workers,
             pin_memory=inputs.device.type == "cuda",
         )
@@ -67,9 +70,9 @@ class StageLoop:
         self._unread: tuple[Position, StepResult, tuple[float, float]] | None = None
         self._pace = _Pace()
         self._shapes_seen: set[Hashable] = set()
-        self._commits = Commits(
-            attempt,
-            saver,
+        self._policy = CheckpointPolicy(
+            context,
+            checkpointer,
             self._plan.steps_per_epoch,
             self._capture,
             is_sharded=self._learner.is_sharded,
@@ -82,21 +85,21 @@ class StageLoop:
             with self._bar:
                 self._train()
         finally:
-            self._commits.close()
+            self._policy.close()
             self._loader.close()
         self._position = replace(
             self._position,
             has_ended=True,
             results={**self._position.results, self._stage.name: self._position.metrics},
         )
-        self._commits.at_the_end(self._position)
+        self._policy.save_stage_end(self._position)
         return self._position
 
     def _train(self) -> None:
         batches = self._fetch(self._position.stage_step)
         while True:
-            weight, must_end = self._attempt.end_check()
-            if must_end or self._attempt.extra_time.is_granted:
+            weight, must_stop = self._context.consensus.end_vote()
+            if must_stop or self._context.extra_time.is_granted:
                 self._answer_notice(self._next_seconds(batches))
             self._evaluate_if_due()
             if self._is_at_the_end:
@@ -104,7 +107,7 @@ class StageLoop:
             # Fetched, and agreed upon by the ranks, while this step computes.
             following = self._fetch(self._position.stage_step + 1)
             self._step(batches, weight)
-            self._commit_if_due()
+            self._save_if_due()
             batches = following
 
     @property
@@ -116,17 +119,17 @@ class StageLoop:
         """This rank's batches of a step; none after the last."""
         batches: list[tuple[MicroBatch, Batch]] = []
         if step < self._plan.num_steps:
-            share = self._plan.share(step, self._attempt.world.rank)
+            share = self._plan.share(step, self._context.world.rank)
             batches = [(micro, self._loader.next()) for micro in share]
-        self._attempt.begin_check(
+        self._context.consensus.begin_vote(
             sum(self._stage.weight(batch) for micro, batch in batches if micro.counts)
         )
         return [(micro, to_device(batch, self._inputs.device)) for micro, batch in batches]
 
     def _step(self, batches: Sequence[tuple[MicroBatch, Batch]], weight: float) -> None:
         step, work = self._position.stage_step, self._work(batches)
-        self._commits.before(work, self._position)
-        with self._attempt.supervisor.long_work.doing(work):
+        self._policy.protect(self._position, work)
+        with self._context.supervisor.long_work.doing(work):
             result = self._learner.step(
                 batches,
                 weight=weight,
@@ -139,8 +142,8 @@ class StageLoop:
         self._unread = self._position, result, self._pace.next(self._loader.wait_seconds)
         if work == "step":
             self._pace.remember()
-        if self._attempt.profiler is not None:
-            self._attempt.profiler.step()
+        if self._context.profiler is not None:
+            self._context.profiler.step()
 
     def _work(self, batches: Sequence[tuple[MicroBatch, Batch]]) -> Work:
         shapes = shapes_of([batch for _, batch in batches])
@@ -166,7 +169,7 @@ class StageLoop:
         extra: dict[str, Any] = {"metrics": metrics} if metrics else {}
         if result.is_skipped:
             extra["skipped"] = True
-        self._attempt.metrics.write(
+        self._context.metrics.write(
             "step",
             stage=self._stage.name,
             step=position.step,
@@ -184,17 +187,17 @@ class StageLoop:
             rates = (
                 f"lr {result.learning_rate:.2e} {rate:.0f} samples/s, {waited:.0%} waiting for data"
             )
-            self._bar.show(position.stage_step, f"{text} {rates}{self._attempt.meter.text()}")
+            self._bar.show(position.stage_step, f"{text} {rates}{self._context.meter.text()}")
 
     def _answer_notice(self, work_seconds: float | None) -> None:
         """Commit; what comes next is begun only where it ends in the time that is left."""
-        self._commits.at_a_notice(self._position, work_seconds)
+        self._policy.answer_notice(self._position, work_seconds)
         self._pace.skip()
 
     def _next_seconds(self, batches: Sequence[tuple[MicroBatch, Batch]]) -> float | None:
         """How long the way to the next boundary takes at most; None where that is not known."""
         if self._is_evaluation_due:
-            return self._attempt.supervisor.long_work.measured_seconds("evaluation")
+            return self._context.supervisor.long_work.measured_seconds("evaluation")
         if self._is_at_the_end:
             return 0.0  # only the commit of the end
         is_known = shapes_of([batch for _, batch in batches]) in self._shapes_seen
@@ -215,15 +218,15 @@ class StageLoop:
         """The metrics; a notice in the middle is answered, and the evaluation begun anew."""
         name = f"{self._stage.name}-{self._position.stage_step}"
         while True:
-            self._commits.before("evaluation", self._position)
+            self._policy.protect(self._position, "evaluation")
             try:
-                with self._attempt.supervisor.long_work.doing("evaluation"):
+                with self._context.supervisor.long_work.doing("evaluation"):
                     return evaluate(
-                        *(self._attempt, self._stage, self._inputs, self._learner, name),
+                        *(self._context, self._stage, self._inputs, self._learner, name),
                         is_last=is_last,
                     )
             except InterruptedRunError:
-                measured = self._attempt.supervisor.long_work.measured_seconds("evaluation")
+                measured = self._context.supervisor.long_work.measured_seconds("evaluation")
                 self._answer_notice(measured)
 
     def _evaluate_if_due(self) -> None:
@@ -238,7 +241,7 @@ class StageLoop:
             metrics=metrics,
             best=self._best(metrics),
         )
-        self._attempt.metrics.write(
+        self._context.metrics.write(
             "evaluation",
             stage=self._stage.name,
             step=self._position.step,
@@ -247,10 +250,10 @@ class StageLoop:
         )
         values = ", ".join(f"{name} {value:.4f}" for name, value in list(metrics.items())[:4])
         values = values or "nothing to evaluate: split 'validation' has no samples"
-        print(f"[{self._stage.name}] after epoch {self._epoch}: {values}", flush=True)
+        _log.info("[%s] after epoch %d: %s", self._stage.name, self._epoch, values)
         self._pace.skip()
         if not is_end:
-            self._commit_if_due()
+            self._save_if_due()
 
     def _best(self, metrics: Mapping[str, float]) -> Mapping[str, float]:
         """Step and value of the best evaluation of this stage so far."""
@@ -271,8 +274,8 @@ class StageLoop:
         self._read()
         return self._learner.capture(self._position.to_json())
 
-    def _commit_if_due(self) -> None:
-        if self._commits.if_due(self._position):
+    def _save_if_due(self) -> None:
+        if self._policy.save_if_due(self._position):
             self._pace.skip()
 
 

@@ -4,6 +4,7 @@ The first commit makes the state safe at once; then training goes on until a las
 first one cost, would only just end before the machine does. Imports no torch.
 """
 
+import logging
 import threading
 from typing import Literal, TypeAlias, get_args
 
@@ -12,6 +13,8 @@ from training.record.candidates import is_waited_for
 from training.store.protocol import Store
 
 Policy: TypeAlias = Literal["train-on", "stop"]
+_log = logging.getLogger(__name__)
+
 POLICIES: tuple[Policy, ...] = get_args(Policy)
 
 # Of what was measured: a save or a step may take so many times as long as the last or the longest.
@@ -88,7 +91,7 @@ def watch_for_candidates(store: Store, generation: int, extra_time: ExtraTime) -
         while not is_waited_for(store, generation):
             if extra_time.ended.wait(_CANDIDATE_POLL_SECONDS):
                 return
-        print("[notice] another machine waits for the lease", flush=True)
+        _log.info("[notice] another machine is waiting for the lease")
         extra_time.is_wanted = True
 
     threading.Thread(target=watch, name="candidates", daemon=True).start()

@@ -28,10 +28,10 @@ _RESERVE_SECONDS = 1.0
 class StagedCopy(Protocol):
     """What can still be saved without the main thread (the checkpointer, which imports torch)."""
 
-    def must_begin_by(self, notice: Notice) -> float:
-        """The monotonic time after which `emergency_staged` would no longer fit the notice."""
+    def must_start_by(self, notice: Notice) -> float:
+        """The monotonic time after which `save_staged` would no longer fit the notice."""
 
-    def emergency_staged(self, notice: Notice) -> bool:
+    def save_staged(self, notice: Notice) -> bool:
         """Commit the copy that was staged; whether the state is safe."""
 
 
@@ -43,7 +43,7 @@ class LastResort:
         self._lock = threading.Lock()
         self._main_ends = threading.Event()
         self._lease: Lease | None = None
-        self._saver: StagedCopy | None = None
+        self._staged_copy: StagedCopy | None = None
         self._follows = False
         self._when_failing: Callable[[], None] | None = None
         interruption.when_noticed(self._watch)
@@ -52,9 +52,9 @@ class LastResort:
         """From here on there is a lease to release."""
         self._lease = lease
 
-    def save_with(self, saver: StagedCopy) -> None:
+    def save_with(self, staged_copy: StagedCopy) -> None:
         """From here on there may be a state to save."""
-        self._saver = saver
+        self._staged_copy = staged_copy
 
     def follow(self) -> None:
         """This rank saves nothing: it only has to be gone in time."""
@@ -69,7 +69,7 @@ class LastResort:
         with self._lock:
             self._main_ends.set()
 
-    def watch_on(self, notice: Notice) -> None:
+    def watch_again(self, notice: Notice) -> None:
         """The main thread has stood it down and trains on: watch it again."""
         with self._lock:
             self._main_ends.clear()
@@ -111,8 +111,8 @@ class LastResort:
         if budget <= 0:  # clocks differ, or the notice is old: what is at hand may still be done
             return notice.received + _GRACE_SECONDS
         reserve = min(_RESERVE_SECONDS, 0.05 * budget)
-        if self._saver is not None:
-            moment = self._saver.must_begin_by(notice) - reserve
+        if self._staged_copy is not None:
+            moment = self._staged_copy.must_start_by(notice) - reserve
             return max(moment, notice.received + 0.25 * budget)
         if self._lease is not None or self._follows:
             return notice.deadline - reserve
@@ -121,9 +121,9 @@ class LastResort:
     def _end(self, notice: Notice) -> NoReturn:
         what = "no step boundary can be reached" if self._lease else "nothing is held here"
         print(f"[emergency] {what}; ending without the main thread", flush=True)
-        if self._saver is not None:
+        if self._staged_copy is not None:
             try:
-                self._saver.emergency_staged(notice)
+                self._staged_copy.save_staged(notice)
             except RuntimeError as error:
                 print(f"[emergency] the staged copy was not saved: {error}", flush=True)
         self._release_and_exit(EXIT_INTERRUPTED)

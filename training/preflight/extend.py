@@ -11,14 +11,13 @@ import math
 import re
 import secrets
 import tempfile
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from training.checkpoint.state import STATE
 from training.checkpoint.weights import OpenRun, open_run
-from training.config import resolve_config
+from training.engine.job import RunOptions
 from training.engine.origin import Origin, begins_from_weights
 from training.errors import UserError
 from training.record.checkpoint_entry import CheckpointEntry, FileEntry
@@ -28,39 +27,27 @@ from training.store.protocol import PreconditionFailedError, Store
 from training.workload import Workload
 
 
-def settle_origin(
-    store: Store,
-    *,
-    init_from: str | None,
-    extend_to: str | None,
-    workload: tuple[str, Workload[Any]],
-    recipe: str,
-    overrides: Mapping[str, str],
-    identity: tuple[str, str],
-) -> Origin | None:
-    """What the run at `store` begins from: as its config.json says, else as it is told now.
-
-    `workload` comes with its name, `identity` is the run's id and the writer's name.
-    """
+def resolve_origin(options: RunOptions, workload: Workload[Any], config: Any) -> Origin | None:
+    """What the run starts from: as its config.json says, else as the options say now."""
+    store = options.store
     record = read_run_config(store)
-    if record is not None and (record.origin or not init_from):
+    if record is not None and (record.origin or not options.init_from):
         return Origin.from_json(record.origin) if record.origin else None
-    if not init_from:
-        if extend_to:
+    if not options.init_from:
+        if options.extend_to:
             raise UserError("--extend-to needs --init-from with the URI of the run to extend")
         return None
-    if not extend_to:
-        config = resolve_config(workload[1], recipe, overrides)
-        return begins_from_weights(init_from, workload[1], config)
-    old = open_run(init_from)
+    if not options.extend_to:
+        return begins_from_weights(options.init_from, workload, config)
+    old = open_run(options.init_from)
     theirs = (old.record.workload, old.record.recipe, dict(old.record.overrides))
-    if theirs != (workload[0], recipe, dict(overrides)):
+    if theirs != (options.workload, options.recipe, dict(options.overrides)):
         raise UserError(
             f"{old.store.uri} is a run of {theirs[0]}, recipe {theirs[1]}, with the overrides "
-            f"{theirs[2] or '(none)'}; extend it with just these"
+            f"{theirs[2] or '(none)'}; extend it with exactly these"
         )
-    origin = extended(old, extend_to)
-    begin_extended(old, store, *identity)
+    origin = extended(old, options.extend_to)
+    begin_extended(old, store, options.run_id, options.writer)
     return origin
 
 

@@ -61,7 +61,7 @@ class TrialRequest:
     memory_limit_mib: int | None
 
 
-def settle_adaptation(
+def resolve_adaptation(
     store: Store, asked: TrialRequest, workload: Workload[Any], config: Any, *, may_adapt: bool
 ) -> tuple[str, ...]:
     """The rungs of this run: as its adaptation.json says, else as trials find now."""

@@ -1,11 +1,11 @@
-"""What is settled before an attempt begins: where the run begins from, and what its memory holds.
+"""Everything that is checked before an attempt starts: workload, origin, memory, machine.
 
 The answers stand in the run (config.json, adaptation.json) from its first attempt on.
 """
 
-import argparse
 import json
-from collections.abc import Iterator, Mapping
+import logging
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,115 +14,96 @@ import torch
 
 from training.capabilities import HasDataInMemory
 from training.config import resolve_config
-from training.engine.origin import Origin, beginning_from
+from training.engine.job import Job, RunOptions, checked_stages
+from training.engine.origin import beginning_from
 from training.engine.parallel import is_sharded
 from training.errors import UserError
 from training.preflight.admission import ResourceRequest
-from training.preflight.extend import settle_origin
-from training.preflight.ladder import TrialRequest, adapted, explain, settle_adaptation
+from training.preflight.extend import resolve_origin
+from training.preflight.ladder import TrialRequest, adapted, explain, resolve_adaptation
 from training.preflight.limits import is_out_of_memory, limit_memory
 from training.preflight.workload_checks import problems
 from training.store.dataset import MANIFEST
 from training.store.open import open_store
-from training.store.protocol import Store
 from training.workload import Train, Workload
 from training.workloads import load_workload
 
+_log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Settled:
-    """The workload as this run trains it."""
+class Preflight:
+    """A job that has passed every check, and what it takes of its machine."""
 
-    workload: Workload[Any]
-    config: Any
-    origin: Origin | None
-    need: ResourceRequest
+    job: Job
+    request: ResourceRequest
 
     @contextmanager
-    def explaining(self) -> Iterator[None]:
-        """Whoever runs out of memory in here is told what to do."""
+    def explaining_out_of_memory(self) -> Iterator[None]:
+        """Turn an out-of-memory error into a sentence that says what to do."""
         try:
             yield
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-            raise explain(error, self.workload, self.config) from error
+            raise explain(error, self.job.workload, self.job.config) from error
 
 
-def settle(
-    options: argparse.Namespace,
-    store: Store,
-    run_id: str,
-    overrides: Mapping[str, str],
-    num_ranks: int = 1,
-) -> Settled:
-    """Settle it; memory is tried only where it is limited, by a GPU or by --memory-limit-mib.
+def preflight(options: RunOptions) -> Preflight:
+    """Check a run; UserError says what is wrong.
 
-    A trial is one process with the whole model, so none is made for one that ranks share.
+    Memory is tried only where it is limited, by a GPU or by --memory-limit-mib. A trial is one
+    process with the whole model, so there is none for a model that the ranks share.
     """
     workload = load_workload(options.workload)
     wrong = problems(workload)
     if wrong:
         raise UserError(f"workload {options.workload!r} cannot be trained: {wrong[0]}")
-    config = resolve_config(workload, options.recipe, overrides)
-    _refuse_wrong_settings(workload, config)
-    origin = settle_origin(
-        store,
-        init_from=options.init_from,
-        extend_to=options.extend_to,
-        workload=(options.workload, workload),
-        recipe=options.recipe,
-        overrides=overrides,
-        identity=(run_id, options.writer),
-    )
-    is_limited = torch.cuda.is_available() or options.memory_limit_mib is not None
-    asked = TrialRequest(
+    config = resolve_config(workload, options.recipe, options.overrides)
+    checked_stages(workload, config)
+    origin = resolve_origin(options, workload, config)
+    limit = options.memory_limit_mib
+    is_limited = torch.cuda.is_available() or limit is not None
+    num_ranks = options.environment.ranks(options.num_processes)
+    may_adapt = is_limited and not options.no_adapt
+    trial = TrialRequest(
         workload=options.workload,
         recipe=options.recipe,
-        overrides=overrides,
-        memory_limit_mib=options.memory_limit_mib,
+        overrides=options.overrides,
+        memory_limit_mib=limit,
     )
-    rungs = settle_adaptation(
-        store,
-        asked,
+    rungs = resolve_adaptation(
+        options.store,
+        trial,
         workload,
         config,
-        may_adapt=is_limited and not options.no_adapt and not _shards(workload, config, num_ranks),
+        may_adapt=may_adapt and not _has_sharded_stage(workload, config, num_ranks),
     )
-    if options.memory_limit_mib is not None:
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        limit_memory(options.memory_limit_mib, device)
+    if limit is not None:
+        limit_memory(limit, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     if origin is not None:
         workload = beginning_from(workload, origin)
     workload = adapted(workload, rungs)
-    need = resource_request(
-        store.uri, workload, config, options.dataset_uri, options.memory_limit_mib
+    job = Job(
+        workload=workload, config=config, stages=checked_stages(workload, config), origin=origin
     )
-    need = replace(need, num_processes=options.num_processes or max(1, torch.cuda.device_count()))
-    return Settled(workload=workload, config=config, origin=origin, need=need)
+    request = resource_request(options.store.uri, workload, config, options.dataset_uri, limit)
+    num_processes = options.num_processes or max(1, torch.cuda.device_count())
+    return Preflight(job=job, request=replace(request, num_processes=num_processes))
 
 
-def _shards(workload: Workload[Any], config: Any, num_ranks: int) -> bool:
-    """Whether a stage is sharded; that nothing is tried then is said."""
+def _has_sharded_stage(workload: Workload[Any], config: Any, num_ranks: int) -> bool:
+    """Whether a stage is sharded; logs that memory is then not tried."""
     for stage in workload.stages(config):
         if isinstance(stage, Train) and is_sharded(stage.settings, num_ranks):
-            print(
-                f"[memory] stage {stage.name!r} is sharded over {num_ranks} ranks: whether memory "
-                "suffices is not tried at the start",
-                flush=True,
+            _log.info(
+                "[memory] stage %r is sharded over %d ranks: whether memory suffices is not tried "
+                "at the start",
+                stage.name,
+                num_ranks,
             )
             return True
     return False
-
-
-def _refuse_wrong_settings(workload: Workload[Any], config: Any) -> None:
-    """Settings are checked when they are made."""
-    try:
-        for stage in workload.stages(config):
-            if isinstance(stage, Train):
-                assert stage.settings
-    except ValueError as error:
-        raise UserError(f"the config of workload {workload.name!r} cannot be: {error}") from error
 
 
 def resource_request(
@@ -145,6 +126,6 @@ def resource_request(
 
 
 def gpu_mib() -> list[int]:
-    """Memory of each GPU of this machine."""
+    """Memory of each GPU of this machine, in MiB."""
     num = torch.cuda.device_count()
     return [torch.cuda.get_device_properties(k).total_memory // 2**20 for k in range(num)]

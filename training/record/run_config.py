@@ -72,7 +72,7 @@ def read_run_config(store: Store) -> RunConfig | None:
     return RunConfig.from_bytes(found.data, f"{store.uri}/{CONFIG}") if found else None
 
 
-def settle_run_config(store: Store, mine: RunConfig, placement: frozenset[str]) -> RunConfig:
+def ensure_run_config(store: Store, mine: RunConfig, placement: frozenset[str]) -> RunConfig:
     """Write the record once; an existing one is the truth, and mine must agree with it."""
     theirs = read_run_config(store)
     if theirs is None:

@@ -19,7 +19,7 @@ RECEIPT = "receipt.json"
 def write_receipt(
     store: Store,
     *,
-    record: RunConfig,
+    run_config: RunConfig,
     head: Head,
     position: Position,
     weights: str,
@@ -28,7 +28,7 @@ def write_receipt(
     peak_gpu_bytes: int | None,
 ) -> dict[str, Any]:
     """Write the receipt of a run that has reached its end."""
-    changed = {*position.numerics_changed, *changed_parts(record.numerics_key, numerics_key)}
+    changed = {*position.numerics_changed, *changed_parts(run_config.numerics_key, numerics_key)}
     newest = head.checkpoints[-1]
     accuracies = {
         f"{stage}_accuracy": metrics["accuracy"]
@@ -37,13 +37,13 @@ def write_receipt(
     }
     if "accuracy" in position.metrics:
         accuracies["validation_accuracy"] = position.metrics["accuracy"]
-    created = datetime.fromisoformat(record.created_at)
+    created = datetime.fromisoformat(run_config.created_at)
     receipt: dict[str, Any] = {
         "format": 1,
-        "run_id": record.run_id,
-        "workload": record.workload,
-        "recipe": record.recipe,
-        "overrides": dict(record.overrides),
+        "run_id": run_config.run_id,
+        "workload": run_config.workload,
+        "recipe": run_config.recipe,
+        "overrides": dict(run_config.overrides),
         "state": "finished",
         "steps": position.step,
         "generations": head.generation,
@@ -56,9 +56,9 @@ def write_receipt(
         "last_attempt_seconds": round(time.monotonic() - began, 3),
         "checkpoint_bytes": sum(file.bytes for file in newest.files),
         "peak_gpu_bytes": peak_gpu_bytes,
-        "prediction": record.prediction,
-        "dataset": record.dataset,
-        "bundle_uri": record.bundle_uri,
+        "prediction": run_config.prediction,
+        "dataset": run_config.dataset,
+        "bundle_uri": run_config.bundle_uri,
         "writer": head.writer,
     }
     store.put(RECEIPT, json.dumps(receipt, indent=1).encode())

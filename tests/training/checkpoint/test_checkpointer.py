@@ -11,8 +11,10 @@ import pytest
 import torch
 
 from tests.training.save_scene import Scene
-from training.checkpoint.checkpointer import Saver
+from training.checkpoint.checkpointer import Checkpointer
+from training.checkpoint.policy import CheckpointPolicy
 from training.checkpoint.read import read_checkpoint
+from training.checkpoint.schedule import Schedule
 from training.errors import RunFailedError
 from training.record.head import read_head
 from training.record.lease import Lease, LeaseLostError, acquire
@@ -24,14 +26,14 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
     scene = Scene(tmp_path)
     yield scene
     scene.store.gate.set()
-    scene.attempt.metrics.close()
+    scene.context.metrics.close()
 
 
 def test_training_goes_on_while_a_save_is_under_way(scene: Scene) -> None:
     scene.store.gate.clear()
     scene.begin(1)
     scene.weights.fill_(77.0)
-    scene.saver.poll()
+    scene.checkpointer.poll()
     assert scene.committed() == []
     scene.store.gate.set()
     scene.finish()
@@ -55,12 +57,12 @@ def test_an_interval_of_time_is_put_off_while_a_save_is_under_way(
     scene = Scene(tmp_path, interval)
     scene.store.gate.clear()
     scene.begin(1)
-    scene.saver._schedule._last_boundary -= 100_000
-    assert not scene.saver.is_due(scene.position(2), 10)
+    scene.schedule._last_started -= 100_000
+    assert not scene.is_due(scene.position(2), 10)
     scene.store.gate.set()
     scene.finish()
-    assert scene.saver.is_due(scene.position(2), 10)
-    scene.attempt.metrics.close()
+    assert scene.is_due(scene.position(2), 10)
+    scene.context.metrics.close()
 
 
 def test_a_save_that_the_store_refuses_is_said_and_tried_again(
@@ -83,28 +85,28 @@ def test_after_a_save_that_failed_the_next_comes_before_its_interval(
     scene.store.error = StoreError("the disk is full")
     scene.begin(1)
     scene.finish()
-    assert not scene.saver.is_due(scene.position(2), 4000), "first it waits a little"
-    monkeypatch.setattr(scene.saver._schedule.failed, "_retry_at", 0.0)
-    assert not scene.saver.is_due(scene.position(1), 4000), "the same boundary has had its turn"
-    assert scene.saver.is_due(scene.position(2), 4000)
+    assert not scene.is_due(scene.position(2), 4000), "first it waits a little"
+    monkeypatch.setattr(scene.schedule.failed, "_retry_at", 0.0)
+    assert not scene.is_due(scene.position(1), 4000), "the same boundary has had its turn"
+    assert scene.is_due(scene.position(2), 4000)
     scene.begin(2)
     scene.finish()
-    assert not scene.saver.is_due(scene.position(3), 4000)
-    scene.attempt.metrics.close()
+    assert not scene.is_due(scene.position(3), 4000)
+    scene.context.metrics.close()
 
 
 def test_fails_at_once_for_what_is_not_the_store_s(scene: Scene) -> None:
     scene.store.error = ValueError("a bug")
     scene.begin(1)
-    assert scene.saver.wait(20)
+    assert scene.checkpointer.wait(20)
     with pytest.raises(ValueError, match="a bug"):
-        scene.saver.poll()
+        scene.checkpointer.poll()
 
 
 def test_fails_when_the_end_of_a_stage_cannot_be_saved(scene: Scene) -> None:
     scene.store.error = StoreError("the disk is full")
     with pytest.raises(StoreError, match="the disk is full"):
-        scene.saver.commit(scene.capture(2), scene.position(2), 0, "stage-end")
+        scene.checkpointer.save(scene.request(2, "stage-end"))
 
 
 def test_a_commit_is_told_of_in_a_line(scene: Scene, capsys: pytest.CaptureFixture[str]) -> None:
@@ -126,7 +128,7 @@ def test_the_files_of_a_save_that_failed_go_with_the_next_commit(
     assert len({key.split("/")[1] for key in scene.store.sizes("checkpoints/")}) == 1
     scene.begin(2)
     scene.finish()
-    assert len(scene.attempt.lease.head.checkpoints) == 1
+    assert len(scene.context.lease.head.checkpoints) == 1
     wait_until_no_other_is_stored(scene)
 
 
@@ -159,13 +161,13 @@ def test_a_commit_holds_though_what_it_replaced_could_not_be_deleted(
     for step in (4, 5):
         scene.begin(step)
         scene.finish()
-        assert scene.saver.holds(scene.position(step))
+        assert scene.checkpointer.holds(scene.position(step))
     wait_until_no_other_is_stored(scene)
 
 
 def wait_until_no_other_is_stored(scene: Scene) -> None:
     """What a commit replaced is deleted behind it."""
-    named = {entry.name for entry in scene.attempt.lease.head.checkpoints}
+    named = {entry.name for entry in scene.context.lease.head.checkpoints}
     deadline = time.monotonic() + 20
     while (stored := {k.split("/")[1] for k in scene.store.sizes("checkpoints/")}) != named:
         assert time.monotonic() < deadline, f"{stored} instead of {named}"
@@ -190,9 +192,9 @@ def test_nothing_is_published_once_the_lease_is_lost(scene: Scene) -> None:
     other = acquire(scene.store, "run-1", "i-2", 0.0, lambda s: False, lambda holder: None)
     assert isinstance(other, Lease)
     scene.store.gate.set()
-    assert scene.saver.wait(20)
+    assert scene.checkpointer.wait(20)
     with pytest.raises(LeaseLostError):
-        scene.saver.poll()
+        scene.checkpointer.poll()
     head = read_head(scene.store)
     assert head == other.head
     assert head.checkpoints == ()
@@ -210,7 +212,7 @@ def test_a_save_whose_lease_is_lost_is_gone_before_the_process_ends(
     monkeypatch.setattr(
         scene.store, "delete_below", lambda prefix: (time.sleep(0.2), delete(prefix))
     )
-    lease = scene.attempt.lease
+    lease = scene.context.lease
     scene.store.gate.clear()
     scene.begin(1)
     other = acquire(scene.store, "run-1", "i-2", 0, lambda s: False, lambda holder: None)
@@ -220,7 +222,7 @@ def test_a_save_whose_lease_is_lost_is_gone_before_the_process_ends(
             lease.beat()
     scene.store.gate.set()
     assert lease.lost.wait(20)
-    scene.saver.close()
+    scene.checkpointer.close()
     assert scene.store.sizes("checkpoints/") == {}
     assert list((Path(scene.store.uri) / "checkpoints").rglob("*.part")) == []
 
@@ -249,16 +251,16 @@ def test_a_checkpoint_that_a_successor_took_over_is_not_deleted(
 
 
 def test_nothing_with_a_nan_is_published(scene: Scene) -> None:
-    scene.saver.begin(scene.capture(1), scene.position(1), 0)
+    scene.begin(1)
     scene.finish()
     capture = scene.capture(2)
     scene.weights[5] = float("nan")
-    scene.saver.begin(capture, scene.position(2), 0)
-    assert scene.saver.wait(20)
+    scene.checkpointer.save_async(scene.request(2, live=capture))
+    assert scene.checkpointer.wait(20)
     with pytest.raises(RunFailedError, match="step 2: w holds a NaN; nothing was published"):
-        scene.saver.poll()
+        scene.checkpointer.poll()
     with pytest.raises(RunFailedError, match="w holds a NaN"):
-        scene.saver.commit(capture, scene.position(2), 0, "stage-end")
+        scene.checkpointer.save(scene.request(2, "stage-end", capture))
     assert scene.committed() == [(1, 1.0)]
 
 
@@ -267,9 +269,9 @@ def test_the_memory_of_the_copy_is_used_again(
 ) -> None:
     scene.begin(1)
     scene.finish()
-    monkeypatch.setattr("training.checkpoint.host_copies.available_bytes", lambda: 0)
+    monkeypatch.setattr("training.checkpoint.state.available_bytes", lambda: 0)
     scene.begin(2)
-    assert scene.saver.is_saving, "no memory is needed for another copy"
+    assert scene.checkpointer.is_saving, "no memory is needed for another copy"
     scene.finish()
     assert scene.committed() == [(1, 1.0), (2, 2.0)]
 
@@ -277,29 +279,28 @@ def test_the_memory_of_the_copy_is_used_again(
 def test_a_state_that_memory_cannot_hold_twice_is_streamed(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(
-        "training.checkpoint.host_copies.available_bytes", lambda: 600 * 1024 * 1024
-    )
-    monkeypatch.setattr("training.checkpoint.host_copies._SPARE_BYTES", 600 * 1024 * 1024 - 3999)
+    monkeypatch.setattr("training.checkpoint.state.available_bytes", lambda: 600 * 1024 * 1024)
+    monkeypatch.setattr("training.checkpoint.state._SPARE_BYTES", 600 * 1024 * 1024 - 3999)
     scene.begin(1)
-    assert not scene.saver.is_saving
+    assert not scene.checkpointer.is_saving
     assert "memory cannot hold a copy of the state; streaming it" in capsys.readouterr().out
     assert scene.committed() == [(1, 1.0)]
-    assert not scene.saver.stage(scene.capture(2), scene.position(2), 0)
-    monkeypatch.setattr("training.checkpoint.host_copies._SPARE_BYTES", 600 * 1024 * 1024 - 4000)
+    assert not scene.checkpointer.stage(scene.request(2, "emergency"))
+    monkeypatch.setattr("training.checkpoint.state._SPARE_BYTES", 600 * 1024 * 1024 - 4000)
     scene.begin(2)
-    assert scene.saver.is_saving
+    assert scene.checkpointer.is_saving
 
 
 def test_a_new_best_is_due_at_once_and_marked(scene: Scene) -> None:
     best = {"step": 4, "value": 0.5}
     position = scene.position(4, evaluated_step=4, best=best)
-    saver = scene.saver
-    assert saver.is_due(position, 100)
-    saver.begin(scene.capture(4), position, 0)
+    policy = CheckpointPolicy(
+        scene.context, scene.checkpointer, 100, lambda: scene.capture(4), is_sharded=False
+    )
+    assert policy.save_if_due(position)
     scene.finish()
-    assert not saver.is_due(position, 100)
-    (entry,) = scene.attempt.lease.head.checkpoints
+    assert not scene.is_due(position, 100)
+    (entry,) = scene.context.lease.head.checkpoints
     assert (entry.kind, entry.is_best) == ("best", True)
 
 
@@ -311,8 +312,8 @@ def test_steps_and_epochs_are_kept_to_the_step(
     tmp_path: Path, interval: str, due: list[int]
 ) -> None:
     scene = Scene(tmp_path, interval)
-    assert [s for s in range(1, 11) if scene.saver.is_due(scene.position(s), 4)] == due
-    scene.attempt.metrics.close()
+    assert [s for s in range(1, 11) if scene.is_due(scene.position(s), 4)] == due
+    scene.context.metrics.close()
 
 
 def test_auto_says_what_it_chose_and_why(
@@ -325,14 +326,14 @@ def test_auto_says_what_it_chose_and_why(
     assert "[interval] auto: every 60.0 s: more often gains next to nothing" in said
     assert "2.1 h between interruptions" in said
     assert '"kind":"interval"' in (tmp_path / "metrics.jsonl").read_text()
-    scene.attempt.metrics.close()
+    scene.context.metrics.close()
 
 
 def test_an_attempt_that_ends_finishes_the_save_under_way(scene: Scene) -> None:
     scene.store.gate.clear()
     scene.begin(1)
     threading.Timer(0.1, scene.store.gate.set).start()
-    scene.saver.close()
+    scene.checkpointer.close()
     assert scene.committed() == [(1, 1.0)]
 
 
@@ -342,11 +343,11 @@ def test_an_attempt_that_lost_its_lease_ends_without_waiting(
     scene.store.gate.clear()
     scene.begin(1)
     assert scene.store.is_at_gate.wait(60)
-    save = scene.saver._save
+    save = scene.checkpointer._current
     assert save is not None
-    scene.attempt.lease.lost.set()
-    monkeypatch.setattr("training.checkpoint.checkpointer._TIDY_SECONDS", 0.01)
-    scene.saver.close()
+    scene.context.lease.lost.set()
+    monkeypatch.setattr("training.checkpoint.checkpointer._CLEANUP_SECONDS", 0.01)
+    scene.checkpointer.close()
     assert not save.wait(0), "the save still hangs at the gate, and nobody waits for it"
     scene.store.gate.set()
     assert save.wait(60)
@@ -354,9 +355,13 @@ def test_an_attempt_that_lost_its_lease_ends_without_waiting(
 
 
 def test_how_long_a_run_trained_goes_with_the_checkpoint(scene: Scene) -> None:
-    saver = Saver(scene.attempt, None, spent_seconds=1000.0)
-    saver.commit(scene.capture(1), scene.position(1), 0, "periodic")
-    snapshot = read_checkpoint(scene.store, scene.attempt.lease.head.checkpoints[-1])
+    schedule = Schedule(scene.context.interval, spent_seconds=1000.0)
+    checkpointer = Checkpointer(scene.context, schedule, None)
+    policy = CheckpointPolicy(
+        scene.context, checkpointer, 1, lambda: scene.capture(1), is_sharded=False
+    )
+    policy.save_stage_end(scene.position(1))
+    snapshot = read_checkpoint(scene.store, scene.context.lease.head.checkpoints[-1])
     assert 1000.0 <= snapshot.state["spent_seconds"] < 1100.0
     assert snapshot.state["step"] == 1
 
@@ -368,7 +373,7 @@ def test_parts_are_read_back_by_several_threads_at_once(
     scene.weights = torch.zeros(10_001)
     scene.begin(1)
     scene.finish()
-    entry = scene.attempt.lease.head.checkpoints[-1]
+    entry = scene.context.lease.head.checkpoints[-1]
     model = next(file for file in entry.files if file.name == "model.safetensors")
     assert model.part_bytes == 1000
     assert model.bytes > 40_000

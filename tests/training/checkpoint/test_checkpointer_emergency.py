@@ -17,7 +17,7 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
     scene = Scene(tmp_path)
     yield scene
     scene.store.gate.set()
-    scene.attempt.metrics.close()
+    scene.context.metrics.close()
 
 
 def test_a_notice_finishes_a_save_of_the_same_state(
@@ -29,7 +29,7 @@ def test_a_notice_finishes_a_save_of_the_same_state(
     assert scene.emergency(3, 60)
     assert "being saved already" in capsys.readouterr().out
     assert scene.committed() == [(3, 3.0)]
-    assert scene.attempt.lease.head.state == "released"
+    assert scene.context.lease.head.state == "released"
 
 
 def test_a_notice_with_time_enough_commits_both(scene: Scene) -> None:
@@ -37,7 +37,7 @@ def test_a_notice_with_time_enough_commits_both(scene: Scene) -> None:
     scene.begin(2)
     assert scene.emergency(3, 60)
     assert scene.committed() == [(1, 1.0), (2, 2.0), (3, 3.0)]
-    assert scene.attempt.lease.head.state == "released"
+    assert scene.context.lease.head.state == "released"
 
 
 def test_a_notice_gives_up_the_save_under_way_for_the_newer_state(
@@ -49,7 +49,7 @@ def test_a_notice_gives_up_the_save_under_way_for_the_newer_state(
     scene.begin(2)
     threading.Timer(0.3, scene.store.gate.set).start()
     assert scene.emergency(3, 1.8)
-    assert "is given up for this one" in capsys.readouterr().out
+    assert "is canceled for this one" in capsys.readouterr().out
     assert scene.committed() == [(1, 1.0), (3, 3.0)]
 
 
@@ -65,7 +65,7 @@ def test_a_notice_too_short_for_this_step_finishes_the_save_before_it(
     assert scene.emergency(3, 1.3)
     assert "finishing the save before it" in capsys.readouterr().out
     assert scene.committed() == [(1, 1.0), (2, 2.0)]
-    assert scene.attempt.lease.head.state == "released"
+    assert scene.context.lease.head.state == "released"
 
 
 def test_a_notice_too_short_leaves_the_previous_checkpoint_whole(
@@ -121,7 +121,7 @@ def test_a_notice_right_after_a_commit_only_releases(
 def test_a_failed_save_under_way_does_not_keep_an_emergency_from_saving(scene: Scene) -> None:
     scene.store.error = StoreError("no answer")
     scene.begin(2)
-    assert scene.saver.wait(20)
+    assert scene.checkpointer.wait(20)
     scene.store.error = None
     assert scene.emergency(2, 60)
     assert scene.committed() == [(2, 2.0)]
@@ -140,30 +140,30 @@ def test_a_save_of_the_same_state_that_fails_is_tried_once_more(
 
 
 def test_the_staged_copy_is_committed_when_no_boundary_comes(scene: Scene) -> None:
-    assert scene.saver.stage(scene.capture(5), scene.position(5), 0)
+    assert scene.checkpointer.stage(scene.request(5, "emergency"))
     scene.weights.fill_(77.0)  # the main thread is in the middle of a long step
     results: list[bool] = []
     notice = scene.notice(60)
-    assert scene.saver.must_begin_by(notice) < notice.deadline
-    thread = threading.Thread(target=lambda: results.append(scene.saver.emergency_staged(notice)))
+    assert scene.checkpointer.must_start_by(notice) < notice.deadline
+    thread = threading.Thread(target=lambda: results.append(scene.checkpointer.save_staged(notice)))
     thread.start()
     thread.join(20)
     assert results == [True]
     assert scene.committed() == [(5, 5.0)]
-    assert scene.attempt.lease.head.state == "released"
+    assert scene.context.lease.head.state == "released"
     assert scene.emergency(6, 60), "the boundary that comes after all changes nothing"
     assert scene.committed() == [(5, 5.0)]
 
 
 def test_without_a_staged_copy_there_is_only_the_release(scene: Scene) -> None:
-    assert scene.saver.emergency_staged(scene.notice(60))
+    assert scene.checkpointer.save_staged(scene.notice(60))
     assert scene.committed() == []
 
 
 def test_a_boundary_that_is_being_saved_needs_no_staging(scene: Scene) -> None:
     scene.store.gate.clear()
     scene.begin(2)
-    assert scene.saver.stage(scene.capture(2), scene.position(2), 0)
+    assert scene.checkpointer.stage(scene.request(2, "emergency"))
     threading.Timer(0.1, scene.store.gate.set).start()
-    assert scene.saver.emergency_staged(scene.notice(60))
+    assert scene.checkpointer.save_staged(scene.notice(60))
     assert scene.committed() == [(2, 2.0)]

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tests.training.runs import Run, assert_equal
-from training.checkpoint.failed_saves import FailedSaves
+from training.checkpoint.schedule import FailedSaves
 from training.store.folder import FolderStore
 from training.store.protocol import StoreError, Upload
 
@@ -59,8 +59,8 @@ def test_metrics_that_the_store_refuses_arrive_later(
 def test_fails_when_the_store_never_works(
     run: Run, whole: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("training.checkpoint.failed_saves._MOST_SECONDS", 0.0)
-    monkeypatch.setattr("training.checkpoint.failed_saves._MOST_IN_A_ROW", 3)
+    monkeypatch.setattr("training.checkpoint.schedule._MAX_FAILED_SECONDS", 0.0)
+    monkeypatch.setattr("training.checkpoint.schedule._MAX_FAILED_SAVES", 3)
     with monkeypatch.context() as broken:
         break_uploads(broken, "model.safetensors", range(10**6))
         assert run.attempt("--checkpoint-interval=2steps") == 1
@@ -73,15 +73,15 @@ def test_fails_when_the_store_never_works(
 
 def test_both_many_and_long_make_failed_saves_hopeless(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
-    monkeypatch.setattr("training.checkpoint.failed_saves.time.monotonic", lambda: now)
+    monkeypatch.setattr("training.checkpoint.schedule.time.monotonic", lambda: now)
     failed, due = FailedSaves(), []
     for _ in range(5):
-        failed.count(now)
+        failed.add(now)
         due.append(failed._retry_at - now)
     assert due == [5.0, 10.0, 20.0, 40.0, 80.0]
     assert not failed.is_hopeless, "so many, but within a moment"
     now += 600.0
     assert failed.is_hopeless
-    failed.end()
-    failed.count(now)
+    failed.clear()
+    failed.add(now)
     assert not failed.is_hopeless, "a commit ends the row"

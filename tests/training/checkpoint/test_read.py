@@ -15,7 +15,7 @@ from training.checkpoint.read import (
     newest_that_holds,
     read_checkpoint,
 )
-from training.checkpoint.state import LiveState, live_files, state_file
+from training.checkpoint.state import LiveState, state_file
 from training.checkpoint.transfer import Progress, send
 from training.engine.trees import put_together, take_apart
 from training.record.checkpoint_entry import CheckpointEntry
@@ -31,7 +31,7 @@ def write(store: Store, capture: LiveState, step: int = 0) -> CheckpointEntry:
     files = send(
         store,
         f"checkpoints/{name}/",
-        [*live_files(capture), state_file(capture.state)],
+        [*capture.files, state_file(capture.state)],
         CPU,
         Progress(),
     )

@@ -10,20 +10,21 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
-from training.engine.optimizer_state import make_state
 
 from tests.training.damage import flip
 from tests.training.ranks.processes import on_ranks
-from training.checkpoint.checkpointer import Saver
-from training.checkpoint.policy import Commits
+from training.checkpoint.checkpointer import Checkpointer
+from training.checkpoint.policy import CheckpointPolicy
 from training.checkpoint.read import DamagedCheckpointError, read_checkpoint, read_state
+from training.checkpoint.schedule import Schedule
 from training.checkpoint.sharded import ShardedSnapshot, slices_of
 from training.checkpoint.state import LiveState
 from training.config import Interval
+from training.engine.learner import create_optimizer_state
 from training.engine.trees import put_together, take_apart
 from training.errors import RunFailedError
 from training.interruption.supervisor import Supervisor
-from training.ranks.context import Attempt
+from training.ranks.context import AttemptContext
 from training.ranks.world import World
 from training.record.events import Events
 from training.record.head import Head, read_head
@@ -63,15 +64,15 @@ def distributed(tensors: dict[str, Tensor], world: World) -> dict[str, Tensor]:
     }
 
 
-def open_attempt(root: Path, world: World) -> Attempt:
+def open_context(root: Path, world: World) -> AttemptContext:
     store = FolderStore(root / "run")
     lease: Lease | Head | None = None
     if world.leads:
         lease = acquire(store, "run-1", "i-1", 60, lambda s: False, lambda holder: None)
         assert isinstance(lease, Lease)
-    return Attempt(
+    return AttemptContext(
         store=store,
-        held=lease,
+        own_lease=lease,
         metrics=Metrics(store, 1, "nonce", None),
         events=Events(store, "i-1"),
         supervisor=Supervisor(budget_seconds=120),
@@ -82,9 +83,10 @@ def open_attempt(root: Path, world: World) -> Attempt:
     )
 
 
-def commits_of(attempt: Attempt, capture: LiveState) -> Commits:
-    saver = Saver(attempt, None) if attempt.world.leads else None
-    return Commits(attempt, saver, 1, lambda: capture, is_sharded=True)
+def policy_of(context: AttemptContext, live: LiveState) -> CheckpointPolicy:
+    schedule = Schedule(context.interval)
+    checkpointer = Checkpointer(context, schedule, None) if context.world.leads else None
+    return CheckpointPolicy(context, checkpointer, 1, lambda: live, is_sharded=True)
 
 
 def newest(root: Path, world: World) -> ShardedSnapshot:
@@ -99,12 +101,12 @@ def newest(root: Path, world: World) -> ShardedSnapshot:
 
 
 def write(world: World, root: Path) -> None:
-    attempt = open_attempt(root, world)
+    context = open_context(root, world)
     tensors = distributed(whole_tensors(), world)
     capture = LiveState(tensors={"model": tensors}, state={"k": 1})
-    commits_of(attempt, capture).at_the_end(POSITION)
+    policy_of(context, capture).save_stage_end(POSITION)
     assert (root / "run" / "head.json").exists()
-    attempt.metrics.close()
+    context.metrics.close()
 
 
 def read_on_three(world: World, root: Path) -> None:
@@ -144,18 +146,18 @@ def test_two_ranks_write_and_one_or_three_read(tmp_path: Path) -> None:
 
 
 def write_with_a_nan(world: World, root: Path) -> None:
-    attempt = open_attempt(root, world)
+    context = open_context(root, world)
     tensors = distributed(whole_tensors(), world)
     if world.rank == 1:
         tensors["rows"]._local_tensor[0, 0] = float("nan")  # type: ignore[attr-defined]
-    commits = commits_of(attempt, LiveState(tensors={"model": tensors}, state={}))
+    policy = policy_of(context, LiveState(tensors={"model": tensors}, state={}))
     if world.leads:
         with pytest.raises(RunFailedError, match=r"rank 1: .+rows holds a NaN"):
-            commits.at_the_end(POSITION)
+            policy.save_stage_end(POSITION)
         os._exit(0)
     with pytest.raises(RuntimeError):
-        commits.at_the_end(POSITION)
-    attempt.metrics.close()
+        policy.save_stage_end(POSITION)
+    context.metrics.close()
 
 
 def test_fails_on_every_rank_where_one_has_weights_that_are_no_numbers(tmp_path: Path) -> None:
@@ -183,7 +185,7 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> Non
 
 
 def fsdp_goes_on_exactly(world: World, root: Path) -> None:
-    attempt = open_attempt(root, world)
+    context = open_context(root, world)
     model, optimizer = make_learner(1)
     train(model, optimizer, 3)
     tensors: dict[str, Tensor] = {}
@@ -191,11 +193,11 @@ def fsdp_goes_on_exactly(world: World, root: Path) -> None:
     capture = LiveState(
         tensors={"model": model.state_dict(), "optimizer": tensors}, state={"optimizer": skeleton}
     )
-    commits_of(attempt, capture).at_the_end(POSITION)
+    policy_of(context, capture).save_stage_end(POSITION)
     train(model, optimizer, 2)
 
     other, other_optimizer = make_learner(2)
-    make_state(other_optimizer)
+    create_optimizer_state(other_optimizer)
     targets: dict[str, Tensor] = {}
     take_apart(other_optimizer.state_dict(), targets)
     snapshot = newest(root, world)
@@ -204,7 +206,7 @@ def fsdp_goes_on_exactly(world: World, root: Path) -> None:
     train(other, other_optimizer, 2)
     pairs = zip(model.parameters(), other.parameters(), strict=True)
     assert all(torch.equal(a._local_tensor, b._local_tensor) for a, b in pairs)  # type: ignore[attr-defined]
-    attempt.metrics.close()
+    context.metrics.close()
 
 
 def test_a_model_under_fsdp_goes_on_exactly(tmp_path: Path) -> None:

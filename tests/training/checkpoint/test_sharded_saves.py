@@ -87,7 +87,7 @@ def test_a_rank_without_room_for_a_copy_streams_its_share(
         return 0 if os.environ["RANK"] == str(rank) else 2**40
 
     with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr("training.checkpoint.host_copies.available_bytes", free)
+        monkeypatch.setattr("training.checkpoint.state.available_bytes", free)
         assert run.attempt_with_ranks(2) == [0, 0]
     assert_equal(run, sharded)
     committed, others = ({e["step"] for e in r.events("committed")} for r in (run, sharded))

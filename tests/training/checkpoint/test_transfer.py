@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from training.checkpoint.read import DamagedCheckpointError, read_checkpoint
-from training.checkpoint.state import LiveState, Text, live_files, state_file
+from training.checkpoint.state import LiveState, Text, state_file
 from training.checkpoint.transfer import (
     CancelledError,
     Progress,
@@ -73,7 +73,7 @@ def test_a_flipped_bit_in_any_part_of_any_file_is_found(tmp_path: Path) -> None:
     tensors = {"w": torch.arange(100.0), "b": torch.ones(3)}
     capture = LiveState(tensors={"model": tensors, "optimizer": {}}, state={"step": 1})
     files = send(
-        store, "checkpoints/x/", [*live_files(capture), state_file(capture.state)], CPU, Progress()
+        store, "checkpoints/x/", [*capture.files, state_file(capture.state)], CPU, Progress()
     )
     entry = CheckpointEntry(name="x", step=1, stage="a", epoch=0, kind="periodic", files=files)
     read_checkpoint(store, entry)
@@ -119,7 +119,7 @@ def test_nothing_is_read_by_unpickling(store_uri: str, monkeypatch: pytest.Monke
     store = open_store(store_uri)
     capture = LiveState(tensors={"model": {"w": torch.ones(50)}}, state={"a": [1, None, "x"]})
     files = send(
-        store, "checkpoints/x/", [*live_files(capture), state_file(capture.state)], CPU, Progress()
+        store, "checkpoints/x/", [*capture.files, state_file(capture.state)], CPU, Progress()
     )
     entry = CheckpointEntry(name="x", step=1, stage="a", epoch=0, kind="periodic", files=files)
     for name in ("pickle.load", "pickle.loads", "pickle.Unpickler", "torch.load"):

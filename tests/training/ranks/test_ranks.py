@@ -15,8 +15,8 @@ from tests.training import tiny
 from tests.training.hooks import at_rank, notice
 from tests.training.runs import ROOT, Run, assert_close, wait_for
 from training.config import parse_interval
-from training.engine.attempt import _ranks
-from training.engine.job import Options
+from training.engine.attempt import _start_ranks
+from training.engine.job import RunOptions
 from training.errors import RankLostError
 from training.interruption.supervisor import Supervisor
 from training.ranks.launch import RankProcess
@@ -131,9 +131,8 @@ def test_a_lost_rank_is_named_where_a_collective_breaks_first(run: Run) -> None:
         command = [sys.executable, "-c", "raise SystemExit(3)"]
         return subprocess.Popen(command, env={**variables}, stdin=subprocess.PIPE)
 
-    options = Options(
-        workload=tiny.TINY,
-        workload_name="tiny",
+    options = RunOptions(
+        workload="tiny",
         recipe="quick",
         overrides={},
         dataset_uri=str(run.dataset),
@@ -149,7 +148,7 @@ def test_a_lost_rank_is_named_where_a_collective_breaks_first(run: Run) -> None:
         start_rank=ends,
     )
     said = "rank 1 ended with 3; the next attempt goes on"
-    with pytest.raises(RankLostError, match=said), _ranks(options, supervisor) as place:
+    with pytest.raises(RankLostError, match=said), _start_ranks(options, supervisor) as place:
         assert place.world_size == 2
         raise RuntimeError("Connection closed by peer")
 

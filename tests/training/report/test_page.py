@@ -12,7 +12,7 @@ from tests.training import tiny
 from tests.training.runs import Run
 from training.cli.main import main
 from training.record.history import read_history
-from training.report.charts import Curve, ProgressBar, draw_bars, draw_curves
+from training.report.charts import Curve, TimelineBar, draw_bars, draw_curves
 
 
 @pytest.fixture
@@ -144,6 +144,6 @@ def test_drawings_hold_for_anything() -> None:
         drawing = draw_curves(curves, [1, 10_000], "step")
         if drawing:
             ET.fromstring(drawing)
-    bars = [ProgressBar(row="a", start=0.0, seconds=3.0, colour="red", title="<b>")]
+    bars = [TimelineBar(row="a", start=0.0, seconds=3.0, colour="red", title="<b>")]
     ET.fromstring(draw_bars(bars))
     assert draw_bars([]) == ""

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from training.config import Interval
 from training.engine.attempt import run_attempt
 from training.engine.exit_code import exit_code_of
-from training.engine.job import Options
+from training.engine.job import Job, RunOptions, resolve_job
 from training.errors import EXIT_FINISHED, EXIT_INTERRUPTED, UserError
 from training.interruption.supervisor import Supervisor
 from training.proof.check.small import Small
@@ -171,7 +171,7 @@ class Runs:
 
     def _options(
         self, name: str, place: InterruptionPoint | None, machine: Path
-    ) -> tuple[Options, Supervisor]:
+    ) -> tuple[RunOptions, Job, Supervisor]:
         supervisor = Supervisor(budget_seconds=600.0)
 
         def reached(stage: str, kind: str, number: int) -> None:
@@ -181,9 +181,8 @@ class Runs:
                 os.kill(os.getpid(), signal.SIGKILL)
             supervisor.interruption.tell("notice")
 
-        options = Options(
-            workload=Small(load_workload(self._name), reached, self._num_steps),
-            workload_name=self._name,
+        options = RunOptions(
+            workload=self._name,
             recipe=self._recipe,
             overrides=self._overrides,
             dataset_uri=str(self.dataset),
@@ -191,9 +190,8 @@ class Runs:
             run_id=name,
             interval=self._interval,
             lease_ttl_seconds=_LEASE_TTL_SECONDS,
-            metrics_file=None,
             writer=f"attempt-{self._num_attempts}",
-            bundle_uri=None,
             scratch=machine,
         )
-        return options, supervisor
+        small = Small(load_workload(self._name), reached, self._num_steps)
+        return options, resolve_job(options, small), supervisor

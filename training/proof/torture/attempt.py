@@ -21,7 +21,7 @@ from training.checkpoint.memory import data_bytes
 from training.config import parse_interval
 from training.engine.attempt import run_attempt
 from training.engine.exit_code import exit_code_of
-from training.engine.job import Options
+from training.engine.job import RunOptions, resolve_job
 from training.interruption.supervisor import Supervisor
 from training.proof.torture.choice import Saving
 from training.proof.torture.faults import misbehaving
@@ -138,9 +138,8 @@ def _run(asked: AttemptRequest, rank: int, start_rank: StartRank | None) -> int:
     if asked.saving == "streamed":
         _limit_memory()
     store = open_store(asked.run_uri)
-    options = Options(
-        workload=watched(load_workload(asked.workload), watch),
-        workload_name=asked.workload,
+    options = RunOptions(
+        workload=asked.workload,
         recipe=asked.recipe,
         overrides=asked.overrides,
         dataset_uri=asked.dataset,
@@ -148,15 +147,14 @@ def _run(asked: AttemptRequest, rank: int, start_rank: StartRank | None) -> int:
         run_id=asked.run_uri.rpartition("/")[2],
         interval=parse_interval(asked.interval),
         lease_ttl_seconds=asked.ttl_seconds,
-        metrics_file=None,
         writer=asked.writer,
-        bundle_uri=None,
         scratch=Path(asked.folder) / "scratch",
-        place=place,
+        environment=place,
         num_processes=asked.num_processes,
         start_rank=start_rank,
     )
-    return run_attempt(options, supervisor)
+    job = resolve_job(options, watched(load_workload(asked.workload), watch))
+    return run_attempt(options, job, supervisor)
 
 
 def _limit_memory() -> None:

@@ -1,0 +1,118 @@
+"""`python -m training run | fail`. It alone reads the environment.
+
+Imports no torch: a machine that boots into a finished run says so at once.
+"""
+
+import argparse
+import os
+import shutil
+import socket
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from training.cli import run_options, sweep
+from training.cli.outputs import checked_file, checked_folder
+from training.errors import EXIT_FINISHED
+from training.interruption.supervisor import Supervisor
+from training.ranks.launch import end_with_rank_0
+from training.record.head import mark_failed, read_head
+from training.record.run_config import read_run_config
+from training.report.receipt import conclude
+from training.store.open import open_store
+from training.store.protocol import Store
+
+if TYPE_CHECKING:
+    from training.preflight.admission import ResourceRequest
+
+
+def add_run(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `run`."""
+    run_options.add(parser)
+    parser.set_defaults(act=_run)
+
+
+def add_fail(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `fail`."""
+    parser.add_argument("--run-uri", required=True, help="s3://bucket/runs/<run id>, or a folder")
+    parser.add_argument("--reason", required=True, help="one sentence, kept in head.json")
+    parser.add_argument("--writer", default=socket.gethostname(), help="who says so")
+    parser.set_defaults(act=_fail)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    supervisor = Supervisor(
+        budget_seconds=arguments.notice_budget_seconds,
+        notice_file=arguments.notice_file,
+        notice_policy=arguments.notice_policy,
+        watchdog_seconds=arguments.watchdog_seconds,
+        notify_socket=os.environ.get("NOTIFY_SOCKET"),
+    )
+    # Before anything slow is imported: a signal without a handler would end the process.
+    supervisor.begin()
+    if os.environ.get("TRAINING_LEADER"):
+        end_with_rank_0()
+    if os.environ.get("RANK", "0") != "0":
+        # Rank 0 prints what happens to the run.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    scratch = arguments.scratch or Path(tempfile.mkdtemp(prefix="training-"))
+    try:
+        return _train(arguments, supervisor, scratch)
+    finally:
+        if arguments.scratch is None:
+            shutil.rmtree(scratch, ignore_errors=True)
+        supervisor.close()
+
+
+def _train(arguments: argparse.Namespace, supervisor: Supervisor, scratch: Path) -> int:
+    checked_folder(scratch)
+    if arguments.metrics_file is not None:
+        checked_file(arguments.metrics_file)
+    store = open_store(arguments.run_uri)
+    if _is_same_finished_run(arguments, store):
+        print(f"[ok] {store.uri} is finished already", flush=True)
+        return EXIT_FINISHED
+    # Here, because they import torch: seconds that the lines above do not need.
+    from training.engine.attempt import run_attempt
+    from training.preflight.preflight import gpu_mib, preflight
+
+    options = run_options.parse(arguments, store, scratch, os.environ)
+    checked = preflight(options)
+    with _reserved(checked.request, gpu_mib()), checked.explaining_out_of_memory():
+        return run_attempt(options, checked.job, supervisor)
+
+
+def _reserved(request: "ResourceRequest", gpu_mib: Sequence[int]) -> AbstractContextManager[None]:
+    """This run's share of the machine, beside other runs; all ranks of a run hold one together."""
+    from training.preflight.admission import MachineCapacity, Reservations
+
+    if os.environ.get("RANK", "0") != "0":
+        return nullcontext()
+    reservations = Reservations(sweep.default_reservations())
+    return reservations.reserved(request, MachineCapacity.here(gpu_mib))
+
+
+def _is_same_finished_run(arguments: argparse.Namespace, store: Store) -> bool:
+    """Whether there is nothing to do; anything unusual is left to the full checks."""
+    head, record = read_head(store), read_run_config(store)
+    if head is None or record is None or head.state != "finished":
+        return False
+    asked = sorted(arguments.override)
+    done = sorted(f"{name}={value}" for name, value in record.overrides.items())
+    names = (record.workload, record.recipe, done)
+    return names == (arguments.workload, arguments.recipe, asked)
+
+
+def _fail(arguments: argparse.Namespace) -> int:
+    store = open_store(arguments.run_uri)
+    run_id = store.uri.rstrip("/").rpartition("/")[2]
+    head = mark_failed(store, run_id, arguments.writer, arguments.reason)
+    record = read_run_config(store)
+    if record is not None:
+        conclude(store, record, head)
+    text = f"[ok] {store.uri} is {head.state}" + (f": {head.reason}" if head.reason else "")
+    print(text + ("" if head.generation else " (no attempt had started)"))
+    return EXIT_FINISHED

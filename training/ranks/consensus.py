@@ -1,0 +1,117 @@
+"""What the ranks of an attempt decide together at step boundaries: to stop or to continue.
+
+Every method is called by all ranks in the same order. A single process decides alone.
+"""
+
+import logging
+from typing import NamedTuple
+
+from training.interruption.extra_time import watch_for_candidates
+from training.interruption.long_work import Work
+from training.interruption.notice import InterruptedRunError, Notice
+from training.interruption.supervisor import Supervisor
+from training.ranks.world import World
+from training.record.events import Events
+from training.record.lease import Lease, LeaseLostError
+from training.store.protocol import Store
+
+_log = logging.getLogger(__name__)
+
+
+class Vote(NamedTuple):
+    """What all ranks have agreed on at a boundary."""
+
+    weight: float  # the sum over the ranks
+    must_stop: bool
+
+
+class Consensus:
+    """Agreement on notices; only rank 0 has a lease."""
+
+    def __init__(
+        self,
+        world: World,
+        supervisor: Supervisor,
+        lease: Lease | None,
+        store: Store,
+        events: Events,
+    ) -> None:
+        self._world = world
+        self._supervisor = supervisor
+        self._lease = lease
+        self._store = store
+        self._events = events
+
+    def begin_vote(self, weight: float = 0.0) -> None:
+        """Ask the other ranks ahead of a step boundary; `weight` is summed over the ranks."""
+        self._supervisor.watchdog.beat()
+        is_lost = self._lease is not None and self._lease.lost.is_set()
+        # Rank 0 saves, so it must learn of a recommendation to another machine's rank.
+        interruption, extra_time = self._supervisor.interruption, self._supervisor.extra_time
+        rebalance = not self._world.leads and interruption.take_rebalance()
+        self._world.begin_sum([extra_time.must_end, is_lost, rebalance, weight])
+
+    def end_vote(self) -> Vote:
+        """The result at the boundary; raise LeaseLostError if the lease is lost."""
+        must_stop, is_lost, rebalance, weight = self._world.end_sum()
+        if self._world.size == 1:
+            # Nobody had to be asked ahead: what came in the meantime counts too.
+            must_stop = self._supervisor.extra_time.must_end
+            if self._lease is not None:
+                self._lease.check()
+        if rebalance and self._world.leads:
+            self._supervisor.interruption.recommend_rebalance()
+        if is_lost:
+            raise LeaseLostError(f"{self._store.uri} was taken over by another writer")
+        return Vote(weight, bool(must_stop))
+
+    def stop_if_due(self, *, may_use_extra_time: bool = False) -> None:
+        """Raise InterruptedRunError if the attempt must stop; call where that loses only time.
+
+        In the extra time of a notice only work that was started with it in mind continues.
+        """
+        self.begin_vote()
+        must_stop = self.end_vote().must_stop
+        if must_stop or (self._supervisor.extra_time.is_granted and not may_use_extra_time):
+            raise InterruptedRunError(self.take_notice().cause)
+
+    def stop_unless_time_for(self, work: Work) -> None:
+        """As `stop_if_due`, but continue if `work`, which commits by itself, still fits."""
+        extra_time = self._supervisor.extra_time
+        self.begin_vote()
+        if not self.end_vote().must_stop and not extra_time.is_granted:
+            return
+        seconds = self._supervisor.long_work.measured_seconds(work)
+        notice = None if extra_time.is_granted else self.take_notice()
+        if not self.all_agree(extra_time.would_allow(seconds, 0.0)):
+            raise InterruptedRunError(self.take_notice().cause)
+        if notice is not None:
+            _log.info("[notice] %.0f s left: %s after %s", notice.seconds_left, work, work)
+            self.continue_after(notice, 0.0)
+
+    def all_agree(self, is_in_favor: bool) -> bool:
+        """Whether every rank is in favor."""
+        return all(self._world.gather(is_in_favor))
+
+    def take_notice(self) -> Notice:
+        """The notice, for the main thread to answer in place of the last resort.
+
+        The first call writes the event.
+        """
+        self._supervisor.last_resort.stand_down()
+        self._supervisor.interruption.tell("notice")  # no-op unless only another rank has it
+        notice, extra_time = self._supervisor.interruption.notice, self._supervisor.extra_time
+        assert notice is not None
+        if not extra_time.is_heard:
+            extra_time.is_heard = True
+            left = round(notice.seconds_left, 3)
+            self._events.emit("notice", cause=notice.cause, seconds_left=left)
+        return notice
+
+    def continue_after(self, notice: Notice, save_seconds: float) -> None:
+        """Use the time that is left; the last resort stops what takes longer."""
+        extra_time = self._supervisor.extra_time
+        extra_time.grant(save_seconds)
+        self._supervisor.last_resort.watch_again(notice)
+        if self._lease is not None:
+            watch_for_candidates(self._store, self._lease.head.generation, extra_time)
