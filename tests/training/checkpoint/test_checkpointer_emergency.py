@@ -121,7 +121,7 @@ def test_a_notice_right_after_a_commit_only_releases(
 def test_a_failed_save_under_way_does_not_keep_an_emergency_from_saving(scene: Scene) -> None:
     scene.store.error = StoreError("no answer")
     scene.begin(2)
-    assert scene.checkpointer.wait(20)
+    assert scene.checkpointer.wait(120)
     scene.store.error = None
     assert scene.emergency(2, 60)
     assert scene.committed() == [(2, 2.0)]
@@ -147,7 +147,7 @@ def test_the_staged_copy_is_committed_when_no_boundary_comes(scene: Scene) -> No
     assert scene.checkpointer.must_start_by(notice) < notice.deadline
     thread = threading.Thread(target=lambda: results.append(scene.checkpointer.save_staged(notice)))
     thread.start()
-    thread.join(20)
+    thread.join(120)
     assert results == [True]
     assert scene.committed() == [(5, 5.0)]
     assert scene.context.lease.head.state == "released"

@@ -63,7 +63,7 @@ def code_where_unpickling_raises(arguments: Sequence[str]) -> int | None:
 
     process = multiprocessing.get_context("fork").Process(target=act)
     process.start()
-    process.join(60)
+    process.join(120)
     return process.exitcode
 
 

@@ -33,7 +33,7 @@ def on_ranks(size: int, root: Path, act: Callable[[World, Path], None]) -> None:
     for process in processes:
         process.start()
     for process in processes:
-        process.join(60)
+        process.join(120)
         process.kill()  # no-op unless it hangs
         process.join()
     assert errors.empty(), errors.get()

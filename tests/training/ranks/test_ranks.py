@@ -112,7 +112,7 @@ def test_a_process_starts_the_other_ranks_itself_and_they_end_with_it(
         others = psutil.Process(process.pid).children(recursive=True)
         assert len(others) == 1
         process.send_signal(sent)
-        process.wait(60)
+        process.wait(120)
     assert process.returncode == code
     _, alive = psutil.wait_procs(others, timeout=20)
     assert alive == [], "a rank does not outlive rank 0"
@@ -177,7 +177,7 @@ def test_ranks_that_torchrun_started_stop_at_a_sigterm_and_go_on(run: Run, pair:
         assert first.poll() is None
         time.sleep(0.1)
     first.send_signal(signal.SIGTERM)
-    _, said = first.communicate(timeout=60)
+    _, said = first.communicate(timeout=120)
     assert first.returncode != 0, "torchrun does not hand on the exit code 75"
     assert run.head.state == "released", said
     second = torchrun(run)

@@ -30,7 +30,7 @@ def interrupted(run: Run) -> Run:
     for stage, hook, code in (("first", kill, -9), ("second", tell, 75)):
         tiny.HOOKS[stage] = hook
         process = run.fork("--override=step_seconds=0.01")
-        process.join(60)
+        process.join(120)
         assert process.exitcode == code
         tiny.HOOKS.clear()
     run.options = ["--override=step_seconds=0.01"]
