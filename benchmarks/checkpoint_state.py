@@ -16,12 +16,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from contract.grammar import Interval
 from training.checkpoint.checkpointer import Checkpointer
 from training.checkpoint.read import checkpoint_name
 from training.checkpoint.schedule import Schedule
 from training.checkpoint.state import LiveState
 from training.checkpoint.write import SaveRequest
-from training.config import Interval
 from training.interruption.supervisor import Supervisor
 from training.ranks.context import AttemptContext
 from training.ranks.world import RankEnvironment, World

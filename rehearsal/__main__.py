@@ -14,6 +14,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from contract.errors import EXIT_STOPPED
 from rehearsal.alarms.trial import trial_table, try_alarms
 from rehearsal.aws import EmbeddedAws, PortInUse
 from rehearsal.cdk import run_cdk
@@ -101,7 +102,7 @@ def main() -> int:
         return commands[arguments.command](arguments, say)
     except KeyboardInterrupt:
         say("interrupted: everything that the rehearsal started has been ended")
-        return 130
+        return EXIT_STOPPED
     except (RehearsalFailed, ChildFailed, PortInUse, OSError, ValueError) as error:
         print(f"rehearsal: {error}", file=sys.stderr)
         return 1

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 
+from contract.keys import HEAD
 from rehearsal.aws import EmbeddedAws
 from rehearsal.cdk import run_cdk
 from rehearsal.children import Child, Children
@@ -206,7 +207,7 @@ class Demo:
     def _is_over(self, fleet: Fleet, run: BucketFiles) -> bool:
         if fleet.running() or fleet.target_capacity() > 0:
             return False
-        head = read_json(run, "head.json")
+        head = read_json(run, HEAD)
         if head is None or head["state"] != "finished":
             state = "no head" if head is None else f"{head['state']}: {head['reason']}"
             raise RehearsalFailed(

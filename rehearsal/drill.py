@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from contract.keys import HEAD
 from rehearsal.fleet import Fleet, Life
 from rehearsal.lineage import Files, read_json
 
@@ -136,7 +137,7 @@ class Drill:
             return
         struck = self.struck[-1]
         if struck.committed is None and struck.life.ended is None:
-            head = read_json(self.run, "head.json")
+            head = read_json(self.run, HEAD)
             if head is not None and is_safe(head, self._noticed.get(struck.life.instance.id)):
                 struck.committed = time.monotonic()
 

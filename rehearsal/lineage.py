@@ -1,7 +1,6 @@
 """Read what a run published (head, events, metrics) and hold it to the lineage promise.
 
-The lineage of a run is its optimizer steps, repeated ones counted once, the newest generation
-winning. This module reads the S3 layout of DESIGN.md and knows nothing of the training code.
+This module reads the S3 layout of contract/keys.py and knows nothing of the training code.
 """
 
 import json
@@ -9,6 +8,9 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
+
+from contract.keys import EVENTS, METRICS
+from contract.lineage import Line, newest_by_step, parse_lines
 
 
 class Files(Protocol):
@@ -25,7 +27,7 @@ class Files(Protocol):
 class Lineage:
     """The steps of a run, each once, and the generations that computed them."""
 
-    steps: dict[int, dict[str, Any]]
+    steps: dict[int, Line]
     generations: tuple[int, ...]
 
     def losses(self) -> list[float]:
@@ -58,27 +60,21 @@ class Lineage:
 def read_lineage(files: Files) -> Lineage:
     """Merge every attempt's step records; the newest generation wins."""
     records = [line for line in read_metrics(files) if line["kind"] == "step"]
-    steps: dict[int, dict[str, Any]] = {}
-    for record in records:
-        known = steps.get(record["step"])
-        if known is None or record["generation"] >= known["generation"]:
-            steps[record["step"]] = record
     return Lineage(
-        steps=steps,
+        steps=newest_by_step(records, "step"),
         generations=tuple(sorted({record["generation"] for record in records})),
     )
 
 
 def read_metrics(files: Files) -> Iterable[dict[str, Any]]:
     """Every metrics line of a run, attempt by attempt in the order of writing."""
-    for name in files.names("metrics/"):
-        for line in (files.read(name) or b"").decode().splitlines():
-            yield json.loads(line)
+    for name in files.names(METRICS):
+        yield from parse_lines(files.read(name) or b"")
 
 
 def read_events(files: Files) -> list[dict[str, Any]]:
     """Every event of a run in the order of time."""
-    events = [json.loads(files.read(name) or b"{}") for name in files.names("events/")]
+    events = [json.loads(files.read(name) or b"{}") for name in files.names(EVENTS)]
     return sorted(events, key=lambda event: str(event.get("time")))
 
 

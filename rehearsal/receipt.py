@@ -7,6 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from contract.keys import HEAD, RECEIPT
 from rehearsal.drill import Drill, Struck, steps_lost
 from rehearsal.fleet import Life
 from rehearsal.lineage import Files, read_events, read_json, read_lineage, read_metrics
@@ -38,7 +39,7 @@ def make_receipt(rehearsed: Rehearsed) -> dict[str, Any]:
     interruptions = [_interruption(struck, resumes, gained) for struck in rehearsed.drill.struck]
     notices = [item["notice_to_commit_seconds"] for item in interruptions if item["notice"]]
     lost = sum(item["steps_lost"] for item in interruptions)
-    head = read_json(rehearsed.run, "head.json") or {}
+    head = read_json(rehearsed.run, HEAD) or {}
     return {
         "resources": sum(rehearsed.resources.values()),
         "resources_by_type": dict(sorted(rehearsed.resources.items())),
@@ -180,7 +181,7 @@ def _spell(key: Mapping[str, Any]) -> str:
 
 
 def _receipt_of(run: Files) -> dict[str, Any]:
-    receipt = read_json(run, "receipt.json")
+    receipt = read_json(run, RECEIPT)
     if receipt is None:
         raise ValueError("the run wrote no receipt.json: it did not finish")
     return receipt

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from contract.lineage import Line
 from rehearsal.lineage import Lineage
 
 WIDTH, ROW, LEFT, CHART = 900, 26, 170, 220
@@ -70,8 +71,8 @@ def _bar(x: float, y: float, width: float, colour: str) -> str:
     return f'<rect x="{x:.1f}" y="{y}" width="{max(width, 0):.1f}" height="18" fill="{colour}"/>'
 
 
-def _by_stage(lineage: Lineage) -> dict[str, list[dict[str, Any]]]:
-    stages: dict[str, list[dict[str, Any]]] = {}
+def _by_stage(lineage: Lineage) -> dict[str, list[Line]]:
+    stages: dict[str, list[Line]] = {}
     for step in sorted(lineage.steps):
         record = lineage.steps[step]
         stages.setdefault(record["stage"], []).append(record)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
+from contract.run_env import Name
 from review.assembly import Side, StackSide
 from review.changes import Change
 from review.run_env import boot_script, read_run_env
@@ -16,7 +17,7 @@ from review.spelling import short
 from sizing import catalogue
 
 # What the first attempt wrote into config.json: a replacement refuses another value by name.
-_FIXED_BY_THE_RUN = ("WORKLOAD", "RECIPE", "OVERRIDES")
+_FIXED_BY_THE_RUN: tuple[Name, ...] = ("WORKLOAD", "RECIPE", "OVERRIDES")
 # Resources that a running instance holds on to: CloudFormation cannot delete the old one.
 _HELD = ("AWS::EC2::Subnet", "AWS::EC2::VPC", "AWS::EC2::SecurityGroup")
 _SSM = "Session Manager, S3 and the trainer's commits fail at once"
@@ -66,7 +67,7 @@ def _of_stack(base: StackSide, head: StackSide, changes: Sequence[Change]) -> It
 
 
 def _fleet_effects(
-    fleet: Change, old: dict[str, str], new: dict[str, str], is_new_run: bool
+    fleet: Change, old: dict[Name, str], new: dict[Name, str], is_new_run: bool
 ) -> Iterator[str]:
     if fleet.action == "removed":
         yield (
@@ -94,7 +95,7 @@ def _fleet_effects(
 
 
 def _next_attempt(
-    base: StackSide, head: StackSide, old: dict[str, str], new: dict[str, str]
+    base: StackSide, head: StackSide, old: dict[Name, str], new: dict[Name, str]
 ) -> Iterator[str]:
     """What the next attempt of the same run meets."""
     run_id = new.get("RUN_ID", "")

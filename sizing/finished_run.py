@@ -12,6 +12,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from contract.keys import CONFIG, RECEIPT
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FinishedRun:
@@ -49,13 +51,13 @@ class FinishedRun:
 
 def read_run(path: Path) -> FinishedRun:
     """Read a run's folder or receipt; what is none is a ValueError."""
-    receipt_file = path / "receipt.json" if path.is_dir() else path
+    receipt_file = path / RECEIPT if path.is_dir() else path
     receipt = _read(receipt_file)
     for name in ("run_id", "workload", "recipe", "seconds"):
         if name not in receipt:
             raise ValueError(f"{receipt_file} is no receipt: it has no {name!r}")
     folder = receipt_file.parent
-    config = _read(folder / "config.json") if (folder / "config.json").exists() else {}
+    config = _read(folder / CONFIG) if (folder / CONFIG).exists() else {}
     lines = list(_metrics(folder / "metrics"))
     steps = [line for line in lines if line.get("kind") == "step"]
     commits = [line for line in lines if line.get("kind") == "commit"]

@@ -13,11 +13,6 @@ from sizing.constants import Constants
 from sizing.data_path import Rate, network_rate, sync_seconds
 from sizing.gpus import Gpu
 
-# The trainer's reserves for the last save of a notice; a test compares the two.
-_SAFETY = 1.5
-_MARGIN_SECONDS = 10.0
-_MARGIN_SHARE = 0.2
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NoticeFit:
@@ -54,17 +49,6 @@ class NoticeFit:
             f" baseline + {self.commit:.0f} s commit = {self.total:.1f} s, there are"
             f" {self.budget:.0f} s"
         )
-
-
-def idle_seconds(*, save_seconds: float, step_seconds: float, notice_seconds: float) -> float:
-    """Return how much of a notice the trainer does not train in.
-
-    It saves at once, trains on, and begins a last save while that, with half as much again and a
-    margin, still fits. Where both do not fit it stops at the notice: all of it is idle.
-    """
-    margin = min(_MARGIN_SECONDS, _MARGIN_SHARE * notice_seconds)
-    idle = save_seconds + _SAFETY * (save_seconds + step_seconds) + margin
-    return min(idle, notice_seconds)
 
 
 def notice_fit(

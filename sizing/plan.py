@@ -10,6 +10,9 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
+from contract.auto_interval import choose_interval
+from contract.grammar import parse_interval
+from contract.notice import MAX_SECONDS, idle_seconds
 from sizing import catalogue, footprints
 from sizing.calibration import CALIBRATION_FILE, calibrated
 from sizing.catalogue import Instance, Price
@@ -27,11 +30,12 @@ from sizing.footprints import Footprint
 from sizing.gpus import Gpu, find_gpu
 from sizing.host import HostMemory, host_memory
 from sizing.memory import GpuMemory, gpu_memory
-from sizing.notice import NoticeFit, Restart, idle_seconds, notice_fit, restart
+from sizing.notice import NoticeFit, Restart, notice_fit, restart
 from sizing.plan_checks import find_problems, find_warnings
 from sizing.refresh import load, prices
-from sizing.spot import Estimate, Trace, estimate, interruptions, trainers_interval
+from sizing.spot import Estimate, Trace, estimate, interruptions
 from sizing.spot.interruptions import Interruptions, interruptions_of
+from sizing.spot.interval import NEVER
 from sizing.step_time import StepTime, step_time
 
 # PCIe between GPUs of a g5, and what gradients of all ranks take on it (ring: twice their bytes).
@@ -205,9 +209,10 @@ def _check(request: Request, instance: Instance) -> None:
             raise ValueError(f"{name} is {value}; give a number from 0 to a million")
     if request.rate_per_hour is not None and request.trace is not None:
         raise ValueError("a rate and a trace contradict each other; give one of them")
-    if request.notice_seconds is not None and not 0 <= request.notice_seconds <= 120:
+    if request.notice_seconds is not None and not 0 <= request.notice_seconds <= MAX_SECONDS:
         raise ValueError(
-            f"notice_seconds is {request.notice_seconds:g}; EC2 gives 120 at most, give 0 to 120"
+            f"notice_seconds is {request.notice_seconds:g}; EC2 gives {MAX_SECONDS} at most, "
+            f"give 0 to {MAX_SECONDS}"
         )
 
 
@@ -369,25 +374,19 @@ def _idle_seconds(plan: Plan) -> float:
 
 def _auto_interval(plan: Plan, waits: float) -> float:
     """What the trainer will choose by itself."""
-    return trainers_interval(
-        checkpoint_seconds=waits,
+    return choose_interval(
+        cost_seconds=waits,
         durable_seconds=plan.notice.save,
-        rate_per_hour=plan.interruptions.rate_per_hour,
+        life_seconds=3600 / max(plan.interruptions.rate_per_hour, NEVER),
         epoch_seconds=plan.main.epoch_seconds or None,
     ).seconds
 
 
 def interval_seconds(plan: Plan) -> float | None:
     """The checkpoint interval in seconds; None for `auto`."""
-    text = plan.request.checkpoint_interval.strip()
-    if text == "auto":
+    interval = parse_interval(plan.request.checkpoint_interval)
+    if interval.unit == "auto":
         return None
-    number = "".join(c for c in text if c.isdigit())
-    unit = text[len(number) :]
-    if not number or int(number) == 0 or unit not in ("s", "steps", "epochs"):
-        raise ValueError(
-            f"the checkpoint interval {text!r} cannot be read; write auto, 2epochs, 100steps, 600s"
-        )
     stage = plan.main
-    seconds = {"s": 1.0, "steps": stage.step.seconds, "epochs": stage.epoch_seconds}[unit]
-    return max(1.0, int(number) * seconds)
+    seconds = {"s": 1.0, "steps": stage.step.seconds, "epochs": stage.epoch_seconds}[interval.unit]
+    return max(1.0, interval.value * seconds)

@@ -1,4 +1,4 @@
-"""The code bundle: training/ and userdata/ as one zip that an instance fetches at boot."""
+"""The code bundle: the folders that run on an instance, as one zip that it fetches at boot."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from aws_cdk import IgnoreMode
 from aws_cdk import aws_s3_assets as s3_assets
 from constructs import Construct
 
-FOLDERS = ("training", "userdata")
-# In the order of a .gitignore: nothing but the two folders, and of these only what runs.
+FOLDERS = ("contract", "training", "userdata")
+# In the order of a .gitignore: nothing but these folders, and of these only what runs.
 EXCLUDED = (
     "/*",
     *(f"!/{folder}" for folder in FOLDERS),
@@ -22,7 +22,7 @@ EXCLUDED = (
 
 
 class CodeBundle(s3_assets.Asset):
-    """The two folders of `root`; its hash changes with their content and with nothing else."""
+    """These folders of `root`; its hash changes with their content and with nothing else."""
 
     def __init__(self, scope: Construct, construct_id: str, *, root: Path) -> None:
         super().__init__(

@@ -14,6 +14,7 @@ from aws_cdk import aws_kms as kms
 from aws_cdk import aws_s3 as s3
 from constructs import Construct
 
+from contract.keys import ARTIFACTS, HEAD, RUNS
 from stacks import acknowledgments as nag
 from stacks.data_key import DataKey
 from stacks.parameters import StackParameters
@@ -26,7 +27,6 @@ _NO_ACCESS_LOGS = (
 ACCESS_LOGS_KEPT = Duration.days(90)
 # In the run bucket, beside runs/: derived data that runs share. Each keeps a copy of what it reads,
 # so what has expired is made again by whoever needs it next, and nothing else happens.
-SHARED_ARTIFACTS = "artifacts"
 SHARED_ARTIFACTS_KEPT = Duration.days(90)
 
 
@@ -60,7 +60,7 @@ class DatasetStack(Stack):
             run_bucket.add_to_resource_policy(_only_conditional_heads(run_bucket))
             run_bucket.add_lifecycle_rule(
                 id="DropSharedArtifacts",
-                prefix=f"{SHARED_ARTIFACTS}/",
+                prefix=ARTIFACTS,
                 expiration=SHARED_ARTIFACTS_KEPT,
             )
             self.run_bucket_name = self._export(run_bucket)
@@ -148,6 +148,6 @@ def _only_conditional_heads(bucket: s3.IBucket) -> iam.PolicyStatement:
         effect=iam.Effect.DENY,
         principals=[iam.AnyPrincipal()],
         actions=["s3:PutObject"],
-        resources=[bucket.arn_for_objects("runs/*/head.json")],
+        resources=[bucket.arn_for_objects(f"{RUNS}*/{HEAD}")],
         conditions={"Null": {"s3:if-match": "true", "s3:if-none-match": "true"}},
     )

@@ -9,8 +9,8 @@ from aws_cdk import aws_s3_assets as s3_assets
 from aws_cdk import aws_ssm as ssm
 from constructs import Construct
 
+from contract.keys import ARTIFACTS
 from stacks import acknowledgments as nag
-from stacks.dataset_stack import SHARED_ARTIFACTS
 from stacks.monitoring.metrics import metrics_namespace
 
 
@@ -72,7 +72,7 @@ class InstanceRole(Construct):
             iam.PolicyStatement(
                 sid="ShareDerivedData",
                 actions=["s3:GetObject", "s3:PutObject", "s3:AbortMultipartUpload"],
-                resources=[run_bucket.arn_for_objects(f"{SHARED_ARTIFACTS}/*")],
+                resources=[run_bucket.arn_for_objects(f"{ARTIFACTS}*")],
             )
         )
         self.role.add_to_policy(
@@ -105,7 +105,7 @@ class InstanceRole(Construct):
                 nag.objects_in(self, run_bucket.bucket_name, f"{run_prefix}/"): "The run's own "
                 "prefix: checkpoints, artifacts, metrics and events get their names in the run.",
                 nag.objects_in(
-                    self, run_bucket.bucket_name, f"{SHARED_ARTIFACTS}/"
+                    self, run_bucket.bucket_name, ARTIFACTS
                 ): "Features and tokens that runs share are named by what they were made of.",
                 nag.objects_in(self, bundle.s3_bucket_name): "A replacement runs the bundle that "
                 "its run began with, whatever is deployed by then.",

@@ -13,6 +13,7 @@ from aws_cdk import aws_sns as sns
 from aws_cdk import aws_ssm as ssm
 from constructs import Construct
 
+from contract.keys import RUNS
 from stacks import user_data
 from stacks.bundle import CodeBundle
 from stacks.events import FleetEvents, InstanceEvents, TrainingTopic
@@ -124,7 +125,7 @@ class TrainingStack(Stack):
             dataset_bucket=dataset_bucket,
             dataset_prefix=self._parameters.dataset,
             run_bucket=run_bucket,
-            run_prefix=f"runs/{self._parameters.run_id}",
+            run_prefix=f"{RUNS}{self._parameters.run_id}",
         )
 
     def _machine(

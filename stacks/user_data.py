@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from contract.run_env import Name
 from stacks.parameters import StackParameters
 
 FIRST_BOOT_FILE = Path(__file__).parent.parent / "userdata" / "first_boot.sh"
@@ -29,7 +30,7 @@ def run_env(
     stack_name: str,
     region: str,
     fleet_parameter: str,
-) -> dict[str, str]:
+) -> dict[Name, str]:
     """Return the contract's variables by name; the values may be CDK tokens."""
     return {
         "RUN_ID": parameters.run_id,
@@ -54,7 +55,7 @@ def run_env(
     }
 
 
-def render(environment: Mapping[str, str], first_boot: str) -> str:
+def render(environment: Mapping[Name, str], first_boot: str) -> str:
     """Return the script: run.env under $MACHINE_ROOT (empty on EC2), then `first_boot` verbatim."""
     script = _script(environment, first_boot)
     size = len(script.encode()) + TOKEN_ALLOWANCE_BYTES
@@ -66,7 +67,7 @@ def render(environment: Mapping[str, str], first_boot: str) -> str:
     return script
 
 
-def _script(environment: Mapping[str, str], first_boot: str) -> str:
+def _script(environment: Mapping[Name, str], first_boot: str) -> str:
     lines = "\n".join(f"{name}={value}" for name, value in environment.items())
     return (
         "#!/bin/bash\n"

@@ -1,44 +1,14 @@
-"""A run's config: a recipe, with fields overridden by name, and the checkpoint interval."""
+"""A run's config: a recipe, with fields overridden by name."""
 
 import math
-import re
 import types
 import typing
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any, Literal, TypeAlias
+from dataclasses import fields, replace
+from typing import Any, Literal
 
 from training.errors import UserError, name_known
 from training.workload import Workload
-
-Unit: TypeAlias = Literal["epochs", "steps", "s", "auto"]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Interval:
-    """How often to commit: every so many epochs of a stage, steps of the run, or seconds; `auto`
-    is as often as pays.
-    """
-
-    value: float
-    unit: Unit
-
-
-def parse_interval(text: str) -> Interval:
-    """Read `auto`, `2epochs`, `100steps` or `600s` (seconds alone may have a fraction)."""
-    if text.strip() == "auto":
-        return Interval(value=0, unit="auto")
-    pattern = r"(?P<value>[0-9]+)(?P<unit>epochs?|steps?)|(?P<seconds>[0-9]+(\.[0-9]+)?)s"
-    match = re.fullmatch(pattern, text.strip())
-    if not match or float(match["value"] or match["seconds"]) == 0:
-        raise UserError(
-            f"the checkpoint interval {text!r} cannot be read; "
-            "write auto, 2epochs, 100steps or 600s"
-        )
-    if match["seconds"]:
-        return Interval(value=float(match["seconds"]), unit="s")
-    unit = match["unit"].rstrip("s") + "s"
-    return Interval(value=int(match["value"]), unit=typing.cast(Unit, unit))
 
 
 def parse_overrides(pairs: Sequence[str]) -> dict[str, str]:

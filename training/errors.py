@@ -1,19 +1,16 @@
-"""The ways to end without a result that are nobody's bug, with the exit codes."""
+"""The ways to end without a result that are nobody's bug, and the contract's exit codes."""
 
 import difflib
 from collections.abc import Iterable
 
-EXIT_FINISHED = 0
-EXIT_FAILED = 1
-EXIT_USER = 2
-EXIT_NO_MANIFEST = 3
-EXIT_INTERRUPTED = 75
-EXIT_LEASE_LOST = 76
-EXIT_STOPPED = 130  # 128 + SIGINT, as shells say it
-
-
-class UserError(ValueError):
-    """A mistake of whoever called: one sentence with what is wrong, the value got, what to do."""
+from contract.errors import EXIT_FAILED as EXIT_FAILED
+from contract.errors import EXIT_FINISHED as EXIT_FINISHED
+from contract.errors import EXIT_INTERRUPTED as EXIT_INTERRUPTED
+from contract.errors import EXIT_LEASE_LOST as EXIT_LEASE_LOST
+from contract.errors import EXIT_NO_MANIFEST as EXIT_NO_MANIFEST
+from contract.errors import EXIT_STOPPED as EXIT_STOPPED
+from contract.errors import EXIT_USER as EXIT_USER
+from contract.errors import UserError as UserError
 
 
 class RunFailedError(RuntimeError):

@@ -12,6 +12,7 @@ import sys
 import threading
 from pathlib import Path
 
+from contract.keys import EVENTS
 from userdata.events import SPOOL
 from userdata.machine import aws_cli, machine_path
 
@@ -35,7 +36,7 @@ def send_events(spool: Path, run_uri: str) -> bool:
         environment = {**os.environ, "AWS_DEFAULT_REGION": os.environ["AWS_REGION"]}
         try:
             sent = subprocess.run(
-                [*command, str(spool), f"{run_uri}/events/"],
+                [*command, str(spool), f"{run_uri}/{EVENTS}"],
                 env=environment,
                 timeout=SEND_TIMEOUT_SECONDS,
                 check=False,

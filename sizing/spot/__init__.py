@@ -9,7 +9,6 @@ from sizing.spot.interval import (
     Interval,
     daly_interval,
     recommend_interval,
-    trainers_interval,
 )
 from sizing.spot.pattern import POISSON, SEEN, Pattern
 from sizing.spot.traces import Trace, load_trace
@@ -27,5 +26,4 @@ __all__ = [
     "interruptions",
     "load_trace",
     "recommend_interval",
-    "trainers_interval",
 ]

@@ -10,13 +10,13 @@ import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
-from sizing.notice import idle_seconds
+from contract.auto_interval import choose_interval, expected_life_seconds
+from contract.notice import idle_seconds
 from sizing.spot.interruptions import interruptions
 from sizing.spot.interval import (
     NOTICE_ARRIVES,
     daly_interval,
     recommend_interval,
-    trainers_interval,
 )
 from sizing.spot.lookahead import PRIOR_WEIGHT, Lookahead
 from sizing.spot.oracle import best_goodput, least_usd
@@ -26,8 +26,6 @@ from sizing.spot.traces import Life, Trace, statistics
 
 # After the last save of a notice: for what takes longer than it did before.
 MARGIN_SECONDS = 10.0
-# What the trainer expects of the first machine, and counts as one that was seen.
-TRAINERS_FIRST_LIFE = 2.1 * 3600
 ORACLE = "oracle"
 OURS = "ours"
 TODAY = "the trainer today"
@@ -181,11 +179,11 @@ def policies(question: Question, trace: Trace) -> list[Policy]:
 
 def _as_the_trainer(question: Question, losses: int, spot_seconds: float) -> float:
     """What the trainer's `auto` would choose by now."""
-    life = (TRAINERS_FIRST_LIFE + spot_seconds) / (1 + losses)
-    return trainers_interval(
-        checkpoint_seconds=question.checkpoint,
+    return choose_interval(
+        cost_seconds=question.checkpoint,
         durable_seconds=question.save,
-        rate_per_hour=3600 / life,
+        life_seconds=expected_life_seconds(spent_seconds=spot_seconds, interruptions=losses),
+        epoch_seconds=None,
     ).seconds
 
 

@@ -92,7 +92,7 @@ def estimate(
     checkpoint_seconds   what one periodic save keeps the GPU waiting, every interval_seconds of
         training (recommended where not given: see recommend_interval)
     notice_fits, notice_seconds, notice_arrives   the share of interruptions with a notice is saved;
-        so much of a notice is not trained in (sizing.notice.idle_seconds), but paid for
+        so much of a notice is not trained in (contract.notice.idle_seconds), but paid for
     wait_seconds   mean wait for the replacement: hours, but no machine hours
     pattern   how bursty, and how unsure: as in public traces, or POISSON
     trace   replayed from many starts instead of rate, wait and pattern

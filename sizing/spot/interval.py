@@ -9,14 +9,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from contract.auto_interval import MAX_EPOCHS, MAX_SAVING_SHARE, MIN_SECONDS
+
 # AWS: notices are "best effort". No figure is published; one in twenty missing is our assumption.
 NOTICE_ARRIVES = 0.95
-# Design rules of the trainer: no more than this many epochs stand between two saves,
-MAX_EPOCHS = 2
-# unless saving so often would take more than this share of the time.
-MAX_SAVING_SHARE = 0.02
-# More often than this gains less than half of it for each interruption.
-MIN_SECONDS = 60.0
 # Less often than this, in interruptions per hour, is never.
 NEVER = 1e-9
 
@@ -83,33 +79,6 @@ def recommend_interval(
             why = f"{MAX_EPOCHS} epochs, or as many as keep saving under {MAX_SAVING_SHARE:.0%}"
     if seconds < MIN_SECONDS:
         seconds, why = MIN_SECONDS, "saves cost so little that once a minute is often enough"
-    return Interval(seconds=seconds, why=why)
-
-
-def trainers_interval(
-    *,
-    checkpoint_seconds: float,
-    durable_seconds: float,
-    rate_per_hour: float,
-    epoch_seconds: float | None = None,
-) -> Interval:
-    """Return what the trainer's `auto` will choose (a test compares the two).
-
-    It counts every interruption, as if no notice came, and waits for one save to be durable
-    before it begins the next. Prediction follows what is done, not what would pay.
-    """
-    _check(checkpoint_seconds=checkpoint_seconds, rate_per_hour=rate_per_hour)
-    life = 3600 / max(rate_per_hour, NEVER)
-    seconds, why = math.sqrt(2 * checkpoint_seconds * life), "auto: Young/Daly over every loss"
-    if seconds < MIN_SECONDS:
-        seconds, why = MIN_SECONDS, "auto: more often gains next to nothing"
-    if epoch_seconds is not None and seconds > MAX_EPOCHS * epoch_seconds:
-        seconds, why = MAX_EPOCHS * epoch_seconds, f"auto: {MAX_EPOCHS} epochs at most"
-    if seconds < checkpoint_seconds / MAX_SAVING_SHARE:
-        seconds = checkpoint_seconds / MAX_SAVING_SHARE
-        why = f"auto: saving takes {MAX_SAVING_SHARE:.0%} of the time at most"
-    if seconds < durable_seconds:
-        seconds, why = durable_seconds, "auto: one save is under way at a time"
     return Interval(seconds=seconds, why=why)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from botocore.exceptions import ClientError
 
+from contract.keys import MANIFEST
 from stacks.doctor.account import STACKS, Account, Finding
 from stacks.parameters.checks import VOLUME_PER_DATASET
 from stacks.parameters.context import CDK_JSON
@@ -74,7 +75,7 @@ def dataset_is_there(account: Account) -> Iterator[Finding]:
         yield Finding(check="dataset", state="problem", what=what,
                       mend=account.deploy("DatasetStack"))  # fmt: skip
         return
-    s3, key = account.client("s3"), f"{p.dataset}/manifest.json"
+    s3, key = account.client("s3"), f"{p.dataset}/{MANIFEST}"
     uri = f"s3://{bucket}/{p.dataset}"
     try:
         # us-east-1 answers with nothing.
@@ -87,7 +88,7 @@ def dataset_is_there(account: Account) -> Iterator[Finding]:
         yield Finding(
             check="dataset",
             state="problem",
-            what=f"{uri}/manifest.json is not there; the instance waits "
+            what=f"{uri}/{MANIFEST} is not there; the instance waits "
             f"{p.dataset_wait_seconds} s for it, then the fleet goes to zero",
             mend=f"python -m training data upload DIR --dataset-uri {uri}",
         )
@@ -96,7 +97,7 @@ def dataset_is_there(account: Account) -> Iterator[Finding]:
         yield Finding(
             check="dataset",
             state="problem",
-            what=f"{uri}/manifest.json is no manifest ({type(error).__name__}: {error})",
+            what=f"{uri}/{MANIFEST} is no manifest ({type(error).__name__}: {error})",
             mend=f"python -m training data upload DIR --dataset-uri {uri}",
         )
         return

@@ -15,6 +15,7 @@ from aws_cdk import aws_sns as sns
 from aws_cdk import aws_ssm as ssm
 from constructs import Construct
 
+from contract.keys import EVENTS, GUARD
 from stacks import acknowledgments as nag
 from stacks.parameters import StackParameters
 from stacks.roles import may_modify_fleet_of
@@ -89,8 +90,8 @@ class Guard(Construct):
             description="Guard: read the run, set this stack's fleet to zero",
         )
         run_bucket.grant_read(role, f"{run_prefix}/*")
-        run_bucket.grant_put(role, f"{run_prefix}/guard.json")
-        run_bucket.grant_put(role, f"{run_prefix}/events/*")
+        run_bucket.grant_put(role, f"{run_prefix}/{GUARD}")
+        run_bucket.grant_put(role, f"{run_prefix}/{EVENTS}*")
         role.add_to_policy(may_modify_fleet_of(Stack.of(self)))
         role.add_to_policy(
             iam.PolicyStatement(
@@ -108,8 +109,9 @@ class Guard(Construct):
                 "IAM5[Resource::*]": "EC2's Describe calls know no resources.",
                 nag.objects_in(self, run_bucket.bucket_name, f"{run_prefix}/"): "It reads the head "
                 "and the dates of checkpoints, whose names come with the run.",
-                nag.objects_in(self, run_bucket.bucket_name, f"{run_prefix}/events/"): "An event's "
-                "name begins with its time.",
+                nag.objects_in(
+                    self, run_bucket.bucket_name, f"{run_prefix}/{EVENTS}"
+                ): "An event's name begins with its time.",
             },
         )
         return role

@@ -2,6 +2,7 @@
 
 Plain Python and boto3, one file: AWS Lambda runs it as it stands. It needs nothing from the
 instance; what must outlive one (hours billed, attempts) it keeps itself in <run>/guard.json.
+That one file cannot import contract/keys.py: a test compares the names that it spells out.
 """
 
 from __future__ import annotations

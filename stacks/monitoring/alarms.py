@@ -7,7 +7,6 @@ alarm treats missing data as it does.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,6 +16,8 @@ from aws_cdk import aws_cloudwatch_actions as actions
 from aws_cdk import aws_sns as sns
 from constructs import Construct
 
+from contract.auto_interval import MAX_EPOCHS
+from contract.grammar import parse_interval
 from stacks.monitoring.metrics import RunMetrics
 from stacks.parameters import StackParameters
 
@@ -91,11 +92,10 @@ class TrainingAlarms(Construct):
 
 def commit_interval_seconds(interval: str, epoch_seconds: float | None) -> float:
     """How far apart healthy commits may be, 0 where nobody knows before the run."""
-    number, unit = re.fullmatch(r"(\d*)([a-z]+)", interval).groups()  # type: ignore[union-attr]
-    if unit == "s":
-        return float(number)
-    # By itself the interval is never longer than two epochs.
-    epochs = {"epochs": float(number or 0), "auto": 2.0}.get(unit, 0.0)
+    read = parse_interval(interval)
+    if read.unit == "s":
+        return read.value
+    epochs = {"epochs": read.value, "auto": float(MAX_EPOCHS)}.get(read.unit, 0.0)
     return epochs * (epoch_seconds or 0.0)
 
 

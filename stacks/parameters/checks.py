@@ -8,6 +8,8 @@ import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from contract.grammar import parse_interval, parse_kept
+from contract.notice import MAX_SECONDS, POLICIES
 from sizing import catalogue
 from stacks.parameters.workloads import recipes, workloads
 
@@ -23,8 +25,6 @@ GP3_MAX_IOPS_PER_GIB = 500
 GP3_MAX_GIB = 65_536
 # The Deep Learning AMI's snapshot was 30 to 140 GB over the years; a smaller root does not launch.
 MIN_ROOT_GIB = 100
-# EC2 announces an interruption two minutes before it, and often less.
-MAX_NOTICE_SECONDS = 120
 # Boot, package check and the first step of a large dataset's sync, before any head is written.
 BOOT_ALLOWANCE_SECONDS = 600
 
@@ -33,8 +33,6 @@ _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,62}")
 _PREFIX = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9._-]+)*")
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _ZONE = re.compile(r"[a-z]{2}(-[a-z]+)+-\d[a-z]")
-_INTERVAL = re.compile(r"auto|[1-9]\d*(epochs|steps|s)")
-_KEPT = re.compile(r"[1-9]\d*(,[1-9]\d*(epochs|steps))?")
 # An override stands in run.env between double quotes and on a command line: no shell characters.
 _OVERRIDE = re.compile(r"[A-Za-z_][\w.]*=[A-Za-z0-9_.,:+/@%-]+")
 _AMI = re.compile(r"ami-[0-9a-f]{8,17}|(/[A-Za-z0-9_.-]+)+")
@@ -191,21 +189,16 @@ def check_fleet(p: StackParameters) -> None:
 
 def check_times(p: StackParameters) -> None:
     """Refuse times that would stop a healthy run, or never stop a dead one."""
-    _check_match(
-        "checkpoint_interval",
-        p.checkpoint_interval,
-        _INTERVAL,
-        "give auto, 2epochs, 100steps or 600s",
-    )
-    _check_match("checkpoints_kept", p.checkpoints_kept, _KEPT, "give 3, 3,10epochs or 3,5000steps")
+    parse_interval(p.checkpoint_interval)
+    parse_kept(p.checkpoints_kept)
     _refuse_unless(
-        5 <= p.notice_budget_seconds <= MAX_NOTICE_SECONDS,
-        f"notice_budget_seconds is {p.notice_budget_seconds}; give 5 to {MAX_NOTICE_SECONDS}: EC2 "
+        5 <= p.notice_budget_seconds <= MAX_SECONDS,
+        f"notice_budget_seconds is {p.notice_budget_seconds}; give 5 to {MAX_SECONDS}: EC2 "
         "gives two minutes at most",
     )
     _refuse_unless(
-        p.notice_policy in ("train-on", "stop"),
-        f"notice_policy is {p.notice_policy!r}; give train-on or stop",
+        p.notice_policy in POLICIES,
+        f"notice_policy is {p.notice_policy!r}; give {' or '.join(POLICIES)}",
     )
     _refuse_unless(
         2 <= p.lease_ttl_seconds <= 600,
@@ -242,8 +235,8 @@ def check_alarms(p: StackParameters) -> None:
         f"alarm_gpu_celsius is {p.alarm_gpu_celsius:g}; give 40 to 110: an idle card is below, "
         "and no card gets above",
     )
-    interval = re.fullmatch(r"(\d+)s", p.checkpoint_interval)
-    least = max(600, 2 * int(interval[1]) if interval else 0)
+    interval = parse_interval(p.checkpoint_interval)
+    least = max(600, math.ceil(2 * interval.value) if interval.unit == "s" else 0)
     _refuse_unless(
         least <= p.alarm_commit_seconds <= 86_400,
         f"alarm_commit_seconds is {p.alarm_commit_seconds}; give {least} to 86400: twice the "

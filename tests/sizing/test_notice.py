@@ -1,18 +1,12 @@
 """The notice: baseline rates decide, never a burst."""
 
-from unittest.mock import patch
-
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from sizing import catalogue
 from sizing.constants import Constants
 from sizing.data_path import Rate, network_rate, sync_seconds, volume_rate
 from sizing.gpus import find_gpu
-from sizing.notice import NoticeFit, idle_seconds, notice_fit
-from training.interruption.extra_time import ExtraTime
-from training.interruption.notice import Interruption, Notice
+from sizing.notice import NoticeFit, notice_fit
 
 
 def fit(size: str, gigabytes: float, step: float = 1.0) -> NoticeFit:
@@ -69,20 +63,3 @@ def test_imagenet_reaches_the_volume_as_fast_as_gp3_takes_it() -> None:
     # 300 GB: 30 minutes at 125 MiB/s while credits last, the rest at 87.5 MB/s.
     rest = (300e3 - 131.072 * 1800) / 87.5
     assert sync_seconds(300e9, network, volume) == pytest.approx(1800 + rest)
-
-
-@given(save=st.floats(0.01, 200), step=st.floats(0.001, 60), notice=st.floats(2, 120))
-def test_the_plan_reckons_with_the_trainers_own_reserves(
-    save: float, step: float, notice: float
-) -> None:
-    interruption = Interruption(budget_seconds=120)
-    interruption.notice = Notice(cause="notice", received=0.0, deadline=notice, is_dated=True)
-    trainer = ExtraTime(interruption, "train-on")
-    idle = idle_seconds(save_seconds=save, step_seconds=step, notice_seconds=notice)
-    with patch("time.monotonic", return_value=save):  # the first save is over
-        goes_on = trainer.would_allow(step, save)
-    if abs(idle - notice) > 1e-6:
-        assert goes_on
-    elif idle == notice:
-        with patch("time.monotonic", return_value=save + 1e-6):
-            assert not trainer.would_allow(step, save)

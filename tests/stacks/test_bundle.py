@@ -10,7 +10,12 @@ from aws_cdk import Stack
 import app as cdk_app
 from stacks.bundle import CodeBundle
 
-FILES = ["training/cli/main.py", "training/trajectory/model.py", "userdata/steps/disk.sh"]
+FILES = [
+    "contract/grammar.py",
+    "training/cli/main.py",
+    "training/trajectory/model.py",
+    "userdata/steps/disk.sh",
+]
 
 
 @pytest.fixture
@@ -29,7 +34,7 @@ def _bundled(root: Path, out: Path) -> tuple[str, list[str]]:
     return bundle.asset_hash, files
 
 
-def test_the_bundle_is_training_and_userdata(root: Path, tmp_path: Path) -> None:
+def test_the_bundle_is_contract_training_and_userdata(root: Path, tmp_path: Path) -> None:
     _, files = _bundled(root, tmp_path / "out")
     assert files == sorted(FILES)
 

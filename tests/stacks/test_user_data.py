@@ -10,31 +10,11 @@ from typing import Any
 
 import pytest
 
+from contract.run_env import NAMES
 from stacks import user_data
 from stacks.parameters import StackParameters
 
 ROOT = Path(__file__).parents[2]
-NAMES = [
-    "RUN_ID",
-    "WORKLOAD",
-    "RECIPE",
-    "OVERRIDES",
-    "PREDICTION",
-    "DATASET_URI",
-    "RUN_URI",
-    "BUNDLE_URI",
-    "DATA_MOUNT",
-    "DATA_DEVICE_NAME",
-    "CHECKPOINT_INTERVAL",
-    "CHECKPOINTS_KEPT",
-    "NOTICE_BUDGET_SECONDS",
-    "NOTICE_POLICY",
-    "LEASE_TTL_SECONDS",
-    "DATASET_WAIT_SECONDS",
-    "STACK_NAME",
-    "AWS_REGION",
-    "FLEET_PARAMETER",
-]
 
 
 def _resolved(template: dict[str, Any]) -> str:
@@ -67,7 +47,7 @@ def _written(script: str, root: Path) -> str:
 
 def test_run_env_has_the_names_of_the_contract(script: str, tmp_path: Path) -> None:
     lines = _written(script, tmp_path).splitlines()
-    assert [line.partition("=")[0] for line in lines] == NAMES
+    assert [line.partition("=")[0] for line in lines] == list(NAMES)
 
 
 def test_writer_and_example_name_the_same_variables() -> None:

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from contract.grammar import parse_interval
 from training.checkpoint.checkpointer import Checkpointer
 from training.checkpoint.read import checkpoint_name, read_checkpoint
 from training.checkpoint.schedule import Schedule
 from training.checkpoint.state import LiveState
 from training.checkpoint.write import SaveRequest
-from training.config import parse_interval
 from training.interruption.notice import Notice
 from training.interruption.supervisor import Supervisor
 from training.ranks.context import AttemptContext

@@ -1,4 +1,4 @@
-"""Recipes, overrides by name, intervals, and the record that a run belongs to."""
+"""Recipes, overrides by name, and the record that a run belongs to."""
 
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.training.tiny import TINY
-from training.config import Interval, parse_interval, parse_overrides, resolve_config
+from training.config import parse_overrides, resolve_config
 from training.errors import UserError
 from training.record.run_config import (
     RunConfig,
@@ -16,30 +16,6 @@ from training.record.run_config import (
 )
 from training.store.folder import FolderStore
 from training.store.open import open_store
-
-
-@pytest.mark.parametrize(
-    ("text", "value", "unit"),
-    [
-        ("2epochs", 2, "epochs"),
-        ("1epoch", 1, "epochs"),
-        ("100steps", 100, "steps"),
-        ("600s", 600, "s"),
-        ("0.5s", 0.5, "s"),
-    ],
-)
-def test_an_interval_has_a_unit(text: str, value: float, unit: str) -> None:
-    interval = parse_interval(text)
-    assert (interval.value, interval.unit) == (value, unit)
-    assert isinstance(interval, Interval)
-
-
-@pytest.mark.parametrize(
-    "text", ["", "2", "epochs", "0steps", "-1s", "2 hours", "1.5epochs", "2epochss", "0.0s"]
-)
-def test_fails_for_an_interval_that_cannot_be_read(text: str) -> None:
-    with pytest.raises(UserError, match="2epochs, 100steps or 600s"):
-        parse_interval(text)
 
 
 def test_overrides_take_the_field_s_type() -> None:

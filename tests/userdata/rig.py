@@ -74,9 +74,9 @@ else:
 
 
 def make_bundle(path: Path, *, real_torch: bool) -> bytes:
-    """Zip the real userdata/ with the small trainer; restarts come faster than in the real unit."""
+    """Zip the real contract/ and userdata/ with the small trainer; restarts come faster."""
     with zipfile.ZipFile(path, "w") as bundle:
-        for file in sorted(USERDATA.rglob("*")):
+        for file in sorted([*USERDATA.rglob("*"), *(REPOSITORY / "contract").rglob("*")]):
             if file.is_file() and "__pycache__" not in file.parts:
                 text = file.read_text().replace("RestartSec=3\n", "RestartSec=0.1\n")
                 bundle.writestr(file.relative_to(REPOSITORY).as_posix(), text)

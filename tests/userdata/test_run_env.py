@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from contract.run_env import NAMES
 from stacks.parameters import StackParameters
 from stacks.user_data import run_env
 from tests.userdata.rig import USERDATA
@@ -19,7 +20,7 @@ def example(**changes: str) -> dict[str, str]:
 
 def test_example_is_itself_a_good_run_env() -> None:
     assert find_faults(example()) == []
-    assert len(example()) == 19
+    assert tuple(example()) == NAMES
 
 
 def test_writer_and_example_have_the_same_names() -> None:
@@ -52,7 +53,6 @@ def test_example_documents_every_variable() -> None:
     [
         ("DATASET_URI", "bucket/prefix"),
         ("DATA_MOUNT", "data"),
-        ("CHECKPOINT_INTERVAL", "often"),
         ("CHECKPOINTS_KEPT", "3, 10epochs"),
         ("LEASE_TTL_SECONDS", "0"),
         ("NOTICE_POLICY", "go"),
@@ -65,6 +65,15 @@ def test_fails_on_an_impossible_value_by_its_name(name: str, value: str) -> None
     (fault,) = find_faults(example(**{name: value}))
     assert fault.startswith(f"{name} has to be ")
     assert repr(value) in fault
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("CHECKPOINT_INTERVAL", "often"), ("CHECKPOINTS_KEPT", "all")]
+)
+def test_fails_in_the_words_that_the_trainer_uses(name: str, value: str) -> None:
+    (fault,) = find_faults(example(**{name: value}))
+    assert fault.startswith(f"{name}: the checkpoint")
+    assert f"{value!r}" in fault
 
 
 def test_fails_on_a_line_that_is_no_variable(tmp_path: Path) -> None:

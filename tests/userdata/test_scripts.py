@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from contract.errors import EXIT_INTERRUPTED, EXIT_LEASE_LOST, EXIT_USER
 from rehearsal.machines.units import load_units
 from tests.userdata.rig import REPOSITORY, USERDATA
 
@@ -38,8 +39,8 @@ def test_every_unit_is_honoured_by_process_machines() -> None:
     training = units["training.service"]
     assert training.restart == "on-failure"
     assert training.start_limit_burst == 3
-    assert training.success_statuses == {75, 76}
-    assert training.prevent_statuses == {2, 75, 76}
+    assert training.success_statuses == {EXIT_INTERRUPTED, EXIT_LEASE_LOST}
+    assert training.prevent_statuses == {EXIT_USER, EXIT_INTERRUPTED, EXIT_LEASE_LOST}
     # Without it, systemd 254 and newer would fail the run at the first failure (systemd#33710).
     assert training.restart_mode == "direct"
 

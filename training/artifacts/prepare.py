@@ -19,6 +19,7 @@ from typing import Any
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from contract.keys import artifact_prefix
 from training.artifacts.shared import SHARD, SharedArtifacts
 from training.randomness import seed_torch
 from training.ranks.context import AttemptContext
@@ -48,7 +49,7 @@ def ensure_artifact(
     key = known or stage.key(inputs_of())
     if not re.fullmatch(r"[a-z0-9-]{1,128}", key):
         raise ValueError(f"stage {stage.name!r}: the key {key!r} must match [a-z0-9-]{{1,128}}")
-    prefix = f"artifacts/{key}/"
+    prefix = artifact_prefix(key)
     world = context.world
     cache = context.scratch / "artifacts" / key
     there = world.share(_shards_there(context.store, prefix, cache) if world.leads else None)
@@ -104,7 +105,7 @@ def _fill(
 
 def open_artifact(store: Store, key: str, cache: Path) -> Sequence[Mapping[str, Tensor]]:
     """The shards in order, memory mapped from verified files in the local cache."""
-    prefix = f"artifacts/{key}/"
+    prefix = artifact_prefix(key)
     found = store.get(prefix + INDEX)
     if found is None:
         raise StoreError(

@@ -3,13 +3,12 @@
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from contract.notice import save_reserve
 from training.interruption.notice import Notice
 
 # Before anything was measured on this machine: below what gp3 and S3 were seen to give.
 _ASSUMED_SAVE_BYTES_PER_SECOND = 1e9
 _ASSUMED_UPLOAD_BYTES_PER_SECOND = 50e6
-# Kept for the head's write, the events and the end of the process.
-_RESERVE_SECONDS = 2.0
 
 Plan: TypeAlias = Literal["save", "finish, then save", "finish", "give up"]
 
@@ -81,7 +80,7 @@ class Budget:
 
 def reserve_of(notice: Notice) -> float:
     """Seconds of the notice that no save may use."""
-    return min(_RESERVE_SECONDS, 0.1 * (notice.deadline - notice.received))
+    return save_reserve(notice.deadline - notice.received)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from contract.keys import FINAL, checkpoint_prefix
 from training.checkpoint.layout import lay_out
 from training.checkpoint.read import DamagedCheckpointError, fill_slices, read_state, read_tensors
 from training.checkpoint.sharded import slices_of
@@ -17,7 +18,6 @@ from training.checkpoint.state import tensor_at
 from training.record.checkpoint_entry import CheckpointEntry, FileEntry
 from training.store.protocol import Store
 
-FINAL = "final/model.safetensors"
 # Stands in the header, as long as a hash, until every tensor is in its place.
 _UNKNOWN = "?" * 64
 
@@ -41,7 +41,7 @@ def export_final(
     Read file by file, so that of a sharded model no more than one rank's share is in memory. The
     moving average, where there is one, is what was evaluated and what is exported.
     """
-    prefix, files = f"checkpoints/{entry.name}/", {file.name: file for file in entry.files}
+    prefix, files = checkpoint_prefix(entry.name), {file.name: file for file in entry.files}
     slices = slices_of(store, entry, read_state(store, entry))
     final = {**slices["model"], **slices.get("ema", {})}
     layout = lay_out({name: _shape_of(one) for name, one in final.items()}, _metadata(about))

@@ -15,6 +15,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
+from contract.keys import checkpoint_prefix
 from training.checkpoint.layout import Layout, LayoutError, header_bytes, parse_header
 from training.checkpoint.memory import view_of
 from training.checkpoint.slices import SLICES, Slice, Sliced, copy_overlap, local_slice
@@ -82,7 +83,7 @@ def _read_checkpoint(
         slices = state.pop(SLICES)
         own = {part: one for part, one in slices.items() if parts is None or part in parts}
         return Snapshot(tensors=_read_slices(store, entry, own), state=state)
-    prefix = f"checkpoints/{entry.name}/"
+    prefix = checkpoint_prefix(entry.name)
     files = {PurePath(file.name).stem: file for file in entry.files if file.name != STATE}
     tensors = {
         part: read_tensors(store, prefix, file)
@@ -94,7 +95,7 @@ def _read_checkpoint(
 
 def read_state(store: Store, entry: CheckpointEntry) -> dict[str, Any]:
     """Read a checkpoint's JSON, after a look at the sizes of all its files."""
-    prefix = f"checkpoints/{entry.name}/"
+    prefix = checkpoint_prefix(entry.name)
     sizes = store.sizes(prefix)
     for file in entry.files:
         _check_size(file, sizes.get(prefix + file.name))
@@ -157,7 +158,7 @@ def _read_slices(
         for part, own in slices.items()
     }
     files = {file.name: file for file in entry.files}
-    prefix = f"checkpoints/{entry.name}/"
+    prefix = checkpoint_prefix(entry.name)
     fill_slices(slices, tensors, lambda name: read_tensors(store, prefix, files[name]))
     return tensors
 

@@ -1,10 +1,16 @@
 """When the next save is due: by the interval, at a new best, or sooner after one that failed."""
 
+import math
 import time
 from collections.abc import Mapping
 
-from training.checkpoint.interval import AutoInterval, IntervalChoice
-from training.config import Interval
+from contract.auto_interval import (
+    MAX_EPOCHS,
+    IntervalChoice,
+    choose_interval,
+    expected_life_seconds,
+)
+from contract.grammar import Interval
 from training.record.position import Position
 
 # Both must be reached before an attempt gives up: a store may be away for minutes, and a disk that
@@ -13,6 +19,8 @@ _MAX_FAILED_SAVES = 5
 _MAX_FAILED_SECONDS = 600.0
 _FIRST_RETRY_SECONDS = 5.0
 _LONGEST_RETRY_SECONDS = 120.0
+# The first save under `auto` comes early, to measure what one costs here.
+_FIRST_SECONDS = 60.0
 
 
 class Schedule:
@@ -109,3 +117,53 @@ class FailedSaves:
     def clear(self) -> None:
         """Forget the failures: a save was committed."""
         self.count = 0
+
+
+class AutoInterval:
+    """The interval `auto`: chosen again after every save, from what that one cost."""
+
+    def __init__(self, *, spent_seconds: float, interruptions: int) -> None:
+        self.choice: IntervalChoice | None = None
+        self._spent_seconds = spent_seconds  # by the attempts before
+        self._interruptions = interruptions
+        self._began = time.monotonic()
+        self._stage: tuple[str, int, float] | None = None  # name, first step, when
+        self._epoch_seconds: float | None = None
+
+    @property
+    def spent_seconds(self) -> float:
+        """Seconds that the run has trained by now, over all attempts."""
+        return self._spent_seconds + time.monotonic() - self._began
+
+    @property
+    def life_seconds(self) -> float:
+        """Expected time between two interruptions."""
+        return expected_life_seconds(
+            spent_seconds=self.spent_seconds, interruptions=self._interruptions
+        )
+
+    def reach(self, stage: str, step: int, steps_per_epoch: int) -> None:
+        """Measure the pace; call it at every step boundary."""
+        now = time.monotonic()
+        if self._stage is None or self._stage[0] != stage:
+            self._stage, self._epoch_seconds = (stage, step, now), None
+        elif step > self._stage[1]:
+            pace = (now - self._stage[2]) / (step - self._stage[1])
+            self._epoch_seconds = pace * steps_per_epoch
+
+    def measure(self, cost_seconds: float, durable_seconds: float) -> bool:
+        """Choose from a save's cost; return whether the choice moved by a quarter."""
+        before = self.choice
+        self.choice = choose_interval(
+            cost_seconds=cost_seconds,
+            durable_seconds=durable_seconds,
+            life_seconds=self.life_seconds,
+            epoch_seconds=self._epoch_seconds,
+        )
+        return before is None or not 0.8 < self.choice.seconds / before.seconds < 1.25
+
+    def is_due(self, seconds: float) -> bool:
+        """Whether a save pays this long after the last; the first one comes early."""
+        if self.choice is not None:
+            return seconds >= self.choice.seconds
+        return seconds >= min(_FIRST_SECONDS, MAX_EPOCHS * (self._epoch_seconds or math.inf))

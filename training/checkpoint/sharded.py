@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
+from contract.keys import checkpoint_prefix
 from training.checkpoint.read import (
     DamagedCheckpointError,
     fill_slices,
@@ -107,7 +108,7 @@ class ShardedSnapshot:
         return self._kept.pop(file) if file in self._kept else self._read(file)
 
     def _read(self, file: str) -> dict[str, Tensor]:
-        return read_tensors(self._store, f"checkpoints/{self._entry.name}/", self._files[file])
+        return read_tensors(self._store, checkpoint_prefix(self._entry.name), self._files[file])
 
 
 def slices_of(store: Store, entry: CheckpointEntry, state: Mapping[str, Any]) -> dict[str, Any]:
@@ -127,7 +128,7 @@ def slices_of(store: Store, entry: CheckpointEntry, state: Mapping[str, Any]) ->
                     {"file": file.name, "offset": [0] * len(place.shape), "shape": place.shape}
                 ],
             }
-            for place in read_layout(store, f"checkpoints/{entry.name}/", file).spans
+            for place in read_layout(store, checkpoint_prefix(entry.name), file).spans
         }
     return whole
 

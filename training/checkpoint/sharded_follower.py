@@ -4,6 +4,7 @@ import itertools
 import threading
 from collections.abc import Callable
 
+from contract.keys import checkpoint_prefix
 from training.checkpoint.read import refuse_nan
 from training.checkpoint.sharded_leader import (
     STAGED,
@@ -160,7 +161,7 @@ class ShareWrite:
         try:
             files = send(
                 self._context.store,
-                f"checkpoints/{self.name}/",
+                checkpoint_prefix(self.name),
                 source.files,
                 source.device,
                 self._progress,

@@ -9,7 +9,8 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from training.checkpoint.export import FINAL, weights_sha256
+from contract.keys import FINAL, HEAD
+from training.checkpoint.export import weights_sha256
 from training.checkpoint.read import WEIGHTS, DamagedCheckpointError, read_checkpoint
 from training.errors import UserError
 from training.record.checkpoint_entry import CheckpointEntry
@@ -44,7 +45,7 @@ def open_run(uri: str) -> OpenRun:
     store = open_store(uri)
     head, record = read_head(store), read_run_config(store)
     if head is None or record is None:
-        raise UserError(f"there is no run at {store.uri} (no head.json); check the URI")
+        raise UserError(f"there is no run at {store.uri} (no {HEAD}); check the URI")
     return OpenRun(store=store, record=record, head=head)
 
 

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 from torch import Tensor
 
+from contract.keys import checkpoint_prefix
 from training.checkpoint.budget import Cost
 from training.checkpoint.read import refuse_nan
 from training.checkpoint.sharded import merged
@@ -195,7 +196,7 @@ class CheckpointWrite:
         lease.publish(entry, retention=retention, release=self.releases)
 
     def _send(self) -> tuple[FileEntry, ...]:
-        context, prefix = self._context, f"checkpoints/{self.name}/"
+        context, prefix = self._context, checkpoint_prefix(self.name)
         # Before the head names this step, the store has the metrics of every step up to it.
         beside = [self._refuse_nan, context.metrics.flush]
         device, progress = self.source.device, self._progress
@@ -223,7 +224,7 @@ class CheckpointWrite:
         with suppress(StoreError, UserError):
             head = read_head(store)
             if head is not None and all(entry.name != self.name for entry in head.checkpoints):
-                store.delete_below(f"checkpoints/{self.name}/")
+                store.delete_below(checkpoint_prefix(self.name))
 
     def _emit_committed(self, seconds: float) -> None:
         """Write the event here and not in the training thread: it is a request to the store."""

@@ -5,12 +5,13 @@ import json
 import math
 from pathlib import Path
 
+from contract.keys import HEAD, REPORT
 from training.cli.outputs import checked_file, checked_folder
 from training.cli.run_options import positive
 from training.errors import EXIT_FINISHED, UserError
 from training.record.head import Head, read_head
 from training.record.run_config import RunConfig, read_run_config
-from training.report.page import REPORT, summary, write_report
+from training.report.page import summary, write_report
 from training.store.open import open_store
 from training.store.protocol import Store
 
@@ -55,7 +56,7 @@ def _open(uri: str) -> tuple[Store, RunConfig, Head]:
     store = open_store(uri)
     record, head = read_run_config(store), read_head(store)
     if record is None or head is None:
-        raise UserError(f"there is no run at {store.uri} (no head.json); check the URI")
+        raise UserError(f"there is no run at {store.uri} (no {HEAD}); check the URI")
     return store, record, head
 
 

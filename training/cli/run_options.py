@@ -8,7 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from training.interruption.extra_time import POLICIES
+from contract.notice import MAX_SECONDS, POLICIES
 from training.store.open import open_store
 from training.store.protocol import Store
 
@@ -28,7 +28,8 @@ def parse(
     arguments: argparse.Namespace, store: Store, scratch: Path, environ: Mapping[str, str]
 ) -> "RunOptions":
     """The options of one attempt: what argparse has read, by name, and what has a grammar."""
-    from training.config import parse_interval, parse_overrides
+    from contract.grammar import parse_interval
+    from training.config import parse_overrides
     from training.engine.job import RunOptions
     from training.ranks.world import RankEnvironment
     from training.record.retention import parse_retention
@@ -105,7 +106,7 @@ def _add_saving(parser: argparse.ArgumentParser) -> None:
     add(
         "--notice-budget-seconds",
         type=positive,
-        default=120.0,
+        default=float(MAX_SECONDS),
         help="time from a notice to the end of the machine (default: %(default)s)",
     )
     add("--notice-file", type=Path, help="JSON with the notice's time, written by the handler")

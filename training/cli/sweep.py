@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from contract.keys import ARTIFACTS, RECEIPT
 from training.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_INTERRUPTED, UserError
 from training.record.head import read_head
 from training.store.open import open_store
@@ -187,7 +188,7 @@ def _start(options: argparse.Namespace, one: _One, dataset: Path) -> _One:
     command = [sys.executable, "-m", "training", "run"]
     command += [f"--workload={options.workload}", f"--recipe={options.recipe}"]
     command += [f"--dataset-uri={dataset}", f"--run-uri={one.uri}"]
-    command += [f"--artifacts-uri={options.runs_uri.rstrip('/')}/artifacts"]
+    command += [f"--artifacts-uri={options.runs_uri.rstrip('/')}/{ARTIFACTS.rstrip('/')}"]
     command += [f"--override={override}" for override in one.overrides]
     if options.memory_limit_mib is not None:
         command.append(f"--memory-limit-mib={options.memory_limit_mib}")
@@ -211,7 +212,7 @@ def _say_ended(one: _One, logs: Path) -> None:
 
 def _row(one: _One) -> dict[str, Any]:
     store = open_store(one.uri)
-    head, found = read_head(store), store.get("receipt.json")
+    head, found = read_head(store), store.get(RECEIPT)
     receipt: Mapping[str, Any] = json.loads(found.data) if found else {}
     stages: Mapping[str, Mapping[str, float]] = receipt.get("stages", {})
     last = next(reversed(list(stages.values())), {})

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from contract.keys import artifact_prefix
 from training.artifacts.prepare import INDEX, open_artifact
 from training.checkpoint.read import WEIGHTS, read_checkpoint
 from training.checkpoint.weights import OpenRun, Weights, load_weights
@@ -136,7 +137,7 @@ class _Derived:
 
     def add(self, stage: Prepare, inputs: Inputs) -> None:
         key = stage.key(inputs)
-        if self._run.store.get(f"artifacts/{key}/{INDEX}") is not None:
+        if self._run.store.get(artifact_prefix(key) + INDEX) is not None:
             self._shards[stage.name] = open_artifact(
                 self._run.store, key, self._scratch / "artifacts"
             )

@@ -5,7 +5,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from training.config import Interval, resolve_config
+from contract.grammar import Interval
+from training.config import resolve_config
 from training.engine.origin import Origin
 from training.errors import UserError
 from training.interruption.watchdog import Watchdog

@@ -1,8 +1,8 @@
-"""Ends the process from a thread of its own when the main thread cannot come to a step boundary.
+"""Ends the process from its own thread when the main thread cannot reach a step boundary.
 
 A long call into C++ (a compilation, a first step, a collective that hangs) lets no Python handler
-run; at the last moment of a notice the copy that was staged is committed and the process exits 75,
-and at a hang it exits 1, without waiting for that call. Imports no torch.
+run; at the last moment of a notice the staged copy is committed and the process exits 75, and at a
+hang it exits 1, without waiting for that call. Imports no torch.
 """
 
 import contextlib
@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from typing import NoReturn, Protocol
 
+from contract.notice import exit_reserve
 from training.errors import EXIT_FAILED, EXIT_INTERRUPTED
 from training.interruption.notice import Interruption, Notice
 from training.record.lease import Lease, LeaseLostError
@@ -21,8 +22,6 @@ from training.store.protocol import StoreError
 
 # How long the main thread may take to see a notice while there is nothing to lose yet.
 _GRACE_SECONDS = 5.0
-# Kept for the release and the end of the process, beside what the saver keeps for itself.
-_RESERVE_SECONDS = 1.0
 
 
 class StagedCopy(Protocol):
@@ -32,7 +31,7 @@ class StagedCopy(Protocol):
         """The monotonic time after which `save_staged` would no longer fit the notice."""
 
     def save_staged(self, notice: Notice) -> bool:
-        """Commit the copy that was staged; whether the state is safe."""
+        """Commit the staged copy and release; return whether the state is safe."""
 
 
 class LastResort:
@@ -49,40 +48,41 @@ class LastResort:
         interruption.when_noticed(self._watch)
 
     def hold(self, lease: Lease) -> None:
-        """From here on there is a lease to release."""
+        """Release this lease at the end, from here on."""
         self._lease = lease
 
     def save_with(self, staged_copy: StagedCopy) -> None:
-        """From here on there may be a state to save."""
+        """Save this staged copy at the end, from here on."""
         self._staged_copy = staged_copy
 
     def follow(self) -> None:
-        """This rank saves nothing: it only has to be gone in time."""
+        """Only end in time: this rank saves nothing."""
         self._follows = True
 
     def lead(self, when_failing: Callable[[], None]) -> None:
-        """Other ranks were started; `when_failing` shows where they are."""
+        """Call `when_failing` on a failure: it shows where the other ranks are."""
         self._when_failing = when_failing
 
     def stand_down(self) -> None:
-        """The main thread ends the attempt itself; does not return if that is too late."""
+        """Leave the end to the main thread; does not return if it is too late for that."""
         with self._lock:
             self._main_ends.set()
 
     def watch_again(self, notice: Notice) -> None:
-        """The main thread has stood it down and trains on: watch it again."""
+        """Watch the main thread again, which trains on after a notice."""
         with self._lock:
             self._main_ends.clear()
         self._watch(notice)
 
     def fail(self, why: str) -> None:
-        """A hang or a lost rank: show where every thread is, release, exit 1 for a restart.
+        """End after a hang or a lost rank: print all stacks, release, exit 1 for a restart.
 
-        Under a notice it is the machine that ends: what is staged is kept, and the exit code is 75.
+        Under a notice the machine ends anyway: commit the staged copy and exit 75.
         """
         with self._lock:
             if self._main_ends.is_set():
                 return
+            # Not through logging: the main thread may hang with its lock.
             print(f"[failed] {why}; this attempt ends, the last commit stays", file=sys.stderr)
             sys.stderr.flush()
             faulthandler.dump_traceback(all_threads=True)
@@ -97,7 +97,7 @@ class LastResort:
         threading.Thread(target=self._wait, args=(notice,), name="last_resort", daemon=True).start()
 
     def _wait(self, notice: Notice) -> None:
-        # What is staged, and with it the last moment, may still change.
+        # The staged copy, and with it the last moment, may still change.
         while (left := self._last_moment(notice) - time.monotonic()) > 0:
             if self._main_ends.wait(min(left, 0.5)):
                 return
@@ -108,9 +108,9 @@ class LastResort:
 
     def _last_moment(self, notice: Notice) -> float:
         budget = notice.deadline - notice.received
-        if budget <= 0:  # clocks differ, or the notice is old: what is at hand may still be done
+        if budget <= 0:  # clocks differ, or the notice is old: there may still be time
             return notice.received + _GRACE_SECONDS
-        reserve = min(_RESERVE_SECONDS, 0.05 * budget)
+        reserve = exit_reserve(budget)
         if self._staged_copy is not None:
             moment = self._staged_copy.must_start_by(notice) - reserve
             return max(moment, notice.received + 0.25 * budget)
@@ -130,7 +130,7 @@ class LastResort:
 
     def _release_and_exit(self, code: int) -> NoReturn:
         if self._lease is not None:
-            # What could not be released is taken over when it stands still for a TTL.
+            # A lease that could not be released is taken over after a TTL without a heartbeat.
             with contextlib.suppress(StoreError, LeaseLostError):
                 self._lease.release()
         sys.stdout.flush()

@@ -27,12 +27,12 @@ _CAUSES: dict[int, Cause] = {
 
 
 class InterruptedRunError(RuntimeError):
-    """Raised at a step boundary, between evaluation batches or between shards; nowhere else."""
+    """The attempt stops: raised only at step boundaries, between evaluation batches or shards."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Notice:
-    """Why and until when (this process's monotonic clock)."""
+    """The cause of an interruption and its deadline, on this process's monotonic clock."""
 
     cause: Cause
     received: float
@@ -41,12 +41,12 @@ class Notice:
 
     @property
     def seconds_left(self) -> float:
-        """Until the machine may go."""
+        """Seconds until the machine may be taken."""
         return self.deadline - time.monotonic()
 
 
 class Interruption:
-    """What has been received so far. Threads may read it at any time."""
+    """The notices and recommendations received so far; any thread may read them."""
 
     def __init__(self, *, budget_seconds: float, notice_file: Path | None = None) -> None:
         self.notice: Notice | None = None
@@ -82,7 +82,7 @@ class Interruption:
         self._writer = None
 
     def tell(self, cause: Cause) -> None:
-        """Record a notice or shutdown; the first one counts, and that a shutdown came."""
+        """Record a notice or shutdown; the first one sets the deadline."""
         if cause == "shutdown":
             self._shutdown.set()
         if self.notice is None:
@@ -100,14 +100,14 @@ class Interruption:
         self._rebalance.set()
 
     def when_noticed(self, act: Callable[[Notice], None]) -> None:
-        """Have `act` called, in the receiving thread, when a notice comes; at once if one has."""
+        """Call `act` in the receiving thread when a notice comes, or at once if one has."""
         self._when_noticed = act
         if self.notice is not None:
             act(self.notice)
 
     @property
     def is_pending(self) -> bool:
-        """Whether the attempt must end."""
+        """Whether a notice or shutdown has come."""
         return self._pending.is_set()
 
     @property
@@ -116,11 +116,11 @@ class Interruption:
         return self._shutdown.is_set()
 
     def wait(self, seconds: float) -> bool:
-        """Sleep, but wake for a notice; return whether one came."""
+        """Sleep for up to `seconds`, but wake for a notice; return whether one came."""
         return self._pending.wait(seconds)
 
     def take_rebalance(self) -> bool:
-        """Return once whether a rebalance was recommended."""
+        """Whether a rebalance was recommended since the last call."""
         if self._rebalance.is_set():
             self._rebalance.clear()
             return True
@@ -143,7 +143,7 @@ def _do_nothing(number: int, frame: FrameType | None) -> None:
 
 
 def _seconds_in(notice_file: Path | None) -> float | None:
-    """Seconds until the time that the notice file names; None if it names none."""
+    """Seconds until the time in the notice file; None if it has none."""
     if notice_file is None:
         return None
     try:

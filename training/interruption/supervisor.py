@@ -1,8 +1,9 @@
-"""What may end an attempt before its end: a notice, a hang, a lost rank. Imports no torch."""
+"""Everything that may stop an attempt: notices, hangs, lost ranks. Imports no torch."""
 
 from pathlib import Path
 
-from training.interruption.extra_time import ExtraTime, Policy
+from contract.notice import Policy
+from training.interruption.extra_time import ExtraTime
 from training.interruption.last_resort import LastResort
 from training.interruption.long_work import LongWork
 from training.interruption.notice import Interruption
@@ -10,7 +11,7 @@ from training.interruption.watchdog import Watchdog
 
 
 class Supervisor:
-    """From before the first slow import to the end of the process, once it has begun."""
+    """Supervises one attempt, from before the first slow import to the end of the process."""
 
     def __init__(
         self,
@@ -28,12 +29,12 @@ class Supervisor:
         self.long_work = LongWork(budget_seconds, self.watchdog)
 
     def begin(self) -> None:
-        """Listen and watch; before this a signal that finds no handler ends the process."""
+        """Listen and watch; until then a signal without a handler ends the process."""
         self.interruption.listen()
         self.watchdog.start()
 
     def close(self) -> None:
-        """The process ends by itself."""
+        """Stop supervising: the process ends by itself."""
         self.extra_time.ended.set()
         self.last_resort.stand_down()
         self.watchdog.close()

@@ -8,13 +8,14 @@ rest. The learning rate follows the schedule of the longer training from there.
 import hashlib
 import json
 import math
-import re
 import secrets
 import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from contract.grammar import parse_span
+from contract.keys import artifact_prefix, checkpoint_prefix
 from training.checkpoint.state import STATE
 from training.checkpoint.weights import OpenRun, open_run
 from training.engine.job import RunOptions
@@ -54,11 +55,11 @@ def resolve_origin(options: RunOptions, workload: Workload[Any], config: Any) ->
 def extended(run: OpenRun, text: str) -> Origin:
     """What `--extend-to` asks for: `8epochs` or `4000steps` of the stage that trained last."""
     end = _end(run)
-    match = re.fullmatch(r"(?P<value>[1-9][0-9]*)(?P<unit>epoch|step)s?", text)
-    if not match:
+    span = parse_span(text)
+    if span is None:
         raise UserError(f"--extend-to {text!r} cannot be read; write 8epochs or 4000steps")
-    epochs = int(match["value"])
-    if match["unit"] == "step":
+    epochs = span.value
+    if span.unit == "steps":
         position = _state(run.store, end)["position"]
         epochs = math.ceil(epochs * end.epoch / position["stage_step"])
         print(f"--extend-to {text}: {epochs} whole epochs of stage {end.stage!r}", flush=True)
@@ -84,10 +85,10 @@ def begin_extended(run: OpenRun, store: Store, run_id: str, writer: str) -> None
     with tempfile.TemporaryDirectory(prefix="extend-") as folder:
         for entry in run.head.checkpoints:
             if entry == end or (entry.kind == "stage-end" and entry.stage != end.stage):
-                _copy(run.store, store, f"checkpoints/{entry.name}/", Path(folder))
+                _copy(run.store, store, checkpoint_prefix(entry.name), Path(folder))
                 entries.append(_reopened(run.store, store, entry) if entry == end else entry)
         for key in _state(run.store, end)["position"]["artifacts"].values():
-            _copy(run.store, store, f"artifacts/{key}/", Path(folder))
+            _copy(run.store, store, artifact_prefix(key), Path(folder))
     head = Head(
         run_id=run_id,
         generation=0,
@@ -118,14 +119,14 @@ def _reopened(old: Store, new: Store, entry: CheckpointEntry) -> CheckpointEntry
     position["has_ended"] = False
     position["results"].pop(entry.stage)
     data = json.dumps(state).encode()
-    new.put(f"checkpoints/{entry.name}/{STATE}", data)
+    new.put(checkpoint_prefix(entry.name) + STATE, data)
     mine = FileEntry(name=STATE, bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
     files = tuple(mine if file.name == STATE else file for file in entry.files)
     return replace(entry, kind="periodic", files=files)
 
 
 def _state(store: Store, entry: CheckpointEntry) -> Any:
-    found = store.get(f"checkpoints/{entry.name}/{STATE}")
+    found = store.get(checkpoint_prefix(entry.name) + STATE)
     if found is None:
         raise UserError(f"checkpoint {entry.name} of {store.uri} has lost its {STATE}")
     return json.loads(found.data)

@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, cast
 
+from contract.keys import ADAPTATION
 from training.errors import OutOfMemoryError, RunFailedError, UserError
 from training.proxies import WorkloadProxy
 from training.store.protocol import PreconditionFailedError, Store
 from training.workload import Prepare, Train, Workload
 
-ADAPTATION = "adaptation.json"
 _TRIAL_SECONDS = 600
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from contract.keys import MANIFEST
 from training.capabilities import HasDataInMemory
 from training.config import resolve_config
 from training.engine.job import Job, RunOptions, checked_stages
@@ -23,7 +24,6 @@ from training.preflight.extend import resolve_origin
 from training.preflight.ladder import TrialRequest, adapted, explain, resolve_adaptation
 from training.preflight.limits import is_out_of_memory, limit_memory
 from training.preflight.workload_checks import problems
-from training.store.dataset import MANIFEST
 from training.store.open import open_store
 from training.workload import Train, Workload
 from training.workloads import load_workload

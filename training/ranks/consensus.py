@@ -49,14 +49,14 @@ class Consensus:
         # Rank 0 saves, so it must learn of a recommendation to another machine's rank.
         interruption, extra_time = self._supervisor.interruption, self._supervisor.extra_time
         rebalance = not self._world.leads and interruption.take_rebalance()
-        self._world.begin_sum([extra_time.must_end, is_lost, rebalance, weight])
+        self._world.begin_sum([extra_time.must_stop, is_lost, rebalance, weight])
 
     def end_vote(self) -> Vote:
         """The result at the boundary; raise LeaseLostError if the lease is lost."""
         must_stop, is_lost, rebalance, weight = self._world.end_sum()
         if self._world.size == 1:
             # Nobody had to be asked ahead: what came in the meantime counts too.
-            must_stop = self._supervisor.extra_time.must_end
+            must_stop = self._supervisor.extra_time.must_stop
             if self._lease is not None:
                 self._lease.check()
         if rebalance and self._world.leads:
@@ -102,8 +102,8 @@ class Consensus:
         self._supervisor.interruption.tell("notice")  # no-op unless only another rank has it
         notice, extra_time = self._supervisor.interruption.notice, self._supervisor.extra_time
         assert notice is not None
-        if not extra_time.is_heard:
-            extra_time.is_heard = True
+        if not extra_time.is_notice_taken:
+            extra_time.is_notice_taken = True
             left = round(notice.seconds_left, 3)
             self._events.emit("notice", cause=notice.cause, seconds_left=left)
         return notice

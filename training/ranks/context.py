@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from training.config import Interval
+from contract.grammar import Interval
 from training.interruption.extra_time import ExtraTime
 from training.interruption.notice import Interruption
 from training.interruption.supervisor import Supervisor

@@ -6,9 +6,8 @@ earlier candidate has left says nothing. Imports no torch.
 
 import json
 
+from contract.keys import WAITING
 from training.store.protocol import Store, StoreError
-
-WAITING = "waiting.json"
 
 
 def say_waiting(store: Store, generation: int, writer: str) -> None:

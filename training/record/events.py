@@ -3,6 +3,7 @@
 import json
 from datetime import UTC, datetime
 
+from contract.keys import EVENTS
 from training.store.protocol import Store, StoreError
 
 
@@ -24,7 +25,7 @@ class Events:
             "source": "trainer",
             **fields,
         }
-        key = f"events/{now.strftime('%Y%m%dT%H%M%S.%fZ')}-{self._writer}-{name}.json"
+        key = f"{EVENTS}{now.strftime('%Y%m%dT%H%M%S.%fZ')}-{self._writer}-{name}.json"
         try:
             self._store.put(key, json.dumps(record, allow_nan=False).encode())
         except StoreError as error:

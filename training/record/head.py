@@ -12,6 +12,7 @@ import time
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, TypeAlias
 
+from contract.keys import HEAD
 from training.record.checkpoint_entry import CheckpointEntry, FileEntry
 from training.record.json_record import read_json_record
 from training.store.protocol import (
@@ -22,7 +23,6 @@ from training.store.protocol import (
     StoreError,
 )
 
-HEAD = "head.json"
 # 2 added part_bytes to files and is_best to checkpoints; what is read of format 1 has neither.
 _FORMAT = 2
 _ATTEMPTS = 6

@@ -1,6 +1,6 @@
 """What a run has written about itself: metrics, events, and its attempts put together from them.
 
-The lineage is the steps, repeated ones counted once, the newest generation winning. No torch.
+No torch.
 """
 
 import itertools
@@ -8,11 +8,11 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
+from contract.keys import EVENTS, METRICS
+from contract.lineage import Line, generation_of, newest_by_step, parse_lines
 from training.store.protocol import Store
 
-Line = Mapping[str, Any]
 _ENDINGS = ("finished", "failed", "released")
 
 
@@ -51,7 +51,7 @@ class History:
 
     def evaluations(self) -> dict[str, list[Line]]:
         """Stage -> its evaluations by step, each once."""
-        newest = _newest(self.lines, "evaluation")
+        newest = newest_by_step(self.lines, "evaluation")
         found: dict[str, list[Line]] = {}
         for step in sorted(newest):
             found.setdefault(newest[step]["stage"], []).append(newest[step])
@@ -77,12 +77,12 @@ class History:
 
 def read_history(store: Store) -> History:
     """Read everything that a run has written so far."""
-    lines = list(read_lines(store, sorted(store.sizes("metrics/"))))
+    lines = list(read_lines(store, sorted(store.sizes(METRICS))))
     events = sorted(_events(store), key=lambda event: str(event["time"]))
     return History(
         lines=lines,
         events=events,
-        steps=_newest(lines, "step"),
+        steps=newest_by_step(lines, "step"),
         attempts=_attempts(lines, events),
     )
 
@@ -91,34 +91,25 @@ def read_lines(store: Store, keys: Iterable[str]) -> Iterator[Line]:
     """The lines of these objects of the metrics, in their order."""
     for key in keys:
         found = store.get(key)
-        for line in found.data.splitlines() if found else ():
-            yield json.loads(line)
+        if found is not None:
+            yield from parse_lines(found.data)
 
 
 def _events(store: Store) -> Iterator[Line]:
-    for key in sorted(store.sizes("events/")):
+    for key in sorted(store.sizes(EVENTS)):
         found = store.get(key)
         if found is not None:
             yield json.loads(found.data)
-
-
-def _newest(lines: Sequence[Line], kind: str) -> dict[int, Line]:
-    ordered = sorted((line for line in lines if line["kind"] == kind), key=_generation)
-    return {line["step"]: line for line in ordered}
-
-
-def _generation(line: Line) -> int:
-    return int(line["generation"])
 
 
 def _attempts(lines: Sequence[Line], events: Sequence[Line]) -> list[AttemptSummary]:
     told = [event for event in events if event.get("source") == "trainer"]
     starts = [number for number, event in enumerate(told) if event["name"] == "take-over"]
     steps_of: dict[int, list[Line]] = {}
-    lineage = _newest(lines, "step")
+    lineage = newest_by_step(lines, "step")
     for line in lines:
         if line["kind"] == "step":
-            steps_of.setdefault(_generation(line), []).append(line)
+            steps_of.setdefault(generation_of(line), []).append(line)
     stories = []
     for start, end in zip(starts, [*starts[1:], len(told)], strict=True):
         first = told[start]
@@ -136,7 +127,7 @@ def _story(
     notice = by_name.get("notice")
     answers = [event for event in events if event["name"] == "committed"]
     waits = [e["notice_to_commit_seconds"] for e in answers if "notice_to_commit_seconds" in e]
-    again = [line for line in steps if _generation(lineage[line["step"]]) > generation]
+    again = [line for line in steps if generation_of(lineage[line["step"]]) > generation]
     numbers = [line["step"] for line in steps]
     return AttemptSummary(
         generation=generation,

@@ -10,10 +10,11 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
+from contract.keys import CHECKPOINTS, HEAD, checkpoint_prefix
 from training.errors import UserError
 from training.record.candidates import say_waiting
 from training.record.checkpoint_entry import CheckpointEntry
-from training.record.head import HEAD, Head, State, new_nonce, parse_head, read_head, write_head
+from training.record.head import Head, State, new_nonce, parse_head, read_head, write_head
 from training.record.retention import KEEP_NEWEST, Retention
 from training.store.protocol import PreconditionFailedError, Store, StoreError
 
@@ -102,7 +103,7 @@ class Lease:
         with self._deleting:
             try:
                 for name in sorted(self._unkept):
-                    self._store.delete_below(f"checkpoints/{name}/")
+                    self._store.delete_below(checkpoint_prefix(name))
                     self._unkept.discard(name)
             except StoreError as error:
                 # What was published is safe; the rest goes after the next publication or take-over.
@@ -115,11 +116,11 @@ class Lease:
         yet may have published them.
         """
         named = {entry.name for entry in self._head.checkpoints}
-        found = {key.split("/")[1] for key in self._store.sizes("checkpoints/")}
+        found = {key.split("/")[1] for key in self._store.sizes(CHECKPOINTS)}
         for name in sorted(found - named):
             match = _GENERATION.search(name)
             if match and int(match[1]) < self._head.generation:
-                self._store.delete_below(f"checkpoints/{name}/")
+                self._store.delete_below(checkpoint_prefix(name))
 
     def release(self) -> None:
         """Let the next candidate in at once; no-op after an end."""
@@ -208,7 +209,7 @@ def acquire(
     A candidate takes over at once when the head says released, else when its tag stood still for
     one TTL of this machine's own monotonic clock. `wait(seconds)` returns whether a notice came.
     """
-    if read_head(store) is None and store.sizes("checkpoints/") and read_head(store) is None:
+    if read_head(store) is None and store.sizes(CHECKPOINTS) and read_head(store) is None:
         # A run that begins would sweep what no head names.
         raise UserError(
             f"{store.uri} has checkpoints and no {HEAD}; put its last version back, "

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
+from contract.keys import METRICS
 from training.store.protocol import Store, StoreError
 
 _FLUSH_SECONDS = 5.0
@@ -33,7 +34,7 @@ class Metrics:
 
     def __init__(self, store: Store, generation: int, nonce: str, local: Path | None) -> None:
         self._store = store
-        self._prefix = f"metrics/{generation:04d}-{nonce}"
+        self._prefix = f"{METRICS}{generation:04d}-{nonce}"
         self._generation = generation
         self._sequence = 0
         self._lock = threading.Lock()

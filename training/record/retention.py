@@ -1,26 +1,11 @@
 """Which checkpoints are kept: the newest, every Nth, the best, and what those began from."""
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, cast
 
+from contract.grammar import Span, parse_kept
 from training.errors import UserError
 from training.record.checkpoint_entry import CheckpointEntry
-
-Unit: TypeAlias = Literal["epochs", "steps"]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Every:
-    """Keep the first checkpoint of every so many epochs of a stage, or steps of the run."""
-
-    value: int
-    unit: Unit
-
-    def number(self, entry: CheckpointEntry) -> int:
-        """Which multiple the checkpoint has passed."""
-        return (entry.epoch if self.unit == "epochs" else entry.step) // self.value
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,7 +13,7 @@ class Retention:
     """What to keep beside each stage's best; the rest goes once its name has left the head."""
 
     newest: int = 3
-    every: Every | None = None
+    every: Span | None = None
 
     def __post_init__(self) -> None:
         if self.newest < 1:
@@ -51,8 +36,9 @@ class Retention:
             return
         seen: set[tuple[str, int]] = set()
         for entry in checkpoints:
-            number = self.every.number(entry)
-            key = (entry.stage if self.every.unit == "epochs" else "", number)
+            is_epochs = self.every.unit == "epochs"
+            number = (entry.epoch if is_epochs else entry.step) // self.every.value
+            key = (entry.stage if is_epochs else "", number)
             if number > 0 and key not in seen:
                 seen.add(key)
                 yield entry
@@ -63,15 +49,5 @@ KEEP_NEWEST = Retention()
 
 def parse_retention(text: str) -> Retention:
     """Read `3` or `3,10epochs`: the newest, and the first of every so many epochs or steps."""
-    match = re.fullmatch(
-        r"(?P<newest>[1-9][0-9]*)(,(?P<value>[1-9][0-9]*)(?P<unit>epoch|step)s?)?", text
-    )
-    if not match:
-        raise UserError(
-            f"which checkpoints to keep, {text!r}, cannot be read; write 3, 3,10epochs or "
-            "3,5000steps: the newest three, and the first of every so many"
-        )
-    every = None
-    if match["unit"]:
-        every = Every(value=int(match["value"]), unit=cast(Unit, match["unit"] + "s"))
-    return Retention(newest=int(match["newest"]), every=every)
+    newest, every = parse_kept(text)
+    return Retention(newest=newest, every=every)

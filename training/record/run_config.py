@@ -9,11 +9,11 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from contract.keys import CONFIG
 from training.errors import UserError
 from training.record.json_record import read_json_record
 from training.store.protocol import Store, create
 
-CONFIG = "config.json"
 _FORMAT = 1
 
 

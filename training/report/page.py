@@ -10,13 +10,14 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from contract.keys import RECEIPT, REPORT
+from contract.lineage import Line
 from training.record.head import Head
-from training.record.history import AttemptSummary, History, Line, read_history
+from training.record.history import AttemptSummary, History, read_history
 from training.record.run_config import RunConfig
 from training.report.charts import Curve, TimelineBar, draw_bars, draw_curves
 from training.store.protocol import Store
 
-REPORT = "report.html"
 EVALUATION = "evaluation/"
 _PICTURES = {".png": "image/png", ".svg": "image/svg+xml", ".jpg": "image/jpeg"}
 _MOST_PICTURE_BYTES = 400_000
@@ -170,7 +171,7 @@ def _attempt_row(a: AttemptSummary, usd_per_hour: float | None) -> list[str]:
 def _about(store: Store, record: RunConfig, head: Head) -> Iterator[tuple[str, str]]:
     yield "URI", store.uri
     yield "state", head.state
-    found = store.get("receipt.json")
+    found = store.get(RECEIPT)
     receipt: dict[str, Any] = json.loads(found.data) if found else {}
     for name, value in receipt.items():
         if name not in ("config", "stages", "format", "state") and value is not None:

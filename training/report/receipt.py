@@ -6,14 +6,13 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from contract.keys import RECEIPT, REPORT
 from training.record.head import Head
 from training.record.history import History, read_history
 from training.record.position import Position
 from training.record.run_config import RunConfig, changed_parts
 from training.report.page import write_report
 from training.store.protocol import Store
-
-RECEIPT = "receipt.json"
 
 
 def write_receipt(
@@ -73,7 +72,7 @@ def conclude(store: Store, record: RunConfig, head: Head) -> None:
         receipt = _failed_receipt(record, head, read_history(store))
         store.put(RECEIPT, json.dumps(receipt, indent=1).encode())
     write_report(store, record, head)
-    print(f"[ok] report: {store.uri}/report.html", flush=True)
+    print(f"[ok] report: {store.uri}/{REPORT}", flush=True)
 
 
 def _failed_receipt(record: RunConfig, head: Head, history: History) -> dict[str, Any]:

@@ -14,13 +14,15 @@ from itertools import count
 from pathlib import Path
 from types import TracebackType
 
+from contract.keys import METRICS
+from contract.lineage import Line
 from training.errors import UserError
 from training.record.head import read_head
-from training.record.history import Line, read_lines
+from training.record.history import read_lines
 from training.store.protocol import Store, StoreError
 
 _MARK = "made-by-training"
-_OBJECT = re.compile(r"metrics/(?P<writer>.+)-(?P<number>[0-9]{5})\.jsonl")
+_OBJECT = re.compile(rf"{METRICS}(?P<writer>.+)-(?P<number>[0-9]{{5}})\.jsonl")
 # A store that fails for so long is said to the caller; until then it is asked again.
 _MOST_SECONDS = 600.0
 # Ctrl-C is looked for so often.
@@ -115,7 +117,7 @@ class Follower:
 
     def _new(self, is_last: bool) -> Sequence[str]:
         """Keys that were not read yet, those of each writer without a gap."""
-        keys = sorted(self._store.sizes("metrics/"))
+        keys = sorted(self._store.sizes(METRICS))
         there = set(keys)
         if not is_last:
             matches = [match for match in map(_OBJECT.fullmatch, keys) if match]
@@ -189,7 +191,7 @@ def _ctrl_c() -> Iterator[Callable[[], bool]]:
 
 def _without_gap(writer: str, there: set[str]) -> Iterator[str]:
     for number in count(1):
-        key = f"metrics/{writer}-{number:05d}.jsonl"
+        key = f"{METRICS}{writer}-{number:05d}.jsonl"
         if key not in there:
             return
         yield key

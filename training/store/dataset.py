@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from contract.keys import MANIFEST
 from training.errors import UserError
 from training.store.protocol import Store
 
-MANIFEST = "manifest.json"
 _NUM_THREADS = 8
 _CHUNK = 4 * 1024 * 1024
 

@@ -5,12 +5,8 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from sizing.spot import daly_interval, recommend_interval, trainers_interval
-from sizing.spot.comparison import TRAINERS_FIRST_LIFE
-from training.checkpoint import interval as trainer
+from sizing.spot import daly_interval, recommend_interval
 
 
 @pytest.mark.parametrize(
@@ -69,25 +65,3 @@ def test_fails_on_a_share_that_is_none() -> None:
         )
     with pytest.raises(ValueError, match=r"checkpoint_seconds must be a finite number .* got -1"):
         daly_interval(checkpoint_seconds=-1, rate_per_hour=1)
-
-
-@given(
-    cost=st.floats(0, 300),
-    durable=st.floats(0, 600),
-    life=st.floats(60, 1e7),
-    epoch=st.one_of(st.none(), st.floats(0.1, 1e5)),
-)
-def test_the_plan_predicts_the_interval_that_the_trainer_chooses(
-    cost: float, durable: float, life: float, epoch: float | None
-) -> None:
-    chosen = trainer.choose(
-        cost_seconds=cost, durable_seconds=durable, life_seconds=life, epoch_seconds=epoch
-    )
-    predicted = trainers_interval(
-        checkpoint_seconds=cost,
-        durable_seconds=durable,
-        rate_per_hour=3600 / life,
-        epoch_seconds=epoch,
-    )
-    assert predicted.seconds == pytest.approx(chosen.seconds)
-    assert TRAINERS_FIRST_LIFE == trainer.MEAN_LIFE_SECONDS

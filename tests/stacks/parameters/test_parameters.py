@@ -115,8 +115,16 @@ def test_own_code_names_its_dataset() -> None:
         ("on_demand_base", "2", "on_demand_base is 2; give 0 to 1, because the base is a part"),
         ("target_capacity", "3", "target_capacity is 3; give 1, or 0"),
         ("max_barren_attempts", "0", "max_barren_attempts is 0; give 1 to 100"),
-        ("checkpoints_kept", "all", "checkpoints_kept is 'all'; give 3, 3,10epochs or 3,5000steps"),
-        ("checkpoint_interval", "often", "checkpoint_interval is 'often'; give auto, 2epochs"),
+        (
+            "checkpoints_kept",
+            "all",
+            "to keep, 'all', cannot be read; write 3, 3,10epochs or",
+        ),
+        (
+            "checkpoint_interval",
+            "often",
+            "interval 'often' cannot be read; write auto, 2epochs",
+        ),
         ("notice_budget_seconds", "300", "notice_budget_seconds is 300; give 5 to 120"),
         ("notice_policy", "go", "notice_policy is 'go'; give train-on or stop"),
         ("lease_ttl_seconds", "0", "lease_ttl_seconds is 0; give 2 to 600"),

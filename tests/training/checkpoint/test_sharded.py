@@ -11,6 +11,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
+from contract.grammar import Interval
 from tests.training.damage import flip
 from tests.training.ranks.processes import on_ranks
 from training.checkpoint.checkpointer import Checkpointer
@@ -19,7 +20,6 @@ from training.checkpoint.read import DamagedCheckpointError, read_checkpoint, re
 from training.checkpoint.schedule import Schedule
 from training.checkpoint.sharded import ShardedSnapshot, slices_of
 from training.checkpoint.state import LiveState
-from training.config import Interval
 from training.engine.learner import create_optimizer_state
 from training.engine.trees import put_together, take_apart
 from training.errors import RunFailedError

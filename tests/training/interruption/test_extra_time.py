@@ -269,5 +269,5 @@ def test_nothing_begins_where_the_end_is_not_known_or_another_waits() -> None:
     assert not extra_time(100, cause="shutdown").would_allow(1.0, 1.0)
     wanted = extra_time(100)
     assert wanted.would_allow(1.0, 1.0)
-    wanted.is_wanted = True
+    wanted.is_lease_wanted = True
     assert not wanted.would_allow(1.0, 1.0)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from contract.keys import MANIFEST
 from tests.training.runs import WORKLOAD, Run
 from tests.training.tiny import Tiny
 from training.cli.main import main
@@ -24,7 +25,6 @@ from training.preflight.admission import (
 )
 from training.preflight.preflight import resource_request
 from training.proxies import WorkloadProxy
-from training.store.dataset import MANIFEST
 from training.workloads import load_workload
 
 # A g5.2xlarge: 8 vCPUs, 32 GiB of which 30 are free after boot, one A10G.

@@ -11,10 +11,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from contract.grammar import parse_interval
 from tests.training import tiny
 from tests.training.hooks import at_rank, notice
 from tests.training.runs import ROOT, Run, assert_close, wait_for
-from training.config import parse_interval
 from training.engine.attempt import _start_ranks
 from training.engine.job import RunOptions
 from training.errors import RankLostError
@@ -147,7 +147,7 @@ def test_a_lost_rank_is_named_where_a_collective_breaks_first(run: Run) -> None:
         num_processes=2,
         start_rank=ends,
     )
-    said = "rank 1 ended with 3; the next attempt goes on"
+    said = "rank 1 ended with 3; the next attempt resumes from the last commit"
     with pytest.raises(RankLostError, match=said), _start_ranks(options, supervisor) as place:
         assert place.world_size == 2
         raise RuntimeError("Connection closed by peer")

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from contract.grammar import Interval, parse_interval
 from training.cli import run_options
-from training.config import Interval, parse_interval
 from training.store.dataset import write_manifest
 from training.trajectory.dataset import make_dataset
 from training.trajectory.workload import RECIPES, TRAJECTORY

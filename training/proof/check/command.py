@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from training.config import parse_interval, parse_overrides, resolve_config
+from contract.grammar import parse_interval
+from training.config import parse_overrides, resolve_config
 from training.errors import EXIT_FAILED, EXIT_FINISHED, UserError
 from training.preflight.workload_checks import describe, problems
 from training.proof.check.runs import InterruptionPoint, Runs, points

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from training.config import Interval
+from contract.grammar import Interval
 from training.engine.attempt import run_attempt
 from training.engine.exit_code import exit_code_of
 from training.engine.job import Job, RunOptions, resolve_job

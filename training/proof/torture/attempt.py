@@ -17,8 +17,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from contract.grammar import parse_interval
 from training.checkpoint.memory import data_bytes
-from training.config import parse_interval
 from training.engine.attempt import run_attempt
 from training.engine.exit_code import exit_code_of
 from training.engine.job import RunOptions, resolve_job

@@ -14,7 +14,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from training.config import parse_interval, parse_overrides, resolve_config
+from contract.grammar import parse_interval
+from training.config import parse_overrides, resolve_config
 from training.errors import EXIT_FAILED, EXIT_FINISHED, UserError
 from training.proof.torture.plan import PHASES, SIGNALS
 from training.proof.torture.series import Series, Target, Wholes

@@ -1,6 +1,5 @@
 """What a run left in its store, held against the uninterrupted run and against the promises."""
 
-import json
 import secrets
 from collections import Counter
 from collections.abc import Mapping
@@ -12,7 +11,9 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from training.checkpoint.export import FINAL, weights_sha256
+from contract.keys import CHECKPOINTS, FINAL, METRICS, checkpoint_prefix
+from contract.lineage import newest_by_step, parse_lines
+from training.checkpoint.export import weights_sha256
 from training.checkpoint.transfer import receive
 from training.record.head import Head, read_head
 from training.store.protocol import Store
@@ -43,11 +44,11 @@ def read_outcome(store: Store, scratch: Path) -> Outcome:
         store.get_file(FINAL, path)
         tensors = load_file(path)
         path.unlink()
-    steps = _newest(lines, "step")
+    steps = newest_by_step(lines, "step")
     return Outcome(
         head=head,
         steps=steps,
-        evaluations=_newest(lines, "evaluation"),
+        evaluations=newest_by_step(lines, "evaluation"),
         num_steps_done=sum(line["kind"] == "step" for line in lines),
         num_steps_gained=_num_gained(lines, steps),
         passed_over=tuple(
@@ -99,11 +100,11 @@ def broken_promises(store: Store, known: dict[str, bool]) -> list[str]:
     head = read_head(store)
     if head is None:
         return []
-    sizes = store.sizes("checkpoints/")
+    sizes = store.sizes(CHECKPOINTS)
     broken = []
     for entry in head.checkpoints:
         for file in entry.files:
-            key = f"checkpoints/{entry.name}/{file.name}"
+            key = checkpoint_prefix(entry.name) + file.name
             if sizes.get(key) != file.bytes:
                 broken.append(f"the head names {key} of {file.bytes} bytes; {sizes.get(key)} lie")
             elif key not in known:
@@ -115,16 +116,11 @@ def broken_promises(store: Store, known: dict[str, bool]) -> list[str]:
 
 def _lines(store: Store) -> list[dict[str, Any]]:
     lines: list[dict[str, Any]] = []
-    for key in sorted(store.sizes("metrics/")):
+    for key in sorted(store.sizes(METRICS)):
         found = store.get(key)
         assert found is not None
-        lines += [json.loads(line) for line in found.data.splitlines()]
+        lines += parse_lines(found.data)
     return lines
-
-
-def _newest(lines: list[dict[str, Any]], kind: str) -> dict[int, dict[str, Any]]:
-    ordered = sorted(lines, key=lambda line: int(line["generation"]))
-    return {line["step"]: line for line in ordered if line["kind"] == kind}
 
 
 def _num_gained(lines: list[dict[str, Any]], steps: Mapping[int, Mapping[str, Any]]) -> int:

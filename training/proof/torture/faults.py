@@ -12,8 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
+from contract.keys import CONFIG, HEAD, RECEIPT
 from training.proof.torture.watch import Watch
-from training.record.head import HEAD
 from training.store.protocol import AnswerLostError, Store, StoreError, Upload
 
 # What each kind of operation can meet, with weights.
@@ -35,11 +35,11 @@ _KINDS = {
 _FOLDERS = {
     "artifacts": "artifact",
     "checkpoints": "upload",
-    "config.json": "config",
+    CONFIG: "config",
     "events": "event",
     "final": "final weights",
     "metrics": "metrics",
-    "receipt.json": "receipt",
+    RECEIPT: "receipt",
 }
 
 

@@ -1,0 +1,71 @@
+"""How often to commit and which checkpoints to keep: the texts that users write, read once.
+
+The same text is accepted, or refused with the same sentence, by the command line, the stack
+parameters, run.env and the plan.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, cast
+
+from contract.errors import UserError
+
+Unit: TypeAlias = Literal["epochs", "steps", "s", "auto"]
+SpanUnit: TypeAlias = Literal["epochs", "steps"]
+
+_SPAN = r"(?P<value>0*[1-9][0-9]*)(?P<unit>epoch|step)s?"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Interval:
+    """Time between two commits: epochs of a stage, steps of the run, or seconds.
+
+    `auto` commits as often as pays (contract.auto_interval).
+    """
+
+    value: float
+    unit: Unit
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Span:
+    """A number of epochs of a stage, or of steps of the run."""
+
+    value: int
+    unit: SpanUnit
+
+
+def parse_interval(text: str) -> Interval:
+    """Read `auto`, `2epochs`, `100steps` or `600s` (only seconds may have a fraction)."""
+    stripped = text.strip()
+    if stripped == "auto":
+        return Interval(value=0, unit="auto")
+    seconds = re.fullmatch(r"([0-9]+(\.[0-9]+)?)s", stripped)
+    if seconds and float(seconds[1]) > 0:
+        return Interval(value=float(seconds[1]), unit="s")
+    span = parse_span(stripped)
+    if span is None:
+        raise UserError(
+            f"the checkpoint interval {text!r} cannot be read; "
+            "write auto, 2epochs, 100steps or 600s"
+        )
+    return Interval(value=span.value, unit=span.unit)
+
+
+def parse_kept(text: str) -> tuple[int, Span | None]:
+    """Read `3` or `3,10epochs`: how many of the newest to keep, and the first of each span."""
+    match = re.fullmatch(rf"(?P<newest>[1-9][0-9]*)(,(?P<span>{_SPAN}))?", text)
+    if not match:
+        raise UserError(
+            f"the checkpoints to keep, {text!r}, cannot be read; write 3, 3,10epochs or "
+            "3,5000steps: the newest three, and the first of every 10 epochs or 5000 steps"
+        )
+    return int(match["newest"]), parse_span(match["span"] or "")
+
+
+def parse_span(text: str) -> Span | None:
+    """Read `8epochs` or `4000steps`; None for anything else."""
+    match = re.fullmatch(_SPAN, text)
+    if not match:
+        return None
+    return Span(value=int(match["value"]), unit=cast(SpanUnit, match["unit"] + "s"))

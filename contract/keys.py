@@ -1,0 +1,33 @@
+"""The names in S3: a run's objects below its prefix, and a dataset's manifest.
+
+The scripts of userdata/ and the Guard's one file spell them out; tests compare them with these.
+"""
+
+HEAD = "head.json"  # the lease and the list of committed checkpoints
+CONFIG = "config.json"  # written once, the truth for the run
+RECEIPT = "receipt.json"
+REPORT = "report.html"
+FINAL = "final/model.safetensors"
+WAITING = "waiting.json"  # another machine waits for the lease
+ADAPTATION = "adaptation.json"  # how the recipe was fitted to the first machine's memory
+GUARD = "guard.json"  # what the Guard remembers between calls
+
+CHECKPOINTS = "checkpoints/"
+METRICS = "metrics/"  # JSON lines, some objects for each attempt
+EVENTS = "events/"  # one JSON object each
+ARTIFACTS = "artifacts/"  # derived data; also beside runs/ where runs share it
+
+# In the run bucket.
+RUNS = "runs/"
+# In a dataset's prefix.
+MANIFEST = "manifest.json"
+
+
+def checkpoint_prefix(name: str) -> str:
+    """The prefix of one checkpoint's files."""
+    return f"{CHECKPOINTS}{name}/"
+
+
+def artifact_prefix(key: str) -> str:
+    """The prefix of one artifact's files."""
+    return f"{ARTIFACTS}{key}/"

@@ -1,0 +1,27 @@
+"""A run's metrics lines, and its lineage: repeated steps counted once, newest generation winning.
+
+A step that a lost machine did and the next one repeated has a line of each generation.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, TypeAlias
+
+Line: TypeAlias = Mapping[str, Any]
+
+
+def parse_lines(data: bytes) -> Iterator[dict[str, Any]]:
+    """The lines of one metrics object in their order."""
+    for line in data.splitlines():
+        yield json.loads(line)
+
+
+def newest_by_step(lines: Iterable[Line], kind: str) -> dict[int, Line]:
+    """Step -> the line of this kind that counts."""
+    ordered = sorted((line for line in lines if line["kind"] == kind), key=generation_of)
+    return {line["step"]: line for line in ordered}
+
+
+def generation_of(line: Line) -> int:
+    """The generation that wrote a line or an event."""
+    return int(line["generation"])
