@@ -37,7 +37,7 @@ FLEET_PATCHES = [patch.name for patch in PATCHES if "spot_fleet" in patch.name]
 def template(ec2: Any, name: str) -> str:
     data = {
         "InstanceType": "g5.xlarge",
-        "ImageId": ec2.describe_images(Owners=["self"])["HostCopies"][0]["ImageId"],
+        "ImageId": ec2.describe_images(Owners=["self"])["Images"][0]["ImageId"],
         "MetadataOptions": {"HttpTokens": "required"},
     }
     made = ec2.create_launch_template(LaunchTemplateName=name, LaunchTemplateData=data)

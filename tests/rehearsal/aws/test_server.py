@@ -38,7 +38,7 @@ def test_every_offered_image_exists_in_ec2(aws: EmbeddedAws) -> None:
     assert AMI in images
     for name, wanted in images.items():
         image = ssm.get_parameter(Name=name)["Parameter"]["Value"]
-        assert ec2.describe_images(ImageIds=[image])["HostCopies"][0]["Name"] == wanted
+        assert ec2.describe_images(ImageIds=[image])["Images"][0]["Name"] == wanted
 
 
 def test_the_account_and_region_are_the_ones_that_sts_says(aws: EmbeddedAws) -> None:

@@ -31,7 +31,7 @@ class Fleets:
         self.group = self.ec2.create_security_group(
             GroupName=f"g-{vpc}", Description="d", VpcId=vpc
         )["GroupId"]
-        image = self.ec2.describe_images(Owners=["self"])["HostCopies"][0]["ImageId"]
+        image = self.ec2.describe_images(Owners=["self"])["Images"][0]["ImageId"]
         self.data = {
             "ImageId": image,
             "InstanceType": "g5.xlarge",
