@@ -1,4 +1,4 @@
-# Two commands do everything on a fresh machine: `make demo` and `make test`. `make help` lists the rest.
+# On a fresh machine, `make demo` and `make test` set up all they need. `make help` lists the rest.
 SHELL := /bin/bash
 .SHELLFLAGS := -o errexit -o nounset -o pipefail -c
 .DEFAULT_GOAL := help
@@ -7,7 +7,7 @@ PYTHON ?= python3
 UV_VERSION := 0.13.8
 BIN := .venv/bin
 READY := .venv/.ready
-# Node comes from the virtual environment, so nothing needs to be installed on the machine.
+# Node comes from the virtual environment, so the machine needs no installation of it.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 CDK := npx --no-install cdk
 
@@ -21,24 +21,24 @@ CHECKS := check-types check-templates check-style check-imports check-scripts
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
 
-setup: $(READY) ## make the virtual environment, with Node and the CDK CLI
+setup: $(READY) ## create the virtual environment, with Node and the CDK CLI
 
 $(READY): requirements.txt package-lock.json
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-	  { echo "Python 3.11 or newer is needed, $(PYTHON) is $$($(PYTHON) -V 2>&1): call make PYTHON=python3.11" >&2; exit 1; }
-	@echo "set-up 1/3: virtual environment in .venv"
+	  { echo "Python 3.11 or newer is required, but $(PYTHON) is $$($(PYTHON) -V 2>&1): run make PYTHON=python3.11" >&2; exit 1; }
+	@echo "setup 1/3: virtual environment in .venv"
 	@$(PYTHON) -m venv .venv
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
-	@echo "set-up 2/3: Python packages (torch is several GB the first time; uv keeps them for the next environment)"
+	@echo "setup 2/3: Python packages (several GB the first time, for torch; uv caches them for later environments)"
 	@VIRTUAL_ENV=$(CURDIR)/.venv $(BIN)/uv pip sync --require-hashes --compile-bytecode requirements.txt
-	@echo "set-up 3/3: the CDK CLI, pinned in package.json"
+	@echo "setup 3/3: the CDK CLI, pinned in package.json"
 	@$(BIN)/npm ci --no-audit --no-fund --loglevel=error
 	@touch $@
 
 demo: $(READY) ## the main job on the embedded AWS: deploy, train, interrupt, resume, prove equality
 	@$(BIN)/python -m rehearsal demo
 
-test: $(READY) ## the tests that need no GPU, no AWS and no root
+test: $(READY) ## the tests that need no GPU, AWS account or root
 	@$(BIN)/python -m pytest $(WORKERS) --durations=15 $(ARGS)
 
 slow: $(READY) ## the long proofs
@@ -47,7 +47,7 @@ slow: $(READY) ## the long proofs
 bughunt: $(READY) ## that the torture finds every known bug: weekly, and in CI when training/ changes
 	@$(BIN)/python -m pytest -m bughunt $(WORKERS) $(ARGS)
 
-compat: $(READY) ## what an image's torch does with training/: make compat TORCH=2.12.1 ARGS=3.13 (its Python)
+compat: $(READY) ## test training/ with an image's torch and Python: make compat TORCH=2.12.1 ARGS=3.13
 	@bash .ci/compat.sh $(TORCH) $(ARGS)
 
 check: $(READY) ## ruff, format, mypy strict, shellcheck, actionlint, import rules, cfn-lint on the synthesized templates
@@ -75,16 +75,16 @@ format: $(READY) ## apply the formatter and the linter's safe fixes
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 
-synth: $(READY) ## cdk synth; ARGS="-c size=g5.2xlarge" passes options to this and the next five
+synth: $(READY) ## cdk synth; ARGS="-c size=g5.2xlarge" passes options to this and the next five targets
 	@$(CDK) synth --quiet $(ARGS)
 
 diff: $(READY) ## what a deploy would change
 	@$(CDK) diff $(ARGS)
 
-review: $(READY) ## what this branch does to data, a run, permissions and cost: make review BASE=main
+review: $(READY) ## what this branch changes in data, runs, permissions and cost: make review BASE=main
 	@$(BIN)/python -m review $(or $(BASE),main) $(ARGS)
 
-doctor: $(READY) ## what in your AWS account would stop a deploy or a run, with the command that mends it
+doctor: $(READY) ## what in your AWS account would stop a deploy or a run, with the fix
 	@$(BIN)/python -m stacks.doctor $(ARGS)
 
 deploy: $(READY) ## cdk deploy TrainingStack, with DatasetStack first
@@ -96,12 +96,12 @@ destroy: $(READY) ## cdk destroy TrainingStack; the buckets of DatasetStack stay
 aws-local: $(READY) ## start the embedded AWS, bootstrapped, and print the variables that point cdk and aws at it
 	@$(BIN)/python -m rehearsal aws
 
-parameters: $(READY) ## the stack parameters of a size, with their origins: make parameters SIZE=g5.2xlarge ARGS="--json"
+parameters: $(READY) ## a size's stack parameters and their origins: make parameters SIZE=g5.2xlarge ARGS="--json"
 	@$(BIN)/python -m stacks.parameters $(SIZE) $(ARGS)
 
-requirements: $(READY) ## compile requirements.in to requirements.txt, hashed and without any host name
+requirements: $(READY) ## compile requirements.in to requirements.txt, with hashes and without host names
 	@$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
 	  --no-emit-index-url --output-file requirements.txt requirements.in
 
-clean: ## remove what make made here (not the package caches)
+clean: ## remove what make created here (not the package caches)
 	rm -rf .venv .venv-compat node_modules cdk.out out .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

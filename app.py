@@ -1,7 +1,5 @@
 """The CDK app: context -> parameters -> stacks. Run it through the CLI: npx cdk synth"""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path
@@ -23,11 +21,11 @@ from stacks.user_data import FIRST_BOOT_FILE  # noqa: E402
 
 
 def build(app: App) -> TrainingStack:
-    """Add the stacks to `app`, as its context says; a user's mistake is a ValueError."""
+    """Add the stacks that `app`'s context asks for; a user's mistake is a ValueError."""
     parameters = StackParameters.from_context(app.node.get_all_context())
     dataset_bucket_name, run_bucket_name = parameters.dataset_bucket, parameters.run_bucket
     dataset_stack, key_arn = None, parameters.kms
-    # A stack without resources cannot be deployed: when both buckets are adopted there is none.
+    # CloudFormation deploys no empty stack: with both buckets adopted there is no DatasetStack.
     if not (dataset_bucket_name and run_bucket_name):
         dataset_stack = DatasetStack(app, "DatasetStack", parameters=parameters)
         dataset_bucket_name = dataset_stack.dataset_bucket_name

@@ -1,4 +1,4 @@
-"""`python -m benchmarks COMMAND`: measure, print a table, say the command and the machine."""
+"""`python -m benchmarks COMMAND`: measure, and print a table with the command and the machine."""
 
 import argparse
 import json
@@ -12,20 +12,30 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import boot, cached_features, checkpoint, forecast, overhead, plan, spot, synth
-from sizing.commands import tables
+from benchmarks import (
+    boot,
+    cached_features,
+    checkpoint,
+    forecast,
+    overhead,
+    plan,
+    spot,
+    synth,
+    walks,
+)
+from sizing.cli import tables
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """The command line of the benchmarks."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     ours = commands.add_parser("synth", help="cdk synth of our app beside a plain-Node app")
     ours.add_argument("--rounds", type=int, default=5, help="alternating, default: %(default)s")
-    start = commands.add_parser("boot", help="start of user data to first optimizer step")
+    start = commands.add_parser("boot", help="time from user data to the first optimizer step")
     start.add_argument("--machines", type=int, default=3, help="boots, default: %(default)s")
     policies = commands.add_parser("simulate", help="Spot policies on the public traces")
-    hours = commands.add_parser("forecast", help="forecast hours against the public traces")
+    hours = commands.add_parser("forecast", help="forecast hours beside the public traces")
     for command in (policies, hours):
         command.add_argument("--traces", type=Path, required=True, help="folder of .json traces")
         command.add_argument("--starts", type=int, default=100, help="jobs, default: %(default)s")
@@ -35,14 +45,15 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     saves.add_argument("--folder", type=Path, help="on the disk to measure (default: temporary)")
     plans = commands.add_parser("plan", help="plans over all sizes and recipes")
     plans.add_argument("--calls", type=int, default=1000, help="default: %(default)s")
-    cached = commands.add_parser("cached", help="frozen features once or in every epoch")
+    cached = commands.add_parser("cached", help="frozen features cached or computed every epoch")
     cached.add_argument("--rounds", type=int, default=5, help="alternating, default: %(default)s")
     cached.add_argument("--clips", type=int, default=128, help="default: %(default)s")
     loops = commands.add_parser("overhead", help="a step of our loop beside a bare PyTorch loop")
     loops.add_argument("--rounds", type=int, default=5, help="alternating, default: %(default)s")
-    loops.add_argument("--width", type=int, default=60_000, help="of the model: its step's length")
-    for command in (ours, start, policies, hours, saves, plans, cached, loops):
-        command.add_argument("--json", action="store_true", help="print JSON, no table")
+    loops.add_argument("--width", type=int, default=60_000, help="of the model; sets the step time")
+    ways = commands.add_parser("walks", help="files and functions of a start, a save, a notice")
+    for command in (ours, start, policies, hours, saves, plans, cached, loops, ways):
+        command.add_argument("--json", action="store_true", help="print JSON instead of tables")
     return parser.parse_args(arguments)
 
 
@@ -55,6 +66,8 @@ def main() -> int:
         rows = cached_features.measure(rounds=arguments.rounds, clips=arguments.clips)
     elif arguments.command == "overhead":
         rows = overhead.measure(rounds=arguments.rounds, width=arguments.width)
+    elif arguments.command == "walks":
+        rows = walks.measure()
     elif arguments.command == "plan":
         rows = plan.measure(calls=arguments.calls)
     elif arguments.command in ("simulate", "forecast"):
@@ -83,7 +96,7 @@ def main() -> int:
 
 
 def machine() -> str:
-    """The machine in one line, for the log."""
+    """Return the machine in one line, for the log."""
     return f"{platform.system()} {platform.machine()}, {psutil.cpu_count()} logical CPUs"
 
 

@@ -1,9 +1,7 @@
-"""Count what the models of sizing/ground_truths.csv compute and keep, without a GPU and weights.
+"""Count what the models of the ground truths compute and keep, without a GPU or weights.
 
-Writes sizing/ground_truth_models.json: python -m benchmarks.anchor_footprints
+Writes sizing/evidence/ground_truth_models.json: python -m benchmarks.anchor_footprints
 """
-
-from __future__ import annotations
 
 import json
 import sys
@@ -16,13 +14,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks.anchor_detection import detectors
-from benchmarks.anchor_detection import footprint as detection_footprint
-from benchmarks.anchor_kept import Kept
-from benchmarks.anchor_models import Anchor, anchors
+from benchmarks.anchors.detection import detectors
+from benchmarks.anchors.detection import footprint as detection_footprint
+from benchmarks.anchors.kept import Kept
+from benchmarks.anchors.models import Anchor, anchors
 from training.preflight.footprint import starts_kernel
 
-FILE = Path(__file__).parent.parent / "sizing" / "ground_truth_models.json"
+FILE = Path(__file__).parent.parent / "sizing" / "evidence" / "ground_truth_models.json"
 
 
 class _Kernels(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -39,8 +37,8 @@ class _Kernels(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def footprint(anchor: Anchor) -> dict[str, int | str]:
-    """One anchor's counts: per sample what grows with the batch, per step the launches."""
-    # Initialisation looks at numbers, which fake tensors have none of: build first, then fake.
+    """Return one anchor's counts: per sample what grows with the batch, per step the launches."""
+    # Initialization reads numbers, which fake tensors do not have: build first, then fake.
     real = anchor.build().train().to("meta")
     with FakeTensorMode(allow_non_fake_inputs=True):
         model = real.to_empty(device="cpu")
@@ -48,7 +46,7 @@ def footprint(anchor: Anchor) -> dict[str, int | str]:
         # bfloat16 is as wide as the float16 of the measured runs, and the CPU has its autocast.
         half = torch.autocast("cpu", dtype=torch.bfloat16, enabled=anchor.precision == "float16")
         kept, flops, kernels = Kept(model), FlopCounterMode(display=False), _Kernels()
-        # The attention of the measured runs was spelled out (2022) or its plain form.
+        # The attention of the measured runs was written out (2022) or in its plain form.
         with kernels, sdpa_kernel(SDPBackend.MATH):
             with flops, kept.watching(), half:
                 loss = anchor.loss(model, batch)
@@ -59,7 +57,7 @@ def footprint(anchor: Anchor) -> dict[str, int | str]:
     return {
         "counted_in": anchor.precision,
         "parameters": parameters,
-        # Backward is twice forward; torch's own count of it is wrong for grouped convolutions.
+        # Backward is twice forward; torch's count of it is wrong for grouped convolutions.
         "flops_per_sample": 3 * int(flops.get_total_flops()) // anchor.samples,
         "kept_bytes_per_sample": max(0, kept.bytes - copies) // anchor.samples,
         "kernels_per_step": kernels.count,

@@ -1,9 +1,9 @@
 """Seconds from start of user data to first optimizer step on a process machine, by boot step.
 
 One rehearsal with a small dataset; each machine is killed at its first step, so that its
-replacement boots too. Steps overlap: torch is tried while the dataset syncs. The
-first machine also prepares the features; the others find them published, and wait for the lease of
-the machine that was killed.
+replacement boots too. Steps overlap: torch is tested while the dataset syncs. The first machine
+also prepares the features; the others find them published, and wait for the lease of the killed
+machine to expire.
 """
 
 import json
@@ -19,14 +19,14 @@ CLIPS = 240
 
 
 def measure(*, machines: int) -> list[dict[str, Any]]:
-    """Boot so many machines in one rehearsal and return one row for each step."""
+    """Boot that many machines in one rehearsal and return one row for each step."""
     if machines < 1:
         raise ValueError(f"a benchmark needs at least one machine, got {machines}")
-    strikes = ["--interrupt", "kill:single_frame:1"] * (machines - 1)
+    kills = ["--interrupt", "kill:single_frame:1"] * (machines - 1)
     command = [sys.executable, "-m", "rehearsal", "demo", "--out", str(FOLDER), "--json"]
     options = ["--clips", str(CLIPS), "--overrides", "single_frame_epochs=1 epochs=1"]
     subprocess.run(
-        [*command, *options, *(strikes or ["--no-interruptions"])],
+        [*command, *options, *(kills or ["--no-interruptions"])],
         cwd=REPOSITORY,
         stdout=subprocess.DEVNULL,
         check=True,
@@ -36,7 +36,7 @@ def measure(*, machines: int) -> list[dict[str, Any]]:
 
 
 def _rows(machines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One row for each boot step, one column for each machine; then the sums that matter."""
+    """Return a row for each boot step with a column for each machine, then the totals."""
     names = [name for name in machines[0]["boot"] if name != "boot"]
     rows = [
         _row(f"boot step {name}", [item["boot"].get(name) for item in machines]) for name in names

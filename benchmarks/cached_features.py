@@ -1,7 +1,7 @@
 """An epoch of the trajectory head on cached features beside one that runs the backbone each time.
 
-Same clips, same order, same head from the same start; afterwards both heads' predictions are
-compared. The cache is what stage `features` publishes.
+Same clips, same order, same initial head; afterwards both heads' predictions are compared. The
+cache is what stage `features` publishes.
 """
 
 import statistics
@@ -22,12 +22,12 @@ from training.trajectory.stages import frozen_stages
 
 _BATCH = 16
 _CPU = torch.device("cpu")
-# From the clips `ids` to what the head sees.
+# Returns the head's input for the clips `ids`.
 _Source = Callable[[Sequence[int]], Tensor]
 
 
 def measure(rounds: int, clips: int) -> list[dict[str, Any]]:
-    """Medians of alternating epochs over `clips` clips on one thread, and their ratio."""
+    """Return medians of alternating epochs over `clips` clips on one thread, and their ratio."""
     if rounds < 1:
         raise ValueError(f"a benchmark needs at least one round, got {rounds}")
     torch.set_num_threads(1)

@@ -1,6 +1,6 @@
 """Checkpoints beside their peers, in alternating rounds of one run: blocked, durable, CPU, memory.
 
-Every peer saves the same tensors to the same disk and is durable after fsync. The limits are a
+Every peer saves the same tensors to the same disk and is durable after fsync. The baselines are a
 plain copy in memory, which training must wait for, and a plain write with fsync of as many bytes.
 """
 
@@ -37,8 +37,8 @@ from training.store.protocol import Upload
 
 REPOSITORY = Path(__file__).parent.parent
 State: TypeAlias = Mapping[str, Mapping[str, Tensor]]
-# Saves into a folder and returns when all is durable: since when training could have gone on,
-# where that was earlier.
+# Saves into a folder and returns once all is durable: the earlier time from which training could
+# have continued, or None.
 Save: TypeAlias = Callable[[Path], float | None]
 
 COPY, WRITE = "plain copy in memory", "plain write + fsync"
@@ -46,7 +46,7 @@ COPY, WRITE = "plain copy in memory", "plain write + fsync"
 
 @dataclass(slots=True)
 class Times:
-    """Of one method, in the order of the rounds."""
+    """Seconds of one method, in the order of the rounds."""
 
     blocked: list[float] = field(default_factory=list)
     durable: list[float] = field(default_factory=list)
@@ -54,7 +54,7 @@ class Times:
 
 
 def measure(*, rounds: int, megabytes: int, folder: Path | None = None) -> list[dict[str, Any]]:
-    """Save with every method in turn; one row each, medians over the rounds."""
+    """Save with every method in turn; return one row each, medians over the rounds."""
     if rounds < 1 or megabytes < 1:
         raise ValueError(f"give at least 1 round and 1 megabyte, got {rounds} and {megabytes}")
     warnings.filterwarnings("ignore", category=UserWarning, module="torch.distributed")
@@ -76,17 +76,17 @@ def measure(*, rounds: int, megabytes: int, folder: Path | None = None) -> list[
 
 
 def _run_rounds(methods: Mapping[str, Save], root: Path, rounds: int) -> dict[str, Times]:
-    """One round to warm up, then all methods in turn, so that a slow minute meets each of them."""
+    """Run one warm-up round, then all methods in turn: a slow minute affects each of them."""
     times = {name: Times() for name in methods}
     for number in range(rounds + 1):
         for name, save in methods.items():
             os.sync()
             target = root / "peer"
             began, cpu = time.perf_counter(), time.process_time()
-            went_on = save(target)
+            continued = save(target)
             ended = time.perf_counter()
             if number:
-                times[name].blocked.append((went_on or ended) - began)
+                times[name].blocked.append((continued or ended) - began)
                 times[name].durable.append(ended - began)
                 times[name].cpu.append(time.process_time() - cpu)
             shutil.rmtree(target, ignore_errors=True)
@@ -103,16 +103,16 @@ def _methods(state: State, checkpointer: Checkpointer, root: Path) -> dict[str, 
 
     def ours(target: Path) -> float | None:
         checkpointer.save_async(save_request(state, next(steps)))
-        went_on = time.perf_counter()
+        continued = time.perf_counter()
         checkpointer.wait(600)
         checkpointer.poll()
-        return went_on
+        return continued
 
     def dcp_async(target: Path) -> float | None:
         future: Any = async_save(nested, storage_writer=_writer(target))
-        went_on = time.perf_counter()
+        continued = time.perf_counter()
         future.result()
-        return went_on
+        return continued
 
     def dcp_sync(target: Path) -> float | None:
         dcp_save(nested, storage_writer=_writer(target))
@@ -144,7 +144,7 @@ def _write(target: Path, flat: Tensor) -> None:
     array: Any = flat.numpy()
     data = memoryview(array).cast("B")
     with (target / "raw").open("wb", buffering=0) as stream:
-        # Appended to: written into a file made long before, the same bytes took half as fast again.
+        # Appended: writing into a file preallocated to its length took twice as long.
         for first in range(0, len(data), 16 * 2**20):
             stream.write(data[first : first + 16 * 2**20])
         os.fsync(stream.fileno())
@@ -178,7 +178,7 @@ def _rows(times: Mapping[str, Times], size: int) -> list[dict[str, Any]]:
 
 
 class _CappedStore(FolderStore):
-    """A folder at the end of a line of so many bytes a second."""
+    """A folder behind a line of `bytes_per_second`."""
 
     def __init__(self, root: Path, bytes_per_second: float) -> None:
         super().__init__(root)
@@ -202,7 +202,7 @@ class _CappedStore(FolderStore):
 
 
 def _under_a_cap(state: State, size: int, root: Path, seconds: float = 3.0) -> list[dict[str, Any]]:
-    """From a notice to the commit over a line that needs `seconds` for the bytes alone."""
+    """Measure notice to commit over a line that needs `seconds` for the bytes alone."""
     store = _CappedStore(root / "capped", size / seconds)
     with open_run(store, root) as context:
         checkpointer = Checkpointer(context, Schedule(context.interval), None)
@@ -240,6 +240,6 @@ def _memory_rows(megabytes: int) -> list[dict[str, Any]]:
 
 
 def columns(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows with the same columns, for a table."""
+    """Return the rows with the same columns, for a table."""
     names = list(dict.fromkeys(name for row in rows for name in row))
     return [{n: "" if row.get(n) is None else row[n] for n in names} for row in rows]

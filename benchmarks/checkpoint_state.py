@@ -1,4 +1,4 @@
-"""A state like a Transformer's with AdamW, and the run that it is saved to.
+"""A state like a Transformer's with AdamW, and a run to save it to.
 
 `python -m benchmarks.checkpoint_state staged|streamed --megabytes N` prints the host memory that
 one save adds, in a process of its own.
@@ -18,9 +18,8 @@ from torch import Tensor
 
 from contract.grammar import Interval
 from training.checkpoint.checkpointer import Checkpointer
-from training.checkpoint.read import checkpoint_name
 from training.checkpoint.schedule import Schedule
-from training.checkpoint.state import LiveState
+from training.checkpoint.state import LiveState, checkpoint_name
 from training.checkpoint.write import SaveRequest
 from training.interruption.supervisor import Supervisor
 from training.ranks.context import AttemptContext
@@ -37,7 +36,7 @@ WIDTH = 768
 
 
 def make_state(megabytes: int) -> dict[str, dict[str, Tensor]]:
-    """Weights and both moments in float32, layer by layer, of about so many megabytes."""
+    """Return weights and both moments in float32, layer by layer, of about `megabytes`."""
     shapes = [(3 * WIDTH, WIDTH), (WIDTH, WIDTH), (4 * WIDTH, WIDTH), (WIDTH, 4 * WIDTH)]
     layer = sum(rows * columns for rows, columns in shapes) + 6 * WIDTH
     count = max(1, round(megabytes * 1e6 / (12 * layer)))
@@ -58,7 +57,7 @@ def make_state(megabytes: int) -> dict[str, dict[str, Tensor]]:
 
 @contextmanager
 def open_run(store: Store, scratch: Path) -> Iterator[AttemptContext]:
-    """A run in the store, as an attempt has it."""
+    """Open a run in the store, as an attempt does."""
     lease = acquire(store, "benchmark", "here", 60, lambda s: False, lambda holder: None)
     assert isinstance(lease, Lease)
     context = AttemptContext(
@@ -93,7 +92,7 @@ def save_request(
 
 
 def added_memory(kind: str, megabytes: int) -> dict[str, float]:
-    """Megabytes of the state, and at most added to it while it is saved."""
+    """Return the megabytes of the state, and the most that a save adds to them."""
     from training.store.folder import FolderStore
 
     tensors = make_state(megabytes)

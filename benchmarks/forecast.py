@@ -1,7 +1,7 @@
-"""The forecast of hours on Spot, held against jobs replayed on the public traces.
+"""The forecast of hours on Spot beside jobs replayed on the public traces.
 
 A good p50 has half of the jobs below it, a good p90 nine of ten. `planned` is what `sizing plan`
-uses; it knows none of the trace. Its spreads come from the same five traces: this is in sample.
+uses; it knows nothing of the trace. Its spreads come from the same five traces: this is in sample.
 """
 
 import math
@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.spot import find_traces, group_by_time
-from sizing.spot import POISSON, SEEN, Pattern, estimate, interruptions
-from sizing.spot.policies import SpotOnly
-from sizing.spot.replay import Job, Saving, replay
+from sizing.spot.forecast import estimate
+from sizing.spot.interruptions import interruptions
+from sizing.spot.pattern import POISSON, SEEN, Pattern
+from sizing.spot.replay import Job, Saving, SpotOnly, replay
 from sizing.spot.traces import Life, Trace, load_fleet, load_trace, statistics
 
 HOURS = (2.0, 8.0, 24.0)
@@ -20,7 +21,7 @@ RESTART, CHECKPOINT, INTERVAL, NOTICE = 180.0, 1.0, 1800.0, 120.0
 
 
 def measure(*, folder: Path, num_starts: int) -> list[dict[str, Any]]:
-    """One row for each kind of fleet, length and model: the shares of jobs below p50 and p90."""
+    """Return a row for each fleet, length and model: the shares of jobs below p50 and p90."""
     paths = find_traces(folder)
     fleets = [load_fleet(group) for group in group_by_time(paths) if len(group) > 1]
     rows = []
@@ -37,7 +38,7 @@ def measure(*, folder: Path, num_starts: int) -> list[dict[str, Any]]:
 
 
 def _jobs(trace: Trace, hours: float, num_starts: int) -> list[tuple[float, float]]:
-    """Hours by the clock and machine hours of jobs from many starts; infinite if not done."""
+    """Return clock and machine hours of jobs from many starts; infinite if unfinished."""
     done = []
     for index in range(num_starts):
         begin = 0.7 * trace.seconds * index / max(num_starts - 1, 1)
@@ -66,7 +67,7 @@ def _row(
     traces: Sequence[Trace],
     jobs: dict[str, list[tuple[float, float]]],
 ) -> dict[str, Any]:
-    """The shares below each quantile, as the mean over the traces."""
+    """Return the shares below each quantile, averaged over the traces."""
     planned = interruptions("g5.xlarge", pools=pools)
     shares = []
     for trace in traces:

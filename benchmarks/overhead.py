@@ -1,8 +1,8 @@
 """Seconds of a step in our loop, beside bare PyTorch loops over the same model and optimizer.
 
-Ours derives the noise of every micro-batch, reads the loss a step late and records it. Evaluations
-and saves are in none of the figures. On a shared machine the model's own work differs by more from
-round to round than any loop costs, so what a step spends outside of it is measured by itself.
+Ours derives the noise of every micro-batch, reads the loss a step late and records it. No figure
+includes evaluations or saves. On a shared machine the model's own work varies more from round to
+round than any loop costs, so the rest of a step is measured separately.
 """
 
 import json
@@ -34,9 +34,9 @@ _MICRO_BATCH = 8
 
 
 def measure(*, rounds: int, width: int) -> list[dict[str, Any]]:
-    """Alternate the loops; one row each: milliseconds of a step, and of the loop's own part of it.
+    """Alternate the loops; return one row each: milliseconds of a step and of the loop's own part.
 
-    The ratio puts each loop's own part onto the same work of the model.
+    The ratio adds each loop's own part to the same model work.
     """
     if rounds < 1:
         raise ValueError(f"give at least one round, got {rounds}")
@@ -83,7 +83,7 @@ def _row(loop: str, rounds: list[_Seconds], base: list[_Seconds]) -> dict[str, A
 
 @contextmanager
 def _timed_work() -> Iterator[list[float]]:
-    """Seconds of each step's own work, whoever calls it, from clearing gradients to the update."""
+    """Collect the seconds of each step's model work, from clearing gradients to the update."""
     steps: list[float] = []
     spent = 0.0
 
@@ -166,13 +166,13 @@ def _bare(
 
 
 def _indexed(rows: Rows) -> Iterator[tuple[Tensor, Tensor]]:
-    """No sample is ever made: a batch is two tensors indexed, its noise drawn at once."""
+    """Yield batches without making samples: two indexed tensors, noise drawn for all at once."""
     for part in torch.split(torch.randperm(len(rows)), _MICRO_BATCH):
         yield rows.x[part] + 0.1 * torch.randn(len(part), NUM_INPUTS), rows.y[part]
 
 
 def _collated(rows: Rows) -> Iterator[tuple[Tensor, Tensor]]:
-    """Sample by sample, as whatever is read from files or augmented has to be."""
+    """Yield batches made sample by sample, as data read from files or augmented must be."""
     loader: DataLoader[Any] = DataLoader(
         _Samples(rows), batch_size=_MICRO_BATCH, shuffle=True, collate_fn=rows.collate
     )

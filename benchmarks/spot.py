@@ -1,4 +1,4 @@
-"""Policies on the public Spot traces, and the figures that sizing/spot/interruptions.py carries.
+"""Policies on the public Spot traces, and the figures of sizing/spot/interruptions.py.
 
 The traces (skypilot-org/spot-traces) are not shipped: give their folder with --traces.
 """
@@ -10,13 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sizing.commands.simulate import table
-from sizing.spot import interruptions
-from sizing.spot.comparison import Question, compare
+from sizing.cli.simulate import table
+from sizing.policies.comparison import Question, compare
+from sizing.spot.interruptions import interruptions
 from sizing.spot.traces import Trace, load_fleet, load_trace, statistics
 
-# What a periodic save and a commit cost: behind the training as the trainer does it, before it, and
-# a large model before it on a slow machine.
+# What a periodic save and a commit cost: while training continues (as the trainer does), while it
+# waits, and for a large model on a slow machine.
 SETTINGS = {
     "save 1 s": Question(),
     "save 15 s": Question(checkpoint=15.0),
@@ -27,18 +27,18 @@ SETTINGS = {
 
 
 def find_traces(folder: Path) -> list[Path]:
-    """The traces of a folder, in the order of their names; a folder without any is a ValueError."""
+    """Return the traces of a folder by name; a folder without any is a ValueError."""
     found = sorted(folder.glob("*.json")) if folder.is_dir() else []
     if not found:
         raise ValueError(
             f"no traces in {folder}: skipped. Get the .json files of skypilot-org/spot-traces and "
-            "say where they are with --traces FOLDER"
+            "give their folder with --traces FOLDER"
         )
     return found
 
 
 def group_by_time(paths: Sequence[Path]) -> list[list[Path]]:
-    """Traces of one time (of one length) can be the pools of one fleet."""
+    """Group traces of the same time (the same length): they can be the pools of one fleet."""
     by_time: dict[float, list[Path]] = defaultdict(list)
     for path in paths:
         by_time[load_trace(path).seconds].append(path)
@@ -56,7 +56,7 @@ def measure(*, folder: Path, num_starts: int) -> list[dict[str, Any]]:
 
 
 def count(folder: Path) -> list[dict[str, Any]]:
-    """Losses and waits of each trace, of all, and of the zones of one time as one fleet."""
+    """Return losses and waits of each trace, of all, and of the zones of one time as one fleet."""
     paths = find_traces(folder)
     traces = [load_trace(path) for path in paths]
     fleets = [load_fleet(group) for group in group_by_time(paths) if len(group) > 1]
@@ -90,7 +90,7 @@ def _counted(name: str, traces: Sequence[Trace]) -> dict[str, Any]:
 
 
 def _typical(name: str, traces: Sequence[Trace]) -> dict[str, Any]:
-    """The pool in the middle, on a scale of factors."""
+    """Return the typical pool: the geometric mean."""
     seen = [statistics([trace]) for trace in traces]
     return {
         "what": name,

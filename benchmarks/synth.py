@@ -2,7 +2,7 @@
 
 The Node app includes our synthesized templates with CfnInclude, so it builds the same resources as
 typed L1 constructs without the Python bridge; it does none of the L2 work, so it is a lower bound.
-Its aws-cdk-lib is the one that the Python package carries: same version, nothing to download.
+Its aws-cdk-lib is the Python package's: the same version, and nothing to download.
 """
 
 import os
@@ -20,7 +20,7 @@ from typing import Any
 REPOSITORY = Path(__file__).parent.parent
 FOLDER = REPOSITORY / "out" / "benchmarks" / "synth"
 PEER = Path(__file__).with_name("plain_node_app.js")
-# Python package -> the npm package that it carries.
+# Python package -> the npm package inside it.
 NODE_PACKAGES = {
     "aws_cdk": "aws-cdk-lib",
     "aws_cdk.cloud_assembly_schema": "@aws-cdk/cloud-assembly-schema",
@@ -31,7 +31,7 @@ NODE_PACKAGES = {
 
 
 def measure(*, rounds: int) -> list[dict[str, Any]]:
-    """Run both apps in turn and return one row each: seconds, and the ratio to plain Node."""
+    """Run both apps in turn; return one row each: seconds, and the ratio to plain Node."""
     if rounds < 1:
         raise ValueError(f"a benchmark needs at least one round, got {rounds}")
     ours, peer = _prepare()
@@ -97,4 +97,4 @@ def _run(command: Sequence[str]) -> None:
         check=False,
     )
     if done.returncode != 0:
-        raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr}")
+        raise RuntimeError(f"{' '.join(command)} exited with {done.returncode}:\n{done.stderr}")

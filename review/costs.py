@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from review.assembly import Side, StackSide
-from sizing import catalogue, service_prices
+from sizing import catalogue
+from sizing.catalogue import service_prices
 
 LEFT_OUT = "S3 storage and requests, log volume, custom metrics while an instance runs, transfer"
 NOT_PREDICTED = "not predicted on this side"

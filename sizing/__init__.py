@@ -1,1 +1,6 @@
-"""What is known before anything runs: the instance catalogue and the models built on it."""
+"""What is known before a run starts: the instance catalogue and the models built on it.
+
+Each room's docstring says what it is for, what it promises and which rooms it may use; `make check`
+enforces that. The ground floor has `figures`, a number with its basis, and `suggestion`. Commands
+write two data files here: `python -m training measure` footprints.json, `review` calibration.json.
+"""

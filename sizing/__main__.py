@@ -1,9 +1,7 @@
-"""`python -m sizing COMMAND`: what a run needs, takes and costs, before a cent is spent.
+"""`python -m sizing COMMAND`: what a run needs and costs, before a cent is spent.
 
-Each command is one module of sizing/commands with HELP, add_arguments(parser) and run(arguments).
+Each command is one module of sizing/cli with HELP, add_arguments(parser) and run(arguments).
 """
-
-from __future__ import annotations
 
 import argparse
 import sys
@@ -23,14 +21,14 @@ COMMANDS = (
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """The command line: every command with its own options."""
+    """Return the parser: every command with its own options."""
     parser = argparse.ArgumentParser(
         prog="python -m sizing",
-        description="What a run needs, takes and costs, before a cent is spent.",
+        description="What a run needs and costs, before a cent is spent.",
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name in COMMANDS:
-        module = import_module(f"sizing.commands.{name}")
+        module = import_module(f"sizing.cli.{name}")
         command = commands.add_parser(
             name,
             help=module.HELP,
@@ -47,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = make_parser().parse_args(arguments)
     try:
         return int(chosen.run(chosen))
-    except BrokenPipeError:  # `| head` has seen enough.
+    except BrokenPipeError:  # `| head` closed the pipe.
         return 0
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)

@@ -1,12 +1,10 @@
-"""One number of an answer, with how far to believe it: no figure of a plan is shown without."""
-
-from __future__ import annotations
+"""A number with its basis: every figure of a plan is shown with one."""
 
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-# measured: by a run or by counting a real step; published: by someone else, named in `source`;
-# modelled: computed from the others; from memory: nobody here has checked it.
+# measured: by a run or by counting a real step; published: by others, named in `source`;
+# modelled: computed from the others; from memory: unchecked.
 Basis: TypeAlias = Literal["measured", "published", "modelled", "from memory", "given"]
 
 
@@ -20,7 +18,7 @@ class Figure:
     source: str
 
     def to_json(self) -> dict[str, Any]:
-        """As in `plan --json` under "figures"."""
+        """Return the figure as in `plan --json` under "figures"."""
         return {
             "value": rounded(self.value),
             "unit": self.unit,
@@ -30,7 +28,7 @@ class Figure:
 
 
 def rounded(value: float) -> float | int:
-    """Five significant digits: more would claim more than any model here knows."""
+    """Return five significant digits: no model here is more precise."""
     if value == int(value) and abs(value) >= 10_000:
         return int(value)
     return float(f"{value:.5g}")

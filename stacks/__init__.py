@@ -1,1 +1,1 @@
-"""What is provisioned: DatasetStack (kept) and TrainingStack (disposable)."""
+"""What is provisioned: DatasetStack (kept), TrainingStack (disposable), ReviewStack (optional)."""

@@ -1,6 +1,4 @@
-"""Acknowledgments for cdk-nag, by a finding's exact text: what is wanted, and why."""
-
-from __future__ import annotations
+"""Acknowledged cdk-nag findings: each by its exact text, with the reason why it is wanted."""
 
 import re
 from collections.abc import Mapping
@@ -21,11 +19,11 @@ def acknowledge(scope: Construct, reasons: Mapping[str, str]) -> None:
 
 
 def objects_in(scope: Construct, bucket_name: str, prefix: str = "") -> str:
-    """Return cdk-nag's finding for the objects under `prefix`, the name being a text or a token."""
+    """Return cdk-nag's finding for objects under `prefix`; the name may be a string or token."""
     name = Stack.of(scope).resolve(bucket_name)
     if isinstance(name, dict):
         (name,) = name.values()
-    # As cdk-nag spells a pseudo parameter.
+    # cdk-nag writes <AWS::Region> where CloudFormation writes ${AWS::Region}.
     name = re.sub(r"\$\{([^}]+)\}", r"<\1>", name)
     return f"IAM5[Resource::arn:<AWS::Partition>:s3:::{name}/{prefix}*]"
 
@@ -35,23 +33,23 @@ def managed_policy(name: str) -> str:
     return f"IAM4[Policy::arn:<AWS::Partition>:iam::aws:policy/{name}]"
 
 
-# What Bucket.grant_read and Bucket.grant_put write, on the buckets and prefixes named beside them.
+# The wildcard actions of Bucket.grant_read and Bucket.grant_put.
 BUCKET_GRANT_REASONS = {
-    f"IAM5[Action::s3:{action}]": "Written by grant_read and grant_put: reads of every kind, and "
-    "ending an upload; the resources beside it set the bounds."
+    f"IAM5[Action::s3:{action}]": "Written by grant_read and grant_put: all reads, and aborting an "
+    "upload; the statement's resources limit it."
     for action in ("GetBucket*", "GetObject*", "List*", "Abort*")
 }
 
 
 def bucket_grant_reasons(bucket: s3.IBucket) -> dict[str, str]:
-    """Return the findings of a grant on a bucket, and on its key where it has one of its own."""
+    """Return the findings of a grant on a bucket and on its customer-managed key, if any."""
     if bucket.encryption_key is None:
         return BUCKET_GRANT_REASONS
     return {
         **BUCKET_GRANT_REASONS,
         **{
             f"IAM5[Action::kms:{action}]": "Written by grant_put for a bucket with a key: the "
-            "calls with and without the plain text; only this key stands beside it."
+            "calls with and without plaintext; the statement names only this key."
             for action in ("ReEncrypt*", "GenerateDataKey*")
         },
     }
@@ -60,6 +58,6 @@ def bucket_grant_reasons(bucket: s3.IBucket) -> dict[str, str]:
 OWN_FLEET_REASONS = {
     "IAM5[Resource::arn:<AWS::Partition>:ec2:<AWS::Region>:<AWS::AccountId>"
     ":spot-fleet-request/*]": (
-        "Bound by the tag Stack; naming the fleet would be a cycle, for it needs the role."
+        "Limited by the tag Stack; naming the fleet would be a cycle, as the fleet needs the role."
     )
 }

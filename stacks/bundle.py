@@ -1,7 +1,5 @@
 """The code bundle: the folders that run on an instance, as one zip that it fetches at boot."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from aws_cdk import IgnoreMode
@@ -9,10 +7,11 @@ from aws_cdk import aws_s3_assets as s3_assets
 from constructs import Construct
 
 FOLDERS = ("contract", "training", "userdata")
-# In the order of a .gitignore: nothing but these folders, and of these only what runs.
+# Like a .gitignore: first everything, then back in these folders without what does not run.
 EXCLUDED = (
     "/*",
     *(f"!/{folder}" for folder in FOLDERS),
+    "/training/proof",
     "__pycache__",
     "*.pyc",
     "tests",
@@ -22,7 +21,7 @@ EXCLUDED = (
 
 
 class CodeBundle(s3_assets.Asset):
-    """These folders of `root`; its hash changes with their content and with nothing else."""
+    """These folders of `root` as an asset, whose hash depends on their content alone."""
 
     def __init__(self, scope: Construct, construct_id: str, *, root: Path) -> None:
         super().__init__(

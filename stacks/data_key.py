@@ -1,10 +1,8 @@
-"""A customer-managed key for buckets, volumes and topic, with what the services need to use it.
+"""A customer-managed key for buckets, volumes and the topic, with the policy that services need.
 
-A key of the user's own (-c kms=ARN) needs the same statements in its policy; they are printed by:
+An existing key (-c kms=ARN) needs the same statements in its policy. To print them:
 python -m stacks.data_key ACCOUNT
 """
-
-from __future__ import annotations
 
 import json
 import re
@@ -15,7 +13,7 @@ from aws_cdk import aws_iam as iam
 from aws_cdk import aws_kms as kms
 from constructs import Construct
 
-# EC2's own roles: they start the fleet's instances, whose volumes are made with the key.
+# EC2's service-linked roles, which start the fleet's instances and create their encrypted volumes.
 SERVICE_LINKED_ROLES = (
     "spotfleet.amazonaws.com/AWSServiceRoleForEC2SpotFleet",
     "spot.amazonaws.com/AWSServiceRoleForEC2Spot",
@@ -24,7 +22,7 @@ _USE = ["kms:Encrypt", "kms:Decrypt", "kms:ReEncrypt*", "kms:GenerateDataKey*", 
 
 
 class DataKey(Construct):
-    """A key that is kept: without it nothing that it encrypted can ever be read again."""
+    """A key that is never deleted: without it, nothing that it encrypted could be read again."""
 
     key: kms.Key
 
@@ -43,17 +41,17 @@ class DataKey(Construct):
 
 
 def service_statements(partition: str, account: str) -> list[iam.PolicyStatement]:
-    """What the policy of any key for these stacks has to say beside its administrators' rights.
+    """Return the key policy statements that these stacks need besides the administrators' rights.
 
-    Without the first two a fleet's instances end at launch with Client.InternalError; without the
+    Without the first two, instances terminate at launch with Client.InternalError; without the
     last, alarms and events are lost without an error.
     """
     roles = [
         f"arn:{partition}:iam::{account}:role/aws-service-role/{name}"
         for name in SERVICE_LINKED_ROLES
     ]
-    # By condition, not as principals: KMS refuses a policy that names a role which is not there
-    # yet, and these are made once for the account, by whoever needs them first.
+    # By condition, not as principals: KMS refuses a policy that names a role which does not exist
+    # yet, and an account gets these roles only when it first needs them.
     spot = {
         "StringEquals": {"kms:CallerAccount": account},
         "ArnLike": {"aws:PrincipalArn": roles},
@@ -73,7 +71,7 @@ def service_statements(partition: str, account: str) -> list[iam.PolicyStatement
             resources=["*"],
             conditions={**spot, "Bool": {"kms:GrantIsForAWSResource": "true"}},
         ),
-        # The topic's own policy says for whose alarms; without its permission the key is of no use.
+        # Not limited to this account's alarms: the topic's own policy does that.
         iam.PolicyStatement(
             sid="AlarmsAndEventsPublish",
             principals=[
@@ -87,12 +85,12 @@ def service_statements(partition: str, account: str) -> list[iam.PolicyStatement
 
 
 def main(arguments: list[str]) -> int:
-    """Print the statements for a key of one's own."""
+    """Print the statements for an existing key."""
     if len(arguments) != 1 or not re.fullmatch(r"\d{12}", arguments[0]):
-        print("usage: python -m stacks.data_key ACCOUNT (its twelve digits)", file=sys.stderr)
+        print("usage: python -m stacks.data_key ACCOUNT (12 digits)", file=sys.stderr)
         return 2
     statements = service_statements("aws", arguments[0])
-    # A service's principal is a token until a stack resolves it.
+    # A service principal is a token until a stack resolves it.
     stack = Stack(App(), "Key")
     resolved = [stack.resolve(each.to_statement_json()) for each in statements]
     print(json.dumps(resolved, indent=2))

@@ -1,10 +1,8 @@
 """DatasetStack: the dataset bucket and the run bucket, which outlive every training stack.
 
-Buckets given with -c dataset_bucket= or -c run_bucket= are adopted: used, but not managed here. A
-key of one's own is made with -c kms=create, access logs are kept with -c access_logs=true.
+Buckets given with -c dataset_bucket= or -c run_bucket= are adopted: used, but not managed here.
+-c kms=create adds a customer-managed key, -c access_logs=true keeps access logs.
 """
-
-from __future__ import annotations
 
 from typing import Any
 
@@ -21,17 +19,17 @@ from stacks.parameters import StackParameters
 from stacks.parameters.checks import NEW_KEY
 
 _NO_ACCESS_LOGS = (
-    "Server access logs double the number of objects and nobody reads them in most training "
-    "projects; -c access_logs=true keeps them where an audit wants them."
+    "Server access logs double the number of objects, and most training projects never read "
+    "them; -c access_logs=true keeps them where an audit requires them."
 )
 ACCESS_LOGS_KEPT = Duration.days(90)
-# In the run bucket, beside runs/: derived data that runs share. Each keeps a copy of what it reads,
-# so what has expired is made again by whoever needs it next, and nothing else happens.
+# In the run bucket, beside runs/: derived data that runs share. Each run keeps a copy of what it
+# reads, so expiry costs no more than making the data again when a later run needs it.
 SHARED_ARTIFACTS_KEPT = Duration.days(90)
 
 
 class DatasetStack(Stack):
-    """Keeps what cannot be made again: datasets, and the runs with their checkpoints."""
+    """Keeps what cannot be recreated: datasets, and the runs with their checkpoints."""
 
     dataset_bucket_name: str
     run_bucket_name: str
@@ -73,7 +71,7 @@ class DatasetStack(Stack):
         return kms.Key.from_key_arn(self, "DataKey", wanted) if wanted else None
 
     def _logs_bucket(self) -> s3.Bucket:
-        # S3 delivers access logs into buckets with its own encryption only.
+        # S3 delivers access logs only to buckets with S3-managed encryption.
         bucket = s3.Bucket(
             self,
             "AccessLogs",
@@ -95,7 +93,7 @@ class DatasetStack(Stack):
             construct_id,
             encryption=encryption,
             encryption_key=self._key,
-            # One call to KMS for many objects, instead of one for each.
+            # One KMS call for many objects instead of one each.
             bucket_key_enabled=True if self._key else None,
             server_access_logs_bucket=self._access_logs,
             server_access_logs_prefix=f"{construct_id}/" if self._access_logs else None,
@@ -110,7 +108,7 @@ class DatasetStack(Stack):
                     id="DropWhatNobodyCanRead",
                     abort_incomplete_multipart_upload_after=Duration.days(1),
                     noncurrent_version_expiration=Duration.days(1) if is_versioned else None,
-                    # With versions, an expired object leaves a delete marker behind for ever.
+                    # In a versioned bucket, an expired object leaves a delete marker forever.
                     expired_object_delete_marker=True if is_versioned else None,
                 )
             ],
@@ -124,8 +122,8 @@ class DatasetStack(Stack):
     def _export(self, bucket: s3.IBucket) -> str:
         """Export name and ARN, and return the name as other stacks import it.
 
-        Exported whether or not a stack imports them at the moment: otherwise the deploy that drops
-        a reference would be refused while the deployed template still uses the export.
+        Always exported, even when no stack imports them: otherwise CloudFormation would refuse a
+        deploy that drops a reference, because the deployed template still uses the export.
         """
         self.export_value(bucket.bucket_arn)
         return self.export_value(bucket.bucket_name)
@@ -140,8 +138,8 @@ def _keep_policy(bucket: s3.Bucket) -> None:
 def _only_conditional_heads(bucket: s3.IBucket) -> iam.PolicyStatement:
     """Deny every put on a head.json that has neither If-Match nor If-None-Match.
 
-    https://docs.aws.amazon.com/AmazonS3/latest/userguide/conditional-writes-enforce.html; the
-    exemption of multipart uploads that it shows is left out, so these are denied as well.
+    https://docs.aws.amazon.com/AmazonS3/latest/userguide/conditional-writes-enforce.html exempts
+    multipart uploads; this policy does not, so they are denied as well.
     """
     return iam.PolicyStatement(
         sid="DenyUnconditionalHeads",

@@ -1,6 +1,4 @@
-"""Where events go: the fleet's own to the topic and a log group, its instances' to the Guard."""
-
-from __future__ import annotations
+"""Event routing: the fleet's to the topic, a log group and the Guard; instances' to the Guard."""
 
 from aws_cdk import RemovalPolicy, Stack
 from aws_cdk import aws_events as events
@@ -13,8 +11,8 @@ from aws_cdk import aws_sns as sns
 from aws_cdk import aws_sns_subscriptions as subscriptions
 from constructs import Construct
 
-# They carry an instance id only: no tag, no fleet id. So the rule takes them all, and the Guard
-# passes on those of its own instances.
+# These carry an instance id but no tag and no fleet id. So the rule matches those of the whole
+# account, and the Guard forwards the ones of its own instances.
 INSTANCE_EVENTS = (
     "EC2 Spot Instance Interruption Warning",
     "EC2 Instance Rebalance Recommendation",
@@ -31,14 +29,14 @@ class TrainingTopic(Construct):
         self, scope: Construct, construct_id: str, *, email: str, key: kms.IKey | None
     ) -> None:
         super().__init__(scope, construct_id)
-        # Never alias/aws/sns: neither service may use that one.
+        # Never alias/aws/sns: neither CloudWatch nor EventBridge may use that key.
         self.topic = sns.Topic(self, "Topic", enforce_ssl=True, master_key=key)
         if email:
-            # Nothing arrives before the link in AWS's own message has been followed.
+            # Nothing arrives until the recipient follows the link in AWS's confirmation e-mail.
             self.topic.add_subscription(subscriptions.EmailSubscription(email))
-        # The rule's target writes EventBridge's statement, without a condition: EventBridge does
-        # not work with aws:SourceAccount. Nobody writes the one for alarms, whose messages would
-        # be lost without an error.
+        # CDK's rule target adds the statement for EventBridge, without a condition: EventBridge
+        # does not support aws:SourceAccount. CDK adds none for alarms, and without one their
+        # messages would be lost without an error.
         self.topic.add_to_resource_policy(
             iam.PolicyStatement(
                 sid="PublishAlarms",
@@ -51,14 +49,14 @@ class TrainingTopic(Construct):
 
 
 class InstanceEvents(Construct):
-    """Notices, rebalance recommendations and state changes of the account, to the Guard."""
+    """Sends the account's notices, rebalance recommendations and state changes to the Guard."""
 
     def __init__(self, scope: Construct, construct_id: str, *, guard: lambda_.IFunction) -> None:
         super().__init__(scope, construct_id)
         events.Rule(
             self,
             "Rule",
-            description="Interruptions and state changes, for the Guard to pick its own from",
+            description="Interruptions and state changes; the Guard picks those of its instances",
             event_pattern=events.EventPattern(
                 source=["aws.ec2"], detail_type=list(INSTANCE_EVENTS)
             ),
@@ -67,7 +65,7 @@ class InstanceEvents(Construct):
 
 
 class FleetEvents(Construct):
-    """The fleet's own events, to the topic, a log group and the Guard."""
+    """Sends the fleet's own events to the topic, a log group and the Guard."""
 
     def __init__(
         self,
@@ -91,12 +89,12 @@ class FleetEvents(Construct):
         log_group = logs.LogGroup(
             self,
             "Log",
-            # EventBridge's console finds only groups under this prefix.
+            # The EventBridge console finds only log groups under this prefix.
             log_group_name=f"/aws/events/{stack.stack_name}",
             retention=logs.RetentionDays.THREE_MONTHS,
             removal_policy=RemovalPolicy.DESTROY,
         )
-        # Rule and policy by hand: CDK's log group target makes the policy with a custom resource.
+        # Rule and policy by hand: CDK's log group target creates the policy by a custom resource.
         policy = logs.CfnResourcePolicy(
             self,
             "LogPolicy",

@@ -1,6 +1,4 @@
-"""The Spot fleet, and everything that knows which kind of fleet it is."""
-
-from __future__ import annotations
+"""The Spot fleet, and everything that depends on which kind of fleet it is."""
 
 from collections.abc import Sequence
 
@@ -14,7 +12,7 @@ from stacks.parameters import StackParameters
 
 
 class TrainingFleet(Construct):
-    """A fleet that keeps one instance running until somebody sets its capacity to zero.
+    """A fleet that keeps one instance running until its capacity is set to zero.
 
     AWS calls the Spot fleet API legacy; a new launch template version updates it in place and
     leaves a running instance alone, which an EC2 fleet would not.
@@ -39,9 +37,9 @@ class TrainingFleet(Construct):
         if parameters.mix_gpus:
             Annotations.of(self).add_info_v2(
                 "mix-gpus",
-                f"mix_gpus: {', '.join(parameters.sizes)} may start, so a replacement may have "
-                "another GPU model; sample ids stay equal, weights only within a tolerance, and "
-                "the receipt names each change",
+                f"mix_gpus: any of {', '.join(parameters.sizes)} may start, so a replacement may "
+                "have another GPU model; sample ids stay equal, weights only within a tolerance, "
+                "and the receipt names each change",
             )
         launch = ec2.CfnSpotFleet.LaunchTemplateConfigProperty(
             launch_template_specification=ec2.CfnSpotFleet.FleetLaunchTemplateSpecificationProperty(
@@ -57,8 +55,8 @@ class TrainingFleet(Construct):
                 for subnet in subnets
             ],
         )
-        # CDK's tags do not reach a Spot fleet. The run's name is here as well because tags cannot
-        # be updated: a new run id replaces the fleet, and one fleet is one run.
+        # CDK's tags do not reach a Spot fleet. RunId is among them because a fleet's tags cannot be
+        # updated: a new run id replaces the fleet, and one fleet is one run.
         tags = ec2.CfnSpotFleet.SpotFleetTagSpecificationProperty(
             resource_type="spot-fleet-request",
             tags=[
@@ -76,7 +74,7 @@ class TrainingFleet(Construct):
                 iam_fleet_role=role.role_arn,
                 target_capacity=parameters.target_capacity,
                 on_demand_target_capacity=parameters.on_demand_base,
-                # A capacity set to zero is a request to stop, so the excess goes at once.
+                # Capacity zero is a request to stop, so excess instances are terminated at once.
                 excess_capacity_termination_policy="default",
                 instance_interruption_behavior="terminate",
                 launch_template_configs=[launch],

@@ -1,6 +1,4 @@
-"""The launch template: what an instance is made of, whichever fleet starts it."""
-
-from __future__ import annotations
+"""The launch template: image, volumes, role and user data of an instance."""
 
 from aws_cdk import Stack, Tags
 from aws_cdk import aws_ec2 as ec2
@@ -16,9 +14,9 @@ ROOT_DEVICE_NAME = "/dev/sda1"
 
 
 class TrainingLaunchTemplate(Construct):
-    """A Deep Learning AMI with two encrypted volumes, IMDSv2 only, no key and no market options.
+    """A Deep Learning AMI with two encrypted volumes, IMDSv2 only, no SSH key, no market options.
 
-    Market options are left to the fleet: a fleet refuses a template that has its own.
+    The fleet sets the market options: it refuses a template that brings its own.
     """
 
     template: ec2.LaunchTemplate
@@ -55,7 +53,7 @@ class TrainingLaunchTemplate(Construct):
             resource = self.template.node.default_child
             assert isinstance(resource, ec2.CfnLaunchTemplate)
             resource.add_property_override("LaunchTemplateData.ImageId", ami)
-        # They reach the launch template, its instances and their volumes; a fleet adds none.
+        # These reach the launch template, its instances and their volumes; a fleet's tags do not.
         Tags.of(self.template).add("Name", f"{Stack.of(self).stack_name}-{parameters.run_id}")
         Tags.of(self.template).add("RunId", parameters.run_id)
 
@@ -81,8 +79,8 @@ def _block_devices(parameters: StackParameters, key: kms.IKey | None) -> list[ec
                 throughput=parameters.data_volume_mib_per_second,
                 encrypted=True,
                 kms_key=key,
-                # EC2's default for any volume but the root is false: one orphan of 200 GiB for
-                # every interruption.
+                # EC2's default for non-root volumes is false: every interruption would leave a
+                # 200 GiB orphan behind.
                 delete_on_termination=True,
             ),
         ),

@@ -1,6 +1,4 @@
-"""A network that instances leave and nobody enters: public subnets, no NAT, no inbound rule."""
-
-from __future__ import annotations
+"""An outbound-only network: public subnets, no NAT gateway, no inbound rule."""
 
 from collections.abc import Sequence
 
@@ -9,15 +7,15 @@ from aws_cdk import aws_ec2 as ec2
 from aws_cdk import aws_logs as logs
 from constructs import Construct, DependencyGroup, IDependable
 
-# Without an account, CloudFormation picks the zones; two are what every region has for certain.
+# Without an account, CloudFormation picks the zones; every region has at least two.
 NUM_ZONES_BY_DEFAULT = 2
 
 
 class Network(Construct):
     """A VPC with one public subnet in each zone, an S3 gateway endpoint and flow logs.
 
-    Public addresses and no inbound rule instead of NAT: a NAT gateway costs $0.045 an hour and as
-    much per GB, a public address $0.005 an hour, and S3 traffic takes the free gateway endpoint.
+    Public addresses without an inbound rule instead of NAT: a NAT gateway costs $0.045 an hour plus
+    $0.045 per GB, a public address $0.005 an hour; S3 traffic takes the free gateway endpoint.
     """
 
     vpc: ec2.Vpc
@@ -37,12 +35,12 @@ class Network(Construct):
                     name="Public", subnet_type=ec2.SubnetType.PUBLIC, map_public_ip_on_launch=True
                 )
             ],
-            # The construct for it is a custom resource; nothing here uses the default group.
+            # CDK would do it by a custom resource; nothing here uses the default group.
             restrict_default_security_group=False,
         )
         endpoint = self.vpc.add_gateway_endpoint("S3", service=ec2.GatewayVpcEndpointAwsService.S3)
-        # vpc.internet_connectivity_established holds the gateway only (aws-cdk-lib 2.275): a subnet
-        # has its route table, its association with it and its default route below itself.
+        # vpc.internet_connectivity_established covers only the gateway (aws-cdk-lib 2.275); each
+        # subnet construct contains its route table, the association and the default route.
         self.route = DependencyGroup(*self.vpc.public_subnets, endpoint)
         self.vpc.add_flow_log(
             "FlowLog",

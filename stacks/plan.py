@@ -1,10 +1,8 @@
-"""The plan at synth: what the run will take and cost, said before anything is deployed.
+"""The plan at synth: how long the run will take and what it will cost, before any deploy.
 
-Said as annotations on TrainingStack and written beside its template as <stack>.plan.json. A plan
-that cannot work refuses the synthesis, unless its problem is accepted by name: -c accept=memory.
+It annotates TrainingStack and is written beside its template as <stack>.plan.json. A plan that
+cannot work makes synth fail, unless its problem is accepted by name: -c accept=memory.
 """
-
-from __future__ import annotations
 
 import json
 import re
@@ -13,29 +11,33 @@ from typing import Any
 
 from aws_cdk import Annotations, Stack
 
-from sizing.footprints import NotMeasuredError
-from sizing.plan import Plan, Request, make_plan
-from sizing.plan_checks import as_accepted
-from sizing.plan_report import one_line, to_json
+from sizing.models.footprints import NotMeasuredError
+from sizing.plan.checks import check_plan
+from sizing.plan.plan import Plan, make_plan
+from sizing.plan.report import one_line, to_json
+from sizing.plan.request import Request
 from stacks.parameters import StackParameters
 
-# Overrides that the footprints know; others change the run in ways that only a measurement shows.
+# The only override that footprints cover; what others change, only a measurement shows.
 _MICRO_BATCH = "micro_batch"
-_TAKEN_ALONG = (
+_PREDICTED = (
     *("size", "hours_p50", "hours_p90", "usd_on_demand", "usd_spot_p50", "usd_spot_p90"),
     *("usd_spot_per_hour", "gpu_memory_mib", "interruptions", "restart_seconds"),
 )
-# What is only a matter of being interrupted.
-_OF_SPOT = ("spot", "notice")
+# Problems that only interruptions cause: accepted when no Spot instance is used.
+_SPOT_PROBLEMS = ("spot", "notice")
 
 
 def plan_run(parameters: StackParameters) -> Plan:
-    """The plan of what the stack will run, with accepted problems as warnings."""
-    plan = make_plan(_request(parameters))
-    accepted = parameters.accept
+    """Return the plan of the stack's run."""
+    return make_plan(_request(parameters))
+
+
+def _accepted(parameters: StackParameters) -> tuple[str, ...]:
+    """Return the problems that become warnings instead of refusing the plan."""
     if parameters.on_demand_base >= parameters.target_capacity:
-        accepted = (*accepted, *_OF_SPOT)
-    return as_accepted(plan, accepted)
+        return (*parameters.accept, *_SPOT_PROBLEMS)
+    return parameters.accept
 
 
 def _request(p: StackParameters) -> Request:
@@ -52,16 +54,16 @@ def _request(p: StackParameters) -> Request:
         trains_on_at_notice=p.notice_policy == "train-on",
         checkpoint_interval=p.checkpoint_interval,
         dataset_gib=p.dataset_gib or None,
-        # A fleet chooses among zones and sizes; without zones given there are two.
+        # Each pair of zone and size is a Spot pool; without given zones there are two.
         pools=max(1, len(p.zones) or 2) * len(p.sizes),
         max_hours=p.max_hours,
     )
 
 
 def annotate(stack: Stack, parameters: StackParameters) -> dict[str, Any] | None:
-    """Say the plan on `stack` and return it; None where nothing can be predicted.
+    """Annotate `stack` with the plan and return it; None where nothing can be predicted.
 
-    What cannot work is a ValueError with the smallest change that would pass.
+    A plan that cannot work is a ValueError with the smallest change that would pass.
     """
     notes = Annotations.of(stack)
     try:
@@ -69,38 +71,39 @@ def annotate(stack: Stack, parameters: StackParameters) -> dict[str, Any] | None
     except NotMeasuredError as unknown:
         notes.add_info_v2("plan:none", f"no plan: {unknown}")
         return None
-    refused = "; ".join(plan.problems.values())
+    findings = check_plan(plan).accepting(_accepted(parameters))
+    refused = "; ".join(findings.problems.values())
     if refused:
-        names = ",".join(plan.problems)
-        raise ValueError(f"{refused} (to deploy it all the same: -c accept={names})")
+        names = ",".join(findings.problems)
+        raise ValueError(f"{refused} (to deploy anyway: -c accept={names})")
     notes.add_info_v2("plan", one_line(plan))
-    for warning in (*plan.warnings, *_unplanned(parameters)):
-        # The id is what `cdk acknowledge` names: the first words, figures left out.
+    for warning in (*findings.warnings, *_unplanned(parameters)):
+        # `cdk acknowledge` takes this id: the first words of the warning, without figures.
         words = re.findall(r"(?<!\S)[a-z]+(?!\S)", warning.lower())
         notes.add_warning_v2("plan:" + "-".join(words[:5]), warning)
-    return to_json(plan)
+    return to_json(plan, findings)
 
 
 def _unplanned(parameters: StackParameters) -> list[str]:
-    """Overrides that the plan cannot know."""
+    """Warn of overrides that the plan does not cover."""
     names = [text.split("=")[0] for text in parameters.overrides]
     others = sorted(set(names) - {_MICRO_BATCH})
     if not others:
         return []
     return [
-        f"the plan is the recipe's: what {', '.join(others)} changes was not measured "
+        f"the plan ignores {', '.join(others)}, whose effect was not measured "
         "(`python -m training measure --override NAME=VALUE` shows it)"
     ]
 
 
 def prediction(plan: dict[str, Any] | None) -> str:
-    """What the run takes along as NAME=VALUE words, for its config.json and its receipt.
+    """Return the plan's figures as NAME=VALUE words, for the run's config.json and receipt.
 
-    Three digits: the launch template must not change for less.
+    Rounded to three digits, so that smaller changes leave the launch template alone.
     """
     if plan is None:
         return ""
-    figures = {name: plan[name] for name in _TAKEN_ALONG if plan[name] is not None}
+    figures = {name: plan[name] for name in _PREDICTED if plan[name] is not None}
     return " ".join(
         f"{name}={value if isinstance(value, str) else format(value, '.3g')}"
         for name, value in figures.items()

@@ -1,11 +1,9 @@
-"""ReviewStack: the role with which a pull request's review reads what is deployed, and no more.
+"""ReviewStack: the role with which a pull request's review reads the deployed templates.
 
     npx cdk deploy ReviewStack -c review_repository=OWNER/NAME -c review_oidc_provider=ARN
 
-The account's GitHub OIDC provider is given: an account has one, and it is not this project's.
+It uses the account's existing GitHub OIDC provider: an account can have only one.
 """
-
-from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
@@ -21,7 +19,7 @@ ISSUER = "token.actions.githubusercontent.com"
 
 
 class ReviewStack(Stack):
-    """One role: for the pull requests of one repository, to read the templates of these stacks."""
+    """One role with which pull requests of one repository read the templates of these stacks."""
 
     role: iam.Role
 
@@ -53,8 +51,8 @@ class ReviewStack(Stack):
                 conditions={
                     "StringEquals": {
                         f"{ISSUER}:aud": "sts.amazonaws.com",
-                        # Not branches, tags or environments: only the review asks for it. GitHub
-                        # gives pull requests from forks no token.
+                        # Pull requests only: no branch, tag or environment. GitHub gives those from
+                        # forks no token.
                         f"{ISSUER}:sub": f"repo:{parameters.review_repository}:pull_request",
                     }
                 },
@@ -64,7 +62,7 @@ class ReviewStack(Stack):
             iam.PolicyStatement(
                 sid="ReadTemplates",
                 actions=["cloudformation:GetTemplate", "cloudformation:DescribeStacks"],
-                # What follows the name is an id that CloudFormation gives.
+                # CloudFormation appends an id to the name.
                 resources=[
                     self.format_arn(
                         service="cloudformation", resource="stack", resource_name=f"{name}/*"
@@ -74,7 +72,7 @@ class ReviewStack(Stack):
             )
         )
         stacks = "arn:<AWS::Partition>:cloudformation:<AWS::Region>:<AWS::AccountId>:stack"
-        reason = "A stack's ARN ends in an id that CloudFormation gives."
+        reason = "A stack's ARN ends with an id that CloudFormation assigns."
         nag.acknowledge(
             self, {f"IAM5[Resource::{stacks}/{name}/*]": reason for name in stack_names}
         )

@@ -1,6 +1,4 @@
-"""Who may do what: the role of the training instances and the role of the Spot fleet."""
-
-from __future__ import annotations
+"""IAM roles: one for the training instances, one for the Spot fleet."""
 
 from aws_cdk import Stack
 from aws_cdk import aws_iam as iam
@@ -15,7 +13,7 @@ from stacks.monitoring.metrics import metrics_namespace
 
 
 def may_modify_fleet_of(stack: Stack) -> iam.PolicyStatement:
-    """Allow setting the capacity of this stack's fleet, and of no other.
+    """Allow setting the capacity of this stack's fleet only.
 
     By tag: a policy that named the fleet would be a cycle, because the fleet needs the role.
     """
@@ -67,7 +65,7 @@ class InstanceRole(Construct):
                 resources=[run_bucket.arn_for_objects(f"{run_prefix}/*")],
             )
         )
-        # Nobody deletes there: names carry checksums, and a run keeps a copy of what it read.
+        # No delete here: names contain checksums, and each run keeps a copy of what it read.
         self.role.add_to_policy(
             iam.PolicyStatement(
                 sid="ShareDerivedData",
@@ -79,7 +77,7 @@ class InstanceRole(Construct):
             iam.PolicyStatement(
                 sid="PublishMetrics",
                 actions=["cloudwatch:PutMetricData"],
-                # The call knows no resources; the namespace is what bounds it.
+                # The call takes no resources; the namespace limits it.
                 resources=["*"],
                 conditions={
                     "StringEquals": {
@@ -95,20 +93,20 @@ class InstanceRole(Construct):
             self,
             {
                 nag.managed_policy("AmazonSSMManagedInstanceCore"): "Session Manager in place of "
-                "SSH; AWS keeps the policy up with the agent.",
+                "SSH; AWS keeps the policy in step with the agent.",
                 **nag.bucket_grant_reasons(run_bucket),
                 **nag.OWN_FLEET_REASONS,
-                "IAM5[Resource::*]": "PutMetricData knows no resources; a condition bounds it to "
+                "IAM5[Resource::*]": "PutMetricData takes no resources; a condition limits it to "
                 "the stack's own namespace.",
                 nag.objects_in(self, dataset_bucket.bucket_name, f"{dataset_prefix}/"): "The "
-                "dataset's files are named by its manifest, which is made later.",
+                "manifest names the dataset's files, and is uploaded later.",
                 nag.objects_in(self, run_bucket.bucket_name, f"{run_prefix}/"): "The run's own "
-                "prefix: checkpoints, artifacts, metrics and events get their names in the run.",
+                "prefix: checkpoints, artifacts, metrics and events are named during the run.",
                 nag.objects_in(
                     self, run_bucket.bucket_name, ARTIFACTS
-                ): "Features and tokens that runs share are named by what they were made of.",
-                nag.objects_in(self, bundle.s3_bucket_name): "A replacement runs the bundle that "
-                "its run began with, whatever is deployed by then.",
+                ): "Features and tokens that runs share are named by a hash of their inputs.",
+                nag.objects_in(self, bundle.s3_bucket_name): "A replacement uses the bundle "
+                "that its run started with, whatever is deployed by then.",
             },
         )
 
@@ -141,8 +139,5 @@ class FleetRole(Construct):
         )
         nag.acknowledge(
             self,
-            {
-                nag.managed_policy(policy): "AWS writes it for this role and extends it with the "
-                "service."
-            },
+            {nag.managed_policy(policy): "AWS maintains it for this role, along with the service."},
         )

@@ -1,6 +1,4 @@
-"""TrainingStack: one run's fleet and all around it; disposable, everything kept is in S3."""
-
-from __future__ import annotations
+"""TrainingStack: one run's fleet and everything around it. Disposable: S3 has all that is kept."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +31,7 @@ ROOT = Path(__file__).parent.parent
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunData:
-    """Where a run reads and writes, and the key of all of it, if it has one of its own."""
+    """Where a run reads and writes, and the customer-managed key of its data, if any."""
 
     key: kms.IKey | None
     dataset_bucket: s3.IBucket
@@ -51,7 +49,7 @@ class RunData:
 
 
 class TrainingStack(Stack):
-    """Trains one run to its end on Spot instances, then costs nothing."""
+    """Trains one run to completion on Spot instances, then costs nothing."""
 
     plan: dict[str, Any] | None
 
@@ -78,7 +76,7 @@ class TrainingStack(Stack):
         self.plan = annotate(self, parameters)
         self._parameters = parameters
         self._parameter_name = f"/{self.stack_name}/fleet-id"
-        # By its name, which is known before the fleet is: role and Guard come first.
+        # By name, which is known before the fleet exists: role and Guard are created first.
         self._fleet_parameter = ssm.StringParameter.from_string_parameter_attributes(
             self,
             "FleetParameter",
@@ -112,10 +110,10 @@ class TrainingStack(Stack):
             CfnOutput(self, name, value=value)
 
     def _data(self, dataset_bucket_name: str, run_bucket_name: str, key_arn: str) -> RunData:
-        """Refer to the buckets by name: whether DatasetStack exports it or the user gave it."""
+        """Refer to the buckets by name, whether DatasetStack exports it or the user gave it."""
         key = kms.Key.from_key_arn(self, "DataKey", key_arn) if key_arn else None
         names = {"DatasetBucket": dataset_bucket_name, "RunBucket": run_bucket_name}
-        # With the key, so that every grant on a bucket is one on its key too.
+        # With the key, so that every grant on a bucket includes its key.
         dataset_bucket, run_bucket = (
             s3.Bucket.from_bucket_attributes(self, each, bucket_name=name, encryption_key=key)
             for each, name in names.items()
@@ -131,7 +129,7 @@ class TrainingStack(Stack):
     def _machine(
         self, data: RunData, network: Network, bundle_root: Path, first_boot: str
     ) -> tuple[InstanceRole, TrainingLaunchTemplate]:
-        """Say what an instance may do, and what it is made of."""
+        """Create the instances' role and launch template."""
         bundle = CodeBundle(self, "Bundle", root=bundle_root)
         role = InstanceRole(
             self,
@@ -172,7 +170,7 @@ class TrainingStack(Stack):
         guard: Guard,
         topic: sns.ITopic,
     ) -> TrainingFleet:
-        """Start instances, once all is there that they and their Guard need."""
+        """Create the fleet, after everything that its instances and the Guard need."""
         fleet = TrainingFleet(
             self,
             "Fleet",
@@ -182,8 +180,8 @@ class TrainingStack(Stack):
             role=FleetRole(self, "FleetRole").role,
             parameter_name=self._parameter_name,
         )
-        # A Spot fleet refers to subnets and roles only: without these its first instance could
-        # boot before it can reach S3, before it may, or before anybody guards it.
+        # A Spot fleet refers only to subnets and roles: without these dependencies its first
+        # instance could boot before its route, its permissions or the Guard exist.
         events = InstanceEvents(self, "InstanceEvents", guard=guard.function)
         fleet.node.add_dependency(network.route, role, guard, events)
         FleetEvents(

@@ -1,6 +1,4 @@
-"""The user data: a bash script that writes run.env and goes on with userdata/first_boot.sh."""
-
-from __future__ import annotations
+"""The user data: a bash script that writes run.env and continues with userdata/first_boot.sh."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,11 +9,11 @@ from stacks.parameters import StackParameters
 FIRST_BOOT_FILE = Path(__file__).parent.parent / "userdata" / "first_boot.sh"
 # EC2 refuses user data of more than 16 KB before base64 encoding.
 MAX_BYTES = 16_384
-# Tokens are shorter here than the names that CloudFormation puts in their place: two buckets of 63
-# characters, an asset's address, a region.
+# At synth, tokens are shorter than the values that CloudFormation puts in their place: two bucket
+# names of 63 characters, an asset's URL, a region.
 TOKEN_ALLOWANCE_BYTES = 512
 DATA_MOUNT = "/data"
-# The name in the block device mapping, which the volume's identify data repeats.
+# The name in the block device mapping, which the volume repeats in its NVMe identify data.
 DATA_DEVICE_NAME = "sdf"
 _END = "END_OF_RUN_ENV"
 
@@ -31,7 +29,7 @@ def run_env(
     region: str,
     fleet_parameter: str,
 ) -> dict[Name, str]:
-    """Return the contract's variables by name; the values may be CDK tokens."""
+    """Return the variables of run.env; the values may be CDK tokens."""
     return {
         "RUN_ID": parameters.run_id,
         "WORKLOAD": parameters.workload,

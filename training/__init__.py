@@ -1,6 +1,6 @@
 """The training engine, and the workloads that it trains.
 
-On this ground floor stands what a workload is made of: `workload` (the protocol), `capabilities`,
+This ground floor holds what a workload is made of: `workload` (the protocol), `capabilities`,
 `config`, `randomness`, `artifact_key`, `rungs`, `proxies`, `errors`, and `workloads`, the registry.
 A workload (`trajectory/`) imports the ground floor and nothing else. Each room's docstring says
 what it is for, what it promises and which rooms it may use; `make check` holds them to it.

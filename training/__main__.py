@@ -8,7 +8,7 @@ from training.cli.main import main
 from training.errors import EXIT_INTERRUPTED
 
 if __name__ == "__main__":
-    # systemd and rank 0 end a process that hangs by SIGABRT: the log then says where it was.
+    # systemd and rank 0 end a hung process by SIGABRT: the log then shows where it hung.
     faulthandler.enable()
     code = main()
     if code == EXIT_INTERRUPTED:

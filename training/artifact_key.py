@@ -1,4 +1,4 @@
-"""Names of derived data. Imports no torch."""
+"""Keys that identify derived data. Imports no torch."""
 
 import hashlib
 import json
@@ -7,9 +7,9 @@ from typing import Any
 
 
 def artifact_key(facts: Mapping[str, Any]) -> str:
-    """32 hexadecimal digits that stand for everything that an artifact's shards depend on.
+    """Hash everything that an artifact's shards depend on into 32 hexadecimal digits.
 
-    `facts` can be written as JSON: weights, preprocessing, a version of the code, the number of
-    shards, the dataset's fingerprint. Equal facts in any order are the same artifact.
+    `facts` must be JSON-serializable: weights, preprocessing, a version of the code, the number of
+    shards, the dataset's fingerprint. The order of the facts does not matter.
     """
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]

@@ -1,6 +1,6 @@
-"""What a workload or a stage may offer besides its protocol: optional, asked for by some commands.
+"""Optional protocols of a workload or a stage, each needed by some commands.
 
-A command that needs one that is missing says which, and why.
+A command that needs a missing one says which, and why.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,70 +15,70 @@ from training.workload import Batch, Partial
 
 @runtime_checkable
 class HasNominalSamples(Protocol):
-    """A workload that says what its recipes are made for (`measure`)."""
+    """A workload that states the dataset size each recipe is made for (`measure`)."""
 
     @property
     def nominal_samples(self) -> Mapping[str, Mapping[str, int]]:
-        """Recipe -> split ("train", "validation") -> samples of the dataset it is made for."""
+        """Recipe -> split ("train", "validation") -> number of samples it is made for."""
 
 
 @runtime_checkable
 class HasExample(Protocol):
     """A Train stage whose step can be measured and tried without data (`measure`, the ladder).
 
-    Its `model` must then read nothing but the config: not the dataset, not artifacts, not `prior`.
+    Its `model` must then read the config only: no dataset, no artifacts, no `prior`.
     """
 
     def example(self, size: int) -> Batch:
-        """A batch of `size` samples as `collate` gives them, each as large as data may make it."""
+        """A batch of `size` samples in the form `collate` returns, each of the largest size."""
 
 
 @runtime_checkable
 class HasShards(Protocol):
-    """A Train stage that says which blocks of its model are gathered and freed one at a time.
+    """A Train stage that names the blocks of its model to gather and free one at a time.
 
-    Without it the whole model is one block: simplest, and the least memory saved.
+    Without it the whole model is one block: the simplest choice, which saves the least memory.
     """
 
     def sharded_modules(self, m: nn.Module) -> Sequence[nn.Module]:
         """Modules inside `m` that its forward calls in the same order on every rank.
 
-        Outside of a block's own forward its parameters are slices: the loss may not read them.
+        Outside a block's own forward its parameters are slices: the loss must not read them.
         """
 
 
 @runtime_checkable
 class HasPredict(Protocol):
-    """A Train stage that says what its model makes of each sample (`predict`)."""
+    """A Train stage that can predict from each sample (`predict`)."""
 
     def predict(self, m: nn.Module, b: Batch) -> Sequence[Mapping[str, Any]]:
-        """For each sample of the batch, in order, what JSON can hold."""
+        """One JSON-serializable mapping per sample of the batch, in order."""
 
 
 @runtime_checkable
 class HasPictures(Protocol):
-    """A Train stage that draws its last evaluation; the files go to evaluation/."""
+    """A Train stage that draws pictures of its last evaluation; they go to evaluation/."""
 
     def illustrate(self, parts: Sequence[Partial], out: Path) -> None:
-        """Write pictures of an evaluation's parts into the folder `out`."""
+        """Write pictures of an evaluation, given its parts, into the folder `out`."""
 
 
 @runtime_checkable
 class IsShareable(Protocol):
-    """A Prepare stage whose shards other runs may take (`run --artifacts-uri`, `sweep`).
+    """A Prepare stage whose shards other runs may reuse (`run --artifacts-uri`, `sweep`).
 
-    Its `key` must then name all that `make` depends on: every field of the config that it reads,
-    and the seed if it draws. The engine adds code, packages, device and threads.
+    Its `key` must then cover all that `make` depends on: every config field that it reads, and the
+    seed if it draws random numbers. The engine adds code, packages, device and threads.
     """
 
     @property
     def is_shareable(self) -> bool:
-        """Whether it is so."""
+        """Whether other runs may reuse this stage's shards."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Probe:
-    """One unit of a Prepare stage's work on the device, in the recipe's shapes."""
+    """One unit of a Prepare stage's device work, in the recipe's shapes."""
 
     build: Callable[[], nn.Module]  # on the CPU; its values do not matter
     batch: Batch  # the module's only argument
@@ -87,7 +87,7 @@ class Probe:
 
 @runtime_checkable
 class HasProbe(Protocol):
-    """A Prepare stage whose work on the device can be measured without data (`measure`)."""
+    """A Prepare stage whose device work can be measured without data (`measure`)."""
 
     def probe(self) -> Probe:
         """The work on one batch."""
@@ -95,10 +95,10 @@ class HasProbe(Protocol):
 
 @runtime_checkable
 class HasDataInMemory(Protocol):
-    """A workload that reads its dataset into the memory of each process (room for several runs).
+    """A workload that reads its dataset into each process's memory (for memory reservations).
 
-    Without it nothing is reserved for data: mapped files lie in the page cache once for all runs.
+    Without it no memory is reserved for data: all runs share memory-mapped files in the page cache.
     """
 
     def data_bytes_in_memory(self, c: Any, dataset_bytes: int) -> int:
-        """Most bytes that one process holds of a dataset of so many bytes, also while loading."""
+        """Peak bytes one process holds of a dataset of `dataset_bytes`, loading included."""

@@ -12,7 +12,7 @@ from training.workload import Workload
 
 
 def parse_overrides(pairs: Sequence[str]) -> dict[str, str]:
-    """Read `name=value` pairs; a name may come once."""
+    """Read `name=value` pairs; each name may occur once."""
     overrides: dict[str, str] = {}
     for pair in pairs:
         name, separator, value = pair.partition("=")
@@ -45,7 +45,7 @@ def resolve_config(workload: Workload[Any], recipe: str, overrides: Mapping[str,
     try:
         return replace(config, **values)
     except ValueError as error:
-        raise UserError(f"the overrides {dict(overrides)} cannot be: {error}") from error
+        raise UserError(f"invalid overrides {dict(overrides)}: {error}") from error
 
 
 def _parse_value(name: str, text: str, kind: Any) -> Any:
@@ -69,7 +69,7 @@ def _parse_value(name: str, text: str, kind: Any) -> Any:
         elif option is str:
             return text
     readable = getattr(kind, "__name__", str(kind))
-    raise UserError(f"the override {name}={text!r} is no {readable}; give another value")
+    raise UserError(f"the override {name}={text!r} is not a valid {readable}; give another value")
 
 
 def _is_union(kind: Any) -> bool:

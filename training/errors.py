@@ -14,19 +14,19 @@ from contract.errors import UserError as UserError
 
 
 class RunFailedError(RuntimeError):
-    """The run cannot go on and a restart would not help: one sentence with the reason."""
+    """The run cannot continue and a restart would not help: one sentence with the reason."""
 
 
 class OutOfMemoryError(RuntimeError):
-    """Memory ran out in the middle of a run: the attempt fails, the run may go on elsewhere."""
+    """Memory ran out in mid-run: the attempt fails, the run may continue on another machine."""
 
 
 class RankLostError(RuntimeError):
-    """Another rank has ended by itself: the attempt fails, the next one goes on."""
+    """Another rank exited by itself: the attempt fails, the next one resumes the run."""
 
 
 def name_known(given: str, known: Iterable[str]) -> str:
-    """The end of a sentence about an unknown name: the likeliest meant, and all there are."""
+    """The end of a sentence about an unknown name: the closest match, and all known names."""
     names = list(known)
     close = difflib.get_close_matches(given, names, n=1)
     meant = f"did you mean {close[0]!r}? " if close else ""

@@ -1,6 +1,6 @@
-"""A workload and stages that pass everything on to another: to look at one thing, or to change it.
+"""Proxies of a workload and its stages: subclasses observe or change single methods.
 
-A protocol's members must be found on the class itself, not by __getattr__ (Python 3.12 and on).
+A protocol's members must be found on the class itself, not by __getattr__ (Python 3.12 and later).
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from training.workload import Batch, Inputs, Loss, Partial, Prepare, Samples, Se
 
 
 class WorkloadProxy:
-    """Whatever is not defined here is the wrapped one's."""
+    """A workload that forwards every attribute not defined here to `inner`."""
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
@@ -24,7 +24,7 @@ class WorkloadProxy:
 
 
 class PrepareProxy(WorkloadProxy):
-    """A Prepare stage."""
+    """A Prepare stage that forwards to `inner`."""
 
     _inner: Prepare
 
@@ -44,7 +44,7 @@ class PrepareProxy(WorkloadProxy):
 
 
 class TrainProxy(WorkloadProxy):
-    """A Train stage."""
+    """A Train stage that forwards to `inner`."""
 
     _inner: Train
 

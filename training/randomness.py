@@ -1,4 +1,4 @@
-"""Random state is derived, never stored: from the seed and from where in the run we are."""
+"""Random state is never stored: it is derived from the seed and the position in the run."""
 
 import hashlib
 from collections.abc import Callable, Sequence
@@ -13,14 +13,14 @@ def derive_seed(*parts: int | str) -> int:
 
 
 def derive_seeds(*parts: int | str) -> Callable[[int], int]:
-    """Return `derive_seed(*parts, number)` as a function of the number, at a third of its price.
+    """Return `derive_seed(*parts, number)` as a function of the number, at a third of the cost.
 
-    It is asked once per sample, so it counts in steps of milliseconds.
+    Called once per sample, which matters where a step takes milliseconds.
     """
-    begun = hashlib.blake2b("".join(f"{part}\x1f" for part in parts).encode(), digest_size=8)
+    prefix = hashlib.blake2b("".join(f"{part}\x1f" for part in parts).encode(), digest_size=8)
 
     def derive(number: int) -> int:
-        digest = begun.copy()
+        digest = prefix.copy()
         digest.update(b"%d" % number)
         return int.from_bytes(digest.digest(), "little") >> 1
 
@@ -38,7 +38,7 @@ def shuffled(length: int, epoch: int, seed: int) -> Sequence[int]:
 def seed_torch(device: torch.device, *parts: int | str) -> None:
     """Seed the generators that a stage's code draws from: the CPU's and the device's.
 
-    Not by torch.manual_seed: where CUDA is not in use it formats the whole Python stack at every
+    Not torch.manual_seed: where CUDA is not in use it formats the whole Python stack at every
     call: 79 microseconds here, 143 from deeper stacks, against 2.6 (training/LOG.md).
     """
     seed = derive_seed(*parts)

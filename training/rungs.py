@@ -1,6 +1,6 @@
-"""Rungs that many workloads share: ways to need less memory, in the order of what they cost.
+"""Rungs that many workloads share: ways to use less memory, cheapest first.
 
-A rung's name begins with its kind, and a workload's rungs come in the order of KINDS: the first
+A rung's name starts with its kind, and a workload's rungs come in the order of KINDS: the first
 ones cost no accuracy and little time, the last one changes the numbers.
 """
 

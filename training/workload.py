@@ -1,8 +1,7 @@
-"""What a workload is: the protocols and records between the one training loop and every workload.
+"""The protocols and records between the training loop and every workload.
 
 A workload is a list of stages. The loop owns all state that changes (model, optimizer, step,
-cursor) and alone saves it; a workload and its stages hold none. Importing this file imports torch
-and nothing slower.
+cursor) and alone saves it; a workload and its stages hold none. The slowest import here is torch.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +15,7 @@ from torch.optim import Optimizer
 
 # Any pytree (dict, list, tuple, tensor) whose tensors the loop moves to the device.
 Batch: TypeAlias = Any
-# done, total: called by long work of a workload, at most a few times per second needed.
+# done, total: called during long work of a workload, a few times per second at most.
 Progress: TypeAlias = Callable[[int, int], None]
 
 Precision: TypeAlias = Literal["float32", "bfloat16", "float16"]
@@ -28,21 +27,21 @@ CompileMode: TypeAlias = Literal["default", "reduce-overhead", "max-autotune-no-
 class Config(Protocol):
     """What every workload's config must have; it is a frozen, keyword-only dataclass.
 
-    Its fields are what `--override name=value` may set (int, float, bool, str, or one of these or
+    `--override name=value` may set any of its fields (int, float, bool, str, or one of these or
     None).
     """
 
     @property
     def seed(self) -> int:
-        """The only source of randomness of a run, with epoch, index, step and shard numbers."""
+        """The run's only source of randomness, with epoch, index, step and shard numbers."""
 
     @property
     def num_threads(self) -> int:
-        """CPU threads of torch: part of the config, because the number changes the bits."""
+        """CPU threads of torch: in the config because their number changes the bits."""
 
     @property
     def deterministic(self) -> bool:
-        """Whether torch must refuse operations that are not deterministic."""
+        """Whether torch must refuse nondeterministic operations."""
 
 
 C = TypeVar("C", bound=Config)
@@ -53,7 +52,7 @@ class Dataset(Protocol):
 
     @property
     def folder(self) -> Path:
-        """Where the files of the manifest lie."""
+        """The folder with the manifest's files."""
 
     @property
     def manifest(self) -> Mapping[str, Any]:
@@ -70,7 +69,7 @@ class Dataset(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prior:
-    """The committed end of the last Train stage, read back from the store (never from memory)."""
+    """The committed result of the last Train stage, read from the store (never from memory)."""
 
     stage: str
     step: int  # global over the run's Train stages
@@ -80,12 +79,12 @@ class Prior:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Inputs:
-    """What a stage may read. Nothing here may be changed by it.
+    """What a stage may read; it must not change any of it.
 
     `artifact(name)` gives the published shards of the Prepare stage called `name`, in shard order:
     one mapping of tensors per shard, memory mapped from safetensors files in the local cache (copy
     what you compute on in place; stacking or indexing with a list copies). `prior` is None before
-    the first Train stage has ended. `rank` of `world` processes counts from 0.
+    the end of the first Train stage. `rank` counts the `world` processes from 0.
     """
 
     config: Any
@@ -101,22 +100,22 @@ class Inputs:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
-    """How a Train stage is trained. Learning rate and weight decay belong to the stage's optimizer.
+    """How to train a Train stage. Learning rate and weight decay belong to the stage's optimizer.
 
     The schedule multiplies each parameter group's own learning rate: up linearly over
     `warmup_steps`, then constant, or along half a cosine down to `final_lr_fraction` at the stage's
     last step. A step takes `global_batch` samples over all ranks, in micro-batches of
-    `micro_batch`; the last step of an epoch takes what is left, so every sample is seen exactly
+    `micro_batch`; the last step of an epoch takes the remainder, so every sample is seen exactly
     once per epoch. Evaluation runs on split "validation" every `evaluate_every_epochs` epochs (0:
-    never but at the end) and always at the end of the stage; the checkpoint with the best
+    only at the end) and always at the end of the stage; the checkpoint with the best
     `best_metric` is kept.
 
     With `ema_decay` an exponential moving average of the parameters is what is evaluated and what
-    the stage's end gives to the next stage and to final/. `find_unused_parameters` (of DDP) is for
-    models of which some parameters take no part in some steps, as experts without tokens.
+    the stage passes on to the next stage and to final/. `find_unused_parameters` (of DDP) is for
+    models some of whose parameters take no part in some steps, such as experts without tokens.
     With `sharding` "full" each of several ranks keeps a share of parameters, gradients and
-    optimizer state (FSDP2), in the blocks that the stage names (`HasShards`) or all as one; one
-    process alone shards nothing. `--override sharding=full` needs a field of the config.
+    optimizer state (FSDP2), in the blocks that the stage names (`HasShards`) or all in one; a
+    single process shards nothing. `--override sharding=full` needs such a field in the config.
     `loader_workers` processes fetch and collate ahead of the step; batches do not depend on their
     number, so the workload names its field in `placement_fields`.
     """
@@ -148,7 +147,7 @@ class Settings:
                 raise ValueError(f"{name} is {getattr(self, name)}; give at least 0")
         if self.global_batch % self.micro_batch:
             raise ValueError(
-                f"global_batch {self.global_batch} is no multiple of micro_batch "
+                f"global_batch {self.global_batch} is not a multiple of micro_batch "
                 f"{self.micro_batch}; change one of them"
             )
         if self.clip_norm is not None and self.clip_norm <= 0:
@@ -165,7 +164,7 @@ class Settings:
         if self.sharding != "none" and self.find_unused_parameters:
             raise ValueError(
                 "sharding='full' with find_unused_parameters: FSDP2 reduces the gradients that a "
-                "rank has, and waits for ever where another rank has others; let every parameter "
+                "rank has, and waits forever if another rank has others; let every parameter "
                 "take part in every step (0.0 * parameter.sum()), or give sharding='none'"
             )
         if self.ema_decay is not None and not 0.0 < self.ema_decay < 1.0:
@@ -174,7 +173,7 @@ class Settings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Start:
-    """What `Train.start` found: failed checks as sentences (they stop the run), and facts."""
+    """The result of `Train.start`: failed checks as sentences (they stop the run), and facts."""
 
     failures: Sequence[str] = ()
     facts: Mapping[str, float] = field(default_factory=dict)
@@ -182,7 +181,7 @@ class Start:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Loss:
-    """A micro-batch's loss in the form that accumulation needs.
+    """A micro-batch's loss, in the form that accumulation needs.
 
     The step's loss is (sum of all `total`) / (sum of all `Train.weight`) + (mean over micro-batches
     of `mean`). `metrics` are (sum, count) pairs, added up over micro-batches and logged as sum /
@@ -196,14 +195,14 @@ class Loss:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Partial:
-    """One evaluation batch's share: (sum, count) pairs, tensors for what needs all batches."""
+    """Results of one evaluation batch: (sum, count) pairs, tensors for what needs all batches."""
 
     sums: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 class Samples(Protocol):
-    """An indexed set of samples. Item k of an epoch depends on nothing but (seed, epoch, index)."""
+    """An indexed set of samples. A sample depends on nothing but (seed, epoch, index)."""
 
     def __len__(self) -> int:
         """Number of samples."""
@@ -212,29 +211,29 @@ class Samples(Protocol):
         """One sample; augmentation draws from `rng` (CPU, seeded from seed, epoch and index)."""
 
     def collate(self, items: Sequence[Any]) -> Batch:
-        """A batch from what `get` returned, on the CPU."""
+        """Combine what `get` returned into a batch, on the CPU."""
 
     def order(self, epoch: int, seed: int) -> Sequence[int]:
-        """Each index exactly once; usually `training.randomness.shuffled(len, epoch, seed)`."""
+        """Every index exactly once; usually `training.randomness.shuffled(len, epoch, seed)`."""
 
 
 @runtime_checkable
 class Prepare(Protocol):
-    """A stage that derives data, published shard by shard and reused by every later attempt."""
+    """A stage that derives data; each shard is published and reused by every later attempt."""
 
     @property
     def name(self) -> str:
-        """Unique in the workload; metrics and `Inputs.artifact` use it."""
+        """Unique in the workload; used in metrics and by `Inputs.artifact`."""
 
     @property
     def num_shards(self) -> int:
-        """How many shards `make` is asked for: small enough that each takes seconds."""
+        """Number of shards: enough that making each takes seconds."""
 
     def key(self, i: Inputs) -> str:
-        """Names the artifact: a hash over weights, preprocessing and data; [a-z0-9-] only."""
+        """The artifact's key: a hash over weights, preprocessing and data; [a-z0-9-] only."""
 
     def make(self, i: Inputs, shard: int) -> Mapping[str, Tensor]:
-        """Shard `shard`: pure and repeatable (torch is seeded from seed and shard)."""
+        """Make shard `shard`: pure and repeatable (torch is seeded from seed and shard)."""
 
 
 @runtime_checkable
@@ -253,7 +252,7 @@ class Train(Protocol):
         """A freshly initialised model on the CPU (torch is seeded before the call)."""
 
     def start(self, m: nn.Module, i: Inputs) -> Start:
-        """Once at the beginning of the stage: take over from `i.prior`, check what must hold."""
+        """Called once at the stage's start: initialize from `i.prior`, check preconditions."""
 
     def optimizer(self, m: nn.Module) -> Optimizer:
         """The optimizer with its parameter groups, learning rates and weight decay."""
@@ -262,7 +261,7 @@ class Train(Protocol):
         """Samples of split "train" or "validation"."""
 
     def weight(self, b: Batch) -> float:
-        """What the loss is divided by (tokens, images, boxes), known before forward."""
+        """What to divide the loss by (tokens, images, boxes), known before forward."""
 
     def loss(self, m: nn.Module, b: Batch, step: int) -> Loss:
         """Forward in train mode; `step` counts within the stage from 0."""
@@ -271,23 +270,23 @@ class Train(Protocol):
         """Forward in eval mode, without gradients."""
 
     def summarize(self, parts: Sequence[Partial], out: Path) -> Mapping[str, float]:
-        """Metrics of one evaluation from its parts in order; files for people may go to `out`."""
+        """Metrics of one evaluation from its ordered parts; may write files for people to `out`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rung:
-    """One step of the ladder for when memory does not suffice: config -> a smaller one."""
+    """One step of the out-of-memory ladder: a config -> one that needs less memory."""
 
     name: str
     apply: Callable[[Any], Any]
 
 
 class Workload(Protocol[C]):
-    """A named list of stages with its recipes. Holds no mutable state."""
+    """A named list of stages with recipes. Holds no mutable state."""
 
     @property
     def name(self) -> str:
-        """As in `--workload`."""
+        """The name that `--workload` takes."""
 
     @property
     def recipes(self) -> Mapping[str, Callable[[], C]]:

@@ -1,4 +1,4 @@
-"""The registry: a workload's name -> where it is imported from. The only place that names one."""
+"""The registry: a workload's name -> its import path. The only place that names a workload."""
 
 import importlib
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ WORKLOADS: dict[str, str] = {
 
 
 def load_workload(name: str) -> "Workload[Any]":
-    """Import the workload `name`: one of the registry, or `package.module:NAME` of one's own."""
+    """Import the workload `name`: a registered name, or your own `package.module:NAME`."""
     path = WORKLOADS.get(name, name)
     module_name, _, attribute = path.partition(":")
     if not attribute:

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Runs after every end of the trainer (ExecStopPost): the fleet goes to zero when the head says that
-# the run is over, and never because of an exit status alone. It does not fail itself: for systemd
-# that would be a failure of the trainer, which may have been interrupted and saved.
+# Runs whenever the trainer exits (ExecStopPost): sends the fleet to zero if the head says that the
+# run is over, never because of an exit status alone. It must not fail: systemd would count that as
+# a failure of the trainer, which may have been interrupted and saved.
 set -o errexit -o nounset -o pipefail
 source userdata/lib.sh
 
 how="${SERVICE_RESULT:-unknown}, ${EXIT_CODE:-} ${EXIT_STATUS:-}"
 if ! (fetch_object "$RUN_URI/head.json" "$run/head.json"); then
-    echo "after training: $how; the head could not be read: the Guard sees to the fleet"
+    echo "after training: $how; the head could not be read; the Guard will stop the fleet if needed"
     exit 0
 fi
 state=$(json_field "$run/head.json" state)

@@ -1,6 +1,6 @@
-"""Leave an event of the run: a JSON file in the spool, which training-events.service sends to S3.
+"""Leave an event: a JSON file in the spool, which training-events.service sends to S3.
 
-Leaving one takes no network and cannot fail a boot. Run:
+It needs no network and cannot fail a boot. Run:
 python3 -m userdata.events NAME ok|failed|info [--since FILE] [--message TEXT] [name=number ...]
 """
 
@@ -19,7 +19,7 @@ Value = str | float | int
 
 
 def leave_event(name: str, status: str, **fields: Value) -> Path:
-    """Put one event into the spool, whole or not at all, and return its file."""
+    """Write one event to the spool atomically and return its file."""
     now = datetime.now(UTC)
     instance_id = os.environ.get("INSTANCE_ID", "unknown")
     event = {
@@ -31,7 +31,7 @@ def leave_event(name: str, status: str, **fields: Value) -> Path:
     }
     spool = machine_path(SPOOL)
     spool.mkdir(parents=True, exist_ok=True)
-    # Microseconds keep the names of one machine's events in their order.
+    # With microseconds, the file names of one machine's events sort by time.
     path = spool / f"{now:%Y%m%dT%H%M%S.%fZ}-{instance_id}-{name}.json"
     unfinished = spool.with_name("events-unfinished") / f"{os.getpid()}-{path.name}"
     unfinished.parent.mkdir(exist_ok=True)
@@ -45,7 +45,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python3 -m userdata.events")
     parser.add_argument("name")
     parser.add_argument("status", choices=("ok", "failed", "info"))
-    parser.add_argument("--since", type=Path, help="seconds are those since this file was written")
+    parser.add_argument("--since", type=Path, help="record the seconds since this file was written")
     parser.add_argument("--message")
     parser.add_argument("numbers", nargs="*", metavar="name=number")
     arguments = parser.parse_args()

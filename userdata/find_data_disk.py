@@ -1,7 +1,7 @@
-"""Find the data volume: the EBS disk that does not hold / and that EC2 attached under a given name.
+"""Find the data volume: the EBS disk without / that EC2 attached under a given name.
 
-Never by kernel name: /dev/nvme1n1 may be another disk after the next boot. Exactly one must match,
-else it fails and lists what it saw. Run: python3 -m userdata.find_data_disk sdf
+Never by kernel name: /dev/nvme1n1 may be another disk after the next boot. Unless exactly one disk
+matches, it fails and lists what it saw. Run: python3 -m userdata.find_data_disk sdf
 """
 
 import ctypes
@@ -29,7 +29,7 @@ NAME_BYTES = slice(3072, 3104)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Disk:
-    """One disk as the machine shows it; `device_name` is what EC2 calls the attachment."""
+    """One disk as the machine reports it; `device_name` is EC2's name of the attachment."""
 
     path: str
     model: str
@@ -63,7 +63,7 @@ class NvmeAdminCommand(ctypes.Structure):
 
 
 def identify_controller(path: str) -> bytes:
-    """Ask an NVMe disk for its identify data (needs root)."""
+    """Read the identify data of an NVMe disk (needs root)."""
     data = ctypes.create_string_buffer(IDENTIFY_BYTES)
     command = NvmeAdminCommand(
         opcode=NVME_IDENTIFY, address=ctypes.addressof(data), data_bytes=IDENTIFY_BYTES
@@ -78,7 +78,7 @@ def identify_controller(path: str) -> bytes:
 
 
 def read_identity(row: dict[str, Any]) -> tuple[str, str]:
-    """Model and EC2 device name of one disk: the one place that knows how a disk says who it is."""
+    """Return model and EC2 device name of a disk, from `ebsnvme-id` or its identify data."""
     model = (row["model"] or "").strip()
     if model != EBS_MODEL:
         return model, ""
@@ -93,18 +93,18 @@ def read_identity(row: dict[str, Any]) -> tuple[str, str]:
 
 
 def short_name(name: str) -> str:
-    """A device name without padding and without /dev/, which EC2 adds or leaves out."""
+    """Return a device name without padding and /dev/, which EC2 may add or omit."""
     return name.strip("\0 \n").removeprefix("/dev/")
 
 
 def holds_root(row: dict[str, Any]) -> bool:
-    """Whether / is mounted from the disk or anything on it."""
+    """Return whether / is mounted from the disk or one of its partitions."""
     children: list[dict[str, Any]] = row.get("children", [])
     return "/" in row["mountpoints"] or any(holds_root(child) for child in children)
 
 
 def list_disks() -> list[Disk]:
-    """All disks of the machine."""
+    """Return all disks of the machine."""
     columns = "NAME,TYPE,MODEL,SERIAL,MOUNTPOINTS"
     done = subprocess.run(
         ["lsblk", "--json", "--paths", "--output", columns],
@@ -126,7 +126,7 @@ def list_disks() -> list[Disk]:
 
 
 def matching(disks: Sequence[Disk], device_name: str) -> list[Disk]:
-    """The disks that can be the data volume."""
+    """Return the EBS disks attached under the given name that do not hold /."""
     wanted = short_name(device_name)
     return [
         disk
@@ -136,7 +136,7 @@ def matching(disks: Sequence[Disk], device_name: str) -> list[Disk]:
 
 
 def main() -> int:
-    """Print the path of the data volume; wait for it while none is there."""
+    """Print the path of the data volume; wait while there is none."""
     device_name = sys.argv[1]
     patience = float(os.environ.get("DISK_WAIT_SECONDS", WAIT_SECONDS))
     give_up_at = time.monotonic() + patience
@@ -147,13 +147,13 @@ def main() -> int:
             time.sleep(1)
     except (OSError, subprocess.CalledProcessError) as error:
         said = getattr(error, "stderr", None) or ""
-        print(f"the disks could not be read: {error} {said}".strip(), file=sys.stderr)
+        print(f"could not list the disks: {error} {said}".strip(), file=sys.stderr)
         return 1
     if len(found) != 1:
-        count = "no disk" if not found else f"{len(found)} disks"
+        count = "no EBS disk" if not found else f"{len(found)} EBS disks"
         seen = "; ".join(str(disk) for disk in disks) or "none"
         print(
-            f"{count} of EBS under the name {device_name}, one is needed; seen: {seen}; "
+            f"{count} attached as {device_name}, expected one; found: {seen}; "
             "check the block device mappings of the launch template",
             file=sys.stderr,
         )

@@ -1,7 +1,7 @@
 # shellcheck shell=bash
 # The tail of the launch template's user data, verbatim: fetches the bundle that run.env names and
-# starts its bootstrap. It fetches anew each time, so it may run twice. Where no bootstrap can be
-# started nothing of ours runs: it says so in the run's events and sends the fleet to zero itself.
+# starts its bootstrap. It always fetches it, so it may run twice. If the bootstrap cannot start,
+# nothing else of ours runs: this script then leaves the event and sends the fleet to zero itself.
 set -o errexit -o nounset -o pipefail
 
 root=${MACHINE_ROOT:-}
@@ -16,7 +16,7 @@ give_up() {
     echo "[failed] boot-fetch: $why"
     event='{"time": "%s", "instance_id": "%s", "name": "boot-fetch", '
     event+='"status": "failed", "message": "%s"}'
-    # shellcheck disable=SC2059  # the format is what stands above
+    # shellcheck disable=SC2059  # the format is the text above
     printf "$event" "$(date -u +%Y-%m-%dT%H:%M:%SZ)" "$instance" "$why" |
         "$aws" s3 cp - "${RUN_URI:-}/events/$(date -u +%Y%m%dT%H%M%SZ)-$instance-boot-fetch.json" ||
         true
@@ -37,7 +37,7 @@ set +o allexport
 export AWS_DEFAULT_REGION="${AWS_REGION:?is missing in /etc/training/run.env}"
 
 cd "$root/opt/training"
-# Just after launch the role's credentials or the network may not have arrived yet.
+# Just after launch the role's credentials or the network may not be available yet.
 attempts=${FETCH_ATTEMPTS:-5}
 : "${BUNDLE_URI:?is missing in /etc/training/run.env}"
 until "$aws" s3 cp --only-show-errors "$BUNDLE_URI" bundle.zip; do

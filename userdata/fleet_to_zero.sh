@@ -4,14 +4,14 @@ set -o errexit -o nounset -o pipefail
 source userdata/lib.sh
 
 reason=$1
-# The order brings a Spot notice to this very machine; the handler must know it is ours.
+# This causes a Spot notice on this very machine; the handler must know that it is our own.
 : >"$run/stopping"
 python3 -m userdata.events fleet-to-zero info --message "$reason"
 python3 -m userdata.send_events --once || echo "some events could not be sent"
 
 to_zero() {
     local fleet
-    # The parameter comes after the fleet: the very first machine may be quicker than both.
+    # The parameter is created after the fleet: the first machine may boot before it exists.
     fleet=$(aws_cli ssm get-parameter --name "$FLEET_PARAMETER" \
         --query Parameter.Value --output text) &&
         aws_cli ec2 modify-spot-fleet-request --spot-fleet-request-id "$fleet" \
@@ -22,8 +22,8 @@ to_zero() {
 attempts=${FLEET_ATTEMPTS:-10}
 until to_zero; do
     if ! ((attempts -= 1)); then
-        echo "[failed] fleet to zero: see above; the Guard will do it"
-        python3 -m userdata.events fleet-to-zero failed --message "the order was not accepted"
+        echo "[failed] fleet to zero: see above; the Guard will stop the fleet"
+        python3 -m userdata.events fleet-to-zero failed --message "EC2 did not accept the change"
         python3 -m userdata.send_events --once || true
         exit 1
     fi

@@ -1,4 +1,4 @@
-"""Prove that this interpreter imports torch and that torch sees the NVIDIA GPUs of the machine."""
+"""Check that this interpreter imports torch and that torch sees the machine's NVIDIA GPUs."""
 
 import os
 import sys
@@ -21,12 +21,12 @@ def num_gpus_on_bus(devices: Path) -> int:
 
 
 def main() -> int:
-    """Say what torch sees; a GPU that it does not see fails: training would go on on the CPU."""
+    """Print what torch sees; fail if it misses a GPU, because training would run on the CPU."""
     seen = torch.cuda.device_count()
     there = num_gpus_on_bus(Path(os.environ.get("MACHINE_ROOT", "") + "/sys/bus/pci/devices"))
     if there > seen:
-        print(f"of {there} NVIDIA GPUs torch {torch.__version__} sees {seen}: the driver does not")
-        print("fit; take another Deep Learning AMI (context pytorch_ami_parameter)")
+        print(f"torch {torch.__version__} sees {seen} of {there} NVIDIA GPUs: the driver does not")
+        print("match; use another Deep Learning AMI (context pytorch_ami_parameter)")
         return 1
     names = sorted({torch.cuda.get_device_name(index) for index in range(seen)})
     print(f"torch {torch.__version__}, {seen} GPUs {', '.join(names)}".rstrip())

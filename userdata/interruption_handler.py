@@ -1,7 +1,7 @@
-"""Watch the metadata for a Spot notice or a rebalance recommendation and tell the trainer once.
+"""Watch the metadata for a Spot notice or a rebalance recommendation; signal the trainer once.
 
 Notice: notice.json, an event, SIGUSR1 to the main process of training.service. Rebalance: SIGUSR2.
-It saves nothing and stops nothing itself; standard library only. Run:
+It neither saves nor stops anything itself; standard library only. Run:
 python3 -m userdata.interruption_handler
 """
 
@@ -21,24 +21,24 @@ from userdata.metadata import InstanceMetadata, MetadataError
 
 NOTICE = "meta-data/spot/instance-action"
 REBALANCE = "meta-data/events/recommendations/rebalance"
-# AWS asks for every 5 s; 2 s wins three of the 120 s that a notice gives.
+# AWS recommends every 5 s; 2 s gains up to three of a notice's 120 s.
 POLL_SECONDS = 2.0
 SYSTEMCTL_TIMEOUT_SECONDS = 20
 
 
 @dataclass(kw_only=True, slots=True)
 class InterruptionHandler:
-    """Polls; what has been told stands in files: a restarted handler does not tell it again."""
+    """Polls the metadata; files record what was passed on, so a restart does not repeat it."""
 
     metadata: InstanceMetadata = field(default_factory=InstanceMetadata)
     folder: Path = field(default_factory=lambda: machine_path("/run/training"))
     trouble: str = ""
 
     def poll(self) -> bool:
-        """Look once and pass on what is new; True when a notice has been passed on."""
+        """Poll once and pass on what is new; return True once a notice was passed on."""
         try:
             notice = self.metadata.read(NOTICE)
-            # A notice may come together with a rebalance recommendation: the notice decides.
+            # With a notice, a rebalance recommendation no longer matters.
             rebalance = None if notice else self.metadata.read(REBALANCE)
             action = None if notice is None else self._parse(notice)
         except (MetadataError, ValueError) as error:
@@ -55,13 +55,17 @@ class InterruptionHandler:
     def _parse(self, text: str) -> dict[str, str]:
         action = json.loads(text)
         if not isinstance(action, dict) or not {"action", "time"} <= action.keys():
-            raise ValueError(f"a notice has action and time, got {text!r}")
+            raise ValueError(f"a notice has action and time; got {text!r}")
         return {"action": str(action["action"]), "time": str(action["time"])}
 
     def _say_trouble(self, trouble: str) -> None:
-        """Say a trouble when it begins, changes or ends, and not every two seconds."""
+        """Log trouble when it starts, changes or ends, not at every poll."""
         if trouble != self.trouble:
-            say(f"trouble, asking again: {trouble}" if trouble else "the metadata answers again")
+            say(
+                f"trouble, retrying: {trouble}"
+                if trouble
+                else "the metadata service responds again"
+            )
             self.trouble = trouble
 
     def _pass_notice(self, action: dict[str, str]) -> None:
@@ -90,8 +94,8 @@ class InterruptionHandler:
         told = self.folder / name
         if told.exists():
             return
-        # Marked before the signal: the trainer reads notice.json too, so a signal lost to a crash
-        # of this program between the two lines costs less than a second one.
+        # Marked before the signal: should this program crash in between, the trainer still reads
+        # notice.json, and a lost signal costs less than a second one.
         told.touch()
         unit = "training.service"
         command = ["systemctl", "kill", "--kill-whom=main", f"--signal={number.name}", unit]
@@ -103,7 +107,7 @@ class InterruptionHandler:
                 timeout=SYSTEMCTL_TIMEOUT_SECONDS,
                 check=False,
             )
-            answer = done.stderr.strip() if done.returncode else "told"
+            answer = done.stderr.strip() if done.returncode else "sent"
         except subprocess.TimeoutExpired as error:
             answer = str(error)
         say(f"{number.name} to {unit}: {answer}")
@@ -116,17 +120,17 @@ class InterruptionHandler:
 
 
 def now() -> str:
-    """The time, as events write it."""
+    """Return the time in the format of events."""
     return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def say(text: str) -> None:
-    """One line for the service's log."""
+    """Print one line for the service's log."""
     print(f"{now()} {text}", flush=True)
 
 
 def main() -> int:
-    """Poll until a notice has been passed on or the service is stopped."""
+    """Poll until a notice was passed on or the service is stopped."""
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     poll_seconds = float(os.environ.get("POLL_SECONDS", POLL_SECONDS))

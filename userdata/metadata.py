@@ -1,7 +1,7 @@
-"""A client of the instance metadata service, version 2 only: the token is fetched and renewed here.
+"""A client of the instance metadata service (IMDSv2 only), which fetches and renews its token.
 
-Standard library only: it must work before any package is there. A path that does not exist is
-None, any trouble a MetadataError. Run: python3 -m userdata.metadata meta-data/instance-id
+Standard library only: it must work before any package is installed. A path that does not exist is
+None, any other problem a MetadataError. Run: python3 -m userdata.metadata meta-data/instance-id
 """
 
 import http.client
@@ -20,11 +20,11 @@ ATTEMPTS = 10
 
 
 class MetadataError(RuntimeError):
-    """The service did not answer, or not with what it should."""
+    """The service did not respond, or not as expected."""
 
 
 def endpoint() -> str:
-    """Where the service is; the variable is the one that the AWS SDKs read."""
+    """Return the service's address, from the variable that the AWS SDKs read or the default."""
     return os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT", "").rstrip("/") or ENDPOINT
 
 
@@ -39,10 +39,10 @@ class InstanceMetadata:
     _token_expires: float = 0.0
 
     def read(self, path: str) -> str | None:
-        """The text below /latest/, or None where nothing is; MetadataError if it cannot be told."""
+        """Return the text at /latest/`path`, or None if the service has none."""
         status, text = self._get(path)
         if status == 401:
-            # The service forgot the token before its time, as after a hibernation.
+            # The service dropped the token early, as after a hibernation.
             self._token = ""
             status, text = self._get(path)
         if status == 404:
@@ -63,7 +63,7 @@ class InstanceMetadata:
             status, text = self._request("PUT", "api/token", headers)
             if status != 200 or not text:
                 raise MetadataError(f"{self.endpoint}/latest/api/token answered {status}")
-            # A fifth of its life is kept in hand, so no request ever carries an expired one.
+            # Renewed after 80 % of its lifetime, so no request ever carries an expired token.
             self._token, self._token_expires = text, asked + ttl * 0.8
         return self._token
 
@@ -84,7 +84,7 @@ class InstanceMetadata:
 
 
 def main() -> int:
-    """Print one value; just after boot the network may need some seconds."""
+    """Print one value; just after boot the network may need a few seconds."""
     metadata = InstanceMetadata()
     for attempt in range(1, ATTEMPTS + 1):
         try:
@@ -94,7 +94,7 @@ def main() -> int:
             time.sleep(1)
             continue
         if text is None:
-            print(f"the instance metadata has no {sys.argv[1]}", file=sys.stderr)
+            print(f"the instance metadata does not have {sys.argv[1]}", file=sys.stderr)
             return 1
         print(text)
         return 0

@@ -1,7 +1,7 @@
-"""Cut run.env to the names that an older bundle knows: it would refuse the newer ones.
+"""Remove from run.env the variables that an older bundle does not know and would refuse.
 
-The launch template may have learned names since the run began; its bundle is the truth for the run
-and decides without them. Run: python3 -m userdata.older_bundle RUN_ENV BUNDLE_ZIP
+The launch template may have gained variables since the run started; the run keeps its bundle, which
+ignores them. Run: python3 -m userdata.older_bundle RUN_ENV BUNDLE_ZIP
 """
 
 import sys
@@ -14,7 +14,7 @@ EXAMPLE = "userdata/run.env.example"
 
 
 def cut(run_env: Path, bundle: Path) -> list[str]:
-    """Rewrite `run_env`; return the names that were taken out."""
+    """Rewrite `run_env`; return the names that were removed."""
     known = run_env.with_name("run.env.example")
     with zipfile.ZipFile(bundle) as archive:
         known.write_bytes(archive.read(EXAMPLE))
@@ -27,11 +27,11 @@ def cut(run_env: Path, bundle: Path) -> list[str]:
 
 
 def main() -> int:
-    """Cut, and say what was taken out."""
+    """Rewrite the file, and print what was removed."""
     run_env, bundle = map(Path, sys.argv[1:])
     unknown = cut(run_env, bundle)
     if unknown:
-        print(f"[ok] the run's bundle is older than {', '.join(unknown)}: it decides without")
+        print(f"[ok] ignoring {', '.join(unknown)}, unknown to the run's older bundle")
     return 0
 
 

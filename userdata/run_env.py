@@ -1,4 +1,4 @@
-"""Check run.env against run.env.example: every name known, none missing, every value possible.
+"""Check run.env against contract/run_env.py: every name known, none missing, every value valid.
 
 Refuses with one sentence that names what is wrong. Run: python3 -m userdata.run_env FILE
 """
@@ -25,14 +25,14 @@ def read_run_env(path: Path) -> dict[str, str]:
 
 
 def find_faults(variables: dict[str, str]) -> list[str]:
-    """Say what is wrong with a run.env, one sentence a fault; an empty list means nothing is."""
+    """Return what is wrong with a run.env, one sentence per fault."""
     known = read_run_env(EXAMPLE)
     faults = [
-        f"unknown variable {name}: take it out, run.env.example lists those that exist"
+        f"unknown variable {name}: remove it; run.env.example lists those that exist"
         for name in sorted(variables.keys() - set(NAMES))
     ]
     faults += [
-        f"variable {name} is missing: user data has to write it, as in {name}={known[name]}"
+        f"variable {name} is missing: user data must write it, as in {name}={known[name]}"
         for name in sorted(set(NAMES) - variables.keys())
     ]
     found = (find_fault(name, variables[name]) for name in sorted(set(NAMES) & variables.keys()))

@@ -1,7 +1,7 @@
-"""Run one boot step: pass its lines on, log `[ok] step: what` or `[failed] step: why`.
+"""Run one boot step: pass on its output, log `[ok] step: what` or `[failed] step: why`.
 
-The step's last line says what it did, or why it failed and what to do. The event boot-<step> has
-its seconds too. Run: python3 -m userdata.run_step STEP COMMAND ...
+The step's last line says what it did, or why it failed and what to do. The event boot-<step> also
+records its seconds. Run: python3 -m userdata.run_step STEP COMMAND ...
 """
 
 import subprocess
@@ -11,12 +11,12 @@ import time
 from userdata.events import leave_event
 from userdata.machine import machine_path
 
-# A step that dies of an unexpected error has the reason before the line that names the command.
+# After an unexpected error, the reason is above the line that names the command.
 LINES_OF_FAILURE = 3
 
 
 def main() -> int:
-    """Run the step and end with its exit status."""
+    """Run the step and exit with its status."""
     step, command = sys.argv[1], sys.argv[2:]
     started = time.monotonic()
     lines: list[str] = []
@@ -26,7 +26,7 @@ def main() -> int:
         assert process.stdout is not None
         for line in process.stdout:
             if text := line.strip():
-                # The last line is part of the verdict below.
+                # The last line is held back for the verdict below.
                 if lines:
                     print(f"     {step}: {lines[-1]}", flush=True)
                 lines.append(text)
@@ -36,7 +36,7 @@ def main() -> int:
         message = lines[-1] if lines else "done"
     else:
         message = " / ".join(lines[-LINES_OF_FAILURE:]) or f"exit status {status}"
-        # Whoever gives the boot up reads here why.
+        # bootstrap.sh reads the reason here when it gives up.
         machine_path("/run/training/boot-failure").write_text(f"{step}: {message}\n")
     verdict = "ok" if status == 0 else "failed"
     print(f"[{verdict}] {step}: {message} ({seconds:.1f} s)", flush=True)

@@ -1,22 +1,22 @@
 #!/usr/bin/env bash
-# What training.service runs: turns run.env into the trainer's command line and becomes the trainer.
+# Run by training.service: turns run.env into the trainer's command line and becomes the trainer.
 set -o errexit -o nounset -o pipefail
 source userdata/lib.sh
 
 if [[ -e $run/notice.json ]]; then
-    echo "this machine has its notice: training does not start any more"
+    echo "this machine has had its Spot notice: training does not start"
     exit 75
 fi
 set -- run --workload "$WORKLOAD" --recipe "$RECIPE"
-# Overrides are words by contract; the shell must not take a star in one for file names.
+# Overrides are words by contract; the shell must not expand a * in one to file names.
 set -o noglob
 for override in $OVERRIDES; do
     set -- "$@" --override "$override"
 done
-# Until the trainer listens a signal would kill it; it looks for the notice file when it does.
+# A signal would kill the trainer before it listens; it then checks for the notice file itself.
 trap '' USR1 USR2
 export PYTHONPATH=$PWD:$packages
-# exec: the main process of the unit, which gets the signals, is the trainer itself.
+# exec makes the trainer the unit's main process, which gets the signals.
 exec "$PYTHON" -m training "$@" \
     --dataset-uri "$root$DATA_MOUNT/dataset" \
     --run-uri "$RUN_URI" \

@@ -1,7 +1,7 @@
 """Send the spooled events to RUN_URI/events/ with the AWS CLI, in batches, until SIGTERM.
 
-An event leaves the spool only after S3 has it, and SIGTERM sends the rest. With --once: send what
-is there and end. Run: python3 -m userdata.send_events [--once]
+An event leaves the spool only after S3 has it; SIGTERM sends the rest. With --once: send what is
+there and exit. Run: python3 -m userdata.send_events [--once]
 """
 
 import fcntl
@@ -17,22 +17,22 @@ from userdata.events import SPOOL
 from userdata.machine import aws_cli, machine_path
 
 POLL_SECONDS = 0.5
-# The AWS CLI takes most of a second to start: events that come together go together.
+# The AWS CLI takes most of a second to start, so events are sent in batches.
 BATCH_SECONDS = 2.0
 RETRY_SECONDS = 5.0
 SEND_TIMEOUT_SECONDS = 60
 
 
 def send_events(spool: Path, run_uri: str) -> bool:
-    """Send what is in the spool; False if something is still there afterwards."""
+    """Send what is in the spool; return False if something is left."""
     spool.mkdir(parents=True, exist_ok=True)
     with spool.with_name("events.lock").open("w") as lock:
-        # The service and whoever sends the last events before the end must not meet.
+        # The service and a --once call must not send at the same time.
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not any(spool.iterdir()):
             return True
         command = [aws_cli(), "s3", "mv", "--recursive", "--only-show-errors"]
-        # The AWS CLI v1 of the AMI reads the region under this name only.
+        # The AMI's AWS CLI v1 reads the region only from this variable.
         environment = {**os.environ, "AWS_DEFAULT_REGION": os.environ["AWS_REGION"]}
         try:
             sent = subprocess.run(
@@ -42,7 +42,7 @@ def send_events(spool: Path, run_uri: str) -> bool:
                 check=False,
             )
         except (OSError, subprocess.TimeoutExpired) as error:
-            print(f"events not sent, they stay in {spool}: {error}", file=sys.stderr)
+            print(f"events not sent, kept in {spool}: {error}", file=sys.stderr)
             return False
     return sent.returncode == 0
 

@@ -1,8 +1,8 @@
-"""Publish what CloudWatch's alarms on training need, from the trainer's own metrics file.
+"""Publish the metrics of CloudWatch's training alarms, from the trainer's own metrics file.
 
-Every minute while training.service is active: that it runs, what it got done, the age of the last
-commit; and soon after a notice whether steps before it would be lost. With the AWS CLI, not through
-the CloudWatch agent: so it works wherever the AWS CLI does. Run: python3 -m userdata.send_metrics
+Every minute while training.service is active: that it runs, its progress and the age of the last
+commit; soon after a notice: whether earlier steps would be lost. It uses the AWS CLI, not the
+CloudWatch agent, so it works wherever the AWS CLI does. Run: python3 -m userdata.send_metrics
 """
 
 import json
@@ -24,14 +24,14 @@ SEND_SECONDS = 60.0
 POLL_SECONDS = 2.0
 SEND_TIMEOUT_SECONDS = 30
 SYSTEMCTL_TIMEOUT_SECONDS = 10
-# The verdict on a notice has to get out before the machine ends.
+# Share of the notice budget after which the verdict is sent, before the machine ends.
 NOTICE_SHARE = 0.75
 
 RUNNING = "training_running"
 STEPS = "training_steps"
 COMMIT_AGE = "seconds_since_commit"
 UNSAVED = "notice_without_commit"
-# Lines that say that something got done; of these, what is safe in the store from then on.
+# Kinds of lines that show progress, and kinds after which the progress is safe in the store.
 PROGRESS = ("step", "evaluation", "prepare")
 SAFE = ("commit", "prepare")
 
@@ -40,18 +40,18 @@ Datum = dict[str, object]
 
 @dataclass(kw_only=True, slots=True)
 class TrainingWatch:
-    """What the trainer has said so far; times are of the caller's monotonic clock."""
+    """What the metrics file has said so far; times are of the caller's monotonic clock."""
 
     progress: int = 0
     last_step: int = 0
     committed_step: int | None = None
-    # Where a notice found the trainer: what it does after the commit there is only won.
+    # The trainer's step at the notice: later steps are a bonus, no loss if uncommitted.
     noticed_step: int | None = None
-    # When training began on this machine, or was last safe in the store.
+    # When training started on this machine, or its progress was last safe in the store.
     safe_since: float | None = None
 
     def read(self, lines: Iterable[str], now: float) -> None:
-        """Take in lines of the metrics file; one that is no record is passed over."""
+        """Read lines of the metrics file, skipping those that are not records."""
         for line in lines:
             try:
                 record = json.loads(line)
@@ -74,25 +74,25 @@ class TrainingWatch:
                 self.noticed_step = step
 
     def data(self, now: float) -> dict[str, float]:
-        """What a running trainer's minute comes to; `sent` begins the next one."""
+        """Return a running trainer's metrics since the last call of `sent`."""
         if self.safe_since is None:
             self.safe_since = now
         return {RUNNING: 1, STEPS: self.progress, COMMIT_AGE: round(now - self.safe_since, 1)}
 
     def sent(self) -> None:
-        """Begin a new count of what got done."""
+        """Start a new count of progress."""
         self.progress = 0
 
     @property
     def has_unsaved_steps(self) -> bool:
-        """Whether steps were done that no commit of this machine or of a forerunner holds."""
+        """Whether there are steps up to the notice that no commit contains."""
         until = self.last_step if self.noticed_step is None else self.noticed_step
         return self.committed_step is not None and until > self.committed_step
 
 
 @dataclass(kw_only=True, slots=True)
 class Publisher:
-    """Reads, decides what is due, and hands it to `put`; a failed `put` is repeated with more."""
+    """Passes due metrics to `put`; what a failed `put` did not send goes with the next."""
 
     put: Callable[[dict[str, float]], bool]
     is_running: Callable[[], bool]
@@ -107,19 +107,19 @@ class Publisher:
     _judged: bool = False
 
     def skip_history(self) -> None:
-        """Take in what the file holds from before this program, without counting it as new."""
+        """Read what the file had before this program started, without counting it as new."""
         self._read()
         self.watch.sent()
         self.watch.safe_since = None
 
     def step(self) -> None:
-        """Do what is due now."""
+        """Read new lines and publish what is due now."""
         now = self.clock()
         self._read()
         if now - self._sent >= self.send_seconds:
             self._sent = now
             if not self.is_running():
-                # The next trainer's commits are counted from its own beginning.
+                # The next trainer's commit age counts from its own start.
                 self.watch.safe_since = None
             elif self.put(self.watch.data(now)):
                 self.watch.sent()
@@ -149,7 +149,7 @@ class Publisher:
 
 
 def is_training() -> bool:
-    """Whether training.service is up, restarts included."""
+    """Return whether training.service is active, restarts included."""
     command = ["systemctl", "is-active", "training.service"]
     try:
         done = subprocess.run(
@@ -161,7 +161,7 @@ def is_training() -> bool:
 
 
 def put_metric_data(values: dict[str, float]) -> bool:
-    """Send values to CloudWatch under this stack's dimension; False where it did not work."""
+    """Send values to CloudWatch under this stack's dimension; return False if that failed."""
     stack = os.environ["STACK_NAME"]
     when = datetime.now(UTC).isoformat(timespec="seconds")
     data: list[Datum] = [
@@ -174,7 +174,7 @@ def put_metric_data(values: dict[str, float]) -> bool:
         for name, value in values.items()
     ]
     command = [aws_cli(), "cloudwatch", "put-metric-data", "--namespace", f"Training/{stack}"]
-    # The AWS CLI v1 of the AMI reads the region under this name only.
+    # The AMI's AWS CLI v1 reads the region only from this variable.
     environment = {**os.environ, "AWS_DEFAULT_REGION": os.environ["AWS_REGION"]}
     try:
         sent = subprocess.run(

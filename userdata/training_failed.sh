@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs when training.service failed for good: no restart left, or a mistake that none would mend.
+# Runs when training.service failed for good: no restarts left, or a mistake that none would fix.
 set -o errexit -o nounset -o pipefail
 source userdata/lib.sh
 
@@ -7,9 +7,9 @@ property() {
     systemctl show --property="$1" --value training.service
 }
 
-# From systemd 254 on OnFailure= comes before every restart too, unless RestartMode=direct.
+# From systemd 254 on, OnFailure= also runs before every restart, unless RestartMode=direct.
 if [[ $(property ActiveState) != failed ]]; then
-    echo "training.service is $(property ActiveState): not failed for good"
+    echo "training.service is $(property ActiveState), not failed for good"
     exit 0
 fi
 log=$root/var/log/training/training.log

@@ -1,29 +1,6 @@
-"""Spot: how often a machine is taken away, what that costs, and how often to save.
+"""What being on Spot does to a run: how often it is interrupted, how long it then takes.
 
-`estimate` gives hours and dollars as a distribution, `recommend_interval` the checkpoint interval.
+Promises the same answer for the same question: every random number has a fixed seed. Everything
+here is modelled or replayed on a trace; `python -m benchmarks forecast` measures how far it is off.
+Uses sizing/catalogue.
 """
-
-from sizing.spot.forecast import Estimate, estimate
-from sizing.spot.interruptions import Interruptions, interruptions
-from sizing.spot.interval import (
-    Interval,
-    daly_interval,
-    recommend_interval,
-)
-from sizing.spot.pattern import POISSON, SEEN, Pattern
-from sizing.spot.traces import Trace, load_trace
-
-__all__ = [
-    "POISSON",
-    "SEEN",
-    "Estimate",
-    "Interruptions",
-    "Interval",
-    "Pattern",
-    "Trace",
-    "daly_interval",
-    "estimate",
-    "interruptions",
-    "load_trace",
-    "recommend_interval",
-]

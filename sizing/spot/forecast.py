@@ -1,10 +1,8 @@
 """Hours and dollars of a run on Spot, as a distribution: a small simulation with a fixed seed.
 
-Machines live as in public traces: many short, a few long, in pools that differ. Modelled:
-`python -m benchmarks forecast` holds it against traces, `sizing review` against what happened.
+Machine lives are as in public traces: many short, a few long, in pools that differ. Modelled:
+`python -m benchmarks forecast` compares it with traces, `sizing review` with finished runs.
 """
-
-from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
@@ -24,9 +22,9 @@ MOST_MACHINES = 200_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Estimate:
-    """What a run on Spot takes: `hours` by the clock, `machine_hours` paid for. All modelled.
+    """Hours of a run on Spot: `hours` by the clock, `machine_hours` paid for. All modelled.
 
-    `goodput` is useful seconds per second paid for, `interruptions` their mean number.
+    `goodput` is useful seconds per paid second, `interruptions` the mean number of them.
     """
 
     hours_p50: float
@@ -42,8 +40,8 @@ class Estimate:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Run:
-    """A run and what interrupts it; all times in seconds."""
+class SimulatedRun:
+    """The run to simulate and what interrupts it; times in seconds."""
 
     work_seconds: float
     rate_per_hour: float
@@ -88,17 +86,17 @@ def estimate(
 ) -> Estimate:
     """Return hours and dollars, p50 and p90, of `work_seconds` of training on Spot.
 
-    restart_seconds   boot, sync and resume of a replacement; start_seconds the first time
+    restart_seconds   boot, sync and resume of a replacement; start_seconds: of the first machine
     checkpoint_seconds   what one periodic save keeps the GPU waiting, every interval_seconds of
         training (recommended where not given: see recommend_interval)
     notice_fits, notice_seconds, notice_arrives   the share of interruptions with a notice is saved;
-        so much of a notice is not trained in (contract.notice.idle_seconds), but paid for
-    wait_seconds   mean wait for the replacement: hours, but no machine hours
-    pattern   how bursty, and how unsure: as in public traces, or POISSON
+        this much of a notice is not trained in (contract.notice.idle_seconds), but paid for
+    wait_seconds   mean wait for the replacement: clock hours, but not machine hours
+    pattern   how bursty and how uncertain: as in public traces, or POISSON
     trace   replayed from many starts instead of rate, wait and pattern
 
     EC2 does not bill a machine that it takes back within its first hour. That is not counted: a
-    prediction that errs should err upwards. A run that cannot end is a ValueError.
+    prediction that errs should err upwards. A run that cannot finish is a ValueError.
     """
     if trace is not None:
         rate_per_hour = statistics([trace]).rate_per_hour
@@ -113,13 +111,13 @@ def estimate(
         interval_seconds, why = chosen.seconds, chosen.why
     else:
         why = "given"
-    run = Run(
+    run = SimulatedRun(
         work_seconds=work_seconds,
         rate_per_hour=rate_per_hour,
         restart_seconds=restart_seconds,
         start_seconds=restart_seconds if start_seconds is None else start_seconds,
         checkpoint_seconds=checkpoint_seconds,
-        # What comes after the end of the work needs no save.
+        # Nothing needs to be saved after the end of the work.
         interval_seconds=min(interval_seconds, work_seconds),
         notice_seconds=notice_seconds,
         notice_saves=notice_arrives if notice_fits else 0.0,
@@ -144,10 +142,10 @@ def estimate(
     )
 
 
-def _gain(seconds: Array, run: Run, *, saved: NDArray[np.bool_]) -> Array:
-    """Training kept of machine `seconds` after the start: all where `saved`, else whole intervals.
+def _gain(seconds: Array, run: SimulatedRun, *, saved: NDArray[np.bool_]) -> Array:
+    """Return the training kept of `seconds` after the start: all if `saved`, else whole intervals.
 
-    Saved seconds hold whole intervals, each with its save, and a last part of one.
+    The seconds are whole intervals, each with its save, and a part of one.
     """
     period = run.interval_seconds + run.checkpoint_seconds
     whole = np.floor(seconds / period)
@@ -155,8 +153,8 @@ def _gain(seconds: Array, run: Run, *, saved: NDArray[np.bool_]) -> Array:
     return np.asarray(whole * run.interval_seconds + np.where(saved, rest, 0.0))
 
 
-def _world(run: Run, columns: int) -> tuple[Array, Array]:
-    """Lives of machines, and the wait before each, in seconds."""
+def _world(run: SimulatedRun, columns: int) -> tuple[Array, Array]:
+    """Return the lives of machines and the wait before each, in seconds."""
     draws = draws_of(run.pattern)
     mean_life, mean_wait = (
         3600 / (run.rate_per_hour * draws.rate_factor),
@@ -174,13 +172,13 @@ def _world(run: Run, columns: int) -> tuple[Array, Array]:
     return lives, waits
 
 
-def _simulate(run: Run) -> tuple[Array, Array, float]:
+def _simulate(run: SimulatedRun) -> tuple[Array, Array, float]:
     """Return machine seconds and clock seconds of each sample, and the mean interruptions."""
     saves = max(0, math.ceil(run.work_seconds / run.interval_seconds) - 1)
     if run.rate_per_hour < NEVER:
         once = np.array([run.start_seconds + run.work_seconds + saves * run.checkpoint_seconds])
         return once, once, 0.0
-    # Most runs need few machines: look at a few first.
+    # Most runs need few machines: try a few first.
     for columns in MACHINES:
         lives, waits = _world(run, columns)
         saved = draws_of(run.pattern).luck[:, :, :columns] < run.notice_saves
@@ -193,11 +191,11 @@ def _simulate(run: Run) -> tuple[Array, Array, float]:
         if 4 * machines.max() <= columns:
             break
     _check_it_ends(run, machines, per_machine)
-    # Longer runs: simulate a part, then extend mean and spread (variances add up).
+    # Longer runs: simulate a part, then extrapolate mean and spread (variances add up).
     parts = np.maximum(1.0, 4 * machines / columns)[:, None]
     work = (run.work_seconds / parts)[:, :, None]
     left = work - (np.cumsum(gains, axis=2) - gains)
-    # What the rest takes on this machine, its saves included: at the end nothing needs saving.
+    # What the rest takes on this machine, saves included; the end needs none.
     needed = left + np.maximum(np.ceil(left / run.interval_seconds) - 1, 0) * run.checkpoint_seconds
     ends = (needed <= trained) & (left > 0)
     last = np.where(ends.any(axis=2), ends.argmax(axis=2), columns - 1)[:, :, None]
@@ -214,8 +212,8 @@ def _simulate(run: Run) -> tuple[Array, Array, float]:
     )
 
 
-def _replay(run: Run, trace: Trace) -> tuple[Array, Array, float]:
-    """The same from a trace."""
+def _replay(run: SimulatedRun, trace: Trace) -> tuple[Array, Array, float]:
+    """Return what `_simulate` does, but replayed on a trace."""
     job = Job(
         work=run.work_seconds,
         restart=run.restart_seconds,
@@ -224,7 +222,7 @@ def _replay(run: Run, trace: Trace) -> tuple[Array, Array, float]:
     )
     saving = Saving(interval=run.interval_seconds, notice_idle=run.notice_seconds)
     ledgers = replay_on_trace(trace, job=job, saving=saving, notice_arrives=run.notice_saves)
-    # A first start may take longer than the later ones.
+    # The first start may take longer than later ones.
     more = run.start_seconds - run.restart_seconds
     return (
         np.array([ledger.spot + more for ledger in ledgers]),
@@ -233,18 +231,18 @@ def _replay(run: Run, trace: Trace) -> tuple[Array, Array, float]:
     )
 
 
-def _check_it_ends(run: Run, machines: Array, per_machine: Array) -> None:
-    """Refuse a run that more than one in ten pools would never let end."""
+def _check_it_ends(run: SimulatedRun, machines: Array, per_machine: Array) -> None:
+    """Refuse a run that would never end in more than one of ten pools."""
     if np.quantile(machines, 0.9) < MOST_MACHINES / 2:
         return
     raise ValueError(
         f"the run would never end on Spot: an interruption every {1 / run.rate_per_hour:.2g} h "
         f"leaves {np.median(per_machine):.3g} s of training after {run.restart_seconds:.0f} s of "
-        "restart; take on-demand, save more often, or restart faster"
+        "restart; use on-demand capacity, save more often, or restart faster"
     )
 
 
 def _extend(samples: Array, parts: Array) -> Array:
-    """Turn samples of one part into samples of `parts` independent ones in a row."""
+    """Turn samples of one part into samples of `parts` independent parts in a row."""
     mean = samples.mean(axis=1, keepdims=True)
     return np.asarray(mean * parts + (samples - mean) * np.sqrt(parts))

@@ -1,10 +1,8 @@
-"""How often EC2 takes a Spot machine away and how long the next one takes to come, with sources.
+"""How often EC2 interrupts a Spot machine and how long the next one takes to come, with sources.
 
-Nobody publishes these figures for today's sizes. What is here are figures computed from public
-traces (`python -m benchmarks simulate` prints them again) and AWS's own monthly buckets.
+Nobody publishes these figures for today's sizes. The ones here were computed from public traces
+(`python -m benchmarks simulate` prints them) and from AWS's monthly buckets.
 """
-
-from __future__ import annotations
 
 import math
 from dataclasses import dataclass
@@ -21,15 +19,16 @@ TRACES = (
 )
 ADVISOR = "AWS Spot Instance Advisor, us-east-1, snapshot of 2025-07-28 (alexei-led/spotinfo)"
 
-# Losses per machine hour, and hours until the next machine: of the zone (and of the fleet) in the
-# middle, because pools differ by factors.
+# Losses per machine hour and hours until the next machine, of the median zone (and fleet), because
+# pools differ by factors.
 # Five traces, each as one zone: 641 losses in 2,172 machine hours, 0.16 to 1.39 an hour by zone.
 _ONE_POOL = (0.39, 1.66)
-# The three zones of February and the two of April, each set as one fleet that takes the first free
+# The three zones of February and the two of April, each taken as one fleet that uses the first free
 # zone: 149 losses in 1,198 machine hours, 0.09 and 0.35 an hour.
 _SEVERAL_POOLS = (0.18, 0.49)
 
-# The share of machines that AWS says it took back in a month: (from, to); above 20 % is open.
+# The share of machines that AWS says it interrupts in a month: (from, to); AWS's last bucket is
+# "above 20 %".
 _ADVISOR_SHARE = {
     "g5.xlarge": (0.20, 0.30),
     "g5.2xlarge": (0.15, 0.20),
@@ -60,7 +59,7 @@ def has_advisor_figure(size: str) -> bool:
 
 
 def interruptions_of(trace: Trace) -> Interruptions:
-    """What one trace file says."""
+    """Return the interruptions of one trace file."""
     seen = statistics([trace])
     return Interruptions(
         rate_per_hour=seen.rate_per_hour,
@@ -73,11 +72,11 @@ def interruptions_of(trace: Trace) -> Interruptions:
 def interruptions(
     size: str, *, pools: int = 2, basis: Literal["traces", "advisor"] = "traces"
 ) -> Interruptions:
-    """Return what to plan with for `size`, in a fleet of `pools` zone-and-size pools.
+    """Return the interruptions to plan with for `size`, in a fleet of `pools` zone-and-size pools.
 
     "traces" is the cautious reading: a field report of 2026-08-29 (lives of 21 minutes to 19 hours
-    on one GPU size) is of the same order. "advisor" takes AWS's monthly share as a hazard of
-    machines that run all month, which is 200 to 2,000 times milder; it is a bound, not a plan.
+    on one GPU size) is of the same order. "advisor" reads AWS's monthly share as the hazard
+    of machines that run all month, which is 200 to 2,000 times lower: a bound, not a plan.
     """
     catalogue.find(size)
     if pools < 1:
@@ -93,7 +92,7 @@ def interruptions(
         )
     if not has_advisor_figure(size):
         known = ", ".join(_ADVISOR_SHARE)
-        raise ValueError(f"no Advisor figure for {size!r}: there is one for {known}")
+        raise ValueError(f"no Advisor figure for {size!r}; known are {known}")
     low, high = _ADVISOR_SHARE[size]
     return Interruptions(
         rate_per_hour=-math.log1p(-(low + high) / 2) / HOURS_PER_MONTH,

@@ -1,10 +1,8 @@
-"""The checkpoint interval that loses least: Young/Daly, and what a notice changes about it.
+"""The checkpoint interval that loses least: Young/Daly, and how a notice changes it.
 
-Without a notice an interruption loses half an interval on average. With a notice that the save fits
-into, it loses the notice alone, whatever the interval: only the interruptions without one count.
+Without a notice an interruption loses half an interval on average. With a notice long enough to
+save in, it loses only the notice, whatever the interval: only those without one count.
 """
-
-from __future__ import annotations
 
 import math
 from dataclasses import dataclass
@@ -18,7 +16,7 @@ NEVER = 1e-9
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Interval:
+class RecommendedInterval:
     """Useful seconds between two saves, and the rule that set them."""
 
     seconds: float
@@ -26,7 +24,7 @@ class Interval:
 
 
 def daly_interval(*, checkpoint_seconds: float, rate_per_hour: float) -> float:
-    """Return the useful seconds between saves that cost least under Poisson interruptions.
+    """Return the useful seconds between saves that lose least under Poisson interruptions.
 
     The exact optimum of Daly (2006): x = interval / MTBF solves (1 - x) exp(x + c) = 1 with
     c = checkpoint / MTBF. For c much below 1 it is Young's sqrt(2 * checkpoint * MTBF).
@@ -53,11 +51,11 @@ def recommend_interval(
     notice_fits: bool,
     notice_arrives: float = NOTICE_ARRIVES,
     epoch_seconds: float | None = None,
-) -> Interval:
-    """Return the interval to set: `checkpoint_seconds` is what one save keeps the GPU waiting.
+) -> RecommendedInterval:
+    """Return the interval to set; `checkpoint_seconds` is what one save keeps the GPU waiting.
 
-    The trainer never lets more than two epochs stand unsaved, unless they are so short that saving
-    them would take more than 2 % of the time.
+    At most two epochs are left unsaved, unless they are so short that saving them would take more
+    than 2 % of the time.
     """
     _check(checkpoint_seconds=checkpoint_seconds, rate_per_hour=rate_per_hour)
     if not 0 <= notice_arrives <= 1:
@@ -79,11 +77,11 @@ def recommend_interval(
             why = f"{MAX_EPOCHS} epochs, or as many as keep saving under {MAX_SAVING_SHARE:.0%}"
     if seconds < MIN_SECONDS:
         seconds, why = MIN_SECONDS, "saves cost so little that once a minute is often enough"
-    return Interval(seconds=seconds, why=why)
+    return RecommendedInterval(seconds=seconds, why=why)
 
 
 def _check(**values: float) -> None:
-    """Refuse what cannot be a duration or a rate."""
+    """Refuse a value that cannot be a duration or a rate."""
     for name, value in values.items():
         if not (math.isfinite(value) and value >= 0):
             raise ValueError(f"{name} must be a finite number of at least 0, got {value}")

@@ -1,23 +1,20 @@
-"""A run replayed from many starts of one trace: a forecast without any model of interruptions."""
-
-from __future__ import annotations
+"""A run replayed from many starts in one trace: a forecast without a model of interruptions."""
 
 import random
 from collections.abc import Sequence
 
-from sizing.spot.policies import SpotOnly
-from sizing.spot.replay import Job, Ledger, Saving, replay
+from sizing.spot.replay import Job, Ledger, Saving, SpotOnly, replay
 from sizing.spot.traces import Life, Trace
 
 NUM_STARTS = 200
-# A trace that is too short for a run is walked through again, at most so often.
+# A trace that is too short for a run is repeated, at most this many times.
 MOST_LAPS = 50
 
 
 def replay_on_trace(
     trace: Trace, *, job: Job, saving: Saving, notice_arrives: float
 ) -> list[Ledger]:
-    """Return one ledger for each start, all done; a run that never ends is a ValueError."""
+    """Return one finished ledger for each start; a run that never endes is a ValueError."""
     step = trace.seconds / NUM_STARTS
     ledgers = []
     for index in range(NUM_STARTS):
@@ -61,6 +58,6 @@ def _from_start(
 
 
 def _luck(lives: Sequence[Life], notice_arrives: float) -> list[bool]:
-    """Which losses a notice precedes; the same for the same start."""
+    """Return which losses a notice precedes; the same for the same start."""
     luck = random.Random(len(lives))
     return [luck.random() < notice_arrives for _ in lives]

@@ -1,10 +1,8 @@
-"""How interruptions come, beside their rate: bursty lives and waits, in pools that nobody knows.
+"""The pattern of interruptions at a given rate: bursty lives and waits, pools of unknown quality.
 
 Random numbers are drawn once for each pattern, with a fixed seed: the same question has the same
 answer.
 """
-
-from __future__ import annotations
 
 import math
 from dataclasses import dataclass
@@ -14,9 +12,9 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-# Samples: how bad the pools are, in equal steps of probability, times luck in each.
+# Samples: how bad the pools are, in equal steps of probability, times random draws in each.
 NUM_LEVELS, NUM_LUCKS = 10, 25
-# Machines simulated one after the other: as few as do; what needs more is extended from them.
+# Machines simulated in a row: as few as suffice; longer runs are extrapolated.
 MACHINES = (8, 24, 72)
 
 Array = NDArray[np.float64]
@@ -24,12 +22,12 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pattern:
-    """How interruptions come, beside their rate.
+    """How interruptions come, at a given rate.
 
-    life_shape, wait_shape   Weibull shapes: 1 is Poisson, less is many short ones and a few long
-    rate_spread, wait_spread   standard deviation of the logarithm between pools: nobody knows how
-        good the pool is that a run gets
-    starts_anywhen   the run starts at any moment, when there may be no machine
+    life_shape, wait_shape   Weibull shapes: 1 is Poisson, less is many short and a few long
+    rate_spread, wait_spread   standard deviation of the logarithm between pools, because the
+        quality of a run's pool is unknown
+    starts_anywhen   the run starts at any moment, perhaps with no machine available
     """
 
     life_shape: float
@@ -42,8 +40,8 @@ class Pattern:
 POISSON = Pattern(
     life_shape=1.0, wait_shape=1.0, rate_spread=0.0, wait_spread=0.0, starts_anywhen=False
 )
-# The five traces of sizing/spot/interruptions.py: shapes of lives 0.46 to 0.69, of waits 0.45 to
-# 0.78; standard deviation of the logarithms between zones 0.9 (rate) and 0.7 (wait).
+# From the five traces of sizing/spot/interruptions.py: shapes of lives 0.46 to 0.69, of waits 0.45
+# to 0.78; standard deviation of the logarithms between zones 0.9 (rate) and 0.7 (wait).
 SEEN = Pattern(
     life_shape=0.55, wait_shape=0.6, rate_spread=0.9, wait_spread=0.7, starts_anywhen=True
 )
@@ -56,7 +54,7 @@ class Draws:
     lives: Array
     waits: Array
     luck: Array
-    # What is left of a life or a wait that is met at any moment.
+    # The rest of a life or a wait seen at a random moment.
     rest_of_life: Array
     rest_of_wait: Array
     start: Array
@@ -74,7 +72,7 @@ def draws_of(pattern: Pattern) -> Draws:
         return np.asarray(generator.weibull(k, size=shape) / math.gamma(1 + 1 / k))
 
     def rest(k: float) -> Array:
-        # Long ones are met more often; of the one that is met, any part may be left.
+        # A random moment falls into long ones more often, and anywhere in them.
         met = generator.gamma(1 + 1 / k, size=shape[:2]) ** (1 / k) / math.gamma(1 + 1 / k)
         return np.asarray(met * generator.random(shape[:2]))
 

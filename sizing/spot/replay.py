@@ -1,9 +1,7 @@
-"""One job replayed on the lives of Spot machines: every second ends up in one column.
+"""One job replayed on the lives of Spot machines: every second is counted in exactly one column.
 
-Time is continuous; a placement policy is asked at every change and whenever it wants to be asked.
+Time is continuous; a placement policy is asked at every change and whenever it asks to be.
 """
-
-from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
@@ -17,7 +15,7 @@ Place = Literal["none", "spot", "on-demand"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    """Useful seconds to do, and by when (from its start); both may be infinite."""
+    """Useful seconds to do, and the deadline from its start; both may be infinite."""
 
     work: float = math.inf
     deadline: float = math.inf
@@ -28,11 +26,11 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Saving:
-    """How a policy saves: every `interval` useful seconds, and at a notice, if it heeds one.
+    """How a policy saves: every `interval` useful seconds, and at a notice unless it ignores them.
 
-    `notice_idle` is how much of the notice is not trained in: all of it where the trainer stops at
-    the notice, else the seconds that the saves are given. `retune` turns the losses and the Spot
-    seconds so far into the interval of the next machine.
+    `notice_idle` is how much of the notice is not trained in: all of it if the trainer stops at the
+    notice, else the seconds reserved for saves; None: notices are ignored. `retune` turns losses
+    and Spot seconds so far into the interval of the next machine.
     """
 
     interval: float
@@ -42,7 +40,7 @@ class Saving:
 
 @dataclass(slots=True)
 class Ledger:
-    """Where the seconds went. The six columns add up to `wall`."""
+    """Where the seconds went: the first six columns add up to `wall`."""
 
     useful: float = 0.0
     lost: float = 0.0
@@ -63,18 +61,18 @@ class Ledger:
 
     @property
     def goodput(self) -> float:
-        """Useful seconds per second paid for."""
+        """Useful seconds per paid second."""
         paid = self.spot + self.on_demand
         return self.useful / paid if paid else 0.0
 
     def usd(self, *, spot_per_hour: float, on_demand_per_hour: float) -> float:
-        """What the machines cost."""
+        """Return the dollars that the machines cost."""
         return (self.spot * spot_per_hour + self.on_demand * on_demand_per_hour) / 3600
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class View:
-    """What a policy may know: nothing about the future."""
+    """What a policy knows: nothing of the future."""
 
     now: float
     progress: float
@@ -86,33 +84,41 @@ class View:
 
     @property
     def needed(self) -> float:
-        """Seconds of training left, with the saves between."""
+        """Seconds of training left, saves included."""
         left = self.job.work - self.progress
         return left + math.ceil(left / self.interval) * self.job.checkpoint
 
 
 class Placement(Protocol):
-    """Where to run. Asked whenever no Spot machine is held: what runs on Spot stays there."""
+    """Where to run. Asked while no Spot machine is held: a job on Spot stays there."""
 
     def choose(self, view: View) -> tuple[Place, float]:
-        """Return where to be now, and the time at which to be asked again at the latest."""
+        """Return where to run now, and the latest time to be asked again."""
         ...
 
 
+class SpotOnly:
+    """On Spot whenever a machine is available, else waiting, like a fleet without a deadline."""
+
+    def choose(self, view: View) -> tuple[Place, float]:
+        """Take Spot or wait."""
+        return ("spot" if view.has_spot else "none"), math.inf
+
+
 @dataclass(slots=True)
-class Machine:
-    """A machine in use: what it began with, and when it will stop by itself."""
+class SimulatedMachine:
+    """A machine in use: the progress it started from, and when it will stop."""
 
     place: Place
-    began: float
+    started: float
     base: float
     interval: float
     gone: float = math.inf
     stops: float = math.inf
 
     def split(self, until: float, job: Job) -> tuple[float, float]:
-        """Return the training and the saving done up to a time, after the restart."""
-        seconds = max(0.0, min(until, self.stops) - self.began - job.restart)
+        """Return the seconds of training and of saving up to a time, after the restart."""
+        seconds = max(0.0, min(until, self.stops) - self.started - job.restart)
         period = self.interval + job.checkpoint
         whole = math.floor(seconds / period)
         rest = seconds - whole * period
@@ -120,10 +126,10 @@ class Machine:
         return whole * self.interval + min(rest, self.interval), saving
 
     def done_at(self, job: Job) -> float:
-        """The time at which the job is done here, if nothing happens before."""
+        """Return the time at which the job is done here if nothing happens before."""
         left = job.work - self.base
         saves = max(0, math.ceil(left / self.interval) - 1) if math.isfinite(left) else 0
-        time = self.began + job.restart + left + saves * job.checkpoint
+        time = self.started + job.restart + left + saves * job.checkpoint
         return time if time <= self.stops else math.inf
 
 
@@ -136,8 +142,10 @@ def replay(
     horizon: float,
     has_notice: Sequence[bool] | None = None,
 ) -> Ledger:
-    """Replay `job` from second 0 until it is done or the horizon comes; all lives have notices
-    unless `has_notice` says which."""
+    """Replay `job` from second 0 until it is done or the horizon is reached.
+
+    All lives have notices unless `has_notice` says which.
+    """
     state = _Replay(lives, has_notice or [True] * len(lives), job, saving, placement, horizon)
     return state.run()
 
@@ -158,11 +166,11 @@ class _Replay:
         self.placement, self.horizon = placement, horizon
         self.now, self.progress, self.index = 0.0, 0.0, 0
         self.interval = saving.interval
-        self.machine: Machine | None = None
+        self.machine: SimulatedMachine | None = None
         self.ledger = Ledger()
 
     def run(self) -> Ledger:
-        """Ask, go, advance; until the work is done or the horizon comes."""
+        """Ask the policy, move, advance, until the work is done or the horizon is reached."""
         while not self.ledger.is_done and self.now < self.horizon:
             while self.index < len(self.lives) and self.lives[self.index].end <= self.now:
                 self.index += 1
@@ -179,7 +187,7 @@ class _Replay:
         return self.ledger
 
     def _life(self) -> Life | None:
-        """The life that goes on now."""
+        """The life that lasts now."""
         if self.index < len(self.lives) and self.lives[self.index].start <= self.now:
             return self.lives[self.index]
         return None
@@ -197,11 +205,11 @@ class _Replay:
             notice_idle=self.saving.notice_idle or 0.0,
         )
 
-    def _trained(self, machine: Machine) -> tuple[float, float]:
+    def _trained(self, machine: SimulatedMachine) -> tuple[float, float]:
         return machine.split(self.now, self.job)
 
     def _go(self, place: Place) -> None:
-        """Leave the machine, if there is one, with a save; take the next, if there is to be one."""
+        """Leave the current machine, if any, with a save; take the next one, if any."""
         if self.machine is not None:
             self._leave(is_kept=True)
             self._pay_for_save()
@@ -209,10 +217,12 @@ class _Replay:
             return
         if self.saving.retune:
             self.interval = self.saving.retune(self.ledger.interruptions, self.ledger.spot)
-        machine = Machine(place=place, began=self.now, base=self.progress, interval=self.interval)
+        machine = SimulatedMachine(
+            place=place, started=self.now, base=self.progress, interval=self.interval
+        )
         if place == "spot":
             life = self._life()
-            if life is None:  # It went while the other machine was saving.
+            if life is None:  # It ended while the other machine was saving.
                 return
             machine.gone = machine.stops = life.end
             if self.saving.notice_idle is not None and self.has_notice[self.index]:
@@ -225,7 +235,7 @@ class _Replay:
         self.now += self.job.checkpoint
 
     def _advance(self, ask_again: float) -> None:
-        """Go to whatever comes first, and settle what it ends."""
+        """Advance to the next event and account for what it ends."""
         life = self._life()
         changes = self.horizon
         if life is not None:
@@ -247,13 +257,13 @@ class _Replay:
             self._leave(is_kept=is_warned)
 
     def _leave(self, *, is_kept: bool) -> None:
-        """Settle the machine's seconds; what was not saved is lost unless `is_kept`."""
+        """Account for the machine's seconds; what was not saved is lost unless `is_kept`."""
         machine = self.machine
         assert machine is not None
         trained, saving = self._trained(machine)
         whole = math.floor(trained / machine.interval) * machine.interval
         kept = trained if is_kept else min(whole, trained)
-        seconds = self.now - machine.began
+        seconds = self.now - machine.started
         restart = min(self.job.restart, seconds)
         self.ledger.useful += kept
         self.ledger.lost += trained - kept

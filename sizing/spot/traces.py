@@ -1,10 +1,8 @@
-"""Traces of Spot availability: read, checked, and turned into the lives of machines.
+"""Traces of Spot availability, read and turned into the lives of machines.
 
 The format is that of skypilot-org/spot-traces: `{"metadata": {"gap_seconds": n}, "data": [...]}`,
-one number of available machines per tick. The project ships none.
+the number of available machines per tick. None are shipped.
 """
-
-from __future__ import annotations
 
 import json
 from collections.abc import Sequence
@@ -16,7 +14,7 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Life:
-    """One machine, from the second it can start until it is gone; `pool` is the trace it is of."""
+    """One machine, from the second it can start until it is gone; `pool` is its trace."""
 
     start: float
     end: float
@@ -24,13 +22,13 @@ class Life:
 
     @property
     def seconds(self) -> float:
-        """How long it lives."""
+        """Seconds that it lives."""
         return self.end - self.start
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trace:
-    """When a machine is to be had in one pool (or, joined, in one fleet)."""
+    """When a machine is available in one pool (or, joined, in one fleet)."""
 
     name: str
     seconds: float
@@ -38,7 +36,7 @@ class Trace:
 
     @property
     def available_share(self) -> float:
-        """The share of the time in which there is a machine."""
+        """The share of the time in which a machine is available."""
         return sum(life.seconds for life in self.lives) / self.seconds
 
 
@@ -57,7 +55,7 @@ class Statistics:
 
 
 def load_trace(path: Path) -> Trace:
-    """Read one trace file; what is wrong with it is one sentence."""
+    """Read one trace file; a malformed one is a ValueError in one sentence."""
     gap, ticks = _read(path)
     return _trace(_short(path), [ticks], gap)
 
@@ -72,7 +70,7 @@ def load_fleet(paths: Sequence[Path]) -> Trace:
 
 
 def _trace(name: str, pools: Sequence[Sequence[bool]], gap: float) -> Trace:
-    """Join the pools; a trace in which there is never a machine says nothing."""
+    """Join the pools; a trace without any machine is a ValueError."""
     lives = tuple(_lives(pools, gap))
     if not lives:
         raise ValueError(f"trace {name} has no machine at any time")
@@ -80,7 +78,7 @@ def _trace(name: str, pools: Sequence[Sequence[bool]], gap: float) -> Trace:
 
 
 def statistics(traces: Sequence[Trace]) -> Statistics:
-    """Count over several traces; a machine that outlives its trace was not lost."""
+    """Count over several traces; a machine that outlives its trace does not count as lost."""
     losses, hours, waits, waited = 0, 0.0, 0, 0.0
     for trace in traces:
         hours += sum(life.seconds for life in trace.lives) / 3600
@@ -93,7 +91,7 @@ def statistics(traces: Sequence[Trace]) -> Statistics:
 
 
 def _short(path: Path) -> str:
-    """The zone and day of a trace named as in skypilot-org/spot-traces, else its name."""
+    """Return zone and day of a trace named as in skypilot-org/spot-traces, else its name."""
     parts = path.stem.split("_")
     if len(parts) >= 4 and "-node" in parts[1]:
         day = parts[2].removeprefix("aws-")
@@ -102,15 +100,15 @@ def _short(path: Path) -> str:
 
 
 def _read(path: Path) -> tuple[float, list[bool]]:
-    """Read the seconds between ticks, and each tick: is there a machine?"""
+    """Read the seconds between ticks, and whether each tick has a machine."""
     try:
         document: Any = json.loads(path.read_text(encoding="utf-8"))
         gap, data = document["metadata"]["gap_seconds"], document["data"]
     except FileNotFoundError:
-        raise ValueError(f"no trace at {path}") from None
+        raise ValueError(f"there is no trace at {path}") from None
     except (ValueError, KeyError, TypeError):
         raise ValueError(
-            f"{path} is no trace: want JSON with metadata.gap_seconds and a list called data"
+            f"{path} is not a trace: give JSON with metadata.gap_seconds and a list called data"
         ) from None
     if not isinstance(gap, int | float) or not 0 < gap < 1e6:
         raise ValueError(f"{path}: gap_seconds must be a number above 0, got {gap!r}")
@@ -123,7 +121,7 @@ def _read(path: Path) -> tuple[float, list[bool]]:
 
 
 def _lives(pools: Sequence[Sequence[bool]], gap: float) -> list[Life]:
-    """Stay in a pool until it is gone, then take the first pool that has a machine."""
+    """Stay in a pool until its machine is gone, then take the first pool that has one."""
     lives: list[Life] = []
     held: int | None = None
     start = 0.0

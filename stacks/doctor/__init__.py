@@ -1,5 +1,5 @@
-"""Looks into the account before a deploy: what would stop it, or stop the run, and what mends it.
+"""Checks the account before a deploy: what would stop the deploy or the run, and the fix.
 
-It only reads; it changes and costs nothing. Run: python -m stacks.doctor [-c NAME=VALUE] [--json]
-It lives in stacks/ because it asks what the stacks will ask for, with the same context.
+It only reads and costs nothing. Run: python -m stacks.doctor [-c NAME=VALUE] [--json]
+It is in stacks/ because it checks what the stacks will request, from the same context.
 """

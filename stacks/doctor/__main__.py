@@ -1,9 +1,7 @@
-"""`python -m stacks.doctor`: each line ok, warning or problem, with the command that mends it.
+"""`python -m stacks.doctor`: each line is ok, a warning or a problem, with its fix.
 
-Exit code 1 where something is a problem, 2 for a context that is none. It only reads.
+Exit code 1 if there is a problem, 2 for an invalid context. It only reads.
 """
-
-from __future__ import annotations
 
 import argparse
 import dataclasses
@@ -20,7 +18,7 @@ from stacks.doctor.account import Account, Check, Finding, connect, run
 from stacks.parameters import StackParameters
 from stacks.parameters.context import defaults
 
-# In the order in which they are mended.
+# In the order in which to fix them.
 CHECKS: Mapping[str, Check] = {
     "bootstrap": deployment.is_bootstrapped,
     "service role": capacity.service_roles_exist,
@@ -29,16 +27,16 @@ CHECKS: Mapping[str, Check] = {
     "spot capacity": capacity.capacity_is_likely,
     "image": capacity.image_resolves,
     "key": limits.key_can_be_used,
-    "network": limits.network_has_room,
+    "network": limits.vpc_quota_suffices,
     "stack": deployment.stacks_can_be_deployed,
-    "dataset": deployment.dataset_is_there,
-    "alarm e-mail": deployment.somebody_is_told,
+    "dataset": deployment.dataset_is_uploaded,
+    "alarm e-mail": deployment.alarm_email_is_confirmed,
 }
 _LOG_IN = "aws configure sso && aws sso login   # or: export AWS_PROFILE=NAME"
 
 
 def examine(account: Account) -> Iterator[Finding]:
-    """Yield the findings one by one; without credentials there is only the first."""
+    """Yield the findings one by one; without credentials, only the first."""
     found = _credentials(account)
     yield found
     if found.state == "ok":
@@ -51,18 +49,18 @@ def _credentials(account: Account) -> Finding:
         return Finding(
             check="region",
             state="problem",
-            what="no region is set, so nothing else was looked at",
-            mend="export AWS_REGION=us-east-1 AWS_DEFAULT_REGION=us-east-1",
+            what="no region is set; nothing else was checked",
+            fix="export AWS_REGION=us-east-1 AWS_DEFAULT_REGION=us-east-1",
         )
     try:
         identity = account.client("sts").get_caller_identity()
     except (NoCredentialsError, ClientError) as error:
-        what = f"{error}; nothing else was looked at"
-        return Finding(check="credentials", state="problem", what=what, mend=_LOG_IN)
+        what = f"{error}; nothing else was checked"
+        return Finding(check="credentials", state="problem", what=what, fix=_LOG_IN)
     except BotoCoreError as error:
-        what = f"AWS cannot be reached or asked ({error}); nothing else was looked at"
-        mend = f"aws sts get-caller-identity --region {account.region}"
-        return Finding(check="credentials", state="problem", what=what, mend=mend)
+        what = f"cannot call AWS ({error}); nothing else was checked"
+        fix = f"aws sts get-caller-identity --region {account.region}"
+        return Finding(check="credentials", state="problem", what=what, fix=fix)
     what = f"account {identity['Account']} in {account.region} as {identity['Arn']}"
     return Finding(check="credentials", state="ok", what=what)
 
@@ -96,14 +94,14 @@ def main(
         print(json.dumps([dataclasses.asdict(each) for each in findings], indent=2))
     else:
         warnings = sum(each.state == "warning" for each in findings)
-        print(f"\n{len(findings)} lines, {problems} problems, {warnings} warnings")
+        print(f"\n{len(findings)} findings: {problems} problems, {warnings} warnings")
     return int(problems > 0)
 
 
 def _show(found: Finding) -> None:
     print(f"{found.state:<9}{found.check:<20}{found.what}", flush=True)
-    if found.mend:
-        print(f"{'':<9}{'':<20}$ {found.mend}", flush=True)
+    if found.fix:
+        print(f"{'':<9}{'':<20}$ {found.fix}", flush=True)
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:

@@ -1,6 +1,4 @@
-"""The account under examination, what a check finds in it, and how AWS's refusals are told."""
-
-from __future__ import annotations
+"""The account under examination, a check's findings, and refused calls as findings."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -20,17 +18,17 @@ _NO_ACCESS = ("AccessDenied", "AccessDeniedException", "UnauthorizedOperation")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
-    """One line of the report; `mend` is the exact command that helps."""
+    """One line of the report; `fix` is the exact command that solves it."""
 
     check: str
     state: State
     what: str
-    mend: str = ""
+    fix: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Account:
-    """What checks look at: clients by service, the parameters of the deploy, its `-c` options."""
+    """Input of all checks: clients by service, the deploy's parameters and its `-c` options."""
 
     client: Callable[[str], Any]
     region: str
@@ -39,11 +37,11 @@ class Account:
     _stacks: dict[str, dict[str, Any] | None] = field(default_factory=dict)
 
     def deploy(self, stack: str = "TrainingStack") -> str:
-        """The deploy command with this examination's options."""
+        """Return the deploy command with the same `-c` options."""
         return f"npx cdk deploy {stack}{self.options}"
 
     def stack(self, name: str) -> dict[str, Any] | None:
-        """A deployed stack, None where there is none."""
+        """Return a deployed stack's description; None if it is not deployed."""
         if name not in self._stacks:
             self._stacks[name] = None
             try:
@@ -55,7 +53,7 @@ class Account:
         return self._stacks[name]
 
     def output(self, stack: str, name: str) -> str | None:
-        """An output of a deployed stack."""
+        """Return an output of a deployed stack; None if there is none."""
         outputs = (self.stack(stack) or {}).get("Outputs") or []
         return next(
             (str(each["OutputValue"]) for each in outputs if each["OutputKey"] == name), None
@@ -66,8 +64,8 @@ Check = Callable[[Account], Iterator[Finding]]
 
 
 def connect(profile: str | None = None) -> tuple[Callable[[str], Any], str]:
-    """Return clients of the user's own account and region, that give up soon."""
-    # boto3 reads AWS_DEFAULT_REGION only; the CDK CLI takes AWS_REGION before it.
+    """Return a maker of clients that time out soon, and the region."""
+    # boto3 reads only AWS_DEFAULT_REGION; the CDK CLI prefers AWS_REGION.
     region = os.environ.get("AWS_REGION")
     session = boto3.session.Session(profile_name=profile, region_name=region)
     config = Config(connect_timeout=5, read_timeout=15, retries={"max_attempts": 2})
@@ -82,7 +80,7 @@ def connect(profile: str | None = None) -> tuple[Callable[[str], Any], str]:
 
 
 def run(name: str, check: Check, account: Account) -> Iterator[Finding]:
-    """Run one check; what AWS refuses is a finding as well."""
+    """Run one check; a call that AWS refuses becomes a finding too."""
     try:
         yield from check(account)
     except ClientError as error:
@@ -91,8 +89,8 @@ def run(name: str, check: Check, account: Account) -> Iterator[Finding]:
         yield Finding(
             check=name,
             state="problem",
-            what=f"no answer: {error}",
-            mend=f"aws sts get-caller-identity --region {account.region}",
+            what=f"no response: {error}",
+            fix=f"aws sts get-caller-identity --region {account.region}",
         )
 
 
@@ -103,9 +101,9 @@ def _refused(name: str, error: ClientError) -> Finding:
         return Finding(
             check=name,
             state="problem",
-            what=f"not looked at: these credentials may not call {call}",
-            mend="use credentials with the managed policies ReadOnlyAccess and "
-            "ServiceQuotasReadOnlyAccess, at least for the doctor",
+            what=f"not checked: these credentials may not call {call}",
+            fix="use credentials with the managed policies ReadOnlyAccess and "
+            "ServiceQuotasReadOnlyAccess for the doctor",
         )
     message = error.response.get("Error", {}).get("Message", "")
-    return Finding(check=name, state="problem", what=f"{call} answered {code}: {message}")
+    return Finding(check=name, state="problem", what=f"{call} failed with {code}: {message}")

@@ -1,6 +1,4 @@
-"""Whether the instances could start: size, zones, quota, service-linked roles, image, score."""
-
-from __future__ import annotations
+"""Checks that instances can start: size, zones, quota, service-linked roles, image, Spot score."""
 
 import re
 from collections.abc import Iterator
@@ -17,17 +15,17 @@ _ON_DEMAND_QUOTA = {
     "L-7212CCBC": "L-417A185B",  # P
     "L-C4BD4855": "L-417A185B",
 }
-# The service, and what it is for.
+# Services and why they need their role.
 _SERVICE_ROLES = {
-    "spotfleet.amazonaws.com": "the fleet starts and ends instances with it",
+    "spotfleet.amazonaws.com": "the fleet needs it to start and terminate instances",
     "spot.amazonaws.com": "Spot instances need it",
 }
-# GetSpotPlacementScores: 10 is likely, 1 is not; below this, a run waits for its instance.
+# GetSpotPlacementScores: from 1 (unlikely) to 10; below this, a run waits for its instance.
 _LOW_SCORE = 4
 
 
 def size_is_offered(account: Account) -> Iterator[Finding]:
-    """The region and the zones of the subnets offer the size."""
+    """Check that the region and the subnets' zones offer the size."""
     p, ec2 = account.parameters, account.client("ec2")
     name = "size"
     offers = ec2.describe_instance_type_offerings(
@@ -39,31 +37,31 @@ def size_is_offered(account: Account) -> Iterator[Finding]:
     offered = sorted(zones[p.size])
     if not offered:
         others = [size for size in p.sizes if zones[size]]
-        mend = f"npx cdk deploy -c size={others[0]}" if others else "export AWS_REGION=us-east-1"
-        what = f"{account.region} offers {p.size} in no zone"
-        yield Finding(check=name, state="problem", what=what, mend=mend)
+        fix = f"npx cdk deploy -c size={others[0]}" if others else "export AWS_REGION=us-east-1"
+        what = f"no zone of {account.region} offers {p.size}"
+        yield Finding(check=name, state="problem", what=what, fix=fix)
         return
     available = sorted(each["ZoneName"] for each in ec2.describe_availability_zones(
         Filters=[{"Name": "zone-type", "Values": ["availability-zone"]}]
     )["AvailabilityZones"])  # fmt: skip
-    # Without zones CloudFormation takes the first ones of Fn::GetAZs.
+    # Without `zones` CloudFormation takes the first ones of Fn::GetAZs.
     used = list(p.zones) or available[:NUM_ZONES_BY_DEFAULT]
     useless = [zone for zone in used if zone not in offered]
     better = f"-c zones={','.join(offered[: max(2, len(used))])}"
     what = f"{p.size} is offered in {', '.join(offered)}; the subnets are in {', '.join(used)}"
     if len(useless) == len(used):
-        yield Finding(check=name, state="problem", what=what, mend=f"{account.deploy()} {better}")
+        yield Finding(check=name, state="problem", what=what, fix=f"{account.deploy()} {better}")
     elif useless:
         yield Finding(
-            check=name, state="warning", what=f"{what}: none in {', '.join(useless)}",
-            mend=f"{account.deploy()} {better}",
+            check=name, state="warning", what=f"{what}; not offered in {', '.join(useless)}",
+            fix=f"{account.deploy()} {better}",
         )  # fmt: skip
     else:
         yield Finding(check=name, state="ok", what=what)
 
 
 def quota_suffices(account: Account) -> Iterator[Finding]:
-    """The vCPU quotas hold what the fleet may start."""
+    """Check that the vCPU quotas suffice for what the fleet may start."""
     p, instance = account.parameters, account.parameters.instance
     spot = p.target_capacity - p.on_demand_base
     codes = [("spot quota", instance.spot_quota_code, spot)]
@@ -74,7 +72,7 @@ def quota_suffices(account: Account) -> Iterator[Finding]:
         if code and capacity:
             yield _quota(account, name, code, capacity)
         elif capacity:
-            yield Finding(check=name, state="warning", what=f"no quota is known for {p.size}")
+            yield Finding(check=name, state="warning", what=f"the quota of {p.size} is unknown")
 
 
 def _quota(account: Account, name: str, code: str, capacity: int) -> Finding:
@@ -85,43 +83,43 @@ def _quota(account: Account, name: str, code: str, capacity: int) -> Finding:
     except ClientError as error:
         if error.response["Error"]["Code"] != "NoSuchResourceException":
             raise
-        # An account that never had another value answers with AWS's default only.
+        # An account whose value was never changed has only AWS's default.
         value = quotas.get_aws_default_service_quota(**which)["Quota"]["Value"]
     needed = p.instance.vcpus * capacity
     what = f"{code} is {value:g} vCPUs; {capacity} x {p.size} needs {needed}"
-    # A fleet that is replaced has its successor beside it for a while.
-    mend = (
+    # While a fleet is replaced, both the old and the new one run.
+    fix = (
         "aws service-quotas request-service-quota-increase --service-code ec2 "
         f"--quota-code {code} --desired-value {2 * needed} --region {account.region}"
     )
     if value < needed:
-        return Finding(check=name, state="problem", what=what, mend=mend)
+        return Finding(check=name, state="problem", what=what, fix=fix)
     too_large = [size for size in p.sizes if catalogue.find(size).vcpus * capacity > value]
     if too_large:
-        what += f"; the alternates {', '.join(too_large)} do not fit"
-        return Finding(check=name, state="warning", what=what, mend=mend)
+        what += f"; too low for the alternates {', '.join(too_large)}"
+        return Finding(check=name, state="warning", what=what, fix=fix)
     return Finding(check=name, state="ok", what=what)
 
 
 def service_roles_exist(account: Account) -> Iterator[Finding]:
-    """The service-linked roles are there: the stack does not make them, an account has one each."""
+    """Check for the service-linked roles, which the stack does not create (one per account)."""
     for service, reason in _SERVICE_ROLES.items():
         prefix = f"/aws-service-role/{service}/"
         roles = account.client("iam").list_roles(PathPrefix=prefix)["Roles"]
         if roles:
-            what = f"{roles[0]['RoleName']} is there"
+            what = f"{roles[0]['RoleName']} exists"
             yield Finding(check="service role", state="ok", what=what)
         else:
             yield Finding(
                 check="service role",
                 state="problem",
                 what=f"none for {service}: {reason}",
-                mend=f"aws iam create-service-linked-role --aws-service-name {service}",
+                fix=f"aws iam create-service-linked-role --aws-service-name {service}",
             )
 
 
 def image_resolves(account: Account) -> Iterator[Finding]:
-    """The image's parameter names an image that is there and whose root fits its volume."""
+    """Check that the image exists and fits the root volume."""
     p = account.parameters
     image_id = p.pytorch_ami_parameter
     if image_id.startswith("/"):
@@ -132,15 +130,15 @@ def image_resolves(account: Account) -> Iterator[Finding]:
             if error.response["Error"]["Code"] != "ParameterNotFound":
                 raise
             what = f"{account.region} has no parameter {p.pytorch_ami_parameter}"
-            yield Finding(check="image", state="problem", what=what, mend=_other_lines(account))
+            yield Finding(check="image", state="problem", what=what, fix=_list_images(account))
             return
-    # Filters, not ImageIds: an unknown id is then an empty answer, not an error.
+    # Filters, not ImageIds: an unknown id then gives an empty result, not an error.
     found = account.client("ec2").describe_images(
         Filters=[{"Name": "image-id", "Values": [image_id]}]
     )["Images"]
     if not found or found[0].get("State") != "available":
         what = f"the image {image_id} is not available in {account.region}"
-        yield Finding(check="image", state="problem", what=what, mend=_other_lines(account))
+        yield Finding(check="image", state="problem", what=what, fix=_list_images(account))
         return
     (image,) = found
     sizes = [each.get("Ebs", {}).get("VolumeSize", 0) for each in image["BlockDeviceMappings"]
@@ -151,13 +149,13 @@ def image_resolves(account: Account) -> Iterator[Finding]:
             check="image",
             state="problem",
             what=f"{what}; its root has {sizes[0]} GiB, root_volume_gib is {p.root_volume_gib}",
-            mend=f"{account.deploy()} -c root_volume_gib={sizes[0]}",
+            fix=f"{account.deploy()} -c root_volume_gib={sizes[0]}",
         )
     else:
         yield Finding(check="image", state="ok", what=what)
 
 
-def _other_lines(account: Account) -> str:
+def _list_images(account: Account) -> str:
     folder = re.sub(r"/[^/]+/latest/ami-id$", "", account.parameters.pytorch_ami_parameter)
     folder = folder if folder.startswith("/") else "/aws/service/deeplearning/ami/x86_64"
     return (
@@ -167,7 +165,7 @@ def _other_lines(account: Account) -> str:
 
 
 def capacity_is_likely(account: Account) -> Iterator[Finding]:
-    """EC2's own guess of whether Spot capacity comes and stays; no promise either way."""
+    """Check EC2's Spot placement score: an estimate, not a guarantee."""
     p, ec2 = account.parameters, account.client("ec2")
     if p.target_capacity == p.on_demand_base:
         return
@@ -179,18 +177,18 @@ def capacity_is_likely(account: Account) -> Iterator[Finding]:
     )["SpotPlacementScores"]
     zones = {each["ZoneId"]: each["ZoneName"]
              for each in ec2.describe_availability_zones()["AvailabilityZones"]}  # fmt: skip
-    # Without zones the account's first ones count.
+    # Without `zones`, the subnets are in the account's first ones.
     named = {zones.get(each.get("AvailabilityZoneId", ""), "?"): each["Score"] for each in scores}
     used = list(p.zones) or sorted(zones.values())[:NUM_ZONES_BY_DEFAULT]
     here = {zone: score for zone, score in named.items() if zone in used}
     best = sorted(named, key=lambda zone: (-named[zone], zone))
-    shown = ", ".join(f"{zone} {named[zone]}" for zone in best[:6]) or "none given"
+    shown = ", ".join(f"{zone} {named[zone]}" for zone in best[:6]) or "none returned"
     what = f"Spot placement score (1-10) of {' '.join(p.sizes)}: {shown}"
     if max(here.values(), default=0) >= _LOW_SCORE:
         yield Finding(check="spot capacity", state="ok", what=what)
         return
-    mend = f"{account.deploy()} -c on_demand_base={p.target_capacity}"
+    fix = f"{account.deploy()} -c on_demand_base={p.target_capacity}"
     if best and named[best[0]] >= _LOW_SCORE:
-        mend = f"{account.deploy()} -c zones={','.join(sorted(best[:2]))}"
-    what += f"; low in the subnets' zones, {', '.join(used)}"
-    yield Finding(check="spot capacity", state="warning", what=what, mend=mend)
+        fix = f"{account.deploy()} -c zones={','.join(sorted(best[:2]))}"
+    what += f"; low in the subnets' zones ({', '.join(used)})"
+    yield Finding(check="spot capacity", state="warning", what=what, fix=fix)

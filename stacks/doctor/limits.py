@@ -1,6 +1,4 @@
-"""What an account has only so many of, and the key that is not ours: network and encryption."""
-
-from __future__ import annotations
+"""Checks of the VPC quota and of a given KMS key."""
 
 import json
 from collections.abc import Iterator
@@ -10,7 +8,7 @@ from botocore.exceptions import ClientError
 from stacks.data_key import SERVICE_LINKED_ROLES
 from stacks.doctor.account import Account, Finding
 
-# VPCs in a region; five unless somebody asked for more.
+# VPCs per region; five unless raised.
 _VPC_QUOTA = "L-F678F1CE"
 _GRANTED = (
     "Encrypt Decrypt ReEncryptFrom ReEncryptTo GenerateDataKey GenerateDataKeyWithoutPlaintext "
@@ -18,33 +16,33 @@ _GRANTED = (
 )
 
 
-def network_has_room(account: Account) -> Iterator[Finding]:
-    """There is room for one VPC more, unless the stack has its own already."""
+def vpc_quota_suffices(account: Account) -> Iterator[Finding]:
+    """Check that the VPC quota allows one more, unless the stack is deployed already."""
     if account.stack("TrainingStack"):
         return
     number = len(account.client("ec2").describe_vpcs()["Vpcs"])
     quota = account.client("service-quotas").get_service_quota(
         ServiceCode="vpc", QuotaCode=_VPC_QUOTA
     )["Quota"]["Value"]
-    what = f"{number} of {quota:g} VPCs are taken in {account.region}"
+    what = f"{number} of {quota:g} VPCs are in use in {account.region}"
     if number < quota:
         yield Finding(check="network", state="ok", what=what)
         return
-    mend = (
+    fix = (
         f"aws service-quotas request-service-quota-increase --service-code vpc --quota-code "
         f"{_VPC_QUOTA} --desired-value {number + 2} --region {account.region}"
     )
-    yield Finding(check="network", state="problem", what=what, mend=mend)
+    yield Finding(check="network", state="problem", what=what, fix=fix)
 
 
 def key_can_be_used(account: Account) -> Iterator[Finding]:
-    """A key that was given lets Spot make volumes, and alarms publish."""
+    """Check that a given key lets Spot create volumes and alarms publish."""
     arn = account.parameters.kms
     if not arn.startswith("arn:"):
         return
     if arn.split(":")[3] != account.region:
-        what = f"{arn} is in another region than {account.region}"
-        yield Finding(check="key", state="problem", what=what, mend=account.deploy() + " -c kms=")
+        what = f"{arn} is not in {account.region}"
+        yield Finding(check="key", state="problem", what=what, fix=account.deploy() + " -c kms=")
         return
     kms = account.client("kms")
     try:
@@ -52,10 +50,10 @@ def key_can_be_used(account: Account) -> Iterator[Finding]:
     except ClientError as error:
         if error.response["Error"]["Code"] != "NotFoundException":
             raise
-        state = "not there"
+        state = "missing"
     if state != "Enabled":
-        mend = f"aws kms enable-key --key-id {arn} --region {account.region}"
-        yield Finding(check="key", state="problem", what=f"{arn} is {state}", mend=mend)
+        fix = f"aws kms enable-key --key-id {arn} --region {account.region}"
+        yield Finding(check="key", state="problem", what=f"{arn} is {state}", fix=fix)
         return
     policy = json.loads(kms.get_key_policy(KeyId=arn, PolicyName="default")["Policy"])
     text = json.dumps(policy)
@@ -69,8 +67,8 @@ def key_can_be_used(account: Account) -> Iterator[Finding]:
                 check="key",
                 state="problem",
                 what=f"neither policy nor grants name {role.rpartition('/')[2]}: instances would "
-                "end at launch with Client.InternalError",
-                mend=f"aws kms create-grant --key-id {arn} --operations {_GRANTED} "
+                "terminate at launch with Client.InternalError",
+                fix=f"aws kms create-grant --key-id {arn} --operations {_GRANTED} "
                 f"--grantee-principal arn:aws:iam::{number}:role/aws-service-role/{role} "
                 f"--region {account.region}",
             )
@@ -79,10 +77,10 @@ def key_can_be_used(account: Account) -> Iterator[Finding]:
         yield Finding(
             check="key",
             state="problem",
-            what="its policy does not let cloudwatch.amazonaws.com and events.amazonaws.com "
+            what="its policy does not allow cloudwatch.amazonaws.com and events.amazonaws.com "
             "kms:Decrypt and kms:GenerateDataKey*: alarms would be lost without an error",
-            mend=f"aws kms put-key-policy --key-id {arn} --policy-name default --policy "
-            "file://policy.json   # the present one and these two",
+            fix=f"aws kms put-key-policy --key-id {arn} --policy-name default --policy "
+            "file://policy.json   # the current policy plus these two",
         )
     if is_fine:
-        yield Finding(check="key", state="ok", what=f"{arn} may be used by Spot and by alarms")
+        yield Finding(check="key", state="ok", what=f"Spot and alarms may use {arn}")

@@ -1,1 +1,1 @@
-"""The Guard: a small function that sends a fleet to zero when nothing is gained by paying on."""
+"""The Guard: a small function that stops the fleet of a run that no longer pays."""

@@ -1,6 +1,4 @@
-"""The Guard's function with its role, its log and its clock."""
-
-from __future__ import annotations
+"""The Guard's function with its role, log group and schedule."""
 
 from pathlib import Path
 
@@ -24,7 +22,7 @@ EVERY = Duration.minutes(10)
 
 
 class Guard(Construct):
-    """Stops the fleet of a run that is done, too dear, silent, or getting nowhere."""
+    """Stops the fleet of a run that is finished, over budget, silent or stuck."""
 
     function: lambda_.Function
 
@@ -53,7 +51,7 @@ class Guard(Construct):
         self.function = lambda_.Function(
             self,
             "Function",
-            description="Sends the fleet to zero when nothing is gained by paying on",
+            description="Stops the fleet of a run that is finished, over budget, silent or stuck",
             runtime=lambda_.Runtime.PYTHON_3_14,
             architecture=lambda_.Architecture.ARM_64,
             handler="handler.handler",
@@ -82,7 +80,7 @@ class Guard(Construct):
         )
 
     def _role(self, run_bucket: s3.IBucket, run_prefix: str) -> iam.Role:
-        """Make the role that reads the run, keeps the Guard's own notes and stops the fleet."""
+        """Create the role that reads the run, keeps the Guard's ledger and stops the fleet."""
         role = iam.Role(
             self,
             "Role",
@@ -96,7 +94,7 @@ class Guard(Construct):
         role.add_to_policy(
             iam.PolicyStatement(
                 sid="SeeFleetAndInstances",
-                # EC2's Describe calls know no resources.
+                # EC2's Describe calls take no resources.
                 actions=["ec2:DescribeSpotFleetRequests", "ec2:DescribeInstances"],
                 resources=["*"],
             )
@@ -106,12 +104,12 @@ class Guard(Construct):
             {
                 **nag.bucket_grant_reasons(run_bucket),
                 **nag.OWN_FLEET_REASONS,
-                "IAM5[Resource::*]": "EC2's Describe calls know no resources.",
+                "IAM5[Resource::*]": "EC2's Describe calls take no resources.",
                 nag.objects_in(self, run_bucket.bucket_name, f"{run_prefix}/"): "It reads the head "
-                "and the dates of checkpoints, whose names come with the run.",
+                "and the dates of checkpoints, which are named during the run.",
                 nag.objects_in(
                     self, run_bucket.bucket_name, f"{run_prefix}/{EVENTS}"
-                ): "An event's name begins with its time.",
+                ): "An event's name starts with its time.",
             },
         )
         return role

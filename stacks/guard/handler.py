@@ -1,11 +1,9 @@
-"""The Guard: sends a run's fleet to zero when it is done, too dear, silent, or getting nowhere.
+"""The Guard: sends a run's fleet to zero when it is finished, over budget, silent or stuck.
 
-Plain Python and boto3, one file: AWS Lambda runs it as it stands. It needs nothing from the
-instance; what must outlive one (hours billed, attempts) it keeps itself in <run>/guard.json.
-That one file cannot import contract/keys.py: a test compares the names that it spells out.
+One file of plain Python and boto3, which AWS Lambda runs as it is. It needs nothing from the
+instance; what must outlive one (billed hours, attempts) it keeps in <run>/guard.json. Being one
+file, it cannot import contract/keys.py: a test compares the names that it spells out.
 """
-
-from __future__ import annotations
 
 import json
 import os
@@ -19,19 +17,19 @@ from botocore.exceptions import ClientError
 
 LIVE_STATES = frozenset(["pending", "running"])
 DONE_STATES = frozenset(["finished", "failed"])
-# Two invocations may overlap (clock and events); the loser of a conditional write reads again.
+# Invocations may overlap (schedule and events); the loser of a conditional write reads again.
 MAX_WRITE_ATTEMPTS = 5
 
 
 @cache
 def client(service: str) -> Any:
-    """Return the client of a service: made once, for making one costs more than a call."""
+    """Return the client of a service, made once: creating one costs more than a call."""
     return boto3.client(service)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
-    """What the construct decided, from the function's environment."""
+    """The construct's decisions, as the function's environment gives them."""
 
     stack_name: str
     fleet_parameter: str
@@ -43,7 +41,7 @@ class Settings:
     max_barren_attempts: int
 
     @classmethod
-    def from_environment(cls, environment: Any) -> Settings:
+    def from_environment(cls, environment: Any) -> "Settings":
         """Read the eight variables; a missing one is a KeyError with its name."""
         return cls(
             stack_name=environment["STACK_NAME"],
@@ -59,7 +57,7 @@ class Settings:
 
 @dataclass(kw_only=True, slots=True)
 class Attempt:
-    """One instance's share of the run, as seen from outside; seconds since 1970."""
+    """What the Guard saw of one instance of the run; times are seconds since 1970."""
 
     launched: float
     seen: float
@@ -68,10 +66,10 @@ class Attempt:
 
 @dataclass(kw_only=True, slots=True)
 class Ledger:
-    """All attempts of the run, also those that EC2 has forgotten (it does after an hour)."""
+    """All attempts of the run, including instances that EC2 no longer lists (after an hour)."""
 
     attempts: dict[str, Attempt] = field(default_factory=dict)
-    # When the Guard stopped the fleet last: a deploy after that begins a new series of attempts.
+    # When the Guard last stopped the fleet: a deploy after that starts a new series of attempts.
     stopped: float = 0.0
 
     def observe(self, instances: list[dict[str, Any]], now: float) -> None:
@@ -86,7 +84,7 @@ class Ledger:
             if instance["State"]["Name"] in LIVE_STATES:
                 live.add(instance_id)
         for instance_id, attempt in self.attempts.items():
-            # The end is dated when it is first seen: at most one turn of the clock too late.
+            # The end counts from when it is first seen, at most one schedule interval too late.
             if attempt.is_live:
                 attempt.seen = now
             attempt.is_live = instance_id in live
@@ -95,34 +93,34 @@ class Ledger:
         return sum(max(0.0, each.seen - each.launched) for each in self.attempts.values()) / 3600
 
     def barren_attempts(self, last_commit: float) -> int:
-        """Count the ended attempts since the last commit, or since the Guard's last stop."""
+        """Count ended attempts launched after the last commit and the Guard's last stop."""
         since = max(last_commit, self.stopped)
         ended = [each for each in self.attempts.values() if not each.is_live]
         return sum(each.launched > since for each in ended)
 
 
 def handler(event: dict[str, Any], context: object) -> dict[str, str]:
-    """Answer one event: what was done (none, forward, to-zero) and why."""
+    """Handle one event; return what was done (none, forward, to-zero) and why."""
     settings = Settings.from_environment(os.environ)
-    done = answer(settings, event, datetime.now(UTC).timestamp())
+    done = respond(settings, event, datetime.now(UTC).timestamp())
     print(json.dumps({"event": event.get("detail-type"), **done}))
     return done
 
 
-def answer(settings: Settings, event: dict[str, Any], now: float) -> dict[str, str]:
-    """Forward an event of an own instance; send the fleet to zero where there is a reason."""
-    done = {"action": "none", "reason": "nothing speaks against going on"}
+def respond(settings: Settings, event: dict[str, Any], now: float) -> dict[str, str]:
+    """Forward an event of this stack's instances; send the fleet to zero if there is a reason."""
+    done = {"action": "none", "reason": "no reason to stop"}
     if event.get("source") == "aws.ec2":
         instance_id = event["detail"]["instance-id"]
         if not _is_ours(settings, instance_id):
-            return {"action": "none", "reason": f"{instance_id} is no instance of this stack"}
+            return {"action": "none", "reason": f"{instance_id} is not an instance of this stack"}
         headline = f"{event['detail-type']}: {instance_id}"
         _publish(settings, headline, event)
         done = {"action": "forward", "reason": headline}
     fleet_id = _fleet_id(settings)
     if fleet_id is None:
         return {**done, "reason": f"{done['reason']}; no fleet of this stack is above zero"}
-    reason = _why_stop(settings, now)
+    reason = _reason_to_stop(settings, now)
     if reason is None:
         return done
     _send_to_zero(settings, fleet_id, reason, now)
@@ -136,18 +134,18 @@ def _is_ours(settings: Settings, instance_id: str) -> bool:
     ]
     if client("ec2").describe_instances(Filters=mine)["Reservations"]:
         return True
-    # EC2 has dropped it already, but the Guard has seen it alive.
+    # EC2 no longer lists it, but the Guard has seen it alive.
     return instance_id in _read_ledger(settings)[0].attempts
 
 
 def _fleet_id(settings: Settings) -> str | None:
-    """Return the fleet that may be stopped; None where there is none, or it is at zero."""
+    """Return the id of the fleet to stop; None if there is no fleet or it is at zero."""
     try:
         parameter = client("ssm").get_parameter(Name=settings.fleet_parameter)
         fleet_id: str = parameter["Parameter"]["Value"]
         fleets = client("ec2").describe_spot_fleet_requests(SpotFleetRequestIds=[fleet_id])
     except ClientError as error:
-        # While the stack is made or destroyed, one of the two is not there.
+        # While the stack is created or destroyed, one of the two does not exist.
         if error.response["Error"]["Code"] in (
             "ParameterNotFound",
             "InvalidSpotFleetRequestId.NotFound",
@@ -161,21 +159,21 @@ def _fleet_id(settings: Settings) -> str | None:
     return None
 
 
-def _why_stop(settings: Settings, now: float) -> str | None:
-    """Return the reason to stop paying, if there is one of the four."""
+def _reason_to_stop(settings: Settings, now: float) -> str | None:
+    """Return which of the four reasons to stop applies, if any."""
     ledger = _update_ledger(settings, now)
     head, head_written = _read_head(settings)
     if head.get("state") in DONE_STATES:
         return f"the run is {head['state']}"
     hours = ledger.billed_hours()
     if hours > settings.max_billed_hours:
-        return f"{hours:.1f} hours are billed; max_hours is {settings.max_billed_hours:g}"
+        return f"{hours:.1f} hours billed; max_hours is {settings.max_billed_hours:g}"
     barren = ledger.barren_attempts(_last_commit(settings, head))
     if barren >= settings.max_barren_attempts:
         return f"{barren} attempts in a row committed nothing"
     live = [each.launched for each in ledger.attempts.values() if each.is_live]
     if live:
-        # A replacement gets the whole time: it boots and syncs before its first heartbeat.
+        # A replacement gets the full timeout: it boots and syncs before its first heartbeat.
         silence = now - max(max(live), head_written)
         if silence > settings.heartbeat_timeout_seconds:
             return f"no heartbeat for {silence:.0f} s while an instance runs"
@@ -183,7 +181,7 @@ def _why_stop(settings: Settings, now: float) -> str | None:
 
 
 def _read_head(settings: Settings) -> tuple[dict[str, Any], float]:
-    """Return head.json and when S3 took it; an empty one from 1970 before the first attempt."""
+    """Return head.json and its time in S3; {} and 0 before the first attempt."""
     try:
         answer = client("s3").get_object(
             Bucket=settings.run_bucket, Key=f"{settings.run_prefix}/head.json"
@@ -196,7 +194,7 @@ def _read_head(settings: Settings) -> tuple[dict[str, Any], float]:
 
 
 def _last_commit(settings: Settings, head: dict[str, Any]) -> float:
-    """Return when S3 took the newest committed checkpoint's last file; 0 without any."""
+    """Return the time in S3 of the newest committed checkpoint's last file; 0 without any."""
     if not head.get("checkpoints"):
         return 0.0
     files = client("s3").list_objects_v2(
@@ -207,7 +205,7 @@ def _last_commit(settings: Settings, head: dict[str, Any]) -> float:
 
 
 def _update_ledger(settings: Settings, now: float, *, stopped: float | None = None) -> Ledger:
-    """Bring guard.json up to date and return it; overlapping writers repeat."""
+    """Update guard.json and return it; a writer that loses to another tries again."""
     instances = _instances(settings)
     for _ in range(MAX_WRITE_ATTEMPTS):
         ledger, etag = _read_ledger(settings)
@@ -216,7 +214,9 @@ def _update_ledger(settings: Settings, now: float, *, stopped: float | None = No
         ledger.stopped = stopped or ledger.stopped
         if _encode(ledger) == before or _write_ledger(settings, ledger, etag):
             return ledger
-    raise RuntimeError(f"guard.json changed {MAX_WRITE_ATTEMPTS} times under this writer")
+    raise RuntimeError(
+        f"guard.json was changed by others {MAX_WRITE_ATTEMPTS} times in a row; not written"
+    )
 
 
 def _instances(settings: Settings) -> list[dict[str, Any]]:
@@ -254,7 +254,7 @@ def _read_ledger(settings: Settings) -> tuple[Ledger, str | None]:
 
 
 def _write_ledger(settings: Settings, ledger: Ledger, etag: str | None) -> bool:
-    """Write guard.json if nobody wrote it since it was read; say whether that was so."""
+    """Write guard.json unless it changed since it was read; return whether it was written."""
     condition = {"IfMatch": etag} if etag else {"IfNoneMatch": "*"}
     try:
         client("s3").put_object(
@@ -297,7 +297,7 @@ def _send_to_zero(settings: Settings, fleet_id: str, reason: str, now: float) ->
 def _publish(settings: Settings, headline: str, document: dict[str, Any]) -> None:
     client("sns").publish(
         TopicArn=settings.topic_arn,
-        # SNS takes 100 characters; the message has them all.
+        # SNS takes 100 characters; the message has the whole headline.
         Subject=f"{settings.stack_name}: {headline}"[:100],
         Message=json.dumps({"headline": headline, **document}, indent=1, default=str),
     )

@@ -1,1 +1,1 @@
-"""What watches a run: metrics that outlive an instance, alarms on them, one dashboard."""
+"""Monitoring of a run: metrics that outlive an instance, alarms on them, one dashboard."""

@@ -1,10 +1,8 @@
-"""The alarms: each has a fault that fires it, and stays quiet without an instance.
+"""The alarms: each fires on its fault and stays quiet without an instance.
 
-`python -m rehearsal alarms` shows both for every alarm. A description says what to do, and why the
-alarm treats missing data as it does.
+`python -m rehearsal alarms` shows both for every alarm. Each description says what to do, and why
+missing data is treated as it is.
 """
-
-from __future__ import annotations
 
 import math
 from collections.abc import Sequence
@@ -21,7 +19,7 @@ from contract.grammar import parse_interval
 from stacks.monitoring.metrics import RunMetrics
 from stacks.parameters import StackParameters
 
-_NOBODY_THERE = "Missing data is healthy: between two instances, and after the end, nobody reports."
+_NOBODY_THERE = "Missing data is healthy: nothing reports between two instances or after the run."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,7 +37,7 @@ class AlarmPlan:
 
 
 class TrainingAlarms(Construct):
-    """Every alarm of a stack, to one topic; going back to OK is not told."""
+    """All alarms of a stack, to one topic; a return to OK sends nothing."""
 
     alarms: Sequence[cloudwatch.Alarm]
 
@@ -60,7 +58,7 @@ class TrainingAlarms(Construct):
                 "alarms:commit",
                 f"healthy commits are up to {interval:.0f} s apart (checkpoint_interval "
                 f"{parameters.checkpoint_interval}), so the alarm CommitTooOld at "
-                f"{parameters.alarm_commit_seconds} s would go off without a fault; give "
+                f"{parameters.alarm_commit_seconds} s would fire without a fault; give "
                 f"alarm_commit_seconds={math.ceil(1.5 * interval)} or a shorter interval",
             )
         plans = [
@@ -91,7 +89,7 @@ class TrainingAlarms(Construct):
 
 
 def commit_interval_seconds(interval: str, epoch_seconds: float | None) -> float:
-    """How far apart healthy commits may be, 0 where nobody knows before the run."""
+    """Return how far apart healthy commits may be; 0 if that is unknown before the run."""
     read = parse_interval(interval)
     if read.unit == "s":
         return read.value
@@ -109,13 +107,13 @@ def _gpu_alarms(p: StackParameters, metrics: RunMetrics) -> list[AlarmPlan]:
             is_below=True,
             points=6,
             periods=6,
-            says=f"Training runs, but the GPU is busy for less than {low:g} % of the time, for "
-            "half an hour: data comes too slowly, or the run hangs outside the GPU. Look at the "
-            "data-wait share in the training log and at the EBS alarm; more vCPUs or a larger size "
+            says=f"Training runs, but the GPU has been busy less than {low:g} % of the time for "
+            "half an hour: data arrives too slowly, or the run hangs outside the GPU. Check the "
+            "data-wait share in the training log and the EBS alarm; more vCPUs or a larger size "
             "may be cheaper.",
-            missing="Counted only while training.service runs, so boot, data sync and gaps between "
-            "instances are missing data and healthy; a running trainer without GPU metrics counts "
-            "as 0 %, because then the agent is down.",
+            missing="Counted only while training.service runs, so missing data during boot, data "
+            "sync and gaps between instances is healthy; a running trainer without GPU metrics "
+            "counts as 0 %, because then the agent is down.",
         ),
         AlarmPlan(
             construct_id="GpuMemoryNearlyFull",
@@ -123,9 +121,9 @@ def _gpu_alarms(p: StackParameters, metrics: RunMetrics) -> list[AlarmPlan]:
             threshold=p.alarm_gpu_memory_percent,
             points=3,
             periods=3,
-            says=f"GPU memory is {p.alarm_gpu_memory_percent:g} % full for 15 minutes: the next "
-            "larger batch or a fragmented allocator ends the run. Take a smaller micro-batch or a "
-            "size with more GPU memory.",
+            says=f"GPU memory has been {p.alarm_gpu_memory_percent:g} % full for 15 minutes: a "
+            "larger batch or a fragmented allocator would end the run. Use a smaller micro-batch "
+            "or a size with more GPU memory.",
         ),
         AlarmPlan(
             construct_id="GpuHot",
@@ -133,9 +131,9 @@ def _gpu_alarms(p: StackParameters, metrics: RunMetrics) -> list[AlarmPlan]:
             threshold=p.alarm_gpu_celsius,
             points=2,
             periods=2,
-            says=f"A GPU is at {p.alarm_gpu_celsius:g} degrees Celsius or above for ten minutes; "
-            "the driver lowers its clock soon. Nothing in training mends that: terminate the "
-            "instance, the fleet starts another one.",
+            says=f"A GPU has been at {p.alarm_gpu_celsius:g} degrees Celsius or above for ten "
+            "minutes; its driver will soon lower the clock. Training cannot fix that: terminate "
+            "the instance, and the fleet starts another one.",
         ),
     ]
 
@@ -151,7 +149,7 @@ def _training_alarms(p: StackParameters, metrics: RunMetrics) -> list[AlarmPlan]
             periods=3,
             says="No step, evaluation or prepared shard for 15 minutes while the GPU is busy: most "
             "likely a collective or a kernel hangs. The trainer's watchdog restarts it from the "
-            "last commit; if that does not come, terminate the instance.",
+            "last commit; if it does not, terminate the instance.",
         ),
         AlarmPlan(
             construct_id="CommitTooOld",
@@ -159,9 +157,9 @@ def _training_alarms(p: StackParameters, metrics: RunMetrics) -> list[AlarmPlan]
             threshold=p.alarm_commit_seconds,
             points=2,
             periods=2,
-            says=f"The last commit is older than {minutes:g} minutes while training runs: so much "
-            "work a lost machine would cost. Look for errors of the saver in the training log, or "
-            "give a shorter checkpoint_interval, or a larger alarm_commit_seconds.",
+            says=f"The last commit is older than {minutes:g} minutes while training runs: losing "
+            "the machine would lose that much work. Look for save errors in the training log, or "
+            "give a shorter checkpoint_interval or a larger alarm_commit_seconds.",
         ),
         AlarmPlan(
             construct_id="NoticeWithoutCommit",
@@ -169,10 +167,10 @@ def _training_alarms(p: StackParameters, metrics: RunMetrics) -> list[AlarmPlan]
             threshold=1,
             points=1,
             periods=1,
-            says="An instance was about to be taken and had steps that no commit held: they are "
-            "done again from the last commit. Compare step time, checkpoint size and "
+            says="An instance was interrupted with steps that no commit contains: they are "
+            "repeated from the last commit. Compare step time, checkpoint size and "
             "notice_budget_seconds.",
-            missing="Published once for each notice, so missing data is the rule and healthy.",
+            missing="Published once per notice, so missing data is normal.",
         ),
     ]
 
@@ -185,9 +183,9 @@ def _machine_alarms(p: StackParameters, metrics: RunMetrics) -> list[AlarmPlan]:
             threshold=p.alarm_disk_percent,
             points=2,
             periods=2,
-            says=f"The root or the data volume is {p.alarm_disk_percent:g} % full: the next "
-            "checkpoint may not find room. Deploy a larger data_volume_gib; the next instance "
-            "has it.",
+            says=f"The root or data volume is {p.alarm_disk_percent:g} % full: the next "
+            "checkpoint may not fit. Deploy a larger data_volume_gib, which the next instance "
+            "gets.",
         ),
         AlarmPlan(
             construct_id="EbsThroughputExceeded",
@@ -195,9 +193,9 @@ def _machine_alarms(p: StackParameters, metrics: RunMetrics) -> list[AlarmPlan]:
             threshold=50,
             points=6,
             periods=6,
-            says="For half an hour EBS was asked for more than the size or the volume give, half "
-            "of the time or more. Give more data_volume_mib_per_second where the size can use it "
-            "(make parameters), else a larger size.",
+            says="For half an hour, EBS demand exceeded the limits of the size or the volume at "
+            "least half of the time. Give more data_volume_mib_per_second if the size can use it "
+            "(make parameters), otherwise a larger size.",
         ),
     ]
 
@@ -211,9 +209,9 @@ def _fleet_alarms(metrics: RunMetrics) -> list[AlarmPlan]:
             points=4,
             periods=4,
             says="The fleet has been without its instance for 20 minutes: no Spot capacity, no "
-            "quota, or a launch that fails (the fleet's events say which). Wait, widen with "
+            "quota, or a failing launch (the fleet's events say which). Wait, widen with "
             "mix_gpus or zones, or pay for on_demand_base=1.",
-            missing="EC2 reports while the fleet is active; a fleet that is gone is no fault.",
+            missing="EC2 reports only while the fleet is active; a deleted fleet is not a fault.",
         ),
         AlarmPlan(
             construct_id="GuardErrors",
@@ -221,9 +219,9 @@ def _fleet_alarms(metrics: RunMetrics) -> list[AlarmPlan]:
             threshold=1,
             points=2,
             periods=3,
-            says="The Guard failed in two of three turns of its clock: nobody stops a run that is "
-            "done, too dear or silent. Its log group says why.",
-            missing="Lambda reports errors only where the function is called; it is, every ten "
-            "minutes, as long as the stack is there.",
+            says="The Guard failed in two of its last three runs: nothing stops a run that is "
+            "finished, over budget or silent. Its log group says why.",
+            missing="Lambda reports errors only when the function is called, which is every ten "
+            "minutes while the stack exists.",
         ),
     ]

@@ -1,7 +1,5 @@
 """The dashboard: alarms on top, then training, GPU, disks and fleet on one page."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from aws_cdk import Duration
@@ -14,7 +12,7 @@ _HALF, _WHOLE = 12, 24
 
 
 class TrainingDashboard(Construct):
-    """One page for a run; what is missing in a graph is a time without an instance."""
+    """One page for a run; gaps in a graph are times without an instance."""
 
     dashboard: cloudwatch.Dashboard
 
@@ -60,7 +58,7 @@ class TrainingDashboard(Construct):
                 metrics.agent("mem_used_percent", "Maximum"),
                 metrics.agent("disk_used_percent", "Maximum"),
             ),
-            _graph("EBS above its limits, percent of the time", metrics.ebs_exceeded_percent),
+            _graph("EBS above its limits, percent of time", metrics.ebs_exceeded_percent),
         )
         self.dashboard.add_widgets(
             _graph(

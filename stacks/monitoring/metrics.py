@@ -1,10 +1,8 @@
-"""The metrics of a run, none by instance id: a replacement goes on with the same ones.
+"""The metrics of a run, none by instance id: a replacement continues the same ones.
 
-Who publishes them: userdata/cloudwatch-agent.json, userdata/send_metrics.py, EC2 and Lambda. A test
-holds the names here against those files.
+Published by userdata/cloudwatch-agent.json, userdata/send_metrics.py, EC2 and Lambda. A test
+compares the names here with those files.
 """
-
-from __future__ import annotations
 
 from dataclasses import dataclass
 
@@ -16,30 +14,30 @@ EXCEEDED = "performance_exceeded_tp"
 
 
 def metrics_namespace(stack_name: str) -> str:
-    """Where the instances of a stack publish: a namespace of its own, which its role is held to."""
+    """Return the stack's own namespace, the only one that its instances may publish in."""
     return f"Training/{stack_name}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunMetrics:
-    """Makes the metrics of one stack; without a period given, of five minutes."""
+    """Builds the metrics of one stack; the default period is five minutes."""
 
     stack_name: str
     fleet_id: str
     guard_name: str
 
     def agent(self, name: str, statistic: str) -> cloudwatch.Metric:
-        """A metric of the CloudWatch agent, over all GPUs, disks and instances of the stack."""
+        """Return a metric of the CloudWatch agent, over the stack's GPUs, disks and instances."""
         return self._own(name, statistic, PERIOD)
 
     def training(self, name: str, statistic: str, period: Duration = PERIOD) -> cloudwatch.Metric:
-        """A metric of userdata/send_metrics.py."""
+        """Return a metric of userdata/send_metrics.py."""
         return self._own(name, statistic, period)
 
     def ebs(self, name: str) -> cloudwatch.Metric:
-        """Microseconds in which a limit held EBS up: the agent's EBS receiver takes no dimension.
+        """Return the microseconds above an EBS limit, summed over the stack's namespace.
 
-        So these are summed over the namespace, which is the stack's own.
+        Without a dimension, because the agent's EBS receiver takes none.
         """
         return cloudwatch.Metric(
             namespace=metrics_namespace(self.stack_name),
@@ -49,7 +47,7 @@ class RunMetrics:
         )
 
     def fleet(self, name: str) -> cloudwatch.Metric:
-        """A metric that EC2 publishes for the Spot fleet."""
+        """Return a metric that EC2 publishes for the Spot fleet."""
         return cloudwatch.Metric(
             namespace="AWS/EC2Spot",
             metric_name=name,
@@ -59,7 +57,7 @@ class RunMetrics:
         )
 
     def guard(self, name: str, period: Duration) -> cloudwatch.Metric:
-        """A metric that Lambda publishes for the Guard."""
+        """Return a metric that Lambda publishes for the Guard."""
         return cloudwatch.Metric(
             namespace="AWS/Lambda",
             metric_name=name,
@@ -70,68 +68,55 @@ class RunMetrics:
 
     @property
     def gpu_memory_percent(self) -> cloudwatch.MathExpression:
-        """Of what the driver reports: the catalogue's figure is 1 GiB above it on a T4."""
-        return cloudwatch.MathExpression(
-            expression="100 * used / total",
-            label="GPU memory used, percent",
-            period=PERIOD,
-            using_metrics={
-                "used": self.agent("nvidia_smi_memory_used", "Maximum"),
-                "total": self.agent("nvidia_smi_memory_total", "Maximum"),
-            },
+        """GPU memory in use, as a share of the driver's total.
+
+        The catalogue's total is 1 GiB too large on a T4."""
+        return _math(
+            "100 * used / total",
+            "GPU memory used, percent",
+            used=self.agent("nvidia_smi_memory_used", "Maximum"),
+            total=self.agent("nvidia_smi_memory_total", "Maximum"),
         )
 
     @property
     def ebs_exceeded_percent(self) -> cloudwatch.MathExpression:
-        """The share of the time in which EBS was asked for more than size or volume give."""
+        """Share of the time in which EBS demand exceeded the limits of the size or the volume."""
         microseconds = PERIOD.to_seconds() * 1_000_000
-        return cloudwatch.MathExpression(
-            expression=f"100 * (instance + volume) / {microseconds:.0f}",
-            label="time above the EBS limits, percent",
-            period=PERIOD,
-            using_metrics={
-                "instance": self.ebs("ec2_instance"),
-                "volume": self.ebs("volume"),
-            },
+        return _math(
+            f"100 * (instance + volume) / {microseconds:.0f}",
+            "time above EBS limits, percent",
+            instance=self.ebs("ec2_instance"),
+            volume=self.ebs("volume"),
         )
 
     @property
     def missing_capacity(self) -> cloudwatch.MathExpression:
-        """How many instances the fleet is asked for and does not have."""
-        return cloudwatch.MathExpression(
-            expression="target - fulfilled",
-            label="instances missing",
-            period=PERIOD,
-            using_metrics={
-                "target": self.fleet("TargetCapacity"),
-                "fulfilled": self.fleet("FulfilledCapacity"),
-            },
+        """Number of instances that the fleet lacks."""
+        return _math(
+            "target - fulfilled",
+            "instances missing",
+            target=self.fleet("TargetCapacity"),
+            fulfilled=self.fleet("FulfilledCapacity"),
         )
 
     @property
     def gpu_in_training(self) -> cloudwatch.MathExpression:
-        """GPU utilisation while the trainer runs; at 100 while it does not, so nothing is low."""
-        return cloudwatch.MathExpression(
-            expression="IF(running, gpu, 100)",
-            label="GPU utilisation in training, percent",
-            period=PERIOD,
-            using_metrics={
-                "running": self.training("training_running", "Maximum"),
-                "gpu": self.agent("nvidia_smi_utilization_gpu", "Average"),
-            },
+        """GPU utilization while the trainer runs, else 100: without a trainer nothing is low."""
+        return _math(
+            "IF(running, gpu, 100)",
+            "GPU utilization in training, percent",
+            running=self.training("training_running", "Maximum"),
+            gpu=self.agent("nvidia_smi_utilization_gpu", "Average"),
         )
 
     @property
     def gpu_without_steps(self) -> cloudwatch.MathExpression:
-        """GPU utilisation where nothing got done; at 0 where something did."""
-        return cloudwatch.MathExpression(
-            expression="IF(steps < 1, gpu, 0)",
-            label="GPU utilisation without a step, percent",
-            period=PERIOD,
-            using_metrics={
-                "steps": self.training("training_steps", "Sum"),
-                "gpu": self.agent("nvidia_smi_utilization_gpu", "Average"),
-            },
+        """GPU utilization while no step is done, else 0."""
+        return _math(
+            "IF(steps < 1, gpu, 0)",
+            "GPU utilization without a step, percent",
+            steps=self.training("training_steps", "Sum"),
+            gpu=self.agent("nvidia_smi_utilization_gpu", "Average"),
         )
 
     def _own(self, name: str, statistic: str, period: Duration) -> cloudwatch.Metric:
@@ -142,3 +127,9 @@ class RunMetrics:
             statistic=statistic,
             period=period,
         )
+
+
+def _math(expression: str, label: str, **metrics: cloudwatch.IMetric) -> cloudwatch.MathExpression:
+    return cloudwatch.MathExpression(
+        expression=expression, label=label, period=PERIOD, using_metrics=metrics
+    )

@@ -1,82 +1,40 @@
-"""Every decision of a deployment, made for one instance size and overridden by name from context.
+"""All parameters of a deployment: decided for one instance size, overridden by name from context.
 
-The defaults stand in cdk.json; what depends on the size says "by-size" there. Unknown names and
-impossible values are refused in one sentence. The tables: python -m stacks.parameters --help
+cdk.json has the defaults, with "by-size" for what depends on the size. Unknown names and
+impossible values are refused in one sentence. Tables: python -m stacks.parameters --help
 """
-
-from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sizing import catalogue
-from sizing.catalogue import Instance
 from stacks.parameters import checks
 from stacks.parameters.context import (
     LEFT_OPEN,
     defaults,
-    ours,
     parse,
     parse_text,
     refuse_unknown_names,
+    without_cdk_keys,
 )
 from stacks.parameters.decisions import DECISIONS
+from stacks.parameters.fields import ParameterFields
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StackParameters:
-    """What both stacks are made from. Build it with `for_size` or `from_context`."""
-
-    size: str
-    workload: str
-    recipe: str
-    overrides: tuple[str, ...]
-    run_id: str
-    dataset: str
-    dataset_manifest: str
-    dataset_gib: float
-    dataset_bucket: str
-    run_bucket: str
-    access_logs: bool
-    kms: str
-    zones: tuple[str, ...]
-    pytorch_ami_parameter: str
-    root_volume_gib: int
-    data_volume_gib: int
-    data_volume_iops: int
-    data_volume_mib_per_second: int
-    mix_gpus: bool
-    on_demand_base: int
-    target_capacity: int
-    checkpoint_interval: str
-    checkpoints_kept: str
-    notice_budget_seconds: int
-    notice_policy: str
-    lease_ttl_seconds: int
-    dataset_wait_seconds: int
-    max_hours: float
-    heartbeat_timeout_seconds: int
-    max_barren_attempts: int
-    accept: tuple[str, ...]
-    alarm_email: str
-    alarm_gpu_utilization_percent: float
-    alarm_gpu_memory_percent: float
-    alarm_gpu_celsius: float
-    alarm_disk_percent: float
-    alarm_commit_seconds: int
-    review_oidc_provider: str
-    review_repository: str
+class StackParameters(ParameterFields):
+    """The checked parameters of all stacks. Build them with `for_size` or `from_context`."""
 
     @classmethod
-    def for_size(cls, size: str, **overrides: object) -> StackParameters:
+    def for_size(cls, size: str, **overrides: object) -> "StackParameters":
         """Return the parameters of `size` with cdk.json's defaults and the given overrides."""
         return cls.from_context({**defaults(), **overrides, "size": size})
 
     @classmethod
-    def from_context(cls, context: Mapping[str, object]) -> StackParameters:
-        """Return the parameters that CDK context spells; CDK's own keys in it are passed over."""
-        given = ours(context)
+    def from_context(cls, context: Mapping[str, object]) -> "StackParameters":
+        """Return the parameters in a CDK context, ignoring CDK's own keys."""
+        given = without_cdk_keys(context)
         fields = dataclasses.fields(cls)
         refuse_unknown_names(given, [field.name for field in fields])
         values = {**defaults(), **given}
@@ -84,9 +42,7 @@ class StackParameters:
         for name, decide in DECISIONS.items():
             if values[name] in LEFT_OPEN:
                 values[name] = decide(instance, values)
-        parsed = {
-            field.name: parse(str(field.type), field.name, values[field.name]) for field in fields
-        }
+        parsed = {field.name: parse(field.type, field.name, values[field.name]) for field in fields}
         return cls(**parsed)  # type: ignore[arg-type]
 
     def __post_init__(self) -> None:
@@ -98,14 +54,3 @@ class StackParameters:
         checks.check_alarms(self)
         checks.check_kept(self)
         checks.check_review(self)
-
-    @property
-    def instance(self) -> Instance:
-        """The catalogue's record of the size asked for."""
-        return catalogue.find(self.size)
-
-    @property
-    def sizes(self) -> tuple[str, ...]:
-        """The size asked for and its alternates: every size that the fleet may start."""
-        others = catalogue.alternates(self.size, mix_gpus=self.mix_gpus)
-        return (self.size, *(other.size for other in others))

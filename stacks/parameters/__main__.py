@@ -1,10 +1,8 @@
-"""The stack parameters as tables: of one size, with where each value comes from, or of several.
+"""The stack parameters as tables: one size with the origin of each value, or several compared.
 
 Run: python -m stacks.parameters g5.xlarge [-c NAME=VALUE] [--json]
      python -m stacks.parameters --compare [SIZE ...] [--json]
 """
-
-from __future__ import annotations
 
 import argparse
 import dataclasses
@@ -20,31 +18,33 @@ from stacks.parameters import StackParameters
 from stacks.parameters.context import LEFT_OPEN, defaults
 from stacks.parameters.decisions import reason
 
-# The families that a comparison without sizes shows.
+# The families that --compare shows when no size is given.
 FAMILIES = ("g4dn", "g5", "g6", "g6e")
 
 
 def explain(size: str, given: Mapping[str, str]) -> list[dict[str, object]]:
-    """Return name, value and origin of every parameter of `size`, and of what follows from it."""
+    """Return name, value and origin of every parameter of `size`, and of its alternates."""
     parameters = StackParameters.for_size(size, **given)
     rows: list[dict[str, object]] = []
     for field in dataclasses.fields(parameters):
         value, default = getattr(parameters, field.name), defaults()[field.name]
         origin = "cdk.json"
         if field.name == "size" or field.name in given:
-            origin = "asked for"
+            origin = "requested"
         elif default in LEFT_OPEN:
             origin = f"{default}: {reason(field.name)}"
         rows.append({"name": field.name, "value": value, "origin": origin})
-    alternates = "sizing/instances.csv: same GPUs, at least the memory, the cheapest four"
+    alternates = "sizing/catalogue/instances.csv: same GPUs, at least the memory, four cheapest"
     if parameters.mix_gpus:
-        alternates = "sizing/instances.csv: as many GPUs of any model with the memory"
+        alternates = (
+            "sizing/catalogue/instances.csv: same number of GPUs, any model, at least the memory"
+        )
     rows.append({"name": "alternates", "value": parameters.sizes[1:], "origin": alternates})
     return rows
 
 
 def compare(sizes: Sequence[str], given: Mapping[str, str]) -> list[dict[str, object]]:
-    """Return what differs between sizes: a row a size, a column a parameter that differs."""
+    """Return one row per size, with a column for each parameter that differs between them."""
     every = [StackParameters.for_size(size, **given) for size in sizes]
     differing = [
         field.name
@@ -67,7 +67,7 @@ def compare(sizes: Sequence[str], given: Mapping[str, str]) -> list[dict[str, ob
 
 
 def deployable_sizes(families: Sequence[str]) -> list[str]:
-    """Every size of the families that the stack can deploy, in the catalogue's order."""
+    """Return every deployable size of the families, in the catalogue's order."""
     return [
         size
         for size, instance in catalogue.instances().items()
@@ -81,7 +81,7 @@ def _show(rows: Sequence[Mapping[str, object]]) -> None:
     table = Table(*rows[0], box=None, header_style="bold", pad_edge=False)
     for row in rows:
         table.add_row(*map(_shown, row.values()))
-    # Never cut: a table that is piped into a file has no width of its own.
+    # A table piped into a file has no width of its own; this one cuts nothing off.
     console = Console(width=None if sys.stdout.isatty() else 240, highlight=False)
     console.print(table)
 
@@ -100,7 +100,9 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("-c", "--context", action="append", default=[], metavar="NAME=VALUE")
     families = ", ".join(FAMILIES)
     parser.add_argument(
-        "--compare", action="store_true", help=f"what differs by size; without SIZE: {families}"
+        "--compare",
+        action="store_true",
+        help=f"show what differs by size; without SIZE: {families}",
     )
     parser.add_argument("--json", action="store_true")
     return parser.parse_args(arguments)
@@ -114,7 +116,7 @@ def main(arguments: Sequence[str]) -> int:
         if options.compare:
             rows = compare(options.sizes or deployable_sizes(FAMILIES), given)
         elif len(options.sizes) > 1:
-            raise ValueError("several sizes are compared: add --compare")
+            raise ValueError("got several sizes; to compare them, add --compare")
         else:
             size = [*options.sizes, given.pop("size", str(defaults()["size"]))][0]
             rows = explain(size, given)

@@ -1,31 +1,26 @@
-"""What stack parameters may not be: each refusal is one sentence with what to do instead."""
-
-from __future__ import annotations
+"""Checks of the stack parameters: each refusal is one sentence that says what to do instead."""
 
 import difflib
 import math
 import re
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from contract.grammar import parse_interval, parse_kept
 from contract.notice import MAX_SECONDS, POLICIES
 from sizing import catalogue
+from stacks.parameters.fields import ParameterFields
 from stacks.parameters.workloads import recipes, workloads
 
-if TYPE_CHECKING:
-    from stacks.parameters import StackParameters
-
-# gp3: the floor that is part of the volume's price, and its ceilings (EBS user guide, 2026).
+# gp3: the baseline included in the volume's price, and the maximums (EBS user guide, 2026).
 GP3_MIN_IOPS, GP3_MAX_IOPS = 3000, 80_000
 GP3_MIN_MIB_PER_SECOND, GP3_MAX_MIB_PER_SECOND = 125, 2000
 # 0.25 MiB/s per provisioned IOPS.
 GP3_IOPS_PER_MIB_PER_SECOND = 4
 GP3_MAX_IOPS_PER_GIB = 500
 GP3_MAX_GIB = 65_536
-# The Deep Learning AMI's snapshot was 30 to 140 GB over the years; a smaller root does not launch.
+# The Deep Learning AMI's snapshot was 30 to 140 GB over the years; no smaller root can launch.
 MIN_ROOT_GIB = 100
-# Boot, package check and the first step of a large dataset's sync, before any head is written.
+# Boot, package check and the start of a large dataset's sync, before any head is written.
 BOOT_ALLOWANCE_SECONDS = 600
 
 _OWN_CODE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
@@ -33,7 +28,7 @@ _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,62}")
 _PREFIX = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9._-]+)*")
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _ZONE = re.compile(r"[a-z]{2}(-[a-z]+)+-\d[a-z]")
-# An override stands in run.env between double quotes and on a command line: no shell characters.
+# Overrides are in double quotes in run.env and on a command line: no shell characters.
 _OVERRIDE = re.compile(r"[A-Za-z_][\w.]*=[A-Za-z0-9_.,:+/@%-]+")
 _AMI = re.compile(r"ami-[0-9a-f]{8,17}|(/[A-Za-z0-9_.-]+)+")
 _EMAIL = re.compile(r"[^@\s,;]+@[^@\s,;.]+(\.[^@\s,;.]+)+")
@@ -42,11 +37,11 @@ _OIDC_PROVIDER = re.compile(
     r"arn:aws[a-z-]*:iam::\d{12}:oidc-provider/token\.actions\.githubusercontent\.com"
 )
 _REPOSITORY = re.compile(r"[A-Za-z0-9-]+/[A-Za-z0-9._-]+")
-# In kms: make a key in DatasetStack; else it is the ARN of one that is there already.
+# As `kms`: create a key in DatasetStack. Any other value is the ARN of an existing key.
 NEW_KEY = "create"
-# Room beside the dataset, as a share of it: the file system's own, and checkpoints on their way.
+# Volume size per dataset size: the rest is for the file system and staged checkpoints.
 VOLUME_PER_DATASET = 1.1
-# All of the user data has 16,384 bytes; the overrides take what the other values leave.
+# The user data is limited to 16,384 bytes in all; this is what the other values leave.
 _MAX_OVERRIDES_CHARACTERS = 2000
 
 
@@ -64,18 +59,18 @@ def _nearest(name: str, known: Iterable[str]) -> str:
     return f"did you mean {near[0]}?" if near else f"known: {', '.join(sorted(known))}."
 
 
-def check_names(p: StackParameters) -> None:
-    """Refuse names that S3, systemd or a shell would read as something else."""
+def check_names(p: ParameterFields) -> None:
+    """Refuse names that S3, systemd or a shell would misread."""
     _check_match("recipe", p.recipe, _NAME, "give letters, digits, - and _")
     if p.workload in workloads():
         known = recipes(p.workload)
         _refuse_unless(
             p.recipe in known,
-            f"recipe is {p.recipe!r}, and {p.workload} has none of that name; "
+            f"recipe is {p.recipe!r}, which {p.workload} does not have; "
             f"{_nearest(p.recipe, known)}",
         )
     else:
-        advice = f"{_nearest(p.workload, workloads())} Your own is package.module:NAME"
+        advice = f"{_nearest(p.workload, workloads())} For your own, give package.module:NAME"
         _check_match("workload", p.workload, _OWN_CODE, advice)
     _check_match("run_id", p.run_id, _NAME, "give a letter, then letters, digits, - and _ (63)")
     _check_match("dataset", p.dataset, _PREFIX, "give a key prefix like trajectory or clips/v2")
@@ -91,22 +86,22 @@ def check_names(p: StackParameters) -> None:
     for zone in p.zones:
         _check_match("zones", zone, _ZONE, "give zones like us-east-1a,us-east-1b, or nothing")
     _refuse_unless(
-        len(set(p.zones)) == len(p.zones), f"zones name one twice: {', '.join(p.zones)}; drop it"
+        len(set(p.zones)) == len(p.zones), f"zones are {', '.join(p.zones)}; give each only once"
     )
     _check_match(
         "pytorch_ami_parameter",
         p.pytorch_ami_parameter,
         _AMI,
-        "give an SSM parameter's name that starts with /, or an ami- id",
+        "give the name of an SSM parameter, starting with /, or an ami- id",
     )
 
 
-def check_size(p: StackParameters) -> None:
+def check_size(p: ParameterFields) -> None:
     """Refuse a size that the AMI cannot train on."""
     instance = catalogue.find(p.size)
     _refuse_unless(
         instance.num_gpus > 0,
-        f"size {p.size} has no whole NVIDIA GPU; the smallest that has one is g4dn.xlarge",
+        f"size {p.size} has no whole NVIDIA GPU; the smallest with one is g4dn.xlarge",
     )
     _refuse_unless(
         instance.is_trainable,
@@ -116,12 +111,12 @@ def check_size(p: StackParameters) -> None:
     _refuse_unless(
         instance.on_demand_usd_per_hour is not None,
         f"size {p.size} has no price in the catalogue, so no cost can be predicted; "
-        "add it to sizing/instances.csv",
+        "add it to sizing/catalogue/instances.csv",
     )
 
 
-def check_volumes(p: StackParameters) -> None:
-    """Refuse volumes that gp3 cannot be, that this size cannot use, or that hold no dataset."""
+def check_volumes(p: ParameterFields) -> None:
+    """Refuse volumes that gp3 does not offer, the size cannot use or the dataset does not fit."""
     _refuse_unless(
         MIN_ROOT_GIB <= p.root_volume_gib <= GP3_MAX_GIB,
         f"root_volume_gib is {p.root_volume_gib}; give {MIN_ROOT_GIB} to {GP3_MAX_GIB}",
@@ -135,12 +130,12 @@ def check_volumes(p: StackParameters) -> None:
     _refuse_unless(
         p.data_volume_gib >= needed,
         f"data_volume_gib is {p.data_volume_gib}; the dataset has {p.dataset_gib:.1f} GiB and "
-        f"needs room beside it: give {needed} or more",
+        f"needs free space beside it: give {needed} or more",
     )
     _check_speed(p)
 
 
-def _check_speed(p: StackParameters) -> None:
+def _check_speed(p: ParameterFields) -> None:
     instance = catalogue.find(p.size)
     most = int(instance.ebs_max_mb_per_second * 1e6 / 2**20)
     most = min(max(most, GP3_MIN_MIB_PER_SECOND), GP3_MAX_MIB_PER_SECOND)
@@ -155,7 +150,7 @@ def _check_speed(p: StackParameters) -> None:
         f"data_volume_iops is {p.data_volume_iops}; give {GP3_MIN_IOPS} to {most}, the most that "
         f"{p.size} can use",
     )
-    # What every gp3 volume has, it has at any size.
+    # The baseline IOPS come with a volume of any size.
     gib = 1 if p.data_volume_iops == GP3_MIN_IOPS else p.data_volume_iops / GP3_MAX_IOPS_PER_GIB
     _refuse_unless(
         p.data_volume_gib >= gib,
@@ -170,16 +165,16 @@ def _check_speed(p: StackParameters) -> None:
     )
 
 
-def check_fleet(p: StackParameters) -> None:
-    """Refuse capacities that are no fleet of one machine."""
+def check_fleet(p: ParameterFields) -> None:
+    """Refuse capacities other than those of a fleet of one machine."""
     _refuse_unless(
         p.target_capacity in (0, 1),
-        f"target_capacity is {p.target_capacity}; give 1, or 0 for a fleet that waits",
+        f"target_capacity is {p.target_capacity}; give 1, or 0 for a fleet without an instance",
     )
     _refuse_unless(
         0 <= p.on_demand_base <= p.target_capacity,
         f"on_demand_base is {p.on_demand_base}; give 0 to {p.target_capacity}, "
-        "because the base is a part of target_capacity",
+        "because the base is part of target_capacity",
     )
     _refuse_unless(
         1 <= p.max_barren_attempts <= 100,
@@ -187,14 +182,14 @@ def check_fleet(p: StackParameters) -> None:
     )
 
 
-def check_times(p: StackParameters) -> None:
-    """Refuse times that would stop a healthy run, or never stop a dead one."""
+def check_times(p: ParameterFields) -> None:
+    """Refuse times that would stop a healthy run or never stop a hung one."""
     parse_interval(p.checkpoint_interval)
     parse_kept(p.checkpoints_kept)
     _refuse_unless(
         5 <= p.notice_budget_seconds <= MAX_SECONDS,
         f"notice_budget_seconds is {p.notice_budget_seconds}; give 5 to {MAX_SECONDS}: EC2 "
-        "gives two minutes at most",
+        "gives at most two minutes",
     )
     _refuse_unless(
         p.notice_policy in POLICIES,
@@ -208,7 +203,9 @@ def check_times(p: StackParameters) -> None:
         0 <= p.dataset_wait_seconds <= 86_400,
         f"dataset_wait_seconds is {p.dataset_wait_seconds}; give 0 to 86400",
     )
-    _refuse_unless(0 < p.max_hours <= 8760, f"max_hours is {p.max_hours:g}; give up to 8760")
+    _refuse_unless(
+        0 < p.max_hours <= 8760, f"max_hours is {p.max_hours:g}; give more than 0, at most 8760"
+    )
     least = p.dataset_wait_seconds + BOOT_ALLOWANCE_SECONDS
     _refuse_unless(
         p.heartbeat_timeout_seconds >= least,
@@ -217,11 +214,14 @@ def check_times(p: StackParameters) -> None:
     )
 
 
-def check_alarms(p: StackParameters) -> None:
-    """Refuse alarms that could never fire, or always would, and an address that is none."""
+def check_alarms(p: ParameterFields) -> None:
+    """Refuse alarms that never or always fire, and an invalid e-mail address."""
     if p.alarm_email:
         _check_match(
-            "alarm_email", p.alarm_email, _EMAIL, "give one address like you@example.org, or none"
+            "alarm_email",
+            p.alarm_email,
+            _EMAIL,
+            "give one address like you@example.org, or nothing",
         )
     for name in (
         "alarm_gpu_utilization_percent",
@@ -232,43 +232,46 @@ def check_alarms(p: StackParameters) -> None:
         _refuse_unless(0 < value < 100, f"{name} is {value:g}; give more than 0, less than 100")
     _refuse_unless(
         40 <= p.alarm_gpu_celsius <= 110,
-        f"alarm_gpu_celsius is {p.alarm_gpu_celsius:g}; give 40 to 110: an idle card is below, "
-        "and no card gets above",
+        f"alarm_gpu_celsius is {p.alarm_gpu_celsius:g}; give 40 to 110: an idle GPU is cooler, "
+        "and none gets hotter",
     )
     interval = parse_interval(p.checkpoint_interval)
     least = max(600, math.ceil(2 * interval.value) if interval.unit == "s" else 0)
     _refuse_unless(
         least <= p.alarm_commit_seconds <= 86_400,
         f"alarm_commit_seconds is {p.alarm_commit_seconds}; give {least} to 86400: twice the "
-        "checkpoint interval, and ten minutes, are healthy",
+        "checkpoint interval and ten minutes are healthy",
     )
 
 
-def check_kept(p: StackParameters) -> None:
-    """Refuse protection of kept data that this deployment could not give."""
+def check_kept(p: ParameterFields) -> None:
+    """Refuse protection of the buckets that this deployment cannot provide."""
     if p.kms and p.kms != NEW_KEY:
         _check_match("kms", p.kms, _KEY, f"give {NEW_KEY}, the ARN of a key, or nothing")
     if not (p.dataset_bucket and p.run_bucket):
         return
     _refuse_unless(
         p.kms != NEW_KEY,
-        f"kms is {NEW_KEY}, which makes the key in DatasetStack, and with both buckets adopted "
-        "there is none; give the ARN of a key",
+        f"kms is {NEW_KEY}, which would create the key in DatasetStack, but with both buckets "
+        "adopted that stack does not exist; give the ARN of a key",
     )
     _refuse_unless(
         not p.access_logs,
-        "access_logs is true, and both buckets are adopted; switch logging on where they are "
+        "access_logs is true, but both buckets are adopted; enable logging where they are "
         "managed, and drop access_logs",
     )
 
 
-def check_review(p: StackParameters) -> None:
-    """Refuse half of what ReviewStack needs, and what would trust more than one repository."""
+def check_review(p: ParameterFields) -> None:
+    """Refuse only one of ReviewStack's two parameters, or trust in more than one repository."""
     given = {name: getattr(p, name) for name in ("review_oidc_provider", "review_repository")}
     if not any(given.values()):
         return
     missing = [name for name, value in given.items() if not value]
-    _refuse_unless(not missing, f"{''.join(missing)} is missing; ReviewStack needs both or neither")
+    _refuse_unless(
+        not missing,
+        f"{''.join(missing)} is missing; give both of ReviewStack's parameters or neither",
+    )
     advice = "give arn:aws:iam::ACCOUNT:oidc-provider/token.actions.githubusercontent.com"
     _check_match("review_oidc_provider", p.review_oidc_provider, _OIDC_PROVIDER, advice)
     _check_match("review_repository", p.review_repository, _REPOSITORY, "give OWNER/NAME")

@@ -1,27 +1,25 @@
-"""CDK context as stack parameters read it: cdk.json's defaults, known names, texts as values."""
-
-from __future__ import annotations
+"""CDK context as the stack parameters read it: cdk.json's defaults, known names, typed values."""
 
 import difflib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 CDK_JSON = Path(__file__).parents[2] / "cdk.json"
-# What cdk.json writes where a parameter is left to stacks/parameters/decisions.py.
+# cdk.json's values of parameters that stacks/parameters/decisions.py decides.
 LEFT_OPEN = ("by-size", "by-workload", "by-manifest")
 _TRUTHS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False, "": False}
 
 
 def defaults() -> dict[str, object]:
-    """Return cdk.json's context without CDK's feature flags."""
+    """Return cdk.json's context without CDK's own keys."""
     context = json.loads(CDK_JSON.read_text(encoding="utf-8"))["context"]
-    return ours(context)
+    return without_cdk_keys(context)
 
 
-def ours(context: Mapping[str, object]) -> dict[str, object]:
-    """Drop CDK's own keys: feature flags start with @, look-ups and CLI switches hold a colon."""
+def without_cdk_keys(context: Mapping[str, object]) -> dict[str, object]:
+    """Drop CDK's own keys: feature flags start with @, lookups and CLI switches contain a colon."""
     return {
         name: value
         for name, value in context.items()
@@ -30,7 +28,7 @@ def ours(context: Mapping[str, object]) -> dict[str, object]:
 
 
 def refuse_unknown_names(given: Mapping[str, object], known: Sequence[str]) -> None:
-    """Refuse a name that is no parameter, with the nearest that is."""
+    """Refuse a name that is not a parameter, and suggest the nearest."""
     for name in given:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
@@ -38,13 +36,13 @@ def refuse_unknown_names(given: Mapping[str, object], known: Sequence[str]) -> N
             raise ValueError(f"context {name!r} is unknown; {hint}")
 
 
-def parse(type_name: str, name: str, value: object) -> object:
-    """Turn a context value into a parameter of the type that the dataclass declares."""
-    return _PARSERS[type_name](name, value)
+def parse(kind: object, name: str, value: object) -> object:
+    """Turn a context value into a parameter of the type that its field declares."""
+    return _PARSERS[kind](name, value)
 
 
 def parse_int(name: str, value: object) -> int:
-    """Read a whole number; `-c` gives texts."""
+    """Read a whole number; values from `-c` are strings."""
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     if isinstance(value, str) and re.fullmatch(r"-?\d+", value.strip()):
@@ -53,9 +51,9 @@ def parse_int(name: str, value: object) -> int:
 
 
 def parse_text(name: str, value: object) -> str:
-    """Read a text without the white space around it."""
+    """Read a string without surrounding white space."""
     if not isinstance(value, str):
-        raise ValueError(f"{name} is {value!r}; give a text")
+        raise ValueError(f"{name} is {value!r}; give a string")
     return value.strip()
 
 
@@ -78,19 +76,19 @@ def _parse_bool(name: str, value: object) -> bool:
 
 
 def _parse_texts(name: str, value: object) -> tuple[str, ...]:
-    # Overrides may hold commas (a=1,2), zones never do.
+    # Overrides may contain commas (a=1,2), zones never do.
     separator = r"\s+" if name == "overrides" else r"[,\s]+"
     if isinstance(value, str):
         return tuple(re.split(separator, value.strip())) if value.strip() else ()
     if isinstance(value, list | tuple):
         return tuple(parse_text(name, item) for item in value)
-    raise ValueError(f"{name} is {value!r}; give texts separated by spaces")
+    raise ValueError(f"{name} is {value!r}; give values separated by spaces")
 
 
-_PARSERS = {
-    "str": parse_text,
-    "int": parse_int,
-    "float": _parse_float,
-    "bool": _parse_bool,
-    "tuple[str, ...]": _parse_texts,
+_PARSERS: Mapping[object, Callable[[str, object], object]] = {
+    str: parse_text,
+    int: parse_int,
+    float: _parse_float,
+    bool: _parse_bool,
+    tuple[str, ...]: _parse_texts,
 }

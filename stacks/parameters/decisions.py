@@ -1,10 +1,8 @@
-"""What cdk.json leaves to the size, the workload or a manifest: one function a parameter.
+"""Parameters that follow from the size, the workload or a manifest: one function each.
 
-Each is named like its parameter; its docstring is the reason that `python -m stacks.parameters`
-prints.
+Each function is named like its parameter; its docstring is the reason that `python -m
+stacks.parameters` prints.
 """
-
-from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
@@ -25,7 +23,7 @@ def dataset(_: Instance, values: Values) -> object:
 
 
 def dataset_gib(_: Instance, values: Values) -> object:
-    """the files that dataset_manifest lists; 0: not known at synth"""
+    """total of the files in dataset_manifest; 0: unknown at synth"""
     path = parse_text("dataset_manifest", values["dataset_manifest"])
     if not path:
         return 0
@@ -40,13 +38,13 @@ def dataset_gib(_: Instance, values: Values) -> object:
 
 
 def data_volume_mib_per_second(instance: Instance, _: Values) -> object:
-    """what the size sustains for EBS, within what gp3 can be"""
+    """what the size sustains to EBS, within gp3's limits"""
     sustained = int(instance.ebs_baseline_mb_per_second * 1e6 / BYTES_PER_MIB)
     return min(max(sustained, checks.GP3_MIN_MIB_PER_SECOND), checks.GP3_MAX_MIB_PER_SECOND)
 
 
 def data_volume_iops(_: Instance, values: Values) -> object:
-    """as many as the throughput needs: a dataset is read in large pieces"""
+    """what the throughput needs: a dataset is read in large pieces"""
     throughput = parse_int("data_volume_mib_per_second", values["data_volume_mib_per_second"])
     needed = throughput * checks.GP3_IOPS_PER_MIB_PER_SECOND
     return min(max(needed, checks.GP3_MIN_IOPS), checks.GP3_MAX_IOPS)
@@ -60,5 +58,5 @@ DECISIONS: Mapping[str, Callable[[Instance, Values], object]] = {
 
 
 def reason(name: str) -> str:
-    """Why the parameter is what it is, where cdk.json leaves it open."""
+    """Return the reason for the decided value of a parameter."""
     return (DECISIONS[name].__doc__ or "").strip()

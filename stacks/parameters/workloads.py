@@ -1,9 +1,7 @@
 """The names of workloads and recipes, read from training's source: stacks never imports it.
 
-A name that training does not know would be found out on the first instance, after the deploy.
+Without it, an unknown name would only fail on the first instance, after the deploy.
 """
-
-from __future__ import annotations
 
 import ast
 from functools import cache
@@ -15,7 +13,7 @@ REGISTRY = ROOT / "training" / "workloads.py"
 
 @cache
 def workloads() -> dict[str, str]:
-    """The registry of training/workloads.py: a workload's name -> module:NAME."""
+    """Return the registry of training/workloads.py: a workload's name -> module:NAME."""
     found = _assigned(REGISTRY, "WORKLOADS")
     assert found is not None, f"{REGISTRY} assigns no dictionary to WORKLOADS"
     names: dict[str, str] = ast.literal_eval(found)
@@ -24,7 +22,7 @@ def workloads() -> dict[str, str]:
 
 @cache
 def recipes(workload: str) -> tuple[str, ...]:
-    """The names of a registered workload's recipes, from RECIPES in its package."""
+    """Return the names of a registered workload's recipes, from RECIPES in its package."""
     module = workloads()[workload].partition(":")[0]
     folder = ROOT.joinpath(*module.split(".")).parent
     for path in sorted(folder.glob("*.py")):
@@ -35,7 +33,7 @@ def recipes(workload: str) -> tuple[str, ...]:
 
 
 def _assigned(path: Path, name: str) -> ast.Dict | None:
-    """Return the dictionary that a module assigns to `name`, also inside a call around it."""
+    """Return the dictionary that a module assigns to `name`, directly or wrapped in a call."""
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
         if not isinstance(node, ast.Assign | ast.AnnAssign):

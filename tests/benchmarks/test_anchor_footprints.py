@@ -5,15 +5,15 @@ import json
 import pytest
 
 from benchmarks.anchor_footprints import FILE, footprint
-from benchmarks.anchor_models import anchors
-from tests.training.apart import apart
+from benchmarks.anchors.models import anchors
+from tests.training.forked import in_fork
 
 COUNTED = json.loads(FILE.read_text(encoding="utf-8"))["models"]
 
 
 @pytest.mark.parametrize("name", ["growth_dense", "growth_moe"])
 def test_language_models_count_as_in_the_file(name: str) -> None:
-    assert apart(lambda: footprint(anchors()[name])) == COUNTED[name]
+    assert in_fork(lambda: footprint(anchors()[name])) == COUNTED[name]
 
 
 def test_upstreams_language_models_have_the_size_of_its_log() -> None:
@@ -24,7 +24,7 @@ def test_upstreams_language_models_have_the_size_of_its_log() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [n for n in anchors() if not n.startswith("growth")])
 def test_image_models_count_as_in_the_file(name: str) -> None:
-    assert apart(lambda: footprint(anchors()[name])) == COUNTED[name]
+    assert in_fork(lambda: footprint(anchors()[name])) == COUNTED[name]
 
 
 def test_every_model_of_the_ground_truths_is_counted() -> None:

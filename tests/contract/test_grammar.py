@@ -1,14 +1,13 @@
 """One table of texts through everything that reads them: trainer, boot, stacks, alarms and plan."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from contract.grammar import Interval, Span, parse_interval, parse_kept, parse_span
 from contract.run_env import find_fault
-from sizing.plan import Plan, interval_seconds
+from sizing.plan.plan import Plan, interval_seconds
 from stacks.monitoring.alarms import commit_interval_seconds
 from stacks.parameters import StackParameters
 from tests.sizing.sample_plan import plan
@@ -52,9 +51,7 @@ def planned(tmp_path_factory: pytest.TempPathFactory) -> Plan:
 
 
 def by_the_plan(planned: Plan, text: str) -> float | None:
-    return interval_seconds(
-        replace(planned, request=replace(planned.request, checkpoint_interval=text))
-    )
+    return interval_seconds(text, planned.work.main)
 
 
 @pytest.mark.parametrize(("text", "interval"), INTERVALS)
@@ -76,10 +73,10 @@ def test_an_interval_is_accepted_everywhere(
         assert (apart, seconds) == (interval.value, max(1.0, interval.value))
     elif interval.unit == "epochs":
         assert apart == interval.value * 30
-        assert seconds == pytest.approx(max(1.0, interval.value * planned.main.epoch_seconds))
+        assert seconds == pytest.approx(max(1.0, interval.value * planned.work.main.epoch_seconds))
     elif interval.unit == "steps":
         assert apart == 0
-        assert seconds == pytest.approx(max(1.0, interval.value * planned.main.step.seconds))
+        assert seconds == pytest.approx(max(1.0, interval.value * planned.work.main.step.seconds))
     else:
         assert (apart, seconds) == (60, None)
 

@@ -219,7 +219,7 @@ def test_the_guard_stops_a_run_for_each_of_its_reasons(aws: EmbeddedAws, tmp_pat
     guarded.launched_earlier(guarded.begin(2), hours=11)
     guarded.put("head.json", {"format": 1, "state": "running", "checkpoints": []})
     answer = guarded.tick()
-    assert answer == {"action": "to-zero", "reason": "11.0 hours are billed; max_hours is 10"}
+    assert answer == {"action": "to-zero", "reason": "11.0 hours billed; max_hours is 10"}
     assert guarded.capacity == (0, 0)
 
     instance = guarded.begin(3)

@@ -7,4 +7,4 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def no_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sizing.refresh.CACHE_FOLDER", tmp_path / "no-cache")
+    monkeypatch.setattr("sizing.catalogue.refresh.CACHE_FOLDER", tmp_path / "no-cache")

@@ -3,7 +3,8 @@
 from dataclasses import replace
 from pathlib import Path
 
-from sizing.plan import Plan, Request, make_plan
+from sizing.plan.plan import Plan, make_plan
+from sizing.plan.request import Request
 from tests.sizing import sample_footprints
 
 

@@ -15,6 +15,7 @@ import app as cdk_app
 Template = dict[str, Any]
 Synthesize = Callable[..., dict[str, Template]]
 REPOSITORY = Path(__file__).parents[2]
+DEFAULTS = json.loads((REPOSITORY / "cdk.json").read_text(encoding="utf-8"))["context"]
 
 
 @pytest.fixture(scope="session")
@@ -23,9 +24,9 @@ def synthesize(tmp_path_factory: pytest.TempPathFactory) -> Synthesize:
 
     @cache
     def synthesized(**context: object) -> dict[str, Template]:
-        defaults = json.loads((REPOSITORY / "cdk.json").read_text(encoding="utf-8"))["context"]
         app = cdk_app.App(
-            context={**defaults, **context},
+            # As the CLI synthesizes: each resource says below which construct it is.
+            context={**DEFAULTS, **context, "aws:cdk:enable-path-metadata": True},
             outdir=str(tmp_path_factory.mktemp("cdk.out")),
             # cfn-lint looks at the same templates in a test of its own.
             builtin_cloud_formation_validation=False,

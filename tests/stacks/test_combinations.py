@@ -14,7 +14,7 @@ import pytest
 from cfnlint.api import ManualArgs, lint
 
 from sizing import catalogue
-from sizing.plan_checks import PROBLEMS
+from sizing.plan.checks import PROBLEMS
 from stacks.parameters.__main__ import FAMILIES, deployable_sizes
 from stacks.user_data import MAX_BYTES, TOKEN_ALLOWANCE_BYTES
 

@@ -31,7 +31,9 @@ def test_what_is_tight_is_a_warning(stack: Stack) -> None:
     annotate(stack, StackParameters.for_size("g4dn.xlarge", overrides="width=128"))
     said = Annotations.from_stack(stack)
     said.has_warning("*", Match.string_like_regexp("no bfloat16 tensor cores"))
-    said.has_warning("*", Match.string_like_regexp("what width changes was not measured"))
+    said.has_warning(
+        "*", Match.string_like_regexp("the plan ignores width, whose effect was not measured")
+    )
 
 
 def test_an_unmeasured_workload_says_how_to_measure_it(stack: Stack) -> None:

@@ -62,8 +62,8 @@ def test_adopted_buckets_leave_one_template_to_read(synthesize: Callable[..., An
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"review_oidc_provider": ""}, "review_oidc_provider is missing; ReviewStack needs both"),
-        ({"review_repository": ""}, "review_repository is missing; ReviewStack needs both"),
+        ({"review_oidc_provider": ""}, "review_oidc_provider is missing; give both"),
+        ({"review_repository": ""}, "review_repository is missing; give both"),
         ({"review_repository": "somebody/*"}, "give OWNER/NAME"),
         ({"review_oidc_provider": PROVIDER.replace("token", "token.evil")}, "oidc-provider/token"),
     ],

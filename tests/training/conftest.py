@@ -18,6 +18,12 @@ from training.report.log import configure_logging
 
 
 @pytest.fixture(autouse=True)
+def _logging() -> None:
+    """As `python -m training` has it; children that tests fork inherit it."""
+    configure_logging()
+
+
+@pytest.fixture(autouse=True)
 def _no_hooks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Each test starts without hooks; what listens for signals is remembered for them."""
     listen = Interruption.listen
@@ -31,11 +37,6 @@ def _no_hooks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     tiny.HOOKS.clear()
     hooks.LISTENING.clear()
-
-
-@pytest.fixture(autouse=True)
-def _print_log_lines() -> None:
-    configure_logging()
 
 
 @pytest.fixture(scope="session")

@@ -39,7 +39,7 @@ def files(text: str) -> Iterator[tuple[str, str]]:
 
 
 def matches(pattern: str, output: str) -> bool:
-    """Whether the output is the pattern, where `…` stands for anything, also for lines."""
+    """Whether the output matches the pattern, in which `…` stands for anything, even lines."""
     parts = (re.escape(part) for part in pattern.strip().split("…"))
     return re.fullmatch("(?s:.*?)".join(parts), output.strip()) is not None
 

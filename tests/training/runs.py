@@ -63,11 +63,11 @@ class Run:
         ]
 
     def attempt(self, *more: str) -> int:
-        """In this process, on a machine that has nothing yet."""
+        """Run an attempt in this process, with an empty scratch folder."""
         return main(self.arguments(*more))
 
     def fork(self, *more: str) -> multiprocessing.process.BaseProcess:
-        """In a process of its own, which may be killed; torch is imported already."""
+        """Start an attempt in a forked process, which may be killed; torch is already imported."""
         context = multiprocessing.get_context("fork")
         process = context.Process(
             target=_exit_with, args=(self.arguments(*more), {}, self.at_start)

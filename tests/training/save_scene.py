@@ -10,9 +10,9 @@ from torch import Tensor
 
 from contract.grammar import parse_interval
 from training.checkpoint.checkpointer import Checkpointer
-from training.checkpoint.read import checkpoint_name, read_checkpoint
+from training.checkpoint.read import read_checkpoint
 from training.checkpoint.schedule import Schedule
-from training.checkpoint.state import LiveState
+from training.checkpoint.state import LiveState, checkpoint_name
 from training.checkpoint.write import SaveRequest
 from training.interruption.notice import Notice
 from training.interruption.supervisor import Supervisor

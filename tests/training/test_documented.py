@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.training import documented
-from tests.training.apart import command
+from tests.training.forked import command
 
 PAGE = Path(__file__).parents[2] / "docs" / "training.md"
 

@@ -1,4 +1,4 @@
-"""A run that another torch goes on with: the same samples, close losses, and the receipt says so.
+"""A run resumed with another torch: the same samples, close losses, and a note in the receipt.
 
 The other torch is in an environment that `make compat TORCH=...` has made.
 """

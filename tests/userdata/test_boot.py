@@ -68,7 +68,7 @@ def test_boot_takes_its_steps_in_order_and_sends_the_fleet_to_zero_when_done(rig
 def test_trainer_gets_run_env_as_arguments_that_training_knows(booted: Rig) -> None:
     machine = booted.machines[0]
     (run,) = calls(machine, "run")
-    options = _parser().parse_args(run)
+    options = _parser("run").parse_args(run)
     root = machine.folder.resolve()
     assert (options.workload, options.recipe) == ("trajectory", "laptop")
     assert options.override == ["epochs=2", "width=64"]
@@ -81,7 +81,7 @@ def test_trainer_gets_run_env_as_arguments_that_training_knows(booted: Rig) -> N
     assert options.notice_file == root / "run/training/notice.json"
     assert options.metrics_file == machine.metrics_file.resolve()
     (sync,) = calls(machine, "data")
-    assert _parser().parse_args(sync).wait_seconds == 1800
+    assert _parser("data").parse_args(sync).wait_seconds == 1800
 
 
 def test_machine_gets_its_credentials_from_the_metadata_alone(booted: Rig) -> None:

@@ -29,7 +29,7 @@ def test_fails_on_unknown_and_missing_variables_by_their_names(rig: Rig) -> None
 def test_fails_without_a_data_volume_and_lists_what_is_there(rig: Rig) -> None:
     machine = rig.machine(disks=EC2_DISKS[1:], environment=NO_PATIENCE)
     reason = reason_of_the_end(rig, machine)
-    assert "no disk of EBS under the name sdf" in reason
+    assert "no EBS disk attached as sdf" in reason
     assert (
         "/dev/nvme1n1 (Amazon Elastic Block Store, vol00112233445566778, sda1, holds /)" in reason
     )

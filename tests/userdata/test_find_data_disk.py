@@ -53,7 +53,7 @@ def test_fails_when_two_disks_match_and_lists_both(tmp_path: Path) -> None:
     twin = replace(EC2_DISKS[0], name="nvme3n1", serial="voltwin", device_name="/dev/sdf")
     done = find(tmp_path, (*EC2_DISKS, twin))
     assert done.returncode == 1
-    assert done.stderr.startswith("2 disks of EBS under the name sdf, one is needed; seen: ")
+    assert done.stderr.startswith("2 EBS disks attached as sdf, expected one; found: ")
     assert "/dev/nvme0n1 (" in done.stderr
     assert "/dev/nvme3n1 (Amazon Elastic Block Store, voltwin, sdf)" in done.stderr
 

@@ -121,8 +121,8 @@ def test_a_service_that_does_not_answer_is_asked_again(
     handler.metadata.endpoint = endpoint
     assert handler.poll()
     lines = capsys.readouterr().out.splitlines()
-    assert len([line for line in lines if "trouble, asking again" in line]) == 1
-    assert any("the metadata answers again" in line for line in lines)
+    assert len([line for line in lines if "trouble, retrying" in line]) == 1
+    assert any("the metadata service responds again" in line for line in lines)
 
 
 def test_a_notice_that_cannot_be_read_is_asked_for_again(

@@ -39,7 +39,7 @@ def test_what_an_older_bundle_would_refuse_is_taken_out_and_named(
     assert run_env.find_faults(after) == []
     assert before.keys() - after.keys() == {"FROM_TOMORROW"}
     assert all(before[name] == value for name, value in after.items())
-    assert "older than FROM_TOMORROW: it decides without" in capsys.readouterr().out
+    assert "ignoring FROM_TOMORROW, unknown to the run's older bundle" in capsys.readouterr().out
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bundle.zip", "run.env"]
 
 

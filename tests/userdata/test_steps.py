@@ -46,8 +46,8 @@ def run_script(root: Path, name: str, **variables: str) -> subprocess.CompletedP
 def test_fails_on_a_volume_with_something_unknown_on_it_and_leaves_it_alone(root: Path) -> None:
     done = run_step(root, "data_volume")
     assert done.returncode == 1
-    assert "/dev/nvme0n1 holds something that is no file system" in done.stderr
-    assert "stays untouched: nvme0n1 0x0 LVM2_member" in done.stderr
+    assert "/dev/nvme0n1 contains something else than a file system" in done.stderr
+    assert "left untouched: nvme0n1 0x0 LVM2_member" in done.stderr
     assert "times_formatted" not in (root / "sys/disks/nvme0n1.json").read_text()
 
 
@@ -59,7 +59,7 @@ def test_fails_when_no_interpreter_has_torch_and_names_the_remedy(root: Path) ->
     done = run_step(root, "interpreter")
     assert done.returncode == 1
     assert "no interpreter has torch" in done.stderr
-    assert "take a Deep Learning AMI with PyTorch" in done.stderr
+    assert "use a Deep Learning AMI with PyTorch" in done.stderr
     assert not (root / "opt/training/machine.env").exists()
 
 
@@ -123,4 +123,4 @@ def test_a_head_that_cannot_be_read_is_no_failure_of_the_trainer(root: Path) -> 
         EXIT_STATUS="75",
     )
     assert done.returncode == 0
-    assert "the head could not be read: the Guard sees to the fleet" in done.stdout
+    assert "the head could not be read; the Guard will stop the fleet if needed" in done.stdout

@@ -1,11 +1,11 @@
-"""Prepare stages: derived data, published shard by shard under artifacts/<key>/, read from there.
+"""Prepare stages: derived data, published under artifacts/<key>/ shard by shard, read from there.
 
-A shard's name carries its sha256, so what an interrupted attempt left is reused without trust, and
-two writers of the same shard do not collide. The index, written last and once, says which shards
-there are.
+A shard's name contains its SHA-256, so shards of an interrupted attempt are verified and reused,
+and writers of the same shard do not collide. The index, written last and once, lists the shards.
 """
 
 import json
+import logging
 import os
 import random
 import re
@@ -29,22 +29,24 @@ from training.store.dataset import sha256_of
 from training.store.protocol import PreconditionFailedError, Store, StoreError
 from training.workload import Inputs, Prepare
 
+_log = logging.getLogger(__name__)
+
 INDEX = "index.json"
-# What does not hold is read once more: it may have been damaged on its way here.
+# A shard that fails its checksum is read once more: it may have been damaged in transit.
 _READS = 2
 
 
 class DamagedShardError(StoreError):
-    """A shard is not what was published."""
+    """A shard does not match its checksum."""
 
 
 def ensure_artifact(
     context: AttemptContext, stage: Prepare, inputs_of: Callable[[], Inputs], known: str | None
 ) -> str:
-    """Make whatever shards are missing or damaged, divided among the ranks; return the key.
+    """Make missing and damaged shards, divided among the ranks; return the artifact's key.
 
-    `known` is the key that a checkpoint names; `inputs_of` is called only where a shard is made or
-    the key is not known.
+    `known` is the key that a checkpoint names; `inputs_of` is called only if a shard must be made
+    or the key is unknown.
     """
     key = known or stage.key(inputs_of())
     if not re.fullmatch(r"[a-z0-9-]{1,128}", key):
@@ -54,7 +56,7 @@ def ensure_artifact(
     cache = context.scratch / "artifacts" / key
     there = world.share(_shards_there(context.store, prefix, cache) if world.leads else None)
     if there is None:
-        _say(world, f"[{stage.name}] artifact {key} is there")
+        _log_once(world, f"[{stage.name}] artifact {key} is complete")
         return key
     num_reused = len(there)
     shared = SharedArtifacts(context.artifacts, stage, key, context.numerics)
@@ -62,11 +64,11 @@ def ensure_artifact(
     num_shared = _fill(context, stage, inputs_of(), shared, prefix, there)
     if world.leads:
         _write_index(context.store, prefix, key, [there[k] for k in range(stage.num_shards)])
-    world.share(None)  # the others read the index once it is there
+    world.share(None)  # the other ranks read the index, so they wait for it
     made_of = f"{stage.num_shards} shards, {num_reused} of them reused"
     if is_shared:
         made_of += f", {num_shared} made by other runs"
-    _say(world, f"[{stage.name}] artifact {key}: {made_of}")
+    _log_once(world, f"[{stage.name}] artifact {key}: {made_of}")
     return key
 
 
@@ -78,21 +80,21 @@ def _fill(
     prefix: str,
     there: dict[int, dict[str, Any]],
 ) -> int:
-    """Get the shards that are not there, divided among the ranks; how many others had made."""
+    """Get missing shards, divided among the ranks; return how many came from other runs."""
     world, num_shared = context.world, 0
     missing = [shard for shard in range(stage.num_shards) if shard not in there]
     if shared.is_used:
-        # Runs that began together make different shards, and take each other's.
+        # Runs started together make different shards and reuse each other's.
         missing = world.share(random.sample(missing, len(missing)))
     with ProgressBar(stage.name, stage.num_shards, done=len(there)) as bar:
         for first in range(0, len(missing), world.size):
             context.consensus.stop_unless_time_for("shard")
-            turn = missing[first : first + world.size]
-            mine = turn[world.rank] if world.rank < len(turn) else None
+            batch = missing[first : first + world.size]
+            mine = batch[world.rank] if world.rank < len(batch) else None
             got = None
             if mine is not None:
                 got = _get_shard(context, stage, inputs, shared, prefix, mine)
-            for shard, one in zip(turn, world.gather(got), strict=False):
+            for shard, one in zip(batch, world.gather(got), strict=False):
                 assert one is not None
                 there[shard] = one.entry
                 num_shared += bool(one.facts["shared"])
@@ -109,7 +111,7 @@ def open_artifact(store: Store, key: str, cache: Path) -> Sequence[Mapping[str, 
     found = store.get(prefix + INDEX)
     if found is None:
         raise StoreError(
-            f"{store.uri}/{prefix}{INDEX} is missing; delete the folder to make it anew"
+            f"{store.uri}/{prefix}{INDEX} is missing; delete the folder to make it again"
         )
     shards: list[dict[str, Any]] = json.loads(found.data)["shards"]
     folder = cache / key
@@ -120,21 +122,21 @@ def open_artifact(store: Store, key: str, cache: Path) -> Sequence[Mapping[str, 
 
 
 def _shards_there(store: Store, prefix: str, cache: Path) -> dict[int, dict[str, Any]] | None:
-    """The shards that hold, each fetched into the cache; None where the artifact is whole."""
+    """Fetch and verify the stored shards; None if the artifact is complete."""
     indexed = _indexed(store, prefix)
     entries = indexed if indexed is not None else list(_listed(store, prefix))
     cache.mkdir(parents=True, exist_ok=True)
 
-    def holds(entry: Mapping[str, Any]) -> bool:
+    def is_valid(entry: Mapping[str, Any]) -> bool:
         try:
             _cached(store, prefix, entry, cache)
         except (DamagedShardError, FileNotFoundError) as error:
-            print(f"[artifact] {error}; making it anew", flush=True)
+            _log.warning(f"[artifact] {error}; making it again")
             return False
         return True
 
     with ThreadPoolExecutor(8) as pool:
-        whole = list(pool.map(holds, entries))
+        whole = list(pool.map(is_valid, entries))
     if indexed is not None and all(whole):
         return None
     there: dict[int, dict[str, Any]] = {}
@@ -145,17 +147,17 @@ def _shards_there(store: Store, prefix: str, cache: Path) -> dict[int, dict[str,
 
 
 def _indexed(store: Store, prefix: str) -> list[dict[str, Any]] | None:
-    """What the index names; None where there is none that can be read."""
+    """The entries of the index; None if it is missing or unreadable."""
     found = store.get(prefix + INDEX)
     try:
         return None if found is None else list(json.loads(found.data)["shards"])
     except (ValueError, KeyError, TypeError) as error:
-        print(f"[artifact] {store.uri}/{prefix}{INDEX} is torn ({error}); writing it anew")
+        _log.warning(f"[artifact] {store.uri}/{prefix}{INDEX} is damaged ({error}); rewriting it")
         return None
 
 
 def _listed(store: Store, prefix: str) -> Iterator[dict[str, Any]]:
-    """What earlier attempts have left of an artifact without an index: names carry checksums."""
+    """Entries for the shards of an artifact without an index, from the names of the keys."""
     for key, size in sorted(store.sizes(prefix).items()):
         match = SHARD.fullmatch(key.removeprefix(prefix))
         if match:
@@ -164,10 +166,10 @@ def _listed(store: Store, prefix: str) -> Iterator[dict[str, Any]]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Made:
-    """A shard that a rank has published."""
+    """A shard that a rank has published, made or fetched."""
 
-    entry: dict[str, Any]  # of the index
-    facts: dict[str, Any]  # of the metrics
+    entry: dict[str, Any]  # for the index
+    facts: dict[str, Any]  # for the metrics
 
 
 def _get_shard(
@@ -178,7 +180,7 @@ def _get_shard(
     prefix: str,
     shard: int,
 ) -> _Made:
-    """A shard that another run has made, or else made here; a copy goes into the run either way."""
+    """Fetch a shard made by another run or make it; either way the run keeps a copy."""
     began = time.monotonic()
     folder = context.scratch / prefix
     with context.supervisor.long_work.doing("shard"):
@@ -200,7 +202,7 @@ def _get_shard(
 
 
 def _make_shard(stage: Prepare, inputs: Inputs, folder: Path, shard: int) -> Path:
-    """The shard's file, with its checksum in its name."""
+    """Make a shard; return its file, whose name contains its checksum."""
     seed_torch(inputs.device, "prepare", inputs.seed, stage.name, shard)
     tensors = stage.make(inputs, shard)
     folder.mkdir(parents=True, exist_ok=True)
@@ -213,23 +215,24 @@ def _write_index(store: Store, prefix: str, key: str, shards: list[dict[str, Any
     data = json.dumps({"format": 1, "key": key, "shards": shards}, indent=1).encode()
     found = store.get(prefix + INDEX)
     if found is not None and found.data == data:
-        return  # a damaged shard was made anew, and is what it was
+        return  # a damaged shard was made again with the same bytes
     try:
         store.put_if(prefix + INDEX, data, found.etag if found else None)
     except PreconditionFailedError:
-        print(f"the index of {key} was written by another attempt", flush=True)
+        _log.info(f"[artifact] the index of {key} was written by another attempt")
 
 
-def _say(world: World, text: str) -> None:
+def _log_once(world: World, text: str) -> None:
+    """Log on rank 0 alone."""
     if world.leads:
-        print(text, flush=True)
+        _log.info(text)
 
 
 def _cached(store: Store, prefix: str, shard: Mapping[str, Any], folder: Path) -> Path:
     path = folder / str(shard["name"])
     if path.is_file() and sha256_of(path) == shard["sha256"]:
         return path
-    # Several ranks may read into one folder.
+    # Several ranks may read into the same folder.
     part = path.with_suffix(f".{os.getpid()}.part")
     for _ in range(_READS):
         store.get_file(prefix + path.name, part)

@@ -1,14 +1,16 @@
-"""Shards of derived data that runs share: a place beside them, under everything that decides bits.
+"""Derived data that several runs share, stored under a key of everything that decides its bits.
 
-A run keeps a copy of its own and never needs the shared one again, so that one may go at any time.
-What is read is held against the checksum in its name; whoever fails here makes the shard itself.
+A run keeps its own copy and never needs the shared one again, so shared shards may be deleted at
+any time. A shard is verified against the checksum in its name; a run that cannot read or verify
+one makes it itself.
 """
 
 import hashlib
 import importlib.metadata
+import logging
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,12 +23,13 @@ from training.store.protocol import Store, StoreError
 from training.workload import Prepare
 
 SHARD = re.compile(r"(?P<shard>[0-9]{5})-(?P<sha256>[0-9a-f]{64})\.safetensors")
-# Of the numerics key: what does not reach a shard, which one process makes by itself.
-_NOT_OF_SHARDS = ("world", "stages")
+_log = logging.getLogger(__name__)
+# Parts of the numerics key that cannot change a shard: one process makes it, without a Train stage.
+_IRRELEVANT_NUMERICS = ("world", "stages")
 
 
 class SharedArtifacts:
-    """The shared shards of one Prepare stage's artifact, or of none: then nothing is there."""
+    """The shared shards of one Prepare stage's artifact; unused if the stage is not shareable."""
 
     def __init__(
         self, store: Store | None, stage: Prepare, key: str, numerics: Mapping[str, Any]
@@ -39,11 +42,11 @@ class SharedArtifacts:
 
     @property
     def is_used(self) -> bool:
-        """Whether there is such a place for this stage."""
+        """Whether this run still shares the shards of this stage."""
         return self._store is not None
 
     def fetch(self, shard: int, folder: Path) -> Path | None:
-        """A shard that another run has made, whole, in `folder`; None: make it."""
+        """Download a verified shard made by another run into `folder`; None if there is none."""
         if self._store is None:
             return None
         try:
@@ -54,7 +57,7 @@ class SharedArtifacts:
                     if fetched is not None:
                         return fetched
         except (StoreError, FileNotFoundError) as error:
-            self._give_up(f"shard {shard} is not taken from there", error)
+            self._give_up(f"cannot fetch shard {shard}", error)
         return None
 
     def _fetch(self, store: Store, match: re.Match[str], folder: Path) -> Path | None:
@@ -64,34 +67,34 @@ class SharedArtifacts:
         if sha256_of(part) == match["sha256"]:
             return part.replace(folder / match[0])
         part.unlink()
-        print(f"[shared] {store.uri}/{self._prefix}{match[0]} does not match its name", flush=True)
+        _log.warning(f"[shared] {store.uri}/{self._prefix}{match[0]} does not match its checksum")
         return None
 
     def publish(self, path: Path) -> None:
-        """Give a shard to the other runs. The same bytes have the same name, so no writer harms."""
+        """Upload a shard for other runs; equal bytes have equal names, so no writers conflict."""
         if self._store is None:
             return
         try:
             self._store.put_file(self._prefix + path.name, path)
         except StoreError as error:
-            self._give_up(f"{path.name} is not given to other runs", error)
+            self._give_up(f"cannot share {path.name}", error)
 
     def _sizes(self) -> Mapping[str, int]:
         assert self._store is not None
         return self._store.sizes(self._prefix)
 
     def _give_up(self, what: str, error: Exception) -> None:
-        """The run goes on alone, and is told so once."""
-        print(f"[shared] {what}: {error}; this run makes its own from here on", flush=True)
+        """Continue without sharing; logged once."""
+        _log.warning(f"[shared] {what}: {error}; this run makes its own shards from here on")
         self._store = None
 
 
 def shared_key(stage: Prepare, key: str, numerics: Mapping[str, Any]) -> str:
-    """The artifact's own key with who makes it: code, installed packages, device, threads."""
+    """The artifact's key combined with its maker: code, installed packages, device, threads."""
     facts = {
         "key": key,
         "num_shards": stage.num_shards,
-        "numerics": {n: v for n, v in numerics.items() if n not in _NOT_OF_SHARDS},
+        "numerics": {n: v for n, v in numerics.items() if n not in _IRRELEVANT_NUMERICS},
         "python": sys.version,
         "packages": _packages(),
         "code": _code_of(type(stage).__module__),
@@ -101,20 +104,34 @@ def shared_key(stage: Prepare, key: str, numerics: Mapping[str, Any]) -> str:
 
 @cache
 def _packages() -> tuple[str, ...]:
-    """Name and version of all that is installed: which of them reach a shard nobody knows."""
+    """Name and version of every installed package: any of them might affect a shard."""
     found = {f"{d.name}=={d.version}" for d in importlib.metadata.distributions()}
     return tuple(sorted(found))
 
 
 @cache
 def _code_of(module: str) -> str:
-    """Hash over the engine's sources and those of the package, or module, of the stage."""
+    """Hash over the sources that can change a shard of a stage defined in `module`."""
     digest = hashlib.sha256()
-    for root in dict.fromkeys([_root(training.__name__), _root(module.partition(".")[0])]):
-        for path in _sources(root):
-            digest.update(path.relative_to(root.parent).as_posix().encode())
-            digest.update(path.read_bytes())
+    for path in _sources(module):
+        # Not the whole path: another machine may have the same code elsewhere.
+        digest.update(path.name.encode())
+        digest.update(path.read_bytes())
     return digest.hexdigest()
+
+
+def _sources(module: str) -> list[Path]:
+    """What a stage may import of training/, what calls it, and its own package or module.
+
+    A workload imports only the ground floor of training/, so charts, commands and the loop cannot
+    reach a shard: an edit there must not discard every run's derived data.
+    """
+    engine = _root(training.__name__)
+    calling = [*(engine / "artifacts").glob("*.py"), engine / "engine" / "numerics.py"]
+    top, _, below = module.partition(".")
+    own = engine / below.partition(".")[0] if top == training.__name__ else _root(top)
+    own_sources = [own] if own.is_file() else sorted(own.rglob("*.py"))
+    return list(dict.fromkeys([*sorted(engine.glob("*.py")), *sorted(calling), *own_sources]))
 
 
 def _root(module: str) -> Path:
@@ -125,7 +142,3 @@ def _root(module: str) -> Path:
         return Path(next(iter(spec.submodule_search_locations)))
     assert spec.origin is not None
     return Path(spec.origin)
-
-
-def _sources(root: Path) -> Iterator[Path]:
-    yield from [root] if root.is_file() else sorted(root.rglob("*.py"))

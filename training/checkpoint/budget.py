@@ -1,4 +1,4 @@
-"""The arithmetic of a notice: what a save will take, what is left, and what to do about it."""
+"""The arithmetic of a notice: what a save takes, what time is left, and what to do."""
 
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -6,7 +6,7 @@ from typing import Literal, TypeAlias
 from contract.notice import save_reserve
 from training.interruption.notice import Notice
 
-# Before anything was measured on this machine: below what gp3 and S3 were seen to give.
+# Before anything was measured on this machine: below what gp3 and S3 were observed to reach.
 _ASSUMED_SAVE_BYTES_PER_SECOND = 1e9
 _ASSUMED_UPLOAD_BYTES_PER_SECOND = 50e6
 
@@ -15,21 +15,21 @@ Plan: TypeAlias = Literal["save", "finish, then save", "finish", "give up"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cost:
-    """Of one commit on this machine."""
+    """What one commit cost on this machine."""
 
     bytes: int
-    save_seconds: float  # before the first byte was sent
+    save_seconds: float  # until the first byte was sent
     upload_seconds: float
 
     @property
     def durable_seconds(self) -> float:
-        """From the boundary to the commit."""
+        """Seconds from the boundary to the commit."""
         return self.save_seconds + self.upload_seconds
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Budget:
-    """One decision at a notice, with everything that it rests on."""
+    """The decision at a notice, with all that it is based on."""
 
     bytes: int
     step_seconds: float  # from the notice to the boundary
@@ -37,20 +37,20 @@ class Budget:
     upload_seconds: float
     reserve_seconds: float
     seconds_left: float
-    finish_seconds: float | None  # what a save under way still needs
+    finish_seconds: float | None  # what a save in progress still needs
     is_measured: bool
 
     @property
     def need_seconds(self) -> float:
-        """For a save of this boundary."""
+        """Seconds that a save of this boundary needs."""
         return self.save_seconds + self.upload_seconds + self.reserve_seconds
 
     @property
     def plan(self) -> Plan:
-        """Save this boundary if it fits; else finish the save under way if that fits.
+        """Save this boundary if it fits; otherwise finish the save in progress if that fits.
 
-        When both fit into half of the time, the one under way is finished first: it is an insurance
-        that costs nothing. An assumed rate refuses nothing: trying costs nothing either.
+        If both fit into half the time, the save in progress is finished first, as a free insurance.
+        An estimate from assumed rates refuses nothing, because trying is free too.
         """
         left = self.seconds_left
         if left <= 0:
@@ -65,27 +65,27 @@ class Budget:
         return "give up"
 
     def __str__(self) -> str:
-        under_way = (
+        in_progress = (
             ""
             if self.finish_seconds is None
-            else f"; a save under way needs {self.finish_seconds:.2f} s more"
+            else f"; a save in progress needs {self.finish_seconds:.2f} s more"
         )
         return (
             f"{self.bytes / 1e6:.1f} MB: {self.step_seconds:.2f} s to the boundary, then "
             f"{self.save_seconds:.2f} s to save + {self.upload_seconds:.2f} s to upload "
             f"({'measured' if self.is_measured else 'assumed'}) + "
-            f"{self.reserve_seconds:.1f} s in reserve, {self.seconds_left:.1f} s left{under_way}"
+            f"{self.reserve_seconds:.1f} s in reserve, {self.seconds_left:.1f} s left{in_progress}"
         )
 
 
 def reserve_of(notice: Notice) -> float:
-    """Seconds of the notice that no save may use."""
+    """Seconds of the notice that saves must not use."""
     return save_reserve(notice.deadline - notice.received)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Estimate:
-    """Seconds that a save will take."""
+    """The expected duration of a save."""
 
     save_seconds: float
     upload_seconds: float
@@ -93,19 +93,19 @@ class Estimate:
 
     @property
     def seconds(self) -> float:
-        """From the boundary to the commit."""
+        """Seconds from the boundary to the commit."""
         return self.save_seconds + self.upload_seconds
 
 
 def estimate(size: int, last: Cost | None) -> Estimate:
-    """What a save of `size` bytes will take, by what the last one did."""
+    """Estimate a save of `size` bytes from what the last one took."""
     if last is None:
         return Estimate(
             save_seconds=size / _ASSUMED_SAVE_BYTES_PER_SECOND,
             upload_seconds=size / _ASSUMED_UPLOAD_BYTES_PER_SECOND,
             is_measured=False,
         )
-    # A state of other size costs in proportion; a tiny one is all latency and is measured as such.
+    # Cost is proportional to size; a tiny state is all latency, which is measured as such.
     scale = size / max(last.bytes, 1)
     return Estimate(
         save_seconds=last.save_seconds * scale,
@@ -117,7 +117,7 @@ def estimate(size: int, last: Cost | None) -> Estimate:
 def draw_up(
     size: int, expected: Estimate, notice: Notice, boundary: float, finish_seconds: float | None
 ) -> Budget:
-    """The budget of a save of `size` bytes at `boundary` (monotonic)."""
+    """Budget a save of `size` bytes at `boundary` (monotonic time)."""
     return Budget(
         bytes=size,
         step_seconds=max(0.0, boundary - notice.received),

@@ -1,4 +1,4 @@
-"""The deliverable, final/model.safetensors, and the hash that two runs' weights are compared by."""
+"""The deliverable, final/model.safetensors, and the hash by which runs' weights are compared."""
 
 import hashlib
 import json
@@ -18,12 +18,12 @@ from training.checkpoint.state import tensor_at
 from training.record.checkpoint_entry import CheckpointEntry, FileEntry
 from training.store.protocol import Store
 
-# Stands in the header, as long as a hash, until every tensor is in its place.
-_UNKNOWN = "?" * 64
+# A placeholder for the hash in the header, of the same length, until all tensors are written.
+_PLACEHOLDER = "?" * 64
 
 
 def weights_sha256(tensors: Mapping[str, Tensor]) -> str:
-    """sha256 over sorted names, dtypes, shapes and raw little-endian bytes."""
+    """SHA-256 over sorted names, dtypes, shapes and raw little-endian bytes."""
     digest = hashlib.sha256()
     for name in sorted(tensors):
         tensor = tensors[name].detach().cpu().contiguous()
@@ -38,13 +38,13 @@ def export_final(
 ) -> str:
     """Write the weights of a checkpoint into the run as one file; return their hash.
 
-    Read file by file, so that of a sharded model no more than one rank's share is in memory. The
-    moving average, where there is one, is what was evaluated and what is exported.
+    Files are read one by one, so no more than one rank's share of a sharded model is in memory. The
+    moving average, if there is one, was evaluated and is exported.
     """
     prefix, files = checkpoint_prefix(entry.name), {file.name: file for file in entry.files}
     slices = slices_of(store, entry, read_state(store, entry))
     final = {**slices["model"], **slices.get("ema", {})}
-    layout = lay_out({name: _shape_of(one) for name, one in final.items()}, _metadata(about))
+    layout = lay_out({name: _empty(one) for name, one in final.items()}, _metadata(about))
     scratch.mkdir(parents=True, exist_ok=True)
     path = scratch / "final.safetensors"
     with path.open("wb") as file:
@@ -53,7 +53,7 @@ def export_final(
     tensors = {place.name: tensor_at(block, place) for place in layout.spans}
     fill_slices({"final": final}, {"final": tensors}, partial(_read_twice, store, prefix, files))
     digest = weights_sha256(tensors)
-    header = layout.header.replace(_UNKNOWN.encode(), digest.encode())
+    header = layout.header.replace(_PLACEHOLDER.encode(), digest.encode())
     block[: len(header)] = torch.frombuffer(bytearray(header), dtype=torch.uint8)
     del tensors, block
     store.put_file(FINAL, path)
@@ -62,17 +62,17 @@ def export_final(
 
 
 def _metadata(about: Mapping[str, str]) -> dict[str, str]:
-    return {**about, "weights_sha256": _UNKNOWN}
+    return {**about, "weights_sha256": _PLACEHOLDER}
 
 
-def _shape_of(about: Mapping[str, Any]) -> Tensor:
+def _empty(about: Mapping[str, Any]) -> Tensor:
     return torch.empty(about["shape"], dtype=getattr(torch, about["dtype"]), device="meta")
 
 
 def _read_twice(
     store: Store, prefix: str, files: Mapping[str, FileEntry], name: str
 ) -> dict[str, Tensor]:
-    """What does not hold is read once more: it may have been damaged on its way here."""
+    """Read a file; once more if it fails its checksum, as it may have been damaged in transit."""
     try:
         return read_tensors(store, prefix, files[name])
     except DamagedCheckpointError:

@@ -1,8 +1,8 @@
-"""The bytes of a safetensors file, known before one of them is written.
+"""The layout of a safetensors file, computed before any byte is written.
 
-The library can only write a whole file from copies of its tensors. Here the header and the place of
-every tensor come from shapes alone, so that parts of the file can be made, sent and read in any
-order and in little memory. https://github.com/huggingface/safetensors#format
+The library can only write a whole file from copies of its tensors. Here the header and every
+tensor's position follow from shapes alone, so that parts of the file can be made, sent and read in
+any order and in little memory. https://github.com/huggingface/safetensors#format
 """
 
 import bisect
@@ -34,18 +34,18 @@ _CODES = {
     torch.bool: "BOOL",
 }
 _DTYPES = {code: dtype for dtype, code in _CODES.items()}
-# Of the start of the data: the largest item of any type, times room for vector instructions.
+# The alignment of the data: the largest item of any type, and enough for vector instructions.
 _ALIGNMENT = 64
 _LENGTH_BYTES = 8
 
 
 class LayoutError(ValueError):
-    """Bytes that are no safetensors header, or none of this file."""
+    """The bytes are not a safetensors header, or not one of this file."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TensorSpan:
-    """Where one tensor's bytes lie in the file, from `start` to before `stop`."""
+    """The position of one tensor's bytes in the file, from `start` to before `stop`."""
 
     name: str
     dtype: torch.dtype
@@ -56,18 +56,18 @@ class TensorSpan:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Layout:
-    """A whole file: its header, and the places of its tensors, which leave no gap."""
+    """The layout of a file: its header, and the positions of its tensors, without gaps."""
 
     header: bytes
     spans: tuple[TensorSpan, ...]
 
     @property
     def size(self) -> int:
-        """Bytes of the file."""
+        """Size of the file in bytes."""
         return self.spans[-1].stop if self.spans else len(self.header)
 
     def overlapping(self, start: int, stop: int) -> Iterator[TensorSpan]:
-        """The places that hold a byte from `start` to before `stop`."""
+        """The tensors with a byte from `start` to before `stop`."""
         first = bisect.bisect_right(self.spans, start, key=lambda place: place.stop)
         for place in itertools.islice(self.spans, first, None):
             if place.start >= stop:
@@ -77,14 +77,14 @@ class Layout:
 
 
 def lay_out(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> Layout:
-    """Place the tensors; those with large items first, so that every one is aligned to its item."""
+    """Lay out the tensors; those with large items first, so that each is aligned to its items."""
     ordered = sorted(tensors.items(), key=lambda item: -item[1].element_size())
     record: dict[str, object] = {}
     stop = 0
     for name, tensor in ordered:
         if tensor.dtype not in _CODES or tensor.layout != torch.strided:
             raise TypeError(
-                f"{name}: a {tensor.layout} tensor of {tensor.dtype} cannot be kept in safetensors"
+                f"{name}: safetensors cannot store a {tensor.layout} tensor of {tensor.dtype}"
             )
         start, stop = stop, stop + tensor.numel() * tensor.element_size()
         record[name] = {
@@ -100,26 +100,26 @@ def lay_out(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = 
 
 
 def header_bytes(first: bytes, size: int) -> int:
-    """Bytes of the header of a file of `size` bytes that begins with `first` (8 bytes or more)."""
+    """Size of the header of a file of `size` bytes that starts with `first` (8 bytes or more)."""
     length = _LENGTH_BYTES + int.from_bytes(first[:_LENGTH_BYTES], "little")
     if len(first) < _LENGTH_BYTES or length > size:
-        raise LayoutError(f"a header of {length} bytes does not fit into {size}")
+        raise LayoutError(f"a header of {length} bytes does not fit into {size} bytes")
     return length
 
 
 def parse_header(header: bytes, size: int) -> Layout:
-    """Undo `lay_out` for a file of `size` bytes, believing nothing that it cannot check."""
+    """Parse the header of a file of `size` bytes, and verify all that can be verified."""
     try:
         record = json.loads(header[_LENGTH_BYTES:])
         record.pop("__metadata__", None)
         places = _spans(record, len(header))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise LayoutError(f"the header cannot be read: {error}") from error
+        raise LayoutError(f"invalid header: {error}") from error
     stop = len(header)
     for place in places:
         count = math.prod(place.shape)
         if place.start != stop or place.stop - place.start != count * place.dtype.itemsize:
-            raise LayoutError(f"the header's place of {place.name!r} cannot be")
+            raise LayoutError(f"the header has an impossible position of {place.name!r}")
         stop = place.stop
     if stop != size:
         raise LayoutError(f"the header describes {stop} bytes of {size}")

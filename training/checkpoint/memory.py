@@ -1,4 +1,4 @@
-"""Host memory: what is free, and large blocks of it for copies of a state. Imports torch only."""
+"""Host memory: how much is free, and large blocks for copies of a state. Imports torch only."""
 
 import mmap
 import resource
@@ -17,13 +17,13 @@ _HUGE_PAGE = 2 * 1024 * 1024
 
 
 def available_bytes() -> int | None:
-    """What this process can take without swapping or being killed; None where nothing says."""
+    """Bytes this process can take without swapping or being killed; None if unknown."""
     known = [left for left in (free_bytes(), _limit_bytes_left()) if left is not None]
     return min(known, default=None)
 
 
 def free_bytes() -> int | None:
-    """The same of the machine (or the unit) as a whole, whatever this process's own limit is."""
+    """Bytes free on the machine (or in the unit), ignoring this process's own limit."""
     try:
         lines = _MEMINFO.read_text().splitlines()
     except OSError:
@@ -43,13 +43,13 @@ def data_bytes() -> int | None:
 
 
 def _limit_bytes_left() -> int | None:
-    """Below this process's own limit, if it has one."""
+    """Bytes left below this process's own limit, if it has one."""
     limit, used = resource.getrlimit(resource.RLIMIT_DATA)[0], data_bytes()
     return None if limit == resource.RLIM_INFINITY or used is None else max(0, limit - used)
 
 
 def _cgroup_bytes_left() -> int | None:
-    """Below the limit of this process's own cgroup (a unit's MemoryMax), if there is one."""
+    """Bytes left below the limit of this process's cgroup (a unit's MemoryMax), if any."""
     try:
         path = _OWN_CGROUP.read_text().strip().rpartition("::/")[2]
         folder = _CGROUP / path.lstrip("/")
@@ -58,7 +58,7 @@ def _cgroup_bytes_left() -> int | None:
             return None
         used = int((folder / "memory.current").read_text())
         lines = (folder / "memory.stat").read_text().splitlines()
-        # The kernel gives up cached files before it kills anything.
+        # The kernel drops cached files before it kills anything.
         cached = next((int(x.split()[1]) for x in lines if x.startswith("inactive_file ")), 0)
         return int(limit) - used + cached
     except (OSError, ValueError):
@@ -66,18 +66,18 @@ def _cgroup_bytes_left() -> int | None:
 
 
 def view_of(block: Tensor) -> memoryview:
-    """The bytes of a block on the host, where they lie."""
+    """The bytes of a block on the host, without a copy."""
     array: Any = block.numpy()
     return memoryview(array)
 
 
 def allocate(size: int, device: torch.device) -> Tensor:
-    """A block of bytes on the host, aligned to a page; page-locked for copies from a GPU.
+    """Allocate bytes on the host, aligned to a page; page-locked for copies from a GPU.
 
-    Its memory goes back to the system with the tensor. Page-locked memory from `torch.empty` would
-    be rounded up to a power of two, which a copy of a whole state cannot afford.
+    The memory is returned to the system with the tensor. Page-locked memory from `torch.empty`
+    would be rounded up to a power of two, too much for a copy of a whole state.
     """
-    # At least one byte: there is no empty mapping.
+    # At least one byte: a mapping cannot be empty.
     block = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if size >= _HUGE_PAGE and hasattr(mmap, "MADV_HUGEPAGE"):
         block.madvise(mmap.MADV_HUGEPAGE)
@@ -86,7 +86,7 @@ def allocate(size: int, device: torch.device) -> Tensor:
         runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
         address = tensor.data_ptr()
         if int(runtime.cudaHostRegister(address, max(size, 1), 0)) == 0:
-            # `block` stays mapped until it is unregistered: the finalizer holds it.
+            # `block` stays mapped until it is unregistered: the finalizer references it.
             weakref.finalize(tensor, _unregister, runtime, address, block)
     return tensor
 

@@ -11,11 +11,10 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from training.checkpoint.checkpointer import Checkpointer
-from training.checkpoint.read import checkpoint_name
 from training.checkpoint.sharded import own_share
 from training.checkpoint.sharded_follower import ShardedFollower
 from training.checkpoint.sharded_leader import ShardedLeader
-from training.checkpoint.state import LiveState
+from training.checkpoint.state import LiveState, checkpoint_name
 from training.checkpoint.write import SaveRequest
 from training.interruption.long_work import Work
 from training.interruption.notice import InterruptedRunError, Notice

@@ -1,11 +1,11 @@
-"""Checkpoints: safetensors files and one JSON, their checksums in the head. Nothing is pickled.
+"""Reading checkpoints: safetensors files and one JSON, with checksums in the head; no pickle.
 
-A checkpoint exists when the head names it and its checksums hold; the newest that does is read, and
-each one passed over is named with the reason.
+A checkpoint is valid if the head names it and its checksums match; the newest valid one is read,
+and each one passed over is reported with the reason.
 """
 
 import json
-import secrets
+import logging
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,57 +21,53 @@ from training.checkpoint.memory import view_of
 from training.checkpoint.slices import SLICES, Slice, Sliced, copy_overlap, local_slice
 from training.checkpoint.state import STATE
 from training.checkpoint.transfer import receive
-from training.errors import RunFailedError
 from training.record.checkpoint_entry import CheckpointEntry, FileEntry
 from training.store.protocol import Store
 
+_log = logging.getLogger(__name__)
+
 S = TypeVar("S")
 
-# What a model computes with: its own state, and the moving average of it.
+# What a model computes with: its own state, and its moving average.
 WEIGHTS = frozenset({"model", "ema"})
 
 
 class DamagedCheckpointError(RuntimeError):
-    """A checkpoint that the head names is not what was committed."""
+    """A checkpoint that the head names is missing data or fails its checksums."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Snapshot:
-    """What a checkpoint held: tensors by part, on the CPU, and what JSON can hold."""
+    """The content of a checkpoint: tensors by part, on the CPU, and the JSON state."""
 
-    tensors: Mapping[str, Mapping[str, Tensor]]  # part -> name -> tensor in memory of its own
+    tensors: Mapping[str, Mapping[str, Tensor]]  # part -> name -> tensor in its own memory
     state: Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Loaded(Generic[S]):
-    """A checkpoint that was read."""
+    """A checkpoint that was read and verified."""
 
     entry: CheckpointEntry
     snapshot: S
 
 
-def checkpoint_name(step: int, generation: int) -> str:
-    """A name that is never used twice and sorts by step."""
-    return f"{step:08d}-g{generation:04d}-{secrets.token_hex(4)}"
-
-
 def read_checkpoint(
     store: Store, entry: CheckpointEntry, parts: Container[str] | None = None
 ) -> Snapshot:
-    """Read and verify one checkpoint, or some of its parts; DamagedCheckpointError says what fails.
+    """Read and verify one checkpoint, or some of its parts; may raise DamagedCheckpointError.
 
-    What does not hold is read once more: it may have been damaged on its way here.
+    What fails is read once more: it may have been damaged in transit.
     """
     return read_twice(entry, lambda: _read_checkpoint(store, entry, parts))
 
 
 def read_twice(entry: CheckpointEntry, read: Callable[[], S]) -> S:
-    """Read a checkpoint, or something of it; once more where that was damaged, and then raise."""
+    """Read a checkpoint or a part of it; if it is damaged, once more, and then raise."""
     try:
         return read()
     except DamagedCheckpointError as error:
-        print(f"[read] checkpoint {entry.name}: {error}; reading it again", flush=True)
+        _log.warning(f"[read] checkpoint {entry.name}: {error}; reading it again")
         return read()
 
 
@@ -94,7 +90,7 @@ def _read_checkpoint(
 
 
 def read_state(store: Store, entry: CheckpointEntry) -> dict[str, Any]:
-    """Read a checkpoint's JSON, after a look at the sizes of all its files."""
+    """Read a checkpoint's JSON, after checking the sizes of all its files."""
     prefix = checkpoint_prefix(entry.name)
     sizes = store.sizes(prefix)
     for file in entry.files:
@@ -123,7 +119,7 @@ def fill_slices(
     for part, tensors in targets.items():
         known = slices.get(part, {})
         if unknown := sorted(known.keys() - tensors.keys()):
-            raise DamagedCheckpointError(f"{unknown[0]} of {part!r} is none of the model's")
+            raise DamagedCheckpointError(f"{unknown[0]} of {part!r} is not in the model")
         for name, tensor in tensors.items():
             offset, local = local_slice(tensor)
             about = known.get(name)
@@ -139,7 +135,7 @@ def fill_slices(
                     wanted.setdefault(one.file, []).append((name, one, offset, local))
                     missing[part, name] -= count
     if short := [name for (_, name), count in missing.items() if count]:
-        raise DamagedCheckpointError(f"the slices of {short[0]} do not make it up")
+        raise DamagedCheckpointError(f"the slices of {short[0]} do not cover it")
     for file, uses in wanted.items():
         tensors_of_file = read(file)
         for name, one, offset, local in uses:
@@ -149,7 +145,7 @@ def fill_slices(
 def _read_slices(
     store: Store, entry: CheckpointEntry, slices: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, dict[str, Tensor]]:
-    """The whole of the tensors, in one process."""
+    """Read whole tensors in one process."""
     tensors = {
         part: {
             name: torch.empty(about["shape"], dtype=getattr(torch, about["dtype"]))
@@ -164,7 +160,7 @@ def _read_slices(
 
 
 def read_layout(store: Store, prefix: str, file: FileEntry) -> Layout:
-    """Where the tensors of a safetensors file lie; nothing is verified yet."""
+    """Read the layout of a safetensors file, before its checksum is verified."""
     try:
         first = _read(store, prefix, file, min(8, file.bytes))
         header = _read(store, prefix, file, header_bytes(first, file.bytes))
@@ -174,10 +170,10 @@ def read_layout(store: Store, prefix: str, file: FileEntry) -> Layout:
 
 
 def read_tensors(store: Store, prefix: str, file: FileEntry) -> dict[str, Tensor]:
-    """Read one safetensors file; every tensor gets memory of its own, as torch aligns it.
+    """Read one safetensors file into tensors with their own memory, as torch aligns it.
 
-    Memory at another alignment changes the last bits of matrix-vector products, so nothing is
-    computed on bytes where they lay in a file.
+    Another alignment changes the last bits of matrix-vector products, so tensors must not be views
+    of a file's bytes.
     """
     layout = read_layout(store, prefix, file)
     tensors = {place.name: torch.empty(place.shape, dtype=place.dtype) for place in layout.spans}
@@ -193,12 +189,12 @@ def read_tensors(store: Store, prefix: str, file: FileEntry) -> dict[str, Tensor
     return tensors
 
 
-def newest_that_holds(
+def newest_valid(
     store: Store,
     entries: Sequence[CheckpointEntry],
     read: Callable[[Store, CheckpointEntry], S] = read_checkpoint,  # type: ignore[assignment]
 ) -> tuple[Loaded[S] | None, tuple[tuple[str, str], ...]]:
-    """The newest checkpoint whose checksums hold, and those passed over as (name, why)."""
+    """The newest checkpoint whose checksums match, and those passed over as (name, why)."""
     passed_over: list[tuple[str, str]] = []
     for entry in reversed(entries):
         try:
@@ -210,29 +206,6 @@ def newest_that_holds(
     return None, tuple(passed_over)
 
 
-def find_nan(tensors: Mapping[str, Tensor]) -> str | None:
-    """The name of the first tensor with a NaN (an infinity may be meant, as in masks)."""
-    for name, tensor in tensors.items():
-        if not tensor.is_floating_point() or not tensor.numel():
-            continue
-        if tensor.element_size() == 1:
-            tensor = tensor.float()  # nothing is computed in 8 bits
-        # The smallest of numbers of which one is no number is none; isnan would make a copy.
-        if bool(tensor.detach().amin().isnan()):
-            return name
-    return None
-
-
-def refuse_nan(tensors: Mapping[str, Mapping[str, Tensor]], where: str) -> None:
-    """RunFailedError if a weight is no number, in whichever files of the model."""
-    for part, own in tensors.items():
-        if part.split(".")[0] == "model" and (name := find_nan(own)) is not None:
-            raise RunFailedError(
-                f"{where}: {name} holds a NaN; "
-                "nothing was published, lower the learning rate or clip the gradients"
-            )
-
-
 def _check_size(file: FileEntry, size: int | None) -> None:
     if size is None:
         raise DamagedCheckpointError(f"{file.name} is missing")
@@ -241,7 +214,7 @@ def _check_size(file: FileEntry, size: int | None) -> None:
 
 
 def _read(store: Store, prefix: str, file: FileEntry, size: int) -> bytes:
-    """The first bytes of a file, which nothing has verified yet."""
+    """Read the first bytes of a file, unverified."""
     data = bytearray(size)
     with _missing(file):
         store.read_into(prefix + file.name, 0, memoryview(data))
@@ -253,7 +226,7 @@ def _receive(
 ) -> None:
     with _missing(file):
         if not receive(store, prefix + file.name, file, place_bytes):
-            raise DamagedCheckpointError(f"{file.name} does not match its sha256")
+            raise DamagedCheckpointError(f"{file.name} does not match its SHA-256")
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from training.checkpoint.read import (
     DamagedCheckpointError,
     Loaded,
     Snapshot,
-    newest_that_holds,
+    newest_valid,
     read_checkpoint,
     read_state,
     read_twice,
@@ -40,7 +40,7 @@ def find_newest(
     entries, passed_over = context.lease.head.checkpoints, list[tuple[str, str]]()
     read = partial(_read, context, is_sharded)
     while True:
-        loaded, damaged = newest_that_holds(context.store, entries, read)
+        loaded, damaged = newest_valid(context.store, entries, read)
         passed_over += damaged
         if loaded is None:
             break

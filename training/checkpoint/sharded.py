@@ -1,7 +1,7 @@
-"""Checkpoints of a model that is sharded over ranks: each writes its share, and reads its share.
+"""Checkpoints of a model that is sharded over ranks: each rank writes and reads its share.
 
-The slices are listed in the checkpoint's own JSON, so any number of ranks can read them, and one
-process reads them like any other checkpoint. Whole checkpoints are read share by share too.
+The checkpoint's JSON lists the slices, so any number of ranks can read them, and a single process
+reads them like any other checkpoint. Unsharded checkpoints can be read share by share too.
 """
 
 import re
@@ -30,7 +30,7 @@ _OF_RANK = re.compile(r"\.rank-([0-9]+)\.safetensors$")
 
 
 def own_share(capture: LiveState, rank: int) -> LiveState:
-    """What this rank writes: its slices by file, and in the state where they lie."""
+    """What this rank writes: its slices by file, with their positions in the state."""
     files: dict[str, dict[str, Tensor]] = {}
     slices: dict[str, dict[str, Any]] = {}
     for part, tensors in capture.tensors.items():
@@ -53,7 +53,7 @@ def own_share(capture: LiveState, rank: int) -> LiveState:
 
 
 def merged(slices: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The slices of all ranks together, which know the same tensors."""
+    """Merge the slice lists of all ranks, which have the same tensors."""
     whole: dict[str, Any] = {}
     for part, tensors in slices[0].items():
         whole[part] = {}
@@ -64,7 +64,7 @@ def merged(slices: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 class ShardedSnapshot:
-    """A checkpoint of which each rank has verified some files, and fills its share of a model."""
+    """A checkpoint of which each rank verifies some files and fills its share of a model."""
 
     def __init__(
         self,
@@ -81,9 +81,9 @@ class ShardedSnapshot:
         self._kept: dict[str, dict[str, Tensor]] = {}
 
     def verify(self, rank: int, size: int) -> str | None:
-        """Read this rank's part of the files and keep it; what does not hold, if something.
+        """Read and keep this rank's part of the files; return the first problem, if any.
 
-        With as many ranks as wrote it, each has read just what it needs.
+        With as many ranks as wrote it, each reads exactly what it needs.
         """
         mine = [f for k, f in enumerate(self._entry.files) if _reader(k, f, size) == rank]
         for file in mine:
@@ -96,11 +96,11 @@ class ShardedSnapshot:
         return None
 
     def names(self, part: str) -> frozenset[str]:
-        """Of a part's tensors."""
+        """The names of a part's tensors."""
         return frozenset(self._slices.get(part, {}))
 
     def fill(self, parts: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Fill this rank's share of every tensor in place; the snapshot is then empty."""
+        """Fill this rank's share of every tensor in place, and free what `verify` kept."""
         fill_slices(self._slices, parts, self._take)
         self._kept.clear()
 
@@ -112,7 +112,7 @@ class ShardedSnapshot:
 
 
 def slices_of(store: Store, entry: CheckpointEntry, state: Mapping[str, Any]) -> dict[str, Any]:
-    """The slices that a checkpoint lists; each whole tensor as one where it is not sharded."""
+    """The slices that a checkpoint lists; if it is not sharded, one slice per tensor."""
     if SLICES in state:
         listed: dict[str, Any] = state[SLICES]
         return listed

@@ -5,7 +5,6 @@ import threading
 from collections.abc import Callable
 
 from contract.keys import checkpoint_prefix
-from training.checkpoint.read import refuse_nan
 from training.checkpoint.sharded_leader import (
     STAGED,
     TICK_SECONDS,
@@ -14,7 +13,7 @@ from training.checkpoint.sharded_leader import (
     share_key,
 )
 from training.checkpoint.slices import SLICES
-from training.checkpoint.state import HostCopies, HostCopy, LiveState
+from training.checkpoint.state import HostCopies, HostCopy, LiveState, refuse_nan
 from training.checkpoint.transfer import CancelledError, Progress, send
 from training.errors import RunFailedError
 from training.ranks.context import AttemptContext

@@ -1,4 +1,4 @@
-"""Tensors of which each process holds a slice: where the slices lie, and how they overlap."""
+"""Tensors of which each process has a slice: the slices' positions and overlaps."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -17,21 +17,21 @@ SLICES = "slices"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Slice:
-    """A block of a tensor, which a file holds under the tensor's name."""
+    """A block of a tensor, stored in a file under the tensor's name."""
 
     file: str
     offset: tuple[int, ...]
     shape: tuple[int, ...]
 
     def count_in(self, offset: Sequence[int], shape: Sequence[int]) -> int:
-        """How many of its elements a block holds."""
+        """Number of this slice's elements that are in the given block."""
         blocks = zip(self.offset, self.shape, offset, shape, strict=True)
         return math.prod(max(0, min(a + m, b + n) - max(a, b)) for a, m, b, n in blocks)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sliced:
-    """A tensor of a checkpoint, and the slices that make it up."""
+    """A tensor of a checkpoint as its slices."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -39,7 +39,7 @@ class Sliced:
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> "Sliced":
-        """Read what `asdict` gave to JSON."""
+        """Rebuild from the JSON in a checkpoint."""
         slices = tuple(
             Slice(file=s["file"], offset=tuple(s["offset"]), shape=tuple(s["shape"]))
             for s in record["slices"]
@@ -50,26 +50,26 @@ class Sliced:
 
 
 def is_sharded(tensor: Tensor) -> "TypeGuard[DTensor]":
-    """Whether a tensor is one of many processes (importing the type would take half a second)."""
+    """Whether a tensor is sharded (importing DTensor to check would take half a second)."""
     return hasattr(tensor, "__create_chunk_list__")
 
 
 def local_slice(tensor: Tensor) -> tuple[tuple[int, ...], Tensor]:
-    """Where this process's share of a tensor begins, and the share; the whole of a plain one."""
+    """Offset and data of this process's share of a tensor; all of an unsharded one."""
     if not is_sharded(tensor):
         return (0,) * tensor.dim(), tensor
     if any(placement.is_partial() for placement in tensor.placements):
-        raise ValueError("a tensor of partial sums cannot be kept; reduce it first")
-    # What torch.distributed.checkpoint asks every sharded tensor for.
+        raise ValueError("a tensor of partial sums cannot be stored; reduce it first")
+    # The method by which torch.distributed.checkpoint gets the chunks of a sharded tensor.
     chunks: Sequence[Any] = tensor.__create_chunk_list__()  # type: ignore[no-untyped-call]
     local = tensor.to_local()
     if len(chunks) != 1 or tuple(chunks[0].sizes) != tuple(local.shape):
-        raise ValueError(f"placements {tensor.placements} give a process no single block")
+        raise ValueError(f"placements {tensor.placements} do not give each process a single block")
     return tuple(chunks[0].offsets), local
 
 
 def is_first_holder(tensor: Tensor, rank: int) -> bool:
-    """Whether, of all processes with the same share of the tensor, this one writes it."""
+    """Whether this process writes its share, as the first of those with the same share."""
     if not is_sharded(tensor):
         return rank == 0
     coordinate = tensor.device_mesh.get_coordinate()
@@ -83,7 +83,7 @@ def is_first_holder(tensor: Tensor, rank: int) -> bool:
 def copy_overlap(
     source: Tensor, source_offset: Sequence[int], target: Tensor, target_offset: Sequence[int]
 ) -> None:
-    """Copy what two blocks of one tensor share."""
+    """Copy the overlap of two blocks of one tensor."""
     blocks = zip(source_offset, source.shape, target_offset, target.shape, strict=True)
     for dim, (a, a_length, b, b_length) in enumerate(blocks):
         first, last = max(a, b), min(a + a_length, b + b_length)

@@ -5,6 +5,7 @@ Nothing here writes: a `Contents` gives any part of a file, straight from the li
 """
 
 import json
+import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from training.checkpoint.layout import Layout, TensorSpan, lay_out
 from training.checkpoint.memory import allocate, available_bytes, view_of
+from training.errors import RunFailedError
 
 STATE = "state.json"
 # What a copy of the state must leave to everything else on the machine.
@@ -185,6 +187,11 @@ class HostCopies:
         return copy
 
 
+def checkpoint_name(step: int, generation: int) -> str:
+    """A unique name that sorts by step."""
+    return f"{step:08d}-g{generation:04d}-{secrets.token_hex(4)}"
+
+
 def state_file(state: Mapping[str, Any]) -> Text:
     """The checkpoint's JSON file."""
     return Text(name=STATE, data=json.dumps(state).encode())
@@ -193,6 +200,57 @@ def state_file(state: Mapping[str, Any]) -> Text:
 def tensor_at(block: Tensor, span: TensorSpan) -> Tensor:
     """The tensor whose bytes lie at `span` of a block of bytes."""
     return block[span.start : span.stop].view(span.dtype).view(span.shape)
+
+
+def flatten_state(value: Any, tensors: dict[str, Tensor], path: str = "") -> Any:
+    """Move a nested state_dict's tensors into `tensors`; return the rest as a JSON skeleton."""
+    if isinstance(value, Tensor):
+        tensors[path] = value
+        return {"tensor": path}
+    if isinstance(value, Mapping):
+        return {"dict": [[k, flatten_state(v, tensors, f"{path}/{k}")] for k, v in value.items()]}
+    if isinstance(value, list | tuple):
+        parts = [flatten_state(v, tensors, f"{path}/{i}") for i, v in enumerate(value)]
+        return {type(value).__name__: parts}
+    if value is None or isinstance(value, bool | int | float | str):
+        return {"value": value}
+    raise TypeError(f"{path}: a {type(value).__name__} cannot be stored in a checkpoint")
+
+
+def unflatten_state(skeleton: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """Rebuild the state_dict from the skeleton and tensors of `flatten_state`."""
+    ((kind, content),) = skeleton.items()
+    if kind == "tensor":
+        return tensors[content]
+    if kind == "dict":
+        return {key: unflatten_state(value, tensors) for key, value in content}
+    if kind in ("list", "tuple"):
+        parts = [unflatten_state(value, tensors) for value in content]
+        return tuple(parts) if kind == "tuple" else parts
+    return content
+
+
+def find_nan(tensors: Mapping[str, Tensor]) -> str | None:
+    """The name of the first tensor with a NaN (an infinity may be intended, as in masks)."""
+    for name, tensor in tensors.items():
+        if not tensor.is_floating_point() or not tensor.numel():
+            continue
+        if tensor.element_size() == 1:
+            tensor = tensor.float()  # amin does not support 8-bit types
+        # The minimum of numbers with a NaN is NaN; isnan of all would make a copy.
+        if bool(tensor.detach().amin().isnan()):
+            return name
+    return None
+
+
+def refuse_nan(tensors: Mapping[str, Mapping[str, Tensor]], where: str) -> None:
+    """Raise RunFailedError if any weight of the model is NaN."""
+    for part, own in tensors.items():
+        if part.split(".")[0] == "model" and (name := find_nan(own)) is not None:
+            raise RunFailedError(
+                f"{where}: {name} contains a NaN; "
+                "nothing was published, lower the learning rate or clip the gradients"
+            )
 
 
 def _shapes(live: LiveState) -> dict[str, list[tuple[str, torch.dtype, torch.Size]]]:

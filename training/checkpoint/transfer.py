@@ -1,8 +1,8 @@
 """Files to and from a store in parallel parts, each hashed by the thread that moves it.
 
-The checksum of a file of one part is its sha256; of more parts, the sha256 of theirs in a row: the
-composite checksum of S3, which so verifies on arrival what a reader verifies later. Memory: one
-part for each thread.
+The checksum of a file of one part is its SHA-256; of several parts, the SHA-256 of their
+concatenated digests: S3's composite checksum, so that S3 verifies on arrival what a reader verifies
+later. Memory: one part per thread.
 """
 
 import hashlib
@@ -20,18 +20,18 @@ from training.checkpoint.state import Contents
 from training.record.checkpoint_entry import FileEntry
 from training.store.protocol import Store, Upload
 
-# Of 16 threads: half of the 256 MiB that streaming may take. 80 GiB in S3's 10,000 parts.
+# With 16 threads half of the 256 MiB that streaming may take; 10,000 parts in S3 hold 80 GiB.
 PART_BYTES = 8 * 1024 * 1024
 _MAX_PARTS = 10_000
 
 
 class CancelledError(RuntimeError):
-    """The transfer was told to stop."""
+    """The transfer was stopped by its caller."""
 
 
 @dataclass(slots=True)
 class Progress:
-    """Of a transfer under way; any thread may read it or stop it."""
+    """The progress of a transfer; any thread may read it or stop the transfer."""
 
     done_bytes: int = 0
     stop: threading.Event = field(default_factory=threading.Event)
@@ -44,13 +44,13 @@ class Progress:
 
 
 def part_bytes_of(size: int) -> int:
-    """Bytes of a part of a file of `size` bytes."""
+    """Bytes per part of a file of `size` bytes."""
     parts = -(-size // PART_BYTES)
     return PART_BYTES * max(1, -(-parts // _MAX_PARTS))
 
 
 def checksum_of(digests: Sequence[bytes]) -> str:
-    """Of a file whose parts have these digests."""
+    """The checksum of a file whose parts have these digests."""
     if len(digests) == 1:
         return digests[0].hex()
     return hashlib.sha256(b"".join(digests)).hexdigest()
@@ -64,9 +64,9 @@ def send(
     progress: Progress,
     beside: Sequence[Callable[[], None]] = (),
 ) -> tuple[FileEntry, ...]:
-    """Write the files below `prefix`; nothing of them stays open if it fails or is stopped.
+    """Upload the files below `prefix`; if that fails or is stopped, all uploads are aborted.
 
-    The tasks `beside` are done meanwhile; one that fails makes all of it fail.
+    The tasks `beside` run meanwhile; if one fails, everything fails.
     """
     sizes = [part_bytes_of(file.size) for file in files]
     uploads: list[Upload] = []
@@ -95,18 +95,18 @@ def _send_parts(
     beside: Sequence[Callable[[], None]],
 ) -> list[list[bytes]]:
     digests = [[b""] * num_parts(file.size, size) for file, size in zip(files, sizes, strict=True)]
-    spares = threading.local()
+    of_thread = threading.local()
 
-    def spare(size: int) -> Tensor:
-        if getattr(spares, "block", None) is None or len(spares.block) < size:
-            spares.block = allocate(size, device)
-        block: Tensor = spares.block
+    def buffer(size: int) -> Tensor:
+        if getattr(of_thread, "block", None) is None or len(of_thread.block) < size:
+            of_thread.block = allocate(size, device)
+        block: Tensor = of_thread.block
         return block[:size]
 
     def send_part(number: int, part: int) -> None:
         file, size = files[number], sizes[number]
         start, stop = part * size, min((part + 1) * size, file.size)
-        data = file.read(start, stop, spare)
+        data = file.read(start, stop, buffer)
         digest = hashlib.sha256(data).digest()
         uploads[number].put(part, start, data, digest)
         digests[number][part] = digest
@@ -122,7 +122,7 @@ def _send_parts(
 
 
 def receive(store: Store, key: str, entry: FileEntry, place: Callable[[int, Tensor], None]) -> bool:
-    """Read a file part by part, each given to `place(start, bytes)`; whether its checksum holds."""
+    """Read a file in parts, passing each to `place(start, bytes)`; return whether it is intact."""
     size = entry.part_bytes or max(entry.bytes, 1)
     digests = [b""] * num_parts(entry.bytes, size)
 
@@ -139,7 +139,7 @@ def receive(store: Store, key: str, entry: FileEntry, place: Callable[[int, Tens
 
 
 def num_parts(size: int, part_bytes: int) -> int:
-    """At least one: an empty file is one empty part."""
+    """Number of parts; at least one, as an empty file is one empty part."""
     return max(1, -(-size // part_bytes))
 
 
@@ -148,8 +148,8 @@ def run_all(
 ) -> None:
     """Run tasks in threads; raise the first error, or CancelledError once `stop` is set.
 
-    The threads are daemons, which no executor offers: a connection that hangs must not keep the
-    process from ending after its lease is released.
+    The threads are daemons, unlike those of an executor: a hung connection must not keep the
+    process alive after its lease is released.
     """
     waiting: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
     for task in tasks:

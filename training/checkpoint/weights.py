@@ -1,4 +1,4 @@
-"""Weights to begin, evaluate or export with: of a run, of one of its checkpoints, or of a file."""
+"""Weights of a run, of one of its checkpoints or of a file: to start from, evaluate or export."""
 
 import json
 import tempfile
@@ -24,7 +24,7 @@ _NUM_NAMED = 5
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OpenRun:
-    """A run that has begun, to be read from."""
+    """An existing run, opened for reading."""
 
     store: Store
     record: RunConfig
@@ -36,12 +36,12 @@ class Weights:
     """A model's state_dict on the CPU, and what is known about it."""
 
     tensors: Mapping[str, Tensor]
-    about: Mapping[str, str]  # as in the file's metadata: run_id, workload, stage, step, metrics
+    about: Mapping[str, str]  # the file's metadata: run_id, workload, stage, step, metrics
     sha256: str
 
 
 def open_run(uri: str) -> OpenRun:
-    """Open the run at `uri`; UserError where none has begun."""
+    """Open the run at `uri`; UserError if there is none."""
     store = open_store(uri)
     head, record = read_head(store), read_run_config(store)
     if head is None or record is None:
@@ -54,7 +54,7 @@ def read_weights(uri: str, checkpoint: str | None = None) -> Weights:
     with tempfile.TemporaryDirectory(prefix="weights-") as folder:
         if uri.endswith(".safetensors"):
             if checkpoint is not None:
-                raise UserError(f"{uri} is a file and has no checkpoints; give a run's URI")
+                raise UserError(f"{uri} is a file, without checkpoints; give a run's URI")
             return _from_file(uri, Path(folder))
         run = open_run(uri)
         if checkpoint is not None:
@@ -62,38 +62,38 @@ def read_weights(uri: str, checkpoint: str | None = None) -> Weights:
         if run.head.state != "finished":
             raise UserError(
                 f"the run {run.store.uri} is {run.head.state}; only a finished run has final "
-                f"weights, so name one of its checkpoints: {_offered(run)}"
+                f"weights, so name one of its checkpoints: {_choices(run)}"
             )
         found = _fetch(run.store, FINAL, Path(folder))
         if found.sha256 != run.head.weights_sha256:
             raise StoreError(
-                f"{run.store.uri}/{FINAL} is not what the run finished with; "
+                f"{run.store.uri}/{FINAL} does not have the weights that the run finished with; "
                 "export its newest checkpoint instead"
             )
         return found
 
 
 def find_checkpoint(run: OpenRun, text: str) -> CheckpointEntry:
-    """The checkpoint that `newest`, `best`, a step, or the beginning of a name says."""
+    """Find the checkpoint named by `newest`, `best`, a step, or the start of its name."""
     entries = run.head.checkpoints
     if text == "newest":
         found: Sequence[CheckpointEntry] = entries[-1:]
     elif text == "best":
-        # A later best of a stage is better: it was compared with the one before.
+        # A stage's later best is better: it was compared with the earlier one.
         found = [entry for entry in entries if entry.is_best][-1:]
     elif text.isdecimal() and len(text) < 8:
-        # A stage's last step may have two: the newer one has the evaluation in it.
+        # A stage's last step may have two: the newer one includes the evaluation.
         found = [entry for entry in entries if entry.step == int(text)][-1:]
     else:
         found = [entry for entry in entries if entry.name.startswith(text)]
     if len(found) != 1:
         many = f"has {len(found)} checkpoints" if found else "has no checkpoint"
-        raise UserError(f"the run {run.store.uri} {many} {text!r}; give one of: {_offered(run)}")
+        raise UserError(f"the run {run.store.uri} {many} {text!r}; give one of: {_choices(run)}")
     return found[0]
 
 
 def load_weights(model: nn.Module, weights: Weights, stage: str) -> None:
-    """Copy the weights into a model; whatever does not fit is named."""
+    """Copy the weights into a model; UserError names what does not fit."""
     mine = model.state_dict()
     problems = [f"{name} is missing" for name in mine if name not in weights.tensors]
     problems += [f"{name} is unknown" for name in weights.tensors if name not in mine]
@@ -113,9 +113,9 @@ def _from_checkpoint(run: OpenRun, entry: CheckpointEntry) -> Weights:
     try:
         snapshot = read_checkpoint(run.store, entry, WEIGHTS)
     except DamagedCheckpointError as error:
-        raise UserError(f"checkpoint {entry.name} does not hold: {error}; give another") from error
+        raise UserError(f"checkpoint {entry.name} is damaged: {error}; give another") from error
     position = snapshot.state["position"]
-    # A moving average, where there is one, is what is evaluated and exported.
+    # A moving average, if there is one, is evaluated and exported.
     tensors = {**snapshot.tensors["model"], **snapshot.tensors.get("ema", {})}
     record, digest = run.record, weights_sha256(tensors)
     about = {
@@ -149,11 +149,11 @@ def _fetch(store: Store, key: str, folder: Path) -> Weights:
             # Cloned: computing on memory at a file's own alignment changes the last bits.
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
     except SafetensorError as error:
-        raise UserError(f"{store.uri}/{key} is no safetensors file: {error}") from error
+        raise UserError(f"{store.uri}/{key} is not a safetensors file: {error}") from error
     return Weights(tensors=tensors, about=about, sha256=weights_sha256(tensors))
 
 
-def _offered(run: OpenRun) -> str:
+def _choices(run: OpenRun) -> str:
     entries = run.head.checkpoints
     best = ["best"] if any(entry.is_best for entry in entries) else []
     steps = dict.fromkeys(str(entry.step) for entry in entries)

@@ -15,11 +15,10 @@ from torch import Tensor
 
 from contract.keys import checkpoint_prefix
 from training.checkpoint.budget import Cost
-from training.checkpoint.read import refuse_nan
 from training.checkpoint.sharded import merged
 from training.checkpoint.sharded_leader import ShardedLeader, refuse_wrong_sizes
 from training.checkpoint.slices import SLICES
-from training.checkpoint.state import HostCopy, LiveState, state_file
+from training.checkpoint.state import HostCopy, LiveState, refuse_nan, state_file
 from training.checkpoint.transfer import CancelledError, Progress, send
 from training.errors import UserError
 from training.interruption.notice import Notice

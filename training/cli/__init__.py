@@ -1,4 +1,4 @@
-"""The commands of `python -m training`, one file per group; nothing else reads the environment.
+"""The commands of `python -m training`, one file per group; only they read the environment.
 
 Uses every other room.
 """

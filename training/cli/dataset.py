@@ -30,26 +30,26 @@ def add_data(parser: argparse.ArgumentParser) -> None:
     make.add_argument("--out", required=True, type=Path, help="an empty or new folder")
     make.add_argument("--count", required=True, type=int, help="number of samples")
     make.add_argument("--seed", type=int, default=0)
-    make.add_argument("--dataset-uri", help=f"also upload it there: {_URI}")
+    make.add_argument("--dataset-uri", help=f"also upload it to {_URI}")
     make.set_defaults(act=_make)
-    check = commands.add_parser("check", help="hold a folder against its manifest")
+    check = commands.add_parser("check", help="verify a folder against its manifest")
     check.add_argument("folder", type=Path)
     check.set_defaults(act=_check)
     upload = commands.add_parser("upload", help="upload a folder, the manifest last")
     upload.add_argument("folder", type=Path)
     upload.add_argument("--dataset-uri", required=True, help=_URI)
     upload.set_defaults(act=_upload)
-    sync = commands.add_parser("sync", help="fetch what is missing and verify all of it")
+    sync = commands.add_parser("sync", help="fetch what is missing and verify everything")
     sync.add_argument("--dataset-uri", required=True, help=_URI)
     sync.add_argument("--out", required=True, type=Path)
     sync.add_argument(
         "--wait-seconds",
         type=float,
         default=0.0,
-        help="how long to wait for a manifest; exit code 3 if none came (default: %(default)s)",
+        help="how long to wait for a manifest; exit code 3 if none appears (default: %(default)s)",
     )
-    sync.add_argument("--run-uri", help="leave the events dataset-missing and dataset-synced there")
-    sync.add_argument("--writer", default=socket.gethostname(), help="whose events they are")
+    sync.add_argument("--run-uri", help="write events dataset-missing and dataset-synced there")
+    sync.add_argument("--writer", default=socket.gethostname(), help="writer of these events")
     sync.set_defaults(act=_sync)
 
 
@@ -82,7 +82,7 @@ def _check(options: argparse.Namespace) -> int:
     dataset = open_dataset(options.folder, verify=True)
     files = dataset.manifest["files"]
     size = sum(entry["bytes"] for entry in files) / 1e6
-    print(f"[ok] dataset holds: {len(files)} files, {size:.1f} MB")
+    print(f"[ok] dataset verified: {len(files)} files, {size:.1f} MB")
     return EXIT_FINISHED
 
 
@@ -112,7 +112,7 @@ def _sync(options: argparse.Namespace) -> int:
             events.emit("dataset-missing", "info", message=message)
 
     if not wait_for_manifest(store, options.wait_seconds, missing):
-        print(f"[failed] no manifest.json came in {options.wait_seconds:g} s", flush=True)
+        print(f"[failed] no manifest.json appeared within {options.wait_seconds:g} s", flush=True)
         return EXIT_NO_MANIFEST
     checked_folder(options.out)
     with FileProgressBar("syncing") as show:

@@ -1,4 +1,4 @@
-"""`python -m training report | tensorboard`: what a run has written, for people to look at."""
+"""`python -m training report | tensorboard`: a run's metrics and events, for people."""
 
 import argparse
 import json
@@ -21,15 +21,15 @@ _RUN = "s3://bucket/runs/<run id>, or a folder"
 def add_report(parser: argparse.ArgumentParser) -> None:
     """Add the options of `report`."""
     parser.description = (
-        "Write a run's report.html: loss curves, evaluations, attempts, what interruptions cost. "
+        "Write a run's report.html: loss curves, evaluations, attempts, cost of interruptions. "
         "Every run writes it at its end; this writes it at any time, and copies it to --out."
     )
     parser.add_argument("--run-uri", required=True, help=_RUN)
     parser.add_argument("--out", type=Path, help="also write the page to this file")
     parser.add_argument(
-        "--usd-per-hour", type=float, help="price of the machine, to say the time in dollars"
+        "--usd-per-hour", type=float, help="price of the machine, to give costs in dollars"
     )
-    parser.add_argument("--json", action="store_true", help="print what was found as JSON")
+    parser.add_argument("--json", action="store_true", help="print the summary as JSON")
     parser.set_defaults(act=_report)
 
 
@@ -37,17 +37,17 @@ def add_tensorboard(parser: argparse.ArgumentParser) -> None:
     """Add the options of `tensorboard`."""
     parser.description = (
         "Write a run's metrics as TensorBoard event files, each step once. Then: "
-        "tensorboard --logdir FOLDER. With --follow it goes on as the run does, until the run has "
-        "ended or Ctrl-C is pressed; steps that an interruption repeats replace those before."
+        "tensorboard --logdir FOLDER. With --follow it continues until the run has ended or Ctrl-C "
+        "is pressed; steps repeated after an interruption replace the earlier ones."
     )
     parser.add_argument("--run-uri", required=True, help=_RUN)
     parser.add_argument("--out", required=True, type=Path, help="the log folder")
-    parser.add_argument("--follow", action="store_true", help="keep up with a run that goes on")
+    parser.add_argument("--follow", action="store_true", help="keep up with a running run")
     parser.add_argument(
         "--poll-seconds",
         type=positive,
         default=5.0,
-        help="with --follow: how often to look (default: %(default)s)",
+        help="with --follow: how often to check (default: %(default)s)",
     )
     parser.set_defaults(act=_tensorboard)
 
@@ -92,11 +92,9 @@ def _tensorboard(options: argparse.Namespace) -> int:
 
     checked_folder(options.out)
     if options.follow:
-        print(f"[tensorboard] following; look with: tensorboard --logdir {options.out}", flush=True)
+        print(f"[tensorboard] following; view with: tensorboard --logdir {options.out}", flush=True)
         num = follow(store, options.out, options.poll_seconds)
     else:
         num = write_event_files(store, options.out)
-    print(
-        f"[ok] {options.out}: {num} values; look at them with: tensorboard --logdir {options.out}"
-    )
+    print(f"[ok] {options.out}: {num} values; view with: tensorboard --logdir {options.out}")
     return EXIT_FINISHED

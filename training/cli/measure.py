@@ -1,7 +1,7 @@
-"""`python -m training measure`: what each stage needs, before anybody pays for a GPU.
+"""`python -m training measure`: what each stage needs, before you pay for a GPU.
 
 Writes sizing/footprints.json, which `sizing` reads: {"format", "torch", "command", "footprints"}.
-docs/training.md explains each key of a footprint; a stage has one for each of some micro-batches.
+docs/training.md explains the keys of a footprint; a stage has one for each of some micro-batches.
 """
 
 import argparse
@@ -17,26 +17,26 @@ from training.errors import EXIT_FAILED, EXIT_FINISHED, UserError
 
 DEFAULT_OUT = Path("sizing/footprints.json")
 _COMMAND = "python -m training measure"
-# Around the recipe's micro-batch, so that sizing can interpolate, and say what another would need.
+# Around the recipe's micro-batch, so that sizing can interpolate and predict for other ones.
 _FACTORS = (0.5, 1, 2, 4)
 
 
 def add_measure(parser: argparse.ArgumentParser) -> None:
     """Add the options of `measure`."""
-    parser.add_argument("--workload", help="default: every known one")
+    parser.add_argument("--workload", help="default: every known workload")
     parser.add_argument("--recipe", help="default: every recipe of the workload")
     parser.add_argument(
         "--override",
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="measure a changed recipe; the result is printed and not written",
+        help="measure a changed recipe; the result is only printed",
     )
     parser.add_argument(
         "--out", type=Path, default=DEFAULT_OUT, help="the file to write (default: %(default)s)"
     )
     parser.add_argument(
-        "--check", action="store_true", help="write nothing; exit 1 if the file says otherwise"
+        "--check", action="store_true", help="write nothing; exit 1 if the file differs"
     )
     parser.add_argument("--json", action="store_true", help="print the footprints as JSON")
     parser.set_defaults(act=_measure)
@@ -45,7 +45,7 @@ def add_measure(parser: argparse.ArgumentParser) -> None:
 def measured(
     workload_name: str, recipe: str, overrides: Mapping[str, str]
 ) -> Iterator[dict[str, Any]]:
-    """The footprints of all stages of a recipe, one by one (each takes seconds)."""
+    """Yield the footprints of all stages of a recipe, each of which takes seconds."""
     from training.capabilities import HasNominalSamples
     from training.config import resolve_config
     from training.workload import Prepare
@@ -55,8 +55,8 @@ def measured(
     config = resolve_config(workload, recipe, overrides)
     if not isinstance(workload, HasNominalSamples) or recipe not in workload.nominal_samples:
         raise UserError(
-            f"workload {workload_name!r} cannot be measured: its `nominal_samples` do not say how "
-            f"many samples recipe {recipe!r} is made for (training/capabilities.py)"
+            f"workload {workload_name!r} cannot be measured: its `nominal_samples` lack recipe "
+            f"{recipe!r}; add how many samples it is made for (training/capabilities.py)"
         )
     samples = workload.nominal_samples[recipe]
     about = {"workload": workload_name, "recipe": recipe}
@@ -96,7 +96,7 @@ def _train(
 
     settings = stage.settings
     evaluation = measure_evaluation(stage, config, settings.eval_batch)
-    # Not 1 where the recipe has more: batch norm could not train on it.
+    # Not 1 if the recipe has more: batch norm cannot train on one sample.
     least = min(2, settings.micro_batch)
     for size in sorted({max(least, int(f * settings.micro_batch)) for f in _FACTORS}):
         yield {
@@ -124,7 +124,7 @@ def _measure(options: argparse.Namespace) -> int:
     if options.recipe and not options.workload:
         raise UserError("--recipe needs --workload; name the workload that has the recipe")
     if overrides and not (options.workload and options.recipe):
-        raise UserError("--override needs --workload and --recipe; say what it changes")
+        raise UserError("--override needs --workload and --recipe; name the recipe that it changes")
     footprints = []
     for workload, recipe in _recipes(options):
         began = time.monotonic()
@@ -155,7 +155,7 @@ def _recipes(options: argparse.Namespace) -> list[tuple[str, str]]:
 
 
 def write_footprints(path: Path, footprints: Sequence[Mapping[str, Any]]) -> None:
-    """Write the file; recipes that were not measured now keep what it says of them."""
+    """Write the file; recipes that were not measured now keep their footprints in it."""
     import torch
 
     version = torch.__version__.partition("+")[0]
@@ -166,7 +166,7 @@ def write_footprints(path: Path, footprints: Sequence[Mapping[str, Any]]) -> Non
         kept = [r for r in before["footprints"] if (r["workload"], r["recipe"]) not in now]
         if kept and before["torch"] != version:
             raise UserError(
-                f"{path} was measured with torch {before['torch']}, this is {version}; "
+                f"{path} was measured with torch {before['torch']}, but this is {version}; "
                 f"measure everything: {_COMMAND}"
             )
     rows = sorted([*kept, *footprints], key=lambda row: (row["workload"], row["recipe"]))
@@ -177,12 +177,12 @@ def write_footprints(path: Path, footprints: Sequence[Mapping[str, Any]]) -> Non
 
 def _check(path: Path, footprints: Sequence[Mapping[str, Any]]) -> int:
     differing = difference(path, footprints)
-    print(f"[failed] {differing}" if differing else f"[ok] {path} says the same")
+    print(f"[failed] {differing}" if differing else f"[ok] {path} is up to date")
     return EXIT_FAILED if differing else EXIT_FINISHED
 
 
 def difference(path: Path, footprints: Sequence[Mapping[str, Any]]) -> str | None:
-    """The first way in which the file says something else, with the command that mends it."""
+    """The first difference to the file, with the command that fixes it; None if there is none."""
     if not path.exists():
         return f"there is no {path}; write it: {_COMMAND}"
     there = {_key(row): row for row in json.loads(path.read_text())["footprints"]}
@@ -191,8 +191,8 @@ def difference(path: Path, footprints: Sequence[Mapping[str, Any]]) -> str | Non
         for name in row.keys() | known.keys():
             if row.get(name) != known.get(name):
                 return (
-                    f"{path}: {' '.join(map(str, _key(row)))}: {name} is {known.get(name)} and "
-                    f"was measured as {row.get(name)}; measure again: {_COMMAND}"
+                    f"{path}: {' '.join(map(str, _key(row)))}: {name} is {known.get(name)} but "
+                    f"measured as {row.get(name)}; measure again: {_COMMAND}"
                 )
     return None
 

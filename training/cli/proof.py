@@ -1,13 +1,23 @@
-"""`python -m training check` and `torture`: does a workload resume exactly?"""
+"""`python -m training check | torture`: does a workload resume exactly?
+
+Both need training/proof, which is left out of the bundle that instances run.
+"""
 
 import argparse
+import importlib
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from training.cli.run_options import positive, positive_int
+from training.cli import run_options
+from training.errors import UserError
+
+_PROOF = "training.proof"
 
 
 def add_check(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `check`."""
     parser.description = (
         "Say what is wrong with a workload's protocol; then run it small, once more, and "
         "interrupted at the first step, in epochs, in evaluations and between stages, each "
@@ -16,72 +26,78 @@ def add_check(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("name", metavar="NAME", help="a known workload, or your own as package.module:NAME")
     add("--recipe", help="default: the first by name")
-    add("--override", action="append", default=[], metavar="NAME=VALUE", help="as of `run`")
+    add("--override", action="append", default=[], metavar="NAME=VALUE", help="as for `run`")
     add("--dataset-uri", help="a folder (default: made by the workload's own generator)")
-    add("--count", type=int, default=100, help="samples that are made (default: %(default)s)")
+    add("--count", type=int, default=100, help="samples to generate (default: %(default)s)")
     add(
         "--steps",
-        type=positive_int,
-        help="of each Train stage, at least: with kills on the way (default: two epochs of four)",
+        type=run_options.positive_int,
+        help="at least this many in each Train stage, with kills (default: two epochs of four)",
     )
-    add("--checkpoint-interval", default="1epochs", help="as of `run` (default: %(default)s)")
+    add("--checkpoint-interval", default="1epochs", help="as for `run` (default: %(default)s)")
     add("--json", action="store_true", help="print the result as JSON")
     parser.set_defaults(act=_check)
 
 
-def _check(options: argparse.Namespace) -> int:
-    _one_thread_before_numpy()
-    from training.proof.check.command import check
-
-    return check(options)
-
-
-def _one_thread_before_numpy() -> None:
-    # Read when numpy is imported; its thread would be one too many for a process that forks.
-    os.environ.update(OPENBLAS_NUM_THREADS="1", OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
-
-
 def add_torture(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `torture`."""
     parser.description = (
         "Kill small runs at random moments and at named points, with SIGKILL, SIGTERM, notices "
-        "(with a time and without), stopped and rival attempts and a store that misbehaves, until "
-        "they are done; compare each with the uninterrupted run. Exit code 1: something differed."
+        "(with a time and without), suspended and rival attempts and a faulty store, until they "
+        "are done; compare each with the uninterrupted run. Exit code 1: something differed."
     )
     add = parser.add_argument
-    add("--kills", type=int, default=30, help="in all (default: %(default)s)")
-    add("--seed", type=int, default=0, help="what is done when (default: %(default)s)")
-    add("--seeds", type=int, default=1, help="share the kills among seeds S, S+1, ...")
+    add("--kills", type=int, default=30, help="in total (default: %(default)s)")
+    add("--seed", type=int, default=0, help="decides what happens when (default: %(default)s)")
+    add("--seeds", type=int, default=1, help="spread the kills over seeds S, S+1, ...")
     add(
         "--workload",
         default="training.proof.torture.workload:SMALL",
         help="a known name, or your own as package.module:NAME (default: a built-in one)",
     )
-    add("--recipe", help="or several: a,b (default: the first by name; the built-in one's, all)")
-    add("--num-processes", help="ranks; 1,2 deals both (default: 1; the built-in one 1,1,2)")
-    add("--override", action="append", default=[], metavar="NAME=VALUE", help="as of `run`")
+    add("--recipe", help="or several: a,b (default: the first by name; all of the built-in one's)")
+    add("--num-processes", help="ranks; 1,2 alternates (default: 1; 1,1,2 for the built-in one)")
+    add("--override", action="append", default=[], metavar="NAME=VALUE", help="as for `run`")
     add("--dataset-uri", help="a folder (default: made by the workload's own generator)")
-    add("--count", type=int, default=77, help="samples that are made (default: %(default)s)")
+    add("--count", type=int, default=77, help="samples to generate (default: %(default)s)")
     add("--run-uri", help="runs go below it: s3://bucket/prefix or a folder (default: --out)")
     add("--out", type=Path, help="keep runs and logs there (default: only if something differed)")
     add(
         "--checkpoint-interval",
         default="5steps,1epochs,0.1s,auto",
-        help="as of `run`; several are dealt to the runs in turn (default: %(default)s)",
+        help="as for `run`; several are assigned to the runs in turn (default: %(default)s)",
     )
-    add("--lease-ttl-seconds", type=positive, default=0.5, help="default: %(default)s")
+    add("--lease-ttl-seconds", type=run_options.positive, default=0.5, help="default: %(default)s")
     add(
         "--notice-budget-seconds",
-        type=positive,
+        type=run_options.positive,
         default=20.0,
         help="default: %(default)s",
     )
-    add("-x", "--exitfirst", action="store_true", help="end after the first run that differs")
+    add("-x", "--exitfirst", action="store_true", help="stop after the first run that differs")
     add("--json", action="store_true", help="print the result as JSON")
     parser.set_defaults(act=_torture)
 
 
-def _torture(options: argparse.Namespace) -> int:
-    _one_thread_before_numpy()
-    from training.proof.torture.command import torture
+def _check(options: argparse.Namespace) -> int:
+    return _command("check")(options)
 
-    return torture(options)
+
+def _torture(options: argparse.Namespace) -> int:
+    return _command("torture")(options)
+
+
+def _command(name: str) -> Callable[[Any], int]:
+    # Read when numpy is imported; its thread would be one too many for a process that forks.
+    os.environ.update(OPENBLAS_NUM_THREADS="1", OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
+    try:
+        module = importlib.import_module(f"{_PROOF}.{name}.command")
+    except ModuleNotFoundError as error:
+        if error.name != _PROOF:
+            raise
+        raise UserError(
+            f"`{name}` is not part of the bundle that instances run (there is no {_PROOF}); "
+            "run it from a checkout of the repository"
+        ) from error
+    command: Callable[[Any], int] = getattr(module, name)
+    return command

@@ -1,7 +1,7 @@
 """`python -m training sweep`: one run for each combination of some overrides, a few at a time.
 
-Each is a process of its own with a limit on its memory, over one dataset folder whose mapped files
-they share. More at once than the machine has room for is refused before the first one starts.
+Each is a process with a memory limit, and all share the mapped files of one dataset folder. More
+parallel runs than the machine can take are refused before the first one starts.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from training.record.head import read_head
 from training.store.open import open_store
 
 _POLL_SECONDS = 0.2
-# Started together they would all load and map at the same moment.
+# Started together, all would load and map data at the same time.
 _STAGGER_SECONDS = 1.0
 
 
@@ -33,14 +33,13 @@ def add_sweep(parser: argparse.ArgumentParser) -> None:
     """Add the options of `sweep`."""
     parser.description = (
         "Train one run for each combination of the values given with --vary, at most --parallel "
-        "at a time, and print a table. A sweep that was interrupted goes on where its runs are "
-        "when it is called again."
+        "at a time, and print a table. Called again, an interrupted sweep resumes its runs."
     )
     add = parser.add_argument
     add("--workload", required=True, help="a known name, or your own as package.module:NAME")
     add("--recipe", required=True, help="a named config of the workload")
     add("--dataset-uri", required=True, help="a folder, or s3://bucket/prefix (synced once)")
-    add("--runs-uri", required=True, help="runs go below it: s3://bucket/prefix, or a folder")
+    add("--runs-uri", required=True, help="parent of all runs: s3://bucket/prefix, or a folder")
     add(
         "--vary",
         action="append",
@@ -50,14 +49,14 @@ def add_sweep(parser: argparse.ArgumentParser) -> None:
     )
     add("--override", action="append", default=[], metavar="NAME=VALUE", help="for every run")
     add("--parallel", type=int, default=1, help="runs at once (default: %(default)s)")
-    add("--memory-limit-mib", type=int, help="of each run, as of `run` (default: its GPU's share)")
+    add("--memory-limit-mib", type=int, help="of each run, as for `run` (default: its GPU's share)")
     add("--logs", type=Path, default=Path("sweep-logs"), help="default: %(default)s")
     add("--json", action="store_true", help="print the table as JSON")
     parser.set_defaults(act=_sweep)
 
 
 @dataclass(kw_only=True, slots=True)
-class _One:
+class _SweepRun:
     """One run of the sweep."""
 
     name: str
@@ -76,7 +75,7 @@ def _sweep(options: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory(prefix="sweep-") as scratch:
         dataset = _dataset(options.dataset_uri, Path(scratch))
         options.memory_limit_mib = _refuse_or_share(options, dataset)
-        _go(options, runs, dataset)
+        _run_all(options, runs, dataset)
     for one in runs:
         one.row = _row(one)
     if options.json:
@@ -89,7 +88,7 @@ def _sweep(options: argparse.Namespace) -> int:
     return EXIT_FINISHED if codes == {EXIT_FINISHED} else EXIT_FAILED
 
 
-def _grid(options: argparse.Namespace) -> list[_One]:
+def _grid(options: argparse.Namespace) -> list[_SweepRun]:
     from training.config import parse_overrides, resolve_config
     from training.workloads import load_workload
 
@@ -102,11 +101,11 @@ def _grid(options: argparse.Namespace) -> list[_One]:
     workload, runs = load_workload(options.workload), []
     for chosen in itertools.product(*axes):
         own = [f"{name}={value}" for name, value in chosen]
-        # Now, and not by the last run after hours: whatever cannot be is said at once.
+        # Now, not by the last run after hours: invalid values are refused at once.
         resolve_config(workload, options.recipe, parse_overrides([*options.override, *own]))
         name = "_".join(f"{name}-{value}" for name, value in chosen)
         uri = f"{options.runs_uri.rstrip('/')}/{name}"
-        runs.append(_One(name=name, overrides=[*options.override, *own], uri=uri))
+        runs.append(_SweepRun(name=name, overrides=[*options.override, *own], uri=uri))
     return runs
 
 
@@ -122,7 +121,7 @@ def _dataset(uri: str, scratch: Path) -> Path:
 
 
 def _refuse_or_share(options: argparse.Namespace, dataset: Path) -> int | None:
-    """Refuse what the machine has no room for; the limit of each run, where there is a GPU."""
+    """Refuse what the machine cannot take; return each run's memory limit if there is a GPU."""
     from training.config import parse_overrides, resolve_config
     from training.preflight.admission import (
         MachineCapacity,
@@ -139,52 +138,53 @@ def _refuse_or_share(options: argparse.Namespace, dataset: Path) -> int | None:
     limit: int | None = options.memory_limit_mib
     if limit is None and machine.gpu_mib and options.parallel > 1:
         limit = machine.gpu_mib[0] // options.parallel
-    need = resource_request("sweep", workload, config, str(dataset), limit)
-    needs, others = [need] * options.parallel, list(Reservations(default_reservations()).others())
-    refuse_oversubscription(needs, others, machine)
-    warning = too_many_threads(needs, others, machine)
+    request = resource_request("sweep", workload, config, str(dataset), limit)
+    requests = [request] * options.parallel
+    others = list(Reservations(default_reservations()).others())
+    refuse_oversubscription(requests, others, machine)
+    warning = too_many_threads(requests, others, machine)
     if warning:
         print(f"[room] {warning}", file=sys.stderr, flush=True)
     return limit
 
 
 def default_reservations() -> Path:
-    """Where the runs of this machine say what they reserve."""
+    """The folder with the reservations of this machine's runs."""
     return Path(tempfile.gettempdir()) / "training-reservations"
 
 
-def _go(options: argparse.Namespace, runs: Sequence[_One], dataset: Path) -> None:
+def _run_all(options: argparse.Namespace, runs: Sequence[_SweepRun], dataset: Path) -> None:
     options.logs.mkdir(parents=True, exist_ok=True)
-    waiting, going, last_start = list(runs), list[_One](), -_STAGGER_SECONDS
-    is_ending = False
+    waiting, running, last_start = list(runs), list[_SweepRun](), -_STAGGER_SECONDS
+    is_stopping = False
 
-    def end(number: int, frame: object) -> None:
-        nonlocal is_ending
-        is_ending = True
-        for one in going:
+    def stop(number: int, frame: object) -> None:
+        nonlocal is_stopping
+        is_stopping = True
+        for one in running:
             if one.process is not None:
                 with suppress(ProcessLookupError):
                     os.killpg(one.process.pid, signal.SIGTERM)
 
-    before = {n: signal.signal(n, end) for n in (signal.SIGINT, signal.SIGTERM)}
+    before = {n: signal.signal(n, stop) for n in (signal.SIGINT, signal.SIGTERM)}
     try:
-        while going or (waiting and not is_ending):
+        while running or (waiting and not is_stopping):
             now = time.monotonic()
-            is_time = len(going) < options.parallel and now - last_start >= _STAGGER_SECONDS
-            if waiting and not is_ending and is_time:
-                going.append(_start(options, waiting.pop(0), dataset))
+            is_time = len(running) < options.parallel and now - last_start >= _STAGGER_SECONDS
+            if waiting and not is_stopping and is_time:
+                running.append(_start(options, waiting.pop(0), dataset))
                 last_start = now
-            for one in list(going):
+            for one in list(running):
                 if one.process is not None and one.process.poll() is not None:
-                    going.remove(one)
-                    _say_ended(one, options.logs)
+                    running.remove(one)
+                    _report_end(one, options.logs)
             time.sleep(_POLL_SECONDS)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
-def _start(options: argparse.Namespace, one: _One, dataset: Path) -> _One:
+def _start(options: argparse.Namespace, one: _SweepRun, dataset: Path) -> _SweepRun:
     command = [sys.executable, "-m", "training", "run"]
     command += [f"--workload={options.workload}", f"--recipe={options.recipe}"]
     command += [f"--dataset-uri={dataset}", f"--run-uri={one.uri}"]
@@ -193,7 +193,7 @@ def _start(options: argparse.Namespace, one: _One, dataset: Path) -> _One:
     if options.memory_limit_mib is not None:
         command.append(f"--memory-limit-mib={options.memory_limit_mib}")
     with (options.logs / f"{one.name}.log").open("ab") as log:
-        # Its own group: Ctrl-C reaches the sweep alone, which tells each run once.
+        # Its own session: Ctrl-C reaches only the sweep, which signals each run once.
         one.process = subprocess.Popen(
             command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
         )
@@ -202,7 +202,7 @@ def _start(options: argparse.Namespace, one: _One, dataset: Path) -> _One:
     return one
 
 
-def _say_ended(one: _One, logs: Path) -> None:
+def _report_end(one: _SweepRun, logs: Path) -> None:
     assert one.process is not None
     one.code = one.process.returncode
     one.seconds += time.monotonic()
@@ -210,7 +210,7 @@ def _say_ended(one: _One, logs: Path) -> None:
     print(f"[{how}] {one.name}: {logs / f'{one.name}.log'}", file=sys.stderr, flush=True)
 
 
-def _row(one: _One) -> dict[str, Any]:
+def _row(one: _SweepRun) -> dict[str, Any]:
     store = open_store(one.uri)
     head, found = read_head(store), store.get(RECEIPT)
     receipt: Mapping[str, Any] = json.loads(found.data) if found else {}
@@ -218,7 +218,7 @@ def _row(one: _One) -> dict[str, Any]:
     last = next(reversed(list(stages.values())), {})
     return {
         "run": one.name,
-        "state": head.state if head else "not begun",
+        "state": head.state if head else "not started",
         "exit_code": one.code,
         "steps": receipt.get("steps"),
         "seconds": round(one.seconds, 1),

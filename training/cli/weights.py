@@ -1,4 +1,4 @@
-"""`python -m training export | evaluate | predict`: what a run has learned, put to use."""
+"""`python -m training export | evaluate | predict`: use the weights of a run."""
 
 import argparse
 import json
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from training.engine.inference import TrainedStage
 
 _RUN = "s3://bucket/runs/<run id>, or a folder"
-_CHECKPOINT = "newest, best, a step, or the beginning of a name (default: a finished run's weights)"
+_CHECKPOINT = "newest, best, a step, or the start of a name (default: a finished run's weights)"
 
 
 def add_export(parser: argparse.ArgumentParser) -> None:
     """Add the options of `export`."""
     parser.description = (
         "Write the weights of a finished run, or of one checkpoint of any run, to a safetensors "
-        "file whose metadata has workload, recipe, config, stage, step and metrics."
+        "file with workload, recipe, config, stage, step and metrics in its metadata."
     )
     parser.add_argument("--run-uri", required=True, help=_RUN)
     parser.add_argument("--checkpoint", help=_CHECKPOINT)
@@ -46,7 +46,7 @@ def add_evaluate(parser: argparse.ArgumentParser) -> None:
 
 def add_predict(parser: argparse.ArgumentParser) -> None:
     """Add the options of `predict`."""
-    parser.description = "Write one JSON line per sample of a split: what the run's weights say."
+    parser.description = "Write a run's predictions, one JSON line per sample of a split."
     _add_subject(parser)
     parser.add_argument("--out", type=Path, help="the file to write (default: standard output)")
     parser.set_defaults(act=_predict)
@@ -62,7 +62,7 @@ def _add_subject(parser: argparse.ArgumentParser) -> None:
         choices=["train", "validation", "test"],
         help="default: %(default)s",
     )
-    parser.add_argument("--stage", help="default: the Train stage that the weights are of")
+    parser.add_argument("--stage", help="default: the Train stage that the weights come from")
     parser.add_argument("--scratch", type=Path, help="local folder (default: a temporary one)")
 
 
@@ -125,15 +125,15 @@ def _write_predictions(trained: "TrainedStage", split: str, stream: TextIO) -> i
     stage, num = trained.stage, 0
     if not isinstance(stage, HasPredict):
         raise UserError(
-            f"stage {stage.name!r} cannot predict: it has no `predict(model, batch)`, which gives "
-            "a dictionary for each sample (training/capabilities.py)"
+            f"stage {stage.name!r} cannot predict: it has no `predict(model, batch)`, which "
+            "returns a dictionary for each sample; add it (training/capabilities.py)"
         )
     for micro, batch in trained.each_batch(split):
         predictions = stage.predict(trained.model, batch)
         if len(predictions) != len(micro.ids):
             raise UserError(
-                f"stage {stage.name!r}: `predict` gave {len(predictions)} predictions for "
-                f"{len(micro.ids)} samples; give one for each, in order"
+                f"stage {stage.name!r}: `predict` returned {len(predictions)} predictions for "
+                f"{len(micro.ids)} samples; return one for each, in order"
             )
         for index, prediction in zip(micro.ids, predictions, strict=True):
             stream.write(json.dumps({"index": index, **prediction}) + "\n")
@@ -143,7 +143,7 @@ def _write_predictions(trained: "TrainedStage", split: str, stream: TextIO) -> i
 
 @contextmanager
 def _trained(options: argparse.Namespace) -> "Iterator[TrainedStage]":
-    """What the options name; progress goes to standard error, so that results can be piped."""
+    """The stage that the options name; progress goes to stderr, so that results can be piped."""
     from training.checkpoint.weights import open_run, read_weights
     from training.engine.inference import load_trained
 
@@ -153,7 +153,7 @@ def _trained(options: argparse.Namespace) -> "Iterator[TrainedStage]":
         with redirect_stdout(sys.stderr):
             dataset = _dataset(options.dataset_uri, scratch)
             weights = read_weights(options.run_uri, options.checkpoint)
-            # Final weights of older runs do not say their stage: it is the last that trained.
+            # Final weights of older runs do not name their stage: it is the last Train stage.
             stage = options.stage or weights.about.get("stage") or run.head.checkpoints[-1].stage
             trained = load_trained(run, weights, dataset, scratch, stage)
         yield trained

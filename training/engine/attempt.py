@@ -21,7 +21,7 @@ from training.errors import EXIT_FAILED, EXIT_FINISHED, RankLostError, RunFailed
 from training.interruption.notice import InterruptedRunError
 from training.interruption.supervisor import Supervisor
 from training.ranks.context import AttemptContext
-from training.ranks.launch import Siblings, interpreters
+from training.ranks.launch import OtherRanks, interpreters
 from training.ranks.world import RankEnvironment, World
 from training.record.events import Events, SilentEvents
 from training.record.head import Head
@@ -84,7 +84,7 @@ def _start_ranks(options: RunOptions, supervisor: Supervisor) -> Iterator[RankEn
     options.scratch.mkdir(parents=True, exist_ok=True)
     meeting = options.scratch / f"rendezvous-{secrets.token_hex(4)}"
     start = options.start_rank or interpreters(options.arguments, options.scratch)
-    siblings = Siblings(start, num_processes, meeting)
+    siblings = OtherRanks(start, num_processes, meeting)
     supervisor.last_resort.lead(siblings.show_stacks)
     siblings.watch(supervisor.last_resort.fail)
     try:

@@ -1,6 +1,6 @@
-"""Which samples a step takes, and how they are dealt to the ranks in micro-batches.
+"""Which samples a step takes, and how they are distributed to the ranks in micro-batches.
 
-The global batch belongs to the recipe: every number of ranks trains on the same global batches, and
+The global batch belongs to the recipe: any number of ranks trains on the same global batches, and
 as long as each rank gets whole micro-batches, on the same micro-batches with the same noise.
 """
 
@@ -16,17 +16,17 @@ from training.workload import Samples, Settings
 class MicroBatch:
     """The samples of one forward and backward."""
 
-    number: int  # within its step, over all ranks: the noise of the model is seeded with it
+    number: int  # within its step, over all ranks: seeds the model's noise
     epoch: int
     ids: tuple[int, ...]
-    counts: bool = True  # False: fills in for a rank that has nothing, with a loss of zero
+    counts: bool = True  # False: padding for a rank without work, with a loss of zero
 
 
 class BatchPlan:
     """The steps of one stage, from 0, as lists of sample ids: a function of the seed alone."""
 
     def __init__(self, samples: Samples, settings: Settings, seed: int, world_size: int) -> None:
-        # Where the model is sharded, ranks gather it together: each computes as often.
+        # Ranks gather a sharded model together, so each must compute equally often.
         self._is_even = settings.sharding != "none"
         self.steps_per_epoch = math.ceil(len(samples) / settings.global_batch)
         self.num_steps = self.steps_per_epoch * settings.epochs
@@ -38,11 +38,11 @@ class BatchPlan:
         self._orders: dict[int, Sequence[int]] = {}
 
     def epoch(self, step: int) -> int:
-        """The epoch that step number `step` belongs to, which is also how many are complete."""
+        """The epoch of step `step`, which is also the number of complete epochs before it."""
         return step // self.steps_per_epoch
 
     def ids(self, step: int) -> Sequence[int]:
-        """The global batch of one step; the last one of an epoch takes what is left."""
+        """The sample ids of one step; the last step of an epoch takes the remainder."""
         first = step % self.steps_per_epoch * self._global_batch
         return self._order(self.epoch(step))[first : first + self._global_batch]
 
@@ -55,25 +55,25 @@ class BatchPlan:
         ]
 
     def num_micro_batches(self, step: int) -> int:
-        """How many those are."""
+        """Number of micro-batches of one step, over all ranks."""
         return math.ceil(len(self.ids(step)) / self._micro_batch)
 
     def share(self, step: int, rank: int) -> list[MicroBatch]:
-        """Those of one rank; never empty, because every rank takes part in the reduction."""
-        everyone = self.micro_batches(step)
-        mine = everyone[rank :: self._world_size]
-        wanted = math.ceil(len(everyone) / self._world_size) if self._is_even else 1
+        """The micro-batches of one rank; never empty, as every rank takes part in the reduction."""
+        all_ranks = self.micro_batches(step)
+        mine = all_ranks[rank :: self._world_size]
+        wanted = math.ceil(len(all_ranks) / self._world_size) if self._is_even else 1
         if len(mine) < wanted:
-            mine += [replace(everyone[0], counts=False)] * (wanted - len(mine))
+            mine += [replace(all_ranks[0], counts=False)] * (wanted - len(mine))
         return mine
 
     def shares(self, first_step: int, rank: int) -> Iterator[MicroBatch]:
-        """What one rank computes from `first_step` to the end of the stage."""
+        """The micro-batches of one rank from `first_step` to the end of the stage."""
         for step in range(first_step, self.num_steps):
             yield from self.share(step, rank)
 
     def _order(self, epoch: int) -> Sequence[int]:
-        # The loader runs ahead, so for a while two epochs are wanted in turn.
+        # The loader runs ahead, so for a while two epochs are needed at once.
         if epoch not in self._orders:
             kept = {e: order for e, order in self._orders.items() if abs(e - epoch) <= 1}
             order = checked_order(self._samples, epoch, self._seed, twice=not self._orders)
@@ -82,5 +82,5 @@ class BatchPlan:
 
 
 def micro_batch_of(settings: Settings, world_size: int) -> int:
-    """Samples of one forward: the recipe's, or less where so many ranks share a global batch."""
+    """Samples per forward: the recipe's, or fewer if that many ranks share a global batch."""
     return min(settings.micro_batch, math.ceil(settings.global_batch / world_size))

@@ -1,4 +1,4 @@
-"""The exponential moving average of a model's parameters, and the swap that evaluates it."""
+"""The exponential moving average of a model's parameters, swapped in for evaluation."""
 
 import contextlib
 from collections.abc import Iterator, Mapping
@@ -10,14 +10,14 @@ from training.checkpoint.slices import is_sharded
 
 
 class MovingAverage:
-    """Averages parameters; buffers are taken from the model as they are."""
+    """Averages parameters; buffers are used as they are in the model."""
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         self._average = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
         self._parameters = list(model.parameters())
         self._averages = [parameter.detach().clone() for parameter in self._parameters]
         places = {id(parameter): place for place, parameter in enumerate(self._parameters)}
-        # Every name of a parameter that has several, as in the model's state_dict.
+        # A shared parameter under each of its names, as in the model's state_dict.
         self._places = {
             name: places[id(parameter)]
             for name, parameter in model.named_parameters(remove_duplicate=False)
@@ -25,21 +25,21 @@ class MovingAverage:
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """The averages by the parameters' names."""
+        """The averages by parameter name."""
         return {name: self._averages[place] for name, place in self._places.items()}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Go on from what a checkpoint holds."""
+        """Load the averages of a checkpoint."""
         for name, average in self.tensors.items():
             average.copy_(tensors[name])
 
     def update(self) -> None:
-        """After a step of the optimizer."""
+        """Update the averages after an optimizer step."""
         self._average(self._averages, self._parameters, 0)
 
     @contextlib.contextmanager
     def swapped_in(self) -> Iterator[None]:
-        """The model computes with the average; nothing is copied but shares of sharded ones."""
+        """Let the model compute with the averages; only sharded parameters are copied."""
         self._swap()
         try:
             yield
@@ -50,7 +50,7 @@ class MovingAverage:
         for place, parameter in enumerate(self._parameters):
             average = self._averages[place]
             if is_sharded(parameter):
-                # FSDP gathers from memory of its own, of which the parameter is a view.
+                # FSDP gathers from its own memory, of which the parameter is a view.
                 mine, other = parameter.detach().to_local(), average.to_local()  # type: ignore[attr-defined]
                 before = mine.clone()
                 mine.copy_(other)

@@ -1,4 +1,4 @@
-"""How an attempt or a command ends: which exit code each error is, and one line that says it."""
+"""The exit code of each expected error, and the one line that reports it."""
 
 import sys
 from collections.abc import Callable
@@ -20,22 +20,22 @@ from training.store.protocol import StoreError
 
 
 def exit_code_of(act: Callable[[], int]) -> int:
-    """Act; return its exit code, or that of the error that it ended with."""
+    """Call `act`; return its exit code, or that of the expected error that it raises."""
     try:
         return act()
     except UserError as error:
-        return _say(error, EXIT_USER)
+        return _report(error, EXIT_USER)
     except LeaseLostError as error:
-        return _say(error, EXIT_LEASE_LOST)
+        return _report(error, EXIT_LEASE_LOST)
     except (InterruptedRunError, InterruptedWhileWaitingError) as error:
-        return _say(f"{error}; the next attempt goes on from the last commit", EXIT_INTERRUPTED)
+        return _report(f"{error}; the next attempt resumes from the last commit", EXIT_INTERRUPTED)
     except KeyboardInterrupt:
-        # Only of commands that train nothing: a trainer has its own thread for signals.
-        return _say("stopped by Ctrl-C before it was done; call it again", EXIT_STOPPED)
+        # Only in commands that do not train: a trainer handles signals in its own thread.
+        return _report("stopped by Ctrl-C before it finished; run it again", EXIT_STOPPED)
     except (RunFailedError, OutOfMemoryError, RankLostError, StoreError) as error:
-        return _say(error, EXIT_FAILED)
+        return _report(error, EXIT_FAILED)
 
 
-def _say(error: object, code: int) -> int:
+def _report(error: object, code: int) -> int:
     print(f"{'interrupted' if code == EXIT_INTERRUPTED else 'error'}: {error}", file=sys.stderr)
     return code

@@ -1,7 +1,7 @@
-"""A run's stages outside of an attempt, for `evaluate` and `predict`. It writes nothing to the run.
+"""Inference with a run's trained stages, for `evaluate` and `predict`. Writes nothing to the run.
 
-Derived data is taken from the run where it was made for the dataset at hand; for another dataset
-it is made anew, in the scratch folder.
+Derived data of the same dataset is taken from the run; for another dataset it is made again in the
+scratch folder.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -37,14 +37,14 @@ _Shards = Sequence[Mapping[str, Tensor]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainedStage:
-    """A Train stage of a run with a model in eval mode."""
+    """A Train stage of a run, with its trained model in eval mode."""
 
     stage: Train
     inputs: Inputs
     model: nn.Module
 
     def each_batch(self, split: str) -> Iterator[tuple[MicroBatch, Batch]]:
-        """Every sample of a split once, in order, as the run's own evaluations see them."""
+        """Yield every sample of a split once, in order, as the run's own evaluations see them."""
         settings, device = self.stage.settings, self.inputs.device
         samples, size = self.stage.samples(self.inputs, split), self.stage.settings.eval_batch
         batches = [
@@ -71,7 +71,7 @@ class TrainedStage:
             loader.close()
 
     def evaluate(self, split: str, out: Path) -> dict[str, float]:
-        """The metrics of a split; files for people go to `out`."""
+        """Compute the metrics of a split; files for people go to `out`."""
         parts: list[Partial] = [
             checked_partial(self.stage, self.stage.evaluate(self.model, batch))
             for _, batch in self.each_batch(split)
@@ -85,27 +85,30 @@ class TrainedStage:
 def load_trained(
     run: OpenRun, weights: Weights, dataset: LocalDataset, scratch: Path, stage_name: str
 ) -> TrainedStage:
-    """Build the stage `stage_name` of a run over a dataset, and its model with the weights."""
+    """Build the stage `stage_name` of a run over a dataset, and load the weights into its model."""
     record = run.record
     workload = load_workload(record.workload)
     if dataset.manifest["workload"] != workload.name:
         raise UserError(
             f"the dataset {dataset.folder} was made for workload "
-            f"{dataset.manifest['workload']!r}, the run trained {workload.name!r}; give its own"
+            f"{dataset.manifest['workload']!r}, but the run trained {workload.name!r}; "
+            "give a dataset of that workload"
         )
     config = resolve_config(workload, record.recipe, record.overrides)
     device = configure(num_threads=config.num_threads, deterministic=config.deterministic)
     stages = workload.stages(config)
     names = [stage.name for stage in stages if isinstance(stage, Train)]
     if stage_name not in names:
-        raise UserError(f"the run has no Train stage {stage_name!r}; it has {', '.join(names)}")
-    data = _Derived(run, dataset, scratch)
+        raise UserError(
+            f"the run has no Train stage {stage_name!r}; give one of {', '.join(names)}"
+        )
+    artifacts = _Artifacts(run, scratch)
     prior: Prior | None = None
     for stage in stages:
         inputs = Inputs(
             config=config,
             dataset=dataset,
-            artifact=data.of,
+            artifact=artifacts.shards,
             prior=prior,
             device=device,
             rank=0,
@@ -114,7 +117,7 @@ def load_trained(
             scratch=scratch,
         )
         if isinstance(stage, Prepare):
-            data.add(stage, inputs)
+            artifacts.add(stage, inputs)
         elif stage.name == stage_name:
             model = stage.model(inputs)
             load_weights(model, weights, stage.name)
@@ -124,15 +127,15 @@ def load_trained(
     raise AssertionError(stage_name)
 
 
-class _Derived:
+class _Artifacts:
     """The shards of Prepare stages: the run's own, or made here for another dataset."""
 
-    def __init__(self, run: OpenRun, dataset: LocalDataset, scratch: Path) -> None:
+    def __init__(self, run: OpenRun, scratch: Path) -> None:
         self._run = run
         self._scratch = scratch
         self._shards: dict[str, _Shards] = {}
 
-    def of(self, name: str) -> _Shards:
+    def shards(self, name: str) -> _Shards:
         return self._shards[name]
 
     def add(self, stage: Prepare, inputs: Inputs) -> None:
@@ -149,15 +152,15 @@ class _Derived:
             for shard in range(stage.num_shards):
                 path = folder / f"{shard:05d}.safetensors"
                 seed_torch(inputs.device, "prepare", inputs.seed, stage.name, shard)
-                made = stage.make(inputs, shard)
-                save_file({name: t.detach().cpu().contiguous() for name, t in made.items()}, path)
+                tensors = stage.make(inputs, shard)
+                save_file({n: t.detach().cpu().contiguous() for n, t in tensors.items()}, path)
                 shards.append(load_file(path))
                 bar.show(shard + 1, "shards")
         self._shards[stage.name] = shards
 
 
 def _prior(run: OpenRun, stage: str) -> Prior | None:
-    """The committed end of a stage, where the run still has it."""
+    """The committed result of a stage, if the run still has it."""
     ends = [e for e in run.head.checkpoints if e.stage == stage and e.kind == "stage-end"]
     if not ends:
         return None

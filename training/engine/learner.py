@@ -1,4 +1,4 @@
-"""What a Train stage's steps change: model, optimizer, loss scale, moving average; and one step."""
+"""The mutable state of a Train stage (model, optimizer, loss scale, average), and its steps."""
 
 import contextlib
 import math
@@ -13,14 +13,13 @@ from torch.optim import Optimizer
 
 from training.checkpoint.read import Snapshot
 from training.checkpoint.sharded import ShardedSnapshot
-from training.checkpoint.state import LiveState
+from training.checkpoint.state import LiveState, flatten_state, unflatten_state
 from training.engine.batches import MicroBatch, micro_batch_of
 from training.engine.ema import MovingAverage
-from training.engine.parallel import is_sharded, parallel, shared_from_rank_0
+from training.engine.parallel import broadcast_from_rank_0, is_sharded, parallel
 from training.engine.precision import Scaling, autocast
 from training.engine.scalars import Scalars
 from training.engine.stage_checks import checked_optimizer, checked_start, checked_weight
-from training.engine.trees import put_together, take_apart
 from training.errors import RunFailedError, UserError
 from training.randomness import seed_torch
 from training.ranks.world import World
@@ -29,7 +28,7 @@ from training.workload import Batch, Inputs, Partial, Settings, Start, Train
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepResult:
-    """A step whose numbers may still be on the device."""
+    """The result of a step, whose numbers may still be on the device."""
 
     names: tuple[str, ...]  # of the metrics
     scalars: Scalars  # the loss, then sum and count of each metric
@@ -37,14 +36,14 @@ class StepResult:
     is_skipped: bool
 
     def read(self) -> tuple[float, dict[str, float]]:
-        """Loss and metrics of the global batch."""
+        """Return loss and metrics of the global batch."""
         loss, *pairs = self.scalars.read()
         sums = zip(self.names, pairs[::2], pairs[1::2], strict=True)
         return loss, {name: value / count for name, value, count in sums if count}
 
 
 class Learner:
-    """Builds what a stage trains, from a snapshot or from the start, and trains it."""
+    """Builds and trains the state of a stage, from a snapshot or from scratch."""
 
     def __init__(
         self,
@@ -86,7 +85,7 @@ class Learner:
         if not self.is_sharded:
             model = model.to(inputs.device)
         elif snapshot is None:
-            shared_from_rank_0(model, self._world)
+            broadcast_from_rank_0(model, self._world)
         if self._settings.compile_mode is not None:
             model.compile(mode=self._settings.compile_mode)
         return model.train()
@@ -95,33 +94,33 @@ class Learner:
         if isinstance(snapshot, ShardedSnapshot):
             self._fill(snapshot)
             return
-        kept = put_together(snapshot.state["optimizer"], snapshot.tensors["optimizer"])
-        self._optimizer.load_state_dict(kept)
+        state = unflatten_state(snapshot.state["optimizer"], snapshot.tensors["optimizer"])
+        self._optimizer.load_state_dict(state)
         self._scaling.load(snapshot.state.get("scaler", {}))
         if self._average is not None:
             self._average.load(snapshot.tensors["ema"])
 
     def _fill(self, snapshot: ShardedSnapshot) -> None:
-        """Fill this rank's share of everything, in place."""
-        kept: dict[str, Tensor] = {}
+        """Fill this rank's share of the state in place."""
+        state: dict[str, Tensor] = {}
         create_optimizer_state(self._optimizer)
-        take_apart(self._optimizer.state_dict(), kept)
+        flatten_state(self._optimizer.state_dict(), state)
         parts: dict[str, Mapping[str, Tensor]] = {
             "model": self.model.state_dict(),
-            # A parameter that never had a gradient has no state there.
-            "optimizer": {n: t for n, t in kept.items() if n in snapshot.names("optimizer")},
+            # A parameter without a gradient so far has no state in the checkpoint.
+            "optimizer": {n: t for n, t in state.items() if n in snapshot.names("optimizer")},
         }
         if self._average is not None:
             parts["ema"] = self._average.tensors
         snapshot.fill(parts)
         skeleton = snapshot.state["optimizer"]
-        self._optimizer.load_state_dict(put_together(skeleton, parts["optimizer"]))
+        self._optimizer.load_state_dict(unflatten_state(skeleton, parts["optimizer"]))
         self._scaling.load(snapshot.state.get("scaler", {}))
 
     def capture(self, position: Mapping[str, Any]) -> LiveState:
-        """Everything that the next step depends on, live: only good until it begins."""
+        """Return all state that the next step needs, uncopied: valid until that step starts."""
         tensors: dict[str, Tensor] = {}
-        skeleton = take_apart(self._optimizer.state_dict(), tensors)
+        skeleton = flatten_state(self._optimizer.state_dict(), tensors)
         parts = {"model": self.model.state_dict(), "optimizer": tensors}
         if self._average is not None:
             parts["ema"] = self._average.tensors
@@ -139,7 +138,7 @@ class Learner:
         step: int,
         num_steps: int,
     ) -> StepResult:
-        """One optimizer step; weight and number of micro-batches are those of all ranks."""
+        """Make one optimizer step; weight and number of micro-batches count all ranks."""
         weight = checked_weight(self._stage, weight, step)
         factor = schedule_factor(self._settings, step, num_steps)
         for group in self._optimizer.param_groups:
@@ -165,7 +164,7 @@ class Learner:
                         loss = loss + mean / num_micro_batches
                     if not micro.counts:
                         loss = loss * 0.0
-                # DDP and FSDP take the mean over the ranks; the parts are to be added up.
+                # DDP and FSDP average over the ranks, but the parts of the loss must be summed.
                 self._scaling.backward(loss if self._world.size == 1 else loss * self._world.size)
             total = total + loss.detach()
             for name, (value, count) in metrics.items():
@@ -187,23 +186,24 @@ class Learner:
         )
 
     def _same_names(self, names: tuple[str, ...]) -> tuple[str, ...]:
-        """The ranks add their metrics up, so every rank must have the same ones in every step."""
+        """Check that all ranks have the same metrics in every step, as the ranks sum them."""
         if self._world.size > 1:
             if self._names is None:
                 self._names = set(self._world.gather(names))
             if self._names != {names}:
                 raise RunFailedError(
-                    f"stage {self._stage.name!r}: the loss gave the metrics {', '.join(names)} on "
-                    f"rank {self._world.rank}, which another rank or step did not; give the same "
-                    "ones always, with a count of 0 where there is nothing"
+                    f"stage {self._stage.name!r}: loss returned the metrics {', '.join(names)} on "
+                    f"rank {self._world.rank}, but others on another rank or step; always return "
+                    "the same metrics, with a count of 0 if there is nothing to count"
                 )
         return names
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[Callable[[Batch], Partial]]:
-        """Evaluates batches in eval mode, with the moving average where there is one.
+        """Yield a function that evaluates a batch in eval mode, with the moving average if any.
 
-        All ranks begin with the same. Where the model is sharded each must give as many batches.
+        All ranks start with the same state. If the model is sharded, each must evaluate equally
+        many batches.
         """
         self._world.share_buffers(self.model)
         self.model.eval()
@@ -213,13 +213,13 @@ class Learner:
                 try:
                     yield self._parallel.evaluate
                 finally:
-                    self._parallel.rest()
+                    self._parallel.end_evaluation()
         finally:
             self.model.train()
 
 
 def refuse_unequal_batch_norm(stage: Train, model: nn.Module, world_size: int) -> None:
-    """BatchNorm computes with its micro-batch, so every number of ranks must give it the same."""
+    """Refuse BatchNorm if this number of ranks changes its micro-batches, and so its results."""
     settings = stage.settings
     if not any(isinstance(module, _BatchNorm) for module in model.modules()):
         return
@@ -227,14 +227,14 @@ def refuse_unequal_batch_norm(stage: Train, model: nn.Module, world_size: int) -
         return
     raise UserError(
         f"stage {stage.name!r} has BatchNorm and micro-batches of {settings.micro_batch}: "
-        f"{world_size} processes cannot share its global batch of {settings.global_batch} in "
-        f"micro-batches as large; give at most {settings.global_batch // settings.micro_batch} "
-        "with --num-processes"
+        f"{world_size} processes cannot divide its global batch of {settings.global_batch} into "
+        f"micro-batches of that size; give --num-processes at most "
+        f"{settings.global_batch // settings.micro_batch}"
     )
 
 
 def schedule_factor(settings: Settings, step: int, num_steps: int) -> float:
-    """What every group's own learning rate is multiplied by at `step` (from 0) of `num_steps`."""
+    """The factor for each group's own learning rate at `step` (from 0) of `num_steps`."""
     if step < settings.warmup_steps:
         return (step + 1) / settings.warmup_steps
     if settings.schedule == "constant":

@@ -1,7 +1,7 @@
-"""Batches fetched and collated ahead of the step by worker processes; 0 workers: when asked.
+"""Batches fetched and collated ahead of the step by worker processes; without workers, on demand.
 
-A batch depends on nothing but (seed, epoch, ids), whoever makes it. Workers are forked: they share
-the memory maps of the trainer, and they leave every signal to it.
+A batch depends on nothing but (seed, epoch, ids), whichever process makes it. Workers are forked:
+they share the trainer's memory maps, and leave every signal to it.
 """
 
 import multiprocessing
@@ -21,7 +21,7 @@ _BATCHES_AHEAD_PER_WORKER = 2
 
 
 class Loader:
-    """Gives the batches of `micro_batches` in order."""
+    """Loads the batches of `micro_batches` in order."""
 
     def __init__(
         self,
@@ -32,10 +32,10 @@ class Loader:
         num_workers: int,
         pin_memory: bool,
     ) -> None:
-        self.wait_seconds = 0.0  # for which the trainer has waited, or made batches itself
+        self.wait_seconds = 0.0  # that the trainer spent waiting for batches or making them
         batches = _Batches(samples, seed)
         if num_workers == 0:
-            # Not by a DataLoader: its hooks for profilers cost a tenth of a millisecond a batch.
+            # Not a DataLoader: its profiler hooks cost a tenth of a millisecond per batch.
             self._batches: Iterator[Batch] = (batches[micro] for micro in micro_batches)
             return
         self._batches = iter(
@@ -43,26 +43,26 @@ class Loader:
                 batches,
                 batch_size=None,  # an item is a whole micro-batch
                 sampler=micro_batches,
-                collate_fn=_as_it_is,
+                collate_fn=_identity,
                 num_workers=num_workers,
                 prefetch_factor=_BATCHES_AHEAD_PER_WORKER,
                 pin_memory=pin_memory,
                 multiprocessing_context=multiprocessing.get_context("fork"),
                 worker_init_fn=_leave_signals_to_the_trainer,
-                # Its own, so that the model's noise does not depend on when a loader is made.
+                # Its own, so that making a loader does not advance the model's random state.
                 generator=torch.Generator(),
             )
         )
 
     def next(self) -> Batch:
-        """The next batch, on the CPU."""
+        """Return the next batch, on the CPU."""
         began = time.monotonic()
         batch = next(self._batches)
         self.wait_seconds += time.monotonic() - began
         return batch
 
     def close(self) -> None:
-        """End the workers; what they have fetched ahead is thrown away."""
+        """Stop the workers and discard the batches fetched ahead."""
         del self._batches
 
 
@@ -89,14 +89,14 @@ class _Batches(Dataset[Batch]):
         return self._samples.get(index, self._rng)
 
 
-def _as_it_is(batch: Batch) -> Batch:
+def _identity(batch: Batch) -> Batch:
     return batch
 
 
 def _leave_signals_to_the_trainer(worker: int) -> None:
-    """A notice or Ctrl-C reaches whole process groups; workers end when the trainer has saved."""
+    """Ignore a notice or Ctrl-C, sent to the whole process group: workers run until the save."""
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
-    # The loader ends its workers with it.
+    # The loader stops its workers with SIGTERM.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

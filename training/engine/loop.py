@@ -21,7 +21,7 @@ from training.engine.batches import BatchPlan, MicroBatch
 from training.engine.evaluation import evaluate
 from training.engine.learner import Learner, StepResult
 from training.engine.loader import Loader
-from training.engine.trees import shapes_of, to_device
+from training.engine.trees import tensor_shapes, to_device
 from training.errors import RunFailedError
 from training.interruption.long_work import Work
 from training.interruption.notice import InterruptedRunError
@@ -146,7 +146,7 @@ class StageLoop:
             self._context.profiler.step()
 
     def _work(self, batches: Sequence[tuple[MicroBatch, Batch]]) -> Work:
-        shapes = shapes_of([batch for _, batch in batches])
+        shapes = tensor_shapes([batch for _, batch in batches])
         if shapes in self._shapes_seen:
             return "step"
         self._shapes_seen.add(shapes)
@@ -200,7 +200,7 @@ class StageLoop:
             return self._context.supervisor.long_work.measured_seconds("evaluation")
         if self._is_at_the_end:
             return 0.0  # only the commit of the end
-        is_known = shapes_of([batch for _, batch in batches]) in self._shapes_seen
+        is_known = tensor_shapes([batch for _, batch in batches]) in self._shapes_seen
         return self._pace.longest_seconds if is_known else None
 
     @property

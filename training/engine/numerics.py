@@ -1,4 +1,4 @@
-"""The numerics key: everything that changes the bits of a result and is no part of the seed."""
+"""The numerics key: everything besides the seed that changes the bits of a result."""
 
 import os
 import subprocess
@@ -9,13 +9,13 @@ import torch
 
 
 def configure(*, num_threads: int, deterministic: bool, local_rank: int = 0) -> torch.device:
-    """Set threads and determinism before any work; return the device of this process."""
+    """Set threads and determinism before any work; return this process's device."""
     torch.set_num_threads(num_threads)
     torch.use_deterministic_algorithms(deterministic)
     if deterministic:
-        # cuBLAS reads it when its first handle is made; without it torch refuses its products.
+        # cuBLAS reads it with its first handle; without it torch refuses matrix products.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        # Inductor otherwise chooses kernels by how fast they are on the day.
+        # Otherwise Inductor chooses kernels by timing them.
         os.environ.setdefault("TORCHINDUCTOR_DETERMINISTIC", "1")
         torch.backends.cudnn.benchmark = False
     if not torch.cuda.is_available():
@@ -32,7 +32,7 @@ def numerics_key(
     deterministic: bool,
     stages: Mapping[str, Mapping[str, Any]],
 ) -> dict[str, Any]:
-    """The key as JSON; equal keys mean equal bits (on a GPU: where `deterministic` is true)."""
+    """The key as JSON; equal keys mean equal bits (on a GPU: if `deterministic` is true)."""
     key: dict[str, Any] = {
         "torch": torch.__version__,
         "device": device.type,

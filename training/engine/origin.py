@@ -1,9 +1,10 @@
-"""What a run begins from, if not from nothing: the weights of another one, or its whole end.
+"""The origin of a run that does not start from scratch: another run's weights, or its final state.
 
-It stands in config.json, so a replacement machine needs to be told nothing, and it is applied by
-wrapping the workload: the loop knows nothing of it.
+It is recorded in config.json, so a replacement machine needs no options for it, and is applied by a
+proxy of the workload: the loop does not know of it.
 """
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -15,25 +16,27 @@ from training.errors import RunFailedError, UserError
 from training.proxies import TrainProxy, WorkloadProxy
 from training.workload import Inputs, Prepare, Samples, Settings, Start, Train, Workload
 
+_log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Origin:
-    """As in config.json. `epochs` and `dataset` are those of an extended run."""
+    """An origin as in config.json; only an extended run has `epochs` and `dataset`."""
 
     uri: str
     weights_sha256: str
-    stage: str  # that the weights go into, or that is extended
-    epochs: int | None = None  # at the end of the stage; None: only weights are taken
-    dataset: str | None = None  # fingerprint: the steps of another one would be others
+    stage: str  # the stage that gets the weights, or is extended
+    epochs: int | None = None  # of the extended stage in total; None: only weights are taken
+    dataset: str | None = None  # its fingerprint: with another one, steps would differ
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> "Origin":
-        """Read what asdict wrote."""
+        """Rebuild from what `asdict` returned."""
         return cls(**record)
 
 
-def begins_from_weights(uri: str, workload: Workload[Any], config: Any) -> Origin:
-    """Weights of a file or finished run, for the stage of the same name or else the first one."""
+def origin_from_weights(uri: str, workload: Workload[Any], config: Any) -> Origin:
+    """Weights of a file or finished run, for the stage they came from or else the first one."""
     weights = read_weights(uri)
     names = [stage.name for stage in workload.stages(config) if isinstance(stage, Train)]
     stage = weights.about.get("stage", "")
@@ -44,12 +47,12 @@ def begins_from_weights(uri: str, workload: Workload[Any], config: Any) -> Origi
     )
 
 
-def beginning_from(workload: Workload[Any], origin: Origin) -> Workload[Any]:
-    """The workload as it trains from that origin."""
-    return cast(Workload[Any], _Beginning(workload, origin))
+def with_origin(workload: Workload[Any], origin: Origin) -> Workload[Any]:
+    """A proxy of the workload that trains from that origin."""
+    return cast(Workload[Any], _WithOrigin(workload, origin))
 
 
-class _Beginning(WorkloadProxy):
+class _WithOrigin(WorkloadProxy):
     def __init__(self, inner: Workload[Any], origin: Origin) -> None:
         super().__init__(inner)
         self._origin = origin
@@ -70,17 +73,17 @@ class _FromWeights(TrainProxy):
         self._origin = origin
 
     def start(self, m: nn.Module, i: Inputs) -> Start:
-        """After the stage's own start, which may look at data or at what trained before."""
+        """Load the weights after the stage's own start, which may read data or `prior`."""
         start = super().start(m, i)
         if not start.failures:
             weights = read_weights(self._origin.uri)
             if weights.sha256 != self._origin.weights_sha256:
                 raise RunFailedError(
-                    f"the weights at {self._origin.uri} are no longer those that this run was "
-                    "begun with; begin a new run"
+                    f"the weights at {self._origin.uri} are not those that this run started with; "
+                    "start a new run"
                 )
             load_weights(m, weights, self.name)
-            print(f"[{self.name}] begins with the weights of {self._origin.uri}", flush=True)
+            _log.info(f"[{self.name}] starts with the weights of {self._origin.uri}")
         return start
 
 
@@ -98,6 +101,6 @@ class _Extended(TrainProxy):
         if i.dataset.fingerprint != self._origin.dataset:
             raise UserError(
                 f"the run {self._origin.uri} was trained on another dataset; extend it on the "
-                "same one, or begin from its weights without --extend-to"
+                "same one, or start from its weights without --extend-to"
             )
         return super().samples(i, split)

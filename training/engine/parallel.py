@@ -1,7 +1,7 @@
 """One stage's model on several ranks: a copy on each (DDP), or a share on each (FSDP2).
 
-Whatever a loss or an evaluation does with the model happens inside one module's forward, so the
-parameters that it sees there are whole, wherever they are kept.
+A loss or an evaluation uses the model only inside one module's forward, so the parameters it sees
+are whole, wherever they are stored.
 """
 
 import contextlib
@@ -21,40 +21,40 @@ from training.workload import Batch, Partial, Settings, Train
 
 
 class Parallel(Protocol):
-    """A stage's model as all ranks train it together."""
+    """A stage's model as the ranks train it together."""
 
     def losses(
         self, batch: Batch, step: int
     ) -> tuple[Tensor, Tensor | None, Mapping[str, tuple[Tensor | float, float]]]:
-        """The stage's loss of one micro-batch: total, mean, metrics."""
+        """Compute the stage's loss of one micro-batch: total, mean, metrics."""
 
     def evaluate(self, batch: Batch) -> Partial:
-        """The stage's evaluation of one batch."""
+        """Evaluate one batch."""
 
     def reducing(self, is_last: bool) -> AbstractContextManager[None]:
-        """Around forward and backward of a micro-batch; `is_last` of its step."""
+        """Context for forward and backward of a micro-batch; `is_last`: of its step."""
 
     def begin_step(self) -> None:
-        """Before the first micro-batch of a step."""
+        """Prepare a step, before its first micro-batch."""
 
-    def rest(self) -> None:
-        """After an evaluation: parameters may be changed, or exchanged for their average."""
+    def end_evaluation(self) -> None:
+        """Free what an evaluation gathered, so that parameters may be changed or swapped."""
 
 
 def is_sharded(settings: Settings, world_size: int) -> bool:
-    """Whether so many ranks keep a share each; one process alone keeps everything."""
+    """Whether each rank keeps a share of the model; a single process keeps all of it."""
     return settings.sharding == "full" and world_size > 1
 
 
 def parallel(stage: Train, model: nn.Module, world: World) -> Parallel:
-    """Put the model, which may still lie on the CPU, on all ranks' devices."""
+    """Distribute the model, which may still be on the CPU, over all ranks' devices."""
     if is_sharded(stage.settings, world.size):
         return _Sharded(stage, model, world)
     return _Replicated(stage, model.to(world.device), world)
 
 
 class _StageWork(nn.Module):
-    """What a stage does with its model, as a module's forward: its loss, or its evaluation."""
+    """A stage's loss or evaluation (`step` None) as a module's forward."""
 
     def __init__(self, stage: Train, model: nn.Module) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class _StageWork(nn.Module):
 
 
 class _Replicated:
-    """Every rank has the whole model; alone, nothing is wrapped."""
+    """Every rank has the whole model; a single process uses no DDP."""
 
     def __init__(self, stage: Train, model: nn.Module, world: World) -> None:
         self._stage = stage
@@ -89,23 +89,23 @@ class _Replicated:
         return checked_partial(self._stage, self._stage.evaluate(self._model, batch))
 
     def reducing(self, is_last: bool) -> AbstractContextManager[None]:
-        """Gradients travel with the last micro-batch of a step only."""
+        """Reduce gradients with the last micro-batch of a step only."""
         if is_last or not isinstance(self._work, DistributedDataParallel):
             return contextlib.nullcontext()
         return self._work.no_sync()
 
     def begin_step(self) -> None:
-        """DDP gives every rank rank 0's buffers itself."""
+        """No-op: DDP itself broadcasts rank 0's buffers."""
 
-    def rest(self) -> None:
-        """Nothing was gathered."""
+    def end_evaluation(self) -> None:
+        """No-op: nothing was gathered."""
 
 
 class _Sharded:
-    """Every rank has a share of each parameter, and of what the optimizer keeps for it.
+    """Every rank has a share of each parameter and of its optimizer state.
 
-    A block's parameters are gathered for its forward and backward and freed after them; gradients
-    are reduced, each rank keeping its share, with every micro-batch: whole ones are never kept.
+    A block's parameters are gathered for its forward and backward and freed afterwards; gradients
+    are reduced with every micro-batch, each rank keeping its share: whole ones are never kept.
     """
 
     def __init__(self, stage: Train, model: nn.Module, world: World) -> None:
@@ -118,7 +118,7 @@ class _Sharded:
         self._work = _StageWork(stage, model)
         blocks = _blocks(stage, model)
         mesh = init_device_mesh(world.device.type, (world.size,))
-        before = _ties(model)
+        before = _shared_names(model)
         try:
             for block in (*blocks, self._work):
                 fully_shard(block, mesh=mesh)
@@ -127,10 +127,10 @@ class _Sharded:
                 f"stage {stage.name!r}: its model cannot be sharded: {error}; "
                 "give sharding='none', or change the model"
             ) from error
-        if _ties(model) != before:
+        if _shared_names(model) != before:
             raise UserError(
-                f"stage {stage.name!r}: a parameter that several modules share would be torn "
-                "apart; let `sharded_modules` name none of them, or a module that holds them all"
+                f"stage {stage.name!r}: sharding would split a parameter that several modules "
+                "share; let `sharded_modules` name none of them, or one module with all of them"
             )
         self._gathered = [m for m in self._work.modules() if isinstance(m, FSDPModule)]
 
@@ -147,36 +147,36 @@ class _Sharded:
     def begin_step(self) -> None:
         self._world.share_buffers(self._model)
 
-    def rest(self) -> None:
+    def end_evaluation(self) -> None:
         for module in self._gathered:
             module.reshard()
 
 
 def _blocks(stage: Train, model: nn.Module) -> list[nn.Module]:
-    """The blocks that the stage names, those inside others first."""
+    """The blocks that the stage names, nested ones first."""
     if not isinstance(stage, HasShards):
         return []
     named = list(stage.sharded_modules(model))
     order = {id(module): number for number, module in enumerate(model.modules())}
-    if strangers := [type(module).__name__ for module in named if id(module) not in order]:
+    if unknown := [type(module).__name__ for module in named if id(module) not in order]:
         raise UserError(
-            f"stage {stage.name!r}: `sharded_modules` gave a {strangers[0]} that is no part of "
-            "its model; give modules of the model that it is called with"
+            f"stage {stage.name!r}: `sharded_modules` gave a {unknown[0]} that is not part of "
+            "its model; return modules of the model that it is called with"
         )
     unique = {id(module): module for module in named}
     return sorted(unique.values(), key=lambda module: -order[id(module)])
 
 
-def _ties(model: nn.Module) -> list[list[str]]:
-    """The names of each parameter."""
+def _shared_names(model: nn.Module) -> list[list[str]]:
+    """All names of each parameter, which has several if modules share it."""
     names: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
     return sorted(names.values())
 
 
-def shared_from_rank_0(model: nn.Module, world: World) -> None:
-    """Give every rank rank 0's parameters and buffers, one after the other, on the CPU."""
+def broadcast_from_rank_0(model: nn.Module, world: World) -> None:
+    """Copy rank 0's parameters and buffers to every rank, one by one, on the CPU."""
     with torch.no_grad():
         for name, tensor in model.state_dict().items():
             mine = {name: tensor.contiguous()} if world.leads else None

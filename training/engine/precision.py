@@ -1,4 +1,4 @@
-"""Lower precision: autocast, and the loss scaler of float16, whose state is in the checkpoint."""
+"""Lower precision: autocast, and float16's loss scaler, whose state is in the checkpoint."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,21 +14,21 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 
 
 class Scaling:
-    """The loss is scaled so that float16 gradients do not vanish; other precisions pass through.
+    """Scales the loss so that float16 gradients do not underflow; no-op for other precisions.
 
-    A step whose gradients overflowed is skipped: weights and optimizer stay, the scale is lowered.
-    It is a step of the lineage like any other, and repeats as such after an interruption.
+    A step whose gradients overflow is skipped: weights and optimizer stay, the scale is lowered.
+    It is a step of the lineage like any other, and is repeated as such after an interruption.
     """
 
     def __init__(self, precision: Precision, device: torch.device) -> None:
         self._scaler = GradScaler(device.type, enabled=precision == "float16")
 
     def backward(self, loss: Tensor) -> None:
-        """Backward of the scaled loss."""
+        """Backpropagate the scaled loss."""
         self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
 
     def step(self, optimizer: Optimizer, model: nn.Module, clip_norm: float | None) -> bool:
-        """Clip, step, adapt the scale; return whether the step was skipped."""
+        """Clip gradients, step, adapt the scale; return whether the step was skipped."""
         if clip_norm is not None:
             self._scaler.unscale_(optimizer)
             torch.nn.utils.clip_grad_norm_(model.parameters(), clip_norm)
@@ -41,17 +41,17 @@ class Scaling:
         return self._scaler.get_scale() < before
 
     def state(self) -> dict[str, Any]:
-        """As kept in a checkpoint; empty where nothing is scaled."""
+        """The state to keep in a checkpoint; empty if the loss is not scaled."""
         return self._scaler.state_dict()
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state`."""
+        """Load what `state` returned."""
         if self._scaler.is_enabled():
             self._scaler.load_state_dict(dict(state))
 
 
 def autocast(precision: Precision, device: torch.device) -> torch.autocast:
-    """The context of every forward."""
+    """The autocast context for every forward."""
     return torch.autocast(
         device.type, dtype=_DTYPES[precision], enabled=precision != "float32", cache_enabled=True
     )

@@ -1,4 +1,4 @@
-"""Numbers on their way from the device to the host: read one step later, they cost no wait."""
+"""Scalars copied from the device to the host asynchronously: read a step later, without a wait."""
 
 from collections.abc import Sequence
 
@@ -16,11 +16,11 @@ class Scalars:
     ) -> None:
         self._read: list[float] | None = None
         if world.size == 1 and device.type == "cpu":
-            # There is nothing to wait for, and packing takes 40 microseconds.
+            # Nothing is asynchronous here, and packing takes 40 microseconds.
             self._read = [v.detach().item() if isinstance(v, Tensor) else v for v in values]
             return
         self._event: torch.cuda.Event | None = None
-        # Not torch.stack: most values are plain numbers, and those need no work on the device.
+        # Not torch.stack: most values are plain numbers, which need no work on the device.
         self._sums = torch.tensor(
             [0.0 if isinstance(value, Tensor) else value for value in values],
             dtype=torch.float64,
@@ -38,7 +38,7 @@ class Scalars:
             self._event.record()
 
     def read(self) -> list[float]:
-        """The sums in the order given, waiting for no more than what was queued before them."""
+        """Return the sums in the given order, waiting only for work queued before them."""
         if self._read is not None:
             return self._read
         if self._event is not None:

@@ -1,5 +1,5 @@
-"""What may end an attempt before its end: a notice, a shutdown, a hang, a lost rank.
+"""What may end an attempt early: a notice, a shutdown, a hang, a lost rank.
 
-Promises that a notice is heard while the main thread is busy, and that the process is gone in time.
+Promises that a notice is noticed while the main thread is busy, and that the process exits in time.
 Uses training/record and training/store. Imports no torch.
 """

@@ -1,7 +1,7 @@
-"""What may keep the trainer from its next step boundary for long, by measurement or by kind.
+"""Work that may delay the next step boundary for long, by measurement or by its kind.
 
-Before such work a copy of the boundary's state is staged, so that a notice in the middle of it can
-be answered; and the watchdog takes it for no hang.
+Before such work a copy of the boundary's state is staged, so that it can be saved if a notice comes
+meanwhile; and the watchdog does not mistake it for a hang.
 """
 
 import contextlib
@@ -13,8 +13,8 @@ from training.interruption.watchdog import Watchdog
 
 Work: TypeAlias = Literal["step", "new shape", "compilation", "evaluation", "shard", "model"]
 
-# Before anything was measured in this process. A ResNet-18 took 33 s to compile on two cores; what
-# an evaluation does at its end (COCO's matching, pictures) belongs to the workload.
+# Assumed before anything was measured in this process. A ResNet-18 took 33 s to compile on 2 cores;
+# the end of an evaluation (COCO's matching, pictures) depends on the workload.
 _UNMEASURED_SECONDS: dict[Work, float] = {
     "step": 0.0,
     "new shape": 10.0,
@@ -24,14 +24,14 @@ _UNMEASURED_SECONDS: dict[Work, float] = {
     "model": 60.0,
 }
 _SHARE_OF_BUDGET = 0.25
-# One slow step is remembered for some hundred steps, not for the rest of the run.
+# One slow step is remembered for a few hundred steps, not for the rest of the run.
 _FORGETTING = 0.99
-# A hang is something else than work that takes a few times longer than it ever did.
+# Work that takes a few times longer than ever before is not a hang.
 _PATIENCE = 20.0
 
 
 class LongWork:
-    """Remembers how long each kind of work took, rather the longest than the last time."""
+    """Remembers how long each kind of work took, weighted towards the longest time."""
 
     def __init__(self, budget_seconds: float, watchdog: Watchdog) -> None:
         self._budget_seconds = budget_seconds
@@ -39,7 +39,7 @@ class LongWork:
         self._measured: dict[Work, float] = {}
 
     def expected_seconds(self, work: Work) -> float:
-        """How long it takes, as far as can be known."""
+        """Expected duration: measured here, or else assumed."""
         if work in self._measured:
             return self._measured[work]
         if work == "new shape":
@@ -47,20 +47,20 @@ class LongWork:
         return _UNMEASURED_SECONDS[work]
 
     def measured_seconds(self, work: Work) -> float | None:
-        """How long it took here, rather the longest; None where that was never measured."""
+        """Duration as measured here, weighted towards the longest; None if never measured."""
         return self._measured.get(work)
 
     def is_long(self, work: Work) -> bool:
-        """Whether a notice that comes in it could find too little time left after it."""
+        """Whether a notice during this work might leave too little time after it."""
         return self.expected_seconds(work) > _SHARE_OF_BUDGET * self._budget_seconds
 
     @contextlib.contextmanager
     def doing(self, work: Work) -> Iterator[None]:
-        """Measure, and keep the watchdog quiet."""
+        """Measure the work, and allow for it in the watchdog."""
         began = time.monotonic()
         with self._watchdog.allowing(_PATIENCE * self.expected_seconds(work)):
             yield
-        # New shapes and compilations come unannounced in any length: the last one says nothing.
+        # New shapes and compilations take arbitrarily long: earlier ones predict nothing.
         if work not in ("new shape", "compilation"):
             before = _FORGETTING * self._measured.get(work, 0.0)
             self._measured[work] = max(time.monotonic() - began, before)

@@ -1,8 +1,8 @@
 """Ends a trainer that hangs, so that it is restarted from its last commit; pings systemd.
 
-A thread looks whether the main thread has come by lately. Where no thread can run any more (the
-interpreter's lock is held in C++) faulthandler's own timer dumps the stacks and exits, and so does
-systemd by WatchdogSec=. Imports no torch.
+A thread checks when the main thread last reported. If no thread can run (the interpreter's lock is
+held in C++), faulthandler's own timer dumps the stacks and exits, as does systemd by WatchdogSec=.
+Imports no torch.
 """
 
 import contextlib
@@ -12,14 +12,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-# systemd's WatchdogSec= is five minutes; a late ping on a busy machine must not be one too few.
+# systemd's WatchdogSec= is five minutes, so a late ping on a busy machine does no harm.
 _PING_SECONDS = 10.0
-# What the thread needs to end the process properly before faulthandler does it without.
+# How long the thread may take to end the process properly, before faulthandler just exits.
 _GRACE_SECONDS = 30.0
 
 
 class Watchdog:
-    """Calls `when_hung` once nothing was heard for `limit_seconds`; 0 never does."""
+    """Calls `when_hung` after `limit_seconds` without a report; 0: never."""
 
     def __init__(
         self,
@@ -30,30 +30,30 @@ class Watchdog:
         self._limit_seconds = limit_seconds
         self._when_hung = when_hung
         self._notify_socket = notify_socket
-        self._heard = time.monotonic()
+        self._last_beat = time.monotonic()
         self._allowed_seconds = 0.0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
     def start(self) -> None:
-        """Begin to watch and to ping."""
-        self._heard = time.monotonic()
+        """Start watching and pinging."""
+        self._last_beat = time.monotonic()
         if self._limit_seconds or self._notify_socket:
             self._thread.start()
 
     def close(self) -> None:
-        """The attempt has ended."""
+        """Stop, because the attempt has ended."""
         if self._thread.is_alive():
             self._stop.set()
             self._thread.join()
 
     def beat(self) -> None:
-        """The main thread has come by."""
-        self._heard = time.monotonic()
+        """Report that the main thread makes progress."""
+        self._last_beat = time.monotonic()
 
     @contextlib.contextmanager
     def allowing(self, seconds: float) -> Iterator[None]:
-        """Legitimate work that may take so long more than the limit."""
+        """Context of legitimate work that may take `seconds` longer than the limit."""
         before, self._allowed_seconds = self._allowed_seconds, self._allowed_seconds + seconds
         self.beat()
         try:
@@ -68,9 +68,9 @@ class Watchdog:
         try:
             while not self._stop.wait(interval):
                 limit = self._limit_seconds + self._allowed_seconds
-                silent = time.monotonic() - self._heard
+                silent = time.monotonic() - self._last_beat
                 if self._limit_seconds and silent > limit:
-                    self._when_hung(f"the trainer did not come by for {silent:.0f} s")
+                    self._when_hung(f"the trainer made no progress for {silent:.0f} s")
                 if self._limit_seconds:
                     later = limit - silent + _GRACE_SECONDS
                     faulthandler.dump_traceback_later(max(later, _GRACE_SECONDS), exit=True)
@@ -86,7 +86,7 @@ def notify(address: str | None, message: str) -> None:
         return
     # An @ stands for the zero byte of Linux's abstract names.
     target = "\0" + address[1:] if address.startswith("@") else address
-    # A ping that does not get through is missed by systemd alone, which then acts.
+    # If a ping is lost, systemd misses it and acts.
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender, contextlib.suppress(OSError):
-        sender.setblocking(False)  # nobody reading must not stop the watchdog itself
+        sender.setblocking(False)  # without a reader the watchdog itself must not block
         sender.sendto(message.encode(), target)

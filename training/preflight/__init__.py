@@ -1,4 +1,4 @@
-"""What is checked before an attempt starts: the workload, memory, the machine, where it begins.
+"""Checks before an attempt starts: the workload, memory, the machine, the run's origin.
 
 Promises that what cannot work is refused before it costs time. Uses training/engine and the rooms
 below it.

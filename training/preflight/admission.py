@@ -1,12 +1,13 @@
-"""Room for several runs on one machine: what this one needs, what others reserved, what is there.
+"""Memory reservations of several runs on one machine.
 
-Four runs once read the same dataset into memory each, 63 GB in all on a host of 32, and the machine
-was gone for an hour. Each run writes what it reserves to a file under a lock; the files of
-processes that have ended are ignored. Where the sum does not fit, a run is refused with the sum.
+Four runs once each read the same dataset into memory, 63 GB in total on a host with 32 GB, and the
+machine was unreachable for an hour. Each run writes its reservation to a file under a lock; files
+of exited processes are ignored. A run that does not fit is refused with the arithmetic.
 """
 
 import fcntl
 import json
+import logging
 import os
 import secrets
 from collections.abc import Iterator, Sequence
@@ -17,21 +18,23 @@ from pathlib import Path
 from training.checkpoint.memory import free_bytes
 from training.errors import UserError
 
+_log = logging.getLogger(__name__)
+
 _MEBIBYTE = 2**20
 # A trainer's own memory beside its data: 0.6 GiB was measured on the CPU (training/LOG.md), and a
 # CUDA context has more on the host. Each loader process shares the trainer's by fork.
 PROCESS_MIB = 1024
 LOADER_MIB = 256
-# The rest is for the system, the page cache of mapped data, and what nobody foresaw.
-_SHARE = 0.8
+# The rest is for the system, the page cache of mapped data, and the unforeseen.
+_USABLE_SHARE = 0.8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ResourceRequest:
-    """What one run takes of a machine. `gpu_mib` None: all of a GPU's memory, or there is none."""
+    """What one run needs of a machine. `gpu_mib` None: all of a GPU's memory, if there is one."""
 
     run: str
-    data_mib: int  # of the dataset, read into the process's own memory; mapped files are shared
+    data_mib: int  # of data read into each process's own memory; mapped files are shared
     loader_workers: int
     threads: int  # of each process
     gpu_mib: int | None = None
@@ -39,28 +42,28 @@ class ResourceRequest:
 
     @property
     def host_mib(self) -> int:
-        """All of its own memory on the host."""
+        """Host memory of all its processes."""
         each = PROCESS_MIB + LOADER_MIB * self.loader_workers + self.data_mib
         return self.num_processes * each
 
     @property
     def vcpus(self) -> int:
-        """Threads that compute at once."""
+        """Threads that compute at the same time."""
         return self.num_processes * (self.threads + self.loader_workers)
 
     def arithmetic(self) -> str:
-        """How `host_mib` comes about."""
+        """How `host_mib` is computed, for people."""
         times = f"{self.num_processes} processes, each " if self.num_processes > 1 else ""
         return (
             f"{times}{PROCESS_MIB} for the process + {self.loader_workers} x {LOADER_MIB} "
             f"for loaders + {self.data_mib} for its own copy of the data"
-            f"{': together' if times else ' ='} {self.host_mib} MiB"
+            f"{', in total' if times else ' ='} {self.host_mib} MiB"
         )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MachineCapacity:
-    """What there is; None where the system does not say."""
+    """What a machine has available; None if the system does not tell."""
 
     free_host_mib: int | None
     vcpus: int
@@ -68,7 +71,7 @@ class MachineCapacity:
 
     @classmethod
     def here(cls, gpu_mib: Sequence[int] = ()) -> "MachineCapacity":
-        """This one, now."""
+        """Measure this machine now."""
         free = free_bytes()
         return cls(
             free_host_mib=None if free is None else free // _MEBIBYTE,
@@ -79,101 +82,103 @@ class MachineCapacity:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reservation:
-    """What another run has reserved and how much of it it has already taken."""
+    """What another run has reserved, and how much of that it already uses."""
 
-    need: ResourceRequest
+    request: ResourceRequest
     used_mib: int = 0
 
 
 def refuse_oversubscription(
-    needs: Sequence[ResourceRequest], others: Sequence[Reservation], machine: MachineCapacity
+    requests: Sequence[ResourceRequest], others: Sequence[Reservation], machine: MachineCapacity
 ) -> None:
-    """Raise UserError with the sum if these runs, all at once, do not fit beside the others."""
-    to_come = sum(max(0, held.need.host_mib - held.used_mib) for held in others)
-    wanted = sum(need.host_mib for need in needs)
+    """Raise UserError with the arithmetic if these runs together do not fit beside the others."""
+    reserved = sum(max(0, other.request.host_mib - other.used_mib) for other in others)
+    requested = sum(request.host_mib for request in requests)
     if machine.free_host_mib is not None:
-        room = int(machine.free_host_mib * _SHARE) - to_come
-        if wanted > room:
-            each = needs[0]
-            fit = max(0, room // each.host_mib)
+        available = int(machine.free_host_mib * _USABLE_SHARE) - reserved
+        if requested > available:
+            each = requests[0]
+            num_fitting = max(0, available // each.host_mib)
             raise UserError(
-                f"{len(needs)} run(s) need {wanted} MiB of memory ({each.arithmetic()} each); "
-                f"{machine.free_host_mib} MiB are free, of which {_SHARE:.0%} may be taken and "
-                f"{to_come} MiB are reserved by {len(others)} other run(s): {fit} fit; run fewer "
-                "at once, or let the workload map its data instead of reading it"
+                f"{len(requests)} run(s) need {requested} MiB of memory ({each.arithmetic()} "
+                f"each); {machine.free_host_mib} MiB are free, of which {_USABLE_SHARE:.0%} may be "
+                f"used and {reserved} MiB are reserved by {len(others)} other run(s): "
+                f"{num_fitting} fit; run fewer at once, or let the workload map its data instead "
+                "of reading it"
             )
     if machine.gpu_mib:
-        _refuse_full_gpu(needs, others, machine)
+        _refuse_full_gpu(requests, others, machine)
 
 
 def too_many_threads(
-    needs: Sequence[ResourceRequest], others: Sequence[Reservation], machine: MachineCapacity
+    requests: Sequence[ResourceRequest], others: Sequence[Reservation], machine: MachineCapacity
 ) -> str | None:
-    """A sentence if there are fewer vCPUs than threads: slower, but nothing breaks."""
-    threads = sum(need.vcpus for need in needs) + sum(held.need.vcpus for held in others)
+    """A sentence if there are fewer vCPUs than threads, which only slows runs down; or None."""
+    all_requests = [*requests, *(other.request for other in others)]
+    threads = sum(request.vcpus for request in all_requests)
     if threads <= machine.vcpus:
         return None
     return f"{threads} threads and loaders share {machine.vcpus} vCPUs: each run will be slower"
 
 
 def _refuse_full_gpu(
-    needs: Sequence[ResourceRequest], others: Sequence[Reservation], machine: MachineCapacity
+    requests: Sequence[ResourceRequest], others: Sequence[Reservation], machine: MachineCapacity
 ) -> None:
-    """All runs are on GPU 0: the trainer takes as many GPUs as there are, from the first on."""
-    most = max(need.num_processes for need in needs)
+    """Compare with GPU 0, which every run uses: a run takes GPUs from the first one on."""
+    most = max(request.num_processes for request in requests)
     if most > len(machine.gpu_mib):
         raise UserError(
-            f"--num-processes is {most}, and this machine has {len(machine.gpu_mib)} GPU(s); give "
-            "at most as many, or auto"
+            f"--num-processes is {most}, but this machine has {len(machine.gpu_mib)} GPU(s); give "
+            "at most that many, or auto"
         )
     total = machine.gpu_mib[0]
-    wanted = [need.gpu_mib or total for need in needs]
-    held = [held.need.gpu_mib or total for held in others]
-    if sum(wanted) + sum(held) > total:
+    requested = sum(request.gpu_mib or total for request in requests)
+    reserved = sum(other.request.gpu_mib or total for other in others)
+    if requested + reserved > total:
         raise UserError(
-            f"{len(needs)} run(s) want {sum(wanted)} MiB of GPU memory, {len(held)} other run(s) "
-            f"have reserved {sum(held)} MiB, the GPU has {total} MiB; give each run its part with "
-            "--memory-limit-mib, or run fewer at once"
+            f"{len(requests)} run(s) need {requested} MiB of GPU memory, {len(others)} other "
+            f"run(s) have reserved {reserved} MiB, and the GPU has {total} MiB; give each run its "
+            "share with --memory-limit-mib, or run fewer at once"
         )
 
 
 class Reservations:
-    """Files of what the runs of this machine have reserved."""
+    """The reservations of this machine's runs, one file each."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     @contextmanager
-    def reserved(self, need: ResourceRequest, machine: MachineCapacity) -> Iterator[None]:
-        """Hold a reservation while the run goes on; UserError where there is no room for it."""
+    def reserved(self, request: ResourceRequest, machine: MachineCapacity) -> Iterator[None]:
+        """Hold a reservation while the context is open; UserError if the run does not fit."""
         path = self._folder / f"{os.getpid()}-{secrets.token_hex(4)}.json"
         with self._locked():
             others = list(self.others())
-            refuse_oversubscription([need], others, machine)
-            record = {"pid": os.getpid(), "began": _began(os.getpid()), "need": asdict(need)}
+            refuse_oversubscription([request], others, machine)
+            record = {"pid": os.getpid(), "began": _started(os.getpid()), "need": asdict(request)}
             path.write_text(json.dumps(record))
-        warning = too_many_threads([need], others, machine)
+        warning = too_many_threads([request], others, machine)
         if warning:
-            print(f"[room] {warning}", flush=True)
+            _log.warning(f"[room] {warning}")
         try:
             yield
         finally:
             path.unlink(missing_ok=True)
 
     def others(self) -> Iterator[Reservation]:
-        """What runs that live have reserved; files of dead ones are removed."""
+        """The reservations of other live runs; files of dead ones are deleted."""
         for path in sorted(self._folder.glob("*.json")):
             try:
                 record = json.loads(path.read_text())
-                pid, began = int(record["pid"]), record["began"]
-                need = ResourceRequest(**record["need"])
+                pid, started = int(record["pid"]), record["began"]
+                request = ResourceRequest(**record["need"])
             except (OSError, ValueError, KeyError, TypeError):
                 path.unlink(missing_ok=True)
                 continue
-            if began is None or _began(pid) != began:
+            if started is None or _started(pid) != started:
                 path.unlink(missing_ok=True)
             elif pid != os.getpid():
-                yield Reservation(need=need, used_mib=_used_mib(pid))
+                yield Reservation(request=request, used_mib=_used_mib(pid))
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -183,8 +188,8 @@ class Reservations:
             yield
 
 
-def _began(pid: int) -> str | None:
-    """When a process began, in clock ticks since boot: its id may be used again. None: it ended."""
+def _started(pid: int) -> str | None:
+    """Start time of a process in clock ticks since boot, as ids are reused; None if it exited."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

@@ -1,12 +1,13 @@
-"""A finished run goes on as a new run, which begins with the old one's end: `--extend-to`.
+"""Extends a finished run as a new run that starts from the old one's end: `--extend-to`.
 
-As a new one, because finished is final: its receipt was read, its fleet has gone. The new run's
-head is born with copies of the old one's last checkpoints, and a resume like any other does the
-rest. The learning rate follows the schedule of the longer training from there.
+A new run, because finished is final: its receipt was read, its fleet is gone. The new run's head is
+created with copies of the old one's last checkpoints, and a normal resume does the rest. From there
+the learning rate follows the schedule of the longer training.
 """
 
 import hashlib
 import json
+import logging
 import math
 import secrets
 import tempfile
@@ -19,13 +20,15 @@ from contract.keys import artifact_prefix, checkpoint_prefix
 from training.checkpoint.state import STATE
 from training.checkpoint.weights import OpenRun, open_run
 from training.engine.job import RunOptions
-from training.engine.origin import Origin, begins_from_weights
+from training.engine.origin import Origin, origin_from_weights
 from training.errors import UserError
 from training.record.checkpoint_entry import CheckpointEntry, FileEntry
 from training.record.head import Head, write_head
 from training.record.run_config import read_run_config
 from training.store.protocol import PreconditionFailedError, Store
 from training.workload import Workload
+
+_log = logging.getLogger(__name__)
 
 
 def resolve_origin(options: RunOptions, workload: Workload[Any], config: Any) -> Origin | None:
@@ -39,7 +42,7 @@ def resolve_origin(options: RunOptions, workload: Workload[Any], config: Any) ->
             raise UserError("--extend-to needs --init-from with the URI of the run to extend")
         return None
     if not options.extend_to:
-        return begins_from_weights(options.init_from, workload, config)
+        return origin_from_weights(options.init_from, workload, config)
     old = open_run(options.init_from)
     theirs = (old.record.workload, old.record.recipe, dict(old.record.overrides))
     if theirs != (options.workload, options.recipe, dict(options.overrides)):
@@ -48,12 +51,12 @@ def resolve_origin(options: RunOptions, workload: Workload[Any], config: Any) ->
             f"{theirs[2] or '(none)'}; extend it with exactly these"
         )
     origin = extended(old, options.extend_to)
-    begin_extended(old, store, options.run_id, options.writer)
+    create_extended(old, store, options.run_id, options.writer)
     return origin
 
 
 def extended(run: OpenRun, text: str) -> Origin:
-    """What `--extend-to` asks for: `8epochs` or `4000steps` of the stage that trained last."""
+    """The origin that `--extend-to` asks for: `8epochs` or `4000steps` of the last Train stage."""
     end = _end(run)
     span = parse_span(text)
     if span is None:
@@ -62,11 +65,11 @@ def extended(run: OpenRun, text: str) -> Origin:
     if span.unit == "steps":
         position = _state(run.store, end)["position"]
         epochs = math.ceil(epochs * end.epoch / position["stage_step"])
-        print(f"--extend-to {text}: {epochs} whole epochs of stage {end.stage!r}", flush=True)
+        _log.info(f"--extend-to {text}: {epochs} whole epochs of stage {end.stage!r}")
     if epochs <= end.epoch:
         raise UserError(
-            f"--extend-to {text}: the run {run.store.uri} has trained stage {end.stage!r} for "
-            f"{end.epoch} epochs; give more"
+            f"--extend-to {text}: the run {run.store.uri} has already trained stage {end.stage!r} "
+            f"for {end.epoch} epochs; give more"
         )
     assert run.head.weights_sha256 is not None
     return Origin(
@@ -78,8 +81,8 @@ def extended(run: OpenRun, text: str) -> Origin:
     )
 
 
-def begin_extended(run: OpenRun, store: Store, run_id: str, writer: str) -> None:
-    """Give the new run at `store` its head; no-op where it has one."""
+def create_extended(run: OpenRun, store: Store, run_id: str, writer: str) -> None:
+    """Create the head of the new run at `store`; no-op if it has one."""
     end = _end(run)
     entries = []
     with tempfile.TemporaryDirectory(prefix="extend-") as folder:
@@ -100,8 +103,8 @@ def begin_extended(run: OpenRun, store: Store, run_id: str, writer: str) -> None
     try:
         write_head(store, head, None)
     except PreconditionFailedError:
-        return  # another machine of the same run was faster, with the same
-    print(f"[ok] {store.uri} begins with the end of {run.store.uri}, step {end.step}", flush=True)
+        return  # another machine of the same run was faster, with the same head
+    _log.info(f"[ok] {store.uri} starts from the end of {run.store.uri}, step {end.step}")
 
 
 def _end(run: OpenRun) -> CheckpointEntry:
@@ -113,7 +116,7 @@ def _end(run: OpenRun) -> CheckpointEntry:
 
 
 def _reopened(old: Store, new: Store, entry: CheckpointEntry) -> CheckpointEntry:
-    """The end of a stage as a boundary within it: its state.json is rewritten in the new run."""
+    """Turn the end of a stage into a boundary within it, by a new state.json in the new run."""
     state = _state(old, entry)
     position = state["position"]
     position["has_ended"] = False
@@ -128,12 +131,12 @@ def _reopened(old: Store, new: Store, entry: CheckpointEntry) -> CheckpointEntry
 def _state(store: Store, entry: CheckpointEntry) -> Any:
     found = store.get(checkpoint_prefix(entry.name) + STATE)
     if found is None:
-        raise UserError(f"checkpoint {entry.name} of {store.uri} has lost its {STATE}")
+        raise UserError(f"checkpoint {entry.name} of {store.uri} lacks its {STATE}")
     return json.loads(found.data)
 
 
 def _copy(old: Store, new: Store, prefix: str, folder: Path) -> None:
-    """Copy every key below the prefix; indexes last, because they say that the rest is there."""
+    """Copy every key below the prefix; JSON indexes last, as they promise that the rest exists."""
     keys = sorted(old.sizes(prefix), key=lambda key: key.endswith(".json"))
     for key in keys:
         path = folder / "file"

@@ -1,8 +1,8 @@
-"""What one step of a stage needs, found without the memory for it: the step runs on fake tensors.
+"""What one step of a stage needs, measured without needing it: the step runs on fake tensors.
 
-Every storage that an operation makes is counted from its birth to its end, in the allocator's
-blocks of 512 bytes. Not counted: the CUDA context, fragmentation, cuDNN's workspaces. Autocast
-follows the CPU's lists, and attention with dropout the plain formula; sizing's margin covers it.
+Every storage is counted from its allocation until it is freed, in the allocator's blocks of 512
+bytes. Not counted: the CUDA context, fragmentation, cuDNN's workspaces. Autocast follows the CPU's
+lists, and attention with dropout uses the plain formula; sizing's margin covers the difference.
 """
 
 import contextlib
@@ -45,7 +45,7 @@ _WITHOUT_KERNEL = frozenset(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepFootprint:
-    """One optimizer step in its steady state (the optimizer's state exists). Bytes, and FLOPs."""
+    """Bytes and FLOPs of one optimizer step in steady state (the optimizer's state exists)."""
 
     parameters: int
     trainable_parameters: int
@@ -55,17 +55,17 @@ class StepFootprint:
     optimizer_bytes: int
     peak_bytes: int
     peak_phase: str  # forward, backward or optimizer
-    peak_gradient_bytes: int  # the peak's part that is gradients
-    peak_activation_bytes: int  # its part that is not parameters, buffers, gradients or state
-    output_bytes: int  # what the model's forward returns for a micro-batch: an LM's logits
+    peak_gradient_bytes: int  # gradients at the peak
+    peak_activation_bytes: int  # the peak without parameters, buffers, gradients and state
+    output_bytes: int  # what forward returns for a micro-batch, such as logits
     checkpoint_bytes: int
-    kernels: int  # operations of one micro-batch's forward and backward that start a kernel
+    kernels: int  # kernels started by one micro-batch's forward and backward
     flops_per_sample: int  # forward and backward; matrix products, convolutions and attention
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ForwardFootprint:
-    """A forward pass without gradients. Bytes, and FLOPs."""
+    """Bytes and FLOPs of a forward pass without gradients."""
 
     parameters: int
     parameter_bytes: int
@@ -75,7 +75,7 @@ class ForwardFootprint:
 
 
 def measure_step(stage: Train, config: Any, size: int) -> StepFootprint:
-    """The footprint of an optimizer step in micro-batches of `size` samples."""
+    """Measure an optimizer step with micro-batches of `size` samples."""
     example, weight = _example(stage, size)
     with _explained(stage.name), FakeTensorMode() as fake:
         memory = _Memory()
@@ -114,7 +114,7 @@ def measure_step(stage: Train, config: Any, size: int) -> StepFootprint:
 
 
 def measure_evaluation(stage: Train, config: Any, size: int) -> int:
-    """Peak bytes of the forward of a Train stage's loss in eval mode, without gradients."""
+    """Peak bytes of a Train stage's loss in eval mode, without gradients."""
     example, _ = _example(stage, size)
 
     def forward(model: nn.Module, batch: Batch) -> None:
@@ -129,24 +129,24 @@ def measure_evaluation(stage: Train, config: Any, size: int) -> int:
 
 
 def measure_probe(name: str, probe: Probe) -> ForwardFootprint:
-    """The work of a Prepare stage on one batch."""
+    """Measure a Prepare stage's work on one batch."""
     with _explained(name):
         return _forward(probe.build, lambda m, batch: m(batch), probe.batch, probe.size)
 
 
 def starts_kernel(operation: Any) -> bool:
-    """Whether an operation starts a kernel: views, and memory only set aside, start none."""
+    """Whether an operation starts a kernel: views and mere allocations start none."""
     name = operation.overloadpacket.__name__
     return operation.namespace == "aten" and name not in _WITHOUT_KERNEL
 
 
 class _Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the storages that are alive, and keeps those that made up the highest peak."""
+    """Counts the live storages, and remembers those alive at the peak."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.phase = "start"
-        # A storage's address is used again after its end, its number never.
+        # A freed storage's address is reused, its number never is.
         self._numbers: dict[int, int] = {}
         self._alive: dict[int, int] = {}
         self._next_number = itertools.count()
@@ -154,7 +154,7 @@ class _Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.begin()
 
     def begin(self) -> None:
-        """Forget peak and kernels so far; what is alive stays counted."""
+        """Reset peak and kernel count; live storages stay counted."""
         self.kernels = 0
         self.peak_bytes = 0
         self.peak_phase = self.phase
@@ -173,7 +173,7 @@ class _Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def count(self, values: Iterable[Any]) -> None:
-        """See values; views of storages known already change nothing."""
+        """Count the storages of new values; views of known storages change nothing."""
         for value in values:
             if not isinstance(value, Tensor):
                 continue
@@ -199,7 +199,7 @@ class _Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class _Step:
-    """One optimizer step as training/engine/loop.py makes it."""
+    """One optimizer step as training/engine/learner.py makes it."""
 
     def __init__(
         self,
@@ -219,7 +219,7 @@ class _Step:
         self._memory = memory
         model.register_forward_hook(self._see_output)
         for group in optimizer.param_groups:
-            # What torch chooses by itself for tensors on a GPU.
+            # What torch chooses for tensors on a GPU.
             if group.get("foreach", False) is None and not group.get("fused"):
                 group["foreach"] = True
 
@@ -250,11 +250,11 @@ class _Step:
 
 
 def _example(stage: Train, size: int) -> tuple[Batch, float]:
-    """A batch of the largest samples and what its loss is divided by."""
+    """A batch of the largest samples, and the weight its loss is divided by."""
     if not isinstance(stage, HasExample):
         raise UserError(
-            f"stage {stage.name!r} cannot be measured: it has no `example(size)`, which gives a "
-            "batch of the largest samples without data (training/capabilities.py)"
+            f"stage {stage.name!r} cannot be measured: it has no `example(size)`, which makes a "
+            "batch of the largest samples without data; add it (training/capabilities.py)"
         )
     batch = stage.example(size)
     return batch, stage.weight(batch)
@@ -319,7 +319,7 @@ def _autocast(stage: Train) -> torch.autocast:
 
 
 def _bytes(tensors: Iterable[Tensor]) -> int:
-    """Bytes of the tensors, a storage that several share counted once."""
+    """Bytes of the tensors; a storage that several share counts once."""
     storages = {id(s): s.nbytes() for s in (t.untyped_storage() for t in tensors)}
     return sum(storages.values())
 

@@ -1,10 +1,11 @@
-"""When memory does not suffice: the workload's rungs are tried at a run's start, one after another.
+"""The out-of-memory ladder: the workload's rungs, tried one after another at a run's start.
 
-Each trial is a fresh process that makes real steps on the largest batch. What was found is written
-once to adaptation.json and is the truth for every attempt of the run, whatever its machine.
+Each trial is a new process that makes real steps on the largest batch. The result is written once
+to adaptation.json and binding for every attempt of the run, on any machine.
 """
 
 import json
+import logging
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -17,12 +18,14 @@ from training.proxies import WorkloadProxy
 from training.store.protocol import PreconditionFailedError, Store
 from training.workload import Prepare, Train, Workload
 
+_log = logging.getLogger(__name__)
+
 _TRIAL_SECONDS = 600
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trial:
-    """One try of all Train stages, by the names of the rungs that were applied."""
+    """One trial of all Train stages, with the names of the rungs applied."""
 
     rungs: tuple[str, ...]
     outcome: str  # fits, out of memory, refused
@@ -39,12 +42,12 @@ class Adaptation:
     trials: tuple[Trial, ...]
 
     def to_bytes(self) -> bytes:
-        """As stored."""
+        """The JSON to store."""
         return json.dumps({"format": 1, **asdict(self)}, indent=1).encode()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "Adaptation":
-        """Read what `to_bytes` wrote."""
+        """Parse what `to_bytes` wrote."""
         record = json.loads(data)
         record.pop("format")
         trials = tuple(Trial(**{**t, "rungs": tuple(t["rungs"])}) for t in record.pop("trials"))
@@ -53,7 +56,7 @@ class Adaptation:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrialRequest:
-    """What the command line says a run is; a trial is told just this, as JSON."""
+    """The command line's part of a run that a trial needs, passed to it as JSON."""
 
     workload: str
     recipe: str
@@ -62,14 +65,14 @@ class TrialRequest:
 
 
 def resolve_adaptation(
-    store: Store, asked: TrialRequest, workload: Workload[Any], config: Any, *, may_adapt: bool
+    store: Store, request: TrialRequest, workload: Workload[Any], config: Any, *, may_adapt: bool
 ) -> tuple[str, ...]:
-    """The rungs of this run: as its adaptation.json says, else as trials find now."""
+    """The rungs of this run: from its adaptation.json, or else from trials."""
     found = store.get(ADAPTATION)
     if found is None:
         if not may_adapt:
             return ()
-        mine = _climb(asked, [rung.name for rung in workload.rungs(config)])
+        mine = _climb(request, [rung.name for rung in workload.rungs(config)])
         try:
             store.put_if(ADAPTATION, mine.to_bytes(), None)
             return mine.rungs
@@ -78,12 +81,12 @@ def resolve_adaptation(
             assert found is not None
     rungs = Adaptation.from_bytes(found.data).rungs
     if rungs:
-        print(f"[memory] this run goes on with: {', '.join(rungs)}", flush=True)
+        _log.info(f"[memory] this run continues with: {', '.join(rungs)}")
     return rungs
 
 
 def adapted(workload: Workload[Any], rungs: Sequence[str]) -> Workload[Any]:
-    """The workload whose stages are made from the config with these rungs applied, in order."""
+    """The workload with its stages made from the config with these rungs applied, in order."""
     return cast(Workload[Any], _Adapted(workload, rungs)) if rungs else workload
 
 
@@ -93,8 +96,8 @@ def apply_rungs(workload: Workload[Any], config: Any, names: Sequence[str]) -> A
     for name in names:
         if name not in known:
             raise UserError(
-                f"workload {workload.name!r} has no rung {name!r} that {ADAPTATION} names; "
-                "go on with the code that the run began with"
+                f"workload {workload.name!r} has no rung {name!r}, which {ADAPTATION} names; "
+                "continue with the code that the run started with"
             )
         config = known[name].apply(config)
     return config
@@ -112,8 +115,8 @@ class _Adapted(WorkloadProxy):
         return found
 
 
-def _climb(asked: TrialRequest, names: Sequence[str]) -> Adaptation:
-    """Try as it is, then rung by rung, keeping those below, until it fits."""
+def _climb(request: TrialRequest, names: Sequence[str]) -> Adaptation:
+    """Try the recipe itself, then add rung after rung until it fits."""
     trials: list[Trial] = []
     applied: tuple[str, ...] = ()
     refused: set[str] = set()  # kinds of rungs that this model does not allow
@@ -121,28 +124,28 @@ def _climb(asked: TrialRequest, names: Sequence[str]) -> Adaptation:
         if name and name.split()[0] in refused:
             continue
         rungs = (*applied, name) if name else ()
-        trial = _try(asked, rungs)
+        trial = _try(request, rungs)
         trials.append(trial)
-        what = " + ".join(rungs) or "the recipe as it is"
+        what = " + ".join(rungs) or "the recipe unchanged"
         peak = f", peak {trial.peak_bytes / 2**20:.0f} MiB" if trial.peak_bytes else ""
-        print(f"[memory] {what}: {trial.outcome}{peak} {trial.message}".rstrip(), flush=True)
+        _log.info(f"[memory] {what}: {trial.outcome}{peak} {trial.message}".rstrip())
         if trial.outcome == "fits":
             return Adaptation(
-                rungs=rungs, memory_limit_mib=asked.memory_limit_mib, trials=tuple(trials)
+                rungs=rungs, memory_limit_mib=request.memory_limit_mib, trials=tuple(trials)
             )
         if trial.outcome == "refused":
             refused.add(name.split()[0])
         else:
             applied = rungs
     raise RunFailedError(
-        f"memory does not suffice for workload {asked.workload!r}, recipe {asked.recipe!r}, not "
-        f"even with {', '.join(names) or 'any rung: it has none'}; take a size with more memory"
+        f"not enough memory for workload {request.workload!r}, recipe {request.recipe!r}, even "
+        f"with {', '.join(names) or 'all rungs: it has none'}; use a size with more memory"
     )
 
 
-def _try(asked: TrialRequest, rungs: tuple[str, ...]) -> Trial:
+def _try(request: TrialRequest, rungs: tuple[str, ...]) -> Trial:
     command = [sys.executable, "-m", "training.preflight.ladder_trial"]
-    text = json.dumps({**asdict(asked), "rungs": list(rungs)})
+    text = json.dumps({**asdict(request), "rungs": list(rungs)})
     done = subprocess.run(
         command, input=text, capture_output=True, text=True, timeout=_TRIAL_SECONDS, check=False
     )
@@ -150,18 +153,18 @@ def _try(asked: TrialRequest, rungs: tuple[str, ...]) -> Trial:
     if done.returncode == 0 and lines:
         return Trial(rungs=rungs, **json.loads(lines[-1]))
     if done.returncode == -9:
-        message = "(the system ended the trial: the machine's own memory was full)"
+        message = "(the system killed the trial: the host's memory was full)"
         return Trial(rungs=rungs, outcome="out of memory", message=message, peak_bytes=None)
     last = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
-    raise UserError(f"a trial step of the recipe failed: {last[0]}; see it with --no-adapt")
+    raise UserError(f"a trial step of the recipe failed: {last[0]}; rerun with --no-adapt")
 
 
 def explain(error: BaseException, workload: Workload[Any], config: Any) -> OutOfMemoryError:
-    """What to do when memory ran out in the middle of a run, which is not adapted any more."""
+    """The error with a remedy for running out of memory in mid-run, when rungs stay fixed."""
     names = ", ".join(rung.name for rung in workload.rungs(config)) or "none"
     first = str(error).splitlines()[0][:160]
     return OutOfMemoryError(
-        f"memory ran out: {first}; a run's batches stay as they are once it has begun, so begin "
-        f"a new one: without --no-adapt it tries these rungs ({names}), or give a smaller "
-        "micro-batch with --override, or a size with more memory"
+        f"memory ran out: {first}; a run's batches are fixed once it has started, so start a new "
+        f"run: without --no-adapt it tries these rungs ({names}); or give a smaller micro-batch "
+        "with --override, or use a size with more memory"
     )

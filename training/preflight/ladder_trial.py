@@ -1,4 +1,4 @@
-"""One trial of the ladder, in a process of its own: real steps of every stage on the largest batch.
+"""One trial of the ladder, in a new process: real steps of every stage on the largest batch.
 
 Called by training/preflight/ladder.py with JSON on standard input; prints one JSON line.
 """
@@ -23,23 +23,23 @@ from training.preflight.standalone import standalone_inputs
 from training.workload import Train
 from training.workloads import load_workload
 
-# Without a GPU the limit holds for everything: threads' stacks and buffers of the run beside it.
+# Without a GPU the limit also covers the run's thread stacks and buffers.
 _HOST_MIB = 128
 _NUM_STEPS = 2  # the second one has the optimizer's state
 
 
 def main() -> int:
-    """Try; say how it went."""
-    asked = json.load(sys.stdin)
-    workload = load_workload(asked["workload"])
-    plain = resolve_config(workload, asked["recipe"], asked["overrides"])
-    config = apply_rungs(workload, plain, asked["rungs"])
-    before = apply_rungs(workload, plain, asked["rungs"][:-1])
+    """Run the trial and print its outcome."""
+    request = json.load(sys.stdin)
+    workload = load_workload(request["workload"])
+    plain = resolve_config(workload, request["recipe"], request["overrides"])
+    config = apply_rungs(workload, plain, request["rungs"])
+    before = apply_rungs(workload, plain, request["rungs"][:-1])
     device = configure(num_threads=config.num_threads, deterministic=config.deterministic)
     refusal = _refusal(workload.stages(before), workload.stages(config), before)
     if refusal:
-        return _say("refused", refusal, None)
-    limit = asked["memory_limit_mib"]
+        return _print("refused", refusal, None)
+    limit = request["memory_limit_mib"]
     if limit is not None:
         limit_memory(limit if device.type == "cuda" else max(1, limit - _HOST_MIB), device)
     for stage in workload.stages(config):
@@ -49,14 +49,14 @@ def main() -> int:
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
-                return _say("out of memory", f"in stage {stage.name!r}", None)
+                return _print("out of memory", f"in stage {stage.name!r}", None)
             gc.collect()
     peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
-    return _say("fits", "", peak)
+    return _print("fits", "", peak)
 
 
 def _refusal(before: Any, after: Any, config: Any) -> str:
-    """Why the last rung may not be taken."""
+    """Why the last rung must not be applied; empty if it may."""
     for old, new in zip(before, after, strict=True):
         if not isinstance(old, Train) or old.settings.micro_batch == new.settings.micro_batch:
             continue
@@ -96,7 +96,7 @@ def _evaluate(stage: Train, model: nn.Module, device: torch.device) -> None:
         stage.loss(model.eval(), batch, 0)
 
 
-def _say(outcome: str, message: str, peak_bytes: int | None) -> int:
+def _print(outcome: str, message: str, peak_bytes: int | None) -> int:
     print(json.dumps({"outcome": outcome, "message": message, "peak_bytes": peak_bytes}))
     return 0
 

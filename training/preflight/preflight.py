@@ -16,7 +16,7 @@ from contract.keys import MANIFEST
 from training.capabilities import HasDataInMemory
 from training.config import resolve_config
 from training.engine.job import Job, RunOptions, checked_stages
-from training.engine.origin import beginning_from
+from training.engine.origin import with_origin
 from training.engine.parallel import is_sharded
 from training.errors import UserError
 from training.preflight.admission import ResourceRequest
@@ -82,7 +82,7 @@ def preflight(options: RunOptions) -> Preflight:
     if limit is not None:
         limit_memory(limit, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     if origin is not None:
-        workload = beginning_from(workload, origin)
+        workload = with_origin(workload, origin)
     workload = adapted(workload, rungs)
     job = Job(
         workload=workload, config=config, stages=checked_stages(workload, config), origin=origin

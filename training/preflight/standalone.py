@@ -10,7 +10,7 @@ from training.workload import Dataset, Inputs
 
 
 class _NoDataset:
-    """Stands where a dataset would; whoever asks it anything is told why there is none."""
+    """A placeholder for the dataset that explains on any access why there is none."""
 
     def __init__(self, stage: str) -> None:
         self._stage = stage
@@ -20,7 +20,7 @@ class _NoDataset:
 
 
 def standalone_inputs(stage: str, config: Any) -> Inputs:
-    """Inputs with a config and nothing else; whoever reads data is refused."""
+    """Inputs with a config only; reading data is refused."""
     return Inputs(
         config=config,
         dataset=cast(Dataset, _NoDataset(stage)),
@@ -37,5 +37,5 @@ def standalone_inputs(stage: str, config: Any) -> Inputs:
 def _refuse_data(stage: str) -> NoReturn:
     raise UserError(
         f"stage {stage!r} cannot be measured: its model or optimizer reads the dataset or an "
-        "artifact; let it read shapes from the config"
+        "artifact; let it take shapes from the config"
     )

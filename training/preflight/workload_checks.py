@@ -1,4 +1,4 @@
-"""What can be said of a workload without running it: one sentence for each thing that is wrong."""
+"""Static checks of a workload: one sentence for each problem found without running it."""
 
 import dataclasses
 import inspect
@@ -11,7 +11,7 @@ _CONFIG_FIELDS = {"seed": int, "num_threads": int, "deterministic": bool}
 
 
 def problems(workload: Any) -> list[str]:
-    """Sentences; none if all is well."""
+    """Problems as sentences; empty if there are none."""
     if isinstance(workload, type):
         return [f"{workload.__name__} is a class; name an object: MINE = {workload.__name__}()"]
     missing = list(_missing(workload, Workload, "the workload"))
@@ -25,7 +25,7 @@ def problems(workload: Any) -> list[str]:
     if not isinstance(workload.placement_fields, frozenset):
         found.append("placement_fields must be a frozenset of names of config fields")
     for recipe, make in workload.recipes.items():
-        # The next recipe has mostly the same ones.
+        # The next recipe mostly has the same problems.
         found = found or [f"recipe {recipe!r}: {text}" for text in _recipe(workload, make)]
     return found
 
@@ -41,16 +41,16 @@ def _recipe(workload: Any, make: Callable[[], Any]) -> Iterator[str]:
     if unknown:
         yield f"placement_fields names {', '.join(sorted(unknown))}, which the config lacks"
     if make() != config:
-        yield "two calls give two different configs; a recipe must be a constant"
+        yield "two calls return different configs; a recipe must be a constant"
     stages = workload.stages(config)
     yield from _stages(stages)
     if [stage.name for stage in workload.stages(config)] != [stage.name for stage in stages]:
-        yield "two calls of stages(config) give different stages; it must be a function of config"
+        yield "two calls of stages(config) return different stages; it must be a function of config"
     for rung in workload.rungs(config):
         if not isinstance(rung, Rung):
-            yield f"rungs(config) gives a {type(rung).__name__}; give training.workload.Rung"
+            yield f"rungs(config) returns a {type(rung).__name__}; return training.workload.Rung"
         elif type(rung.apply(config)) is not type(config):
-            yield f"rung {rung.name!r} must give a {type(config).__name__}"
+            yield f"rung {rung.name!r} must return a {type(config).__name__}"
 
 
 def _config(config: Any) -> Iterator[str]:
@@ -67,19 +67,19 @@ def _config(config: Any) -> Iterator[str]:
 def _stages(stages: Sequence[Any]) -> Iterator[str]:
     names = [getattr(stage, "name", None) for stage in stages]
     if len(set(names)) != len(names):
-        yield f"the stages are called {names}; names must differ"
+        yield f"the stages are named {names}; names must differ"
     for stage in stages:
         kind = Prepare if hasattr(stage, "make") else Train
         yield from _missing(stage, kind, f"stage {getattr(stage, 'name', stage)!r}")
         settings = getattr(stage, "settings", None)
         if kind is Train and settings is not None and not isinstance(settings, Settings):
-            yield f"stage {stage.name!r}: settings is a {type(settings).__name__}; give Settings"
+            yield f"stage {stage.name!r}: settings is a {type(settings).__name__}; return Settings"
     if not any(isinstance(stage, Train) for stage in stages):
         yield "no stage trains; at least one must have everything that training.workload.Train has"
 
 
 def _missing(thing: Any, protocol: type, what: str) -> Iterator[str]:
-    """Members of the protocol that a thing lacks, or that cannot be called as the loop calls."""
+    """Members of the protocol that are missing, or cannot be called as the loop calls them."""
     for name, member in vars(protocol).items():
         if name.startswith("_"):
             continue
@@ -108,7 +108,7 @@ def _signature(method: Callable[..., Any]) -> str:
 
 
 def describe(workload: Any, recipe: str) -> str:
-    """One line: recipes, and the stages of one, for the beginning of the report."""
+    """One line with the recipes and the stages of one, for the start of the report."""
     stages = workload.stages(workload.recipes[recipe]())
     kinds = ", ".join(f"{'train' if isinstance(s, Train) else 'prepare'} {s.name}" for s in stages)
     return f"recipes {', '.join(sorted(workload.recipes))}; stages of {recipe}: {kinds}"

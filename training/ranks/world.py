@@ -1,7 +1,7 @@
 """Ranks: one process per GPU (gloo on the CPU) that train one model together.
 
-Rank 0 leads: it alone holds the lease, commits, and writes metrics and events. What all must know
-travels on a gloo group beside the one that reduces gradients. One process alone is a world of one.
+Rank 0 leads: it alone holds the lease, commits, and writes metrics and events. Control messages use
+a gloo group besides the group that reduces gradients. A single process is a world of size 1.
 """
 
 import contextlib
@@ -18,13 +18,13 @@ from torch.distributed.rendezvous import rendezvous
 
 T = TypeVar("T")
 
-# Rank 0 may wait for a lease, a dataset or an upload; the watchdog, not a timeout, sees a hang.
-_PATIENCE = timedelta(hours=24)
+# Rank 0 may wait for a lease, a dataset or an upload; the watchdog, not a timeout, detects hangs.
+_TIMEOUT = timedelta(hours=24)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankEnvironment:
-    """Which of the processes this one is, from the environment (torchrun's variables)."""
+    """This process's rank and how to meet the others, from torchrun's environment variables."""
 
     rank: int = 0
     world_size: int = 1
@@ -33,7 +33,7 @@ class RankEnvironment:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> "RankEnvironment":
-        """Read what torchrun, or the rank 0 that started this process, has set."""
+        """Read the variables that torchrun or rank 0 has set."""
         return cls(
             rank=int(environment.get("RANK", "0")),
             world_size=int(environment.get("WORLD_SIZE", "1")),
@@ -42,14 +42,14 @@ class RankEnvironment:
         )
 
     def ranks(self, num_processes: int | None) -> int:
-        """How many train together, asked for so many on this machine (None: one per GPU)."""
+        """Number of ranks, given the requested number on this machine (None: one per GPU)."""
         if self.world_size > 1:
             return self.world_size
         return num_processes or max(1, torch.cuda.device_count())
 
 
 class World:
-    """All ranks of one attempt. Every method is called by all of them, in the same order."""
+    """All ranks of one attempt. Unless noted, all ranks call each method in the same order."""
 
     def __init__(self, place: RankEnvironment, device: torch.device) -> None:
         self.rank = place.rank
@@ -58,20 +58,20 @@ class World:
         self._pending: Tensor | Sequence[float] | None = None
         self._work: dist.Work | None = None
         self._group: dist.ProcessGroup | None = None
-        self._board: PrefixStore | None = None
+        self._notes: PrefixStore | None = None
         if self.size > 1:
-            meeting = rendezvous(place.rendezvous, self.rank, self.size, timeout=_PATIENCE)
-            store, _, _ = next(meeting)
-            store.set_timeout(_PATIENCE)
-            self._board = PrefixStore("board", store)
+            handshake = rendezvous(place.rendezvous, self.rank, self.size, timeout=_TIMEOUT)
+            store, _, _ = next(handshake)
+            store.set_timeout(_TIMEOUT)
+            self._notes = PrefixStore("notes", store)
             dist.init_process_group(
                 "nccl" if device.type == "cuda" else "gloo",
                 store=PrefixStore("group", store),
                 rank=self.rank,
                 world_size=self.size,
-                timeout=_PATIENCE,
+                timeout=_TIMEOUT,
             )
-            group = dist.new_group(backend="gloo", timeout=_PATIENCE)
+            group = dist.new_group(backend="gloo", timeout=_TIMEOUT)
             assert isinstance(group, dist.ProcessGroup)
             self._group = group
 
@@ -81,14 +81,14 @@ class World:
         return self.rank == 0
 
     def begin_sum(self, values: Sequence[float]) -> None:
-        """Start to add numbers up over the ranks while the step goes on; one sum at a time."""
+        """Start summing numbers over the ranks while the step continues; one sum at a time."""
         self._pending = values
         if self.size > 1:
             self._pending = torch.tensor(values, dtype=torch.float64)
             self._work = dist.all_reduce(self._pending, group=self._group, async_op=True)
 
     def end_sum(self) -> list[float]:
-        """What `begin_sum` has started."""
+        """Wait for the sums that `begin_sum` started."""
         assert self._pending is not None
         if self._work is not None:
             self._work.wait()
@@ -96,11 +96,11 @@ class World:
         return pending.tolist() if isinstance(pending, Tensor) else list(pending)
 
     def sum_later(self, values: Tensor) -> dist.Work | None:
-        """Start to add up a tensor on the device, in place; None in a world of one."""
+        """Start summing a tensor on the device in place; None in a world of size 1."""
         return dist.all_reduce(values, async_op=True) if self.size > 1 else None
 
     def share(self, value: T) -> T:
-        """Rank 0's value."""
+        """Return rank 0's value on every rank."""
         if self.size == 1:
             return value
         box: list[Any] = [value]
@@ -109,7 +109,7 @@ class World:
         return shared
 
     def share_tensors(self, tensors: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
-        """Rank 0's tensors on the CPU, one after the other; the others give None."""
+        """Return rank 0's CPU tensors on every rank, sent one by one; other ranks pass None."""
         if self.size == 1:
             assert tensors is not None
             return dict(tensors)
@@ -117,13 +117,13 @@ class World:
         shared: dict[str, Tensor] = {}
         for name, (shape, dtype) in self.share(shapes).items():
             tensor = tensors[name] if tensors is not None else torch.empty(shape, dtype=dtype)
-            # Bytes: gloo has no bfloat16, and none of the small float types.
+            # As bytes: gloo has neither bfloat16 nor the smaller float types.
             dist.broadcast(tensor.view(-1).view(torch.uint8), src=0, group=self._group)
             shared[name] = tensor
         return shared
 
     def gather(self, value: T) -> list[T]:
-        """Every rank's value, by rank, on every rank."""
+        """Return all ranks' values, in order of rank, on every rank."""
         if self.size == 1:
             return [value]
         gathered: list[Any] = [None] * self.size
@@ -131,7 +131,7 @@ class World:
         return gathered
 
     def share_flag(self, value: bool) -> bool:
-        """Rank 0's; cheaper than `share`."""
+        """Return rank 0's flag on every rank; cheaper than `share`."""
         if self.size == 1:
             return value
         box = torch.tensor(int(value))
@@ -139,26 +139,26 @@ class World:
         return bool(box)
 
     def post(self, key: str, text: str) -> None:
-        """Leave a note for the other ranks, from any thread and in no order."""
-        assert self._board is not None
-        self._board.set(key, text)
+        """Leave a note for the other ranks; for any thread, in any order."""
+        assert self._notes is not None
+        self._notes.set(key, text)
 
     def note(self, key: str) -> str | None:
-        """What was posted last under this key; does not wait for it."""
-        if self._board is None or not self._board.check([key]):
+        """The note last posted under this key, or None; does not wait."""
+        if self._notes is None or not self._notes.check([key]):
             return None
-        text: str = self._board.get(key).decode()
+        text: str = self._notes.get(key).decode()
         return text
 
     def share_buffers(self, module: nn.Module) -> None:
-        """Give every rank rank 0's buffers, as they are in a checkpoint."""
+        """Copy rank 0's buffers to every rank, as a checkpoint has them."""
         if self.size == 1:
             return
         by_dtype: dict[torch.dtype, list[Tensor]] = {}
         for buffer in module.buffers():
             by_dtype.setdefault(buffer.dtype, []).append(buffer)
         for buffers in by_dtype.values():
-            # One message for all of a kind.
+            # One message for all buffers of a type.
             flat = torch.cat([buffer.reshape(-1) for buffer in buffers])
             dist.broadcast(flat, src=0)
             pieces = torch.split(flat, [buffer.numel() for buffer in buffers])
@@ -166,9 +166,9 @@ class World:
                 buffer.copy_(piece.view_as(buffer))
 
     def close(self) -> None:
-        """Wait for the others (torchrun ends all when one ends) and leave."""
+        """Wait for the others (torchrun kills all ranks when one exits) and leave the group."""
         if self.size > 1:
-            # One that is gone already is no reason not to go.
+            # A rank that is gone already must not keep this one from leaving.
             with contextlib.suppress(RuntimeError):
                 dist.barrier(group=self._group)
             dist.destroy_process_group()

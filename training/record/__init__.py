@@ -1,5 +1,5 @@
-"""What a run leaves in its store: the head with its lease, config.json, events and metrics.
+"""What a run keeps in its store: the head with its lease, config.json, events and metrics.
 
-Promises that a stale writer is refused by the store, and that whatever was written can be read
-again by a later version. Uses training/store. Imports no torch.
+Promises that the store refuses a stale writer, and that later versions can read what was written.
+Uses training/store. Imports no torch.
 """

@@ -1,4 +1,4 @@
-"""What head.json says of a checkpoint. Imports no torch."""
+"""A checkpoint as listed in head.json. Imports no torch."""
 
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -12,7 +12,7 @@ class FileEntry:
 
     name: str
     bytes: int
-    sha256: str  # of its bytes; where it has several parts, of their sha256 in a row
+    sha256: str  # of its bytes; for several parts, of their concatenated digests
     part_bytes: int | None = None  # None: one part
 
 
@@ -26,4 +26,4 @@ class CheckpointEntry:
     epoch: int
     kind: Kind
     files: tuple[FileEntry, ...]
-    is_best: bool = False  # by its stage's best_metric, of all states evaluated until then
+    is_best: bool = False  # the best by its stage's best_metric when it was evaluated

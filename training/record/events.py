@@ -1,10 +1,13 @@
 """Events: what happened to a run, one small JSON object each under events/. Imports no torch."""
 
 import json
+import logging
 from datetime import UTC, datetime
 
 from contract.keys import EVENTS
 from training.store.protocol import Store, StoreError
+
+_log = logging.getLogger(__name__)
 
 
 class Events:
@@ -29,15 +32,15 @@ class Events:
         try:
             self._store.put(key, json.dumps(record, allow_nan=False).encode())
         except StoreError as error:
-            # An event is a witness; the run does not depend on it.
-            print(f"[events] {name} was not written: {error}", flush=True)
+            # The run does not depend on its events.
+            _log.warning(f"[events] {name} was not written: {error}")
 
 
 class SilentEvents(Events):
-    """Those of a rank above 0: rank 0 tells what happens to the run."""
+    """The events of a rank above 0: dropped, as rank 0 writes those of the run."""
 
     def __init__(self) -> None:
-        """Nothing is written anywhere."""
+        """Needs no store."""
 
     def emit(self, name: str, status: str = "info", **fields: object) -> None:
         """No-op."""

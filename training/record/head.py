@@ -1,8 +1,7 @@
 """head.json: the lease on a run and its list of committed checkpoints, in one object.
 
-Every change is one conditional write with a nonce of its own, so a stale writer is refused by the
-store itself. No two machines' clocks are compared, and safety never depends on the TTL. Imports no
-torch.
+Every change is one conditional write with its own nonce, so the store itself refuses a stale
+writer. No two machines' clocks are compared, and safety never depends on the TTL. Imports no torch.
 """
 
 import json
@@ -23,7 +22,7 @@ from training.store.protocol import (
     StoreError,
 )
 
-# 2 added part_bytes to files and is_best to checkpoints; what is read of format 1 has neither.
+# Format 2 added part_bytes to files and is_best to checkpoints.
 _FORMAT = 2
 _ATTEMPTS = 6
 _BACKOFF_SECONDS = 0.1
@@ -49,16 +48,16 @@ class Head:
 
     @property
     def is_ended(self) -> bool:
-        """Whether nothing is to be done any more."""
+        """Whether the run has finished or failed for good."""
         return self.state in ("finished", "failed")
 
     def to_bytes(self) -> bytes:
-        """As stored."""
+        """The JSON to store."""
         return json.dumps({"format": _FORMAT, **asdict(self)}, indent=1).encode()
 
     @classmethod
     def from_bytes(cls, data: bytes, name: str = HEAD) -> "Head":
-        """Read what `to_bytes` wrote; a refusal calls it by this name."""
+        """Parse what `to_bytes` wrote; errors call it `name`."""
         return read_json_record(name, data, _FORMAT, cls._from_record)
 
     @classmethod
@@ -71,7 +70,7 @@ class Head:
 
 
 def read_head(store: Store) -> Head | None:
-    """The head as it stands, or None where no attempt has begun."""
+    """The current head, or None before the first attempt."""
     found = store.get(HEAD)
     return parse_head(store, found) if found else None
 
@@ -81,7 +80,7 @@ def parse_head(store: Store, found: Stored) -> Head:
 
 
 def write_head(store: Store, head: Head, etag: str | None) -> str:
-    """Write the head if its tag is `etag`; after a refusal or a lost answer, the nonce decides."""
+    """Write the head if its ETag is `etag`; if refused or unanswered, the nonce decides."""
     for attempt in range(_ATTEMPTS):
         try:
             return store.put_if(HEAD, head.to_bytes(), etag)
@@ -92,11 +91,11 @@ def write_head(store: Store, head: Head, etag: str | None) -> str:
             if isinstance(error, PreconditionFailedError) or (found and found.etag) != etag:
                 raise PreconditionFailedError(str(error)) from error
             time.sleep(_BACKOFF_SECONDS * 2**attempt)
-    raise StoreError(f"{store.uri}/{HEAD}: no answer to {_ATTEMPTS} writes in a row")
+    raise StoreError(f"{store.uri}/{HEAD}: no response to {_ATTEMPTS} writes in a row")
 
 
 def mark_failed(store: Store, run_id: str, writer: str, reason: str) -> Head:
-    """Mark a run failed from outside, whoever holds it; a finished run stays finished."""
+    """Mark a run failed without holding its lease; a finished run stays finished."""
     for _ in range(10 * _ATTEMPTS):
         found = store.get(HEAD)
         head = parse_head(store, found) if found else None

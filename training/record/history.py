@@ -1,4 +1,4 @@
-"""What a run has written about itself: metrics, events, and its attempts put together from them.
+"""A run's metrics and events, and its attempts reconstructed from them.
 
 No torch.
 """
@@ -18,31 +18,31 @@ _ENDINGS = ("finished", "failed", "released")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttemptSummary:
-    """One attempt: from its take-over to the last thing heard of it."""
+    """One attempt, from its take-over to the last event heard from it."""
 
     generation: int
     writer: str
     began: datetime
     last_heard: datetime
-    ended: str  # finished, failed, released, or silent: nothing said that it ended
+    ended: str  # finished, failed, released, or silent: no event tells its end
     cause: str | None  # notice or shutdown, where one came
     seconds_to_commit: float | None  # from the notice to its first commit
-    gained_steps: int  # in what was left of the notice after that, and committed
+    gained_steps: int  # trained in the rest of the notice, and committed
     first_step: int | None  # the first that it computed
     last_step: int | None
-    num_repeated: int  # of its steps that a later attempt computed again
+    num_repeated: int  # its steps that a later attempt computed again
     repeated_seconds: float
-    usd_per_hour: float | None  # as the attempt was told
+    usd_per_hour: float | None  # as given to the attempt
 
     @property
     def seconds(self) -> float:
-        """From take-over to the last thing heard."""
+        """Seconds from take-over to the last event."""
         return (self.last_heard - self.began).total_seconds()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class History:
-    """All lines and events of a run, and what follows from them."""
+    """All metrics lines and events of a run, and what follows from them."""
 
     lines: Sequence[Line]
     events: Sequence[Line]
@@ -50,7 +50,7 @@ class History:
     attempts: Sequence[AttemptSummary]
 
     def evaluations(self) -> dict[str, list[Line]]:
-        """Stage -> its evaluations by step, each once."""
+        """Stage -> its evaluations in order of steps, each once."""
         newest = newest_by_step(self.lines, "evaluation")
         found: dict[str, list[Line]] = {}
         for step in sorted(newest):
@@ -58,7 +58,7 @@ class History:
         return found
 
     def by_stage(self) -> dict[str, list[Line]]:
-        """Stage -> the steps of its lineage in order."""
+        """Stage -> the steps of its lineage, in order."""
         found: dict[str, list[Line]] = {}
         for step in sorted(self.steps):
             found.setdefault(self.steps[step]["stage"], []).append(self.steps[step])
@@ -71,12 +71,12 @@ class History:
 
     @property
     def repeated_seconds(self) -> float:
-        """Of computing that had to be done again."""
+        """Seconds of computing that were repeated."""
         return sum(attempt.repeated_seconds for attempt in self.attempts)
 
 
 def read_history(store: Store) -> History:
-    """Read everything that a run has written so far."""
+    """Read all metrics and events of a run so far."""
     lines = list(read_lines(store, sorted(store.sizes(METRICS))))
     events = sorted(_events(store), key=lambda event: str(event["time"]))
     return History(
@@ -88,7 +88,7 @@ def read_history(store: Store) -> History:
 
 
 def read_lines(store: Store, keys: Iterable[str]) -> Iterator[Line]:
-    """The lines of these objects of the metrics, in their order."""
+    """The lines of these metrics objects, in order."""
     for key in keys:
         found = store.get(key)
         if found is not None:
@@ -103,30 +103,30 @@ def _events(store: Store) -> Iterator[Line]:
 
 
 def _attempts(lines: Sequence[Line], events: Sequence[Line]) -> list[AttemptSummary]:
-    told = [event for event in events if event.get("source") == "trainer"]
-    starts = [number for number, event in enumerate(told) if event["name"] == "take-over"]
+    events = [event for event in events if event.get("source") == "trainer"]
+    starts = [number for number, event in enumerate(events) if event["name"] == "take-over"]
     steps_of: dict[int, list[Line]] = {}
     lineage = newest_by_step(lines, "step")
     for line in lines:
         if line["kind"] == "step":
             steps_of.setdefault(generation_of(line), []).append(line)
-    stories = []
-    for start, end in zip(starts, [*starts[1:], len(told)], strict=True):
-        first = told[start]
-        # A stale writer's events may lie behind its successor's take-over.
-        own = [e for e in told[start:end] if e["instance_id"] == first["instance_id"]]
+    attempts = []
+    for start, end in zip(starts, [*starts[1:], len(events)], strict=True):
+        first = events[start]
+        # A stale writer's events may come after its successor's take-over.
+        own = [e for e in events[start:end] if e["instance_id"] == first["instance_id"]]
         generation = int(first["generation"])
-        stories.append(_story(generation, own, steps_of.get(generation, []), lineage))
-    return stories
+        attempts.append(_summary(generation, own, steps_of.get(generation, []), lineage))
+    return attempts
 
 
-def _story(
+def _summary(
     generation: int, events: Sequence[Line], steps: Sequence[Line], lineage: Mapping[int, Line]
 ) -> AttemptSummary:
     by_name = {event["name"]: event for event in events}
     notice = by_name.get("notice")
-    answers = [event for event in events if event["name"] == "committed"]
-    waits = [e["notice_to_commit_seconds"] for e in answers if "notice_to_commit_seconds" in e]
+    commits = [event for event in events if event["name"] == "committed"]
+    latencies = [e["notice_to_commit_seconds"] for e in commits if "notice_to_commit_seconds" in e]
     again = [line for line in steps if generation_of(lineage[line["step"]]) > generation]
     numbers = [line["step"] for line in steps]
     return AttemptSummary(
@@ -136,8 +136,8 @@ def _story(
         last_heard=_time(events[-1]),
         ended=next((name for name in _ENDINGS if name in by_name), "silent"),
         cause=notice["cause"] if notice else None,
-        seconds_to_commit=waits[0] if waits else None,
-        gained_steps=max((event.get("gained_steps", 0) for event in answers), default=0),
+        seconds_to_commit=latencies[0] if latencies else None,
+        gained_steps=max((event.get("gained_steps", 0) for event in commits), default=0),
         first_step=min(numbers, default=None),
         last_step=max(numbers, default=None),
         num_repeated=len(again),

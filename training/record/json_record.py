@@ -1,4 +1,4 @@
-"""JSON objects of a run that carry a format number; what cannot be read is refused in one sentence.
+"""JSON objects of a run with a format number; an unreadable one is refused in one sentence.
 
 Imports no torch.
 """
@@ -15,7 +15,7 @@ T = TypeVar("T")
 def read_json_record(
     name: str, data: bytes, newest_format: int, build: Callable[[dict[str, Any]], T]
 ) -> T:
-    """Build what the JSON says, its format number taken off."""
+    """Build an object from the JSON without its format number."""
     try:
         record = json.loads(data)
         number = record.pop("format")
@@ -23,10 +23,10 @@ def read_json_record(
             return build(record)
     except (ValueError, AttributeError, KeyError, TypeError) as error:
         raise UserError(
-            f"{name} is torn or was edited ({type(error).__name__}: {error}); put its last good "
-            "version back, the checkpoints are as they were"
+            f"{name} is damaged or was edited ({type(error).__name__}: {error}); restore its last "
+            "good version, the checkpoints are unaffected"
         ) from error
     raise UserError(
-        f"{name} has format {number}, and this version knows 1 to {newest_format}; "
+        f"{name} has format {number}, but this version knows 1 to {newest_format}; "
         "run the bundle that config.json names, or a newer one"
     )

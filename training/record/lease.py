@@ -4,6 +4,7 @@ Every change is one conditional write of head.json, so the store itself refuses 
 two machines' clocks are compared, and safety never depends on the TTL. Imports no torch.
 """
 
+import logging
 import re
 import threading
 import time
@@ -18,16 +19,18 @@ from training.record.head import Head, State, new_nonce, parse_head, read_head, 
 from training.record.retention import KEEP_NEWEST, Retention
 from training.store.protocol import PreconditionFailedError, Store, StoreError
 
+_log = logging.getLogger(__name__)
+
 # In a checkpoint's name (training/checkpoint/read.py).
 _GENERATION = re.compile(r"-g([0-9]+)-")
 
 
 class LeaseLostError(RuntimeError):
-    """Another writer has taken the run over; nothing more may be written."""
+    """Another writer has taken over the run; nothing more may be written."""
 
 
 class InterruptedWhileWaitingError(RuntimeError):
-    """A notice came while this candidate waited for the lease."""
+    """A notice came while this candidate was waiting for the lease."""
 
 
 class Lease:
@@ -37,10 +40,10 @@ class Lease:
         self.lost = threading.Event()
         self._store = store
         self._head = head
-        # Nonces of writes that nobody answered: one that turns up later was ours all the same.
+        # Nonces of writes without a response: if one shows up later, that write was ours.
         self._unanswered: set[str] = set()
         self._abandoned: set[str] = set()  # checkpoints that were not published
-        self._unkept: set[str] = set()  # those that no head will name again
+        self._unkept: set[str] = set()  # checkpoints that no head will name again
         self._ttl_seconds = ttl_seconds
         self._lock = threading.Lock()
         self._publishing = threading.Lock()
@@ -54,26 +57,26 @@ class Lease:
 
     @property
     def head(self) -> Head:
-        """As last written by this lease."""
+        """The head as last written by this lease."""
         return self._head
 
     def check(self) -> None:
-        """Raise LeaseLostError if a write found another writer."""
+        """Raise LeaseLostError if a write has found another writer."""
         if self.lost.is_set():
             raise self._lose()
 
     def start_heartbeat(self) -> None:
-        """Show every third of a TTL that this writer lives."""
+        """Renew the lease every third of a TTL, in a thread."""
         self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
         self._thread.start()
 
     def publish(
         self, entry: CheckpointEntry, *, retention: Retention = KEEP_NEWEST, release: bool = False
     ) -> None:
-        """Commit a checkpoint whose files lie in the store; name no more what is not to be kept."""
+        """Commit a checkpoint whose files are stored, and drop those not retained from the head."""
         with self._publishing:
             self.check()
-            assert self._head.state == "running", "a run that was let go of is not written to"
+            assert self._head.state == "running", "a released run must not be written to"
             state: State = "released" if release else "running"
 
             def publish(head: Head) -> Head:
@@ -89,16 +92,16 @@ class Lease:
             self._stop.set()
 
     def abandon(self, name: str) -> None:
-        """Let a checkpoint's files go that was not published, as far as its writer knows.
+        """Mark a checkpoint's files for deletion: as far as its writer knows, it was not published.
 
-        Only behind the next publication: until then a write that nobody answered may yet name it.
+        They go after the next publication: until then an unanswered write may yet name them.
         """
         self._abandoned.add(name)
 
     def delete_unkept(self) -> None:
-        """Delete the files of what a publication has ceased to name; nobody need wait for it.
+        """Delete the files of checkpoints dropped by a publication; nothing waits for it.
 
-        After a release the successor sweeps: seconds count then.
+        After a release the successor deletes them, because then seconds count.
         """
         with self._deleting:
             try:
@@ -106,13 +109,13 @@ class Lease:
                     self._store.delete_below(checkpoint_prefix(name))
                     self._unkept.discard(name)
             except StoreError as error:
-                # What was published is safe; the rest goes after the next publication or take-over.
-                print(f"[retention] {error}; trying again", flush=True)
+                # Published checkpoints are safe; the next publication or take-over retries.
+                _log.warning(f"[retention] {error}; retrying")
 
     def sweep(self) -> None:
-        """Delete checkpoints that no head names and whose writers this take-over has shut out.
+        """Delete checkpoints of earlier generations that the head does not name.
 
-        Never those of its own or a later generation: a successor of whom this writer has not heard
+        Never those of this or a later generation: a successor that this writer does not know of
         yet may have published them.
         """
         named = {entry.name for entry in self._head.checkpoints}
@@ -123,19 +126,19 @@ class Lease:
                 self._store.delete_below(checkpoint_prefix(name))
 
     def release(self) -> None:
-        """Let the next candidate in at once; no-op after an end."""
+        """Let the next candidate take over at once; no-op once the run has ended."""
         self._stop.set()
         if self._head.state == "running" and not self.lost.is_set():
             self._change(lambda head: replace(head, state="released"))
 
     def finish(self, weights_sha256: str) -> None:
-        """The run is done."""
-        self.delete_unkept()  # by now or never: nobody takes over
+        """Mark the run finished."""
+        self.delete_unkept()  # now or never: there is no successor
         self._change(lambda head: replace(head, state="finished", weights_sha256=weights_sha256))
         self._stop.set()
 
     def fail(self, reason: str) -> None:
-        """The run cannot go on."""
+        """Mark the run failed."""
         self._change(lambda head: replace(head, state="failed", reason=reason))
         self._stop.set()
 
@@ -146,7 +149,7 @@ class Lease:
             self._thread.join(timeout=1)
 
     def beat(self) -> None:
-        """Show once that this writer lives."""
+        """Renew the lease once."""
         self._change(
             lambda head: (
                 replace(head, heartbeat=head.heartbeat + 1) if head.state == "running" else head
@@ -160,10 +163,10 @@ class Lease:
             except LeaseLostError:
                 return  # the loop sees `lost` at its next step boundary
             except StoreError as error:
-                print(f"[heartbeat] {error}; trying again", flush=True)
+                _log.warning(f"[heartbeat] {error}; retrying")
 
     def _change(self, change: Callable[[Head], Head]) -> tuple[Head, Head]:
-        """Write what `change` makes of the head; return the head before and after."""
+        """Write the changed head; return the head before and after."""
         with self._lock:
             while True:
                 self.check()
@@ -175,7 +178,7 @@ class Lease:
                     self._etag = write_head(self._store, after, self._etag)
                 except PreconditionFailedError as error:
                     self._adopt(error)
-                    continue  # the head was ours: an earlier write that nobody had answered
+                    continue  # the head was ours: an earlier write without a response
                 except StoreError:
                     self._unanswered.add(after.nonce)
                     raise
@@ -184,7 +187,7 @@ class Lease:
                 return before, after
 
     def _adopt(self, error: PreconditionFailedError) -> None:
-        """Go on from the head as it stands if this lease wrote it, else the lease is lost."""
+        """Continue from the current head if this lease wrote it; otherwise the lease is lost."""
         found = self._store.get(HEAD)
         head = parse_head(self._store, found) if found else None
         if not found or not head or head.nonce not in self._unanswered or head.is_ended:
@@ -204,19 +207,19 @@ def acquire(
     wait: Callable[[float], bool],
     waiting: Callable[[str], None],
 ) -> "Lease | Head":
-    """Take the run over; return the head instead when the run is finished or failed.
+    """Take over the run; return the head instead if the run has finished or failed.
 
-    A candidate takes over at once when the head says released, else when its tag stood still for
-    one TTL of this machine's own monotonic clock. `wait(seconds)` returns whether a notice came.
+    A candidate takes over at once if the head says released, else once its ETag has not changed for
+    one TTL by this machine's own monotonic clock. `wait(seconds)` returns whether a notice came.
     """
     if read_head(store) is None and store.sizes(CHECKPOINTS) and read_head(store) is None:
-        # A run that begins would sweep what no head names.
+        # A new run would delete checkpoints that no head names.
         raise UserError(
-            f"{store.uri} has checkpoints and no {HEAD}; put its last version back, "
+            f"{store.uri} has checkpoints but no {HEAD}; restore its last version, "
             "or give another run URI"
         )
     seen: str | None = None
-    told = 0
+    told_generation = 0
     since = time.monotonic()
     while True:
         found = store.get(HEAD)
@@ -227,11 +230,11 @@ def acquire(
             seen, since = found.etag, time.monotonic()
             if head.state == "running":
                 waiting(head.writer)
-                if head.generation != told:
+                if head.generation != told_generation:
                     say_waiting(store, head.generation, writer)
-                    told = head.generation
-        free = not head or head.state == "released" or time.monotonic() - since >= ttl_seconds
-        if free:
+                    told_generation = head.generation
+        is_free = not head or head.state == "released" or time.monotonic() - since >= ttl_seconds
+        if is_free:
             mine = (
                 replace(
                     head,
@@ -246,6 +249,6 @@ def acquire(
             try:
                 return Lease(store, mine, found.etag if found else None, ttl_seconds)
             except LeaseLostError:
-                continue  # another candidate was faster; watch it like any other holder
+                continue  # another candidate was faster; wait for it like for any other holder
         if wait(min(1.0, ttl_seconds / 10)):
             raise InterruptedWhileWaitingError(f"a notice came while waiting for {store.uri}")

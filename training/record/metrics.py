@@ -1,6 +1,7 @@
-"""Metrics: JSON lines, at once into a local file, and in the store soon and before commits."""
+"""Metrics as JSON lines: in a local file at once, in the store soon and before each commit."""
 
 import json
+import logging
 import math
 import threading
 import time
@@ -13,13 +14,15 @@ from typing import TextIO
 from contract.keys import METRICS
 from training.store.protocol import Store, StoreError
 
+_log = logging.getLogger(__name__)
+
 _FLUSH_SECONDS = 5.0
 _ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 
 
 @dataclass(kw_only=True, slots=True)
 class _Batch:
-    """Lines under way to one key."""
+    """Lines being sent to one key."""
 
     key: str
     data: bytes
@@ -29,7 +32,7 @@ class _Batch:
 class Metrics:
     """Lines of one attempt, in objects never rewritten: <generation>-<nonce>-<seq>.jsonl.
 
-    What the store refuses is kept and sent again.
+    Lines that could not be sent are kept and sent again.
     """
 
     def __init__(self, store: Store, generation: int, nonce: str, local: Path | None) -> None:
@@ -48,7 +51,7 @@ class Metrics:
             self._local = local.open("a", buffering=1)
 
     def write(self, kind: str, **fields: object) -> None:
-        """Add one line; it is on the local disk at once and in the store within seconds."""
+        """Add one line: on the local disk at once, in the store within seconds."""
         record = {"kind": kind, **fields, "generation": self._generation}
         line = _encode(record)
         with self._lock:
@@ -60,18 +63,18 @@ class Metrics:
                 self._send()
 
     def flush(self) -> None:
-        """Return when every line written so far is in the store; others may write meanwhile.
+        """Wait until every line written so far is in the store; others may write meanwhile.
 
-        StoreError if one could not be sent; it is sent again with those that come.
+        StoreError if one could not be sent; it is sent again with the next lines.
         """
         with self._lock:
             self._send()
             sending = [batch.sending for batch in self._batches]
-        for one in sending:
-            one.result()
+        for future in sending:
+            future.result()
 
     def close(self) -> None:
-        """Release the thread and the file; lines not flushed stay local only."""
+        """Release the thread and the file; lines that were not flushed remain only on disk."""
         self._pool.shutdown(wait=False)
         if self._local:
             self._local.close()
@@ -89,23 +92,23 @@ class Metrics:
         self._batches.append(_Batch(key=key, data=data, sending=sending))
 
     def _has_arrived(self, batch: _Batch) -> bool:
-        """Whether it has; what has failed is under way anew."""
+        """Whether the batch is in the store; a failed one is sent again."""
         if not batch.sending.done():
             return False
         try:
             batch.sending.result()
         except StoreError as error:
-            print(f"[metrics] {error}; trying again", flush=True)
+            _log.warning(f"[metrics] {error}; retrying")
             batch.sending = self._pool.submit(self._store.put, batch.key, batch.data)
             return False
         return True
 
 
 class SilentMetrics(Metrics):
-    """Those of a rank above 0: rank 0 has the numbers of all."""
+    """The metrics of a rank above 0: dropped, as rank 0 has the numbers of all."""
 
     def __init__(self) -> None:
-        """Nothing is written anywhere."""
+        """Needs no store."""
 
     def write(self, kind: str, **fields: object) -> None:
         """No-op."""
@@ -118,7 +121,7 @@ class SilentMetrics(Metrics):
 
 
 def _encode(record: object) -> str:
-    """JSON knows no NaN or infinity: such numbers, which are rare, become null."""
+    """Encode as JSON, which has no NaN or infinity: these rare numbers become null."""
     try:
         return _ENCODER.encode(record)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Where a run is: a step boundary without its tensors, as a checkpoint's JSON keeps it."""
+"""The position of a run: a step boundary without its tensors, as in a checkpoint's JSON."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -12,7 +12,7 @@ class Position:
     stage: str
     stage_step: int = 0
     step: int = 0
-    has_ended: bool = False  # the stage is done; its metrics are final
+    has_ended: bool = False  # the stage is complete; its metrics are final
     evaluated_step: int = 0  # stage_step of the last evaluation
     metrics: Mapping[str, float] = field(default_factory=dict)  # of that evaluation
     best: Mapping[str, float] = field(default_factory=dict)  # step and value of the best metric
@@ -21,10 +21,10 @@ class Position:
     numerics_changed: tuple[str, ...] = ()  # parts of the key that some attempt changed
 
     def to_json(self) -> dict[str, Any]:
-        """As kept in a checkpoint."""
+        """The record to keep in a checkpoint."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> "Position":
-        """Read what `to_json` wrote."""
+        """Rebuild from what `to_json` returned."""
         return cls(**{**record, "numerics_changed": tuple(record["numerics_changed"])})

@@ -1,4 +1,4 @@
-"""Which checkpoints are kept: the newest, every Nth, the best, and what those began from."""
+"""Which checkpoints are kept: the newest, every Nth, the best, and the stages' ends they need."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from training.record.checkpoint_entry import CheckpointEntry
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Retention:
-    """What to keep beside each stage's best; the rest goes once its name has left the head."""
+    """What to keep besides each stage's best; others are deleted after they leave the head."""
 
     newest: int = 3
     every: Span | None = None
@@ -20,8 +20,8 @@ class Retention:
             raise UserError(f"{self.newest} checkpoints cannot be kept; keep 1 or more")
 
     def kept(self, checkpoints: Sequence[CheckpointEntry]) -> tuple[CheckpointEntry, ...]:
-        """Of checkpoints, oldest first, those that stay."""
-        # A later best of the same stage is better: it was compared with the one before.
+        """The checkpoints to keep; both sequences are oldest first."""
+        # A stage's later best is better: it was compared with the earlier one.
         best = {entry.stage: entry for entry in checkpoints if entry.is_best}
         chosen = [*checkpoints[-self.newest :], *best.values(), *self._every(checkpoints)]
         names = {entry.name for entry in chosen}

@@ -1,4 +1,4 @@
-"""config.json: what a run is. Written once by its first attempt, and the truth for every later one.
+"""config.json: what a run is. Written by its first attempt and binding for every later one.
 
 Imports no torch: a machine that boots into a finished run says so at once.
 """
@@ -31,18 +31,17 @@ class RunConfig:
     numerics_key: Mapping[str, Any]
     writer: str
     created_at: str
-    origin: Mapping[str, Any] | None = (
-        None  # training.engine.origin.Origin, where it began from one
-    )
-    prediction: Mapping[str, float | str] | None = None  # of the plan at synth, for sizing review
+    # training.engine.origin.Origin, if the run starts from other weights.
+    origin: Mapping[str, Any] | None = None
+    prediction: Mapping[str, float | str] | None = None  # from the plan, for `sizing review`
 
     def to_bytes(self) -> bytes:
-        """As stored."""
+        """The JSON to store."""
         return json.dumps({"format": _FORMAT, **asdict(self)}, indent=1).encode()
 
     @classmethod
     def from_bytes(cls, data: bytes, name: str = CONFIG) -> "RunConfig":
-        """Read what `to_bytes` wrote; a refusal calls it by this name."""
+        """Parse what `to_bytes` wrote; errors call it `name`."""
         return read_json_record(name, data, _FORMAT, lambda record: cls(**record))
 
 
@@ -61,7 +60,7 @@ def parse_prediction(text: str) -> dict[str, float | str] | None:
 
 
 def planned_price(prediction: Mapping[str, float | str] | None) -> float | None:
-    """Dollars that the plan reckons for an hour of its size on Spot; an alternate size differs."""
+    """The plan's Spot price per hour in dollars, for its own size and not an alternate one."""
     price = (prediction or {}).get("usd_spot_per_hour")
     return price if isinstance(price, float) and price > 0 else None
 
@@ -73,7 +72,7 @@ def read_run_config(store: Store) -> RunConfig | None:
 
 
 def ensure_run_config(store: Store, mine: RunConfig, placement: frozenset[str]) -> RunConfig:
-    """Write the record once; an existing one is the truth, and mine must agree with it."""
+    """Write the record once; an existing one is binding, and `mine` must agree with it."""
     theirs = read_run_config(store)
     if theirs is None:
         if create(store, CONFIG, mine.to_bytes()):
@@ -110,8 +109,7 @@ def _refuse_other_run(
         if there != here:
             raise UserError(
                 f"the run folder {uri} belongs to {what} {_readable(there)}, "
-                f"not {_readable(here)}; "
-                "give another run URI, or what it belongs to"
+                f"not {_readable(here)}; give another run URI, or the same {what}"
             )
 
 
@@ -122,5 +120,5 @@ def _readable(value: Any) -> str:
 
 
 def now_utc() -> str:
-    """This machine's clock, for people; no decision compares it with another machine's."""
+    """This machine's time, for people; never compared with another machine's clock."""
     return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,4 +1,4 @@
-"""Small SVG drawings for a page that is one file: curves and bars, no script, no library."""
+"""Small SVG charts for a self-contained page: curves and bars, without scripts or libraries."""
 
 import html
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ class Curve:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TimelineBar:
-    """A stretch of time in a row."""
+    """A period of time in one row of a timeline."""
 
     row: str
     start: float
@@ -32,7 +32,7 @@ class TimelineBar:
 
 
 def draw_curves(curves: Sequence[Curve], marks: Sequence[float], x_label: str) -> str:
-    """Curves in one frame; `marks` are red lines down at these x."""
+    """Draw curves in one chart, with a red vertical line at each x of `marks`."""
     curves = [curve for curve in curves if curve.x]
     if not curves:
         return ""
@@ -72,7 +72,7 @@ def draw_curves(curves: Sequence[Curve], marks: Sequence[float], x_label: str) -
         if len(kept) == 1:
             x, y = kept[0]
             parts.append(f'<circle cx="{place_x(x)}" cy="{place_y(y)}" r="3" fill="{colour}"/>')
-    # Above the frame: inside it names would lie on the curves.
+    # Above the chart: inside it the names would cover the curves.
     names = "".join(
         f'<tspan fill="{COLOURS[number % len(COLOURS)]}" dx="{12 if number else 0}">'
         f"{html.escape(curve.name)}</tspan>"
@@ -90,7 +90,7 @@ def draw_curves(curves: Sequence[Curve], marks: Sequence[float], x_label: str) -
 
 
 def draw_bars(bars: Sequence[TimelineBar]) -> str:
-    """One row for each name, in the order of coming, along a common axis of seconds."""
+    """Draw one row per name, in order of appearance, along a common axis of seconds."""
     if not bars:
         return ""
     rows = list(dict.fromkeys(bar.row for bar in bars))

@@ -1,8 +1,7 @@
 """The lines that a command prints about its work, through the logging module.
 
 A module writes `logging.getLogger(__name__).info("[save] ...")`; a command that runs training calls
-`configure_logging` once. The text is the line: no time or level is put before it, the journal has
-both.
+`configure_logging` once. The text is the whole line, without time or level: the journal has both.
 """
 
 import logging

@@ -1,6 +1,6 @@
-"""report.html: a run on one page that can be mailed. Loss, metrics, attempts, what was lost.
+"""report.html: a run on one self-contained page: loss, metrics, attempts, lost work.
 
-Written at the end of every run, and by `python -m training report` at any time. No torch.
+Written at the end of every run, and by `python -m training report` at any time. Imports no torch.
 """
 
 import base64
@@ -48,7 +48,7 @@ _PAGE = """<!doctype html>
 def write_report(
     store: Store, record: RunConfig, head: Head, usd_per_hour: float | None = None
 ) -> History:
-    """Write the page into the run; return what it was made from."""
+    """Write the page into the run; return the history that it shows."""
     history = read_history(store)
     if usd_per_hour is None and history.attempts:
         usd_per_hour = history.attempts[-1].usd_per_hour
@@ -67,7 +67,7 @@ def write_report(
 
 
 def summary(history: History, head: Head, usd_per_hour: float | None) -> str:
-    """The run in two sentences."""
+    """The run in a few sentences."""
     attempts = history.attempts
     lost = history.repeated_seconds
     text = (
@@ -78,12 +78,12 @@ def summary(history: History, head: Head, usd_per_hour: float | None) -> str:
     if usd_per_hour is not None:
         text += f", {lost * usd_per_hour / 3600:.4f} dollars"
     gaps = sum(history.gaps())
-    text += f"), and for {gaps:.1f} s between attempts nothing trained."
+    text += f"), and nothing trained for {gaps:.1f} s between attempts."
     if usd_per_hour is not None:
         busy = sum(attempt.seconds for attempt in attempts)
         text += (
             f" Computing took {busy:.0f} s: {busy * usd_per_hour / 3600:.4f} dollars at the "
-            f"{usd_per_hour:g} dollars per hour that were given; booting is not in it."
+            f"given {usd_per_hour:g} dollars per hour; booting is not included."
         )
     return text + (f" It failed: {head.reason}" if head.reason else "")
 
@@ -99,11 +99,11 @@ def _loss(history: History) -> str:
             b["step"] for a, b in itertools.pairwise(steps) if a["generation"] != b["generation"]
         ]
         parts.append(draw_curves([curve], marks, "step"))
-    return "".join(parts) + "<p>Each step once; a red line is where another attempt went on.</p>"
+    return "".join(parts) + "<p>Each step once; a red line marks where another attempt resumed.</p>"
 
 
 def _results(history: History) -> str:
-    """The last evaluation of each stage, side by side: a result beside its baselines."""
+    """The last evaluation of each stage, side by side: results beside their baselines."""
     last = {stage: lines[-1]["metrics"] for stage, lines in history.evaluations().items()}
     if not last:
         return "<p>None yet.</p>"
@@ -115,8 +115,8 @@ def _results(history: History) -> str:
 
 
 def _evaluations(history: History) -> str:
-    # The first metrics are what a workload thinks most of. Stages that are judged by the same ones
-    # share a frame: a model beside its baselines.
+    # A workload lists its most important metrics first. Stages with the same metrics share a chart:
+    # a model beside its baselines.
     groups: dict[tuple[str, ...], dict[str, Sequence[Line]]] = {}
     for stage, lines in history.evaluations().items():
         names = [n for n in lines[0]["metrics"] if all(n in line["metrics"] for line in lines)]
@@ -150,7 +150,7 @@ def _attempts(history: History, usd_per_hour: float | None) -> str:
         )
         for a in attempts
     ]
-    head = ["attempt", "machine", "began", "seconds", "steps", "ended", "notice to commit", "lost"]
+    head = ["attempt", "machine", "start", "seconds", "steps", "end", "notice to commit", "lost"]
     rows = [_attempt_row(attempt, usd_per_hour) for attempt in attempts]
     return draw_bars(bars) + _table(rows, head)
 
@@ -162,7 +162,7 @@ def _attempt_row(a: AttemptSummary, usd_per_hour: float | None) -> list[str]:
     steps = "none" if a.first_step is None else f"{a.first_step} to {a.last_step}"
     commit = "" if a.seconds_to_commit is None else f"{a.seconds_to_commit:.2f} s"
     if a.gained_steps:
-        commit += f", then {a.gained_steps} steps more"
+        commit += f", then {a.gained_steps} more steps"
     ended = f"{a.ended} ({a.cause})" if a.cause else a.ended
     began = a.began.isoformat(timespec="seconds")
     return [str(a.generation), a.writer, began, f"{a.seconds:.1f}", steps, ended, commit, lost]
@@ -183,7 +183,7 @@ def _about(store: Store, record: RunConfig, head: Head) -> Iterator[tuple[str, s
 
 
 def _files(store: Store, history: History) -> str:
-    """Pictures inside the page; everything else as a link beside it."""
+    """Pictures embedded in the page, other files as links."""
     sizes = store.sizes(EVALUATION)
     last = {f"{s}-{lines[-1]['stage_step']}" for s, lines in history.by_stage().items()}
     keys = [key for key in sizes if key.removeprefix(EVALUATION).partition("/")[0] in last]
@@ -200,7 +200,7 @@ def _files(store: Store, history: History) -> str:
             parts.append(f'<p>{name}<br><img alt="{name}" src="data:{kind};base64,{data}"></p>')
         else:
             parts.append(f'<p><a href="{html.escape(key)}">{name}</a> ({sizes[key]} bytes)</p>')
-    return "".join(parts) or "<p>The evaluation wrote none.</p>"
+    return "".join(parts) or "<p>None.</p>"
 
 
 def _table(

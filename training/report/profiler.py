@@ -1,15 +1,18 @@
 """`--profile N`: a torch.profiler trace of N steps after a warm-up, kept in the run.
 
-Look at it in https://ui.perfetto.dev. The numbers of a run do not change by it; its speed does
-while the steps are traced.
+Open it in https://ui.perfetto.dev. Tracing does not change a run's numbers, but slows down the
+traced steps.
 """
 
+import logging
 from pathlib import Path
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
 from training.store.protocol import Store
+
+_log = logging.getLogger(__name__)
 
 WARM_UP_STEPS = 3
 PROFILES = "profiles/"
@@ -27,14 +30,14 @@ class StepProfiler:
         self._profile: profile | None = None
 
     def step(self) -> None:
-        """One step has ended."""
+        """Count a step that has ended."""
         self._done += 1
         if self._done == WARM_UP_STEPS:
             activities = [ProfilerActivity.CPU]
             if torch.cuda.is_available():
                 activities.append(ProfilerActivity.CUDA)
-            # Before 2.13 torch warns in every trace that events are cleared between cycles, also
-            # where there is but one, unless it is told to keep them.
+            # Before 2.13 torch warns in every trace, even one of a single cycle, that events are
+            # cleared between cycles, unless told to keep them.
             self._profile = profile(
                 activities=activities, record_shapes=True, profile_memory=True, acc_events=True
             )
@@ -43,7 +46,7 @@ class StepProfiler:
             self.close()
 
     def close(self) -> None:
-        """Keep what was traced, also if the attempt ends earlier."""
+        """Store the trace, even if the attempt ends before the last step to trace."""
         if self._profile is None:
             return
         traced, self._profile = self._profile, None
@@ -55,4 +58,4 @@ class StepProfiler:
         self._store.put_file(self._key, self._path)
         self._path.unlink()
         steps = min(self._done - WARM_UP_STEPS, self._num_steps)
-        print(f"[profile] {steps} steps: {self._store.uri}/{self._key}", flush=True)
+        _log.info(f"[profile] {steps} steps: {self._store.uri}/{self._key}")

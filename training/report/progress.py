@@ -13,7 +13,7 @@ _LINE_SECONDS = 5.0
 
 
 class ProgressBar:
-    """One piece of work with a known length. Use as a context manager."""
+    """Progress of one task with a known length. Use as a context manager."""
 
     def __init__(self, title: str, total: int, done: int = 0) -> None:
         self._title = title
@@ -25,7 +25,7 @@ class ProgressBar:
         self._task: TaskID | None = None
 
     def __enter__(self) -> "ProgressBar":
-        # The AMI's interpreter need not have rich; its output goes to the journal anyway.
+        # The AMI's interpreter may lack rich; its output goes to the journal anyway.
         if sys.stdout.isatty() and _has_rich():
             self._rich = _rich_progress()
             self._rich.start()
@@ -45,11 +45,11 @@ class ProgressBar:
 
     @property
     def is_due(self) -> bool:
-        """Whether the next `show` would be seen: building its text may be skipped otherwise."""
+        """Whether the next `show` would print; otherwise its text need not be built."""
         return self._rich is not None or time.monotonic() - self._said >= _LINE_SECONDS
 
     def show(self, done: int, text: str) -> None:
-        """Show that `done` of the total are done; at most one plain line every few seconds."""
+        """Show `done` of the total; at most one plain line every few seconds."""
         if self._rich is not None and self._task is not None:
             self._rich.update(self._task, completed=done, text=text)
         elif self.is_due or done == self._total:
@@ -57,15 +57,15 @@ class ProgressBar:
             print(f"{self._title}: {done}/{self._total} {text}{self._remaining(done)}", flush=True)
 
     def _remaining(self, done: int) -> str:
-        here = done - self._first
-        if here <= 0 or done >= self._total:
+        num_new = done - self._first
+        if num_new <= 0 or done >= self._total:
             return ""
-        seconds = (time.monotonic() - self._began) / here * (self._total - done)
+        seconds = (time.monotonic() - self._began) / num_new * (self._total - done)
         return f", about {duration(seconds)} left"
 
 
 class FileProgressBar:
-    """Progress over files with the speed so far; their number is known with the first."""
+    """Progress over files with the speed so far; the first call tells their number."""
 
     def __init__(self, title: str) -> None:
         self._title = title
@@ -89,7 +89,7 @@ class FileProgressBar:
 
 
 def duration(seconds: float) -> str:
-    """For people: 12 s, 3 min 20 s, 5 h 7 min."""
+    """Format seconds for people: 12 s, 3 min 20 s, 5 h 7 min."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"
@@ -99,7 +99,7 @@ def duration(seconds: float) -> str:
 
 
 def _rich_progress() -> "RichProgress":
-    """How far and how long stays readable however narrow: only the text may wrap."""
+    """A bar whose count and remaining time fit any width: only the text may wrap."""
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,

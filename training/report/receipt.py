@@ -1,6 +1,7 @@
-"""receipt.json: what an ended run was, for people and for `sizing review`; its report beside it."""
+"""receipt.json: the facts of an ended run, for people and `sizing review`; and its report."""
 
 import json
+import logging
 import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -14,6 +15,8 @@ from training.record.run_config import RunConfig, changed_parts
 from training.report.page import write_report
 from training.store.protocol import Store
 
+_log = logging.getLogger(__name__)
+
 
 def write_receipt(
     store: Store,
@@ -26,7 +29,7 @@ def write_receipt(
     began: float,
     peak_gpu_bytes: int | None,
 ) -> dict[str, Any]:
-    """Write the receipt of a run that has reached its end."""
+    """Write the receipt of a finished run."""
     changed = {*position.numerics_changed, *changed_parts(run_config.numerics_key, numerics_key)}
     newest = head.checkpoints[-1]
     accuracies = {
@@ -65,14 +68,14 @@ def write_receipt(
 
 
 def conclude(store: Store, record: RunConfig, head: Head) -> None:
-    """Write what an ended run leaves; nothing while the run goes on."""
+    """Write the report, and a failed run's receipt; does nothing before the run has ended."""
     if head.state not in ("finished", "failed"):
         return
     if head.state == "failed" and store.get(RECEIPT) is None:
         receipt = _failed_receipt(record, head, read_history(store))
         store.put(RECEIPT, json.dumps(receipt, indent=1).encode())
     write_report(store, record, head)
-    print(f"[ok] report: {store.uri}/{REPORT}", flush=True)
+    _log.info(f"[ok] report: {store.uri}/{REPORT}")
 
 
 def _failed_receipt(record: RunConfig, head: Head, history: History) -> dict[str, Any]:

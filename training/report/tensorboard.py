@@ -1,9 +1,10 @@
-"""TensorBoard event files from a run's metrics: each step once, also while the run goes on.
+"""TensorBoard event files from a run's metrics: each step once, even while the run trains.
 
-From the store, so that they show the lineage (what an interruption repeated is shown once), and so
-that training depends on no library for them.
+They are made from the store, so that they show the lineage (a repeated step is shown once) and
+training needs no library for them.
 """
 
+import logging
 import re
 import shutil
 import signal
@@ -21,16 +22,18 @@ from training.record.head import read_head
 from training.record.history import read_lines
 from training.store.protocol import Store, StoreError
 
+_log = logging.getLogger(__name__)
+
 _MARK = "made-by-training"
 _OBJECT = re.compile(rf"{METRICS}(?P<writer>.+)-(?P<number>[0-9]{{5}})\.jsonl")
-# A store that fails for so long is said to the caller; until then it is asked again.
-_MOST_SECONDS = 600.0
-# Ctrl-C is looked for so often.
+# A store that fails for longer than this ends the command; until then reads are retried.
+_MAX_FAILING_SECONDS = 600.0
+# How often to check for Ctrl-C.
 _TICK_SECONDS = 0.1
 
 
 class EventFiles:
-    """A log folder that is made anew; with TensorBoard's own way to take steps back."""
+    """A log folder, written from scratch; takes steps back by TensorBoard's own `purge_step`."""
 
     def __init__(self, out: Path) -> None:
         try:
@@ -53,22 +56,22 @@ class EventFiles:
 
     @property
     def num_values(self) -> int:
-        """That are shown."""
+        """Number of values shown."""
         return len(self._written)
 
     @property
     def last_step(self) -> int:
-        """The newest that is shown."""
+        """The newest step shown."""
         return max((step for _, step in self._written), default=0)
 
     def write(self, tag: str, value: float, step: int) -> None:
-        """Show a value; the first one of a step counts."""
+        """Show a value; a second one for the same step is ignored."""
         if (tag, step) not in self._written:
             self._writer.add_scalar(tag, value, step)
             self._written.add((tag, step))
 
     def take_back(self, step: int) -> None:
-        """Show nothing any more of what came after `step`: a new file says so to TensorBoard."""
+        """Remove everything after `step`: a new file tells TensorBoard so."""
         if self.last_step <= step:
             return
         self._writer.close()
@@ -76,7 +79,7 @@ class EventFiles:
         self._written = {(tag, at) for tag, at in self._written if at <= step}
 
     def flush(self) -> None:
-        """Let TensorBoard see what was written."""
+        """Make what was written visible to TensorBoard."""
         self._writer.flush()
 
     def __enter__(self) -> "EventFiles":
@@ -88,7 +91,7 @@ class EventFiles:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        # Ctrl-C may have come while the writer's queue was locked: closing would wait for that.
+        # Ctrl-C may have come while the writer's queue was locked: closing would wait for it.
         if kind is not KeyboardInterrupt:
             self._writer.close()
 
@@ -100,10 +103,10 @@ class Follower:
         self._store = store
         self._files = files
         self._read: set[str] = set()
-        self._resumed: dict[int, int] = {}  # generation -> the step that it began behind
+        self._resumed: dict[int, int] = {}  # generation -> the step that it resumed from
 
     def poll(self, *, is_last: bool = False) -> None:
-        """Write what is new; the last time also what lies behind an object that never came."""
+        """Write new lines; on the last call also those after an object that never appeared."""
         lines = list(read_lines(self._store, self._new(is_last)))
         for line in lines:
             if line["kind"] == "resume":
@@ -116,7 +119,7 @@ class Follower:
         self._files.flush()
 
     def _new(self, is_last: bool) -> Sequence[str]:
-        """Keys that were not read yet, those of each writer without a gap."""
+        """Keys not read yet, of each writer only those before a missing one."""
         keys = sorted(self._store.sizes(METRICS))
         there = set(keys)
         if not is_last:
@@ -131,49 +134,49 @@ class Follower:
         return new
 
     def _is_repeated(self, line: Line) -> bool:
-        """Whether a later attempt began before this step, or evaluation."""
+        """Whether a later attempt resumed before this step or evaluation."""
         own, step = int(line["generation"]), line.get("step", 0)
-        return any(own < other and began < step for other, began in self._resumed.items())
+        return any(own < other and start < step for other, start in self._resumed.items())
 
 
 def write_event_files(store: Store, out: Path) -> int:
-    """Replace what an earlier call wrote into `out`; return the number of values."""
+    """Write a run's event files, replacing earlier ones; return the number of values."""
     with EventFiles(out) as files:
         Follower(store, files).poll(is_last=True)
         return files.num_values
 
 
 def follow(store: Store, out: Path, poll_seconds: float) -> int:
-    """The same of a run that goes on, until it has ended or Ctrl-C is pressed."""
+    """Keep event files up to date until the run has ended or Ctrl-C is pressed."""
     with EventFiles(out) as files, _ctrl_c() as is_pressed:
-        follower, heard = Follower(store, files), time.monotonic()
+        follower, last_read = Follower(store, files), time.monotonic()
         while not is_pressed():
             try:
-                # The head first: what an ended run has written lies in the store before that.
+                # The head first: all metrics of an ended run were stored before it ended.
                 head = read_head(store)
                 is_over = head is not None and head.is_ended
                 follower.poll(is_last=is_over)
-                heard = time.monotonic()
+                last_read = time.monotonic()
             except StoreError as error:
-                if time.monotonic() - heard > _MOST_SECONDS:
+                if time.monotonic() - last_read > _MAX_FAILING_SECONDS:
                     raise
-                print(f"[tensorboard] {error}; asking again", flush=True)
+                _log.warning(f"[tensorboard] {error}; retrying")
                 is_over = False
             if is_over:
                 return files.num_values
             until = time.monotonic() + poll_seconds
             while not is_pressed() and (left := until - time.monotonic()) > 0:
                 time.sleep(min(left, _TICK_SECONDS))
-        print("[tensorboard] stopped; the run goes on", flush=True)
+        _log.info("[tensorboard] stopped; the run continues")
         return files.num_values
 
 
 @contextmanager
 def _ctrl_c() -> Iterator[Callable[[], bool]]:
-    """Whether it was pressed; a second time raises KeyboardInterrupt as ever.
+    """Yield whether Ctrl-C was pressed; only the second time raises KeyboardInterrupt.
 
-    The first does not: in the middle of the writer's queue it would leave a lock behind that nobody
-    opens, and closing the files would wait for it for ever.
+    Raised while the writer's queue is locked, the first would leave that lock held, and closing the
+    files would wait for it forever.
     """
     pressed: list[int] = []
     before = signal.getsignal(signal.SIGINT)

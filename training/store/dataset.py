@@ -1,4 +1,4 @@
-"""Datasets: a folder of files and a manifest with their checksums; made, checked, uploaded, synced.
+"""Datasets, a folder of files and a manifest with their checksums: make, verify, upload, sync.
 
     python -m training data sync --dataset-uri s3://bucket/trajectory --out /data/dataset
 
@@ -22,20 +22,20 @@ from training.store.protocol import Store
 _NUM_THREADS = 8
 _CHUNK = 4 * 1024 * 1024
 
-# files done, files in all, bytes done so far
+# files done, files in total, bytes done so far
 FileProgress: TypeAlias = Callable[[int, int, int], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LocalDataset:
-    """A dataset whose files lie in `folder`."""
+    """A dataset whose files are in `folder`."""
 
     folder: Path
     manifest: Mapping[str, Any]
 
     @property
     def meta(self) -> Mapping[str, Any]:
-        """What the workload that made it wrote about it."""
+        """What the workload's `make_dataset` returned."""
         meta: Mapping[str, Any] = self.manifest["meta"]
         return meta
 
@@ -47,8 +47,8 @@ class LocalDataset:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Synced:
-    """What a sync did: all files and bytes of the dataset, those fetched, and the time."""
+class SyncResult:
+    """Files and bytes of a synced or uploaded dataset, those transferred, and the time."""
 
     files: int
     bytes: int
@@ -58,12 +58,12 @@ class Synced:
 
     @property
     def megabytes_per_second(self) -> float:
-        """Of the whole dataset, verified ones included."""
+        """Speed over the whole dataset, including files that were only verified."""
         return self.bytes / 1e6 / max(self.seconds, 1e-9)
 
 
 def sha256_of(path: Path) -> str:
-    """Checksum of a file, read in chunks."""
+    """SHA-256 of a file, read in chunks."""
     digest = hashlib.sha256()
     with path.open("rb") as stream:
         while chunk := stream.read(_CHUNK):
@@ -72,10 +72,10 @@ def sha256_of(path: Path) -> str:
 
 
 def write_manifest(folder: Path, workload: str, meta: Mapping[str, Any]) -> LocalDataset:
-    """Write manifest.json over every file that lies in `folder`."""
+    """Write manifest.json about every file in `folder`."""
     paths = sorted(p for p in folder.rglob("*") if p.is_file() and p.name != MANIFEST)
     if not paths:
-        raise UserError(f"{folder} holds no file; nothing to write a manifest about")
+        raise UserError(f"{folder} contains no files; put the dataset's files there")
     with ThreadPoolExecutor(_NUM_THREADS) as pool:
         sums = list(pool.map(sha256_of, paths))
     files = [
@@ -100,7 +100,7 @@ def write_manifest(folder: Path, workload: str, meta: Mapping[str, Any]) -> Loca
 
 
 def open_dataset(folder: Path, *, verify: bool = False) -> LocalDataset:
-    """Open a local dataset; every file must be there with its size (`verify`: and its checksum)."""
+    """Open a local dataset; every file must exist with its size (`verify`: and its checksum)."""
     if not folder.is_dir() or not any(folder.iterdir()):
         state = "does not exist"
         if folder.exists():
@@ -111,15 +111,15 @@ def open_dataset(folder: Path, *, verify: bool = False) -> LocalDataset:
         )
     path = folder / MANIFEST
     if not path.is_file():
-        raise UserError(f"the dataset folder {folder} has no {MANIFEST}; was the sync finished?")
+        raise UserError(f"the dataset folder {folder} has no {MANIFEST}; sync it again")
     manifest = _parse(path.read_bytes(), str(path))
     for entry in manifest["files"]:
         file = folder / entry["name"]
         if not file.is_file():
-            raise UserError(f"the dataset folder {folder} lacks {entry['name']}; sync it again")
+            raise UserError(f"{file} is missing; sync the dataset again")
         if file.stat().st_size != entry["bytes"]:
             raise UserError(
-                f"{file} has {file.stat().st_size} bytes and {entry['bytes']} in the manifest; "
+                f"{file} has {file.stat().st_size} bytes, not {entry['bytes']} as in the manifest; "
                 "sync it again"
             )
         if verify and sha256_of(file) != entry["sha256"]:
@@ -127,10 +127,10 @@ def open_dataset(folder: Path, *, verify: bool = False) -> LocalDataset:
     return LocalDataset(folder=folder, manifest=manifest)
 
 
-def upload_dataset(folder: Path, store: Store, progress: FileProgress) -> Synced:
-    """Upload a checked dataset, the manifest last.
+def upload_dataset(folder: Path, store: Store, progress: FileProgress) -> SyncResult:
+    """Verify and upload a dataset, the manifest last.
 
-    A file is skipped if it lies there and the manifest there has the same checksum for it.
+    A file is skipped if it is there and the manifest there has the same checksum for it.
     """
     began = time.monotonic()
     dataset = open_dataset(folder, verify=True)
@@ -147,18 +147,18 @@ def upload_dataset(folder: Path, store: Store, progress: FileProgress) -> Synced
         store.put_file(name, folder / name)
         return True
 
-    fetched = _each(files, send, progress)
+    fetched = _for_each(files, send, progress)
     store.put(MANIFEST, (folder / MANIFEST).read_bytes())
     return _synced(files, fetched, began)
 
 
 def wait_for_manifest(store: Store, wait_seconds: float, missing: Callable[[], None]) -> bool:
-    """Whether a manifest is there or comes in time; `missing` is called once while it is not."""
+    """Wait for a manifest; return whether it is there. `missing` is called once if it is not."""
     deadline = time.monotonic() + wait_seconds
-    said = False
+    is_reported = False
     while store.get(MANIFEST) is None:
-        if not said:
-            said = True
+        if not is_reported:
+            is_reported = True
             missing()
         left = deadline - time.monotonic()
         if left <= 0:
@@ -167,8 +167,8 @@ def wait_for_manifest(store: Store, wait_seconds: float, missing: Callable[[], N
     return True
 
 
-def sync_dataset(store: Store, out: Path, progress: FileProgress) -> Synced:
-    """Fetch what is missing or damaged in `out`, verify everything, and write the manifest last."""
+def sync_dataset(store: Store, out: Path, progress: FileProgress) -> SyncResult:
+    """Fetch missing and damaged files into `out`, verify all, and write the manifest last."""
     began = time.monotonic()
     found = store.get(MANIFEST)
     if found is None:
@@ -179,7 +179,7 @@ def sync_dataset(store: Store, out: Path, progress: FileProgress) -> Synced:
     files = _parse(found.data, store.uri)["files"]
     out.mkdir(parents=True, exist_ok=True)
     if out.resolve() != Path(store.uri).resolve():
-        fetched = _each(files, lambda entry: _fetch(store, entry, out), progress)
+        fetched = _for_each(files, lambda entry: _fetch(store, entry, out), progress)
         part = out / f".{MANIFEST}.part"
         part.write_bytes(found.data)
         part.replace(out / MANIFEST)
@@ -191,19 +191,19 @@ def sync_dataset(store: Store, out: Path, progress: FileProgress) -> Synced:
 
 def _fetch(store: Store, entry: Mapping[str, Any], out: Path) -> bool:
     target = out / entry["name"]
-    if _holds(target, entry):
+    if _matches(target, entry):
         return False
     target.parent.mkdir(parents=True, exist_ok=True)
     part = target.with_name(f".{target.name}.part")
-    # The second attempt is for a transfer that went wrong; a third would hide a wrong upload.
+    # The second attempt is for a failed transfer; a third would hide a wrong upload.
     for _ in range(2):
         try:
             store.get_file(entry["name"], part)
         except FileNotFoundError as error:
             raise UserError(
-                f"{store.uri} lacks {entry['name']}, which its manifest names; upload it again"
+                f"{store.uri}/{entry['name']} is in the manifest but missing; upload it again"
             ) from error
-        if _holds(part, entry):
+        if _matches(part, entry):
             part.replace(target)
             return True
     part.unlink()
@@ -212,7 +212,7 @@ def _fetch(store: Store, entry: Mapping[str, Any], out: Path) -> bool:
     )
 
 
-def _holds(path: Path, entry: Mapping[str, Any]) -> bool:
+def _matches(path: Path, entry: Mapping[str, Any]) -> bool:
     return (
         path.is_file()
         and path.stat().st_size == entry["bytes"]
@@ -220,12 +220,12 @@ def _holds(path: Path, entry: Mapping[str, Any]) -> bool:
     )
 
 
-def _each(
+def _for_each(
     files: Iterable[Mapping[str, Any]],
     act: Callable[[Mapping[str, Any]], bool],
     progress: FileProgress,
 ) -> list[Mapping[str, Any]]:
-    """Do `act` for all files in parallel; return those for which it had to do something."""
+    """Call `act` for all files in parallel; return those for which it returned True."""
     entries = list(files)
     lock = threading.Lock()
     done: list[Mapping[str, Any]] = []
@@ -247,8 +247,8 @@ def _each(
 
 def _synced(
     files: list[Mapping[str, Any]], fetched: list[Mapping[str, Any]], began: float
-) -> Synced:
-    return Synced(
+) -> SyncResult:
+    return SyncResult(
         files=len(files),
         bytes=sum(entry["bytes"] for entry in files),
         fetched_files=len(fetched),
@@ -264,10 +264,10 @@ def _parse(data: bytes, where: str) -> dict[str, Any]:
         names = [entry["name"] for entry in entries if entry["bytes"] >= 0 and entry["sha256"]]
         meta = manifest["meta"]
     except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{where}: {MANIFEST} cannot be read ({error!r}); make it again") from error
+        raise UserError(f"{where}: invalid {MANIFEST} ({error!r}); make it again") from error
     if manifest.get("format") != 1 or not isinstance(meta, dict):
-        raise UserError(f"{where}: {MANIFEST} has a format this version does not know")
+        raise UserError(f"{where}: {MANIFEST} has an unknown format; make it again")
     for name in names:
         if Path(name).is_absolute() or ".." in Path(name).parts:
-            raise UserError(f"{where}: {MANIFEST} names {name!r}, which is outside the dataset")
+            raise UserError(f"{where}: {MANIFEST} lists {name!r}, which is outside the dataset")
     return dict(manifest)

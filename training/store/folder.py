@@ -1,4 +1,4 @@
-"""A store in a folder. A key is only ever written whole: readers never see half a file."""
+"""A store in a folder. Keys are written atomically: readers never see half a file."""
 
 import errno
 import fcntl
@@ -17,14 +17,14 @@ from training.store.protocol import PreconditionFailedError, Stored, StoreError,
 
 _PAGE = 4096
 _LOCK_SECONDS = 30.0
-# Smaller files are not worth a second descriptor.
+# Smaller files are not worth a second file descriptor.
 _DIRECT_BYTES = 1024 * 1024
 
 
 class FolderStore:
-    """A folder. Writes are: a file beside the target, fsync, rename, fsync of the folder."""
+    """A folder. A write is a temporary file, fsync, rename, fsync of the folder."""
 
-    # While some hash others write: with four, both often waited at once (benchmarks/LOG.md).
+    # Some hash while others write: with four, both often waited at once (benchmarks/LOG.md).
     num_threads = 8
 
     def __init__(self, root: Path) -> None:
@@ -52,7 +52,7 @@ class FolderStore:
         with _writing(self._root / key), self._locked():
             found = self.get(key)
             if (found.etag if found else None) != etag:
-                raise PreconditionFailedError(f"{self.uri}/{key} is not what it was")
+                raise PreconditionFailedError(f"{self.uri}/{key} has changed")
             self.put(key, data)
         return hashlib.sha256(data).hexdigest()
 
@@ -89,15 +89,15 @@ class FolderStore:
     def delete_below(self, prefix: str) -> None:
         with _writing(self._root / prefix):
             while (self._root / prefix).is_dir():
-                with suppress(FileNotFoundError):  # somebody else deletes it too
+                with suppress(FileNotFoundError):  # another process deletes it too
                     shutil.rmtree(self._root / prefix)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Only one conditional write at a time; one that is stopped meanwhile is not waited out."""
+        """Serialize conditional writes; fail if a suspended process holds the lock for too long."""
         self._root.mkdir(parents=True, exist_ok=True)
         path, deadline = self._root / ".lock", time.monotonic() + _LOCK_SECONDS
-        # flock belongs to the open file, so it keeps threads of one process apart, unlike lockf.
+        # flock belongs to the open file, so it also excludes threads of one process, unlike lockf.
         with path.open("wb") as lock:
             while True:
                 try:
@@ -106,14 +106,14 @@ class FolderStore:
                 except BlockingIOError as error:
                     if time.monotonic() > deadline:
                         raise StoreError(
-                            f"{path} is held by a process that does not let go for "
-                            f"{_LOCK_SECONDS:g} s; end it if it is stopped (Ctrl-Z)"
+                            f"{path} was locked by another process for {_LOCK_SECONDS:g} s; "
+                            "end that process if it is suspended (Ctrl-Z)"
                         ) from error
                     time.sleep(0.002)
             try:
                 yield
             finally:
-                # Not left to the closing: a loader worker forked just now has the file open too.
+                # Closing is not enough: a loader worker forked meanwhile has the file open too.
                 fcntl.flock(lock, fcntl.LOCK_UN)
 
     @contextmanager
@@ -132,10 +132,10 @@ class FolderStore:
 
 
 class _FileUpload:
-    """A file beside its target, written anywhere in any order.
+    """A temporary file beside its target, written at any offset in any order.
 
-    Past the page cache where the system lets it: several times as fast as writing through it, at a
-    tenth of the work, and the dataset stays cached.
+    It bypasses the page cache where the system allows: several times as fast as writing through
+    it, at a tenth of the CPU work, and the dataset stays cached.
     """
 
     def __init__(self, target: Path, size: int) -> None:
@@ -146,7 +146,7 @@ class _FileUpload:
             self._direct = _open_direct(self._part) if size >= _DIRECT_BYTES else -1
             try:
                 if size and hasattr(os, "posix_fallocate"):
-                    # Blocks are found once, and a full disk before anything is written.
+                    # Allocates blocks once, and finds a full disk before anything is written.
                     os.posix_fallocate(self._file, 0, size)
             except OSError:
                 self.abort()
@@ -161,7 +161,7 @@ class _FileUpload:
                 done += os.pwrite(self._file, data[done:], start + done)
 
     def _put_direct(self, start: int, data: memoryview) -> int:
-        """Write whole pages; how many bytes of them the system took."""
+        """Write whole pages; return how many bytes the system accepted."""
         done = 0
         try:
             while done < len(data):
@@ -169,7 +169,7 @@ class _FileUpload:
         except OSError as error:
             if error.errno != errno.EINVAL:
                 raise
-        # From memory or at a place that is not aligned it takes nothing: that goes the other way.
+        # Unaligned memory or offsets are refused: the caller writes the rest through the cache.
         return done
 
     def finish(self) -> None:
@@ -184,7 +184,7 @@ class _FileUpload:
         self._part.unlink(missing_ok=True)
 
     def _close(self) -> None:
-        # A number that was closed may be another file's by now: a late write must not find it.
+        # A closed descriptor may be reused for another file: a late write must not find it.
         opened, self._file, self._direct = (self._file, self._direct), -1, -1
         for number in opened:
             if number >= 0:
@@ -195,7 +195,7 @@ def _open_direct(path: Path) -> int:
     try:
         return os.open(path, os.O_WRONLY | os.O_DIRECT)
     except (OSError, AttributeError):
-        return -1  # not every file system and system has it
+        return -1  # not every system and file system has it
 
 
 def _beside(target: Path) -> Path:
@@ -213,7 +213,7 @@ def _sync_folder(path: Path) -> None:
 
 @contextmanager
 def _reading(path: Path) -> Iterator[None]:
-    """What is not there is no error of the store."""
+    """Turn an OSError into a StoreError; a missing file stays FileNotFoundError."""
     try:
         yield
     except FileNotFoundError:
@@ -224,7 +224,7 @@ def _reading(path: Path) -> Iterator[None]:
 
 @contextmanager
 def _writing(path: Path) -> Iterator[None]:
-    """A full or broken disk is the store's error, as S3's 500 is."""
+    """Turn an OSError, such as a full disk, into a StoreError, as for a 500 from S3."""
     try:
         yield
     except OSError as error:

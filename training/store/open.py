@@ -1,4 +1,4 @@
-"""Open a store by its URI: a prefix of an S3 bucket, or a folder."""
+"""Open a store by URI: a prefix of an S3 bucket, or a folder."""
 
 from pathlib import Path
 

@@ -9,41 +9,41 @@ _CREATE_ATTEMPTS = 5
 
 
 class StoreError(RuntimeError):
-    """The store does not do what it should: one sentence with the key and the store's own words."""
+    """The store failed: one sentence with the key and the store's own message."""
 
 
 class PreconditionFailedError(StoreError):
-    """The key is not (or no longer) what the conditional write expected."""
+    """The key is not, or is no longer, what the conditional write expected."""
 
 
 class AnswerLostError(StoreError):
-    """A conditional write may or may not have happened."""
+    """No response came: the conditional write may or may not have happened."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stored:
-    """One object's content and the tag that a conditional write names."""
+    """One object's content, and the ETag that a conditional write names."""
 
     data: bytes
     etag: str
 
 
 class Upload(Protocol):
-    """One object under way, for many threads.
+    """One object being uploaded, by any number of threads.
 
-    Nobody may count on it before `finish` returns; of several parts none is visible until then.
+    The object counts only once `finish` returns; parts of a multipart upload are invisible before.
     """
 
     def put(self, number: int, start: int, data: memoryview, sha256: bytes) -> None:
-        """Write part `number` (from 0), which begins at byte `start`."""
+        """Write part `number` (from 0), which starts at byte `start`."""
 
     def finish(self) -> None:
-        """Make the object visible and durable; every part was put."""
+        """Make the object visible and durable; call it once every part was put."""
 
     def abort(self) -> None:
-        """Give up; of several parts nothing stays, as far as the store answers.
+        """Abort; parts are deleted if the store responds.
 
-        An object of one part may be there already: whoever named it deletes it.
+        A single-part object may exist already: the caller that chose its key deletes it.
         """
 
 
@@ -52,20 +52,20 @@ class Store(Protocol):
 
     @property
     def num_threads(self) -> int:
-        """How many parts are best moved at once."""
+        """How many parts are best transferred at once."""
 
     @property
     def uri(self) -> str:
-        """As a person would write it."""
+        """The URI as a person would write it."""
 
     def get(self, key: str) -> Stored | None:
-        """The object, or None."""
+        """The object, or None if there is no such key."""
 
     def put(self, key: str, data: bytes) -> None:
-        """Write whatever stands there now."""
+        """Write unconditionally, replacing what is there."""
 
     def put_if(self, key: str, data: bytes, etag: str | None) -> str:
-        """Write if the key's tag is `etag` (None: if there is no such key); return the new tag."""
+        """Write if the key's ETag is `etag` (None: if there is no such key); return the new one."""
 
     def get_file(self, key: str, path: Path) -> None:
         """Download into `path`, whose folder exists; FileNotFoundError if there is no such key."""
@@ -74,22 +74,22 @@ class Store(Protocol):
         """Upload a file of any size."""
 
     def upload(self, key: str, size: int, part_bytes: int, stop: threading.Event) -> "Upload":
-        """Begin to write a key that nobody else writes, in parts of `part_bytes`."""
+        """Start writing a key that nobody else writes, in parts of `part_bytes`."""
 
     def read_into(self, key: str, start: int, data: memoryview) -> None:
-        """Fill `data` with the key's bytes from `start` on; FileNotFoundError without the key."""
+        """Fill `data` with the key's bytes from `start`; FileNotFoundError without such a key."""
 
     def sizes(self, prefix: str) -> dict[str, int]:
         """Bytes of every key below `prefix`, keys relative to the store."""
 
     def delete_below(self, prefix: str) -> None:
-        """Delete every key below `prefix`, which may be none."""
+        """Delete every key below `prefix`, if any."""
 
 
 def create(store: Store, key: str, data: bytes) -> bool:
-    """Write a key that does not exist yet; return whether it now holds `data` and no other's.
+    """Write a key that does not exist yet; return whether it now holds `data`.
 
-    After a lost answer the key is looked at: what stands there says who was first.
+    After a lost response the key is read: its content shows who was first.
     """
     for attempt in range(1, _CREATE_ATTEMPTS + 1):
         try:

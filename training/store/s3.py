@@ -1,8 +1,8 @@
 """A store in a bucket of S3. The only file that imports boto3.
 
-A conditional write is tried once here and never repeated behind the caller's back: who holds the
-nonce (training/record/head.py) decides after a lost answer. Parts of large objects are repeated
-here, each by itself, and everything else by botocore.
+A conditional write is tried once and never retried without the caller's knowledge: after a lost
+response the nonce (training/record/head.py) decides. Parts of large objects are retried here, one
+by one, and everything else by botocore.
 """
 
 import base64
@@ -27,19 +27,19 @@ from training.store.protocol import (
 Answer = TypeVar("Answer")
 
 _MEBIBYTE = 1024 * 1024
-# S3 answers 409 when another conditional write of the same key is under way; it passes by itself.
+# S3 answers 409 while another conditional write of the same key is in progress.
 _CONFLICT_ATTEMPTS = 8
-# Of one part: with full jitter up to 10 s between two, about half a minute of trouble is sat out.
+# Per part: with full jitter of up to 10 s in between, enough for about half a minute of trouble.
 _PART_ATTEMPTS = 8
 _LONGEST_BACKOFF_SECONDS = 10.0
-# Answers of status 400 that are no mistake of ours: the body was cut off or damaged on its way.
+# Errors of status 400 that are not our mistake: the body was cut off or damaged in transit.
 _REPEATABLE = {"BadDigest", "IncompleteBody", "RequestTimeout", "XAmzContentSHA256Mismatch"}
 
 
 class S3Store:
-    """A prefix of a bucket; region, credentials and endpoint are found as the AWS CLI does."""
+    """A prefix of a bucket; region, credentials and endpoint are found as by the AWS CLI."""
 
-    # One connection carries 50 to 100 MB/s; 16 fill a line of 10 Gb/s.
+    # One connection carries 50 to 100 MB/s; 16 saturate 10 Gb/s.
     num_threads = 16
 
     def __init__(self, bucket: str, prefix: str) -> None:
@@ -62,7 +62,7 @@ class S3Store:
             "s3",
             config=Config(retries={"total_max_attempts": 1}, connect_timeout=5, read_timeout=10),
         )
-        # The parts' own sha256 goes in a signed header; signing their bodies would hash them again.
+        # Each part's SHA-256 is in a signed header; signing the body would hash it again.
         self._parts = session.client(
             "s3",
             config=Config(
@@ -86,7 +86,7 @@ class S3Store:
         def read() -> Stored | None:
             try:
                 answer = self._parts.get_object(Bucket=self._bucket, Key=self._prefix + key)
-                # Of a body that breaks off botocore tells, but does not ask for it again.
+                # botocore reports a body that breaks off, but does not request it again.
                 return Stored(data=answer["Body"].read(), etag=answer["ETag"])
             except self._parts.exceptions.NoSuchKey:
                 return None
@@ -94,7 +94,7 @@ class S3Store:
         try:
             return self.repeating(key, threading.Event(), read)
         except FileNotFoundError:
-            return None  # a 404 whose body, with the code NoSuchKey, did not arrive
+            return None  # a 404 whose body with the code NoSuchKey did not arrive
 
     def put(self, key: str, data: bytes) -> None:
         with self._errors(key):
@@ -130,7 +130,7 @@ class S3Store:
             )
 
     def upload(self, key: str, size: int, part_bytes: int, stop: threading.Event) -> Upload:
-        """Begin an upload: in one request if it is one part, else a multipart upload."""
+        """Start an upload: one request if it is one part, else a multipart upload."""
         return _S3Upload(self, key, num_parts=max(1, -(-size // part_bytes)), stop=stop)
 
     def read_into(self, key: str, start: int, data: memoryview) -> None:
@@ -150,7 +150,7 @@ class S3Store:
             self.repeating(key, threading.Event(), read)
 
     def repeating(self, key: str, stop: threading.Event, call: Callable[[], Answer]) -> Answer:
-        """Call until it succeeds or what it meets is no passing trouble, waiting in between."""
+        """Retry with backoff until the call succeeds or fails with a permanent error."""
         from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
 
         for attempt in range(1, _PART_ATTEMPTS + 1):
@@ -211,7 +211,7 @@ class S3Store:
         if code == "NoSuchBucket":
             raise UserError(f"there is no bucket {self._bucket!r}; check {self.uri}") from error
         if conditional and status in (404, 412):
-            raise PreconditionFailedError(f"{where} is not what it was") from error
+            raise PreconditionFailedError(f"{where} has changed") from error
         if conditional and (status >= 500 or code in ("RequestTimeout", "SlowDown")):
             raise AnswerLostError(f"{where}: {error}") from error
         if status == 404:
@@ -220,7 +220,7 @@ class S3Store:
 
 
 class _S3Upload:
-    """Parts of one object, each repeated by itself; S3 verifies the sha256 of every one."""
+    """Parts of one object, each retried by itself; S3 verifies the SHA-256 of each."""
 
     def __init__(self, store: S3Store, key: str, *, num_parts: int, stop: threading.Event) -> None:
         self._store = store
@@ -267,13 +267,13 @@ class _S3Upload:
                     **self._where, MultipartUpload={"Parts": parts}
                 )
             except self._store._parts.exceptions.NoSuchUpload:
-                # Completed by an earlier try whose answer was lost, or there is no such object.
+                # Completed by an earlier attempt whose response was lost, or it does not exist.
                 self._store._parts.head_object(Bucket=self._where["Bucket"], Key=self._where["Key"])
 
         self._repeating(complete)
 
     def abort(self) -> None:
-        """Once, without insisting: the bucket's lifecycle rule takes what is left after a day."""
+        """Try once: the bucket's lifecycle rule deletes what is left after a day."""
         from botocore.exceptions import BotoCoreError, ClientError
 
         if not self._is_whole:
@@ -285,7 +285,7 @@ class _S3Upload:
 
 
 class _Body(io.RawIOBase):
-    """Memory as a request's body. It is sent from where it lies, in blocks of a mebibyte."""
+    """Memory as a request's body, sent without a copy in blocks of one mebibyte."""
 
     def __init__(self, data: memoryview) -> None:
         self._data = data
@@ -309,7 +309,7 @@ class _Body(io.RawIOBase):
         return self._at
 
     def read(self, size: int = -1) -> Any:
-        # Whoever sends asks for 16 KiB at a time, and would hold the interpreter for each.
+        # The sender asks for 16 KiB at a time, and would take the interpreter lock for each.
         block = self._data[self._at : self._at + max(size, _MEBIBYTE)]
         self._at += len(block)
         return block

@@ -1,1 +1,1 @@
-"""Workload trajectory: which of eleven ways does the ball move? Frozen ResNet-18 + Transformer."""
+"""Workload trajectory: in which of eleven ways does the ball move? ResNet-18 and a Transformer."""

@@ -1,7 +1,7 @@
-"""Train stages that tell clips apart: what they share, the head, and the baselines.
+"""Train stages that classify clips: their common base, the head, and the baselines.
 
-A stage refuses a split with one class only or with a class missing: an accuracy measured on such a
-split means nothing (100 % were once reported on one).
+A stage refuses a split that lacks a class or has only one: accuracy on such a split is meaningless
+(100 % was once reported on one).
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,13 +23,13 @@ from training.trajectory.recipes import CHANNELS, TrajectoryConfig
 from training.trajectory.samples import Batch, ClipSamples, View, clip_samples
 from training.workload import Inputs, Loss, Partial, Settings, Start
 
-# Clips that the scale of the features is taken from.
+# Number of clips from which the scale of the features is estimated.
 _NUM_STATISTICS = 256
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainClassifier:
-    """A Train stage but for its model. Baselines differ in their `view`: in what they see."""
+    """A Train stage without a model. Baselines differ in their `view`, which is what they see."""
 
     name: str
     view: View
@@ -38,14 +38,14 @@ class TrainClassifier:
     weight_decay: float
     position_weight: float
 
-    def seen(self, size: int) -> Tensor:
-        """What the model sees of `size` clips, in its shape."""
+    def model_input(self, size: int) -> Tensor:
+        """A dummy model input of `size` clips."""
         raise NotImplementedError
 
     def example(self, size: int) -> Batch:
         """A batch in the shapes that `collate` gives."""
         return {
-            "x": self.seen(size),
+            "x": self.model_input(size),
             "labels": torch.zeros(size, dtype=torch.long),
             "clips": torch.zeros(size, dtype=torch.long),
             "future": torch.zeros(size, 2),
@@ -60,7 +60,7 @@ class TrainClassifier:
         return Start(failures=failures, facts=facts)
 
     def optimizer(self, m: nn.Module) -> Optimizer:
-        """AdamW; biases, norms and scalars are not decayed."""
+        """AdamW without weight decay for biases, norms and scalars."""
         return AdamW(parameter_groups(m, self.weight_decay), lr=self.learning_rate)
 
     def samples(self, i: Inputs, split: str) -> ClipSamples:
@@ -74,7 +74,7 @@ class TrainClassifier:
         return self.loss_of(b, logits_BK, future_B2)
 
     def loss_of(self, b: Batch, logits_BK: Tensor, future_B2: Tensor) -> Loss:
-        """Cross entropy, and the future position's distance `position_weight` times."""
+        """Cross entropy, plus the error of the future position times `position_weight`."""
         total = F.cross_entropy(logits_BK, b["labels"], reduction="sum")
         away = F.smooth_l1_loss(future_B2, b["future"], reduction="sum", beta=0.1)
         correct = (logits_BK.argmax(dim=1) == b["labels"]).sum()
@@ -87,7 +87,7 @@ class TrainClassifier:
         return evaluation.partial(m, b)
 
     def predict(self, m: nn.Module, b: Batch) -> Sequence[Mapping[str, Any]]:
-        """The likeliest class, its probability, and the true one; the future position in pixels."""
+        """The predicted class, its probability, the true class, and future positions in pixels."""
         return evaluation.predictions(m, b)
 
     def summarize(self, parts: Sequence[Partial], out: Path) -> Mapping[str, float]:
@@ -99,7 +99,7 @@ class TrainClassifier:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainHead(TrainClassifier):
-    """The head on frozen features: of whole clips, or of less."""
+    """The head on frozen features of whole or partial clips."""
 
     config: TrajectoryConfig
 
@@ -108,7 +108,7 @@ class TrainHead(TrainClassifier):
         """Frames of one sample."""
         return 1 if self.view == "single_frame" else self.config.num_frames
 
-    def seen(self, size: int) -> Tensor:
+    def model_input(self, size: int) -> Tensor:
         c = self.config
         shape = (size, self.num_frames, c.grid**2, CHANNELS[c.backbone_layer])
         return torch.zeros(shape, dtype=torch.float16)
@@ -117,7 +117,7 @@ class TrainHead(TrainClassifier):
         return self.build()
 
     def build(self) -> TransformerHead:
-        """A freshly initialised head; it needs no data."""
+        """A newly initialised head; needs no data."""
         c = self.config
         return TransformerHead(
             num_frames=self.num_frames,
@@ -131,8 +131,8 @@ class TrainHead(TrainClassifier):
         )
 
     def start(self, m: nn.Module, i: Inputs) -> Start:
-        """Check the splits and take the features' scale from training clips."""
-        # Not super(): it does not know the class that dataclass(slots=True) makes anew.
+        """Check the splits and estimate the features' scale from training clips."""
+        # Not super(): dataclass(slots=True) creates a new class that super() does not know.
         start = TrainClassifier.start(self, m, i)
         if not start.failures:
             assert isinstance(m, TransformerHead)
@@ -145,11 +145,11 @@ class TrainHead(TrainClassifier):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainTimeAverage(TrainClassifier):
-    """A small network on the clips' mean images, trained on their pixels."""
+    """A small network trained on the pixels of the clips' mean images."""
 
     width: int
 
-    def seen(self, size: int) -> Tensor:
+    def model_input(self, size: int) -> Tensor:
         return torch.zeros((size, 3, FRAME_SIZE, FRAME_SIZE), dtype=torch.uint8)
 
     def model(self, i: Inputs) -> nn.Module:
@@ -157,7 +157,7 @@ class TrainTimeAverage(TrainClassifier):
 
 
 def parameter_groups(m: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Matrices decay; biases, norms and scalars do not."""
+    """Parameter groups with weight decay for matrices, without it for biases, norms and scalars."""
     decayed = [p for p in m.parameters() if p.ndim >= 2]
     others = [p for p in m.parameters() if p.ndim < 2]
     return [

@@ -1,7 +1,7 @@
 """Renders clips of a moving ball: a 3-D path, a pinhole camera, T frames of 64x64 RGB as uint8.
 
-Beside the pixels each clip has a track: where the ball is in every frame, and where it will be
-FUTURE_FRAMES after the last one.
+Besides the pixels each clip has a track: the ball's position in every frame, and FUTURE_FRAMES
+after the last one.
 
 Clip k is a function of (seed, k) alone: clips can be made in any order and by any number of
 processes. Colour, size, speed, background, camera, place and noise do not depend on the class.
@@ -14,11 +14,11 @@ from training.trajectory.paths import CLASSES, PATHS, Floats
 
 NUM_FRAMES = 32
 FRAME_SIZE = 64
-# How far ahead of the last frame the position is that the second head predicts.
+# How far after the last frame the second head predicts the position.
 FUTURE_FRAMES = 4
 CLIP_SHAPE = (NUM_FRAMES, FRAME_SIZE, FRAME_SIZE, 3)
 CLIP_BYTES = NUM_FRAMES * FRAME_SIZE * FRAME_SIZE * 3
-# x, y and radius in pixels, in each frame and, in the last row, FUTURE_FRAMES later.
+# x, y and radius in pixels: a row for each frame, and one for FUTURE_FRAMES after the last.
 TRACK_SHAPE = (NUM_FRAMES + 1, 3)
 TRACK_BYTES = (NUM_FRAMES + 1) * 3 * 4
 
@@ -27,12 +27,12 @@ Float32s = npt.NDArray[np.float32]
 
 # First words of the seed sequences, so that no two purposes share random numbers.
 _LABELS, _CLIP = 1, 2
-# Half the width of what the camera sees at the distance of the scene's centre.
+# Half the width of the camera's view at the distance of the scene's centre.
 _HALF_WIDTH = 1.25
 
 
 def clip_label(seed: int, index: int) -> int:
-    """Return the class of clip `index`: each run of len(CLASSES) clips has every class once."""
+    """Return the class of clip `index`: each block of len(CLASSES) clips has every class once."""
     block, place = divmod(index, len(CLASSES))
     rng = np.random.default_rng([_LABELS, seed, block])
     return int(rng.permutation(len(CLASSES))[place])
@@ -48,21 +48,22 @@ def render_clip(seed: int, index: int) -> tuple[Frames, Float32s]:
 
 
 def place_path(rng: np.random.Generator, name: str) -> Floats:
-    """Draw a path of class `name` and bring what the clip shows of it to a place and size that do
-    not depend on the class; the rows after NUM_FRAMES are the future.
+    """Draw a path of class `name`, moved and scaled independently of the class.
+
+    The rows after NUM_FRAMES are the future, which the clip does not show.
     """
     path = PATHS[name](rng, np.arange(NUM_FRAMES + FUTURE_FRAMES) / (NUM_FRAMES - 1))
     low, high = path[:NUM_FRAMES].min(axis=0), path[:NUM_FRAMES].max(axis=0)
     extent = rng.uniform(1.1, 1.7)
-    room = 1.0 - extent / 2.0
-    place = np.append(rng.uniform(-room, room, size=2), 0.0)
+    margin = 1.0 - extent / 2.0
+    place = np.append(rng.uniform(-margin, margin, size=2), 0.0)
     scale = extent / max(high[0] - low[0], high[1] - low[1])
     placed: Floats = (path - (low + high) / 2.0) * scale + place
     return placed
 
 
 def project(rng: np.random.Generator, path: Floats) -> tuple[Floats, Floats]:
-    """See a path through a random pinhole camera: centers (T, 2) and radii (T), in pixels."""
+    """Project a path by a random pinhole camera: centers (T, 2) and radii (T), in pixels."""
     yaw, pitch = rng.uniform(-0.4, 0.4, size=2)
     roll = rng.uniform(-0.2, 0.2)
     cos, sin = np.cos, np.sin
@@ -78,12 +79,12 @@ def project(rng: np.random.Generator, path: Floats) -> tuple[Floats, Floats]:
 
 
 def render(rng: np.random.Generator, centers: Floats, radii: Floats) -> Frames:
-    """Draw the ball before a background, with passing distractors, flicker and sensor noise."""
+    """Draw the ball on a background, with brief distractors, flicker and sensor noise."""
     background = _background(rng)
     color = _contrasting_color(rng, background)
     frames = np.broadcast_to(background, CLIP_SHAPE).copy()
     for _ in range(rng.integers(0, 3)):
-        # A distractor stands in one to three frames only: no class can be read from it.
+        # A distractor is visible in one to three frames only, so it carries no class information.
         first, length = rng.integers(0, NUM_FRAMES), rng.integers(1, 4)
         place = np.tile(rng.uniform(0.0, FRAME_SIZE, size=2), (NUM_FRAMES, 1))
         size = np.full(NUM_FRAMES, rng.uniform(2.0, 5.0))

@@ -1,4 +1,4 @@
-"""What the configs of both kinds of recipes share: fields, and their checks."""
+"""Fields and checks that the configs of both kinds of recipes share."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -12,7 +12,7 @@ _BASELINE_MULTIPLE = 8
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecipeConfig:
-    """Everything that decides the numbers of a run, apart from data and machine."""
+    """Everything that determines a run's numbers, apart from data and machine."""
 
     seed: int = 0
     num_threads: int = 1
@@ -24,11 +24,11 @@ class RecipeConfig:
     num_heads: int = 4
     dropout: float = 0.1
 
-    # Baseline: what the mean image is worth.
+    # Baseline: how far the mean image alone gets.
     time_average_epochs: int = 16
     baseline_width: int = 24
 
-    # Training. The loss of the future position counts `position_weight` times.
+    # Training. The loss of the future position is multiplied by `position_weight`.
     epochs: int = 16
     position_weight: float = 0.5
     num_shards: int = 16
@@ -42,7 +42,7 @@ class RecipeConfig:
     evaluate_every_epochs: int = 1
     precision: Precision = "float32"
 
-    # Processes that fetch and collate ahead: changes no number, and another attempt may change it.
+    # Processes that load ahead: changes no number, so another attempt may change it.
     loader_workers: int = 0
 
     def __post_init__(self) -> None:
@@ -62,23 +62,23 @@ class RecipeConfig:
             )
         if self.width % self.num_heads:
             raise ValueError(
-                f"width {self.width} is no multiple of num_heads {self.num_heads}; change one"
+                f"width {self.width} is not a multiple of num_heads {self.num_heads}; change one"
             )
 
 
 def check_choice(name: str, value: str, known: Sequence[str]) -> None:
-    """Refuse what is not among the known values."""
+    """Refuse a value that is not one of the known ones."""
     if value not in known:
         raise ValueError(f"{name} is {value!r}; give one of {', '.join(known)}")
 
 
 def check_at_least(name: str, value: float, least: float) -> None:
-    """Refuse what is too small."""
+    """Refuse a value that is too small."""
     if value < least:
         raise ValueError(f"{name} is {value}; give at least {least}")
 
 
 def check_above_0(name: str, value: float) -> None:
-    """Refuse zero and less."""
+    """Refuse a value that is not positive."""
     if value <= 0.0:
         raise ValueError(f"{name} is {value}; give more than 0")

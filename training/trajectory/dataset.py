@@ -1,7 +1,7 @@
 """The trajectory dataset on disk: clips.u8 and tracks.f32 (memory mapped) and labels.json.
 
-Making it is parallel and resumable by nobody: it takes seconds. Reading it refuses files that do
-not fit each other. The manifest with the checksums is written by whoever called.
+Making it is parallel but not resumable, as it takes seconds. Opening it refuses files that do not
+fit each other. The caller writes the manifest with the checksums.
 """
 
 import json
@@ -31,17 +31,17 @@ from training.trajectory.clips import (
 from training.trajectory.paths import CLASSES
 
 if TYPE_CHECKING:
-    # It imports torch, which each process that renders clips would then wait for.
+    # It imports torch, for which each process that renders clips would have to wait.
     from training.workload import Progress
 
 CLIPS_FILE = "clips.u8"
 TRACKS_FILE = "tracks.f32"
 LABELS_FILE = "labels.json"
-# Choices are made on validation; test is looked at once, by `python -m training evaluate`.
+# Choices are made on validation; test is for one final `python -m training evaluate`.
 HELD_OUT_SHARES: Mapping[str, float] = MappingProxyType({"validation": 0.15, "test": 0.1})
 # A class needs a few clips in each split.
 MIN_COUNT = 5 * len(CLASSES)
-# Clips per unit of work: 0.2 s each, so progress moves and start-up costs little.
+# Clips per unit of work: 0.2 s each, so progress is smooth and overhead small.
 _CHUNK = 32
 
 _SPLITS = 3  # first word of the seed sequence, see clips.py
@@ -75,7 +75,7 @@ def make_dataset(
     if num_workers == 1:
         _follow(map(_write_chunk, chunks), count, progress)
     else:
-        # spawn: the caller may have threads (torch), which a fork would not survive.
+        # spawn: a fork is unsafe if the caller has threads (torch).
         context = multiprocessing.get_context("spawn")
         with context.Pool(num_workers, initializer=_leave_interrupts_to_the_parent) as pool:
             _follow(pool.imap_unordered(_write_chunk, chunks), count, progress)
@@ -120,7 +120,7 @@ def _write_chunk(chunk: tuple[str, int, int, int]) -> int:
 
 
 def stratified_splits(labels: Sequence[int], seed: int) -> dict[str, list[int]]:
-    """Split each class by itself, in an order that depends on the seed and not on the index."""
+    """Split each class separately, in an order that depends on the seed and not on the index."""
     splits: dict[str, list[int]] = {name: [] for name in ("train", *HELD_OUT_SHARES)}
     of_class = np.asarray(labels)
     for label in range(len(CLASSES)):
@@ -136,30 +136,30 @@ def stratified_splits(labels: Sequence[int], seed: int) -> dict[str, list[int]]:
 
 
 def open_dataset(folder: Path) -> TrajectoryData:
-    """Open a dataset folder; ValueError where labels, splits and clips do not fit each other."""
+    """Open a dataset folder; UserError if labels, splits and clips do not fit each other."""
     for name in (LABELS_FILE, CLIPS_FILE, TRACKS_FILE):
         if not (folder / name).is_file():
             raise UserError(
-                f"{folder} lacks {name}: it holds no trajectory dataset; make one with "
+                f"{folder} has no {name}, so it is not a trajectory dataset; make one with "
                 "`python -m training data make --workload trajectory`"
             )
     content = json.loads((folder / LABELS_FILE).read_text())
     labels, splits = content["labels"], content["splits"]
     if tuple(content["classes"]) != CLASSES:
         raise UserError(
-            f"{folder / LABELS_FILE} has classes {content['classes']}, this version has "
+            f"{folder / LABELS_FILE} has classes {content['classes']}, but this version has "
             f"{list(CLASSES)}; make the dataset again"
         )
     for name, size in ((CLIPS_FILE, CLIP_BYTES), (TRACKS_FILE, TRACK_BYTES)):
         num_bytes = (folder / name).stat().st_size
         if num_bytes != len(labels) * size:
             raise UserError(
-                f"{folder / name} has {num_bytes} bytes where {len(labels)} labels need "
+                f"{folder / name} has {num_bytes} bytes, but {len(labels)} labels need "
                 f"{len(labels) * size}; make or download the dataset again"
             )
     if sorted(chain.from_iterable(splits.values())) != list(range(len(labels))):
         raise UserError(
-            f"{folder / LABELS_FILE}: the splits do not hold each clip exactly once; "
+            f"{folder / LABELS_FILE}: the splits do not contain each clip exactly once; "
             "make the dataset again"
         )
     count = len(labels)
@@ -169,12 +169,12 @@ def open_dataset(folder: Path) -> TrajectoryData:
 
 
 def shard_range(count: int, shard: int, num_shards: int) -> tuple[int, int]:
-    """Return the first and the one after the last clip of a shard of an artifact."""
+    """Return the first clip of an artifact's shard, and the one after its last."""
     return shard * count // num_shards, (shard + 1) * count // num_shards
 
 
 def split_failures(data: TrajectoryData, split: str) -> list[str]:
-    """Return what makes a split worthless for judging: one class only, or a class missing."""
+    """Return why a split cannot be used for evaluation: one class only, or a missing class."""
     present = {data.labels[index] for index in data.splits[split]}
     if len(present) == 1:
         return [f"every clip of split {split} has the same label {CLASSES[present.pop()]}"]

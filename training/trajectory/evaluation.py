@@ -1,7 +1,6 @@
-"""How well clips were told apart: accuracy by class, calibration, position error, pictures.
+"""Evaluation of clip classifiers: accuracy by class, calibration, position error, pictures.
 
-Refuses to judge a split that lacks a class: an accuracy on such a split means nothing (100 % were
-once reported on one, see workload.py).
+Refuses a split that lacks a class: accuracy on such a split is meaningless (see classifier.py).
 """
 
 import json
@@ -21,8 +20,8 @@ from training.trajectory.samples import Batch
 from training.workload import Partial
 
 NUM_BINS = 10
-# What `partial` gives for each clip.
-_ROWS = ("labels", "said", "confidence", "loss", "position_error", "standstill_error", "clips")
+# What `partial` returns for each clip.
+_ROWS = ("labels", "predicted", "confidence", "loss", "position_error", "standstill_error", "clips")
 
 
 def classify(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -32,14 +31,14 @@ def classify(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
 
 
 def partial(model: nn.Module, batch: Batch) -> Partial:
-    """One evaluation batch's share."""
+    """Results of one evaluation batch."""
     logits_BK, future_B2 = classify(model, batch)
     probabilities_BK = logits_BK.softmax(dim=1)
-    confidence_B, said_B = probabilities_BK.max(dim=1)
+    confidence_B, predicted_B = probabilities_BK.max(dim=1)
     to_pixels = FRAME_SIZE / 2
     tensors = {
         "labels": batch["labels"],
-        "said": said_B,
+        "predicted": predicted_B,
         "confidence": confidence_B,
         "loss": F.cross_entropy(logits_BK, batch["labels"], reduction="none"),
         "position_error": to_pixels * (future_B2 - batch["future"]).norm(dim=1),
@@ -53,21 +52,21 @@ def partial(model: nn.Module, batch: Batch) -> Partial:
 
 
 def predictions(model: nn.Module, batch: Batch) -> list[dict[str, Any]]:
-    """What the model says of each clip, beside what is true."""
+    """The model's prediction for each clip, with the true values."""
     logits_BK, future_B2 = classify(model, batch)
-    confidence_B, said_B = logits_BK.softmax(dim=1).max(dim=1)
+    confidence_B, predicted_B = logits_BK.softmax(dim=1).max(dim=1)
     return [
         {
             "clip": clip,
-            "class": CLASSES[said],
+            "class": CLASSES[predicted],
             "probability": confidence,
             "true_class": CLASSES[label],
             "future_position": [(value + 1.0) * FRAME_SIZE / 2 for value in future],
             "true_future_position": [(value + 1.0) * FRAME_SIZE / 2 for value in true_future],
         }
-        for clip, said, confidence, label, future, true_future in zip(
+        for clip, predicted, confidence, label, future, true_future in zip(
             batch["clips"].tolist(),
-            said_B.tolist(),
+            predicted_B.tolist(),
             confidence_B.tolist(),
             batch["labels"].tolist(),
             future_B2.tolist(),
@@ -78,14 +77,14 @@ def predictions(model: nn.Module, batch: Batch) -> list[dict[str, Any]]:
 
 
 def summarize(parts: Sequence[Partial], out: Path) -> Mapping[str, float]:
-    """Metrics of one evaluation; confusion.json (rows true, columns said) goes to `out`."""
+    """Metrics of one evaluation; writes confusion.json (rows true, columns predicted) to `out`."""
     scores = Scores.of(parts)
     of_class = scores.confusion_KK.sum(dim=1)
     missing = [name for name, n in zip(CLASSES, of_class.tolist(), strict=True) if n == 0]
     if missing:
         raise ValueError(
-            f"the evaluated clips lack {', '.join(missing)}: an accuracy over them means "
-            "nothing; make the dataset again with a stratified split"
+            f"the evaluated clips lack {', '.join(missing)}, so their accuracy is meaningless; "
+            "make the dataset again with a stratified split"
         )
     metrics = {
         "accuracy": float(scores.is_right.float().mean()),
@@ -115,7 +114,7 @@ def illustrate(parts: Sequence[Partial], out: Path, title: str) -> None:
     captions = [
         Caption(
             true=CLASSES[int(scores["labels"][row])],
-            said=CLASSES[int(scores["said"][row])],
+            predicted=CLASSES[int(scores["predicted"][row])],
             confidence=float(scores["confidence"][row]),
         )
         for row in rows
@@ -126,13 +125,13 @@ def illustrate(parts: Sequence[Partial], out: Path, title: str) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scores:
-    """The evaluated clips, one row each, and what follows from them."""
+    """The evaluated clips, one row each, and statistics over them."""
 
     tensors: Mapping[str, Tensor]
 
     @classmethod
     def of(cls, parts: Sequence[Partial]) -> "Scores":
-        """Join what `partial` returned."""
+        """Concatenate the results of `partial`."""
         joined = {name: torch.cat([part.tensors[name] for part in parts]) for name in _ROWS}
         return cls(tensors=joined)
 
@@ -141,19 +140,19 @@ class Scores:
 
     @property
     def is_right(self) -> Tensor:
-        """Per clip."""
-        return self["labels"] == self["said"]
+        """Whether each clip was classified correctly."""
+        return self["labels"] == self["predicted"]
 
     @property
     def confusion_KK(self) -> Tensor:
-        """Counts: rows true, columns said."""
+        """Counts: rows true, columns predicted."""
         num = len(CLASSES)
-        counts = torch.bincount(self["labels"] * num + self["said"], minlength=num**2)
+        counts = torch.bincount(self["labels"] * num + self["predicted"], minlength=num**2)
         return counts.view(num, num)
 
     @property
     def reliability(self) -> list[tuple[int, float, float]]:
-        """Count, mean confidence and accuracy of NUM_BINS bins of equal width, empty ones too."""
+        """Count, mean confidence and accuracy of NUM_BINS equally wide bins, some perhaps empty."""
         return reliability(self["confidence"], self.is_right)
 
 

@@ -1,9 +1,8 @@
-"""Stage `features`: a frozen ResNet-18 sees each frame once; its spatial grid is kept, as float16.
+"""Stage `features`: a frozen ResNet-18 sees each frame once; its spatial grid is kept as float16.
 
-Global pooling would throw away where the ball is. torchvision is imported here only, and only when
-shards are really made (it takes 5 to 8 seconds). Weights: drawn from a seed ("random", needs no
-network) or ImageNet's ("pretrained", fetched by torchvision; no silent change from one to the
-other).
+Global pooling would lose the ball's position. torchvision is imported only here, and only when
+shards are made (it takes 5 to 8 seconds). Weights are drawn from a seed ("random", needs no
+network) or ImageNet's ("pretrained", fetched by torchvision), with no silent fallback.
 """
 
 import sys
@@ -29,9 +28,9 @@ if TYPE_CHECKING:
     from training.trajectory.clips import Frames
     from training.workload import Inputs
 
-# Raise it when what this file computes changes: it is part of the artifact's key.
+# Increment when the results of this file change: it is part of the artifact's key.
 _FEATURES_VERSION = 1
-# torchvision's enum name; its file's own name carries the checksum that torchvision verifies.
+# torchvision's enum name; the file name contains the checksum that torchvision verifies.
 _PRETRAINED = "ResNet18_Weights.IMAGENET1K_V1 resnet18-f37072fd.pth"
 # ImageNet's statistics, for pixels from 0 to 255.
 _MEAN = (123.675, 116.28, 103.53)
@@ -41,7 +40,7 @@ _CALIBRATION_CLIPS = 32
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Features:
-    """The Prepare stage: shard s holds the clips from s*N/S to (s+1)*N/S, in order."""
+    """The Prepare stage: shard s of S contains clips s*N/S to (s+1)*N/S, in order."""
 
     config: TrajectoryConfig
     name: str = "features"
@@ -72,12 +71,12 @@ class Features:
         frames = open_dataset(i.dataset.folder).frames
         first, end = shard_range(len(frames), shard, c.num_shards)
         backbone = load_backbone(c, i.dataset.folder, i.device)
-        # Clip by clip: the bits of a clip's features cannot depend on its neighbours in a shard.
+        # Clip by clip, so that a clip's bits cannot depend on its neighbours in a shard.
         clips = [clip_features(backbone, frames[k], c, i.device) for k in range(first, end)]
         return {"features": torch.stack(clips)}
 
     def probe(self) -> Probe:
-        """One clip's frames through the backbone, as images already (weights do not matter)."""
+        """One clip's frames, as images, through the backbone (weights do not matter)."""
         c = self.config
         return Probe(
             build=lambda: build_backbone("random", c.backbone_seed, c.backbone_layer),
@@ -99,7 +98,7 @@ def to_images(frames: "Frames", c: TrajectoryConfig, device: torch.device) -> Te
     """Return frames (T, 64, 64, 3) as normalised images (T, 3, size, size), channels-last."""
     pixels = torch.from_numpy(frames.copy()).to(device).float()
     normalised = (pixels - pixels.new_tensor(_MEAN)) / pixels.new_tensor(_STD)
-    # Frames lie as T, H, W, channel: this view is channels-last already, the layout that is fast.
+    # Frames are stored as T, H, W, channel: this view is already channels-last, the fast layout.
     images = normalised.permute(0, 3, 1, 2)
     if c.image_size != images.shape[-1]:
         images = F.interpolate(images, size=c.image_size, mode="bilinear", antialias=True)
@@ -108,7 +107,7 @@ def to_images(frames: "Frames", c: TrajectoryConfig, device: torch.device) -> Te
 
 @lru_cache(maxsize=1)
 def load_backbone(c: TrajectoryConfig, folder: Path, device: torch.device) -> nn.Module:
-    """Return the backbone for a dataset folder, calibrated where its weights are random."""
+    """Return the backbone for a dataset folder, calibrated if its weights are random."""
     backbone: nn.Module = build_backbone(c.weights, c.backbone_seed, c.backbone_layer)
     backbone = backbone.to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     if c.weights == "random":
@@ -120,7 +119,7 @@ def load_backbone(c: TrajectoryConfig, folder: Path, device: torch.device) -> nn
 
 @torch.inference_mode()
 def calibrate(backbone: nn.Module, images: Tensor) -> None:
-    """Set batch norm's statistics from `images`: without, accuracy is 0.12 lower (LOG.md)."""
+    """Set batch norm's statistics from `images`; without this, accuracy is 0.12 lower (LOG.md)."""
     norms = [module for module in backbone.modules() if isinstance(module, nn.BatchNorm2d)]
     for norm in norms:
         norm.momentum = None  # the plain mean over batches, here of one
@@ -130,17 +129,17 @@ def calibrate(backbone: nn.Module, images: Tensor) -> None:
 
 
 def build_backbone(weights: str, seed: int, layer: str) -> nn.Module:
-    """Return ResNet-18 up to and with `layer`, frozen, in eval mode."""
+    """Return ResNet-18 up to and including `layer`, frozen, in eval mode."""
     try:
         from torchvision.models import ResNet18_Weights, resnet18
     except ModuleNotFoundError as error:
         raise UserError(
-            f"ResNet-18 needs the package {error.name}, which {sys.executable} lacks; take an "
-            "image that has it, or install the torchvision that goes with torch "
+            f"ResNet-18 needs the package {error.name}, which {sys.executable} lacks; use an "
+            "image that has it, or install the torchvision that matches torch "
             f"{torch.__version__.partition('+')[0]}"
         ) from error
     if weights == "random":
-        # torchvision initialises from the global generator: leave no trace in it.
+        # torchvision initialises from the global generator, which must stay unchanged.
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive_seed("backbone", seed))
             net = resnet18(weights=None)

@@ -1,6 +1,6 @@
-"""Stage `mean_images`: each clip's mean over time, which is all of it but its order.
+"""Stage `mean_images`: each clip's mean over time, which removes the order of its frames.
 
-The time-average baseline learns from them: what it reaches needs no understanding of time.
+What the time-average baseline learns from them needs no understanding of time.
 """
 
 from collections.abc import Mapping
@@ -17,13 +17,13 @@ from training.trajectory.dataset import open_dataset, shard_range
 if TYPE_CHECKING:
     from training.workload import Inputs
 
-# Raise it when what this file computes changes: it is part of the artifact's key.
+# Increment when the results of this file change: it is part of the artifact's key.
 _VERSION = 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MeanImages:
-    """The Prepare stage: shard s holds the clips from s*N/S to (s+1)*N/S, in order."""
+    """The Prepare stage: shard s of S contains clips s*N/S to (s+1)*N/S, in order."""
 
     num_shards: int
     name: str = "mean_images"

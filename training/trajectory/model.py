@@ -10,20 +10,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-# Channels that the appearance of each cell is reduced to.
+# Number of channels to which each cell's appearance is reduced.
 _NUM_MAPS = 4
 _FLOOR = 0.01
 
 
 class TransformerHead(nn.Module):
-    """Where the grid's features move, and a Transformer over time that says what it was.
+    """Finds where the grid's features move, and classifies the motion by a Transformer over time.
 
     From features (B, T, G, C) to class logits (B, K) and the future position (B, 2), in half
     frames from the centre. T = 1 is the single-frame baseline.
 
-    What moves is found without labels: the energy of each cell's features after the clip's own
-    background is taken away, and its expected place (the spatial softmax of Finn et al. 2016,
-    arXiv:1509.06113). Both are blind to colour, which a thousand clips would not teach.
+    Motion is found without labels: the energy of each cell's features after subtracting the clip's
+    own background, and its expected place (the spatial softmax of Finn et al. 2016,
+    arXiv:1509.06113). Both ignore colour, an invariance that a thousand clips would not teach.
     """
 
     feature_mean_GC: Tensor
@@ -70,7 +70,7 @@ class TransformerHead(nn.Module):
 
     @torch.no_grad()
     def set_statistics(self, features_NTGC: Tensor) -> None:
-        """Take the scale of the features from training clips; part of the state from then on."""
+        """Set the scale of the features, which is part of the state, from training clips."""
         features_NTGC = features_NTGC.float()
         self.feature_mean_GC.copy_(features_NTGC.mean(dim=(0, 1)))
         self.feature_std_GC.copy_(features_NTGC.std(dim=(0, 1)) + _FLOOR)
@@ -84,12 +84,12 @@ class TransformerHead(nn.Module):
         for block in self.blocks:
             x_BTD = block(x_BTD)
         x_BTD = self.norm(x_BTD)
-        # The future is told as a way from where the ball was seen last.
+        # The future position is predicted relative to the last one.
         last_B2 = 0.5 * tokens_BTE[:, -1, :2]
         return self.classify(x_BTD.mean(dim=1)), last_B2 + self.predict(x_BTD[:, -1])
 
     def tokens(self, features_BTGC: Tensor) -> Tensor:
-        """Per frame: the moving thing's place, its step, its size, the energy map, appearance."""
+        """Per frame: place, step and size of what moves, the energy map, and the appearance."""
         motion_BTGC = (features_BTGC - _background(features_BTGC)) / self.motion_std
         _, motion = motion_tokens(motion_BTGC, self.sharpness)
         standard_BTGC = (features_BTGC - self.feature_mean_GC) / self.feature_std_GC
@@ -98,7 +98,7 @@ class TransformerHead(nn.Module):
 
 
 def motion_tokens(motion_BTGC: Tensor, sharpness: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Where something moves, without labels.
+    """Locate motion, without labels.
 
     Returns each cell's share of the motion (B, T, G) and, per frame, the place (B, T, 2), the step
     since the frame before (B, T, 2), the size (B, T, 1) and the energy map (B, T, G).
@@ -117,7 +117,7 @@ def motion_tokens(motion_BTGC: Tensor, sharpness: Tensor) -> tuple[Tensor, tuple
 
 
 def _background(features_BTGC: Tensor) -> Tensor:
-    """What stands still: the mean over time; of a single frame, the mean over its cells."""
+    """The static part: the mean over time, or for a single frame the mean over its cells."""
     over = 1 if features_BTGC.shape[1] > 1 else 2
     return features_BTGC.mean(dim=over, keepdim=True)
 
@@ -125,8 +125,8 @@ def _background(features_BTGC: Tensor) -> Tensor:
 class MeanImageNet(nn.Module):
     """Class logits (B, K) and future position (B, 2) from mean images (B, 3, 64, 64) in uint8.
 
-    Trained from scratch on the pixels, so that nothing but the missing order holds it back. Group
-    norm: what a sample gives does not depend on the others of its batch.
+    Trained from scratch on the pixels, so that only the missing order limits it. Group norm, so
+    that a sample's result does not depend on the rest of its batch.
     """
 
     def __init__(self, *, num_classes: int, width: int) -> None:
@@ -145,7 +145,7 @@ class MeanImageNet(nn.Module):
 
     def forward(self, images_B3HW: Tensor) -> tuple[Tensor, Tensor]:
         images_B3HW = images_B3HW.float() / 64.0
-        # What stands out from the image's own mean colour, whatever that is.
+        # What differs from the image's own mean colour, whatever that is.
         contrast_B3HW = images_B3HW - images_B3HW.mean(dim=(2, 3), keepdim=True)
         x_BD = self.layers(contrast_B3HW).mean(dim=(2, 3))
         return self.classify(x_BD), self.predict(x_BD)

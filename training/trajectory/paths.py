@@ -1,8 +1,8 @@
 """The 3-D paths that the clips show: one function per class, each a curve over time.
 
-The clip shows times 0 to 1; later times are the future that the position head predicts. A path says
-how something moves and nothing else: where it lies in the picture, how large it is and from where
-it is seen are drawn afterwards, independently of the class (clips.py).
+The clip shows times 0 to 1; later times are the future that the position head predicts. A path
+describes motion only: position in the picture, size and viewpoint are drawn afterwards,
+independently of the class (clips.py).
 """
 
 from collections.abc import Callable, Mapping

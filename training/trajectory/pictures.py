@@ -1,9 +1,9 @@
 """Pictures of an evaluation: a contact sheet, the confusion matrix, the reliability diagram.
 
-They need matplotlib; where it is not installed the numbers are written all the same, and one line
-says what is missing.
+They need matplotlib; without it the numbers are still written, and one line says what is missing.
 """
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -16,6 +16,8 @@ import numpy.typing as npt
 from training.trajectory.clips import Frames
 from training.trajectory.paths import CLASSES
 
+_log = logging.getLogger(__name__)
+
 Counts = npt.NDArray[np.int64]
 
 _DPI = 110
@@ -23,10 +25,10 @@ _DPI = 110
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Caption:
-    """What stands over one clip of the contact sheet."""
+    """The caption of one clip in the contact sheet."""
 
     true: str
-    said: str
+    predicted: str
     confidence: float
 
 
@@ -40,26 +42,26 @@ def draw_pictures(
 ) -> None:
     """Write confusion.png, reliability.png and clips.jpg to `out`."""
     if find_spec("matplotlib") is None:
-        print("[pictures] matplotlib is not installed: the numbers are in confusion.json")
+        _log.warning("[pictures] matplotlib is not installed; the numbers are in confusion.json")
         return
     _draw_confusion(out / "confusion.png", title, confusion_KK)
     _draw_reliability(out / "reliability.png", title, reliability)
-    # Noisy frames: ten times smaller than as PNG, so that the report can hold it.
+    # Noisy frames are ten times smaller as JPEG than as PNG, small enough for the report.
     _draw_contact_sheet(out / "clips.jpg", title, frames_NTHWC, captions)
 
 
-def draw_reconstructions(path: Path, truth_NTHWC: Frames, given_back_NTHWC: Frames) -> None:
-    """Write clips, each above what the tokenizer gave back."""
+def draw_reconstructions(path: Path, truth_NTHWC: Frames, reconstructed_NTHWC: Frames) -> None:
+    """Write clips, each above the tokenizer's reconstruction of it."""
     if find_spec("matplotlib") is None:
-        print("[pictures] matplotlib is not installed: no picture of the reconstructions")
+        _log.warning("[pictures] matplotlib is not installed; no picture of the reconstructions")
         return
     pairs = [
         np.concatenate([np.concatenate(list(clip), axis=1) for clip in pair], axis=0)
-        for pair in zip(truth_NTHWC, given_back_NTHWC, strict=True)
+        for pair in zip(truth_NTHWC, reconstructed_NTHWC, strict=True)
     ]
     num_rows = -(-len(pairs) // 2)
     figure = _figure(12.0, 0.4 + 2.1 * num_rows)
-    figure.suptitle("clips, and below each what its codes give back")
+    figure.suptitle("clips, each above its reconstruction")
     grid = figure.subplots(num_rows, 2, squeeze=False)
     for axes in grid.flat:
         axes.axis("off")
@@ -69,7 +71,7 @@ def draw_reconstructions(path: Path, truth_NTHWC: Frames, given_back_NTHWC: Fram
 
 
 def _figure(width: float, height: float) -> Any:
-    # Not pyplot: it keeps every figure, and asks for a display where there is none.
+    # Not pyplot: it keeps every figure, and wants a display.
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), dpi=_DPI, layout="constrained")
@@ -83,7 +85,7 @@ def _draw_confusion(path: Path, title: str, confusion_KK: Counts) -> None:
     ticks = range(len(CLASSES))
     axes.set_xticks(ticks, CLASSES, rotation=45, ha="right")
     axes.set_yticks(ticks, CLASSES)
-    axes.set_xlabel("said")
+    axes.set_xlabel("predicted")
     axes.set_ylabel("true")
     axes.set_title(f"{title}: share of each true class")
     for row in ticks:
@@ -116,14 +118,14 @@ def _draw_contact_sheet(
     num_columns = 2
     num_rows = -(-len(captions) // num_columns)
     figure = _figure(12.0, 0.4 + 1.35 * num_rows)
-    figure.suptitle(f"{title}: clips in order, what they are and what was said")
+    figure.suptitle(f"{title}: clips in order, with true and predicted class")
     grid = figure.subplots(num_rows, num_columns, squeeze=False)
     for axes in grid.flat:
         axes.axis("off")
     for axes, frames, caption in zip(grid.flat, frames_NTHWC, captions, strict=False):
         axes.imshow(np.concatenate(list(frames), axis=1))
-        is_right = caption.true == caption.said
-        said = "" if is_right else f" said {caption.said}"
-        text = f"{caption.true},{said} {caption.confidence:.2f}"
+        is_right = caption.true == caption.predicted
+        predicted = "" if is_right else f" predicted {caption.predicted}"
+        text = f"{caption.true},{predicted} {caption.confidence:.2f}"
         axes.set_title(text, fontsize=8, color="black" if is_right else "tab:red")
     figure.savefig(path)

@@ -1,4 +1,4 @@
-"""The config of the recipes with a frozen backbone, flat and frozen, and the recipes themselves."""
+"""The config of the recipes with a frozen backbone, and these recipes."""
 
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -7,17 +7,17 @@ from training.trajectory.clips import NUM_FRAMES
 from training.trajectory.config import RecipeConfig, check_at_least, check_choice
 
 WEIGHTS = ("random", "pretrained")
-# ResNet-18's stages and the channels that each gives.
+# ResNet-18's stages and their output channels.
 CHANNELS = MappingProxyType({"layer1": 64, "layer2": 128, "layer3": 256, "layer4": 512})
 LAYERS = tuple(CHANNELS)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrajectoryConfig(RecipeConfig):
-    """What the recipes with a frozen backbone have beside the shared fields."""
+    """The fields of recipes with a frozen backbone, besides the shared ones."""
 
-    # Features: every `frame_stride`-th frame, resized to `image_size`, through ResNet-18 up to and
-    # with `backbone_layer`, pooled to `grid` x `grid` cells.
+    # Features: every `frame_stride`-th frame, resized to `image_size`, through ResNet-18 up to
+    # `backbone_layer`, pooled to `grid` x `grid` cells.
     weights: str = "random"
     backbone_seed: int = 0
     backbone_layer: str = "layer2"
@@ -25,12 +25,12 @@ class TrajectoryConfig(RecipeConfig):
     frame_stride: int = 2
     grid: int = 4
 
-    # Baselines: what one frame and frames in a random order are worth.
+    # Baselines: how far one frame, and frames in random order, get.
     single_frame_epochs: int = 6
     shuffled_epochs: int = 16
 
     def __post_init__(self) -> None:
-        # Not super(): it does not know the class that dataclass(slots=True) makes anew.
+        # Not super(): dataclass(slots=True) creates a new class that super() does not know.
         RecipeConfig.__post_init__(self)
         check_choice("weights", self.weights, WEIGHTS)
         check_choice("backbone_layer", self.backbone_layer, LAYERS)
@@ -39,7 +39,7 @@ class TrajectoryConfig(RecipeConfig):
 
     @property
     def num_frames(self) -> int:
-        """Frames of a clip that the head sees."""
+        """Number of a clip's frames that the head sees."""
         return -(-NUM_FRAMES // self.frame_stride)
 
 
@@ -52,8 +52,8 @@ def full() -> TrajectoryConfig:
     """10,000 clips on one GPU, with ImageNet weights and a checkpoint every two epochs."""
     return TrajectoryConfig(
         num_threads=4,
-        # Attention's fast backward passes on CUDA are not deterministic; the price of those that
-        # are has not been measured yet.
+        # Attention's fast backward passes on CUDA are not deterministic; the cost of deterministic
+        # ones has not been measured yet.
         deterministic=False,
         weights="pretrained",
         image_size=128,

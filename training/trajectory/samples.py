@@ -1,7 +1,7 @@
-"""One split of the clips as samples: features of whole clips or less, or mean images.
+"""One split of the clips as samples: features of whole or partial clips, tokens, or mean images.
 
-What a baseline may see is decided here and nowhere else: `single_frame` gets the middle frame,
-`shuffled` the frames in a random order, `time_average` the mean image.
+Only this file decides what a baseline may see: `single_frame` gets the middle frame, `shuffled`
+the frames in a random order, `time_average` the mean image.
 """
 
 from bisect import bisect_right
@@ -21,11 +21,11 @@ from training.trajectory.dataset import TrajectoryData, open_dataset
 from training.workload import Inputs
 
 Batch: TypeAlias = dict[str, Tensor]
-Item: TypeAlias = tuple[Tensor, int]  # what the model sees, and which clip it is
+Item: TypeAlias = tuple[Tensor, int]  # what the model sees, and the clip's number
 View: TypeAlias = Literal["clip", "single_frame", "shuffled", "time_average", "tokens"]
 
-# The artifact that a view is made of, and the tensor in it.
-_SEEN: Mapping[View, tuple[str, str]] = MappingProxyType(
+# The artifact that a view is made from, and the tensor in it.
+_SOURCES: Mapping[View, tuple[str, str]] = MappingProxyType(
     {
         "clip": ("features", "features"),
         "single_frame": ("features", "features"),
@@ -35,21 +35,21 @@ _SEEN: Mapping[View, tuple[str, str]] = MappingProxyType(
     }
 )
 
-# Of the first samples of an evaluation some frames are kept for the contact sheet.
+# The contact sheet shows these frames of the first samples of an evaluation.
 NUM_STRIPS = 24
 STRIP_FRAMES = (0, 6, 12, 18, 25, 31)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShardedTensor:
-    """One tensor of an artifact, by clip, read from the shards that hold it."""
+    """One tensor of an artifact, indexed by clip across its shards."""
 
     shards: Sequence[Tensor]
     starts: Sequence[int]
 
     @classmethod
     def of(cls, artifact: Sequence[Mapping[str, Tensor]], name: str, count: int) -> "ShardedTensor":
-        """Open `name`; the shards must hold `count` clips in all."""
+        """Open `name`; the shards must contain `count` clips in total."""
         shards = [shard[name] for shard in artifact]
         starts = [0, *accumulate(len(shard) for shard in shards)]
         if starts[-1] != count:
@@ -86,7 +86,7 @@ class ClipSamples:
         return x, clip
 
     def collate(self, items: Sequence[Item]) -> Batch:
-        """Stack into memory of its own (the shards are memory maps)."""
+        """Stack into new memory (the shards are memory maps)."""
         clips = [clip for _, clip in items]
         tracks_BT3 = torch.from_numpy(self.data.tracks[clips])
         # From pixels to about -1 .. 1.
@@ -110,9 +110,9 @@ class ClipSamples:
 
 
 def clip_samples(i: Inputs, split: str, view: View) -> ClipSamples:
-    """Return the samples of one split as a stage of kind `view` may see them."""
+    """Return the samples of one split as a stage with this `view` may see them."""
     data = open_dataset(i.dataset.folder)
-    artifact, name = _SEEN[view]
+    artifact, name = _SOURCES[view]
     return ClipSamples(
         seen=ShardedTensor.of(i.artifact(artifact), name, len(data.labels)),
         data=data,

@@ -1,4 +1,4 @@
-"""The stages of a recipe, in order: data first, then the baselines, then what is judged by them."""
+"""The stages of a recipe, in order: derived data, baselines, and the models compared with them."""
 
 from collections.abc import Sequence
 
@@ -57,7 +57,7 @@ def magvit_stages(c: MagvitConfig) -> Sequence[Prepare | Train]:
 
 
 def time_average(c: RecipeConfig) -> TrainTimeAverage:
-    """The baseline that knows everything but the order of the frames."""
+    """The baseline that sees everything except the order of the frames."""
     return TrainTimeAverage(
         name="time_average",
         view="time_average",
@@ -70,7 +70,7 @@ def time_average(c: RecipeConfig) -> TrainTimeAverage:
 
 
 def settings(c: RecipeConfig, epochs: int) -> Settings:
-    """How every stage that tells clips apart is trained."""
+    """The settings of every stage that classifies clips."""
     return Settings(
         epochs=epochs,
         global_batch=c.global_batch,

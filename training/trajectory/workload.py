@@ -1,4 +1,4 @@
-"""The trajectory workload: clips of a moving ball, told apart by how it moves.
+"""The trajectory workload: clips of a moving ball, classified by how it moves.
 
 Recipes of two kinds: a frozen ResNet-18 with a Transformer over time, and a small MAGVIT.
 """
@@ -39,7 +39,7 @@ NOMINAL_SAMPLES: Mapping[str, Mapping[str, int]] = MappingProxyType(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trajectory:
-    """What the registry imports; the functions it offers stand in the files beside this one."""
+    """The workload that the registry imports; its stages are defined in the other files here."""
 
     name: str = "trajectory"
 

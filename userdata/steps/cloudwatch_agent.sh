@@ -6,11 +6,11 @@ source userdata/lib.sh
 program=amazon-cloudwatch-agent-ctl
 agent=$(command -v "$program" || echo "$root/opt/aws/amazon-cloudwatch-agent/bin/$program")
 if [[ ! -x $agent ]]; then
-    echo "this image has no CloudWatch agent: no metrics from inside this machine"
+    echo "this image has no CloudWatch agent: no GPU, memory or disk metrics of this machine"
     exit 0
 fi
-# The agent's own append_dimensions knows no Stack, so each section carries it, except diskio: its
-# EBS receiver takes no dimensions, and is summed up over the whole namespace, which is the stack's.
+# The agent's global append_dimensions cannot add Stack, so each section does, except diskio: its
+# EBS receiver takes no dimensions and is summed over the namespace, which is the stack's own.
 sed "s|{stack}|$STACK_NAME|g; s|{mount}|$DATA_MOUNT|g" userdata/cloudwatch-agent.json \
     >"$root/opt/training/cloudwatch-agent.json"
 "$agent" -a fetch-config -m ec2 -s -c "file:$root/opt/training/cloudwatch-agent.json"

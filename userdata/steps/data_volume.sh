@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
-# Boot step: mounts the data volume. It makes a file system only where neither blkid nor wipefs
-# finds anything at all, so data is never formatted away.
+# Boot step: mounts the data volume. It creates a file system only if neither blkid nor wipefs finds
+# anything at all, so it never formats existing data.
 set -o errexit -o nounset -o pipefail
 source userdata/lib.sh
 
 mount_point=$root$DATA_MOUNT
 device=$(python3 -m userdata.find_data_disk "$DATA_DEVICE_NAME")
-# The low-level probe, as the cache may still tell of a disk that had this name before.
+# The low-level probe: the cache may still describe an earlier disk of this name.
 type=$(blkid --probe --match-tag TYPE --output value "$device") || type=
 made=found
 if [[ -z $type ]]; then
     signatures=$(wipefs --noheadings "$device")
     if [[ -n $signatures ]]; then
-        fail "$device holds something that is no file system and stays untouched: $signatures;" \
+        fail "$device contains something else than a file system, left untouched: $signatures;" \
             "attach an empty volume, or one with a file system on the whole disk"
     fi
     mkfs.xfs -q "$device"
@@ -34,6 +34,6 @@ mounted=$(findmnt --noheadings --output UUID --mountpoint "$mount_point") || mou
 if [[ -z $mounted ]]; then
     mount "$mount_point"
 elif [[ $mounted != "$uuid" ]]; then
-    fail "at $DATA_MOUNT is mounted $mounted, not $uuid of $device; unmount it"
+    fail "$mounted is mounted at $DATA_MOUNT instead of $uuid of $device; unmount it"
 fi
 echo "$device at $DATA_MOUNT, $type file system $made, UUID $uuid"

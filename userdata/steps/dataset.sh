@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Boot step: brings the dataset to the data volume; waits for one that nobody has uploaded yet.
+# Boot step: syncs the dataset to the data volume; waits if it has not been uploaded yet.
 set -o errexit -o nounset -o pipefail
 source userdata/lib.sh
 

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Boot step: finds the interpreter that has torch and sees to the packages that training needs
-# beside it. Writes machine.env, which everything after this step reads.
+# Boot step: finds the interpreter that has torch and installs missing packages that training needs.
+# Writes machine.env, which all later steps read.
 set -o errexit -o nounset -o pipefail
 source userdata/lib.sh
 
-# has PYTHON MODULE...: whether the interpreter finds them; importing comes later, it takes seconds.
+# has PYTHON MODULE...: whether the interpreter finds all of them; importing would take seconds.
 has() {
     PYTHONPATH=$packages "$1" -c '
 import importlib.util, sys
@@ -13,7 +13,7 @@ sys.exit(any(importlib.util.find_spec(name) is None for name in sys.argv[1:]))' 
 
 find_python() {
     local candidate
-    # The Deep Learning AMI keeps torch in /opt/pytorch, whose Python is not the system's.
+    # The Deep Learning AMI has torch in /opt/pytorch, with a Python of its own.
     for candidate in "$root/opt/pytorch/bin/python" python3; do
         if command -v "$candidate" >/dev/null && has "$candidate" torch; then
             command -v "$candidate"
@@ -21,10 +21,10 @@ find_python() {
         fi
     done
     fail "no interpreter has torch (tried /opt/pytorch/bin/python and python3), as on a base AMI;" \
-        "take a Deep Learning AMI with PyTorch (context pytorch_ami_parameter)"
+        "use a Deep Learning AMI with PyTorch (context pytorch_ami_parameter)"
 }
 
-# install FILE MODULE...: the packages that FILE pins, where the interpreter lacks one of MODULE.
+# install FILE MODULE...: the packages that FILE pins, if the interpreter lacks one of MODULE.
 install() {
     has "$python" "${@:2}" || "$python" -m pip install --quiet --disable-pip-version-check \
         --require-hashes --upgrade --target "$packages" --requirement "$1"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Boot step: installs the units of the bundle and starts those that send events and metrics.
+# Boot step: installs the bundle's units and starts those that send events and metrics.
 set -o errexit -o nounset -o pipefail
 source userdata/lib.sh
 

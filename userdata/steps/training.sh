@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Boot step: starts training. A training that runs already is left alone.
+# Boot step: starts training; does nothing if it is running already.
 set -o errexit -o nounset -o pipefail
 source userdata/lib.sh
 
 systemctl enable training.service
-# Not waiting: the unit's own orderings must never hold up the user data, which they may wait for.
+# --no-block: the unit's ordering may wait for the user data, which must not wait for the unit.
 systemctl start --no-block training.service
 echo "training.service started: $WORKLOAD, recipe $RECIPE"

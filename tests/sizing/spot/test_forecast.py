@@ -1,7 +1,5 @@
 """The forecast of a run on Spot: against the analytic results, its limits, and what it refuses."""
 
-from __future__ import annotations
-
 import math
 import time
 from typing import Any
@@ -10,15 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sizing.spot import (
-    POISSON,
-    SEEN,
-    Pattern,
-    estimate,
-    interruptions,
-    load_trace,
-    recommend_interval,
-)
+from sizing.spot.forecast import estimate
+from sizing.spot.interruptions import interruptions
+from sizing.spot.interval import recommend_interval
+from sizing.spot.pattern import POISSON, SEEN, Pattern
+from sizing.spot.traces import load_trace
 
 from .conftest import WriteTrace
 
@@ -202,7 +196,7 @@ def test_interruption_figures_name_their_source() -> None:
 
 
 def test_fails_for_a_size_without_advisor_figures_and_for_no_pools() -> None:
-    with pytest.raises(ValueError, match=r"no Advisor figure for 'p5\.48xlarge': there is one"):
+    with pytest.raises(ValueError, match=r"no Advisor figure for 'p5\.48xlarge'; known are g5"):
         interruptions("p5.48xlarge", basis="advisor")
     with pytest.raises(ValueError, match=r"at least one pool .* got 0"):
         interruptions("g5.xlarge", pools=0)

@@ -1,12 +1,10 @@
 """The checkpoint interval: Young/Daly where nothing warns, longer where the notice saves."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
 
-from sizing.spot import daly_interval, recommend_interval
+from sizing.spot.interval import daly_interval, recommend_interval
 
 
 @pytest.mark.parametrize(

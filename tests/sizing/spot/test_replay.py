@@ -1,106 +1,16 @@
 """The simulator: no second is lost or counted twice, and it agrees with what can be calculated."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from sizing.spot import POISSON, estimate
-from sizing.spot.lookahead import Lookahead
-from sizing.spot.oracle import best_goodput, least_usd
-from sizing.spot.policies import Greedy, OnDemandOnly, SpotOnly, UniformProgress
-from sizing.spot.replay import Job, Ledger, Placement, Saving, replay
+from sizing.spot.forecast import estimate
+from sizing.spot.pattern import POISSON
+from sizing.spot.replay import Job, Saving, SpotOnly, replay
 from sizing.spot.traces import Life
-
-from .conftest import poisson_lives
+from tests.sizing.sample_lives import poisson_lives
 
 HOUR = 3600.0
-PRICES = {"spot_per_hour": 0.4, "on_demand_per_hour": 1.0}
-
-
-def placements() -> list[Placement]:
-    return [SpotOnly(), OnDemandOnly(), Greedy(), UniformProgress(), Lookahead(**PRICES)]
-
-
-def columns(ledger: Ledger) -> list[float]:
-    return [
-        ledger.useful, ledger.lost, ledger.saving, ledger.restart, ledger.notice, ledger.waiting
-    ]  # fmt: skip
-
-
-seconds = st.floats(1, 20_000)
-worlds = st.lists(st.tuples(seconds, st.one_of(st.just(0.0), seconds), st.booleans()), max_size=25)
-
-
-def lives_of(world: list[tuple[float, float, bool]]) -> list[Life]:
-    now, lives = 0.0, []
-    for up, down, _ in world:
-        lives.append(Life(start=now, end=now + up))
-        now += up + down
-    return lives
-
-
-@settings(max_examples=150, deadline=None)
-@given(
-    world=worlds,
-    restart=st.floats(0, 900),
-    checkpoint=st.floats(0, 90),
-    interval=st.floats(60, 7200),
-    notice_idle=st.one_of(st.none(), st.floats(0, 120)),
-    slack=st.floats(1.05, 4),
-    which=st.integers(0, 4),
-)
-def test_every_second_is_in_one_column_and_the_oracle_is_never_beaten(
-    world: list[tuple[float, float, bool]],
-    restart: float,
-    checkpoint: float,
-    interval: float,
-    notice_idle: float | None,
-    slack: float,
-    which: int,
-) -> None:
-    lives, work = lives_of(world), 6 * HOUR
-    job = Job(
-        work=work, deadline=slack * work + 2 * restart, restart=restart, checkpoint=checkpoint
-    )
-    horizon = 4 * job.deadline
-    seen = replay(
-        lives,
-        job=job,
-        saving=Saving(interval=interval, notice_idle=notice_idle),
-        placement=placements()[which],
-        horizon=horizon,
-        has_notice=[warned for _, _, warned in world],
-    )
-    assert min(columns(seen)) >= -1e-6
-    assert seen.spot + seen.on_demand + seen.waiting == pytest.approx(seen.wall)
-    if seen.is_done:
-        assert seen.useful == pytest.approx(work)
-        assert seen.wall >= work + restart - 1e-6
-    else:
-        assert seen.wall == pytest.approx(horizon, rel=1e-6)
-    if seen.is_done and seen.wall <= job.deadline:
-        bound = least_usd(lives, work=work, deadline=job.deadline, restart=restart, **PRICES)
-        assert seen.usd(**PRICES) >= bound - 1e-6
-
-
-@settings(max_examples=80, deadline=None)
-@given(world=worlds, restart=st.floats(0, 900), interval=st.floats(60, 7200))
-def test_no_saving_beats_the_oracles_goodput(
-    world: list[tuple[float, float, bool]], restart: float, interval: float
-) -> None:
-    lives = lives_of(world)
-    seen = replay(
-        lives,
-        job=Job(restart=restart, checkpoint=1.0),
-        saving=Saving(interval=interval, notice_idle=0.0),
-        placement=SpotOnly(),
-        horizon=lives[-1].end if lives else 1.0,
-    )
-    assert seen.goodput <= best_goodput(lives, restart=restart) + 1e-9
 
 
 def test_without_interruptions_a_run_takes_its_ideal_time() -> None:

@@ -1,7 +1,5 @@
 """Traces: read as they are, joined to a fleet, counted, and refused in one sentence."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -65,7 +63,7 @@ def test_fails_on_what_is_no_trace(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no trace at"):
         load_trace(tmp_path / "missing.json")
     (tmp_path / "x.json").write_text("[1, 2")
-    with pytest.raises(ValueError, match=r"x\.json is no trace: want JSON"):
+    with pytest.raises(ValueError, match=r"x\.json is not a trace: give JSON"):
         load_trace(tmp_path / "x.json")
 
 

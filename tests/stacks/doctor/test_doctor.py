@@ -181,23 +181,23 @@ def test_a_healthy_account_has_no_problem(healthy: Clinic, examine: Examine) -> 
 def test_a_bare_account_is_told_every_command(bare: Clinic, examine: Examine) -> None:
     bare.quota = 0.0
     found = examine(bare)
-    mends = {name: lines[0]["mend"] for name, lines in found.items() if lines[0]["mend"]}
-    assert mends["bootstrap"] == "npx cdk bootstrap aws://123456789012/us-east-1"
-    assert [each["mend"] for each in found["service role"]] == [
+    fixes = {name: lines[0]["fix"] for name, lines in found.items() if lines[0]["fix"]}
+    assert fixes["bootstrap"] == "npx cdk bootstrap aws://123456789012/us-east-1"
+    assert [each["fix"] for each in found["service role"]] == [
         f"aws iam create-service-linked-role --aws-service-name {service}.amazonaws.com"
         for service in ("spotfleet", "spot")
     ]
-    assert mends["spot quota"].endswith(
+    assert fixes["spot quota"].endswith(
         "--quota-code L-3819A6DF --desired-value 16 --region us-east-1"
     )
-    assert mends["dataset"].startswith("python -m training data upload DIR --dataset-uri s3://my-d")
-    assert "alarm_email=" in mends["alarm e-mail"]
+    assert fixes["dataset"].startswith("python -m training data upload DIR --dataset-uri s3://my-d")
+    assert "alarm_email=" in fixes["alarm e-mail"]
 
 
-def test_a_command_that_mends_does(bare: Clinic, examine: Examine) -> None:
+def test_the_command_of_a_fix_fixes_it(bare: Clinic, examine: Examine) -> None:
     iam = bare.aws.client("iam")
     made = [
-        iam.create_service_linked_role(AWSServiceName=line["mend"].rpartition(" ")[2])
+        iam.create_service_linked_role(AWSServiceName=line["fix"].rpartition(" ")[2])
         for line in examine(bare)["service role"]
     ]
     assert {each["state"] for each in examine(bare)["service role"]} == {"ok"}
@@ -211,7 +211,7 @@ def test_a_quota_for_the_size_but_not_its_alternates_is_a_warning(
     healthy.quota = 16.0
     (line,) = examine(healthy)["spot quota"]
     assert line["state"] == "warning"
-    assert "the alternates g5.8xlarge, g5.16xlarge do not fit" in line["what"]
+    assert "too low for the alternates g5.8xlarge, g5.16xlarge" in line["what"]
 
 
 def test_a_quota_nobody_changed_is_awss_default(healthy: Clinic, examine: Examine) -> None:
@@ -233,26 +233,26 @@ def test_zones_without_the_size_are_a_problem(healthy: Clinic, examine: Examine)
     # g5 is offered in every zone of us-east-1 but e.
     (line,) = examine(healthy, "zones=us-east-1e")["size"]
     assert line["state"] == "problem"
-    assert line["mend"].endswith("-c zones=us-east-1a,us-east-1b")
+    assert line["fix"].endswith("-c zones=us-east-1a,us-east-1b")
     (line,) = examine(healthy, "zones=us-east-1a,us-east-1e")["size"]
     assert line["state"] == "warning"
-    assert "none in us-east-1e" in line["what"]
+    assert "not offered in us-east-1e" in line["what"]
 
 
 def test_a_low_score_is_a_warning_with_better_zones(healthy: Clinic, examine: Examine) -> None:
     healthy.scores = [("us-east-1a", 1), ("us-east-1c", 9), ("us-east-1d", 8)]
     (line,) = examine(healthy)["spot capacity"]
     assert line["state"] == "warning"
-    assert line["mend"].endswith("-c zones=us-east-1c,us-east-1d")
+    assert line["fix"].endswith("-c zones=us-east-1c,us-east-1d")
     healthy.scores = [("us-east-1a", 2)]
-    assert examine(healthy)["spot capacity"][0]["mend"].endswith("-c on_demand_base=1")
+    assert examine(healthy)["spot capacity"][0]["fix"].endswith("-c on_demand_base=1")
 
 
 def test_an_image_that_is_not_there_is_a_problem(healthy: Clinic, examine: Examine) -> None:
     wrong = IMAGE.replace("2.12", "9.99")
     (line,) = examine(healthy, f"pytorch_ami_parameter={wrong}")["image"]
     assert (line["state"], line["what"]) == ("problem", f"us-east-1 has no parameter {wrong}")
-    assert "get-parameters-by-path" in line["mend"]
+    assert "get-parameters-by-path" in line["fix"]
     (line,) = examine(healthy, "pytorch_ami_parameter=ami-0123456789abcdef0")["image"]
     assert "is not available in us-east-1" in line["what"]
 
@@ -261,21 +261,21 @@ def test_a_dataset_larger_than_its_volume_is_a_problem(healthy: Clinic, examine:
     upload(healthy, 300)
     (line,) = examine(healthy)["dataset"]
     assert line["state"] == "problem"
-    assert line["mend"].endswith("-c data_volume_gib=331")
+    assert line["fix"].endswith("-c data_volume_gib=331")
 
 
 def test_a_manifest_that_is_none_is_a_problem(healthy: Clinic, examine: Examine) -> None:
     healthy.aws.client("s3").put_object(
         Bucket="my-data", Key="trajectory/manifest.json", Body=b"[]"
     )
-    assert "is no manifest" in examine(healthy)["dataset"][0]["what"]
+    assert "is not a manifest" in examine(healthy)["dataset"][0]["what"]
 
 
-def test_what_may_not_be_looked_at_is_a_problem(healthy: Clinic, examine: Examine) -> None:
+def test_what_may_not_be_checked_is_a_problem(healthy: Clinic, examine: Examine) -> None:
     healthy.denied.add("iam")
     (line,) = examine(healthy)["service role"]
     assert "these credentials may not call ListRoles" in line["what"]
-    # The rest was looked at all the same.
+    # The rest was checked all the same.
     assert examine(healthy)["image"][0]["state"] == "ok"
 
 
@@ -290,7 +290,7 @@ def test_an_address_that_has_not_confirmed_is_a_problem(healthy: Clinic, examine
     healthy.aws.client("cloudformation").get_waiter("stack_create_complete").wait(
         StackName="TrainingStack", WaiterConfig={"Delay": 1}
     )
-    assert examine(healthy)["alarm e-mail"][0]["what"] == "nobody is subscribed to the topic"
+    assert examine(healthy)["alarm e-mail"][0]["what"] == "the topic has no subscriber"
     sns.subscribe(TopicArn=topic, Protocol="email", Endpoint="me@example.com")
     (line,) = examine(healthy)["alarm e-mail"]
     # moto confirms at once; AWS says PendingConfirmation in place of the ARN.
@@ -304,17 +304,17 @@ def test_a_region_without_room_for_a_network_is_a_problem(
 ) -> None:
     healthy.vpcs = 1.0
     (line,) = examine(healthy)["network"]
-    assert (line["state"], line["what"]) == ("problem", "1 of 1 VPCs are taken in us-east-1")
-    assert "--service-code vpc --quota-code L-F678F1CE" in line["mend"]
+    assert (line["state"], line["what"]) == ("problem", "1 of 1 VPCs are in use in us-east-1")
+    assert "--service-code vpc --quota-code L-F678F1CE" in line["fix"]
 
 
-def test_a_key_that_spot_may_not_use_is_mended_by_grants(healthy: Clinic, examine: Examine) -> None:
+def test_a_key_that_spot_may_not_use_is_fixed_by_grants(healthy: Clinic, examine: Examine) -> None:
     kms = healthy.aws.client("kms")
     key = kms.create_key()["KeyMetadata"]
     lines = examine(healthy, f"kms={key['Arn']}")["key"]
     assert ["Client.InternalError" in each["what"] for each in lines] == [True, True, False]
     for each in lines[:2]:
-        words = shlex.split(each["mend"])
+        words = shlex.split(each["fix"])
         options = words[words.index("--operations") + 1 : words.index("--grantee-principal")]
         principal = words[words.index("--grantee-principal") + 1]
         kms.create_grant(KeyId=key["Arn"], GranteePrincipal=principal, Operations=options)
@@ -338,7 +338,7 @@ def test_fails_without_credentials_in_one_line(
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/dev/null")
     assert main([]) == 1
     out = capsys.readouterr().out
-    assert "Unable to locate credentials; nothing else was looked at" in out
+    assert "Unable to locate credentials; nothing else was checked" in out
     assert "$ aws configure sso && aws sso login" in out
 
 
@@ -351,7 +351,7 @@ def test_fails_without_a_network_in_one_line(
     # Nobody listens on the discard port.
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     assert main([]) == 1
-    assert "AWS cannot be reached or asked" in capsys.readouterr().out
+    assert "cannot call AWS" in capsys.readouterr().out
 
 
 def test_fails_for_a_context_that_is_none(capsys: pytest.CaptureFixture[str]) -> None:

@@ -44,7 +44,7 @@ class Scene:
             }
         )
         now = datetime.now(UTC).timestamp() + hours_later * 3600
-        return guard.answer(settings, event, now)
+        return guard.respond(settings, event, now)
 
     def write(self, name: str, document: dict[str, Any]) -> None:
         body = json.dumps(document).encode()
@@ -143,7 +143,7 @@ def test_billed_hours_are_capped(scene: Scene) -> None:
     scene.tick()
     assert scene.tick(hours_later=72.5) == {
         "action": "to-zero",
-        "reason": "72.5 hours are billed; max_hours is 72",
+        "reason": "72.5 hours billed; max_hours is 72",
     }
     assert scene.capacity() == 0
 
@@ -154,7 +154,7 @@ def test_hours_of_instances_that_ec2_forgot_are_billed(scene: Scene) -> None:
     scene.write("guard.json", {"format": 1, "stopped": 0.0, "attempts": {"i-0gone": gone}})
     assert scene.tick() == {
         "action": "to-zero",
-        "reason": "75.0 hours are billed; max_hours is 72",
+        "reason": "75.0 hours billed; max_hours is 72",
     }
 
 
@@ -235,7 +235,7 @@ def test_events_of_own_instances_are_forwarded(scene: Scene, detail_type: str) -
 def test_events_of_foreign_instances_are_not(scene: Scene) -> None:
     foreign = scene.start(tags=[{"Key": "Stack", "Value": "OtherStack"}])
     done = scene.tick(event=_event("EC2 Instance State-change Notification", foreign))
-    assert done == {"action": "none", "reason": f"{foreign} is no instance of this stack"}
+    assert done == {"action": "none", "reason": f"{foreign} is not an instance of this stack"}
     assert scene.messages() == []
 
 

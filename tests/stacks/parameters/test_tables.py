@@ -19,8 +19,9 @@ def test_the_table_says_where_each_value_comes_from(capsys: Output) -> None:
     lines = {line.split()[0]: line.split() for line in capsys.readouterr().out.splitlines()}
     assert lines["data_volume_mib_per_second"][1:4] == ["566", "by-size:", "what"]
     assert lines["run_id"][1:] == ["run-1", "cdk.json"]
-    assert lines["max_hours"][1:] == ["5", "asked", "for"]
-    assert lines["alternates"][1:4] == ["g5.8xlarge", "g5.16xlarge", "sizing/instances.csv:"]
+    assert lines["max_hours"][1:] == ["5", "requested"]
+    source = "sizing/catalogue/instances.csv:"
+    assert lines["alternates"][1:4] == ["g5.8xlarge", "g5.16xlarge", source]
 
 
 def test_the_table_can_be_read_by_programs(capsys: Output) -> None:

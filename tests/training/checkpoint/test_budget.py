@@ -47,7 +47,7 @@ def test_an_assumed_rate_refuses_nothing_but_a_notice_that_is_over() -> None:
 def test_every_figure_of_the_arithmetic_is_said() -> None:
     assert str(budget(101.2, 14.0, 3.0)) == (
         "4460.0 MB: 0.80 s to the boundary, then 0.40 s to save + 13.60 s to upload (measured) + "
-        "2.0 s in reserve, 101.2 s left; a save under way needs 3.00 s more"
+        "2.0 s in reserve, 101.2 s left; a save in progress needs 3.00 s more"
     )
 
 

@@ -257,9 +257,9 @@ def test_nothing_with_a_nan_is_published(scene: Scene) -> None:
     scene.weights[5] = float("nan")
     scene.checkpointer.save_async(scene.request(2, live=capture))
     assert scene.checkpointer.wait(120)
-    with pytest.raises(RunFailedError, match="step 2: w holds a NaN; nothing was published"):
+    with pytest.raises(RunFailedError, match="step 2: w contains a NaN; nothing was published"):
         scene.checkpointer.poll()
-    with pytest.raises(RunFailedError, match="w holds a NaN"):
+    with pytest.raises(RunFailedError, match="w contains a NaN"):
         scene.checkpointer.save(scene.request(2, "stage-end", capture))
     assert scene.committed() == [(1, 1.0)]
 

@@ -1,4 +1,4 @@
-"""What is damaged in a run's store is named and gone around; nothing else of the run is lost."""
+"""Damage in a store is named and bypassed; nothing else of the run is lost."""
 
 import json
 import random
@@ -10,7 +10,7 @@ import pytest
 from tests.training.damage import flip
 from tests.training.hooks import interrupt_at
 from tests.training.runs import Run, assert_equal
-from training.checkpoint.read import newest_that_holds
+from training.checkpoint.read import newest_valid
 from training.record.checkpoint_entry import CheckpointEntry
 
 
@@ -37,7 +37,7 @@ def test_a_flipped_bit_in_any_file_of_a_checkpoint_costs_the_steps_since_the_one
     flip(file_of(run, newest, name), -1)
     assert run.attempt() == 0
     resumed = run.events("resumed")[-1]
-    why = f"{name} does not match its sha256"
+    why = f"{name} does not match its SHA-256"
     assert resumed["passed_over"] == [{"name": newest.name, "why": why}]
     assert resumed["checkpoint"] == older.name
     assert_equal(run, whole)
@@ -53,11 +53,11 @@ def test_no_bit_of_a_checkpoint_can_be_flipped_unseen(run: Run) -> None:
         header = range(0, min(400, len(good)), 7)  # sizes, names, shapes, offsets
         for byte in [*header, *(rng.randrange(len(good)) for _ in range(40)), len(good) - 1]:
             flip(path, byte, rng.randrange(8))
-            loaded, passed_over = newest_that_holds(run.store, [newest])
+            loaded, passed_over = newest_valid(run.store, [newest])
             assert loaded is None, (file.name, byte)
             assert passed_over[0][0] == newest.name
             path.write_bytes(good)
-    assert newest_that_holds(run.store, [newest])[0] is not None
+    assert newest_valid(run.store, [newest])[0] is not None
 
 
 def test_a_damaged_stage_end_falls_back_to_an_older_state_of_its_stage(
@@ -72,7 +72,7 @@ def test_a_damaged_stage_end_falls_back_to_an_older_state_of_its_stage(
     assert resumed["checkpoint"] == before.name
     passed_over = {entry["name"]: entry["why"] for entry in resumed["passed_over"]}
     assert set(passed_over) == {end.name, after.name}
-    assert "model.safetensors does not match its sha256" in passed_over[end.name]
+    assert "model.safetensors does not match its SHA-256" in passed_over[end.name]
     assert passed_over[after.name].startswith("the end of stage 'first'")
     assert passed_over[after.name].endswith("and its stage began there")
     assert_equal(run, whole)
@@ -110,7 +110,7 @@ def test_what_was_damaged_on_its_way_is_read_again(
 
     monkeypatch.setattr(FolderStore, "read_into", read_badly)
     assert run.attempt() == 0
-    assert "state.json does not match its sha256; reading it again" in capsys.readouterr().out
+    assert "state.json does not match its SHA-256; reading it again" in capsys.readouterr().out
     assert run.events("resumed")[-1]["passed_over"] == []
     assert_equal(run, whole)
 
@@ -128,8 +128,8 @@ def test_fails_for_a_torn_json_in_one_sentence_and_goes_on_once_it_is_put_back(
     capsys.readouterr()
     assert run.attempt() == 2
     error = capsys.readouterr().err.strip()
-    assert error.startswith(f"error: {path} is torn or was edited (")
-    assert error.endswith("put its last good version back, the checkpoints are as they were")
+    assert error.startswith(f"error: {path} is damaged or was edited (")
+    assert error.endswith("restore its last good version, the checkpoints are unaffected")
     assert len(error.splitlines()) == 1
     assert snapshot_of(run) == before
     path.write_bytes(good)
@@ -146,7 +146,7 @@ def test_fails_without_a_head_where_checkpoints_are_and_sweeps_nothing(
     path.unlink()
     before = snapshot_of(run)
     assert run.attempt() == 2
-    assert "has checkpoints and no head.json; put its last version back" in capsys.readouterr().err
+    assert "has checkpoints but no head.json; restore its last version" in capsys.readouterr().err
     assert snapshot_of(run) == before
     path.write_bytes(good)
     assert run.attempt() == 0
@@ -185,7 +185,7 @@ def test_fails_for_a_newer_format_and_says_which_bundle_reads_it(
     before = snapshot_of(run)
     assert run.attempt() == 2
     assert (
-        "head.json has format 99, and this version knows 1 to 2; "
+        "head.json has format 99, but this version knows 1 to 2; "
         "run the bundle that config.json names"
     ) in capsys.readouterr().err
     assert snapshot_of(run) == before

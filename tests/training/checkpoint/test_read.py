@@ -8,16 +8,16 @@ import torch
 from torch import nn
 
 from training.checkpoint.export import weights_sha256
-from training.checkpoint.read import (
-    DamagedCheckpointError,
+from training.checkpoint.read import DamagedCheckpointError, newest_valid, read_checkpoint
+from training.checkpoint.state import (
+    LiveState,
     checkpoint_name,
     find_nan,
-    newest_that_holds,
-    read_checkpoint,
+    flatten_state,
+    state_file,
+    unflatten_state,
 )
-from training.checkpoint.state import LiveState, state_file
 from training.checkpoint.transfer import Progress, send
-from training.engine.trees import put_together, take_apart
 from training.record.checkpoint_entry import CheckpointEntry
 from training.store.folder import FolderStore
 from training.store.open import open_store
@@ -53,15 +53,15 @@ def test_an_optimizer_comes_back_exactly(kind: Any) -> None:
         optimizer.step()
     tensors: dict[str, torch.Tensor] = {}
     state = optimizer.state_dict()
-    back = put_together(take_apart(state, tensors), tensors)
+    back = unflatten_state(flatten_state(state, tensors), tensors)
     assert back["param_groups"] == state["param_groups"]
     assert back["state"].keys() == state["state"].keys()
     kind(groups, lr=0.5).load_state_dict(back)
 
 
 def test_fails_for_a_state_that_json_cannot_hold() -> None:
-    with pytest.raises(TypeError, match="/hook: a function cannot be kept"):
-        take_apart({"hook": lambda: None}, {})
+    with pytest.raises(TypeError, match="/hook: a function cannot be stored"):
+        flatten_state({"hook": lambda: None}, {})
 
 
 def test_a_checkpoint_is_read_as_it_was_written(store_uri: str) -> None:
@@ -87,14 +87,14 @@ def test_the_newest_that_holds_is_used_and_the_others_are_named(tmp_path: Path) 
     (root / entries[3].name / "model.safetensors").unlink()
     state = root / entries[2].name / "state.json"
     state.write_bytes(state.read_bytes()[:-1])
-    loaded, passed_over = newest_that_holds(store, entries)
+    loaded, passed_over = newest_valid(store, entries)
     assert loaded is not None
     assert loaded.entry == entries[1]
     assert passed_over == (
         (entries[3].name, "model.safetensors is missing"),
         (entries[2].name, "state.json has 10 bytes instead of 11"),
     )
-    assert newest_that_holds(store, entries[2:])[0] is None
+    assert newest_valid(store, entries[2:])[0] is None
     with pytest.raises(DamagedCheckpointError):
         read_checkpoint(store, entries[3])
 

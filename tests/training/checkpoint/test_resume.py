@@ -152,7 +152,7 @@ def test_a_corrupt_newest_checkpoint_is_passed_over_and_named(
     flip(Path(run.uri) / "checkpoints" / newest.name / "model.safetensors", -1)
     capsys.readouterr()
     assert run.attempt() == 0
-    said = f"passed over checkpoint {newest.name}: model.safetensors does not match its sha256"
+    said = f"passed over checkpoint {newest.name}: model.safetensors does not match its SHA-256"
     assert said in capsys.readouterr().out
     resumed = run.events("resumed")[-1]
     assert resumed["checkpoint"] == older.name

@@ -19,9 +19,8 @@ from training.checkpoint.policy import CheckpointPolicy
 from training.checkpoint.read import DamagedCheckpointError, read_checkpoint, read_state
 from training.checkpoint.schedule import Schedule
 from training.checkpoint.sharded import ShardedSnapshot, slices_of
-from training.checkpoint.state import LiveState
+from training.checkpoint.state import LiveState, flatten_state, unflatten_state
 from training.engine.learner import create_optimizer_state
-from training.engine.trees import put_together, take_apart
 from training.errors import RunFailedError
 from training.interruption.supervisor import Supervisor
 from training.ranks.context import AttemptContext
@@ -152,7 +151,7 @@ def write_with_a_nan(world: World, root: Path) -> None:
         tensors["rows"]._local_tensor[0, 0] = float("nan")  # type: ignore[attr-defined]
     policy = policy_of(context, LiveState(tensors={"model": tensors}, state={}))
     if world.leads:
-        with pytest.raises(RunFailedError, match=r"rank 1: .+rows holds a NaN"):
+        with pytest.raises(RunFailedError, match=r"rank 1: .+rows contains a NaN"):
             policy.save_stage_end(POSITION)
         os._exit(0)
     with pytest.raises(RuntimeError):
@@ -189,7 +188,7 @@ def fsdp_goes_on_exactly(world: World, root: Path) -> None:
     model, optimizer = make_learner(1)
     train(model, optimizer, 3)
     tensors: dict[str, Tensor] = {}
-    skeleton = take_apart(optimizer.state_dict(), tensors)
+    skeleton = flatten_state(optimizer.state_dict(), tensors)
     capture = LiveState(
         tensors={"model": model.state_dict(), "optimizer": tensors}, state={"optimizer": skeleton}
     )
@@ -199,10 +198,10 @@ def fsdp_goes_on_exactly(world: World, root: Path) -> None:
     other, other_optimizer = make_learner(2)
     create_optimizer_state(other_optimizer)
     targets: dict[str, Tensor] = {}
-    take_apart(other_optimizer.state_dict(), targets)
+    flatten_state(other_optimizer.state_dict(), targets)
     snapshot = newest(root, world)
     snapshot.fill({"model": other.state_dict(), "optimizer": targets})
-    other_optimizer.load_state_dict(put_together(snapshot.state["optimizer"], targets))
+    other_optimizer.load_state_dict(unflatten_state(snapshot.state["optimizer"], targets))
     train(other, other_optimizer, 2)
     pairs = zip(model.parameters(), other.parameters(), strict=True)
     assert all(torch.equal(a._local_tensor, b._local_tensor) for a, b in pairs)  # type: ignore[attr-defined]

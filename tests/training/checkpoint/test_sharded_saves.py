@@ -28,7 +28,7 @@ def run(sharded_run: Run) -> Run:
 def at_upload(
     monkeypatch: pytest.MonkeyPatch, step: int, name: str, act: Callable[[str], None]
 ) -> None:
-    """Act, in the process that does it, when a file of a save of this step is begun."""
+    """Act in the saving process when it starts a file of a save of this step."""
     upload = FolderStore.upload
 
     def acting(self: FolderStore, key: str, *arguments: Any) -> Upload:
@@ -134,5 +134,5 @@ def test_a_damaged_share_is_passed_over_by_all_ranks(run: Run, sharded: Run) -> 
     assert run.attempt_with_ranks(2) == [0, 0]
     (passed_over,) = run.events("resumed")[-1]["passed_over"]
     assert passed_over["name"] == newest.name
-    assert "optimizer.rank-0001.safetensors does not match its sha256" in passed_over["why"]
+    assert "optimizer.rank-0001.safetensors does not match its SHA-256" in passed_over["why"]
     assert_equal(run, sharded)

@@ -1,4 +1,4 @@
-"""Checkpoints that several ranks have written are read by every command, and begin other runs."""
+"""Checkpoints written by several ranks are read by every command, and can start other runs."""
 
 import json
 from collections.abc import Callable
@@ -59,7 +59,7 @@ def test_another_run_begins_with_its_weights(
     run = new_run(str(tmp_path / "tuned" / "run-1"))
     run.options = OPTIONS
     assert run.attempt_with_ranks(2, f"--init-from={sharded.uri}") == [0, 0]
-    assert "[second] begins with the weights of" in capfd.readouterr().out
+    assert "[second] starts with the weights of" in capfd.readouterr().out
     assert run.json("config.json")["origin"]["weights_sha256"] == sharded.head.weights_sha256
 
 

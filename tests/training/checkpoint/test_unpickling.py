@@ -55,7 +55,7 @@ def callers() -> set[str]:
 
 
 def code_where_unpickling_raises(arguments: Sequence[str]) -> int | None:
-    """The exit code of a command in a process of its own where nothing can be unpickled."""
+    """The exit code of a command in a separate process where nothing can be unpickled."""
 
     def act() -> None:
         refuse_unpickling()

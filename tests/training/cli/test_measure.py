@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.training.apart import apart, command
+from tests.training.forked import command, in_fork
 from tests.training.runs import WORKLOAD
 from training.cli.measure import DEFAULT_OUT, difference, measured
 from training.workloads import WORKLOADS
@@ -18,7 +18,7 @@ FILE = ROOT / DEFAULT_OUT
 @pytest.mark.parametrize("name", sorted(WORKLOADS))
 def test_the_committed_footprints_are_what_the_stages_need(name: str) -> None:
     """The laptop recipes here, all of them with the marker slow."""
-    assert difference(FILE, apart(lambda: list(measured(name, "laptop", {})))) is None
+    assert difference(FILE, in_fork(lambda: list(measured(name, "laptop", {})))) is None
 
 
 @pytest.mark.slow
@@ -80,7 +80,7 @@ def test_fails_when_the_file_says_something_else(tmp_path: Path) -> None:
     [
         (["--recipe=laptop"], "--recipe needs --workload"),
         (["--override=width=9"], "--override needs --workload and --recipe"),
-        ([f"--workload={WORKLOAD}", "--recipe=long"], "do not say how many samples recipe 'long'"),
+        ([f"--workload={WORKLOAD}", "--recipe=long"], "its `nominal_samples` lack recipe 'long'"),
         (["--workload=trajectory", "--recipe=laptop", "--override=wide=9"], "no field 'wide'"),
     ],
 )

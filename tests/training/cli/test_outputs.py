@@ -24,9 +24,9 @@ def test_fails_below_a_file(
     assert main(_arguments(command, whole, file / "below")) == 2
     said = capsys.readouterr().err
     if command in ("export", "report", "predict"):
-        says = f"{file} is a file, so nothing can be written below it; give a folder"
+        says = f"{file} is a file; give a folder"
     else:
-        says = f"nothing can be written to {file / 'below'}: Not a directory; give another place"
+        says = f"cannot write to {file / 'below'}: Not a directory; give another path"
     assert said == f"error: {says}\n"
     assert file.read_text() == "precious"
 
@@ -55,7 +55,7 @@ def test_fails_for_a_run_that_could_not_write_beside_itself(
     run = [f"--run-uri={tmp_path / 'run'}", f"--dataset-uri={whole.dataset}"]
     place = file / "below" / "it"
     assert main(["run", f"--workload={WORKLOAD}", "--recipe=quick", *run, f"{option}={place}"]) == 2
-    assert "Not a directory; give another place" in capsys.readouterr().err
+    assert "Not a directory; give another path" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 
 

@@ -24,7 +24,7 @@ from training.record.lease import acquire
 
 
 def fork_into_the_middle(run: Run) -> BaseProcess:
-    """Start a slow attempt in a process of its own and wait for its first commit."""
+    """Start a slow attempt in a separate process and wait for its first commit."""
     run.options = ["--override=step_seconds=0.02"]
     process = run.fork("--lease-ttl-seconds=60")
     deadline = time.monotonic() + 120
@@ -253,10 +253,10 @@ def test_fails_for_a_dataset_that_is_not_whole(
     shutil.copytree(dataset, folder, dirs_exist_ok=True)
     (folder / "notes" / "about.txt").write_text("short")
     assert run.attempt() == 2
-    assert "about.txt has 5 bytes and 8 in the manifest" in capsys.readouterr().err
+    assert "about.txt has 5 bytes, not 8 as in the manifest" in capsys.readouterr().err
     (folder / "notes" / "about.txt").unlink()
     assert run.attempt() == 2
-    assert "lacks notes/about.txt; sync it again" in capsys.readouterr().err
+    assert "about.txt is missing; sync the dataset again" in capsys.readouterr().err
     (folder / "manifest.json").unlink()
     assert run.attempt() == 2
     assert "has no manifest.json" in capsys.readouterr().err

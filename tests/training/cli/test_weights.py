@@ -95,7 +95,7 @@ def test_weights_come_from_a_file_too(whole: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["evaluate", "--stage=third"], "has no Train stage 'third'; it has first, second"),
+        (["evaluate", "--stage=third"], "has no Train stage 'third'; give one of first, second"),
         (["evaluate", "--stage=first"], "do not fit the model of stage 'first': 0.weight is 8x6"),
         (["evaluate", "--checkpoint=99"], "has no checkpoint '99'; give one of: newest, "),
         (["evaluate", "--run-uri=no/such/run"], "there is no run at"),
@@ -129,10 +129,10 @@ def test_fails_for_a_run_that_has_not_finished(
 def test_fails_for_a_file_that_holds_no_weights(tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
     path.write_bytes(b"not at all")
-    with pytest.raises(UserError, match="is no safetensors file"):
+    with pytest.raises(UserError, match="is not a safetensors file"):
         read_weights(str(path))
     with pytest.raises(UserError, match="there is no file"):
         read_weights(str(tmp_path / "y.safetensors"))
     save_file({}, path)
-    with pytest.raises(UserError, match="is a file and has no checkpoints"):
+    with pytest.raises(UserError, match="is a file, without checkpoints"):
         read_weights(str(path), "newest")

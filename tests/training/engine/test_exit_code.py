@@ -14,4 +14,4 @@ def test_a_command_that_is_stopped_by_hand_says_so(capsys: pytest.CaptureFixture
 
     assert exit_code_of(wait) == 130
     said = capsys.readouterr().err
-    assert said == "error: stopped by Ctrl-C before it was done; call it again\n"
+    assert said == "error: stopped by Ctrl-C before it finished; run it again\n"

@@ -58,7 +58,7 @@ def test_batches_depend_neither_on_workers_nor_on_where_the_loader_begins() -> N
         torch.set_num_threads(1)
     assert [x for x, _ in alone] == [x for x, _ in shared]
     assert [x for x, _ in alone[4:]] == [x for x, _ in late]
-    assert len({float(x) for x, _ in alone}) == 10, "each epoch is augmented anew"
+    assert len({float(x) for x, _ in alone}) == 10, "each epoch is augmented differently"
     assert {pid for _, pid in alone} == {os.getpid()}
     assert len({pid for _, pid in shared}) == 2
 

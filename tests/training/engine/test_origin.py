@@ -1,4 +1,4 @@
-"""Runs that begin from others: from weights, and from a whole end that goes on."""
+"""Runs that start from others: from weights, and from the final state of an extended run."""
 
 import signal
 from collections.abc import Callable
@@ -37,7 +37,7 @@ def test_an_extended_run_equals_one_that_was_longer_from_the_beginning(
     before = steady.store.sizes("")
     assert ours.attempt() == 75
     tiny.HOOKS.clear()
-    # A replacement machine need not be told: config.json says what the run began from.
+    # A replacement machine needs no options: config.json has the origin of the run.
     ours.options = [CONSTANT]
     assert ours.attempt() == 0
     longer = Run(dataset=dataset, uri=str(tmp_path / "longer"), scratch=tmp_path)
@@ -101,14 +101,17 @@ def test_fails_when_the_weights_have_changed_since(
     save_file(tensors, path, metadata={"stage": "second"})
     ours.options = []
     assert ours.attempt() == 1
-    assert "are no longer those that this run was begun with" in capsys.readouterr().err
+    assert "are not those that this run started with" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("options", "says"),
     [
         (["--extend-to=5epochs"], "--extend-to needs --init-from"),
-        (["--init-from={whole}", "--extend-to=3epochs"], "has trained stage 'second' for 3 epochs"),
+        (
+            ["--init-from={whole}", "--extend-to=3epochs"],
+            "has already trained stage 'second' for 3 epochs",
+        ),
         (["--init-from={whole}", "--extend-to=forever"], "write 8epochs or 4000steps"),
         (["--init-from={whole}", "--extend-to=5epochs", CONSTANT], "with the overrides (none)"),
         (["--init-from=no/such/run"], "there is no run at"),

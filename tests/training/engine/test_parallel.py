@@ -19,7 +19,7 @@ STAGE = TinyTrain(config=TinyConfig(sharding="full"), name="first", width=4)
 
 
 class Blocks:
-    """The stage, with blocks of its model as told."""
+    """The stage, with the given blocks of its model."""
 
     def __init__(self, choose: Callable[[Any], Sequence[nn.Module]]) -> None:
         self._choose = choose
@@ -51,12 +51,12 @@ def refuse(model: nn.Module, choose: Callable[[Any], Sequence[nn.Module]], words
 
 
 def test_fails_where_a_block_is_no_part_of_the_model(tmp_path: Path) -> None:
-    words = "`sharded_modules` gave a Linear that is no part of its model"
+    words = "`sharded_modules` gave a Linear that is not part of its model"
     on_ranks(2, tmp_path, refuse(Tied(), lambda m: [nn.Linear(4, 4)], words))
 
 
 def test_fails_where_blocks_would_tear_a_shared_parameter_apart(tmp_path: Path) -> None:
-    words = "a parameter that several modules share would be torn apart"
+    words = "sharding would split a parameter that several modules share"
     on_ranks(2, tmp_path, refuse(Tied(), lambda m: [m.first], words))
 
 

@@ -1,4 +1,4 @@
-"""A stage's wrong answer is refused in a sentence that names the method and what it should give."""
+"""A wrong result of a stage is refused in a sentence with the method and what it should return."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, cast
@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from training.cli.main import main
-from training.engine import stage_checks as answers
+from training.engine import stage_checks
 from training.errors import UserError
 from training.workload import Loss, Partial, Samples, Start, Train
 
@@ -43,40 +43,57 @@ def sgd(*modules: nn.Module) -> torch.optim.Optimizer:
 @pytest.mark.parametrize(
     ("act", "says"),
     [
-        (lambda: answers.checked_loss(STAGE, SCALAR), "loss gave a tensor of shape ()"),
+        (lambda: stage_checks.checked_loss(STAGE, SCALAR), "loss returned a tensor of shape ()"),
         (
-            lambda: answers.checked_loss(STAGE, Loss(total=torch.ones(4, requires_grad=True))),
-            "a total that is a tensor of shape (4,) with requires_grad=True; give a differentiable",
+            lambda: stage_checks.checked_loss(STAGE, Loss(total=torch.ones(4, requires_grad=True))),
+            "a tensor of shape (4,) with requires_grad=True; return a differentiable",
         ),
         (
-            lambda: answers.checked_loss(STAGE, Loss(total=torch.ones(()))),
-            "with requires_grad=False; give a differentiable scalar",
+            lambda: stage_checks.checked_loss(STAGE, Loss(total=torch.ones(()))),
+            "with requires_grad=False; return a differentiable scalar",
         ),
         (
-            lambda: answers.checked_loss(STAGE, Loss(total=SCALAR, mean=cast(Any, 0.5))),
-            "loss gave a mean that is a float; give a scalar",
+            lambda: stage_checks.checked_loss(STAGE, Loss(total=SCALAR, mean=cast(Any, 0.5))),
+            "loss returned as mean a float; return a scalar",
         ),
         (
-            lambda: answers.checked_loss(STAGE, Loss(total=SCALAR, metrics=cast(Any, {"a": 0.5}))),
-            "the loss's metric 'a' is a float; give a pair (sum, count)",
+            lambda: stage_checks.checked_loss(
+                STAGE, Loss(total=SCALAR, metrics=cast(Any, {"a": 0.5}))
+            ),
+            "the loss's metric 'a' is a float; return a pair (sum, count)",
         ),
-        (lambda: answers.checked_weight(STAGE, SCALAR, 0), "weight gave a tensor of shape ()"),
-        (lambda: answers.checked_weight(STAGE, 0.0, 4), "step 5 together have the weight 0.0"),
-        (lambda: answers.checked_start(STAGE, None), "start gave None; give training.workload.St"),
-        (lambda: answers.checked_optimizer(STAGE, None, MODEL), "optimizer gave None; give a to"),
         (
-            lambda: answers.checked_optimizer(STAGE, sgd(MODEL, nn.Linear(1, 1)), MODEL),
+            lambda: stage_checks.checked_weight(STAGE, SCALAR, 0),
+            "weight returned a tensor of shape ()",
+        ),
+        (lambda: stage_checks.checked_weight(STAGE, 0.0, 4), "step 5 have the total weight 0.0"),
+        (
+            lambda: stage_checks.checked_start(STAGE, None),
+            "start returned None; return training.work",
+        ),
+        (
+            lambda: stage_checks.checked_optimizer(STAGE, None, MODEL),
+            "optimizer returned None; return a to",
+        ),
+        (
+            lambda: stage_checks.checked_optimizer(STAGE, sgd(MODEL, nn.Linear(1, 1)), MODEL),
             "wrong parameters (2 of 4 are not the model's); give it those of the model",
         ),
-        (lambda: answers.checked_partial(STAGE, {}), "evaluate gave a dict; give training.work"),
-        (lambda: answers.checked_metrics(STAGE, None), "summarize gave None; give a mapping"),
         (
-            lambda: answers.checked_metrics(STAGE, {"accuracy": torch.ones(3)}),
-            "summarize gave as 'accuracy' a tensor of shape (3,)",
+            lambda: stage_checks.checked_partial(STAGE, {}),
+            "evaluate returned a dict; return training.work",
+        ),
+        (
+            lambda: stage_checks.checked_metrics(STAGE, None),
+            "summarize returned None; return a mapping",
+        ),
+        (
+            lambda: stage_checks.checked_metrics(STAGE, {"accuracy": torch.ones(3)}),
+            "summarize returned a tensor of shape (3,) with requires_grad=False as 'accuracy'",
         ),
     ],
 )
-def test_fails_for_an_answer_that_is_none(act: Callable[[], Any], says: str) -> None:
+def test_fails_for_a_wrong_result(act: Callable[[], Any], says: str) -> None:
     with pytest.raises(UserError) as error:
         act()
     assert says in str(error.value)
@@ -86,32 +103,32 @@ def test_fails_for_an_answer_that_is_none(act: Callable[[], Any], says: str) -> 
 @pytest.mark.parametrize(
     ("orders", "says"),
     [
-        ([[0, 1, 1]], "does not give each of 3 indices exactly once"),
-        ([[0, 1]], "does not give each of 3 indices exactly once"),
-        ([[0, 1, 2, 3]], "let the number of samples never change"),
-        ([[0, 1, 2], [0, 2, 1]], "gives another order each time"),
+        ([[0, 1, 1]], "does not return each of 3 indices exactly once"),
+        ([[0, 1]], "does not return each of 3 indices exactly once"),
+        ([[0, 1, 2, 3]], "never change the number of samples"),
+        ([[0, 1, 2], [0, 2, 1]], "returns another order each time"),
     ],
 )
 def test_fails_for_an_order_that_loses_samples(orders: Any, says: str) -> None:
     with pytest.raises(UserError) as error:
-        answers.checked_order(cast(Samples, Ordered(*orders)), 0, 7, twice=True)
+        stage_checks.checked_order(cast(Samples, Ordered(*orders)), 0, 7, twice=True)
     assert says in str(error.value)
 
 
-def test_right_answers_are_taken_as_they_are() -> None:
+def test_right_results_are_passed_through() -> None:
     loss, start, partial = Loss(total=SCALAR, metrics={"a": (SCALAR, 2.0)}), Start(), Partial()
-    assert answers.checked_loss(STAGE, loss) is loss
-    assert answers.checked_start(STAGE, start) is start
-    assert answers.checked_partial(STAGE, partial) is partial
-    assert answers.checked_weight(STAGE, 3, 0) == 3
-    assert answers.checked_metrics(STAGE, {"a": torch.tensor(0.5)}) == {"a": 0.5}
+    assert stage_checks.checked_loss(STAGE, loss) is loss
+    assert stage_checks.checked_start(STAGE, start) is start
+    assert stage_checks.checked_partial(STAGE, partial) is partial
+    assert stage_checks.checked_weight(STAGE, 3, 0) == 3
+    assert stage_checks.checked_metrics(STAGE, {"a": torch.tensor(0.5)}) == {"a": 0.5}
     order = torch.tensor([2, 0, 1])
-    found = answers.checked_order(cast(Samples, Ordered(order, order)), 0, 7, twice=True)
+    found = stage_checks.checked_order(cast(Samples, Ordered(order, order)), 0, 7, twice=True)
     # Numbers that JSON can hold: they are written with each step.
     assert [(index, type(index)) for index in found] == [(2, int), (0, int), (1, int)]
 
 
-def test_fails_for_a_workload_that_is_none(capsys: pytest.CaptureFixture[str]) -> None:
+def test_fails_for_an_object_that_is_no_workload(capsys: pytest.CaptureFixture[str]) -> None:
     command = ["run", "--recipe=quick", "--dataset-uri=none", "--run-uri=none"]
     assert main([*command, "--workload=tests.training.proof.check.faulty:NOTHING"]) == 2
     assert "cannot be trained: the workload has no recipes: " in capsys.readouterr().err

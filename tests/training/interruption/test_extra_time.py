@@ -1,4 +1,4 @@
-"""After the commit at a notice training goes on, and a last save comes as late as is safe."""
+"""After the commit at a notice training continues, and a last save comes as late as is safe."""
 
 import signal
 import time
@@ -19,7 +19,7 @@ from training.store.folder import FolderStore
 
 @pytest.fixture(scope="module")
 def long_whole(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """The uninterrupted run of so many epochs."""
+    """The uninterrupted run of a number of epochs."""
     root = tmp_path_factory.mktemp("long")
     run = Run(dataset=dataset, uri=str(root / "runs" / "run-1"), scratch=root / "scratch")
     run.options = LONG

@@ -112,7 +112,7 @@ def test_a_notice_in_a_long_shard_only_releases(run: Run, whole: Run) -> None:
 
 
 def test_a_notice_before_anything_is_held_ends_at_once(run: Run) -> None:
-    # The import of a workload that takes long stands for that of torch from a cold disk.
+    # A slow import of a workload stands in for importing torch from a cold disk.
     code = (
         "import sys, time, types\n"
         "class Slow:\n"
@@ -171,7 +171,7 @@ def test_a_hang_shows_the_stacks_and_ends_with_1_for_a_restart(
     process.join(120)
     assert process.exitcode == 1
     said = capfd.readouterr().err
-    assert "[failed] the trainer did not come by for" in said
+    assert "[failed] the trainer made no progress for" in said
     assert "tests/training/tiny.py" in said, "the stacks name the place"
     assert run.head.state == "released", "the next attempt need not wait for a TTL"
     tiny.HOOKS.clear()
@@ -197,7 +197,7 @@ def test_the_watchdog_pings_while_the_trainer_comes_by_and_long_work_is_no_hang(
             assert time.monotonic() < deadline
             time.sleep(0.01)
         watchdog.close()  # although nobody reads the pings any more
-    assert said[0].startswith("the trainer did not come by for")
+    assert said[0].startswith("the trainer made no progress for")
 
 
 def test_nobody_listening_for_pings_is_no_error(tmp_path: Path) -> None:

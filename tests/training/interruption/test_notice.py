@@ -126,7 +126,7 @@ def test_the_schedule_goes_up_and_down() -> None:
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"micro_batch": 3}, "no multiple of micro_batch 3"),
+        ({"micro_batch": 3}, "not a multiple of micro_batch 3"),
         ({"epochs": 0}, "epochs is 0; give at least 1"),
         ({"clip_norm": 0.0}, "clip_norm is 0.0"),
     ],

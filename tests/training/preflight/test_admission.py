@@ -82,10 +82,10 @@ def test_four_runs_that_share_mapped_data_are_accepted(tmp_path: Path) -> None:
 
 def test_fails_for_more_processes_than_the_machine_holds(tmp_path: Path) -> None:
     many = replace(need(tmp_path, reads=False), num_processes=99)
-    with pytest.raises(UserError, match=r"99 processes, each 1024 for the process .* together"):
+    with pytest.raises(UserError, match=r"99 processes, each 1024 for the process .* in total"):
         refuse_oversubscription([many], [], replace(G5_2XLARGE, gpu_mib=()))
     two = replace(many, num_processes=2)
-    with pytest.raises(UserError, match=r"--num-processes is 2, and this machine has 1 GPU"):
+    with pytest.raises(UserError, match=r"--num-processes is 2, but this machine has 1 GPU"):
         refuse_oversubscription([two], [], G5_2XLARGE)
     refuse_oversubscription([two], [], replace(G5_2XLARGE, gpu_mib=()))
 
@@ -95,16 +95,16 @@ def test_what_others_have_reserved_and_not_yet_taken_counts() -> None:
     large = ResourceRequest(run="b", data_mib=23 * 1024, loader_workers=0, threads=1)
     machine = MachineCapacity(free_host_mib=30 * 1024, vcpus=8)
     with pytest.raises(UserError, match="24576 MiB are reserved by 1 other"):
-        refuse_oversubscription([mine], [Reservation(need=large, used_mib=0)], machine)
+        refuse_oversubscription([mine], [Reservation(request=large, used_mib=0)], machine)
     # What it has taken is no longer among what is free.
-    refuse_oversubscription([mine], [Reservation(need=large, used_mib=20 * 1024)], machine)
+    refuse_oversubscription([mine], [Reservation(request=large, used_mib=20 * 1024)], machine)
 
 
 def test_fails_for_a_gpu_that_is_taken(tmp_path: Path) -> None:
     all_of_it = need(tmp_path, reads=False, gpu_mib=None)
     with pytest.raises(UserError, match=r"22888 MiB of GPU memory, 1 other run\(s\) have"):
-        refuse_oversubscription([all_of_it], [Reservation(need=all_of_it)], G5_2XLARGE)
-    with pytest.raises(UserError, match="want 25000 MiB of GPU memory"):
+        refuse_oversubscription([all_of_it], [Reservation(request=all_of_it)], G5_2XLARGE)
+    with pytest.raises(UserError, match="need 25000 MiB of GPU memory"):
         refuse_oversubscription([need(tmp_path, reads=False)] * 5, [], G5_2XLARGE)
 
 
@@ -122,7 +122,7 @@ def test_reservations_of_dead_processes_are_ignored(tmp_path: Path) -> None:
         assert time.monotonic() < deadline
         time.sleep(0.01)
     (held,) = Reservations(tmp_path).others()
-    assert held.need.run == "other"
+    assert held.request.run == "other"
     process.kill()
     process.join()
     assert len(list(tmp_path.glob("*.json"))) == 1, "SIGKILL leaves the file"
@@ -168,7 +168,7 @@ def test_a_sweep_ends_with_a_table(
     [
         (["--vary=learning_rate"], "write name=value,value"),
         (["--vary=learning_rates=1,2"], "no field 'learning_rates'"),
-        (["--vary=epochs=1,x"], "epochs='x' is no int"),
+        (["--vary=epochs=1,x"], "epochs='x' is not a valid int"),
         (["--vary=epochs=1,2", "--parallel=0"], "--parallel is 0; give at least 1"),
         (["--vary=epochs=1,2", "--parallel=100000"], "100000 run(s) need"),
     ],

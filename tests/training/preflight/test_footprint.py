@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 from torch.profiler import ProfilerActivity, profile
 
-from tests.training.apart import apart
+from tests.training.forked import in_fork
 from tests.training.runs import Run
 from tests.training.tiny import TinyConfig, TinyTrain
 from training.errors import UserError
@@ -52,7 +52,7 @@ class Linear:
 
 
 def measure(stage: Any, size: int = BATCH) -> Any:
-    return apart(lambda: measure_step(stage, TinyConfig(), size))
+    return in_fork(lambda: measure_step(stage, TinyConfig(), size))
 
 
 def test_a_matrix_needs_what_arithmetic_says() -> None:
@@ -80,7 +80,7 @@ def test_optimizer_state_is_part_of_peak_and_checkpoint() -> None:
 
 def test_gradients_stay_while_the_next_micro_batch_is_computed() -> None:
     alone, accumulated = measure(Linear()), measure(Linear(global_batch=4 * BATCH))
-    # The second gradient is made beside the first and then added to it.
+    # The second gradient exists besides the first until it is added to it.
     assert accumulated.peak_bytes - alone.peak_bytes == IN * OUT * FLOAT
 
 
@@ -96,13 +96,13 @@ def test_only_activations_grow_with_the_micro_batch() -> None:
 @pytest.mark.parametrize("size", [16, 64])
 def test_the_peak_is_what_the_allocator_sees_of_the_real_step(size: int) -> None:
     stage = stage_of_trajectory()
-    found = apart(lambda: measure_step(stage, laptop(), size))
+    found = in_fork(lambda: measure_step(stage, laptop(), size))
     assert found.peak_bytes == pytest.approx(allocated_peak(stage, size), rel=0.03)
 
 
 def test_an_evaluation_keeps_no_activations_for_backward() -> None:
     stage = stage_of_trajectory()
-    training = apart(lambda: measure_step(stage, laptop(), 64))
+    training = in_fork(lambda: measure_step(stage, laptop(), 64))
     assert measure_evaluation(stage, laptop(), 64) < training.peak_bytes
 
 

@@ -48,7 +48,7 @@ def test_a_run_that_does_not_fit_takes_the_rung_that_does(dataset: Path, tmp_pat
     uri, few = tmp_path / "run", "--override=has_all_rungs=false"
     done = run(dataset, uri, LIMIT, few)
     assert done.returncode == 0, done.stderr
-    assert "[memory] the recipe as it is: out of memory in stage 'shrink'" in done.stdout
+    assert "[memory] the recipe unchanged: out of memory in stage 'shrink'" in done.stdout
     assert "[memory] micro-batch 4: fits" in done.stdout
     record = json.loads((uri / "adaptation.json").read_text())
     assert record["rungs"] == ["micro-batch 4"]
@@ -74,13 +74,13 @@ def test_rungs_are_taken_in_order_and_stay_for_the_run(dataset: Path, tmp_path: 
     assert done.returncode == 0, done.stderr
     record = json.loads((uri / "adaptation.json").read_text())
     assert record["rungs"][:3] == ["optimizer sgd", "activations again", "micro-batch 4"]
-    # Another attempt, which has all the memory there is: what was settled is the truth.
+    # Another attempt has all the memory, but the first decision is binding.
     head = json.loads((uri / "head.json").read_text())
     head |= {"state": "released", "checkpoints": []}
     (uri / "head.json").write_text(json.dumps(head))
     again = run(dataset, uri)
     assert again.returncode == 0, again.stderr
-    assert "[memory] this run goes on with: optimizer sgd, activations again" in again.stdout
+    assert "[memory] this run continues with: optimizer sgd, activations again" in again.stdout
     assert "fits" not in again.stdout
 
 

@@ -34,7 +34,7 @@ def pair(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 def test_two_ranks_train_on_the_batches_of_one(pair: Run, whole: Run) -> None:
-    # float32 with BatchNorm. Two micro-batches sum up alike; the loss that is told is rounded.
+    # float32 with BatchNorm. Two micro-batches have the same sum; the reported loss is rounded.
     assert_close(pair, whole, 1e-5)
     assert pair.json("receipt.json")["numerics_key"]["world"] == 2
     assert len(pair.lines("step")) == len(whole.lines("step")), "rank 0 alone writes"
@@ -147,7 +147,7 @@ def test_a_lost_rank_is_named_where_a_collective_breaks_first(run: Run) -> None:
         num_processes=2,
         start_rank=ends,
     )
-    said = "rank 1 ended with 3; the next attempt resumes from the last commit"
+    said = "rank 1 exited with 3; the next attempt resumes from the last commit"
     with pytest.raises(RankLostError, match=said), _start_ranks(options, supervisor) as place:
         assert place.world_size == 2
         raise RuntimeError("Connection closed by peer")

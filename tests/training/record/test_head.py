@@ -1,4 +1,4 @@
-"""The lease: one writer at a time, whatever answers are lost and whatever clocks say."""
+"""The lease: one writer at a time, despite lost responses and wrong clocks."""
 
 import threading
 import time
@@ -100,7 +100,7 @@ def test_a_notice_ends_the_wait(tmp_path: Path) -> None:
 
 
 class Flaky:
-    """A folder whose conditional writes lose their answer, before or after the write."""
+    """A folder whose conditional writes lose their response, before or after the write."""
 
     def __init__(self, root: Path, happened: Sequence[bool]) -> None:
         self._store = FolderStore(root)
@@ -132,13 +132,13 @@ def test_fails_after_a_bounded_number_of_lost_answers(
 ) -> None:
     monkeypatch.setattr("training.record.head._BACKOFF_SECONDS", 0.001)
     store = Flaky(tmp_path, [False] * 6)
-    with pytest.raises(StoreError, match="no answer to 6 writes"):
+    with pytest.raises(StoreError, match="no response to 6 writes"):
         take(store, "i-1")  # type: ignore[arg-type]
 
 
 def test_a_precondition_failure_with_our_nonce_is_success(tmp_path: Path) -> None:
     class Twice(FolderStore):
-        """The write happens, its answer is lost below, and the repetition meets itself."""
+        """The write happens, its response is lost, and the retry finds its own write."""
 
         def put_if(self, key: str, data: bytes, etag: str | None) -> str:
             super().put_if(key, data, etag)

@@ -36,7 +36,7 @@ def test_a_line_is_written_while_others_are_on_their_way(tmp_path: Path) -> None
     metrics.write("step", step=1)
     flushing = threading.Thread(target=metrics.flush)
     flushing.start()
-    metrics.write("step", step=2)  # hangs here if the flush holds it up
+    metrics.write("step", step=2)  # hangs here if the flush blocks it
     assert flushing.is_alive()
     store.gate.set()
     flushing.join(120)
@@ -70,7 +70,7 @@ def test_fails_at_the_flush_of_a_line_that_could_not_be_sent_and_sends_it_again(
     store.gate.set()
     metrics = Metrics(store, 1, "n", None)
     for step in range(3):
-        metrics.write("step", step=step)  # whoever trains does not hear of it
+        metrics.write("step", step=step)  # training does not notice
     with pytest.raises(StoreError, match="no answer"):
         metrics.flush()
     metrics.write("step", step=3)

@@ -18,7 +18,7 @@ from training.store.folder import FolderStore
 
 
 def start(run: Run) -> BaseProcess:
-    """An attempt that writes no heartbeat: one that is stopped with the folder's lock holds all."""
+    """An attempt without heartbeat: one suspended with the folder lock would block everything."""
     return run.fork("--lease-ttl-seconds=600")
 
 

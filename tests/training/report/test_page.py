@@ -17,7 +17,7 @@ from training.report.charts import Curve, TimelineBar, draw_bars, draw_curves
 
 @pytest.fixture
 def interrupted(run: Run) -> Run:
-    """Killed in step 11 (so steps are repeated), told in step 17, then finished."""
+    """Killed in step 11 (so steps are repeated), given a notice in step 17, then finished."""
 
     def kill(step: int) -> None:
         if step == 10:
@@ -78,7 +78,7 @@ def test_the_report_command_counts_dollars(
     command = ["report", f"--run-uri={interrupted.uri}", f"--out={out}"]
     assert main([*command, "--usd-per-hour=3600"]) == 0
     said = capsys.readouterr().out
-    assert "dollars at the 3600 dollars per hour that were given" in said
+    assert "dollars at the given 3600 dollars per hour" in said
     assert "dollars)" in out.read_text()
     assert main([*command, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)

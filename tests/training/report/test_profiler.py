@@ -1,4 +1,4 @@
-"""A trace of some steps lies in the run, which is otherwise as without it; what people read."""
+"""A trace of some steps is stored in the run and changes nothing else; texts for people."""
 
 import gzip
 import json
@@ -28,7 +28,7 @@ def test_a_trace_of_some_steps_is_kept_and_changes_nothing(
     assert run.head.weights_sha256 == whole.head.weights_sha256
     page = run.store.get("report.html")
     assert page is not None
-    assert b"at the 1.21 dollars per hour that were given" in page.data
+    assert b"at the given 1.21 dollars per hour" in page.data
 
 
 def test_a_run_that_is_shorter_keeps_what_there_was(run: Run) -> None:

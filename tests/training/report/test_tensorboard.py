@@ -1,4 +1,4 @@
-"""TensorBoard beside a run: what it shows is the lineage, and it ends with the run."""
+"""TensorBoard of a live run: it shows the lineage, and stops with the run."""
 
 import re
 import signal
@@ -44,7 +44,7 @@ def wait_for(is_so: Callable[[], bool]) -> None:
 
 @pytest.fixture
 def follow(run: Run, tmp_path: Path) -> Iterator[Callable[[Run], "subprocess.Popen[str]"]]:
-    """Start `tensorboard --follow` in a process of its own."""
+    """Start `tensorboard --follow` in a separate process."""
     processes = []
 
     def start(run: Run) -> "subprocess.Popen[str]":
@@ -110,7 +110,7 @@ def test_ctrl_c_ends_the_following_and_not_the_run(
     follower.send_signal(signal.SIGINT)
     assert follower.wait(120) == 0
     assert follower.stdout is not None
-    assert "[tensorboard] stopped; the run goes on" in follower.stdout.read()
+    assert "[tensorboard] stopped; the run continues" in follower.stdout.read()
     assert process.is_alive()
     process.kill()
     process.join()

@@ -54,7 +54,7 @@ def test_fails_to_sync_what_was_uploaded_wrong(
         sync_dataset(store, tmp_path / "out", silent)
     assert not (tmp_path / "out" / "manifest.json").exists()
     store.delete_below("notes/")
-    with pytest.raises(UserError, match=r"lacks notes/about\.txt"):
+    with pytest.raises(UserError, match=r"notes/about\.txt"):
         sync_dataset(store, tmp_path / "again", silent)
 
 

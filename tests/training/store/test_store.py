@@ -139,7 +139,7 @@ def test_a_folder_write_that_breaks_leaves_the_old_content(
 
 
 def _answers(store: S3Store, answers: list[Callable[[], Any]]) -> None:
-    """Let the next conditional writes end as `answers` say, before S3 is asked."""
+    """Let the next conditional writes end as `answers` do, before they reach S3."""
     real = store._once.put_object
 
     def put_object(**arguments: Any) -> Any:
@@ -369,6 +369,6 @@ def test_fails_when_a_stopped_process_holds_the_folder_s_lock(
     monkeypatch.setattr("training.store.folder._LOCK_SECONDS", 0.1)
     with (tmp_path / ".lock").open("wb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(StoreError, match=r"\.lock is held by a process that does not let go"):
+        with pytest.raises(StoreError, match=r"\.lock was locked by another process"):
             FolderStore(tmp_path).put_if("head.json", b"x", None)
     FolderStore(tmp_path).put_if("head.json", b"x", None)

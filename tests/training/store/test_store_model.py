@@ -26,7 +26,7 @@ from training.store.protocol import PreconditionFailedError, Store, create
 KEYS = st.sampled_from(["head.json", "a/one", "a/two", "a/b/three", "ab/four"])
 PREFIXES = st.sampled_from(["a/", "a/b/", "ab/", "nothing/"])
 WRITERS = st.integers(0, 1)
-# Few, so that contents come back: a tag says what stands there, and not how often it was written.
+# Few, so that contents recur: an ETag identifies the content, not how often it was written.
 CONTENTS = st.sampled_from([b"", b"x", b"y", bytes(range(256)) * 300])
 
 

@@ -217,7 +217,7 @@ def test_fails_to_open_clips_that_do_not_fit_the_labels(folder: Path, tmp_path: 
     with pytest.raises(UserError, match="has 9 bytes where 99 labels need"):
         open_dataset(tmp_path)
     (tmp_path / CLIPS_FILE).unlink()
-    with pytest.raises(UserError, match=r"lacks clips\.u8: it holds no trajectory dataset"):
+    with pytest.raises(UserError, match=r"has no clips\.u8, so it is not a trajectory dataset"):
         open_dataset(tmp_path)
     text = (folder / LABELS_FILE).read_text()
     (tmp_path / CLIPS_FILE).touch()

@@ -60,7 +60,7 @@ def test_the_contact_sheet_shows_clips_with_truth_and_answer(
     scores = evaluation.Scores.of(parts)
     assert len(captions) == len(scores["labels"]) == 11
     assert [c.true for c in captions] == [CLASSES[k] for k in scores["labels"].tolist()]
-    assert [c.said for c in captions] == [CLASSES[k] for k in scores["said"].tolist()]
+    assert [c.predicted for c in captions] == [CLASSES[k] for k in scores["predicted"].tolist()]
 
 
 def test_without_matplotlib_the_numbers_are_written_and_one_line_says_so(

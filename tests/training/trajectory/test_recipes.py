@@ -99,4 +99,4 @@ def test_forty_steps_resume_bit_for_bit(recipe: str) -> None:
     for stage in train:
         killed = [s for s in record["interruptions"] if s.startswith(f"killed at stage '{stage}'")]
         assert len(killed) == 2
-        assert all("goes on from the periodic commit" in said for said in killed)
+        assert all("resumes from the periodic commit" in text for text in killed)

@@ -115,7 +115,7 @@ def test_fails_on_an_image_without_torchvision(monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(UserError, match="ResNet-18 needs the package torchvision") as refusal:
         build_backbone("random", 0, "layer2")
-    assert "install the torchvision that goes with torch 2." in str(refusal.value)
+    assert "install the torchvision that matches torch 2." in str(refusal.value)
 
 
 def test_the_key_names_weights_preprocessing_and_data(dataset: FakeDataset) -> None:
@@ -305,7 +305,7 @@ def test_fails_to_summarize_an_evaluation_that_lacks_a_class(
 ) -> None:
     zeros = torch.zeros(20)
     names = ("confidence", "loss", "position_error", "standstill_error")
-    rows = {name: torch.full((20,), 3) for name in ("labels", "said", "clips")}
+    rows = {name: torch.full((20,), 3) for name in ("labels", "predicted", "clips")}
     part = Partial(tensors={**rows, **dict.fromkeys(names, zeros)})
     with pytest.raises(ValueError, match="lack linear, accelerating"):
         train_stage(inputs.config, "head").summarize([part], tmp_path)

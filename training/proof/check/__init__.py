@@ -1,4 +1,4 @@
 """`python -m training check NAME`: does a workload of your own resume exactly?
 
-First what is wrong with its protocol, by name; then small runs of it, interrupted and compared.
+First problems with its protocol, by name; then small runs of it, interrupted and compared.
 """

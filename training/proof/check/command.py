@@ -1,4 +1,4 @@
-"""What `check` does and says: a run alone, once more, and one interrupted everywhere."""
+"""The command `check`: an uninterrupted run, another one, and one interrupted everywhere."""
 
 import argparse
 import json
@@ -22,18 +22,18 @@ _DATASET_SEED = 0
 
 
 def check(options: argparse.Namespace) -> int:
-    """Check as the command line asks; exit code 1: it does not resume exactly."""
+    """Run the checks; exit code 1: the workload does not resume exactly."""
     began = time.monotonic()
     workload = load_workload(options.name)
-    wrong = problems(workload)
-    if wrong:
-        return _say_wrong(options, wrong)
+    found = problems(workload)
+    if found:
+        return _report_problems(options, found)
     recipe = options.recipe or min(workload.recipes)
     overrides = parse_overrides(options.override)
     config = resolve_config(workload, recipe, overrides)
     interval = parse_interval(options.checkpoint_interval)
-    _say(options, f"[ok] protocol: {describe(workload, recipe)}")
-    # torch's optimizers import it when the first one is made: 3 s that no attempt need repeat.
+    _print(options, f"[ok] protocol: {describe(workload, recipe)}")
+    # torch imports it with the first optimizer: 3 s that the forked attempts need not repeat.
     import torch
     import torch._dynamo
 
@@ -46,20 +46,22 @@ def check(options: argparse.Namespace) -> int:
         if fewest < (options.steps or 0):
             raise UserError(
                 f"stage {stage!r} has so few samples that it took {fewest} steps, not "
-                f"{options.steps}; give a greater --count, or a smaller batch with --override"
+                f"{options.steps}; give a larger --count, or a smaller batch with --override"
             )
-        _say(options, f"[ok] a run alone: {len(whole.steps)} steps")
+        _print(options, f"[ok] uninterrupted run: {len(whole.steps)} steps")
         differing = differences(runs.whole("again"), whole)
         if differing:
             return _end(options, began, "two runs without interruption differ", differing, [])
-        _say(options, "[ok] once more: the same weights, losses and sample ids")
-        ours, met = runs.interrupted("interrupted", points(workload.stages(config), options.steps))
+        _print(options, "[ok] repeated run: the same weights, losses and sample ids")
+        ours, reached = runs.interrupted(
+            "interrupted", points(workload.stages(config), options.steps)
+        )
         differing = differences(ours, whole)
-        return _end(options, began, "the interrupted run differs", differing, met)
+        return _end(options, began, "the interrupted run differs", differing, reached)
 
 
 def _fewest_steps(outcome: Outcome) -> tuple[str, int]:
-    """The Train stage that took the fewest steps, and how many."""
+    """The Train stage with the fewest steps, and their number."""
     counts = Counter(line["stage"] for line in outcome.steps.values())
     return min(counts.items(), key=lambda item: item[1])
 
@@ -76,15 +78,15 @@ def _prepare_dataset(options: argparse.Namespace, workload: Any, runs: Runs) -> 
     write_manifest(runs.dataset, workload.name, meta)
 
 
-def _say_wrong(options: argparse.Namespace, wrong: Sequence[str]) -> int:
+def _report_problems(options: argparse.Namespace, found: Sequence[str]) -> int:
     if options.json:
-        print(json.dumps({"resumes_exactly": False, "problems": list(wrong)}, indent=1))
-    for sentence in [] if options.json else wrong:
+        print(json.dumps({"resumes_exactly": False, "problems": list(found)}, indent=1))
+    for sentence in [] if options.json else found:
         print(f"[failed] {sentence}")
     return EXIT_FAILED
 
 
-def _say(options: argparse.Namespace, line: str) -> None:
+def _print(options: argparse.Namespace, line: str) -> None:
     if not options.json:
         print(line, flush=True)
 
@@ -94,25 +96,25 @@ def _end(
     began: float,
     what: str,
     differing: Sequence[str],
-    met: Sequence[InterruptionPoint],
+    reached: Sequence[InterruptionPoint],
 ) -> int:
     seconds = time.monotonic() - began
     if options.json:
         record = {
             "resumes_exactly": not differing,
             "problems": [f"{what}: {sentence}" for sentence in differing],
-            "interruptions": [str(place) for place in met],
+            "interruptions": [str(point) for point in reached],
             "seconds": round(seconds, 1),
         }
         print(json.dumps(record, indent=1))
         return EXIT_FAILED if differing else EXIT_FINISHED
-    for place in met:
-        print(f"  {place}")
+    for point in reached:
+        print(f"  {point}")
     for sentence in differing:
         print(f"[failed] {what}: {sentence}")
     if not differing:
         print(
-            f"[ok] {options.name} resumes exactly: {len(met)} interruptions, each on a new "
+            f"[ok] {options.name} resumes exactly: {len(reached)} interruptions, each on a new "
             f"machine, and the same weights, losses and sample ids ({seconds:.0f} s)"
         )
     return EXIT_FAILED if differing else EXIT_FINISHED

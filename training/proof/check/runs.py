@@ -1,6 +1,6 @@
-"""The small runs of `check`: one without interruption, one that is ended at each of some points.
+"""The small runs of `check`: one uninterrupted, and one interrupted at each of several points.
 
-Each attempt is a process of its own on a machine of its own, which has nothing but the store.
+Each attempt is a new process on a 'new machine': a folder with nothing but access to the store.
 """
 
 import os
@@ -19,7 +19,7 @@ from training.engine.exit_code import exit_code_of
 from training.engine.job import Job, RunOptions, resolve_job
 from training.errors import EXIT_FINISHED, EXIT_INTERRUPTED, UserError
 from training.interruption.supervisor import Supervisor
-from training.proof.check.small import Small
+from training.proof.check.shortened import Shortened
 from training.proof.torture.compare import Outcome, read_outcome
 from training.record.head import read_head
 from training.store.open import open_store
@@ -27,28 +27,28 @@ from training.workload import Train
 from training.workloads import load_workload
 
 _EXIT_CRASHED = 70
-# What the next attempt waits for after a kill. Nothing is lost by a short one: none is beside it.
+# The next attempt waits this long after a kill. It may be short, as no two attempts run at once.
 _LEASE_TTL_SECONDS = 2.0
-# Steps of a stage after which an attempt is told to end: the first, one in an epoch, one before an
-# evaluation, and one in the second epoch.
+# Steps of a stage after which an attempt gets a notice: the first, one within an epoch, one before
+# an evaluation, and one in the second epoch.
 _NOTICES = (0, 2, 3, 5)
-# Shares of a longer stage's steps after which an attempt is killed: it goes on from what was saved
-# on the way.
+# Shares of a longer stage's steps after which an attempt is killed: the next one resumes from a
+# periodic checkpoint.
 _KILLS = (0.45, 0.9)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InterruptionPoint:
-    """Where an attempt is ended, and how."""
+    """Where and how an attempt is interrupted."""
 
     stage: str
     kind: str  # step, evaluation or shard
     number: int
     how: Literal["interrupted", "killed"] = "interrupted"
-    resumed_from: str = ""  # of a kill, once it is known
+    resumed_from: str = ""  # after a kill, once it is known
 
     def is_reached(self, stage: str, kind: str, number: int) -> bool:
-        """Whether this place, or one behind it in the same stage, is reached."""
+        """Whether this point, or a later one of its kind in the same stage, is reached."""
         return (stage, kind) == (self.stage, self.kind) and number >= self.number
 
     def __str__(self) -> str:
@@ -58,7 +58,7 @@ class InterruptionPoint:
 
 
 def points(stages: Sequence[Any], num_steps: int | None) -> list[InterruptionPoint]:
-    """Where a run of these stages is ended, in order; `num_steps`: of each Train stage, if many."""
+    """The points, in order, at which to interrupt a run; `num_steps` adds kills to Train stages."""
     found = []
     for stage in stages:
         if not isinstance(stage, Train):
@@ -80,7 +80,7 @@ def points(stages: Sequence[Any], num_steps: int | None) -> list[InterruptionPoi
 
 
 class Runs:
-    """Small runs of one workload below a folder, each attempt in a process of its own."""
+    """Shortened runs of one workload below a folder, each attempt in a process of its own."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class Runs:
         self.dataset = folder / "dataset"
 
     def whole(self, name: str) -> Outcome:
-        """A run without any interruption."""
+        """Make an uninterrupted run."""
         code = self._attempt(name, None)
         if code != EXIT_FINISHED:
             raise UserError(f"a plain run of the workload ended with exit code {code}:{self.log}")
@@ -110,23 +110,23 @@ class Runs:
     def interrupted(
         self, name: str, points: Sequence[InterruptionPoint]
     ) -> tuple[Outcome, list[InterruptionPoint]]:
-        """A run that is ended at each place in turn, then goes to its end; the points it met."""
-        met = []
-        for place in points:
-            code = self._attempt(name, place)
+        """Make a run that is interrupted at each point in turn; return the points it reached."""
+        reached = []
+        for point in points:
+            code = self._attempt(name, point)
             if code == EXIT_FINISHED:
                 break
-            if code != (-signal.SIGKILL if place.how == "killed" else EXIT_INTERRUPTED):
-                raise UserError(f"after {place} an attempt ended with exit code {code}:{self.log}")
-            met.append(self._with_commit(name, place) if place.how == "killed" else place)
+            if code != (-signal.SIGKILL if point.how == "killed" else EXIT_INTERRUPTED):
+                raise UserError(f"{point}: the attempt ended with exit code {code}:{self.log}")
+            reached.append(self._with_commit(name, point) if point.how == "killed" else point)
         else:
             code = self._attempt(name, None)
         if code != EXIT_FINISHED:
             raise UserError(f"the last attempt ended with exit code {code}:{self.log}")
-        return self.outcome(name), met
+        return self.outcome(name), reached
 
     def outcome(self, name: str) -> Outcome:
-        """What a run left."""
+        """Read the results of a run."""
         return read_outcome(open_store(str(self._folder / name)), self._folder / "scratch")
 
     @property
@@ -136,33 +136,33 @@ class Runs:
         lines = path.read_text(errors="replace").splitlines()[-12:]
         return "".join(f"\n    {line}" for line in lines)
 
-    def _with_commit(self, name: str, place: InterruptionPoint) -> InterruptionPoint:
-        """Say which commit the next attempt finds."""
+    def _with_commit(self, name: str, point: InterruptionPoint) -> InterruptionPoint:
+        """Add the commit from which the next attempt resumes."""
         head = read_head(open_store(str(self._folder / name)))
         if head is None or not head.checkpoints:
-            return replace(place, resumed_from="nothing was committed")
+            return replace(point, resumed_from="nothing was committed")
         newest = head.checkpoints[-1]
         where = f"step {newest.step} of the run, epoch {newest.epoch}"
-        return replace(place, resumed_from=f"goes on from the {newest.kind} commit at {where}")
+        return replace(point, resumed_from=f"resumes from the {newest.kind} commit at {where}")
 
-    def _attempt(self, name: str, place: InterruptionPoint | None) -> int:
+    def _attempt(self, name: str, point: InterruptionPoint | None) -> int:
         self._num_attempts += 1
         machine = self._folder / f"machine-{self._num_attempts}"
         pid = os.fork()
         if pid == 0:
-            os._exit(self._act(name, place, machine))
+            os._exit(self._act(name, point, machine))
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         shutil.rmtree(machine, ignore_errors=True)
         return code
 
-    def _act(self, name: str, place: InterruptionPoint | None, machine: Path) -> int:
-        """In the child: a machine of its own, which has nothing yet."""
+    def _act(self, name: str, point: InterruptionPoint | None, machine: Path) -> int:
+        """Run the attempt in the child, its output in a log."""
         with ExitStack() as stack:
             log = (self._folder / f"attempt-{self._num_attempts}.log").open("w")
             stack.enter_context(redirect_stdout(log))
             stack.enter_context(redirect_stderr(log))
             try:
-                return exit_code_of(lambda: run_attempt(*self._options(name, place, machine)))
+                return exit_code_of(lambda: run_attempt(*self._options(name, point, machine)))
             except BaseException:  # the child must end here, whatever the workload raises
                 traceback.print_exc()
                 return _EXIT_CRASHED
@@ -170,14 +170,14 @@ class Runs:
                 log.flush()
 
     def _options(
-        self, name: str, place: InterruptionPoint | None, machine: Path
+        self, name: str, point: InterruptionPoint | None, machine: Path
     ) -> tuple[RunOptions, Job, Supervisor]:
         supervisor = Supervisor(budget_seconds=600.0)
 
         def reached(stage: str, kind: str, number: int) -> None:
-            if place is None or not place.is_reached(stage, kind, number):
+            if point is None or not point.is_reached(stage, kind, number):
                 return
-            if place.how == "killed":
+            if point.how == "killed":
                 os.kill(os.getpid(), signal.SIGKILL)
             supervisor.interruption.tell("notice")
 
@@ -193,5 +193,5 @@ class Runs:
             writer=f"attempt-{self._num_attempts}",
             scratch=machine,
         )
-        small = Small(load_workload(self._name), reached, self._num_steps)
-        return options, resolve_job(options, small), supervisor
+        workload = Shortened(load_workload(self._name), reached, self._num_steps)
+        return options, resolve_job(options, workload), supervisor

@@ -1,4 +1,4 @@
-"""`python -m training torture`: what is asked for, what is said while it runs, and the result."""
+"""The command `torture`: its options, progress lines and result."""
 
 import argparse
 import json
@@ -18,8 +18,8 @@ from contract.grammar import parse_interval
 from training.config import parse_overrides, resolve_config
 from training.errors import EXIT_FAILED, EXIT_FINISHED, UserError
 from training.proof.torture.plan import PHASES, SIGNALS
-from training.proof.torture.series import Series, Target, Wholes
-from training.proof.torture.tally import Tally
+from training.proof.torture.series import References, Series, Target
+from training.proof.torture.totals import Totals
 from training.store.dataset import open_dataset, write_manifest
 from training.workload import Workload
 from training.workloads import load_workload
@@ -29,13 +29,13 @@ _DATASET_SEED = 0
 
 
 def torture(options: argparse.Namespace) -> int:
-    """Run it as the command line asks; the exit code is 1 if anything differed."""
+    """Run the torture; exit code 1 if anything differed."""
     import torch
 
-    # torch's optimizers import it when the first one is made: 3 s that no attempt need repeat.
+    # torch imports it with the first optimizer: 3 s that the forked attempts need not repeat.
     import torch._dynamo
 
-    # A fork of a process with threads may find a lock held that nobody will ever release.
+    # A fork of a process with threads may inherit a lock that is never released.
     torch.set_num_threads(1)
     workload = load_workload(options.workload)
     recipes = _recipes(options, workload)
@@ -62,41 +62,41 @@ def torture(options: argparse.Namespace) -> int:
         runs_uri=options.run_uri or str(out / "runs"),
         ttl_seconds=options.lease_ttl_seconds,
         budget_seconds=options.notice_budget_seconds,
-        is_one_enough=options.exitfirst,
+        stops_at_first=options.exitfirst,
         out=out,
     )
-    tally, seconds = _go(target, options)
-    return _end(target, options, tally, seconds)
+    totals, seconds = _go(target, options)
+    return _end(target, options, totals, seconds)
 
 
-def _go(target: Target, options: argparse.Namespace) -> tuple[Tally, float]:
-    tally, wholes, began = Tally(), Wholes(), time.monotonic()
+def _go(target: Target, options: argparse.Namespace) -> tuple[Totals, float]:
+    totals, references, began = Totals(), References(), time.monotonic()
     seeds = range(options.seed, options.seed + options.seeds)
 
     def say(line: str) -> None:
-        done = f"[{tally.kills}/{options.kills} kills, {time.monotonic() - began:.0f} s]"
+        done = f"[{totals.kills}/{options.kills} kills, {time.monotonic() - began:.0f} s]"
         print(f"{done} {line}", file=sys.stderr, flush=True)
 
     for number, seed in enumerate(seeds):
         share = options.kills * (number + 1) // len(seeds) - options.kills * number // len(seeds)
         if share:
-            Series(target, seed, tally, wholes, say).go(share)
-    return tally, time.monotonic() - began
+            Series(target, seed, totals, references, say).go(share)
+    return totals, time.monotonic() - began
 
 
-def _end(target: Target, options: argparse.Namespace, tally: Tally, seconds: float) -> int:
-    is_equal = not tally.differences
+def _end(target: Target, options: argparse.Namespace, totals: Totals, seconds: float) -> int:
+    is_equal = not totals.differences
     if options.json:
-        print(json.dumps(_record(target, options, tally, seconds), indent=1))
+        print(json.dumps(_record(target, options, totals, seconds), indent=1))
     else:
-        print("\n".join([*_table(tally), *_lines(tally)]))
+        print("\n".join([*_table(totals), *_lines(totals)]))
         print(
-            f"{tally.kills} kills in {tally.runs} runs and {tally.attempts} attempts "
-            f"({tally.fresh_attempts} in fresh interpreters), {tally.faults} store faults, "
-            f"{tally.steps_repeated} of {tally.steps} steps repeated, "
-            f"{tally.checkpoints_passed_over} checkpoints passed over, {seconds:.0f} s"
+            f"{totals.kills} kills in {totals.runs} runs and {totals.attempts} attempts "
+            f"({totals.fresh_attempts} in fresh interpreters), {totals.faults} store faults, "
+            f"{totals.steps_repeated} of {totals.steps} steps repeated, "
+            f"{totals.checkpoints_passed_over} checkpoints passed over, {seconds:.0f} s"
         )
-        for line in tally.differences:
+        for line in totals.differences:
             print(f"[failed] {line}")
         if is_equal:
             print("[ok] every run equals the uninterrupted one: weights, losses, sample ids")
@@ -108,16 +108,18 @@ def _end(target: Target, options: argparse.Namespace, tally: Tally, seconds: flo
 
 
 def _record(
-    target: Target, options: argparse.Namespace, tally: Tally, seconds: float
+    target: Target, options: argparse.Namespace, totals: Totals, seconds: float
 ) -> dict[str, Any]:
     return {
-        **asdict(tally),
-        "by_kind_and_phase": _by_second(tally.by_kind_and_phase),
-        "by_kind_and_ranks": _by_second(tally.by_kind_and_ranks),
-        "runs_with": {what: dict(sorted(cards.items())) for what, cards in tally.runs_with.items()},
-        "dated_ended_by": dict(sorted(tally.dated_ended_by.items())),
-        "exit_codes": {str(code): count for code, count in sorted(tally.exit_codes.items())},
-        "is_equal": not tally.differences,
+        **asdict(totals),
+        "by_kind_and_phase": _by_second(totals.by_kind_and_phase),
+        "by_kind_and_ranks": _by_second(totals.by_kind_and_ranks),
+        "runs_with": {
+            what: dict(sorted(cards.items())) for what, cards in totals.runs_with.items()
+        },
+        "dated_ended_by": dict(sorted(totals.dated_ended_by.items())),
+        "exit_codes": {str(code): count for code, count in sorted(totals.exit_codes.items())},
+        "is_equal": not totals.differences,
         "workload": target.workload,
         "seeds": list(range(options.seed, options.seed + options.seeds)),
         "seconds": round(seconds, 1),
@@ -125,41 +127,41 @@ def _record(
 
 
 def _by_second(counts: Counter[tuple[str, str]]) -> dict[str, dict[str, int]]:
-    """As JSON can say it: by phase, or by the ranks that were signalled, then by kind."""
+    """Nest for JSON: by phase or signalled ranks, then by kind."""
     nested: dict[str, dict[str, int]] = {}
     for (kind, second), count in sorted(counts.items()):
         nested.setdefault(second, {})[kind] = count
     return nested
 
 
-def _lines(tally: Tally) -> Sequence[str]:
-    """What the runs were, and who was signalled where there were several ranks."""
+def _lines(totals: Totals) -> Sequence[str]:
+    """Lines about the runs' variants, signalled ranks and dated notices."""
     lines = [
         f"runs by {what}: {', '.join(f'{card} {n}' for card, n in sorted(cards.items()))}"
-        for what, cards in tally.runs_with.items()
+        for what, cards in totals.runs_with.items()
     ]
-    for ranks, kinds in sorted(_by_second(tally.by_kind_and_ranks).items()):
-        said = ", ".join(f"{kind} {count}" for kind, count in kinds.items())
-        lines.append(f"with several ranks, at {ranks}: {said}")
-    ends = ", ".join(f"{what} {count}" for what, count in sorted(tally.dated_ended_by.items()))
+    for ranks, kinds in sorted(_by_second(totals.by_kind_and_ranks).items()):
+        counts = ", ".join(f"{kind} {count}" for kind, count in kinds.items())
+        lines.append(f"with several ranks, at {ranks}: {counts}")
+    ends = ", ".join(f"{what} {count}" for what, count in sorted(totals.dated_ended_by.items()))
     lines.append(
-        f"notices with a time: {tally.dated_notices}, of which {tally.dated_trained_on} trained "
-        f"on, {tally.steps_gained} steps gained; ended by: {ends or 'none'}"
+        f"notices with a time: {totals.dated_notices}, of which {totals.dated_trained_on} trained "
+        f"on, {totals.steps_gained} steps gained; ended by: {ends or 'none'}"
     )
     return lines
 
 
-def _table(tally: Tally) -> Sequence[str]:
+def _table(totals: Totals) -> Sequence[str]:
     """Kills by what the attempt was doing (rows) and kind (columns)."""
     kinds = list(SIGNALS)
     known = list(PHASES)
     phases = sorted(
-        {phase for _, phase in tally.by_kind_and_phase},
+        {phase for _, phase in totals.by_kind_and_phase},
         key=lambda phase: (known.index(phase) if phase in known else -1, phase),
     )
     lines = [f"{'while':<18}" + "".join(f"{kind:>8}" for kind in kinds) + f"{'all':>8}"]
     for phase in phases:
-        counts = [tally.by_kind_and_phase[kind, phase] for kind in kinds]
+        counts = [totals.by_kind_and_phase[kind, phase] for kind in kinds]
         cells = "".join(f"{count or '':>8}" for count in counts)
         lines.append(f"{phase:<18}{cells}{sum(counts):>8}")
     return lines
@@ -173,14 +175,14 @@ def _recipes(options: argparse.Namespace, workload: Workload[Any]) -> Sequence[s
 
 
 def _num_processes(options: argparse.Namespace) -> Sequence[int]:
-    """Two ranks cost more, so they come once in three runs."""
+    """Numbers of ranks to draw from; built in: two ranks, which cost more, in a third of runs."""
     text = options.num_processes or ("1,1,2" if options.workload == BUILT_IN else "1")
     try:
         numbers = [int(number) for number in text.split(",")]
     except ValueError as error:
-        raise UserError(f"--num-processes is {text!r}; give numbers, as 1 or 1,2") from error
+        raise UserError(f"--num-processes is {text!r}; give numbers, such as 1 or 1,2") from error
     if min(numbers) < 1:
-        raise UserError(f"--num-processes is {text!r}; give numbers from 1 on")
+        raise UserError(f"--num-processes is {text!r}; give numbers of at least 1")
     return numbers
 
 
@@ -191,12 +193,12 @@ def _dataset(options: argparse.Namespace, workload: Workload[Any], folder: Path)
         return given
     folder.mkdir()
     pid = os.fork()
-    if pid == 0:  # what a generator starts (threads, pools) ends with the child
+    if pid == 0:  # threads and pools that a generator starts end with the child
         meta = workload.make_dataset(folder, options.count, _DATASET_SEED, lambda done, total: None)
         write_manifest(folder, workload.name, meta)
         sys.stdout.flush()
         os._exit(0)
     if os.waitpid(pid, 0)[1] != 0:
-        raise UserError(f"workload {workload.name!r} did not make its dataset; see above")
+        raise UserError(f"workload {workload.name!r} could not make its dataset; see above")
     assert threading.active_count() == 1
     return folder

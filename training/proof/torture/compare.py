@@ -1,4 +1,4 @@
-"""What a run left in its store, held against the uninterrupted run and against the promises."""
+"""Compares a run's results with the uninterrupted run, and its store with the promises."""
 
 import secrets
 from collections import Counter
@@ -21,13 +21,13 @@ from training.store.protocol import Store
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """A finished run. Steps and evaluations: repeated ones once, the newest generation winning."""
+    """A finished run, with each step and evaluation once: the newest generation's."""
 
     head: Head
     steps: Mapping[int, Mapping[str, Any]]
     evaluations: Mapping[int, Mapping[str, Any]]
-    num_steps_done: int  # with those that were repeated
-    num_steps_gained: int  # those after a notice that did not have to be repeated
+    num_steps_done: int  # including repeated ones
+    num_steps_gained: int  # steps after a notice that were not repeated
     passed_over: tuple[str, ...]
     tensors: Mapping[str, Tensor]
 
@@ -62,7 +62,7 @@ def read_outcome(store: Store, scratch: Path) -> Outcome:
 
 
 def sample_problems(outcome: Outcome) -> list[str]:
-    """Samples that do not come exactly once in each epoch of a stage, and missing steps."""
+    """Missing steps, and samples that occur more than once in an epoch of a stage."""
     problems = []
     if sorted(outcome.steps) != list(range(1, len(outcome.steps) + 1)):
         missing = sorted(set(range(1, max(outcome.steps, default=0))) - set(outcome.steps))
@@ -77,26 +77,33 @@ def sample_problems(outcome: Outcome) -> list[str]:
     return problems
 
 
-def differences(ours: Outcome, whole: Outcome) -> list[str]:
-    """What differs from the uninterrupted run: the first step, evaluation and tensor of each."""
-    found = [*_first_step(ours, whole), *_first_evaluation(ours, whole), *sample_problems(ours)]
-    for name in sorted(ours.tensors.keys() | whole.tensors.keys()):
-        if name not in ours.tensors or name not in whole.tensors:
+def differences(ours: Outcome, reference: Outcome) -> list[str]:
+    """Differences from the uninterrupted run: the first step, evaluation and tensor that differ."""
+    found = [
+        *_first_step(ours, reference),
+        *_first_evaluation(ours, reference),
+        *sample_problems(ours),
+    ]
+    for name in sorted(ours.tensors.keys() | reference.tensors.keys()):
+        if name not in ours.tensors or name not in reference.tensors:
             found.append(f"tensor {name!r} is only in one of the runs")
             break
-        a, b = ours.tensors[name], whole.tensors[name]
+        a, b = ours.tensors[name], reference.tensors[name]
         if a.dtype != b.dtype or not torch.equal(a, b):
             most = "" if a.shape != b.shape else f" by up to {_most(a, b):.3g}"
             found.append(f"the first tensor that differs is {name!r}{most}")
             break
-    for what, outcome in (("the torture's", ours), ("the uninterrupted", whole)):
+    for what, outcome in (("the torture's", ours), ("the uninterrupted", reference)):
         if weights_sha256(outcome.tensors) != outcome.head.weights_sha256:
             found.append(f"{what} run's final weights are not those that its head names")
     return found
 
 
 def broken_promises(store: Store, known: dict[str, bool]) -> list[str]:
-    """What must hold after every attempt: what the head names is there, whole. `known`: seen."""
+    """Violations of what must hold after every attempt: all files that the head names are intact.
+
+    `known` caches which keys are.
+    """
     head = read_head(store)
     if head is None:
         return []
@@ -106,11 +113,11 @@ def broken_promises(store: Store, known: dict[str, bool]) -> list[str]:
         for file in entry.files:
             key = checkpoint_prefix(entry.name) + file.name
             if sizes.get(key) != file.bytes:
-                broken.append(f"the head names {key} of {file.bytes} bytes; {sizes.get(key)} lie")
+                broken.append(f"the head names {key} of {file.bytes} bytes; found {sizes.get(key)}")
             elif key not in known:
                 known[key] = receive(store, key, file, lambda start, block: None)
                 if not known[key]:
-                    broken.append(f"the head names {key}, which does not match its sha256")
+                    broken.append(f"the head names {key}, which does not match its SHA-256")
     return broken
 
 
@@ -124,26 +131,26 @@ def _lines(store: Store) -> list[dict[str, Any]]:
 
 
 def _num_gained(lines: list[dict[str, Any]], steps: Mapping[int, Mapping[str, Any]]) -> int:
-    """Steps that a generation did after the boundary where it heard of its notice."""
+    """Number of steps made after the boundary where their generation noticed its notice."""
     noticed = {line["generation"]: line["step"] for line in lines if line["kind"] == "notice"}
     return sum(step > noticed.get(line["generation"], step) for step, line in steps.items())
 
 
-def _first_step(ours: Outcome, whole: Outcome) -> list[str]:
-    for step in sorted(ours.steps.keys() | whole.steps.keys()):
-        if step not in ours.steps or step not in whole.steps:
+def _first_step(ours: Outcome, reference: Outcome) -> list[str]:
+    for step in sorted(ours.steps.keys() | reference.steps.keys()):
+        if step not in ours.steps or step not in reference.steps:
             return [f"step {step} is only in one of the runs"]
         for field in ("stage", "epoch", "ids", "lr", "loss", "metrics"):
-            a, b = ours.steps[step].get(field), whole.steps[step].get(field)
+            a, b = ours.steps[step].get(field), reference.steps[step].get(field)
             if a != b:
-                stage = whole.steps[step]["stage"]
+                stage = reference.steps[step]["stage"]
                 return [f"step {step} (stage {stage!r}): {field} is {a} instead of {b}"]
     return []
 
 
-def _first_evaluation(ours: Outcome, whole: Outcome) -> list[str]:
-    for step in sorted(ours.evaluations.keys() | whole.evaluations.keys()):
-        a, b = ours.evaluations.get(step, {}), whole.evaluations.get(step, {})
+def _first_evaluation(ours: Outcome, reference: Outcome) -> list[str]:
+    for step in sorted(ours.evaluations.keys() | reference.evaluations.keys()):
+        a, b = ours.evaluations.get(step, {}), reference.evaluations.get(step, {})
         if (a.get("stage"), a.get("metrics")) != (b.get("stage"), b.get("metrics")):
             return [
                 f"evaluation after step {step}: {a.get('metrics')} instead of {b.get('metrics')}"

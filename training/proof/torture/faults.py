@@ -1,9 +1,10 @@
-"""A store that misbehaves: errors, lost and late answers, conflicts, cut bodies, a full disk.
+"""A faulty store: errors, lost and late responses, conflicts, truncated bodies, a full disk.
 
-It wraps a store of any kind and any of its methods, so that what is tested is what is shipped.
+It wraps any method of any store, so that the shipped code is what is tested.
 """
 
 import json
+import logging
 import random
 import threading
 import time
@@ -13,10 +14,11 @@ from pathlib import Path
 from typing import Any, cast
 
 from contract.keys import CONFIG, HEAD, RECEIPT
-from training.proof.torture.watch import Watch
+from training.proof.torture.injector import Injector
 from training.store.protocol import AnswerLostError, Store, StoreError, Upload
 
-# What each kind of operation can meet, with weights.
+_log = logging.getLogger(__name__)
+# Possible faults of each kind of operation, with weights.
 _CONDITIONAL = {"500": 2, "lost answer": 3, "409": 2, "late": 3, "slow": 2}
 _WRITE = {"500": 3, "lost answer": 3, "late": 1, "disk full": 2, "slow": 2}
 _PART = {"500": 3, "lost answer": 3, "disk full": 2, "slow": 2}
@@ -43,17 +45,17 @@ _FOLDERS = {
 }
 
 
-def misbehaving(store: Store, watch: Watch, rate: float, seed: int) -> Store:
-    """The store, with a share `rate` of its operations going wrong."""
-    return cast(Store, FaultyStore(store, watch, rate, seed))
+def misbehaving(store: Store, injector: Injector, rate: float, seed: int) -> Store:
+    """The store with faults in a share `rate` of its operations."""
+    return cast(Store, FaultyStore(store, injector, rate, seed))
 
 
 class FaultyStore:
-    """Passes every call on, watched, and breaks some of them."""
+    """Forwards every call, reports its phase, and injects faults into some calls."""
 
-    def __init__(self, store: Store, watch: Watch, rate: float, seed: int) -> None:
+    def __init__(self, store: Store, injector: Injector, rate: float, seed: int) -> None:
         self._store = store
-        self._watch = watch
+        self._injector = injector
         self._rate = rate
         self._rng = random.Random(seed)
         self._lock = threading.Lock()
@@ -72,19 +74,19 @@ class FaultyStore:
             phase = self._head_phase(json.loads(arguments[1]))
         else:
             phase = _phase(name, key)
-        return self.attempt(name, key, phase, act, arguments[-1] if arguments else None)
+        return self.perform(name, key, phase, act, arguments[-1] if arguments else None)
 
-    def attempt(
+    def perform(
         self, name: str, key: str, phase: str, act: Callable[[], Any], target: object = None
     ) -> Any:
-        """Act, if nothing happens; `target` is what a read fills."""
-        with self._watch.doing(phase):
+        """Act, or inject a fault; `target` is what a read fills."""
+        with self._injector.doing(phase):
             fault = self._draw(name)
             if fault is None:
                 return act()
-            self._watch.board.count_fault()
-            print(f"[fault] {fault}: {name} {key} ({phase})", flush=True)
-            return self._break(fault, name, key, act, target)
+            self._injector.status.count_fault()
+            _log.info(f"[fault] {fault}: {name} {key} ({phase})")
+            return self._inject(fault, name, key, act, target)
 
     def _draw(self, name: str) -> str | None:
         with self._lock:
@@ -93,7 +95,7 @@ class FaultyStore:
             kinds = _KINDS.get(name, _READ)
             return self._rng.choices(list(kinds), weights=list(kinds.values()))[0]
 
-    def _break(
+    def _inject(
         self, fault: str, name: str, key: str, act: Callable[[], Any], target: object
     ) -> Any:
         lost = AnswerLostError if name == "put_if" else StoreError
@@ -109,7 +111,7 @@ class FaultyStore:
             act()
             _damage(target)
             if self._rng.random() < 0.5:
-                return None  # nobody noticed: the checksum must
+                return None  # undetected here: the checksum must detect it
         raise lost(f"{key}: {fault} (injected)")
 
     def _head_phase(self, head: dict[str, Any]) -> str:
@@ -122,25 +124,25 @@ class FaultyStore:
 
 
 class FaultyUpload:
-    """An upload whose parts and whose end may fail."""
+    """An upload with faults in its parts and its end."""
 
     def __init__(self, store: FaultyStore, key: str, begin: Callable[[], Upload]) -> None:
         self._store = store
         self._key = key
         self._phase = _phase("put", key)
-        self._upload: Upload = store.attempt("put a part", key, self._phase, begin)
+        self._upload: Upload = store.perform("put a part", key, self._phase, begin)
 
     def put(self, number: int, start: int, data: memoryview, sha256: bytes) -> None:
-        """One part."""
+        """Upload one part."""
         act = partial(self._upload.put, number, start, data, sha256)
-        self._store.attempt("put a part", self._key, self._phase, act)
+        self._store.perform("put a part", self._key, self._phase, act)
 
     def finish(self) -> None:
-        """The end."""
-        self._store.attempt("finish", self._key, self._phase, self._upload.finish)
+        """Finish the upload."""
+        self._store.perform("finish", self._key, self._phase, self._upload.finish)
 
     def abort(self) -> None:
-        """Throw away what has arrived."""
+        """Discard what was uploaded."""
         self._upload.abort()
 
 
@@ -154,7 +156,7 @@ def _phase(name: str, key: str) -> str:
 
 
 def _damage(target: object) -> None:
-    """Cut a file in half, or leave the second half of a buffer as a connection that broke would."""
+    """Truncate a file, or zero the second half of a buffer, as after a broken connection."""
     if isinstance(target, Path):
         with target.open("r+b") as stream:
             stream.truncate(target.stat().st_size // 2)
@@ -164,9 +166,9 @@ def _damage(target: object) -> None:
 
 
 def _later(seconds: float, act: Callable[[], Any]) -> None:
-    """A request that was on its way all the time; whatever it meets, nobody hears of it."""
+    """Complete a delayed request; its errors reach nobody."""
     time.sleep(seconds)
     try:
         act()
     except (OSError, StoreError) as error:
-        print(f"[fault] late: {error}", flush=True)
+        _log.info(f"[fault] late: {error}")

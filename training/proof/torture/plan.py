@@ -1,7 +1,7 @@
-"""What is done to an attempt: drawn from a seed, written as JSON, read by the attempt itself.
+"""The plan of a torture: kills drawn from a seed, passed to the attempts as JSON.
 
-A kill comes at a random time, or at a named point: before or after the nth time that the attempt
-does one thing, so that windows of microseconds are hit on purpose.
+A kill comes at a random time or at a named point: before or after the nth occurrence of a phase, so
+that windows of microseconds are hit on purpose.
 """
 
 import random
@@ -10,9 +10,9 @@ from signal import Signals
 from typing import Literal, TypeAlias
 
 Side: TypeAlias = Literal["before", "after"]
-# zombie: stopped, resumed after a successor took over. rival: two attempts at once. held: a notice
-# in work that no step boundary ends in time, so that what was staged before it is committed. dated:
-# a notice that names its time, so that training goes on until the machine ends (or a little less).
+# zombie: suspended, and resumed after a successor took over. rival: two attempts at once. held: a
+# notice during work that reaches no step boundary in time, so that the staged copy is committed.
+# dated: a notice with a time, so that training continues almost until the machine ends.
 Kind: TypeAlias = Literal["kill", "term", "notice", "dated", "held", "zombie", "rival"]
 
 SIGNALS: dict[Kind, Signals] = {
@@ -24,7 +24,7 @@ SIGNALS: dict[Kind, Signals] = {
     "zombie": Signals.SIGSTOP,
     "rival": Signals.SIGKILL,
 }
-# What an attempt can be doing -> how often it does so, about, in a run of seconds.
+# The phases of an attempt -> about how often each occurs in a run of seconds.
 PHASES: dict[str, int] = {
     "take-over": 1,
     "resume": 3,
@@ -44,12 +44,12 @@ PHASES: dict[str, int] = {
     "receipt": 1,
     "finish": 1,
 }
-# What ranks above 0 do as well.
+# Phases of ranks above 0, too.
 _OF_ALL_RANKS = ("preparation", "artifact", "start of a stage", "step", "evaluation")
 _HELD_IN = ("step", "step", "step", "evaluation", "start of a stage")
-# Where much is left to train; at a random time a dated notice comes anywhere.
+# Phases with much left to train; at random times a dated notice comes in any phase.
 _DATED_IN = ("preparation", "step", "step", "step", "evaluation", "upload", "publication")
-# How often each kind is dealt, of as many kills as these are together.
+# How often each kind is drawn, out of the sum of these numbers.
 KINDS: dict[Kind, int] = {
     "kill": 9,
     "term": 3,
@@ -59,8 +59,8 @@ KINDS: dict[Kind, int] = {
     "zombie": 2,
     "rival": 2,
 }
-# Seconds of a dated notice, the shortest and how many times as long the longest is: some have time
-# for a second save and some have none. A longer workload has longer ones.
+# The shortest dated notice in seconds, and the ratio of longest to shortest: some have time for a
+# second save, some do not. A longer workload gets longer ones.
 _NOTICE_SECONDS = 0.2
 _NOTICE_SPREAD = 10.0
 _RUN_SECONDS = 3.0
@@ -69,38 +69,38 @@ _SHARE_WITH_FAULTS = 0.4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Trouble:
-    """One kill: after so many seconds, or at the nth time on one side of a phase."""
+class Kill:
+    """One kill: after some seconds, or before or after the nth occurrence of a phase."""
 
     kind: Kind
     seconds: float | None = None
     phase: str | None = None
     side: Side = "before"
     occurrence: int = 1
-    aim: int | None = 0  # the rank that is signalled; None: all of them
-    seen_by: int = 0  # the rank whose phases count
-    notice_seconds: float | None = None  # how far ahead the time lies that the notice names
-    term_seconds: float | None = None  # after the notice comes a SIGTERM
-    kill_seconds: float | None = None  # and the end of the machine, at the named time or sooner
+    target_rank: int | None = 0  # the rank that is signalled; None: all of them
+    observed_rank: int = 0  # the rank whose phases are counted
+    notice_seconds: float | None = None  # from the notice until the time that it names
+    term_seconds: float | None = None  # from the notice until a SIGTERM
+    kill_seconds: float | None = None  # until the machine ends, at the named time or sooner
 
     @property
     def signal(self) -> Signals:
-        """What the attempt is sent."""
+        """The signal to send."""
         return SIGNALS[self.kind]
 
     @property
-    def aftermath(self) -> list[tuple[float, Signals]]:
-        """What it is sent so many seconds later, if it has not ended."""
+    def follow_up(self) -> list[tuple[float, Signals]]:
+        """Signals to send some seconds later, if the attempt has not ended."""
         later = ((self.term_seconds, Signals.SIGTERM), (self.kill_seconds, Signals.SIGKILL))
         return [(seconds, number) for seconds, number in later if seconds is not None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Scene:
-    """What is done next: one attempt and its trouble, and a second attempt beside it or none."""
+class Experiment:
+    """One attempt with its kill, and perhaps a second attempt at the same time."""
 
-    trouble: Trouble | None = None
-    second: Trouble | None = None
+    kill: Kill | None = None
+    second: Kill | None = None
     second_after_seconds: float = 0.0
     zombie_sleeps_seconds: float = 0.0
     fault_rate: float = 0.0  # share of the store's operations that go wrong
@@ -108,7 +108,7 @@ class Scene:
     is_fresh: bool = False  # a new interpreter instead of a fork
 
 
-def draw_scene(
+def draw_experiment(
     rng: random.Random,
     kind: Kind,
     *,
@@ -116,16 +116,16 @@ def draw_scene(
     ttl_seconds: float,
     is_fresh: bool,
     num_processes: int = 1,
-) -> Scene:
-    """Draw a scene of this kind for a run that takes `run_seconds` when nobody disturbs it."""
+) -> Experiment:
+    """Draw an experiment of this kind for a run that takes `run_seconds` if undisturbed."""
     has_faults = rng.random() < _SHARE_WITH_FAULTS
-    trouble = _draw_trouble(rng, kind, run_seconds, ttl_seconds, num_processes)
+    kill = _draw_kill(rng, kind, run_seconds, ttl_seconds, num_processes)
     second = None
     if kind in ("zombie", "rival"):
         other: Kind = rng.choice(["kill", "term", "notice", "dated"])
-        second = _draw_trouble(rng, other, run_seconds, 2 * ttl_seconds, num_processes)
-    return Scene(
-        trouble=trouble,
+        second = _draw_kill(rng, other, run_seconds, 2 * ttl_seconds, num_processes)
+    return Experiment(
+        kill=kill,
         second=second,
         second_after_seconds=rng.uniform(0, 0.3) if kind == "rival" else 0.0,
         zombie_sleeps_seconds=ttl_seconds + rng.uniform(0, run_seconds),
@@ -135,52 +135,52 @@ def draw_scene(
     )
 
 
-def _draw_trouble(
+def _draw_kill(
     rng: random.Random, kind: Kind, run_seconds: float, ttl_seconds: float, num_processes: int
-) -> Trouble:
-    aim = _draw_aim(rng, kind, num_processes)
+) -> Kill:
+    target_rank = _draw_target_rank(rng, kind, num_processes)
     if kind == "held" or rng.random() < _SHARE_AT_A_POINT:
-        trouble = _draw_point(rng, kind, aim)
+        kill = _draw_point(rng, kind, target_rank)
     else:
-        # The holder before may have been killed: then the first TTL is spent waiting.
+        # If the previous holder was killed, the attempt first waits for one TTL.
         waited = ttl_seconds if rng.random() < 0.6 else 0.0
         seconds = waited + rng.uniform(0, 0.7 * run_seconds)
-        trouble = Trouble(kind=kind, seconds=seconds, aim=aim)
-    return _dated(rng, trouble, run_seconds) if kind == "dated" else trouble
+        kill = Kill(kind=kind, seconds=seconds, target_rank=target_rank)
+    return _dated(rng, kill, run_seconds) if kind == "dated" else kill
 
 
-def _draw_point(rng: random.Random, kind: Kind, aim: int | None) -> Trouble:
+def _draw_point(rng: random.Random, kind: Kind, target_rank: int | None) -> Kill:
     phase = rng.choice({"held": _HELD_IN, "dated": _DATED_IN}.get(kind) or list(PHASES))
     side: Side = rng.choice(["before", "after"])
-    # What was never measured is not begun in the extra time of a notice, so it comes later.
+    # Extra time is only used for work that was measured before, so dated notices come later.
     often = PHASES[phase]
     least, most = (often // 2, 2 * often) if kind == "dated" else (1, often)
-    is_seen = aim and phase in _OF_ALL_RANKS
-    return Trouble(
+    is_seen = target_rank and phase in _OF_ALL_RANKS
+    return Kill(
         kind=kind,
         phase=phase,
         side=side,
         occurrence=rng.randint(least, most),
-        aim=aim,
-        seen_by=aim if aim and is_seen else 0,
+        target_rank=target_rank,
+        observed_rank=target_rank if target_rank and is_seen else 0,
     )
 
 
-def _dated(rng: random.Random, trouble: Trouble, run_seconds: float) -> Trouble:
-    """With its time, and when the machine ends: then or sooner; or a SIGTERM comes before."""
+def _dated(rng: random.Random, kill: Kill, run_seconds: float) -> Kill:
+    """Add the notice's time, and the machine's end: then, sooner, or with a SIGTERM before."""
     shortest = _NOTICE_SECONDS * max(1.0, run_seconds / _RUN_SECONDS)
     seconds = shortest * _NOTICE_SPREAD ** rng.random()
-    ending = rng.choice(["as said", "as said", "sooner", "SIGTERM"])
+    ending = rng.choice(["on time", "on time", "sooner", "SIGTERM"])
     return replace(
-        trouble,
+        kill,
         notice_seconds=seconds,
         kill_seconds=seconds * (rng.uniform(0.1, 1.0) if ending == "sooner" else 1.0),
         term_seconds=seconds * rng.uniform(0.1, 0.8) if ending == "SIGTERM" else None,
     )
 
 
-def _draw_aim(rng: random.Random, kind: Kind, num_processes: int) -> int | None:
-    """One rank or all; a machine that is suspended stops all its processes."""
+def _draw_target_rank(rng: random.Random, kind: Kind, num_processes: int) -> int | None:
+    """Draw one rank or all; a suspended machine stops all its processes."""
     if num_processes == 1:
         return 0
     if kind == "zombie":

@@ -1,7 +1,8 @@
-"""The other ranks of a tortured attempt: forked before there is a thread, started when asked for.
+"""The other ranks of a tortured attempt: forked before any thread starts, released when needed.
 
-To the engine they are what its own launcher starts (training/ranks/launch.py), seconds sooner: a
-rank waits at its pipe for its place, and the end of the pipe tells it that rank 0 has ended.
+For the engine they replace ranks of its own launcher (training/ranks/launch.py), but start seconds
+sooner: a rank waits at its pipe for its environment, and exits when the pipe closes, as rank 0 has
+exited then.
 """
 
 import json
@@ -21,7 +22,7 @@ _POLL_SECONDS = 0.005
 
 
 class ForkedRanks:
-    """All ranks above 0. Made in rank 0's process while it has one thread."""
+    """All ranks above 0. Must be created in rank 0's process while that has one thread."""
 
     def __init__(self, num_processes: int, act: Callable[[int], int]) -> None:
         self._ranks: list[_ForkedRank] = []
@@ -29,9 +30,9 @@ class ForkedRanks:
             self._ranks.append(_ForkedRank(rank, act, self._ranks))
 
     def start(self, variables: Mapping[str, str]) -> RankProcess:
-        """Let the rank begin that these variables are for."""
+        """Release the rank that these variables are for."""
         process = self._ranks[int(variables["RANK"]) - 1]
-        # It may have been killed already: whoever waits for it hears of that.
+        # It may have been killed already, which `wait` will report.
         with suppress(BrokenPipeError):
             process.stdin.write(json.dumps(dict(variables)).encode() + b"\n")
         return process
@@ -44,7 +45,7 @@ class _ForkedRank:
         self.pid = os.fork()
         if self.pid == 0:
             for other in (*before, self):
-                other.stdin.close()  # or that rank would not see its end
+                other.stdin.close()  # or that rank would not see it close
             os.dup2(reader, 0)
             sys.stdin = os.fdopen(0)
             os._exit(act(rank))
@@ -53,7 +54,7 @@ class _ForkedRank:
         self._lock = threading.Lock()
 
     def wait(self, timeout: float | None = None) -> int:
-        """Its exit code; TimeoutExpired if it has none in time. From any thread."""
+        """The exit code; TimeoutExpired after `timeout` seconds. For any thread."""
         began = time.monotonic()
         while (code := self._poll()) is None:
             if timeout is not None and time.monotonic() - began > timeout:
@@ -62,7 +63,7 @@ class _ForkedRank:
         return code
 
     def send_signal(self, sig: int) -> None:
-        """Send a signal; no-op once it has ended."""
+        """Send a signal; no-op once the process has exited."""
         if self._poll() is None:
             os.kill(self.pid, sig)
 
@@ -79,10 +80,10 @@ class _ForkedRank:
 
 
 def read_place() -> dict[str, str]:
-    """In a forked rank: the variables that it was started with; none if rank 0 ended before."""
+    """In a forked rank: wait for the variables of `start`; empty if rank 0 has exited."""
     line = b""
     while not line.endswith(b"\n"):
-        read = os.read(0, 1)  # not a byte more: what follows is the end of the pipe
+        read = os.read(0, 1)  # not a byte more: the rest of the pipe is for `end_with_rank_0`
         if not read:
             return {}
         line += read
@@ -91,7 +92,7 @@ def read_place() -> dict[str, str]:
 
 
 def is_running(pid: int) -> bool:
-    """Whether a process is alive, also one that is nobody's child any more (Linux)."""
+    """Whether a process is alive, even if it is not this one's child (Linux)."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:

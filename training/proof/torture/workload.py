@@ -1,4 +1,4 @@
-"""The built-in workload: seconds long, with everything in it that resuming can get wrong.
+"""The built-in workload: takes seconds, and has everything that resuming can get wrong.
 
 Derived data, two Train stages of which the second grows from the first, augmentation, dropout,
 BatchNorm, accumulation, an odd last batch, warm-up, an optimizer with state; by recipe a moving
@@ -34,15 +34,15 @@ from training.workload import (
 
 NUM_INPUTS = 8
 NUM_CLASSES = 3
-# The last step of an epoch takes 14 of the 62 others: no micro-batch of one, for BatchNorm.
+# The last step of an epoch takes 14 of the other 62: no micro-batch of one, for BatchNorm.
 NUM_HELD_OUT = 15
-# Of the loss: the first scale, 2 ** 16, stays above 1.
+# Limits the loss, so that the initial scale, 2 ** 16, stays above 1.
 _MOST_DOUBLINGS = 12
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SmallConfig:
-    """Everything that the recipe decides."""
+    """Everything that a recipe decides."""
 
     seed: int = 11
     num_threads: int = 1
@@ -55,14 +55,14 @@ class SmallConfig:
     ema_decay: float | None = None
     best_metric: str | None = None
     sharding: Sharding = "none"
-    # Steps after which the loss is in a unit twice as large: float16 overflows again and again, so
-    # that a loss scaler that forgets its scale skips other steps. 0: never.
+    # Steps after which the loss doubles: float16 overflows again and again, so that a loss scaler
+    # that loses its scale skips other steps. 0: never.
     loss_doubles_every: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scale:
-    """Derived data: the inputs scaled by their spread, with noise of the shard's own seed."""
+    """Derived data: the inputs divided by their spread, with noise from the shard's own seed."""
 
     name: str = "scaled"
     num_shards: int = 4
@@ -78,7 +78,7 @@ class Scale:
 
 
 class Rows:
-    """Rows of the derived data; training rows are jittered."""
+    """Rows of the derived data, with jitter."""
 
     def __init__(self, x: Tensor, y: Tensor) -> None:
         self.x = x
@@ -100,7 +100,7 @@ class Rows:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Classify:
-    """A small classifier; a wider one begins with the columns of the one before it."""
+    """A small classifier; a wider one starts with the columns of the previous one."""
 
     name: str
     config: SmallConfig

@@ -1,5 +1,5 @@
-"""A small MAGVIT: clips become tokens, and a masked Transformer over the tokens tells them apart.
+"""A small MAGVIT: clips become tokens, which a masked Transformer classifies.
 
-After Yu et al. 2023 (arXiv:2212.05199), with finite scalar quantisation in place of a codebook that
-is learned (Mentzer et al. 2023, arXiv:2309.15505).
+After Yu et al. 2023 (arXiv:2212.05199), with finite scalar quantisation instead of a learned
+codebook (Mentzer et al. 2023, arXiv:2309.15505).
 """

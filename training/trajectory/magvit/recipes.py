@@ -1,4 +1,4 @@
-"""The config of the MAGVIT recipes and the recipes, a function each."""
+"""The config of the MAGVIT recipes, and these recipes."""
 
 import math
 from dataclasses import dataclass
@@ -13,15 +13,15 @@ MAX_CODES = 2**15
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MagvitConfig(RecipeConfig):
-    """What the MAGVIT recipes have beside the shared fields."""
+    """The fields of MAGVIT recipes, besides the shared ones."""
 
-    # Tokenizer. The patch stem makes 2x4x4 pixels a token; the full stem works at full resolution
+    # Tokenizer. A token is 2x4x4 pixels with the patch stem; the full stem works at full resolution
     # and halves to 4x8x8.
     stem: str = "patch"
     tokenizer_width: int = 32
     # Levels of each dimension of a code: 15,360 codes (the FSQ paper's table for 2^14).
     levels: str = "8,8,8,6,5"
-    # How much more a pixel counts that differs from the clip's mean image.
+    # Extra weight of pixels that differ from the clip's mean image.
     motion_weight: float = 20.0
     tokenizer_epochs: int = 2
     tokenizer_learning_rate: float = 3e-3
@@ -34,7 +34,7 @@ class MagvitConfig(RecipeConfig):
     eval_batch: int = 32
 
     def __post_init__(self) -> None:
-        # Not super(): it does not know the class that dataclass(slots=True) makes anew.
+        # Not super(): dataclass(slots=True) creates a new class that super() does not know.
         RecipeConfig.__post_init__(self)
         check_choice("stem", self.stem, STEMS)
         check_at_least("tokenizer_width", self.tokenizer_width, 1)
@@ -63,28 +63,28 @@ class MagvitConfig(RecipeConfig):
 
     @property
     def num_codes(self) -> int:
-        """The different codes that a token can be."""
+        """The number of different codes."""
         return math.prod(self.num_levels)
 
     @property
     def token_shape(self) -> tuple[int, int]:
-        """Steps in time and cells of a clip's tokens."""
+        """Time steps, and cells per step, of a clip's tokens."""
         frames, pixels = (2, 4) if self.stem == "patch" else (4, 8)
         return NUM_FRAMES // frames, (FRAME_SIZE // pixels) ** 2
 
     @property
     def merged(self) -> int:
-        """Tokens along height and width that the Transformer takes as one place: 8x8 places."""
+        """Tokens along height and width that the Transformer merges into one of its 8x8 places."""
         return 2 if self.stem == "patch" else 1
 
 
 def magvit_laptop() -> MagvitConfig:
-    """Some thousand clips on one CPU thread, in some minutes for each training."""
+    """A few thousand clips on one CPU thread, in a few minutes per Train stage."""
     return MagvitConfig()
 
 
 def magvit_full() -> MagvitConfig:
-    """10,000 clips on one GPU: a full-resolution tokenizer of 4x8x8 pixels a token."""
+    """10,000 clips on one GPU: a full-resolution tokenizer with 4x8x8 pixels per token."""
     return MagvitConfig(
         num_threads=4,
         deterministic=False,

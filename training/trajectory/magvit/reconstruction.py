@@ -1,7 +1,7 @@
-"""How well the tokenizer gives clips back: PSNR, also around the ball, and the use of its codes.
+"""Evaluation of the tokenizer: PSNR of clips and of the crop around the ball, and code usage.
 
-A plain mean over pixels hides the ball (a constant frame scores well before a plain background):
-the crop around it is judged by itself.
+A mean over all pixels hides the ball (a constant frame scores well on a plain background), so the
+crop around it is measured separately.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,10 +15,10 @@ from training.trajectory.pictures import draw_reconstructions
 from training.trajectory.samples import STRIP_FRAMES, Batch
 from training.workload import Partial
 
-# A pixel moves if it differs from the clip's mean image by so much of the range: more than flicker
-# and noise do.
+# A pixel moves if it differs from the clip's mean image by this share of the range, more than
+# flicker and noise do.
 _MOVING = 0.15
-# The crop around the ball, in its radii from its centre.
+# Half the side of the crop around the ball, in radii of the ball.
 _CROP_RADII = 1.5
 
 
@@ -39,7 +39,7 @@ def crop_mask(tracks_BT3: Tensor, height: int, width: int) -> Tensor:
 
 
 def partial(model: nn.Module, batch: Batch) -> Partial:
-    """One evaluation batch's share: squared errors, code counts, a few clips to show."""
+    """Results of one evaluation batch: squared errors, code counts, a few clips to show."""
     assert isinstance(model, Tokenizer)
     frames = batch["frames"]
     pixels_BTHW3, quantized = model(frames)
@@ -49,7 +49,7 @@ def partial(model: nn.Module, batch: Batch) -> Partial:
     codes = model.quantizer.indices(quantized).flatten()
     shown = batch["shown"]
     strip = list(STRIP_FRAMES)
-    given_back = (pixels_BTHW3[shown][:, strip].float().clamp(0.0, 1.0) * 255.0).round()
+    reconstructed = (pixels_BTHW3[shown][:, strip].float().clamp(0.0, 1.0) * 255.0).round()
     return Partial(
         sums={
             "squared": (float(squared.sum()), squared.numel()),
@@ -58,13 +58,13 @@ def partial(model: nn.Module, batch: Batch) -> Partial:
         tensors={
             "codes": torch.bincount(codes, minlength=model.quantizer.num_codes).cpu(),
             "truth": frames[shown][:, strip].cpu(),
-            "given_back": given_back.to("cpu", torch.uint8),
+            "reconstructed": reconstructed.to("cpu", torch.uint8),
         },
     )
 
 
 def summarize(parts: Sequence[Partial]) -> Mapping[str, float]:
-    """PSNR in dB of all pixels and of the crops; share of the codes in use and their perplexity."""
+    """PSNR in dB of all pixels and of the crops; share of codes in use, and their perplexity."""
     counts = torch.stack([part.tensors["codes"] for part in parts]).sum(dim=0).double()
     shares = counts[counts > 0] / counts.sum()
     return {
@@ -76,10 +76,10 @@ def summarize(parts: Sequence[Partial]) -> Mapping[str, float]:
 
 
 def illustrate(parts: Sequence[Partial], out: Path) -> None:
-    """A picture of clips above what the codes gave back."""
+    """Write a picture of clips above their reconstructions."""
     truth = torch.cat([part.tensors["truth"] for part in parts]).numpy()
-    given_back = torch.cat([part.tensors["given_back"] for part in parts]).numpy()
-    draw_reconstructions(out / "reconstructions.png", truth, given_back)
+    reconstructed = torch.cat([part.tensors["reconstructed"] for part in parts]).numpy()
+    draw_reconstructions(out / "reconstructions.png", truth, reconstructed)
 
 
 def _psnr(parts: Sequence[Partial], name: str) -> float:

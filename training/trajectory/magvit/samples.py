@@ -17,13 +17,13 @@ class FrameSamples:
 
     data: TrajectoryData
     indices: Sequence[int]
-    shown: frozenset[int]  # clips whose reconstruction is a picture
+    shown: frozenset[int]  # clips whose reconstruction is drawn
 
     def __len__(self) -> int:
         return len(self.indices)
 
     def get(self, index: int, rng: torch.Generator) -> int:
-        """Sample `index` of the split is its clip's number; `collate` reads the frames at once."""
+        """The clip number of sample `index`; `collate` reads the frames of a batch at once."""
         return self.indices[index]
 
     def collate(self, items: Sequence[int]) -> Batch:

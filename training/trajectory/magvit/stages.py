@@ -25,13 +25,13 @@ from training.trajectory.paths import CLASSES
 from training.trajectory.samples import NUM_STRIPS, Batch
 from training.workload import Inputs, Loss, Partial, Settings, Start
 
-# Raise it when what `Tokens` computes changes: it is part of the artifact's key.
+# Increment when the results of `Tokens` change: it is part of the artifact's key.
 _TOKENS_VERSION = 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainTokenizer:
-    """Learns to give clips back from their codes."""
+    """Trains a tokenizer to reconstruct clips from their codes."""
 
     config: MagvitConfig
     name: str = "tokenizer"
@@ -80,7 +80,7 @@ class TrainTokenizer:
         return float(len(b["clips"]))
 
     def loss(self, m: nn.Module, b: Batch, step: int) -> Loss:
-        """Squared error; a pixel that moves counts `motion_weight` times more."""
+        """Squared error, with the additional weight `motion_weight` for moving pixels."""
         pixels_BTHW3, _ = m(b["frames"])
         truth_BTHW3 = b["frames"].float() / 255.0
         moving_BTHW1 = reconstruction.moving(truth_BTHW3)
@@ -100,7 +100,7 @@ class TrainTokenizer:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tokens:
-    """The Prepare stage: the codes of every clip, by the tokenizer that was committed before."""
+    """The Prepare stage: the codes of every clip, by the tokenizer committed before."""
 
     config: MagvitConfig
     name: str = "tokens"
@@ -128,7 +128,7 @@ class Tokens:
         return artifact_key(facts)
 
     def probe(self) -> Probe:
-        """One clip through the tokenizer, pixels to pixels: `make` needs its encoder alone."""
+        """One clip through the whole tokenizer, although `make` needs only its encoder."""
         return Probe(
             build=lambda: build_tokenizer(self.config),
             batch=torch.zeros((1, *CLIP_SHAPE), dtype=torch.uint8),
@@ -155,11 +155,11 @@ class Tokens:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainTransformer(TrainClassifier):
-    """Guesses masked tokens, and tells the class and the future position from all of them."""
+    """Trains on masked tokens, and on the class and future position of unmasked clips."""
 
     config: MagvitConfig
 
-    def seen(self, size: int) -> Tensor:
+    def model_input(self, size: int) -> Tensor:
         return torch.zeros((size, *self.config.token_shape), dtype=torch.int16)
 
     def model(self, i: Inputs) -> nn.Module:
@@ -178,10 +178,10 @@ class TrainTransformer(TrainClassifier):
         )
 
     def loss(self, m: nn.Module, b: Batch, step: int) -> Loss:
-        """Class and position from the clips that are whole, masked tokens from the others.
+        """Class and position of unmasked clips, masked tokens of the others.
 
-        Of a masked clip the share cos(u pi / 2) of the tokens is hidden, u uniform (MaskGIT, Chang
-        et al. 2022, arXiv:2202.04200).
+        In a masked clip the share cos(u pi / 2) of the tokens is hidden, with u uniform (MaskGIT,
+        Chang et al. 2022, arXiv:2202.04200).
         """
         codes_BtG = b["x"].long()
         num_clips, device = len(codes_BtG), codes_BtG.device
@@ -195,7 +195,7 @@ class TrainTransformer(TrainClassifier):
         loss = self.loss_of(whole, logits_BK[num_masked:].float(), future_B2[num_masked:].float())
         levels = self.config.num_levels
         guess_MtG = digits_loss(levels, guesses_MtGV.float(), codes_BtG[:num_masked])
-        # The seen ones have weight 0, so that no shape depends on the data.
+        # Visible tokens have weight 0, so that no shape depends on the data.
         num_hidden = masked_MtG.sum()
         guess = (guess_MtG * masked_MtG).sum() / num_hidden.clamp(min=1)
         return Loss(
@@ -217,5 +217,5 @@ def digits_loss(levels: Sequence[int], guesses_MtGV: Tensor, codes_MtG: Tensor) 
 
 
 def build_tokenizer(c: MagvitConfig) -> Tokenizer:
-    """Return a freshly initialised tokenizer."""
+    """Return a newly initialised tokenizer."""
     return Tokenizer(stem=c.stem, width=c.tokenizer_width, levels=c.num_levels)

@@ -1,4 +1,4 @@
-"""The tokenizer: causal 3-D convolutions, finite scalar quantisation, and the way back to pixels.
+"""The tokenizer: causal 3-D convolutions, finite scalar quantisation, and a decoder to pixels.
 
 B clips, C channels, T frames, H height, W width, L levels of one dimension of a code. A token sees
 no later frame: convolutions look back in time only, and norms are per position.
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 
 class CausalConv(nn.Module):
-    """3x3 in space, then 3 back in time: nine tenths cheaper than 3x3x3 at equal width."""
+    """3x3 in space, then 3 back in time: 90 % cheaper than 3x3x3 at equal width."""
 
     def __init__(self, before: int, after: int) -> None:
         super().__init__()
@@ -26,7 +26,7 @@ class CausalConv(nn.Module):
 
 
 class ChannelNorm(nn.Module):
-    """RMS norm over channels, at each place by itself."""
+    """RMS norm over channels, separately at each position."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class ChannelNorm(nn.Module):
 
 
 class ResidualBlock(nn.Module):
-    """norm, ReLU, causal convolution, added to what came in."""
+    """Norm, ReLU and causal convolution, added to the input."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class ResidualBlock(nn.Module):
 class Quantizer(nn.Module):
     """Finite scalar quantisation: each dimension is rounded to one of its levels.
 
-    No codebook that could collapse. Straight-through gradient. arXiv:2309.15505, section 3.1.
+    There is no codebook that could collapse. Straight-through gradient. arXiv:2309.15505, 3.1.
     """
 
     levels: Tensor
@@ -92,7 +92,7 @@ class Tokenizer(nn.Module):
 
     def __init__(self, *, stem: str, width: int, levels: Sequence[int]) -> None:
         super().__init__()
-        # Each stage: channels, and the stride that leads to it.
+        # Each stage: channels, and the stride into it.
         stages: list[tuple[int, tuple[int, int, int]]] = (
             [(width, (2, 4, 4))]
             if stem == "patch"
@@ -108,7 +108,7 @@ class Tokenizer(nn.Module):
         up: list[nn.Module] = []
         before = 3
         for channels, stride in stages:
-            # Patches that do not overlap: a stride in time looks at no later token's frames.
+            # Patches do not overlap, so a stride in time sees no later token's frames.
             down += [nn.Conv3d(before, channels, stride, stride), ResidualBlock(channels)]
             up[:0] = [ResidualBlock(channels), nn.ConvTranspose3d(channels, before, stride, stride)]
             before = channels

@@ -1,4 +1,4 @@
-"""A Transformer over the tokens of a clip: guesses masked tokens, and tells the clip's class.
+"""A Transformer over the tokens of a clip: predicts masked tokens and the clip's class.
 
 B clips, M of them masked, t token steps in time, G cells of the token grid, P places (squares of
 cells), D dimensions of a code, E width, K classes, V the sum of a code's levels. Attention
@@ -49,8 +49,8 @@ class Block(nn.Module):
 class TokenTransformer(nn.Module):
     """Codes (B, t, G) to class logits (B, K), future position (B, 2), their digits (M, t, G, V).
 
-    The class is read step by step where something moves: cells are pooled by how much their code
-    differs from its own mean over time, as the head of the frozen features does.
+    The class is predicted from where something moves: at each step, cells are pooled by how much
+    their code differs from its own mean over time, as in the head on frozen features.
     """
 
     def __init__(
@@ -70,18 +70,18 @@ class TokenTransformer(nn.Module):
         self.quantizer = quantizer
         self.merged = merged
         num_dimensions = len(quantizer.num_levels)
-        # Of each cell: its code's values, their motion, and whether they are masked.
+        # Per cell: its code's values, their motion, and whether they are masked.
         self.embed_cells = nn.Linear(merged**2 * (2 * num_dimensions + 1), width)
         self.time_tE = nn.Parameter(0.02 * torch.randn(num_steps, 1, width))
         self.place_PE = nn.Parameter(0.02 * torch.randn(num_cells // merged**2, width))
         self.blocks = nn.ModuleList(Block(width, num_heads, dropout) for _ in range(num_layers))
         self.norm = nn.LayerNorm(width)
-        # One code is as many guesses as it has dimensions: 35 logits where 15,360 codes are.
+        # One guess per dimension of a code: 35 logits instead of 15,360.
         self.guess = nn.Linear(width, merged**2 * sum(quantizer.num_levels))
         self.sharpness = nn.Parameter(torch.tensor(4.0))
         self.embed_motion = nn.Linear(5, width)
         self.embed_pooled = nn.Linear(width, width, bias=False)
-        # Where something moves is known from the first step on, what it looks like is learned.
+        # Motion is known from the first step on, appearance must be learned.
         nn.init.zeros_(self.embed_pooled.weight)
         self.over_time = nn.ModuleList(
             nn.TransformerEncoderLayer(
@@ -94,7 +94,7 @@ class TokenTransformer(nn.Module):
         self.predict = nn.Linear(width, 2)
 
     def forward(self, codes_BtG: Tensor, masked_MtG: Tensor | None = None) -> tuple[Tensor, ...]:
-        """The mask is of the first M clips, whose codes are guessed; without one none is."""
+        """Codes are guessed for the first M clips, those of the mask; without a mask, for none."""
         codes_BtG = codes_BtG.long()
         masked_BtG = torch.zeros_like(codes_BtG, dtype=torch.bool)
         num_masked = 0
@@ -118,7 +118,7 @@ class TokenTransformer(nn.Module):
         return logits_BK, future_B2, split_cells(guesses_MtPV, self.merged)
 
     def _tell(self, x_BtPE: Tensor, motion_BtGD: Tensor) -> tuple[Tensor, Tensor]:
-        # Not the energy map: beside it the five numbers would be lost.
+        # Not the energy map: next to it the five numbers would be lost.
         share_BtG, (place_Bt2, step_Bt2, size_Bt1, _) = motion_tokens(motion_BtGD, self.sharpness)
         share_BtP = merge_cells(share_BtG[..., None], self.merged).sum(dim=-1)
         pooled_BtE = (share_BtP[..., None] * x_BtPE).sum(dim=2)

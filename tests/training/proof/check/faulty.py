@@ -28,7 +28,7 @@ class Faulty(WorkloadProxy):
 
 
 class Counter(nn.Module):
-    """Remembers in an attribute, which no state_dict holds, how often it was called."""
+    """Counts its calls in an attribute that is in no state_dict."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -41,7 +41,7 @@ def test_many_steps_are_killed_between_commits_too(capsys: pytest.CaptureFixture
     assert len(record["interruptions"]) == 15 and len(killed) == 4
     # Two epochs have eight steps.
     assert re.fullmatch(
-        r"killed at stage 'second', step 22; goes on from the periodic commit at step (32|40) of "
+        r"killed at stage 'second', step 22; resumes from the periodic commit at step (32|40) of "
         r"the run, epoch (2|4)",
         killed[-1],
     )
@@ -69,9 +69,9 @@ def test_a_run_that_is_never_the_same_is_found(capsys: pytest.CaptureFixture[str
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("AUGMENTED", "rng) gives two different samples for one state of rng; draw from"),
-        ("REPEATING", "does not give each of 30 indices exactly once; use training.randomness"),
-        ("DETACHED", "with requires_grad=False; give a differentiable scalar"),
+        ("AUGMENTED", "rng) returns different samples for the same state of rng; draw from"),
+        ("REPEATING", "does not return each of 30 indices exactly once; use training.randomness"),
+        ("DETACHED", "with requires_grad=False; return a differentiable scalar"),
     ],
 )
 def test_fails_for_what_the_loop_relies_on(

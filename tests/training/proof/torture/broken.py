@@ -1,7 +1,7 @@
 """Torture an engine with a known bug: `python -m tests.training.proof.torture.broken BUG ...`.
 
-The bugs sit where the engine cannot help it, in the store, in torch, in the randomness; or in what
-only some runs have, a moving average, a loss scaler and other ranks.
+The bugs are where the engine cannot prevent them, in the store, torch or randomness; or in what
+only some runs have: a moving average, a loss scaler, other ranks.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from training.store.folder import FolderStore
 
 
 def answers_before_it_wrote() -> None:
-    """A store that writes a file once the next one begins or one is read, as a cache would do.
+    """A store that writes a file only when the next one starts or one is read, like a cache.
 
     Not some time later: which kill finds it must not depend on how busy the machine is.
     """
@@ -43,21 +43,21 @@ def answers_before_it_wrote() -> None:
         made.abort = late.forget  # type: ignore[method-assign]
         return made
 
-    def settled_sizes(self: FolderStore, prefix: str) -> dict[str, int]:
+    def sizes_after_write(self: FolderStore, prefix: str) -> dict[str, int]:
         write()
         return sizes(self, prefix)
 
-    def read_settled(self: FolderStore, key: str, start: int, data: memoryview) -> None:
+    def read_after_write(self: FolderStore, key: str, start: int, data: memoryview) -> None:
         write()
         read_into(self, key, start, data)
 
     FolderStore.upload = upload_later  # type: ignore[method-assign]
-    FolderStore.sizes = settled_sizes  # type: ignore[method-assign]
-    FolderStore.read_into = read_settled  # type: ignore[method-assign]
+    FolderStore.sizes = sizes_after_write  # type: ignore[method-assign]
+    FolderStore.read_into = read_after_write  # type: ignore[method-assign]
 
 
 class _Late:
-    """A file that was said to be written; an upload that is given up never is."""
+    """A file that was reported as written; an aborted upload never is written."""
 
     def __init__(self, finish: Callable[[], None], abort: Callable[[], None]) -> None:
         self._finish: Callable[[], None] | None = finish
@@ -88,17 +88,17 @@ def forgets_the_optimizer() -> None:
 
 
 def forgets_the_moving_average() -> None:
-    """A checkpoint whose average is not restored: it begins anew from the weights."""
+    """A checkpoint whose average is not restored: it restarts from the weights."""
     MovingAverage.load = lambda self, tensors: None  # type: ignore[method-assign]
 
 
 def forgets_the_loss_scaler() -> None:
-    """A checkpoint whose loss scaler is not restored: it begins anew with its first scale."""
+    """A checkpoint whose loss scaler is not restored: it restarts with its initial scale."""
     Scaling.load = lambda self, state: None  # type: ignore[method-assign]
 
 
 def forgets_the_other_ranks() -> None:
-    """A checkpoint that rank 0 alone goes on from."""
+    """A checkpoint from which only rank 0 resumes."""
     load = Learner._load
 
     def load_in_rank_0(self: Learner, snapshot: Snapshot) -> None:

@@ -1,4 +1,4 @@
-"""A real HTTP server in front of the embedded S3 that answers late, wrongly, half or not at all."""
+"""A real HTTP server before the embedded S3 whose responses are late, wrong, truncated or lost."""
 
 import random
 import socket

@@ -124,8 +124,8 @@ def test_a_bug_of_some_runs_alone_is_found_where_they_are_drawn(
         (["--kills=0"], "--kills is 0; give at least 1"),
         (["--workload=nothing"], "unknown workload 'nothing'"),
         (["--override=epoch=1"], "no field 'epoch'"),
-        (["--num-processes=two"], "--num-processes is 'two'; give numbers, as 1 or 1,2"),
-        (["--num-processes=0,1"], "--num-processes is '0,1'; give numbers from 1 on"),
+        (["--num-processes=two"], "--num-processes is 'two'; give numbers, such as 1 or 1,2"),
+        (["--num-processes=0,1"], "--num-processes is '0,1'; give numbers of at least 1"),
         (["--checkpoint-interval=5steps,1hour"], "'1hour' cannot be read"),
         (["--out=training"], "training is not empty; give a new folder"),
     ],
@@ -143,8 +143,8 @@ def test_fails_for_a_mistake_in_one_sentence(
     assert "Traceback" not in said
 
 
-def test_fails_where_the_workload_does_not_run_undisturbed() -> None:
+def test_fails_for_a_workload_that_fails_without_kills() -> None:
     done = torture("torture", "--override=epochs=0")
     assert done.returncode == 2
-    assert "does not run undisturbed (exit code 2): error: " in done.stderr
+    assert "fails even without kills (exit code 2): error: " in done.stderr
     assert "Traceback" not in done.stderr

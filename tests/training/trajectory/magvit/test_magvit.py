@@ -193,7 +193,7 @@ def test_psnr_and_code_usage_are_what_their_definitions_say(inputs: Inputs) -> N
     counts[:10] = 5
     sums = {"squared": (0.01 * 400, 400.0), "squared_crop": (0.04 * 50, 50.0)}
     empty = torch.zeros(0, 6, 64, 64, 3, dtype=torch.uint8)
-    part = Partial(sums=sums, tensors={"codes": counts, "truth": empty, "given_back": empty})
+    part = Partial(sums=sums, tensors={"codes": counts, "truth": empty, "reconstructed": empty})
     metrics = reconstruction.summarize([part, part])
     assert metrics["psnr"] == pytest.approx(20.0)
     assert metrics["psnr_ball"] == pytest.approx(10.0 * math.log10(25.0))
@@ -218,7 +218,7 @@ def test_a_perfect_tokenizer_would_have_no_error_in_the_crop(
         part = stage.evaluate(model, batch)
     assert part.sums["squared_crop"][0] == pytest.approx(0.0, abs=1e-6)
     assert part.tensors["codes"].sum() == 3 * 16 * 256
-    assert torch.equal(part.tensors["truth"], part.tensors["given_back"])
+    assert torch.equal(part.tensors["truth"], part.tensors["reconstructed"])
     stage.illustrate([part], tmp_path)
     assert (tmp_path / "reconstructions.png").read_bytes()[:4] == b"\x89PNG"
 

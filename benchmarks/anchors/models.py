@@ -1,0 +1,161 @@
+"""The models of sizing/evidence/ground_truths.csv, rebuilt for counting and never trained.
+
+B batch, T tokens, D width.
+"""
+
+import csv
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+GROUND_TRUTHS_FILE = Path(__file__).parents[2] / "sizing" / "evidence" / "ground_truths.csv"
+# Counting needs no data: images of this many pixels a side, as in timm's table.
+IMAGE_SIZES = {"inception_v3": 299, "efficientnet_b2": 256, "efficientnet_v2_s": 288}
+_VITS = {"vit_tiny_16": (16, 3, 192), "vit_small_16": (16, 6, 384), "vit_small_32": (32, 6, 384)}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Anchor:
+    """One model: how to build it, its example batch, its loss, and the samples in the batch."""
+
+    build: Callable[[], nn.Module]
+    batch: Callable[[], Any]
+    loss: Callable[[nn.Module, Any], Tensor]
+    samples: int
+    precision: str
+
+
+def anchors() -> Mapping[str, Anchor]:
+    """Return every model that sizing/evidence/ground_truths.csv names, by that name."""
+    language = {
+        "growth_dense": _language_model(experts=0),
+        "growth_moe": _language_model(experts=8),
+    }
+    with GROUND_TRUTHS_FILE.open(newline="", encoding="utf-8") as lines:
+        # Detectors read their data, so anchors/detection.py has them.
+        rows = [row for row in csv.DictReader(lines) if "rcnn" not in row["model"]]
+    names = dict.fromkeys(row["model"] for row in rows if row["model"])
+    return {name: language.get(name) or _classifier(name) for name in names}
+
+
+def _classifier(name: str) -> Anchor:
+    side = IMAGE_SIZES.get(name, 224)
+
+    def build() -> nn.Module:
+        import torchvision
+
+        if name in _VITS:
+            patch, heads, width = _VITS[name]
+            model: nn.Module = torchvision.models.VisionTransformer(
+                image_size=224,
+                patch_size=patch,
+                num_layers=12,
+                num_heads=heads,
+                hidden_dim=width,
+                mlp_dim=4 * width,
+            )
+            return model
+        extra = {"aux_logits": False, "init_weights": False} if name == "inception_v3" else {}
+        model = torchvision.models.get_model(name, weights=None, **extra)
+        assert isinstance(model, nn.Module)
+        return model
+
+    def batch() -> Any:
+        images = torch.zeros(4, 3, side, side).contiguous(memory_format=torch.channels_last)
+        return images, torch.zeros(4, dtype=torch.long)
+
+    def loss(model: nn.Module, given: Any) -> Tensor:
+        return F.cross_entropy(model(given[0]), given[1])
+
+    return Anchor(build=build, batch=batch, loss=loss, samples=4, precision="float16")
+
+
+class _Norm(nn.Module):
+    """RMSNorm written out, as in the upstream run."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(width))
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        return self.gain * (x_BTD * torch.rsqrt(x_BTD.square().mean(-1, keepdim=True) + 1e-6))
+
+
+class _GatedFfn(nn.Module):
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.gate = nn.Linear(width, hidden, bias=False)
+        self.up = nn.Linear(width, hidden, bias=False)
+        self.down = nn.Linear(hidden, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.down(F.silu(self.gate(x)) * self.up(x))
+        return out
+
+
+class _Experts(nn.Module):
+    """Top-2 of E with every expert equally busy: the average cost of routing, without data."""
+
+    def __init__(self, width: int, hidden: int, experts: int) -> None:
+        super().__init__()
+        self.router = nn.Linear(width, experts, bias=False)
+        self.experts = nn.ModuleList(_GatedFfn(width, hidden) for _ in range(experts))
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        flat = x_BTD.flatten(0, 1)
+        share = self.router(flat).softmax(-1)
+        rows = 2 * len(flat) // len(self.experts)
+        out = torch.zeros_like(flat)
+        for number, expert in enumerate(self.experts):
+            # Any rows will do: a token's expert does not change the amount of computation.
+            taken = torch.arange(rows, device=flat.device)
+            weighted = expert(flat[taken]) * share[taken, number : number + 1]
+            out = out.index_add(0, taken, weighted)
+        return out.view_as(x_BTD)
+
+
+class _Block(nn.Module):
+    def __init__(self, width: int, heads: int, hidden: int, experts: int) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(width, heads, batch_first=True)
+        self.norms = nn.ModuleList(_Norm(width) for _ in range(2))
+        self.ffn = _Experts(width, hidden, experts) if experts else _GatedFfn(width, hidden)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        y_BTD = self.norms[0](x_BTD)
+        x_BTD = x_BTD + self.attention(y_BTD, y_BTD, y_BTD, need_weights=False)[0]
+        out: Tensor = x_BTD + self.ffn(self.norms[1](x_BTD))
+        return out
+
+
+class _LanguageModel(nn.Module):
+    def __init__(self, experts: int) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(50257, 832)
+        self.blocks = nn.Sequential(*(_Block(832, 8, 3328, experts) for _ in range(7)))
+        self.norm = _Norm(832)
+
+    def forward(self, tokens_BT: Tensor) -> Tensor:
+        return F.linear(self.norm(self.blocks(self.embed(tokens_BT))), self.embed.weight)
+
+
+def _language_model(experts: int) -> Anchor:
+    def batch() -> Tensor:
+        return torch.zeros(8, 256, dtype=torch.long)
+
+    def loss(model: nn.Module, tokens_BT: Tensor) -> Tensor:
+        return F.cross_entropy(model(tokens_BT).flatten(0, 1), tokens_BT.flatten())
+
+    return Anchor(
+        build=partial(_LanguageModel, experts),
+        batch=batch,
+        loss=loss,
+        samples=8,
+        precision="float32",
+    )

@@ -1,0 +1,82 @@
+"""Peak rates of each GPU model, the denominators of the step-time model, with their sources.
+
+Reads gpus.csv beside it. Compute peaks are dense, in TFLOP/s; only the A10G's were measured.
+"""
+
+import csv
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from sizing.figures import Basis
+
+GPUS_FILE = Path(__file__).with_name("gpus.csv")
+# The catalogue has one name for the 40 GB and the 80 GB card.
+_A100_80GB_MIB = 81_920
+_HALF = ("float16", "bfloat16")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Gpu:
+    """Peak rates and memory of one GPU model."""
+
+    name: str
+    memory_mib: int
+    tensor_tflops: float
+    tf32_tflops: float
+    fp32_tflops: float
+    bandwidth_gb_per_second: float
+    host_copy_gb_per_second: float
+    has_bfloat16: bool
+    basis: Basis
+    source: str
+
+    def peak_flops(self, precision: str) -> float:
+        """The highest FLOP/s that matrix products of `precision` reach."""
+        if precision == "bfloat16" and not self.has_bfloat16:
+            return self.fp32_tflops * 1e12
+        if precision in _HALF:
+            return self.tensor_tflops * 1e12
+        if precision == "tf32":
+            return self.tf32_tflops * 1e12
+        if precision == "float32":
+            return self.fp32_tflops * 1e12
+        raise ValueError(
+            f"precision {precision!r} is unknown; known are float32, tf32, bfloat16, float16"
+        )
+
+
+@cache
+def gpus() -> dict[str, Gpu]:
+    """Return all known GPU models by name."""
+    with GPUS_FILE.open(newline="", encoding="utf-8") as lines:
+        return {row["gpu"]: _gpu(row) for row in csv.DictReader(lines)}
+
+
+def _gpu(row: dict[str, str]) -> Gpu:
+    return Gpu(
+        name=row["gpu"],
+        memory_mib=int(row["memory_mib"]),
+        tensor_tflops=float(row["tensor_tflops"]),
+        tf32_tflops=float(row["tf32_tflops"]),
+        fp32_tflops=float(row["fp32_tflops"]),
+        bandwidth_gb_per_second=float(row["bandwidth_gb_per_second"]),
+        host_copy_gb_per_second=float(row["host_copy_gb_per_second"]),
+        has_bfloat16=row["has_bfloat16"] == "True",
+        basis="measured" if row["basis"] == "measured" else "from memory",
+        source=row["source"],
+    )
+
+
+def find_gpu(name: str, memory_mib: int = 0) -> Gpu:
+    """Return the GPU that the catalogue calls `name`; one without peaks is a ValueError."""
+    if name == "NVIDIA A100" and memory_mib >= _A100_80GB_MIB:
+        name = "NVIDIA A100 80GB"
+    found = gpus().get(name)
+    if found is None:
+        raise ValueError(
+            f"no compute peak or bandwidth is known for {name or 'a size without a GPU'}; "
+            f"known are {', '.join(g for g in gpus() if 'RTX' not in g)}: "
+            "add it to sizing/catalogue/gpus.csv"
+        )
+    return found

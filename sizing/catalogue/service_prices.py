@@ -1,0 +1,42 @@
+"""What AWS charges besides the instance (volumes, addresses, alarms, keys): us-east-1 list prices.
+
+Each figure has its source: public pages, read in 2026-11. None was checked against a bill.
+"""
+
+HOURS_PER_MONTH = 730
+
+# EBS gp3 (saisci.com 2021-02 after AWS's price page; webuildup.live 2026-04 repeats storage and
+# IOPS): the first 3,000 IOPS and 125 MiB/s are included in the volume.
+GP3_USD_PER_GIB_MONTH = 0.08
+GP3_USD_PER_IOPS_MONTH = 0.005
+GP3_USD_PER_MIB_PER_SECOND_MONTH = 0.04
+GP3_FREE_IOPS = 3000
+GP3_FREE_MIB_PER_SECOND = 125
+
+# cloud-horizons 2026-05 and cloudburn 2026-02.
+PUBLIC_IPV4_USD_PER_HOUR = 0.005
+NAT_GATEWAY_USD_PER_HOUR = 0.045
+# Per zone; data processed costs extra. From memory.
+INTERFACE_ENDPOINT_USD_PER_HOUR = 0.01
+
+# c3x.dev and factualminds.com 2026-06; an account's ten free standard alarms and three free
+# dashboards are not counted: they may already be used.
+ALARM_USD_PER_MONTH = 0.10
+HIGH_RESOLUTION_ALARM_USD_PER_MONTH = 0.30
+COMPOSITE_ALARM_USD_PER_MONTH = 0.50
+DASHBOARD_USD_PER_MONTH = 3.00
+
+# AWS's price pages, from memory.
+KMS_KEY_USD_PER_MONTH = 1.00
+LAMBDA_ARM_USD_PER_GB_SECOND = 0.0000133334
+LAMBDA_USD_PER_REQUEST = 0.20 / 1e6
+
+
+def gp3_usd_per_hour(gib: float, iops: float, mib_per_second: float) -> float:
+    """Return the dollars that one gp3 volume costs per hour."""
+    per_month = (
+        gib * GP3_USD_PER_GIB_MONTH
+        + max(0.0, iops - GP3_FREE_IOPS) * GP3_USD_PER_IOPS_MONTH
+        + max(0.0, mib_per_second - GP3_FREE_MIB_PER_SECOND) * GP3_USD_PER_MIB_PER_SECOND_MONTH
+    )
+    return per_month / HOURS_PER_MONTH

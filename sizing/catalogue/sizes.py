@@ -1,0 +1,174 @@
+"""The instance catalogue: what EC2 sizes offer and what families are for, with sources.
+
+Reads instances.csv and families.csv beside it: no network, no AWS call. Prices are us-east-1's.
+"""
+
+import csv
+import difflib
+import re
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, cast
+
+CATALOGUE_FILE = Path(__file__).with_name("instances.csv")
+FAMILIES_FILE = Path(__file__).with_name("families.csv")
+MAX_ALTERNATES = 4
+
+# Instances that the release note of the PyTorch 2.12 Deep Learning AMI (Ubuntu 24.04, 2026-08-22)
+# supports; G7 and G7e are not among them.
+AMI_FAMILIES = frozenset(
+    ["g4dn", "g5", "g6", "gr6", "g6e", "p4d", "p4de", "p5", "p5e", "p5en", "p6-b200"]
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Instance:
+    """One EC2 size. MB are decimal, GiB and MiB binary; `source` says where the figures are from.
+
+    Fields ending in `_from_memory` were never checked against a source.
+    """
+
+    size: str
+    family: str
+    current_generation: bool
+    vcpus: int
+    memory_gib: float
+    gpu: str
+    num_gpus: int
+    num_accelerators: int
+    gpu_memory_mib: int
+    instance_store_gb: int
+    ebs_baseline_mb_per_second: float
+    ebs_max_mb_per_second: float
+    ebs_baseline_iops: int
+    ebs_max_iops: int
+    network_baseline_gbps: float
+    network_peak_gbps: float
+    network_label: str
+    gpu_architecture_from_memory: str
+    compute_capability_from_memory: str
+    tensor_core_generation_from_memory: str
+    on_demand_usd_per_hour: float | None
+    spot_quota_code: str
+    note: str
+    source: str
+
+    @property
+    def is_trainable(self) -> bool:
+        """Whether the stack can train on it: it has whole NVIDIA GPUs that the AMI supports."""
+        return self.num_gpus > 0 and self.family in AMI_FAMILIES
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Family:
+    """What a family of sizes is for: `fit` holds train, serve, prepare, experiment or graphics."""
+
+    name: str
+    kind: Literal["gpu", "gpu-slice", "gpu-amd", "chip", "cpu", "burstable"]
+    fit: frozenset[str]
+    what: str
+    source: str
+
+
+def _all_cards_gbps(label: str) -> float:
+    """The rate in a label such as "200 Gigabit" or "4x 100 Gigabit"; 0 where there is none.
+
+    Sizes with several network cards have a rate for each card and none for the size; their
+    networks do not burst, and only the label has the right number of cards.
+    """
+    found = re.fullmatch(r"(?:(\d+)x )?(\d+) Gigabit", label)
+    return float(found[1] or 1) * float(found[2]) if found else 0.0
+
+
+def _instance(row: dict[str, str]) -> Instance:
+    """Turn one row of the file into an Instance."""
+    price = row["ondemand_usd_hr_us_east_1"]
+    return Instance(
+        size=row["instance_type"],
+        family=row["family"],
+        current_generation=row["current_generation"] == "True",
+        vcpus=int(row["vcpu"]),
+        memory_gib=float(row["memory_gib"]),
+        gpu=row["accelerator"],
+        num_gpus=int(row["accelerator_count"]) if row["accelerator"].startswith("NVIDIA") else 0,
+        num_accelerators=int(row["accelerator_count"]),
+        gpu_memory_mib=int(row["accelerator_memory_mib_each"] or 0),
+        instance_store_gb=int(row["instance_store_gb"] or 0),
+        ebs_baseline_mb_per_second=float(row["ebs_baseline_MB_s"] or 0),
+        ebs_max_mb_per_second=float(row["ebs_max_MB_s"] or 0),
+        ebs_baseline_iops=int(row["ebs_baseline_iops"] or 0),
+        ebs_max_iops=int(row["ebs_max_iops"] or 0),
+        network_baseline_gbps=float(row["net_baseline_gbps"] or _all_cards_gbps(row["net_label"])),
+        network_peak_gbps=float(row["net_peak_gbps"] or _all_cards_gbps(row["net_label"])),
+        network_label=row["net_label"],
+        gpu_architecture_from_memory=row["gpu_arch_from_memory"],
+        compute_capability_from_memory=row["cuda_cc_from_memory"],
+        tensor_core_generation_from_memory=row["tensor_core_gen_from_memory"],
+        on_demand_usd_per_hour=float(price) if price else None,
+        spot_quota_code=row["spot_quota_code"],
+        note=row["note"],
+        source=row["source"],
+    )
+
+
+@cache
+def instances() -> dict[str, Instance]:
+    """Return all known sizes by name, in the order of the file."""
+    with CATALOGUE_FILE.open(newline="", encoding="utf-8") as lines:
+        return {row["instance_type"]: _instance(row) for row in csv.DictReader(lines)}
+
+
+@cache
+def families() -> dict[str, Family]:
+    """Return what each family is for, by name."""
+    with FAMILIES_FILE.open(newline="", encoding="utf-8") as lines:
+        return {
+            row["family"]: Family(
+                name=row["family"],
+                kind=cast(Any, row["kind"]),
+                fit=frozenset(row["fit"].split("|")),
+                what=row["what"],
+                source=row["source"],
+            )
+            for row in csv.DictReader(lines)
+        }
+
+
+def find(size: str) -> Instance:
+    """Return the size called `size`; an unknown one is a ValueError that names the nearest."""
+    found = instances().get(size)
+    if found is None:
+        near = difflib.get_close_matches(size, instances(), n=3, cutoff=0.5)
+        hint = f"the nearest are {', '.join(near)}" if near else "try g5.xlarge"
+        raise ValueError(f"size {size!r} is not in the instance catalogue; {hint}")
+    return found
+
+
+def alternates(size: str, *, mix_gpus: bool = False) -> tuple[Instance, ...]:
+    """Return the 0 to 4 cheapest other sizes with the same GPUs and at least the memory.
+
+    GPU model and count are part of the numerics key: on these sizes a run stays the same bit for
+    bit. `mix_gpus` gives that up for more pools: any model with at least the memory, same count.
+    """
+    wanted = find(size)
+    siblings = [
+        other
+        for other in instances().values()
+        if other.size != wanted.size
+        and other.is_trainable
+        and other.on_demand_usd_per_hour is not None
+        and (mix_gpus or other.gpu == wanted.gpu)
+        and other.num_gpus == wanted.num_gpus
+        and other.gpu_memory_mib >= wanted.gpu_memory_mib
+        and other.memory_gib >= wanted.memory_gib
+    ]
+    siblings.sort(key=lambda other: (other.on_demand_usd_per_hour or 0.0, other.size))
+    return tuple(siblings[:MAX_ALTERNATES]) if wanted.is_trainable else ()
+
+
+@cache
+def trainable_by_price() -> tuple[Instance, ...]:
+    """Return the sizes that the stack can train on, cheapest on demand first."""
+    found = [i for i in instances().values() if i.is_trainable and i.on_demand_usd_per_hour]
+    return tuple(sorted(found, key=lambda i: i.on_demand_usd_per_hour or 0.0))

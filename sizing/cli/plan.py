@@ -1,0 +1,162 @@
+"""Plan a run on one size: does it fit, how long does it take, what does it cost, what is tight.
+
+python -m sizing plan trajectory --recipe full --size g5.2xlarge
+python -m sizing plan trajectory --recipe full --size g5.xlarge --micro-batch 8 --json
+python -m sizing plan trajectory --recipe full --size g5.2xlarge --runs 4 --unshared-gib 7.3
+"""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from sizing.catalogue.refresh import cache_file
+from sizing.cli.tables import console, print_json, show
+from sizing.plan.checks import Findings, check_plan
+from sizing.plan.plan import Plan, make_plan
+from sizing.plan.report import duration, figures, summary, to_json
+from sizing.plan.request import Request
+from sizing.spot.traces import load_trace
+
+HELP = "one run on one size: fit, hours, dollars, notice"
+_BAR = 40
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    parser.add_argument("workload", help="as in `python -m training run --workload`")
+    parser.add_argument("--recipe", default="full", help="default: %(default)s")
+    parser.add_argument("--size", required=True, help="instance type, such as g5.2xlarge")
+    add_request_arguments(parser)
+    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
+
+
+def add_request_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options that a plan depends on beside workload and size."""
+    parser.add_argument("--micro-batch", type=int, help="default: the recipe's")
+    parser.add_argument("--gpus", type=int, default=1, help="GPUs to use (default: %(default)s)")
+    parser.add_argument(
+        "--runs", type=int, default=1, help="equal runs side by side (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--unshared-gib",
+        type=float,
+        default=0.0,
+        help="data that each run holds itself; 0: memory-mapped and shared (default)",
+    )
+    parser.add_argument("--volume-gib", type=int, default=200, help="default: %(default)s")
+    parser.add_argument("--dataset-gib", type=float, help="default: the workload's data")
+    parser.add_argument(
+        "--interval", default="auto", help="auto, 2epochs, 100steps or 600s (default: %(default)s)"
+    )
+    parser.add_argument("--rate", type=float, help="interruptions per machine hour")
+    parser.add_argument(
+        "--trace",
+        type=Path,
+        metavar="FILE",
+        help="a trace as for simulate, replayed instead of --rate",
+    )
+    parser.add_argument(
+        "--cache",
+        type=Path,
+        metavar="FILE",
+        help="prices saved by catalogue --refresh (default: its default file)",
+    )
+    parser.add_argument("--notice", type=float, help="seconds of notice (default: 120)")
+
+
+def request(arguments: argparse.Namespace, size: str) -> Request:
+    """Return the request that the options describe."""
+    kept = cache_file()
+    return Request(
+        workload=arguments.workload,
+        recipe=arguments.recipe,
+        size=size,
+        micro_batch=arguments.micro_batch,
+        gpus=arguments.gpus,
+        runs=arguments.runs,
+        unshared_gib=arguments.unshared_gib,
+        volume_gib=arguments.volume_gib,
+        dataset_gib=arguments.dataset_gib,
+        checkpoint_interval=arguments.interval,
+        rate_per_hour=arguments.rate,
+        trace=load_trace(arguments.trace) if arguments.trace else None,
+        notice_seconds=arguments.notice,
+        price_cache=arguments.cache or (kept if kept.exists() else None),
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the plan; the exit code is 1 if it cannot work."""
+    plan = make_plan(request(arguments, arguments.size))
+    findings = check_plan(plan)
+    if arguments.json:
+        print_json(to_json(plan, findings))
+    else:
+        show_plan(plan, findings)
+    return 1 if findings.problems else 0
+
+
+def show_plan(plan: Plan, findings: Findings) -> None:
+    """Show the result, where the time goes, GPU memory, and the basis of each figure."""
+    asked = plan.request
+    verdict = "cannot work" if findings.problems else "fits"
+    show(
+        [{"": name, " ": text} for name, text in summary(plan)],
+        title=f"{asked.workload}/{asked.recipe} on {asked.size}: {verdict}",
+        notes=[
+            *(f"refused ({name}): {text}" for name, text in findings.problems.items()),
+            *(f"warning: {text}" for text in findings.warnings),
+        ],
+    )
+    total = plan.work.seconds or 1.0
+    show(
+        [
+            {
+                "stage": stage.footprint.stage,
+                "epochs": stage.footprint.epochs,
+                "steps each": stage.footprint.steps_per_epoch,
+                "a step": duration(stage.step.seconds),
+                "GPU MiB": round(stage.memory.need),
+                "seconds": round(stage.seconds, 1),
+                "bound by": stage.bound_by,
+                "share": "#" * max(1, round(_BAR * stage.seconds / total)),
+            }
+            for stage in plan.work.stages
+        ],
+        title="where the time goes",
+    )
+    show(memory_rows(plan), title=f"GPU memory of stage {plan.work.memory.stage}, MiB")
+    show(
+        [
+            {
+                "figure": name,
+                "value": f"{figure.value:.4g} {figure.unit}",
+                "basis": figure.basis,
+                "source": figure.source,
+            }
+            for name, figure in figures(plan).items()
+        ],
+        title="confidence",
+    )
+    console().print(
+        "measured: counted or run; modelled: computed; published: by others; "
+        "from memory: unchecked. Dollars are for the instance alone."
+    )
+
+
+def memory_rows(plan: Plan) -> list[dict[str, Any]]:
+    """Return the parts of GPU memory, and what is free."""
+    memory, there = plan.work.memory, plan.inputs.instance.gpu_memory_mib
+    parts = {
+        "parameters": memory.parameters,
+        "gradients": memory.gradients,
+        "optimizer": memory.optimizer,
+        f"activations (logits {memory.logits:,.1f})": memory.activations,
+        "fragments": memory.fragmentation,
+        "context": memory.context,
+        "free": there - memory.need,
+    }
+    return [
+        {"part": name, "MiB": round(value, 1), "": "#" * round(_BAR * max(0.0, value) / there)}
+        for name, value in parts.items()
+    ]

@@ -1,0 +1,186 @@
+"""Select sizes for a phase of a model's life: candidates by dollars, with reasons.
+
+  python -m sizing select --phase train --gpu-memory-mib 20000
+  python -m sizing select --phase experiment --cpu-percent 15 --hours-per-day 6
+  python -m sizing select --phase serve-batch --model bert-base
+
+Example: BERT for sentiment analysis, 1,000 requests per minute within 200 ms:
+
+  python -m sizing select --phase serve-online --model bert-base \\
+      --requests-per-minute 1000 --latency-ms 200
+
+If you measured a throughput, --throughput c5.xlarge=55 replaces the published one.
+"""
+
+import argparse
+import difflib
+import math
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from sizing import catalogue
+from sizing.catalogue.refresh import cache_file, load, prices
+from sizing.cli.tables import print_json, show
+from sizing.models.serving import Throughput, models
+from sizing.select.ranking import select
+from sizing.select.requirements import PHASES, Requirements, Selection
+
+HELP = "sizes for experiments, data preparation, training, tuning or serving"
+SHOWN = 12
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    parser.add_argument("--phase", required=True, choices=PHASES)
+    parser.add_argument("--model", help=f"published throughputs exist for {', '.join(models())}")
+    parser.add_argument(
+        "--throughput", action="append", default=[], metavar="SIZE=PER_SECOND", help="measured"
+    )
+    parser.add_argument(
+        "--latency", action="append", default=[], metavar="SIZE=MS", help="of one inference"
+    )
+    for name, kind, text in (
+        ("--requests-per-minute", float, "serve-online: the demand"),
+        ("--latency-ms", float, "serve-online: for 95 %% of requests"),
+        ("--min-instances", int, "serve-online: at least this many (default: 1)"),
+        ("--gpu-memory-mib", int, "train, tune: as shown by python -m sizing plan"),
+        ("--memory-gib", float, "host memory, at least"),
+        ("--vcpus", int, "at least this many"),
+        ("--cpu-percent", float, "experiment: mean load of all vCPUs (default: 20)"),
+        ("--hours-per-day", float, "experiment, prepare: hours it is on (default: 8)"),
+    ):
+        parser.add_argument(name, type=kind, metavar="N", help=text)
+    parser.add_argument(
+        "--needs-cuda", action="store_true", help="the model has CUDA kernels of its own"
+    )
+    parser.add_argument(
+        "--cache", type=Path, metavar="FILE", help="prices saved by catalogue --refresh"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the ranking."""
+    answers = load(arguments.cache or cache_file())
+    requirements = make_requirements(arguments)
+    selection = select(requirements, lambda size: prices(size, answers))
+    if not selection.candidates:
+        reasons = "; ".join(f"{size}: {why}" for size, why in selection.left_out.items())
+        raise ValueError(f"no size meets the requirements: {reasons or 'no throughput is known'}")
+    if arguments.json:
+        print_json(asdict(selection))
+    else:
+        show_selection(selection, requirements.phase)
+    return 0
+
+
+# The phases that each option is for.
+_BELONGS = {
+    "requests_per_minute": ("serve-online",),
+    "latency_ms": ("serve-online",),
+    "min_instances": ("serve-online",),
+    "model": ("serve-online", "serve-batch"),
+    "throughput": ("serve-online", "serve-batch"),
+    "latency": ("serve-online",),
+    "needs_cuda": ("serve-online", "serve-batch", "train", "tune"),
+    "gpu_memory_mib": ("train", "tune"),
+    "memory_gib": ("train", "tune", "experiment", "prepare"),
+    "vcpus": ("train", "tune", "experiment", "prepare"),
+    "cpu_percent": ("experiment",),
+    "hours_per_day": ("experiment", "prepare"),
+}
+
+
+def make_requirements(arguments: argparse.Namespace) -> Requirements:
+    """Return the requirements; a ValueError if options contradict each other."""
+    given = {name: getattr(arguments, name) for name in _BELONGS}
+    given = {name: value for name, value in given.items() if value not in (None, [], False)}
+    for name, value in given.items():
+        option = "--" + name.replace("_", "-")
+        if arguments.phase not in _BELONGS[name]:
+            phases = " or ".join(_BELONGS[name])
+            raise ValueError(f"{option} is for {phases}, not for {arguments.phase}: leave it out")
+        if isinstance(value, int | float) and not 0 < value < 1e9:
+            raise ValueError(f"{option} must be a number above 0, got {value:g}")
+    if given.get("cpu_percent", 0) > 100 or given.get("hours_per_day", 0) > 24:
+        raise ValueError("--cpu-percent is at most 100 and --hours-per-day at most 24")
+    throughputs = _own(given.get("throughput", []), given.get("latency", []))
+    if arguments.phase.startswith("serve"):
+        _check_serving(arguments, throughputs)
+    renamed = {"latency_ms": "latency_goal_ms", "min_instances": "least_instances"}
+    plain = {renamed.get(name, name): value for name, value in given.items()
+             if name not in ("throughput", "latency")}  # fmt: skip
+    return Requirements(phase=arguments.phase, throughputs=throughputs, **plain)
+
+
+def _check_serving(arguments: argparse.Namespace, throughputs: dict[str, Throughput]) -> None:
+    """Refuse serving without a throughput, or serving online without a demand and a goal."""
+    if arguments.model is None and not throughputs:
+        raise ValueError(
+            f"{arguments.phase} needs --model ({', '.join(models())}) or --throughput SIZE=N"
+        )
+    if arguments.model is not None and arguments.model not in models():
+        near = difflib.get_close_matches(arguments.model, models(), n=1, cutoff=0.3)
+        hint = f"did you mean {near[0]}? Otherwise give" if near else "give"
+        raise ValueError(
+            f"no published throughput of {arguments.model!r}: {hint} --throughput SIZE=N"
+        )
+    if arguments.phase == "serve-online" and None in (
+        arguments.requests_per_minute,
+        arguments.latency_ms,
+    ):
+        raise ValueError("serve-online needs --requests-per-minute and --latency-ms")
+
+
+def _own(throughputs: list[str], latencies: list[str]) -> dict[str, Throughput]:
+    """Return the user's own throughputs, which replace published ones."""
+    times = dict(_pair("--latency", text) for text in latencies)
+    own = {}
+    for size, per_second in (_pair("--throughput", text) for text in throughputs):
+        own[size] = Throughput(
+            size=size,
+            per_second=per_second,
+            latency_ms=times.pop(size, None),
+            basis="given",
+            note="given with --throughput",
+            source="the command line",
+        )
+    for size in times:
+        raise ValueError(f"--latency {size} needs --throughput {size}=N: give both")
+    return own
+
+
+def _pair(option: str, text: str) -> tuple[str, float]:
+    size, _, number = text.partition("=")
+    try:
+        value = float(number)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < 1e9:
+        raise ValueError(f"{option} takes SIZE=NUMBER, such as c5.xlarge=55, got {text!r}")
+    return catalogue.find(size).size, value
+
+
+def show_selection(selection: Selection, phase: str) -> None:
+    """Show the candidates, then reasons and cautions, then what was left out."""
+    shown = selection.candidates[:SHOWN]
+    show([{"size": each.size, **each.figures} for each in shown])
+    lines: list[str] = []
+    for place, each in enumerate(shown[:3], start=1):
+        lines.append(f"{place}. {each.size}: {'; '.join(each.reasons)}.")
+        lines += [f"   note: {caution}" for caution in each.cautions]
+    later: list[Any] = [each for each in shown[3:] if not each.is_supported]
+    lines += [f"{each.size} is last: {each.cautions[0]}." for each in later]
+    if hidden := len(selection.candidates) - len(shown):
+        lines.append(f"{hidden} more expensive ones are not shown (--json has them).")
+    reasons: dict[str, list[str]] = {}
+    for size, why in selection.left_out.items():
+        reasons.setdefault(why, []).append(size)
+    lines += [f"left out: {', '.join(sizes)} ({why})" for why, sizes in reasons.items()]
+    if phase in ("train", "tune"):
+        lines.append(
+            "Dollars per hour are not dollars per run: see python -m sizing plan and compare."
+        )
+    lines += [f"differs from common advice: {line}" for line in selection.differs]
+    show([], notes=lines)

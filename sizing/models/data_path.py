@@ -1,0 +1,137 @@
+"""The data path, S3 -> volume -> loader -> GPU, at *baseline* rates and their burst windows.
+
+A burst spends a bucket of credits that is full at launch; what takes longer runs at baseline.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from sizing.catalogue import Instance
+from sizing.figures import Basis
+from sizing.models.constants import Constants
+
+MB_PER_MIB = 1.048576
+GP3_MB_PER_SECOND = 125 * MB_PER_MIB
+# One vCPU belongs to the training process.
+_TRAINER_VCPUS = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DataFacts:
+    """What a workload reads: a sample's bytes in S3 and per epoch, and CPU seconds to load it."""
+
+    dataset_bytes_per_sample: float
+    epoch_bytes_per_sample: float
+    loader_cpu_seconds: float
+    basis: Basis
+    source: str
+
+
+DATA: Mapping[str, DataFacts] = {
+    "trajectory": DataFacts(
+        dataset_bytes_per_sample=393_216,
+        epoch_bytes_per_sample=131_072,
+        loader_cpu_seconds=48e-6,
+        basis="measured",
+        source="a clip is 32x64x64x3 bytes, its features 32x16x128 float16; get and collate of 16 "
+        "clips took 48 microseconds a clip on one core (Intel Xeon, 2026-11-21)",
+    ),
+    "imagenet": DataFacts(
+        dataset_bytes_per_sample=110_000,
+        epoch_bytes_per_sample=110_000,
+        loader_cpu_seconds=1 / 210,
+        basis="from memory",
+        source="110 KB a JPEG; 280 to 310 decoded a second on a busy vCPU of a g5, of which 72 % "
+        "through a uint8 pipeline (estimate; 1,571 a second measured on 2 cores of another CPU)",
+    ),
+    "growth": DataFacts(
+        dataset_bytes_per_sample=512,
+        epoch_bytes_per_sample=512,
+        loader_cpu_seconds=20e-6,
+        basis="modelled",
+        source="256 tokens of 2 bytes, memory-mapped; 20 microseconds assumed",
+    ),
+    "detection": DataFacts(
+        dataset_bytes_per_sample=160_000,
+        epoch_bytes_per_sample=160_000,
+        loader_cpu_seconds=0.03,
+        basis="from memory",
+        source="COCO 2017: 118,287 images in 18 GB; decode and resize to 800 px about 30 ms",
+    ),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rate:
+    """A rate with a burst, in MB/s, and how long the burst lasts."""
+
+    baseline: float
+    burst: float
+    burst_seconds: float
+
+    def seconds(self, num_bytes: float) -> float:
+        """Return the seconds to move `num_bytes`, starting with full credits."""
+        if max(self.burst, self.baseline) <= 0:
+            return 0.0  # unknown: the other rates decide, and the plan warns
+        megabytes = num_bytes / 1e6
+        within = self.burst * self.burst_seconds
+        if self.burst <= self.baseline or megabytes <= within:
+            return megabytes / max(self.burst, self.baseline)
+        return self.burst_seconds + (megabytes - within) / self.baseline
+
+
+def volume_rate(instance: Instance, gp3_mb_per_second: float, constants: Constants) -> Rate:
+    """Return the data volume's rate on this size: the slower of volume and instance."""
+    return Rate(
+        baseline=min(gp3_mb_per_second, instance.ebs_baseline_mb_per_second),
+        burst=min(gp3_mb_per_second, instance.ebs_max_mb_per_second),
+        burst_seconds=constants.ebs_burst_seconds,
+    )
+
+
+def network_rate(instance: Instance, constants: Constants) -> Rate:
+    """Return the size's network rate; 1 Gb/s is 125 MB/s."""
+    baseline = instance.network_baseline_gbps
+    return Rate(
+        baseline=baseline * 125,
+        burst=max(instance.network_peak_gbps, baseline) * 125,
+        burst_seconds=constants.network_burst_seconds,
+    )
+
+
+def sync_seconds(num_bytes: float, network: Rate, volume: Rate) -> float:
+    """Return the seconds from S3 to the data volume: both work at once, the slower one decides."""
+    return max(network.seconds(num_bytes), volume.seconds(num_bytes))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EpochData:
+    """The least seconds that an epoch's data takes, by what it waits for."""
+
+    loader: float
+    disk: float
+    cached: bool
+
+
+def epoch_data(
+    *,
+    samples: float,
+    facts: DataFacts,
+    instance: Instance,
+    volume: Rate,
+    cache_bytes: float,
+    epoch_bytes: float,
+    runs: int,
+) -> EpochData:
+    """Return the data's share of an epoch, for each of `runs` equal runs on one machine.
+
+    Data that fits the page cache is read once and costs later epochs nothing; the runs share it.
+    """
+    vcpus = max(1.0, instance.vcpus / runs - _TRAINER_VCPUS)
+    cached = epoch_bytes <= cache_bytes
+    return EpochData(
+        loader=samples * facts.loader_cpu_seconds / vcpus,
+        # An epoch after the burst: only the baseline lasts for the whole run.
+        disk=0.0 if cached else epoch_bytes * runs / 1e6 / volume.baseline,
+        cached=cached,
+    )

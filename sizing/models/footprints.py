@@ -1,0 +1,201 @@
+"""Footprints: what one step of a stage needs, as counted by `python -m training measure`.
+
+Reads sizing/footprints.json. Between two counted micro-batches it interpolates, beyond them it
+extrapolates from the last two; both say "modelled". Others are refused with the command to run.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+from sizing.figures import Basis
+from sizing.suggestion import suggest
+
+FOOTPRINTS_FILE = Path(__file__).parent.parent / "footprints.json"
+MEASURE = "python -m training measure"
+# Up to this many times the largest counted micro-batch, extrapolating is still sound.
+_MOST_EXTENSION = 16
+
+
+class NotMeasuredError(ValueError):
+    """A workload or recipe has no footprints: nothing can be predicted about it yet."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Footprint:
+    """One stage at one micro-batch, in bytes; a Prepare stage has no gradients or optimizer."""
+
+    stage: str
+    kind: Literal["prepare", "train"]
+    micro_batch: int
+    global_batch: int
+    precision: str
+    samples_per_epoch: int
+    epochs: int
+    validation_samples: int
+    eval_every_epochs: int
+    parameters: int
+    parameter_bytes: int
+    gradient_bytes: int
+    optimizer_bytes: int
+    peak_bytes: int
+    activation_bytes: int
+    output_bytes: int
+    checkpoint_bytes: int
+    flops_per_sample: float
+    kept_bytes_per_sample: float
+    kernels_per_step: int | None
+    basis: Basis
+    source: str
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Optimizer steps of one epoch; the last one takes the remaining samples."""
+        return -(-self.samples_per_epoch // self.global_batch)
+
+
+@cache
+def load(path: Path = FOOTPRINTS_FILE) -> tuple[dict[str, Any], ...]:
+    """Return all footprints of the file, unchanged."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise NotMeasuredError(f"{path} does not exist; create it with `{MEASURE}`") from None
+    except json.JSONDecodeError as error:
+        raise ValueError(
+            f"{path} is not JSON ({error}); create it again with `{MEASURE}`"
+        ) from error
+    if content.get("format") != 1:
+        raise ValueError(
+            f"{path} has format {content.get('format')!r}, this version reads 1; create it again "
+            f"with `{MEASURE}`"
+        )
+    return tuple(content["footprints"])
+
+
+def recipes(path: Path = FOOTPRINTS_FILE) -> dict[str, list[str]]:
+    """Return each workload's measured recipes."""
+    found: dict[str, list[str]] = {}
+    for row in load(path):
+        names = found.setdefault(row["workload"], [])
+        if row["recipe"] not in names:
+            names.append(row["recipe"])
+    return found
+
+
+def stages(
+    workload: str,
+    recipe: str,
+    *,
+    micro_batch: int | None = None,
+    path: Path = FOOTPRINTS_FILE,
+) -> tuple[Footprint, ...]:
+    """Return the stages of a recipe in order, at its own micro-batch or a given one."""
+    known = recipes(path)
+    if workload not in known:
+        raise NotMeasuredError(_unknown("workload", workload, list(known), workload, recipe))
+    if recipe not in known[workload]:
+        raise NotMeasuredError(_unknown("recipe", recipe, known[workload], workload, recipe))
+    rows = [r for r in load(path) if (r["workload"], r["recipe"]) == (workload, recipe)]
+    names = list(dict.fromkeys(row["stage"] for row in rows))
+    trained = [row["recipe_micro_batch"] for row in rows if row["kind"] == "train"]
+    return tuple(
+        _stage(
+            of_stage,
+            # A stage with a batch of its own (another than the last stage's) keeps it.
+            micro_batch if of_stage[0].get("recipe_micro_batch") == trained[-1] else None,
+        )
+        for of_stage in ([row for row in rows if row["stage"] == name] for name in names)
+    )
+
+
+def _unknown(what: str, name: str, known: Sequence[str], workload: str, recipe: str) -> str:
+    return (
+        f"{what} {name!r} has no footprints ({suggest(name, known)}); measure it: "
+        f"`{MEASURE} --workload {workload}` (recipe {recipe})"
+    )
+
+
+def _stage(rows: list[dict[str, Any]], micro_batch: int | None) -> Footprint:
+    rows = sorted(rows, key=lambda row: int(row["micro_batch"]))
+    if rows[0]["kind"] == "prepare":
+        return _footprint(rows[0], rows[0], rows)
+    wanted = micro_batch or int(rows[0]["recipe_micro_batch"])
+    if wanted < 1:
+        raise ValueError(f"the micro-batch is {wanted}; give at least 1")
+    if int(rows[0]["global_batch"]) % wanted:
+        raise ValueError(
+            f"global_batch {rows[0]['global_batch']} is not a multiple of the micro-batch "
+            f"{wanted}; change one of them"
+        )
+    for row in rows:
+        if int(row["micro_batch"]) == wanted:
+            return _footprint(row, row, rows)
+    return _footprint(rows[0], _between(rows, wanted), rows)
+
+
+def _between(rows: list[dict[str, Any]], wanted: int) -> dict[str, Any]:
+    """Return a row for `wanted` on the line through the two nearest counted micro-batches."""
+    counted = [int(row["micro_batch"]) for row in rows]
+    if len(rows) < 2 or wanted > counted[-1] * _MOST_EXTENSION:
+        raise NotMeasuredError(
+            f"a micro-batch of {wanted} is too far from those counted ({counted}); measure it: "
+            f"`{MEASURE} --workload {rows[0]['workload']} --override micro_batch={wanted}`"
+        )
+    upper = next((i for i, size in enumerate(counted) if size > wanted), len(rows) - 1)
+    upper = max(1, upper)
+    low, high = rows[upper - 1], rows[upper]
+    share = (wanted - counted[upper - 1]) / (counted[upper] - counted[upper - 1])
+    row = {**low, "micro_batch": wanted, "modelled": True}
+    for key in ("peak_bytes", "peak_activation_bytes", "output_bytes"):
+        row[key] = int(max(0.0, low[key] + share * (high[key] - low[key])))
+    return row
+
+
+def _footprint(
+    first: Mapping[str, Any], row: Mapping[str, Any], rows: list[dict[str, Any]]
+) -> Footprint:
+    prepares = first["kind"] == "prepare"
+    micro_batch = int(row["micro_batch"])
+    return Footprint(
+        stage=str(row["stage"]),
+        kind=row["kind"],
+        micro_batch=micro_batch,
+        global_batch=int(row.get("global_batch", micro_batch)),
+        precision=str(row.get("precision", "float32")),
+        samples_per_epoch=int(row["samples_per_epoch"]),
+        epochs=int(row["epochs"]),
+        validation_samples=int(row.get("validation_samples", 0)),
+        eval_every_epochs=int(row.get("evaluate_every_epochs", 1)),
+        parameters=int(row["parameters"]),
+        parameter_bytes=int(row["parameter_bytes"]) + int(row.get("buffer_bytes", 0)),
+        gradient_bytes=int(row.get("gradient_bytes", 0)),
+        optimizer_bytes=int(row.get("optimizer_bytes", 0)),
+        peak_bytes=int(row["peak_bytes"]),
+        activation_bytes=_activation_bytes(row),
+        output_bytes=int(row.get("output_bytes", 0)),
+        checkpoint_bytes=int(row.get("checkpoint_bytes", 0)),
+        flops_per_sample=float(row["flops_per_sample"]),
+        kept_bytes_per_sample=0.0 if prepares else _kept_bytes_per_sample(rows),
+        kernels_per_step=row.get("kernels"),
+        basis="modelled" if row.get("modelled") else "measured",
+        source=f"{MEASURE}: a real step on fake tensors"
+        + (", between counted micro-batches" if row.get("modelled") else ""),
+    )
+
+
+def _activation_bytes(row: Mapping[str, Any]) -> int:
+    found = row.get("peak_activation_bytes")
+    return int(row["peak_bytes"]) - int(row["parameter_bytes"]) if found is None else int(found)
+
+
+def _kept_bytes_per_sample(rows: list[dict[str, Any]]) -> float:
+    """Return what each further sample adds to the peak: kept from forward for backward."""
+    low, high = rows[0], rows[-1]
+    if len(rows) < 2:
+        return float(low["peak_activation_bytes"]) / int(low["micro_batch"])
+    added = float(high["peak_activation_bytes"]) - float(low["peak_activation_bytes"])
+    return max(0.0, added / (int(high["micro_batch"]) - int(low["micro_batch"])))

@@ -1,0 +1,56 @@
+"""GPU memory of a stage: the peak of its step's tensors, plus what no tensor accounts for.
+
+need = (peak of the counted step) * (1 + fragmentation) * memory_factor + context
+"""
+
+from dataclasses import dataclass
+
+from sizing.figures import Basis
+from sizing.models.constants import MIB, Constants
+from sizing.models.footprints import Footprint
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GpuMemory:
+    """MiB of one stage on one GPU by purpose; `need` is their sum."""
+
+    stage: str
+    parameters: float
+    gradients: float
+    optimizer: float
+    activations: float
+    fragmentation: float
+    context: float
+    logits: float  # a part of the activations: what the model returns
+    basis: Basis
+
+    @property
+    def allocated(self) -> float:
+        """MiB that torch.cuda.max_memory_allocated would report."""
+        return self.parameters + self.gradients + self.optimizer + self.activations
+
+    @property
+    def need(self) -> float:
+        """MiB that must be free on the GPU."""
+        return self.allocated + self.fragmentation + self.context
+
+
+def gpu_memory(footprint: Footprint, constants: Constants) -> GpuMemory:
+    """Return the memory that `footprint` needs on a GPU."""
+    scale = constants.memory_factor / MIB
+    fixed = footprint.parameter_bytes + footprint.optimizer_bytes
+    # The peak may be in forward, before there are gradients; then it does not include them.
+    rest = max(0, footprint.peak_bytes - fixed)
+    gradients = min(footprint.gradient_bytes, max(0, rest - footprint.activation_bytes))
+    peak = footprint.peak_bytes * scale
+    return GpuMemory(
+        stage=footprint.stage,
+        parameters=footprint.parameter_bytes * scale,
+        gradients=gradients * scale,
+        optimizer=footprint.optimizer_bytes * scale,
+        activations=(rest - gradients) * scale,
+        fragmentation=peak * constants.fragmentation_share,
+        context=constants.context_mib,
+        logits=footprint.output_bytes * scale,
+        basis="modelled",
+    )

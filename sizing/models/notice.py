@@ -1,0 +1,108 @@
+"""Whether the checkpoint fits the two-minute notice, and how long the restart takes.
+
+save = detection + longest step + copy to the host + hash + upload at *baseline* + commit
+Boot, sync and resume add up to the restart. Burst credits are not relied on: they may be spent.
+"""
+
+from dataclasses import dataclass
+
+from sizing.catalogue import Instance
+from sizing.catalogue.gpus import Gpu
+from sizing.models.constants import Constants
+from sizing.models.data_path import Rate, network_rate, sync_seconds
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NoticeFit:
+    """Seconds from a notice to the commit, part by part, and the seconds available."""
+
+    detection: float
+    step: float
+    copy: float
+    hash: float
+    upload: float
+    commit: float
+    budget: float
+
+    @property
+    def save(self) -> float:
+        """Seconds of the save alone: copy, hash, upload, commit."""
+        return self.copy + self.hash + self.upload + self.commit
+
+    @property
+    def total(self) -> float:
+        """Seconds from the notice to the commit."""
+        return self.detection + self.step + self.save
+
+    @property
+    def fits(self) -> bool:
+        """Whether the commit comes before the margin starts."""
+        return self.total <= self.budget
+
+    def sentence(self) -> str:
+        """Return the arithmetic in one sentence."""
+        return (
+            f"{self.detection:.0f} s to detect the notice + {self.step:.1f} s to finish the step"
+            f" + {self.copy:.1f} s copy + {self.hash:.1f} s hash + {self.upload:.1f} s upload at"
+            f" baseline + {self.commit:.0f} s commit = {self.total:.1f} s of"
+            f" {self.budget:.0f} s"
+        )
+
+
+def notice_fit(
+    *,
+    checkpoint_bytes: float,
+    longest_step_seconds: float,
+    gpu: Gpu,
+    instance: Instance,
+    constants: Constants,
+    notice_seconds: float | None = None,
+) -> NoticeFit:
+    """Return whether a checkpoint of this size reaches S3 within the notice on this size."""
+    notice = constants.notice_seconds if notice_seconds is None else notice_seconds
+    network = network_rate(instance, constants).baseline * constants.upload_share
+    gigabytes = checkpoint_bytes / 1e9
+    return NoticeFit(
+        detection=constants.detection_seconds,
+        step=longest_step_seconds,
+        copy=gigabytes / gpu.host_copy_gb_per_second,
+        hash=gigabytes / constants.hash_gb_per_second,
+        upload=1e3 * gigabytes / network if network else float("inf"),
+        commit=constants.commit_seconds,
+        budget=max(0.0, notice - constants.notice_margin_seconds),
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Restart:
+    """Seconds until a replacement trains, without the wait for capacity."""
+
+    launch: float
+    user_data: float
+    sync: float
+    resume: float
+    first_step: float
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of the whole restart."""
+        return self.launch + self.user_data + self.sync + self.resume + self.first_step
+
+
+def restart(
+    *,
+    dataset_bytes: float,
+    checkpoint_bytes: float,
+    artifact_bytes: float,
+    network: Rate,
+    volume: Rate,
+    constants: Constants,
+) -> Restart:
+    """Return the time that a replacement takes to its first step."""
+    return Restart(
+        launch=constants.launch_seconds,
+        user_data=constants.user_data_seconds,
+        sync=sync_seconds(dataset_bytes, network, volume),
+        resume=sync_seconds(checkpoint_bytes + artifact_bytes, network, volume),
+        first_step=constants.first_step_seconds,
+    )

@@ -1,0 +1,241 @@
+"""What speaks against a plan: problems refuse it and name the smallest fix, warnings do not."""
+
+import math
+from dataclasses import dataclass
+
+from sizing import catalogue
+from sizing.catalogue.gpus import find_gpu
+from sizing.models import footprints
+from sizing.models.constants import GIB
+from sizing.models.memory import gpu_memory
+from sizing.models.notice import notice_fit
+from sizing.plan.plan import Plan
+
+# Above this share of a limit a plan is called tight.
+TIGHT = 0.85
+# A Spot price is not a promise: only a cost that is higher by more than this is refused.
+EVEN = 1.05
+# Bytes needed on the volume per byte of dataset: file system and checkpoints in progress.
+VOLUME_PER_DATASET = 1.1
+PROBLEMS = {
+    "memory": "the step does not fit the GPU",
+    "host": "the runs do not fit the host's memory",
+    "notice": "the checkpoint does not fit the notice and no interval makes up for it",
+    "volume": "the dataset does not fit the data volume",
+    "spot": "Spot costs more than on-demand",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Findings:
+    """What speaks against a plan: `problems` refuse it, `warnings` say where it is tight."""
+
+    problems: dict[str, str]
+    warnings: tuple[str, ...]
+
+    @property
+    def fits(self) -> bool:
+        """Whether the plan can work at all: its only problem, if any, is the price."""
+        return not set(self.problems) - {"spot"}
+
+    def accepting(self, names: tuple[str, ...]) -> "Findings":
+        """Turn the problems called `names` into warnings; an unknown name is a ValueError."""
+        for name in names:
+            if name not in PROBLEMS:
+                raise ValueError(f"accept is {name!r}; known are {', '.join(PROBLEMS)}")
+        accepted = [text for name, text in self.problems.items() if name in names]
+        return Findings(
+            problems={name: text for name, text in self.problems.items() if name not in names},
+            warnings=(*(f"accepted: {text}" for text in accepted), *self.warnings),
+        )
+
+
+def check_plan(plan: Plan) -> Findings:
+    """Return what speaks against a finished plan."""
+    return Findings(problems=find_problems(plan), warnings=find_warnings(plan))
+
+
+def find_problems(plan: Plan) -> dict[str, str]:
+    """Return the problems by name: what, the figures, and the smallest change that passes."""
+    found = {
+        "memory": _memory(plan),
+        "host": _host(plan),
+        "notice": _notice(plan),
+        "volume": _volume(plan),
+        "spot": _spot(plan),
+    }
+    return {name: message for name, message in found.items() if message}
+
+
+def _memory(plan: Plan) -> str | None:
+    memory, there = plan.work.memory, plan.inputs.instance.gpu_memory_mib
+    if memory.need <= there:
+        return None
+    return (
+        f"stage {memory.stage} needs {memory.need:,.0f} MiB of GPU memory, {plan.request.size} has "
+        f"{there:,}; {_smaller_step(plan)}"
+    )
+
+
+def _smaller_step(plan: Plan) -> str:
+    """Return the smallest change: a smaller micro-batch (accumulated) or a larger GPU."""
+    there = plan.inputs.instance.gpu_memory_mib
+    request = plan.request
+    current = max(s.footprint.micro_batch for s in plan.work.stages if s.footprint.kind == "train")
+    for size in range(current - 1, 0, -1):
+        try:
+            stages = footprints.stages(
+                request.workload, request.recipe, micro_batch=size, path=plan.inputs.footprints_file
+            )
+        except ValueError:
+            continue
+        if max(gpu_memory(stage, plan.inputs.constants).need for stage in stages) <= there:
+            return f"micro_batch={size} would fit (the global batch stays, accumulated)"
+    for other in catalogue.trainable_by_price():
+        if other.gpu_memory_mib >= plan.work.memory.need:
+            return f"the cheapest size that fits it is {other.size}"
+    return "no size in the catalogue fits it: shard the model or the optimizer"
+
+
+def _host(plan: Plan) -> str | None:
+    if plan.host.fits:
+        return None
+    each = (plan.host.need - plan.host.transient) / plan.host.runs
+    most = math.floor((plan.host.usable - plan.host.transient) / each)
+    change = "memory-map the data, so that the runs share it"
+    if most >= 1:
+        change = f"{most} at a time would fit, or {change}"
+    return f"{plan.host.sentence()}; {change}"
+
+
+def _notice(plan: Plan) -> str | None:
+    if plan.notice.fits or plan.spot is not None:
+        return None
+    return (
+        f"the checkpoint of {plan.checkpoint_bytes / 1e9:.1f} GB does not fit the notice "
+        f"({plan.notice.sentence()}) and the run would never end on Spot with periodic saves; "
+        + _faster_upload(plan)
+    )
+
+
+def _faster_upload(plan: Plan) -> str:
+    for other in catalogue.trainable_by_price():
+        if other.gpu_memory_mib < plan.work.memory.need or not other.network_baseline_gbps:
+            continue
+        fit = notice_fit(
+            checkpoint_bytes=plan.checkpoint_bytes,
+            longest_step_seconds=plan.notice.step,
+            gpu=find_gpu(other.gpu, other.gpu_memory_mib),
+            instance=other,
+            constants=plan.inputs.constants,
+            notice_seconds=plan.request.notice_seconds,
+        )
+        if fit.fits:
+            return f"the cheapest size whose baseline network suffices is {other.size}"
+    return "use on-demand capacity (on_demand_base=1)"
+
+
+def _volume(plan: Plan) -> str | None:
+    dataset = plan.inputs.dataset_bytes / GIB
+    need = dataset * VOLUME_PER_DATASET
+    if need <= plan.request.volume_gib:
+        return None
+    return (
+        f"the dataset of {dataset:.1f} GiB needs {need:.0f} GiB with its file system, the data "
+        f"volume has {plan.request.volume_gib}; data_volume_gib={math.ceil(need)} would hold it"
+    )
+
+
+def _spot(plan: Plan) -> str | None:
+    if plan.spot is None:
+        if plan.notice.fits:
+            return (
+                "the run would never end on Spot: interruptions come faster than it restarts; "
+                "on_demand_base=1 avoids them"
+            )
+        return None
+    spot = plan.spot.usd_p50 or 0.0
+    if spot <= plan.usd_on_demand * EVEN:
+        return None
+    return (
+        f"Spot costs more than it saves: ${spot:.2f} (p50) beside ${plan.usd_on_demand:.2f} on "
+        f"demand, because {plan.spot.interruptions:.1f} interruptions cost "
+        f"{plan.restart.seconds / 60:.0f} minutes each; on_demand_base=1 is cheaper"
+    )
+
+
+def find_warnings(plan: Plan) -> tuple[str, ...]:
+    """Return what is tight or unknown, each in one sentence."""
+    return (*_resource_warnings(plan), *_spot_warnings(plan), *_knowledge_warnings(plan))
+
+
+def _resource_warnings(plan: Plan) -> list[str]:
+    found = []
+    main, gpu, instance = plan.work.main, plan.inputs.gpu, plan.inputs.instance
+    need, there = plan.work.memory.need, instance.gpu_memory_mib
+    if there * TIGHT < need <= there:
+        found.append(f"GPU memory is tight: {need:,.0f} of {there:,} MiB")
+    if plan.host.fits and plan.host.need > plan.host.usable * TIGHT:
+        found.append(f"host memory is tight: {plan.host.sentence()}")
+    volume = plan.inputs.dataset_bytes * VOLUME_PER_DATASET / GIB
+    if plan.request.volume_gib * TIGHT < volume <= plan.request.volume_gib:
+        found.append(f"the volume is tight: {volume:.0f} of {plan.request.volume_gib} GiB")
+    if main.bound_by in ("loader CPU", "disk"):
+        found.append(
+            f"stage {main.footprint.stage} waits for the {main.bound_by}: a larger size of the "
+            "family is faster, a faster GPU is not"
+        )
+    half = any(stage.footprint.precision == "bfloat16" for stage in plan.work.stages)
+    if half and not gpu.has_bfloat16:
+        found.append(f"{gpu.name} has no bfloat16 tensor cores: float32 rates are predicted")
+    idle = instance.num_gpus - plan.request.gpus
+    if idle:
+        found.append(f"{idle} of {instance.num_gpus} GPUs of {plan.request.size} stay idle")
+    return found
+
+
+def _spot_warnings(plan: Plan) -> list[str]:
+    found = []
+    if not plan.notice.fits:
+        found.append(
+            f"the checkpoint does not fit the notice ({plan.notice.sentence()}): periodic saves "
+            "alone protect the run"
+        )
+    elif plan.notice.total > plan.notice.budget * TIGHT:
+        found.append(f"the notice is tight: {plan.notice.sentence()}")
+    if plan.spot is not None and (plan.spot.usd_p50 or 0.0) > plan.usd_on_demand / EVEN:
+        found.append(
+            f"Spot saves nothing: ${plan.spot.usd_p50:.2f} (p50) beside ${plan.usd_on_demand:.2f} "
+            "on demand"
+        )
+    if not plan.host.can_hold(plan.checkpoint_bytes):
+        found.append(
+            f"a checkpoint of {plan.checkpoint_bytes / 1e9:.1f} GB does not fit the host's memory "
+            f"beside the run: each save keeps the GPU waiting {plan.notice.save:.0f} s; a size "
+            "with more memory saves while training continues"
+        )
+    if plan.restart.sync > plan.work.seconds:
+        found.append(
+            f"the dataset's sync ({plan.restart.sync / 60:.0f} min) takes longer than the run "
+            f"({plan.work.seconds / 60:.0f} min)"
+        )
+    limit = plan.request.max_hours
+    if plan.spot is not None and limit is not None and plan.spot.hours_p90 > limit:
+        found.append(
+            f"one run in ten takes {plan.spot.hours_p90:.1f} hours or more; max_hours is {limit:g}"
+        )
+    return found
+
+
+def _knowledge_warnings(plan: Plan) -> list[str]:
+    found = []
+    if any(stage.footprint.basis == "modelled" for stage in plan.work.stages):
+        found.append("this micro-batch was not counted: its memory is modelled from two others")
+    if not plan.inputs.knows_data:
+        found.append(
+            f"nothing is known of the data of {plan.request.workload}: loader, disk and sync are "
+            "left out; --dataset-gib adds the sync"
+        )
+    if not plan.inputs.instance.network_baseline_gbps:
+        found.append(f"the baseline network of {plan.request.size} is not in the catalogue")
+    return found

@@ -1,0 +1,124 @@
+"""Everything that a plan starts from: the request, and what is known of its size and workload."""
+
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+from sizing import catalogue
+from sizing.catalogue import Instance, Price
+from sizing.catalogue.gpus import Gpu, find_gpu
+from sizing.catalogue.refresh import load, prices
+from sizing.models import footprints
+from sizing.models.calibration import calibrated
+from sizing.models.constants import GIB, Constants
+from sizing.models.data_path import DATA, DataFacts, Rate, network_rate, volume_rate
+from sizing.models.footprints import Footprint
+from sizing.plan.request import Request
+from sizing.spot.interruptions import Interruptions, interruptions, interruptions_of
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Inputs:
+    """A request with all that was looked up for it; nothing here is predicted yet."""
+
+    request: Request
+    instance: Instance
+    gpu: Gpu
+    constants: Constants
+    calibrated_by: tuple[str, ...]
+    footprints_file: Path
+    footprints: tuple[Footprint, ...]
+    facts: DataFacts | None
+    dataset_bytes: float
+    volume: Rate
+    network: Rate
+    interruptions: Interruptions
+    price: Price
+    spot_price: Price
+
+    @property
+    def knows_data(self) -> bool:
+        """Whether anything is known of the workload's data."""
+        return self.facts is not None or bool(self.request.dataset_gib)
+
+    @property
+    def checkpoint_bytes(self) -> int:
+        """Bytes of the largest checkpoint."""
+        return max(footprint.checkpoint_bytes for footprint in self.footprints)
+
+    @property
+    def artifact_bytes(self) -> float:
+        """What a replacement fetches beside its checkpoint: derived data of Prepare stages."""
+        prepared = [each.samples_per_epoch for each in self.footprints if each.kind == "prepare"]
+        return sum(prepared) * self.facts.epoch_bytes_per_sample if self.facts else 0.0
+
+
+def look_up(
+    request: Request,
+    *,
+    footprints_file: Path,
+    calibration_file: Path,
+    constants: Constants | None = None,
+) -> Inputs:
+    """Look up what the plan needs; a request that cannot be planned is a ValueError."""
+    instance = request.find_instance()
+    gpu = find_gpu(instance.gpu, instance.gpu_memory_mib)
+    learned, runs = calibrated(
+        request.workload, request.recipe, request.size, instance.gpu, path=calibration_file
+    )
+    used = constants or learned
+    stages = footprints.stages(
+        request.workload, request.recipe, micro_batch=request.micro_batch, path=footprints_file
+    )
+    facts = DATA.get(request.workload)
+    price, spot_price = _prices(request)
+    return Inputs(
+        request=request,
+        instance=instance,
+        gpu=gpu,
+        constants=used,
+        calibrated_by=runs,
+        footprints_file=footprints_file,
+        footprints=stages,
+        facts=facts,
+        dataset_bytes=_dataset_bytes(request, facts, stages),
+        volume=volume_rate(instance, request.volume_mb_per_second(instance), used),
+        network=network_rate(instance, used),
+        interruptions=_interruptions(request),
+        price=price,
+        spot_price=spot_price,
+    )
+
+
+def _dataset_bytes(
+    request: Request, facts: DataFacts | None, stages: tuple[Footprint, ...]
+) -> float:
+    if request.dataset_gib:
+        return request.dataset_gib * GIB
+    samples = max(stage.samples_per_epoch + stage.validation_samples for stage in stages)
+    return samples * facts.dataset_bytes_per_sample if facts else 0.0
+
+
+@cache
+def _published(size: str, pools: int) -> Interruptions:
+    return interruptions(size, pools=pools)
+
+
+def _interruptions(request: Request) -> Interruptions:
+    """From the trace where there is one; else published, the rate replaced by a given one."""
+    if request.trace is not None:
+        return interruptions_of(request.trace)
+    published = _published(request.size, request.pools)
+    if request.rate_per_hour is None:
+        return published
+    return replace(published, rate_per_hour=request.rate_per_hour, source="given")
+
+
+def _prices(request: Request) -> tuple[Price, Price]:
+    """On demand and Spot; a size without a known price is a ValueError that says so."""
+    answers = load(request.price_cache) if request.price_cache else None
+    price, spot_price = prices(request.size, answers)
+    return (
+        price or catalogue.hourly_price(request.size),
+        spot_price or catalogue.spot_price(request.size),
+    )

@@ -1,0 +1,153 @@
+"""The plan of a run on one size: does it fit, how many hours and dollars, does it meet the notice.
+
+Composes the models; no formula of its own but the sum over stages. `python -m sizing plan` prints
+it, cdk synth annotates it, `sizing review` compares a receipt with it; plan/checks.py judges it.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from contract.auto_interval import choose_interval
+from contract.grammar import parse_interval
+from contract.notice import idle_seconds
+from sizing.models.calibration import CALIBRATION_FILE
+from sizing.models.constants import GIB, Constants
+from sizing.models.footprints import FOOTPRINTS_FILE
+from sizing.models.host import HostMemory, host_memory
+from sizing.models.notice import NoticeFit, Restart, notice_fit, restart
+from sizing.plan.inputs import Inputs, look_up
+from sizing.plan.request import Request
+from sizing.plan.work import StagePlan, Work, plan_work
+from sizing.spot.forecast import Estimate, estimate
+from sizing.spot.interval import NEVER
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """All that is predicted; `spot` is None where the run would never end on Spot."""
+
+    inputs: Inputs
+    host: HostMemory
+    work: Work
+    notice: NoticeFit
+    restart: Restart
+    spot: Estimate | None
+
+    @property
+    def request(self) -> Request:
+        """The request that this plan answers."""
+        return self.inputs.request
+
+    @property
+    def checkpoint_bytes(self) -> int:
+        """Bytes of the largest checkpoint."""
+        return self.inputs.checkpoint_bytes
+
+    @property
+    def hours_on_demand(self) -> float:
+        """Hours of one uninterrupted run, its start included."""
+        return (self.work.seconds + self.restart.seconds) / 3600
+
+    @property
+    def usd_on_demand(self) -> float:
+        """Dollars of the instance alone for one uninterrupted run."""
+        return self.hours_on_demand * self.inputs.price.usd_per_hour
+
+
+def make_plan(
+    request: Request,
+    *,
+    footprints_file: Path = FOOTPRINTS_FILE,
+    calibration_file: Path = CALIBRATION_FILE,
+    constants: Constants | None = None,
+) -> Plan:
+    """Return the plan; a request that cannot be planned is a ValueError in one sentence."""
+    inputs = look_up(
+        request,
+        footprints_file=footprints_file,
+        calibration_file=calibration_file,
+        constants=constants,
+    )
+    host = host_memory(
+        inputs.instance,
+        inputs.constants,
+        runs=request.runs,
+        data_bytes_each=request.unshared_gib * GIB,
+        shared_bytes=inputs.dataset_bytes,
+        load_copies=2.0 if request.unshared_gib else 1.0,
+    )
+    work = plan_work(inputs, host)
+    notice = notice_fit(
+        checkpoint_bytes=inputs.checkpoint_bytes,
+        longest_step_seconds=work.longest_step_seconds,
+        gpu=inputs.gpu,
+        instance=inputs.instance,
+        constants=inputs.constants,
+        notice_seconds=request.notice_seconds,
+    )
+    replacement = restart(
+        dataset_bytes=inputs.dataset_bytes,
+        checkpoint_bytes=inputs.checkpoint_bytes,
+        artifact_bytes=inputs.artifact_bytes,
+        network=inputs.network,
+        volume=inputs.volume,
+        constants=inputs.constants,
+    )
+    return Plan(
+        inputs=inputs,
+        host=host,
+        work=work,
+        notice=notice,
+        restart=replacement,
+        spot=_forecast(inputs, host, work, notice, replacement),
+    )
+
+
+def _forecast(
+    inputs: Inputs, host: HostMemory, work: Work, notice: NoticeFit, replacement: Restart
+) -> Estimate | None:
+    """Hours and dollars on Spot; None where the run would never end."""
+    request, taken = inputs.request, inputs.interruptions
+    # The copy keeps the GPU waiting; hash and upload continue beside the training.
+    waits = notice.copy + 0.1 if host.can_hold(inputs.checkpoint_bytes) else notice.save
+    interval = interval_seconds(request.checkpoint_interval, work.main)
+    if interval is None:
+        interval = choose_interval(
+            cost_seconds=waits,
+            durable_seconds=notice.save,
+            life_seconds=3600 / max(taken.rate_per_hour, NEVER),
+            epoch_seconds=work.main.epoch_seconds or None,
+        ).seconds
+    try:
+        return estimate(
+            work_seconds=max(work.seconds, 1e-3),
+            rate_per_hour=taken.rate_per_hour,
+            restart_seconds=replacement.seconds,
+            checkpoint_seconds=waits,
+            interval_seconds=interval,
+            notice_fits=notice.fits,
+            notice_seconds=_idle_seconds(request, notice),
+            wait_seconds=taken.wait_seconds,
+            usd_per_hour=inputs.spot_price.usd_per_hour,
+            trace=request.trace,
+        )
+    except ValueError:
+        return None
+
+
+def _idle_seconds(request: Request, notice: NoticeFit) -> float:
+    """Seconds of a notice in which the trainer does not train."""
+    if not request.trains_on_at_notice:
+        return notice.budget
+    return idle_seconds(
+        save_seconds=notice.save, step_seconds=notice.step, notice_seconds=notice.budget
+    )
+
+
+def interval_seconds(text: str, main: StagePlan) -> float | None:
+    """The checkpoint interval in seconds of the main stage; None for `auto`."""
+    interval = parse_interval(text)
+    if interval.unit == "auto":
+        return None
+    seconds = {"s": 1.0, "steps": main.step.seconds, "epochs": main.epoch_seconds}[interval.unit]
+    return max(1.0, interval.value * seconds)

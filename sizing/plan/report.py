@@ -1,0 +1,190 @@
+"""A plan as JSON (for plan.json and `plan --json`) and as rows for people."""
+
+from typing import Any
+
+from sizing.figures import Basis, Figure, rounded
+from sizing.models.constants import ABOUT
+from sizing.plan.checks import Findings
+from sizing.plan.plan import Plan
+from sizing.plan.work import StagePlan
+
+
+def to_json(plan: Plan, findings: Findings) -> dict[str, Any]:
+    """Return the plan as plain JSON; null where the run would never end on Spot."""
+    spot = plan.spot
+    seconds = {
+        "epoch_seconds": plan.work.main.epoch_seconds,
+        "hours_on_demand": plan.hours_on_demand,
+        "hours_p50": spot.hours_p50 if spot else None,
+        "hours_p90": spot.hours_p90 if spot else None,
+        "usd_per_hour": plan.inputs.price.usd_per_hour,
+        "usd_spot_per_hour": plan.inputs.spot_price.usd_per_hour,
+        "usd_on_demand": plan.usd_on_demand,
+        "usd_spot_p50": spot.usd_p50 if spot else None,
+        "usd_spot_p90": spot.usd_p90 if spot else None,
+        "interruptions": spot.interruptions if spot else None,
+        "checkpoint_interval_seconds": spot.interval_seconds if spot else None,
+        "checkpoint_seconds": plan.notice.save,
+        "restart_seconds": plan.restart.seconds,
+    }
+    return {
+        "format": 1,
+        "workload": plan.request.workload,
+        "recipe": plan.request.recipe,
+        "size": plan.request.size,
+        "fits": findings.fits,
+        "gpu_memory_mib": round(plan.work.memory.need),
+        "gpu_memory_there_mib": plan.inputs.instance.gpu_memory_mib,
+        "bound_by": plan.work.main.bound_by,
+        **{name: None if value is None else rounded(value) for name, value in seconds.items()},
+        "checkpoint_bytes": plan.checkpoint_bytes,
+        "notice_fits": plan.notice.fits,
+        "warnings": list(findings.warnings),
+        "problems": dict(findings.problems),
+        "calibrated_by": list(plan.inputs.calibrated_by),
+        "stages": [_stage(stage) for stage in plan.work.stages],
+        "figures": {name: figure.to_json() for name, figure in figures(plan).items()},
+    }
+
+
+def _stage(stage: StagePlan) -> dict[str, Any]:
+    memory, step = stage.memory, stage.step
+    return {
+        "stage": stage.footprint.stage,
+        "micro_batch": stage.footprint.micro_batch,
+        "steps": stage.footprint.steps_per_epoch * stage.footprint.epochs,
+        "step_seconds": rounded(step.seconds),
+        "epoch_seconds": rounded(stage.epoch_seconds),
+        "seconds": rounded(stage.seconds),
+        "bound_by": stage.bound_by,
+        "gpu_memory_mib": round(memory.need),
+        "allocated_mib": rounded(memory.allocated),
+        "memory_mib": {
+            name: rounded(getattr(memory, name))
+            for name in (
+                "parameters",
+                "gradients",
+                "optimizer",
+                "activations",
+                "fragmentation",
+                "context",
+                "logits",
+            )
+        },
+    }
+
+
+def figures(plan: Plan) -> dict[str, Figure]:
+    """Return the figures that decide, each with its basis and source."""
+    inputs, measured = plan.inputs, plan.work.main.footprint
+    step: tuple[Basis, str] = ("modelled", "sizing/models/step_time.py: counted FLOPs and bytes")
+    if inputs.calibrated_by:
+        step = ("measured", f"calibrated by {', '.join(inputs.calibrated_by)}")
+    return {
+        "gpu_memory": Figure(
+            value=plan.work.memory.need,
+            unit="MiB",
+            basis="modelled",
+            source=f"{measured.source}; + {inputs.constants.fragmentation_share:.0%} fragments, "
+            f"+ {inputs.constants.context_mib:.0f} MiB context ({ABOUT['context_mib'][0]})",
+        ),
+        "step": Figure(value=plan.work.main.step.seconds, unit="s", basis=step[0], source=step[1]),
+        "gpu": Figure(
+            value=inputs.gpu.peak_flops(measured.precision) / 1e12,
+            unit=f"TFLOP/s {measured.precision}",
+            basis=inputs.gpu.basis,
+            source=inputs.gpu.source,
+        ),
+        "on_demand": Figure(
+            value=inputs.price.usd_per_hour,
+            unit="$/h",
+            basis="published",
+            source=inputs.price.source,
+        ),
+        "spot": Figure(
+            value=inputs.spot_price.usd_per_hour,
+            unit="$/h",
+            basis="modelled" if inputs.spot_price.basis == "modelled" else "published",
+            source=inputs.spot_price.source,
+        ),
+        "interruptions": Figure(
+            value=inputs.interruptions.rate_per_hour,
+            unit="per machine hour",
+            basis="given" if inputs.interruptions.source == "given" else "published",
+            source=inputs.interruptions.source,
+        ),
+        "restart": Figure(
+            value=plan.restart.seconds,
+            unit="s",
+            basis="modelled",
+            source=f"launch {plan.restart.launch:.0f} ({ABOUT['launch_seconds'][0]}) + user data "
+            f"{plan.restart.user_data:.0f} + sync {plan.restart.sync:.0f} + resume "
+            f"{plan.restart.resume:.0f} + first step {plan.restart.first_step:.0f}",
+        ),
+        "notice": Figure(
+            value=plan.notice.total, unit="s", basis="modelled", source=plan.notice.sentence()
+        ),
+        "host": Figure(
+            value=plan.host.need, unit="GiB", basis="modelled", source=plan.host.sentence()
+        ),
+    }
+
+
+def summary(plan: Plan) -> list[tuple[str, str]]:
+    """Return what people want to know, one line each."""
+    spot = plan.spot
+    return [
+        (
+            "GPU memory",
+            f"{plan.work.memory.need:,.0f} of {plan.inputs.instance.gpu_memory_mib:,} MiB",
+        ),
+        ("bound by", f"{plan.work.main.bound_by} (stage {plan.work.main.footprint.stage})"),
+        ("epoch", duration(plan.work.main.epoch_seconds)),
+        ("work", duration(plan.work.seconds)),
+        ("on demand", f"{duration(plan.hours_on_demand * 3600)}, ${plan.usd_on_demand:.2f}"),
+        (
+            "Spot",
+            f"{duration(spot.hours_p50 * 3600)} (p50) to {duration(spot.hours_p90 * 3600)} (p90), "
+            f"${spot.usd_p50:.2f} to ${spot.usd_p90:.2f}, {spot.interruptions:.2g} interruptions"
+            if spot
+            else "would never end",
+        ),
+        (
+            "checkpoint",
+            f"{plan.checkpoint_bytes / 1e6:,.0f} MB, {duration(plan.notice.save)} to save"
+            + (f", every {duration(spot.interval_seconds)}" if spot else ""),
+        ),
+        ("notice", f"{'fits' if plan.notice.fits else 'DOES NOT FIT'}: {plan.notice.sentence()}"),
+        ("restart", duration(plan.restart.seconds)),
+    ]
+
+
+def one_line(plan: Plan) -> str:
+    """Return the plan in one sentence, for cdk synth."""
+    spot, request, work = plan.spot, plan.request, plan.work
+    costs = (
+        f"{duration(spot.hours_p50 * 3600)} (p50) to {duration(spot.hours_p90 * 3600)} (p90) and "
+        f"${spot.usd_p50:.2f} to ${spot.usd_p90:.2f} on Spot"
+        if spot
+        else "no end on Spot"
+    )
+    return (
+        f"plan: {request.workload}/{request.recipe} on {request.size} takes "
+        f"{costs}, ${plan.usd_on_demand:.2f} on demand; {work.memory.need:,.0f} of "
+        f"{plan.inputs.instance.gpu_memory_mib:,} MiB GPU memory; bound by {work.main.bound_by}; "
+        f"a checkpoint takes {plan.notice.total:.0f} of {plan.notice.budget:.0f} s of the notice "
+        "(modelled; details: TrainingStack.plan.json)"
+    )
+
+
+def duration(seconds: float) -> str:
+    """Return seconds in a readable unit."""
+    if seconds < 1:
+        return f"{seconds * 1000:.3g} ms"
+    if seconds < 120:
+        return f"{seconds:.3g} s"
+    if seconds < 7200:
+        return f"{seconds / 60:.3g} min"
+    if seconds < 172_800:
+        return f"{seconds / 3600:.3g} h"
+    return f"{seconds / 86_400:.3g} days"

@@ -1,0 +1,72 @@
+"""What is to be planned, as the command line, cdk synth or a finished run asks for it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from contract.notice import MAX_SECONDS
+from sizing import catalogue
+from sizing.catalogue import Instance
+from sizing.models.data_path import GP3_MB_PER_SECOND, MB_PER_MIB
+from sizing.spot.traces import Trace
+
+# gp3's highest throughput.
+_GP3_MAX_MIB_PER_SECOND = 2000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Request:
+    """One run on one size. Everything but the first three has the stack's default."""
+
+    workload: str
+    recipe: str
+    size: str
+    micro_batch: int | None = None
+    gpus: int = 1
+    runs: int = 1
+    volume_gib: int = 200
+    volume_mib_per_second: float | None = None
+    notice_seconds: float | None = None
+    trains_on_at_notice: bool = True
+    checkpoint_interval: str = "auto"
+    dataset_gib: float | None = None
+    unshared_gib: float = 0.0
+    rate_per_hour: float | None = None
+    trace: Trace | None = None
+    pools: int = 2
+    price_cache: Path | None = None
+    max_hours: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("volume_gib", "runs"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; give at least 1")
+        for name in ("dataset_gib", "unshared_gib", "rate_per_hour", "volume_mib_per_second"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < 1e6:
+                raise ValueError(f"{name} is {value}; give a number from 0 to a million")
+        if self.rate_per_hour is not None and self.trace is not None:
+            raise ValueError("a rate and a trace contradict each other; give one of them")
+        if self.notice_seconds is not None and not 0 <= self.notice_seconds <= MAX_SECONDS:
+            raise ValueError(
+                f"notice_seconds is {self.notice_seconds:g}; EC2 gives at most {MAX_SECONDS}, "
+                f"give 0 to {MAX_SECONDS}"
+            )
+
+    def find_instance(self) -> Instance:
+        """Return the size's instance; a ValueError where it cannot train with that many GPUs."""
+        instance = catalogue.find(self.size)
+        if instance.num_gpus < 1:
+            raise ValueError(
+                f"size {self.size} has no whole NVIDIA GPU to train on; "
+                "the smallest that has one is g4dn.xlarge"
+            )
+        if not 1 <= self.gpus <= instance.num_gpus:
+            raise ValueError(f"gpus is {self.gpus}; {self.size} has {instance.num_gpus}")
+        return instance
+
+    def volume_mb_per_second(self, instance: Instance) -> float:
+        """The volume's throughput: as given, else what the size sustains, at least gp3's floor."""
+        if self.volume_mib_per_second:
+            return self.volume_mib_per_second * MB_PER_MIB
+        most = min(instance.ebs_baseline_mb_per_second, _GP3_MAX_MIB_PER_SECOND * MB_PER_MIB)
+        return max(GP3_MB_PER_SECOND, most)

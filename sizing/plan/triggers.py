@@ -1,0 +1,161 @@
+"""Triggers for another size, as rules: which fired, on what evidence, and would the advice help?
+
+The thresholds are in rules.json beside this file (or in a file of the user's). Each rule that fires
+is checked against the models, because several common rules name the wrong remedy.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sizing.models.host import host_memory
+from sizing.plan.plan import Plan
+from sizing.suggestion import suggest
+
+RULES_FILE = Path(__file__).with_name("rules.json")
+FROM_PLAN = (
+    "dataset_samples",
+    "batch_size",
+    "hours_per_experiment",
+    "model_mb",
+    "gpu_memory_percent",
+    "host_memory_percent",
+    "spot_saving_percent",
+)
+# Signals that no plan has: given by the user or by a finished run.
+GIVEN = ("parallel_jobs", "researchers", "gpu_utilization_percent", "data_wait_percent")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rule:
+    """Fires when its signal is at least (or at most) a threshold."""
+
+    name: str
+    signal: str
+    consider: str
+    says: str = ""
+    at_least: float | None = None
+    at_most: float | None = None
+
+    def __post_init__(self) -> None:
+        if (self.at_least is None) == (self.at_most is None):
+            raise ValueError(f"rule {self.name!r} needs either at_least or at_most")
+
+    def fires(self, value: float) -> bool:
+        """Return whether `value` is at or beyond the threshold."""
+        if self.at_least is not None:
+            return value >= self.at_least
+        return self.at_most is not None and value <= self.at_most
+
+    @property
+    def condition(self) -> str:
+        """The rule's condition for people."""
+        if self.at_least is not None:
+            return f"{self.signal} >= {self.at_least:g}"
+        return f"{self.signal} <= {self.at_most:g}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fired:
+    """A rule that fired, the evidence, and the models' verdict on its advice."""
+
+    rule: Rule
+    value: float
+    origin: str
+    verdict: str
+
+
+def load_rules(path: Path = RULES_FILE) -> list[Rule]:
+    """Read rules; a malformed one is a ValueError that names it."""
+    try:
+        found = [_rule(**rule) for rule in json.loads(path.read_text(encoding="utf-8"))["rules"]]
+    except FileNotFoundError:
+        raise ValueError(f"rules file {path} does not exist") from None
+    except (json.JSONDecodeError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} cannot be read as rules ({error}); see {RULES_FILE}") from error
+    for rule in found:
+        _check_signal(rule.signal, f"rule {rule.name!r}: ")
+    return found
+
+
+def _rule(*, seed: str = "", **fields: Any) -> Rule:
+    """A rule of a file; `seed` is what files called `says` before."""
+    return Rule(**{"says": seed, **fields})
+
+
+def _check_signal(name: str, where: str = "") -> None:
+    known = (*FROM_PLAN, *GIVEN)
+    if name not in known:
+        raise ValueError(f"{where}signal {name!r} is unknown; {suggest(name, known)}")
+
+
+def signals(plan: Plan) -> dict[str, float]:
+    """Return the signals that the plan has."""
+    stage = plan.work.main.footprint
+    saving = 0.0
+    if plan.spot is not None and plan.usd_on_demand:
+        saving = 100 * (1 - (plan.spot.usd_p50 or 0.0) / plan.usd_on_demand)
+    values = (
+        float(max(s.footprint.samples_per_epoch for s in plan.work.stages)),
+        float(stage.global_batch),
+        plan.hours_on_demand,
+        stage.parameter_bytes / 1e6,
+        100 * plan.work.memory.need / plan.inputs.instance.gpu_memory_mib,
+        100 * plan.host.need / plan.inputs.instance.memory_gib,
+        saving,
+    )
+    return dict(zip(FROM_PLAN, values, strict=True))
+
+
+def fire(
+    plan: Plan, rules: list[Rule], given: Mapping[str, float], origin: str = "given"
+) -> list[Fired]:
+    """Return the rules that fire; given signals replace the plan's."""
+    for name in given:
+        _check_signal(name)
+    values = {name: (value, "predicted") for name, value in signals(plan).items()}
+    values |= {name: (value, origin) for name, value in given.items()}
+    return [
+        Fired(rule=rule, value=value, origin=where, verdict=_verdict(rule, value, plan))
+        for rule in rules
+        if rule.signal in values
+        for value, where in [values[rule.signal]]
+        if rule.fires(value)
+    ]
+
+
+def _verdict(rule: Rule, value: float, plan: Plan) -> str:
+    """Return the models' verdict on the rule's advice."""
+    instance = plan.inputs.instance
+    if rule.signal in ("batch_size", "model_mb"):
+        return (
+            f"no: a larger size of the family has the same {instance.gpu}; memory is "
+            f"{plan.work.memory.need:,.0f} of {instance.gpu_memory_mib:,} MiB"
+        )
+    if rule.signal == "dataset_samples":
+        gib = plan.inputs.dataset_bytes / 2**30
+        cached = gib <= plan.host.cache_bytes / 2**30
+        return (
+            f"{'no' if cached else 'yes'}: bytes decide, not samples; {gib:.1f} GiB "
+            f"{'fit' if cached else 'do not fit'} the page cache of {instance.size}"
+        )
+    if rule.signal == "hours_per_experiment":
+        data_bound = plan.work.main.bound_by in ("loader CPU", "disk")
+        return (
+            f"{'yes' if data_bound else 'no'}: the run is bound by {plan.work.main.bound_by}, "
+            f"{'which' if data_bound else 'not by what'} more vCPUs and EBS bandwidth relieve"
+            f"{'' if data_bound else '; a faster GPU would'}"
+        )
+    if rule.signal in ("parallel_jobs", "researchers"):
+        runs = host_memory(instance, plan.inputs.constants, runs=max(1, int(value)))
+        return (
+            f"{'no' if runs.fits else 'yes'}: with memory-mapped data {runs.sentence()}; the runs "
+            "share the GPU, so each takes that many times longer (`plan --runs N`)"
+        )
+    if rule.signal == "data_wait_percent":
+        return f"yes: the step waits for its data; {instance.vcpus} vCPUs feed it now"
+    if rule.signal in ("gpu_memory_percent", "gpu_utilization_percent"):
+        return "see the ranking: the cheapest size that fits is first"
+    return "see the figures of `python -m sizing plan`"

@@ -1,0 +1,299 @@
+"""Policies side by side on the same traces, with the same restart and the same notices.
+
+Two questions: how much of the paid time is training (on Spot alone, over the whole trace), and what
+does a job with a deadline cost (from many starts in the trace).
+"""
+
+import random
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+
+from contract.auto_interval import choose_interval, expected_life_seconds
+from contract.notice import idle_seconds
+from sizing.policies.lookahead import PRIOR_WEIGHT, Lookahead
+from sizing.policies.oracle import best_goodput, least_usd
+from sizing.policies.placements import Greedy, OnDemandOnly, UniformProgress
+from sizing.spot.interruptions import interruptions
+from sizing.spot.interval import (
+    NOTICE_ARRIVES,
+    daly_interval,
+    recommend_interval,
+)
+from sizing.spot.replay import Job, Ledger, Placement, Saving, SpotOnly, replay
+from sizing.spot.traces import Life, Trace, statistics
+
+# Reserve after the last save of a notice, in case it takes longer than the ones before.
+MARGIN_SECONDS = 10.0
+ORACLE = "oracle"
+OURS = "ours"
+TODAY = "the trainer today"
+STOPPING = "the trainer, stopping at the notice"
+# The step that the trainer allows for at a notice; this project's steps are shorter.
+_STEP_SECONDS = 1.0
+UNIFORM = "Uniform Progress, saving as ours"
+ON_DEMAND = "on demand"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Question:
+    """What is compared: the job, its overheads in seconds, and prices per hour.
+
+    `checkpoint` is what a periodic save keeps the GPU waiting, `save` a whole commit at a notice.
+    """
+
+    work_hours: float = 48.0
+    deadline_hours: float = 72.0
+    restart: float = 180.0
+    checkpoint: float = 1.0
+    save: float = 15.0
+    notice: float = 120.0
+    notice_arrives: float = NOTICE_ARRIVES
+    spot_per_hour: float = 0.49
+    on_demand_per_hour: float = 1.0
+    num_starts: int = 25
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            if not 0 <= value < 1e9:
+                raise ValueError(f"{name} must be a finite number of at least 0, got {value}")
+        for name in ("work_hours", "spot_per_hour", "on_demand_per_hour", "num_starts"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be more than 0, got {getattr(self, name)}")
+        if self.notice_arrives > 1:
+            raise ValueError(f"notice_arrives is a share up to 1, got {self.notice_arrives}")
+        least = self.work_hours + (self.restart + self.checkpoint) / 3600
+        if self.deadline_hours < least:
+            raise ValueError(
+                f"{self.work_hours:g} h of work cannot be done in {self.deadline_hours:g} h: "
+                f"on demand alone takes {least:.3g} h; give at least that as --deadline-hours"
+            )
+
+    def job(self, *, has_deadline: bool) -> Job:
+        """Return the job; without a deadline it is endless."""
+        costs = {"restart": self.restart, "checkpoint": self.checkpoint, "notice": self.notice}
+        if not has_deadline:
+            return Job(**costs)
+        return Job(work=self.work_hours * 3600, deadline=self.deadline_hours * 3600, **costs)
+
+    @property
+    def full_price(self) -> float:
+        """Dollars of the work alone on demand: no restart, no save."""
+        return self.work_hours * self.on_demand_per_hour
+
+    def cost_share(self, ledger: Ledger) -> float:
+        """Return what a replay cost, as a share of the full price."""
+        usd = ledger.usd(
+            spot_per_hour=self.spot_per_hour, on_demand_per_hour=self.on_demand_per_hour
+        )
+        return usd / self.full_price
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Policy:
+    """How one policy saves, and where it runs with and without a deadline."""
+
+    name: str
+    saving: Saving
+    under_deadline: Callable[[], Placement] | None
+    on_spot: Callable[[], Placement] | None = SpotOnly
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """One policy on one trace, as shares of 1; `behind` is the distance from the oracle."""
+
+    trace: str
+    policy: str
+    goodput: float | None
+    goodput_behind: float | None
+    cost: float | None
+    cost_behind: float | None
+    in_time: float | None
+    hours: float | None
+    seconds: Mapping[str, float] | None
+
+
+def policies(question: Question, trace: Trace) -> list[Policy]:
+    """Return every policy. Young/Daly is given the trace's rate; ours knows nothing of it."""
+    prior = interruptions("g5.xlarge", pools=1).rate_per_hour
+
+    def retune(losses: int, spot_seconds: float) -> float:
+        rate = (losses + PRIOR_WEIGHT) / (spot_seconds / 3600 + PRIOR_WEIGHT / prior)
+        return recommend_interval(
+            checkpoint_seconds=question.checkpoint,
+            rate_per_hour=rate,
+            notice_fits=question.save <= question.notice,
+            notice_arrives=question.notice_arrives,
+        ).seconds
+
+    # A save at the notice (written while training continues) and a last one, with a margin.
+    last = min(question.checkpoint + question.save + MARGIN_SECONDS, question.notice)
+    interval = retune(0, 0.0)
+    ours = Saving(interval=interval, notice_idle=last, retune=retune)
+    today = Saving(
+        interval=interval,
+        notice_idle=idle_seconds(
+            save_seconds=question.save, step_seconds=_STEP_SECONDS, notice_seconds=question.notice
+        ),
+        retune=lambda losses, spot_seconds: _as_the_trainer(question, losses, spot_seconds),
+    )
+    daly = daly_interval(
+        checkpoint_seconds=question.checkpoint,
+        rate_per_hour=max(statistics([trace]).rate_per_hour, 1e-6),
+    )
+
+    def ahead() -> Placement:
+        return Lookahead(
+            spot_per_hour=question.spot_per_hour, on_demand_per_hour=question.on_demand_per_hour
+        )
+
+    return [
+        Policy(name=OURS, saving=ours, under_deadline=ahead),
+        Policy(
+            name="ours, but stopping at the notice",
+            saving=replace(ours, notice_idle=question.notice),
+            under_deadline=None,
+        ),
+        Policy(name=TODAY, saving=today, under_deadline=None),
+        Policy(
+            name=STOPPING,
+            saving=replace(today, notice_idle=question.notice),
+            under_deadline=None,
+        ),
+        Policy(name=UNIFORM, saving=ours, under_deadline=UniformProgress, on_spot=None),
+        Policy(
+            name="Uniform Progress, on demand until Spot",
+            saving=ours,
+            under_deadline=lambda: UniformProgress(stays=True),
+            on_spot=None,
+        ),
+        Policy(name="greedy, saving as ours", saving=ours, under_deadline=Greedy, on_spot=None),
+        Policy(name="Young/Daly, no notice", saving=_every(daly), under_deadline=Greedy),
+        Policy(name="every 30 min", saving=_every(1800), under_deadline=Greedy),
+        Policy(name="every 60 min", saving=_every(3600), under_deadline=Greedy),
+        Policy(name=ON_DEMAND, saving=_every(3600), under_deadline=OnDemandOnly, on_spot=None),
+    ]
+
+
+def _as_the_trainer(question: Question, losses: int, spot_seconds: float) -> float:
+    """Return the interval that the trainer's `auto` would choose by now."""
+    return choose_interval(
+        cost_seconds=question.checkpoint,
+        durable_seconds=question.save,
+        life_seconds=expected_life_seconds(spent_seconds=spot_seconds, interruptions=losses),
+        epoch_seconds=None,
+    ).seconds
+
+
+def _every(seconds: float) -> Saving:
+    return Saving(interval=max(seconds, 60.0))
+
+
+def compare(traces: Iterable[Trace], question: Question) -> list[Row]:
+    """Replay every policy on every trace; the oracle's row is the last of each trace."""
+    return [row for trace in traces for row in _compare(trace, question)]
+
+
+def _compare(trace: Trace, question: Question) -> list[Row]:
+    # For every policy the same machines end without a notice.
+    luck = random.Random(trace.name)
+    warned = [luck.random() < question.notice_arrives for _ in trace.lives]
+    cuts = [_cut(trace.lives, warned, begin) for begin in _starts(trace, question)]
+    best = best_goodput(trace.lives, restart=question.restart)
+    least = _mean([_least(cut, question) / question.full_price for cut, _ in cuts])
+    rows = []
+    for policy in policies(question, trace):
+        spot = _on_spot(trace, warned, policy, question)
+        done = [_by_deadline(*cut, policy, question) for cut in cuts if policy.under_deadline]
+        cost = _mean([question.cost_share(each) for each in done])
+        rows.append(
+            Row(
+                trace=trace.name,
+                policy=policy.name,
+                goodput=spot.goodput if spot else None,
+                goodput_behind=best - spot.goodput if spot else None,
+                cost=cost,
+                cost_behind=None if cost is None or least is None else cost - least,
+                in_time=_mean([each.wall <= question.deadline_hours * 3600 + 1 for each in done]),
+                hours=_mean([each.wall / 3600 for each in done]),
+                seconds=_seconds(spot) if spot else None,
+            )
+        )
+    oracle = Row(
+        trace=trace.name, policy=ORACLE, goodput=best, goodput_behind=0.0, cost=least,
+        cost_behind=None if least is None else 0.0, in_time=None if least is None else 1.0,
+        hours=None, seconds=None,
+    )  # fmt: skip
+    return [*rows, oracle]
+
+
+def _starts(trace: Trace, question: Question) -> list[float]:
+    """Return starts spread over the trace, each deadline inside it; none if it is too short."""
+    last = trace.seconds - question.deadline_hours * 3600
+    if last < 0:
+        return []
+    count = question.num_starts
+    return [last * index / max(count - 1, 1) for index in range(count)]
+
+
+def _cut(
+    lives: Sequence[Life], warned: Sequence[bool], begin: float
+) -> tuple[list[Life], list[bool]]:
+    """Return the lives as a job that starts at `begin` sees them."""
+    kept = [(life, is_warned) for life, is_warned in zip(lives, warned, strict=True)
+            if life.end > begin]  # fmt: skip
+    moved = [
+        Life(start=max(0.0, life.start - begin), end=life.end - begin, pool=life.pool)
+        for life, _ in kept
+    ]
+    return moved, [is_warned for _, is_warned in kept]
+
+
+def _least(cut: Sequence[Life], question: Question) -> float:
+    return least_usd(
+        cut,
+        work=question.work_hours * 3600,
+        deadline=question.deadline_hours * 3600,
+        restart=question.restart,
+        spot_per_hour=question.spot_per_hour,
+        on_demand_per_hour=question.on_demand_per_hour,
+    )
+
+
+def _on_spot(
+    trace: Trace, warned: Sequence[bool], policy: Policy, question: Question
+) -> Ledger | None:
+    """Replay endless training on the whole trace."""
+    return policy.on_spot and replay(
+        trace.lives,
+        job=question.job(has_deadline=False),
+        saving=policy.saving,
+        placement=policy.on_spot(),
+        horizon=trace.seconds,
+        has_notice=warned,
+    )
+
+
+def _by_deadline(
+    lives: Sequence[Life], warned: Sequence[bool], policy: Policy, question: Question
+) -> Ledger:
+    """Replay one job with its deadline; a late one continues until it is done."""
+    assert policy.under_deadline is not None
+    return replay(
+        lives,
+        job=question.job(has_deadline=True),
+        saving=policy.saving,
+        placement=policy.under_deadline(),
+        horizon=2 * question.deadline_hours * 3600 + 86_400,
+        has_notice=warned,
+    )
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def _seconds(ledger: Ledger) -> dict[str, float]:
+    """Return the ledger's columns: where the time went."""
+    names = ("useful", "lost", "saving", "restart", "notice", "waiting")
+    return {name: round(getattr(ledger, name), 1) for name in names}

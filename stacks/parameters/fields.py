@@ -1,0 +1,62 @@
+"""The fields of the stack parameters: their names and types; StackParameters adds the checks."""
+
+from dataclasses import dataclass
+
+from sizing import catalogue
+from sizing.catalogue import Instance
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ParameterFields:
+    """All parameters of a deployment, unchecked: build StackParameters instead."""
+
+    size: str
+    workload: str
+    recipe: str
+    overrides: tuple[str, ...]
+    run_id: str
+    dataset: str
+    dataset_manifest: str
+    dataset_gib: float
+    dataset_bucket: str
+    run_bucket: str
+    access_logs: bool
+    kms: str
+    zones: tuple[str, ...]
+    pytorch_ami_parameter: str
+    root_volume_gib: int
+    data_volume_gib: int
+    data_volume_iops: int
+    data_volume_mib_per_second: int
+    mix_gpus: bool
+    on_demand_base: int
+    target_capacity: int
+    checkpoint_interval: str
+    checkpoints_kept: str
+    notice_budget_seconds: int
+    notice_policy: str
+    lease_ttl_seconds: int
+    dataset_wait_seconds: int
+    max_hours: float
+    heartbeat_timeout_seconds: int
+    max_barren_attempts: int
+    accept: tuple[str, ...]
+    alarm_email: str
+    alarm_gpu_utilization_percent: float
+    alarm_gpu_memory_percent: float
+    alarm_gpu_celsius: float
+    alarm_disk_percent: float
+    alarm_commit_seconds: int
+    review_oidc_provider: str
+    review_repository: str
+
+    @property
+    def instance(self) -> Instance:
+        """The catalogue's record of the requested size."""
+        return catalogue.find(self.size)
+
+    @property
+    def sizes(self) -> tuple[str, ...]:
+        """The requested size and its alternates: every size that the fleet may start."""
+        others = catalogue.alternates(self.size, mix_gpus=self.mix_gpus)
+        return (self.size, *(other.size for other in others))

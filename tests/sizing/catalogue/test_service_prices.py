@@ -1,0 +1,16 @@
+"""What a gp3 volume costs: the size, and only what is above the included speed."""
+
+import pytest
+
+from sizing.catalogue.service_prices import HOURS_PER_MONTH, gp3_usd_per_hour
+
+
+def test_the_included_speed_costs_nothing() -> None:
+    assert gp3_usd_per_hour(200, 3000, 125) * HOURS_PER_MONTH == pytest.approx(16.0)
+    assert gp3_usd_per_hour(200, 0, 0) == gp3_usd_per_hour(200, 3000, 125)
+
+
+def test_speed_above_it_is_charged() -> None:
+    # 4,628 IOPS at $0.005 and 1,782 MiB/s at $0.04.
+    monthly = gp3_usd_per_hour(200, 7628, 1907) * HOURS_PER_MONTH
+    assert monthly == pytest.approx(16.0 + 23.14 + 71.28)

@@ -1,0 +1,99 @@
+"""The instance catalogue: what it says about sizes known from elsewhere, and what it refuses."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sizing import catalogue
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_a_size_is_what_ec2_says_it_is() -> None:
+    instance = catalogue.find("g5.2xlarge")
+    assert (instance.vcpus, instance.memory_gib, instance.num_gpus) == (8, 32.0, 1)
+    assert (instance.gpu, instance.gpu_memory_mib) == ("NVIDIA A10G", 22_888)
+    assert instance.ebs_baseline_mb_per_second == 106.25
+    assert instance.spot_quota_code == "L-3819A6DF"
+
+
+def test_every_figure_has_a_source() -> None:
+    for instance in catalogue.instances().values():
+        assert "moto" in instance.source
+        if instance.on_demand_usd_per_hour is not None:
+            assert "price:" in instance.source
+
+
+def test_gpu_counts_do_not_follow_the_name() -> None:
+    counts = {size: catalogue.find(f"g5.{size}").num_gpus for size in ("12xlarge", "16xlarge")}
+    assert counts == {"12xlarge": 4, "16xlarge": 1}
+
+
+@pytest.mark.parametrize(
+    ("size", "others"),
+    [
+        ("g5.xlarge", ["g5.2xlarge", "g5.4xlarge", "g5.8xlarge", "g5.16xlarge"]),
+        ("g5.8xlarge", ["g5.16xlarge"]),
+        ("g5.12xlarge", ["g5.24xlarge"]),
+        ("g5.48xlarge", []),
+        # Five L4 siblings; the dearest is left out.
+        ("g6.xlarge", ["g6.2xlarge", "g6.4xlarge", "gr6.4xlarge", "g6.8xlarge"]),
+    ],
+)
+def test_alternates_have_the_same_gpus(size: str, others: list[str]) -> None:
+    assert [each.size for each in catalogue.alternates(size)] == others
+
+
+def test_alternates_never_have_less() -> None:
+    for size, wanted in catalogue.instances().items():
+        found = catalogue.alternates(size)
+        assert len(found) <= 4
+        for other in found:
+            assert (other.gpu, other.num_gpus) == (wanted.gpu, wanted.num_gpus)
+            assert other.memory_gib >= wanted.memory_gib
+
+
+def test_prices_say_how_far_to_believe_them() -> None:
+    assert catalogue.hourly_price("g5.2xlarge").usd_per_hour == 1.212
+    assert catalogue.hourly_price("g5.2xlarge").basis == "list price"
+    seen, modelled = catalogue.spot_price("g5.2xlarge"), catalogue.spot_price("g5.xlarge")
+    assert (seen.usd_per_hour, seen.basis) == (0.593, "snapshot")
+    assert (modelled.usd_per_hour, modelled.basis) == (0.4929, "modelled")
+    assert "skypilot" in seen.source
+
+
+def test_spot_is_never_dearer_than_the_list_price() -> None:
+    for size, instance in catalogue.instances().items():
+        if instance.on_demand_usd_per_hour:
+            assert catalogue.spot_price(size).usd_per_hour <= instance.on_demand_usd_per_hour
+
+
+def test_fails_for_an_unknown_size_and_names_the_nearest() -> None:
+    with pytest.raises(ValueError, match=r"'g5\.3xlarge' is not in .* nearest are g5\.xlarge"):
+        catalogue.find("g5.3xlarge")
+
+
+def test_fails_for_a_price_that_nobody_knows() -> None:
+    with pytest.raises(ValueError, match=r"'p5e\.48xlarge' has no us-east-1 on-demand price"):
+        catalogue.hourly_price("p5e.48xlarge")
+
+
+def test_the_catalogue_loads_neither_torch_nor_cdk() -> None:
+    program = (
+        "import sys, sizing.catalogue; sizing.catalogue.instances();"
+        "print(sorted({'torch', 'aws_cdk', 'boto3', 'numpy'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("size", "gbps"), [("g6e.24xlarge", 200), ("p4d.24xlarge", 400), ("p5.48xlarge", 3200)]
+)
+def test_a_size_with_several_network_cards_has_the_rate_of_all(size: str, gbps: float) -> None:
+    instance = catalogue.find(size)
+    assert (instance.network_baseline_gbps, instance.network_peak_gbps) == (gbps, gbps)

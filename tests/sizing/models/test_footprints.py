@@ -1,0 +1,74 @@
+"""Footprints: counted ones are taken as they are, others interpolated, and the rest refused."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from sizing.models import footprints
+from tests.sizing import sample_footprints
+
+MIB = sample_footprints.MIB
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return sample_footprints.write(tmp_path / "footprints.json")
+
+
+def test_a_counted_micro_batch_is_taken_as_it_is(path: Path) -> None:
+    (stage,) = footprints.stages("trajectory", "full", path=path)
+    assert stage.micro_batch == 16
+    assert stage.peak_bytes == 4 * 100 * MIB + 16 * 10 * MIB
+    assert stage.basis == "measured"
+    assert stage.steps_per_epoch == 125
+
+
+def test_the_bytes_kept_of_a_sample_are_the_slope_between_micro_batches(path: Path) -> None:
+    (stage,) = footprints.stages("trajectory", "full", path=path)
+    assert stage.kept_bytes_per_sample == 10 * MIB
+
+
+@pytest.mark.parametrize(("size", "expected"), [(4, 440), (1, 410), (2, 420)])
+def test_a_micro_batch_that_was_not_counted_is_modelled(
+    path: Path, size: int, expected: int
+) -> None:
+    (stage,) = footprints.stages("trajectory", "full", micro_batch=size, path=path)
+    assert stage.peak_bytes == expected * MIB
+    assert stage.basis == "modelled"
+
+
+def test_a_stage_with_a_batch_of_its_own_keeps_it(tmp_path: Path) -> None:
+    own = [
+        sample_footprints.row("tokenizer", size, recipe_micro_batch=4, global_batch=4)
+        for size in (4, 8)
+    ]
+    others = [sample_footprints.row("head", size) for size in (8, 16)]
+    content = {"format": 1, "footprints": [*own, *others]}
+    (tmp_path / "two.json").write_text(json.dumps(content))
+    found = footprints.stages("trajectory", "full", micro_batch=8, path=tmp_path / "two.json")
+    assert [(stage.stage, stage.micro_batch) for stage in found] == [("tokenizer", 4), ("head", 8)]
+
+
+def test_fails_on_a_micro_batch_that_does_not_divide_the_batch(path: Path) -> None:
+    with pytest.raises(ValueError, match="global_batch 64 is not a multiple of the micro-batch 48"):
+        footprints.stages("trajectory", "full", micro_batch=48, path=path)
+
+
+def test_fails_on_an_unmeasured_workload_with_the_command_that_measures_it(path: Path) -> None:
+    with pytest.raises(footprints.NotMeasuredError, match=r"did you mean trajectory\?.*measure"):
+        footprints.stages("trajectry", "full", path=path)
+    with pytest.raises(footprints.NotMeasuredError, match=r"recipe 'ful' .*did you mean full"):
+        footprints.stages("trajectory", "ful", path=path)
+
+
+def test_fails_without_the_file_with_the_command_that_makes_it(tmp_path: Path) -> None:
+    with pytest.raises(footprints.NotMeasuredError, match="python -m training measure"):
+        footprints.stages("trajectory", "full", path=tmp_path / "none.json")
+
+
+def test_fails_on_another_format(tmp_path: Path) -> None:
+    path = tmp_path / "old.json"
+    path.write_text('{"format": 9, "footprints": []}')
+    with pytest.raises(ValueError, match="format 9"):
+        footprints.load(path)

@@ -1,0 +1,166 @@
+"""The plan: what it predicts follows from its footprint, and what cannot work is refused."""
+
+from pathlib import Path
+
+import pytest
+
+from sizing.plan.checks import Findings, check_plan
+from sizing.plan.report import one_line, to_json
+from tests.sizing import sample_footprints
+from tests.sizing.sample_plan import plan
+
+MIB = sample_footprints.MIB
+CONTRACT = {
+    "fits": bool,
+    "gpu_memory_mib": int,
+    "bound_by": str,
+    "epoch_seconds": float,
+    "hours_p50": float,
+    "hours_p90": float,
+    "usd_per_hour": float,
+    "usd_spot_per_hour": float,
+    "usd_on_demand": float,
+    "usd_spot_p50": float,
+    "usd_spot_p90": float,
+    "checkpoint_bytes": int,
+    "checkpoint_seconds": float,
+    "notice_fits": bool,
+    "warnings": list,
+    "size": str,
+    "workload": str,
+    "recipe": str,
+}
+
+
+def found_in(
+    tmp_path: Path, *, footprint: dict[str, object] | None = None, **changes: object
+) -> Findings:
+    return check_plan(plan(tmp_path, footprint=footprint, **changes))
+
+
+def test_the_json_has_every_field_of_the_contract(tmp_path: Path) -> None:
+    made = plan(tmp_path)
+    found = to_json(made, check_plan(made))
+    assert {name: type(found[name]) for name in CONTRACT} == CONTRACT
+
+
+def test_every_figure_says_its_basis_and_source(tmp_path: Path) -> None:
+    made = plan(tmp_path)
+    figures = to_json(made, check_plan(made))["figures"]
+    assert figures
+    assert all(figure["basis"] and figure["source"] for figure in figures.values())
+
+
+def test_memory_is_peak_and_fragments_and_context(tmp_path: Path) -> None:
+    found = plan(tmp_path)
+    assert found.work.memory.allocated == pytest.approx(560)
+    assert found.work.memory.need == pytest.approx(560 * 1.1 + 700)
+
+
+def test_a_run_costs_its_hours(tmp_path: Path) -> None:
+    found = plan(tmp_path)
+    hours = (found.work.seconds + found.restart.seconds) / 3600
+    assert found.usd_on_demand == pytest.approx(hours * 1.212)
+
+
+def test_more_interruptions_cost_more(tmp_path: Path) -> None:
+    long = {"epochs": 2000}
+    calm = plan(tmp_path, footprint=long, rate_per_hour=0.01).spot
+    rough = plan(tmp_path, footprint=long, rate_per_hour=1.0).spot
+    assert calm is not None
+    assert rough is not None
+    assert rough.hours_p90 > rough.hours_p50 > calm.hours_p50
+
+
+def test_fails_on_memory_with_the_micro_batch_that_would_fit(tmp_path: Path) -> None:
+    found = found_in(tmp_path, footprint={"activations_each": 1500 * MIB})
+    assert not found.fits
+    # 22,888 MiB - 700 of context, of which fragments take a tenth: 20,170, less 400 for the state.
+    assert "micro_batch=8 would fit" in found.problems["memory"]
+
+
+def test_fails_on_state_that_no_micro_batch_makes_smaller(tmp_path: Path) -> None:
+    message = found_in(tmp_path, footprint={"parameter_bytes": 7_000 * MIB}).problems["memory"]
+    assert "the cheapest size that fits it is g6e.xlarge" in message
+
+
+def test_fails_on_a_dataset_over_the_volume(tmp_path: Path) -> None:
+    found = found_in(tmp_path, dataset_gib=300)
+    assert "data_volume_gib=330 would hold it" in found.problems["volume"]
+
+
+def test_fails_on_four_runs_that_do_not_share_their_data(tmp_path: Path) -> None:
+    assert "memory-map the data" in found_in(tmp_path, runs=4, unshared_gib=7.3).problems["host"]
+    assert "host" not in found_in(tmp_path, runs=4).problems
+
+
+def test_fails_where_spot_would_never_end(tmp_path: Path) -> None:
+    found = plan(tmp_path, rate_per_hour=200.0)
+    assert found.spot is None
+    assert "never end" in check_plan(found).problems["spot"]
+
+
+def test_a_checkpoint_over_the_notice_is_a_warning_while_periodic_saves_help(
+    tmp_path: Path,
+) -> None:
+    found = plan(tmp_path, footprint={"checkpoint_bytes": 30 * 10**9}, size="g5.xlarge")
+    assert not found.notice.fits
+    findings = check_plan(found)
+    assert any("does not fit the notice" in text for text in findings.warnings)
+    assert "notice" not in findings.problems
+
+
+def test_a_checkpoint_over_the_host_memory_keeps_the_gpu_waiting(tmp_path: Path) -> None:
+    large = {"checkpoint_bytes": 17_640_000_000}
+    small = plan(tmp_path, footprint=large, size="g5.xlarge")
+    assert not small.host.can_hold(small.checkpoint_bytes)
+    found = check_plan(small).warnings
+    assert any("keeps the GPU waiting" in text for text in found)
+    large_enough = plan(tmp_path, footprint=large, size="g5.2xlarge")
+    assert large_enough.host.can_hold(large_enough.checkpoint_bytes)
+
+
+def test_several_gpus_share_the_global_batch(tmp_path: Path) -> None:
+    one, four = (plan(tmp_path, size="g5.12xlarge", gpus=gpus).work.main.step for gpus in (1, 4))
+    assert four.compute == pytest.approx(one.compute / 4)
+    assert four.optimizer > one.optimizer  # gradients are exchanged, the optimizer is everywhere
+
+
+def test_a_problem_can_be_accepted_by_name(tmp_path: Path) -> None:
+    found = found_in(tmp_path, dataset_gib=300)
+    assert found.accepting(("volume",)).problems == {}
+    assert found.accepting(("volume",)).warnings[0].startswith("accepted: the dataset")
+    with pytest.raises(ValueError, match="accept is 'volumes'"):
+        found.accepting(("volumes",))
+
+
+def test_idle_gpus_and_missing_bfloat16_are_said(tmp_path: Path) -> None:
+    assert any("3 of 4 GPUs" in text for text in found_in(tmp_path, size="g5.12xlarge").warnings)
+    assert any("bfloat16" in text for text in found_in(tmp_path, size="g4dn.xlarge").warnings)
+
+
+def test_the_line_for_synth_names_hours_dollars_and_memory(tmp_path: Path) -> None:
+    text = one_line(plan(tmp_path))
+    assert "trajectory/full on g5.2xlarge" in text
+    assert "MiB GPU memory" in text
+    assert "$" in text
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"size": "g5.2xlrge"}, "nearest"),
+        ({"size": "t3.micro"}, "no whole NVIDIA GPU"),
+        ({"gpus": 2}, "gpus is 2; g5.2xlarge has 1"),
+        ({"runs": 0}, "runs is 0"),
+        ({"notice_seconds": 900.0}, "EC2 gives at most 120"),
+        ({"dataset_gib": -1.0}, "dataset_gib is -1.0"),
+        ({"checkpoint_interval": "often"}, "cannot be read"),
+        ({"micro_batch": 48}, "not a multiple"),
+    ],
+)
+def test_fails_on_what_cannot_be_planned(
+    tmp_path: Path, changes: dict[str, object], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        plan(tmp_path, **changes)

@@ -1,0 +1,58 @@
+"""Runs work in a forked process, so that it does not change torch in this one.
+
+A backward pass over fake tensors starts autograd's device threads, and torch then refuses every
+backward pass in a fork of that process: the tests that fork attempts would fail after it.
+"""
+
+import io
+import os
+import pickle
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr, redirect_stdout
+from typing import NamedTuple, TypeVar
+
+from training.cli.main import main
+
+T = TypeVar("T")
+
+
+class Done(NamedTuple):
+    """A command's exit code and what it printed."""
+
+    code: int
+    out: str
+    err: str
+
+
+def in_fork(act: Callable[[], T]) -> T:
+    """Return or raise what `act` does in a forked process."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            answer = (True, act())
+        except BaseException as error:  # the parent raises it
+            answer = (False, error)  # type: ignore[assignment]
+        with os.fdopen(writer, "wb") as stream:
+            pickle.dump(answer, stream)
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as stream:
+        is_result, value = pickle.load(stream)
+    os.waitpid(pid, 0)
+    if not is_result:
+        raise value
+    result: T = value
+    return result
+
+
+def command(arguments: Sequence[str]) -> Done:
+    """Run one command of the trainer in a forked process."""
+
+    def act() -> Done:
+        out, err = io.StringIO(), io.StringIO()
+        with redirect_stdout(out), redirect_stderr(err):
+            code = main(arguments)
+        return Done(code, out.getvalue(), err.getvalue())
+
+    return in_fork(act)
