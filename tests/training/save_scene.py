@@ -41,7 +41,6 @@ class GatedStore(FolderStore):
         self.bytes_per_second: float | None = None
         self.error: Exception | None = None  # met by the next part
         self.num_begun = 0
-        self.num_put = 0
         self.slowed_seconds = 0.0
         self.is_at_gate = threading.Event()  # a part has come to it
 
@@ -62,7 +61,6 @@ class GatedStore(FolderStore):
                     time.sleep(seconds)
                     self.slowed_seconds += seconds
             put(number, start, data, sha256)
-            self.num_put += 1
 
         upload.put = gated_put  # type: ignore[method-assign]
         return upload
