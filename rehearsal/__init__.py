@@ -1,1 +1,5 @@
-"""The same, on a laptop: embedded AWS, machines that boot the user data, drills, receipts."""
+"""The same, on a laptop: the stacks, the user data and the training code, without an AWS account.
+
+`drill/` and `alarms/` are what is rehearsed; `machines/` and `aws/` stand in for EC2 instances and
+for AWS, and know neither each other nor what is rehearsed on them. Commands: python -m rehearsal
+"""

@@ -1,4 +1,4 @@
-"""The rehearsal's commands: `demo` the main job, `aws` the embedded AWS alone, `alarms` a table."""
+"""Rehearse on a laptop: the main job, the embedded AWS alone, or every alarm."""
 
 import argparse
 import json
@@ -8,7 +8,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
@@ -17,20 +18,21 @@ from rich.console import Console
 from contract.errors import EXIT_STOPPED
 from rehearsal.alarms.trial import trial_table, try_alarms
 from rehearsal.aws import EmbeddedAws, PortInUse
-from rehearsal.cdk import run_cdk
-from rehearsal.children import ChildFailed, Children
-from rehearsal.demo import REPOSITORY, Demo, DemoSettings, RehearsalFailed, clear
-from rehearsal.drill import SYNTAX, Strike, parse_strike
-from rehearsal.lineage import read_lineage
-from rehearsal.receipt import find_faults, make_receipt, receipt_rows, show_receipt
-from rehearsal.report import write_report
+from rehearsal.drill.cdk import run_cdk
+from rehearsal.drill.children import ChildFailed, Children
+from rehearsal.drill.demo import REPOSITORY, Demo, DemoSettings, RehearsalFailed, clear
+from rehearsal.drill.interruptions import SYNTAX, PlannedInterruption, parse_interruption
+from rehearsal.drill.lineage import read_lineage
+from rehearsal.drill.receipt import find_faults, make_receipt, receipt_rows, show_receipt
+from rehearsal.drill.report import write_report
 
-# In what is left of a notice training goes on, to its stage's end at most: one is left to kill in.
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+# After a notice training continues at most to the end of its stage: one stage is left to kill in.
 DEFAULT_PLAN = ("kill:features:5", "notice:shuffled:60", "kill:head:120")
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """The command line of the rehearsal."""
+    """Read the command line."""
     parser = argparse.ArgumentParser(prog="python -m rehearsal", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     demo = commands.add_parser("demo", help="deploy, train, interrupt, resume, finish, prove")
@@ -40,55 +42,66 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     demo.add_argument("--recipe", default="laptop", help="default: %(default)s")
     demo.add_argument("--overrides", default="", help='recipe fields, "epochs=2 width=64"')
     demo.add_argument("--clips", type=int, default=900, help="default: %(default)s")
-    demo.add_argument("--seed", type=int, default=0, help="of the dataset, default: %(default)s")
+    demo.add_argument(
+        "--seed", type=int, default=0, help="seed of the dataset, default: %(default)s"
+    )
     demo.add_argument("--checkpoint-interval", default="2epochs", help="default: %(default)s")
     demo.add_argument(
         "--notice-seconds",
         type=float,
         default=15.0,
-        help="from the notice to SIGKILL; EC2 gives 120, the demo %(default)s to save your time",
+        help="from the notice to SIGKILL; EC2 gives 120, the demo %(default)s to save time",
     )
     demo.add_argument("--lease-ttl-seconds", type=float, default=6.0, help="default: %(default)s")
     demo.add_argument(
         "--interrupt",
-        type=_strike,
+        type=_interruption_argument,
         action="append",
         metavar="WHEN",
         help=f"{SYNTAX}; repeat in order, default: {' '.join(DEFAULT_PLAN)}",
     )
-    demo.add_argument("--no-interruptions", action="store_true", help="let the run alone")
+    demo.add_argument("--no-interruptions", action="store_true", help="do not interrupt the run")
     demo.add_argument("--timeout-seconds", type=float, default=1500, help="default: %(default)s")
-    demo.add_argument("--json", action="store_true", help="print the receipt as JSON, no table")
+    demo.add_argument("--json", action="store_true", help="print the receipt as JSON")
     aws = commands.add_parser("aws", help="start the embedded AWS, bootstrapped, until Ctrl-C")
     aws.add_argument(
-        "--port", type=int, default=5566, help="0 takes a free one, default: %(default)s"
+        "--port", type=int, default=5566, help="0 for a free one, default: %(default)s"
     )
     alarms = commands.add_parser("alarms", help="try every alarm on its fault and on healthy runs")
     alarms.add_argument(
-        "--template", type=Path, help="of TrainingStack; without it, cdk synth makes one"
+        "--template", type=Path, help="TrainingStack's template; by default cdk synth writes one"
     )
-    alarms.add_argument("--json", action="store_true", help="print JSON, no table")
+    alarms.add_argument("--json", action="store_true", help="print the table as JSON")
     return parser.parse_args(arguments)
 
 
-def _strike(text: str) -> Strike:
+def _interruption_argument(text: str) -> PlannedInterruption:
     try:
-        return parse_strike(text)
+        return parse_interruption(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def _stop(*_: object) -> None:
-    # An impatient second Ctrl-C must not cut off the cleaning up after the first.
-    for number in (signal.SIGINT, signal.SIGTERM):
+    # An impatient second Ctrl-C must not interrupt the clean-up after the first.
+    for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     raise KeyboardInterrupt
 
 
+@contextmanager
+def stopped_by_signals() -> Iterator[None]:
+    """Raise KeyboardInterrupt on the first SIGINT or SIGTERM; restore the handlers on exit."""
+    before = {number: signal.signal(number, _stop) for number in STOP_SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 def main() -> int:
     """Run one command; Ctrl-C and SIGTERM leave nothing running."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _stop)
     arguments = parse_arguments()
     started = time.monotonic()
     lock = threading.Lock()
@@ -98,19 +111,20 @@ def main() -> int:
             print(f"[{time.monotonic() - started:6.1f} s] {text}", file=sys.stderr, flush=True)
 
     commands = {"aws": serve, "alarms": show_alarms, "demo": rehearse}
-    try:
-        return commands[arguments.command](arguments, say)
-    except KeyboardInterrupt:
-        say("interrupted: everything that the rehearsal started has been ended")
-        return EXIT_STOPPED
-    except (RehearsalFailed, ChildFailed, PortInUse, OSError, ValueError) as error:
-        print(f"rehearsal: {error}", file=sys.stderr)
-        return 1
+    with stopped_by_signals():
+        try:
+            return commands[arguments.command](arguments, say)
+        except KeyboardInterrupt:
+            say("interrupted: everything that the rehearsal started has been stopped")
+            return EXIT_STOPPED
+        except (RehearsalFailed, ChildFailed, PortInUse, OSError, ValueError) as error:
+            print(f"rehearsal: {error}", file=sys.stderr)
+            return 1
 
 
 def rehearse(arguments: argparse.Namespace, say: Callable[[str], None]) -> int:
-    """Run the demo, write its receipt, show it, and fail if it breaks a promise."""
-    plan = arguments.interrupt or [parse_strike(text) for text in DEFAULT_PLAN]
+    """Run the demo, write and show its receipt; fail if it breaks a promise."""
+    plan = arguments.interrupt or [parse_interruption(text) for text in DEFAULT_PLAN]
     folder = (REPOSITORY / arguments.out).resolve()
     settings = DemoSettings(
         folder=folder,
@@ -160,14 +174,14 @@ def serve(arguments: argparse.Namespace, say: Callable[[str], None]) -> int:
         path.parent.mkdir(exist_ok=True)
         path.write_text(variables)
         print(variables, end="", flush=True)
-        say("ready; in another terminal type these lines, or `source out/aws-local.env`; then cdk")
-        say("and aws work on the embedded AWS; Ctrl-C ends it, and all that is in it")
+        say("ready: type these lines in another terminal, or `source out/aws-local.env`; then cdk")
+        say("and aws use the embedded AWS. Ctrl-C stops it and discards everything in it")
         threading.Event().wait()
     return 0
 
 
 def show_alarms(arguments: argparse.Namespace, say: Callable[[str], None]) -> int:
-    """Print alarm x (fault that fires it, healthy runs that do not); 1 if one does not hold."""
+    """Print each alarm's fault and healthy runs; return 1 if an alarm fails its trial."""
     if arguments.template is not None:
         template = json.loads(arguments.template.read_text(encoding="utf-8"))
     else:
@@ -182,15 +196,18 @@ def show_alarms(arguments: argparse.Namespace, say: Callable[[str], None]) -> in
         print(json.dumps([asdict(trial) for trial in trials], indent=2))
     else:
         Console(width=None if sys.stdout.isatty() else 160).print(trial_table(trials))
-    return 0 if all(trial.holds for trial in trials) else 1
+    return 0 if all(trial.is_passed for trial in trials) else 1
 
 
 def child_environment(aws: EmbeddedAws) -> dict[str, str]:
-    """This process's environment, pointed at the embedded AWS: node and cdk are the venv's."""
+    """Return our environment, with the embedded AWS and the virtual environment's node and cdk."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
     path = os.pathsep.join([str(Path(sys.prefix) / "bin"), os.environ.get("PATH", os.defpath)])
     return {**kept, **aws.environment(), "PATH": path}
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    status = main()
+    # Nothing is left but to exit: a late Ctrl-C would only print a traceback.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sys.exit(status)

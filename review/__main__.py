@@ -1,9 +1,7 @@
 """`python -m review main`: review the working tree against the commit where it left main.
 
-Exit code 1 on data loss, 2 where there is nothing to compare, 0 otherwise.
+Exit code 1 on data loss, 2 if there is nothing to compare, 0 otherwise.
 """
-
-from __future__ import annotations
 
 import argparse
 import dataclasses
@@ -34,12 +32,17 @@ REPOSITORY = Path(__file__).parent.parent
 def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(prog="python -m review", description=__doc__)
-    parser.add_argument("base", nargs="?", default="main", help="branch or commit (main)")
+    parser.add_argument("base", nargs="?", default="main", help="branch or commit, default: main")
     parser.add_argument(
         "--deployed", action="store_true", help="compare with the deployed stacks, not with BASE"
     )
     parser.add_argument(
-        "-c", "--context", action="append", default=[], metavar="NAME=VALUE", help="for both sides"
+        "-c",
+        "--context",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="for both sides",
     )
     parser.add_argument(
         "--fail-on",
@@ -47,13 +50,13 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         default="data-loss",
         help="what makes the exit code 1; destructive: any replacement or removal",
     )
-    parser.add_argument("--json", action="store_true", help="facts in place of the comment")
+    parser.add_argument("--json", action="store_true", help="print facts as JSON, not the comment")
     parser.add_argument("--output", type=Path, help="also write the comment to this file")
     return parser.parse_args(arguments)
 
 
 def main(arguments: Sequence[str] | None = None, repository: Path = REPOSITORY) -> int:
-    """Write the review to the terminal."""
+    """Print the review; return the exit code."""
     options = parse_arguments(arguments)
     try:
         with tempfile.TemporaryDirectory(prefix="review-") as folder:
@@ -82,7 +85,7 @@ def _review(repository: Path, folder: Path, options: argparse.Namespace) -> Revi
     head = read_assembly(folder / "head", name)
     if options.deployed:
         base = deployed(sorted(head.stacks))
-        head = dataclasses.replace(head, stacks=_as_cloudformation_answers(head))
+        head = dataclasses.replace(head, stacks=_as_cloudformation_returns(head))
     else:
         base = _synthesized_base(repository, folder / "base", options)
     diffs = [
@@ -106,8 +109,8 @@ def _synthesized_base(repository: Path, out: Path, options: argparse.Namespace) 
     return read_assembly(out, name)
 
 
-def _as_cloudformation_answers(head: Side) -> dict[str, StackSide]:
-    """GetTemplate answers a question mark for every character that is not ASCII."""
+def _as_cloudformation_returns(head: Side) -> dict[str, StackSide]:
+    """Replace non-ASCII characters: GetTemplate returns a question mark for each."""
     return {
         name: dataclasses.replace(
             stack,

@@ -1,9 +1,7 @@
-"""Two sides to compare: a cloud assembly of each, or the templates that are deployed.
+"""The two sides to compare: their cloud assemblies, or the deployed templates.
 
-Base is synthesized from its own code, in a git worktree of a temporary folder.
+The base is synthesized from its own code, in a git worktree in a temporary folder.
 """
-
-from __future__ import annotations
 
 import json
 import os
@@ -19,13 +17,13 @@ from typing import Any
 import boto3
 from botocore.exceptions import BotoCoreError, ClientError
 
-# What decides how a template comes out, beside the code of the stacks.
+# Besides the stacks' code, these packages decide what a template contains.
 _SYNTH_PACKAGES = re.compile(r"(aws-cdk[\w.-]*|constructs|cdk-nag|jsii)==\S+")
 _ENVIRONMENT_FOLDERS = (".venv", "node_modules")
 
 
 class CannotReview(ValueError):
-    """A side that cannot be had; the message says which and why."""
+    """One side is not available; the message says which and why."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,7 +32,7 @@ class StackSide:
 
     template: Mapping[str, Any]
     is_protected: bool = False
-    # What sizing predicts of it, where the app writes that at synthesis.
+    # sizing's prediction, if the app writes one at synthesis.
     plan: Mapping[str, Any] | None = None
 
     @property
@@ -44,7 +42,7 @@ class StackSide:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Side:
-    """All stacks of one side; `folder` is its cloud assembly, None for what is deployed."""
+    """All stacks of one side; `folder` is its cloud assembly, None for deployed stacks."""
 
     name: str
     stacks: Mapping[str, StackSide]
@@ -79,13 +77,13 @@ def synthesize(checkout: Path, out: Path, context: Sequence[str], name: str) -> 
     done = _run([*command, "--output", str(out)], checkout)
     if done.returncode != 0:
         lines = [line for line in done.stderr.splitlines() if line.strip()]
-        told = [line for line in lines if not re.match(r"npm warn|Subprocess exited", line)]
-        raise CannotReview(f"{name} does not synthesize:\n  " + "\n  ".join(told[-8:]))
+        shown = [line for line in lines if not re.match(r"npm warn|Subprocess exited", line)]
+        raise CannotReview(f"{name} does not synthesize:\n  " + "\n  ".join(shown[-8:]))
 
 
 @contextmanager
 def base_checkout(repository: Path, commit: str) -> Iterator[Path]:
-    """Check `commit` out beside the repository; the folder is gone afterwards."""
+    """Check `commit` out in a temporary folder, which is deleted afterwards."""
     with tempfile.TemporaryDirectory(prefix="review-") as folder:
         checkout = Path(folder) / "base"
         _git(repository, "worktree", "add", "--quiet", "--detach", str(checkout), commit)
@@ -94,7 +92,7 @@ def base_checkout(repository: Path, commit: str) -> Iterator[Path]:
                 for name in _ENVIRONMENT_FOLDERS:
                     (checkout / name).symlink_to((repository / name).resolve())
             else:
-                # With head's packages, what an upgrade changes in the templates would not show.
+                # With head's packages, the changes of an upgrade would not show.
                 done = _run(["make", "setup"], checkout)
                 if done.returncode != 0:
                     raise CannotReview(
@@ -107,30 +105,30 @@ def base_checkout(repository: Path, commit: str) -> Iterator[Path]:
 
 
 def merge_base(repository: Path, revision: str) -> str:
-    """The commit that the branch left `revision` at: what landed there since is not its doing."""
+    """Return the commit where the branch left `revision`: later ones there are not its changes."""
     if _run(
         ["git", "rev-parse", "--verify", "-q", f"{revision}^{{commit}}"], repository
     ).returncode:
         raise CannotReview(
-            f"base {revision!r} is no commit here; give a branch, a tag or a commit "
-            "(a shallow clone lacks it: git fetch --unshallow)"
+            f"base {revision!r} is not a commit of this repository; give a branch, tag or commit "
+            "(a shallow clone may lack it: git fetch --unshallow)"
         )
     return _git(repository, "merge-base", revision, "HEAD")
 
 
 def head_name(repository: Path) -> str:
-    """How the working tree is called in the comment."""
+    """Return the name of the working tree in the comment."""
     commit = _git(repository, "rev-parse", "--short", "HEAD")
     is_dirty = _git(repository, "status", "--porcelain", "--untracked-files=no")
     return f"{commit} with uncommitted changes" if is_dirty else commit
 
 
 def deployed(stack_names: Sequence[str]) -> Side:
-    """Read the templates of the stacks that are deployed; it needs cloudformation:GetTemplate."""
+    """Read the deployed stacks' templates; needs cloudformation:GetTemplate and DescribeStacks."""
     stacks = {}
     try:
-        # A session of its own: the default one keeps the credentials that it found first.
-        region = os.environ.get("AWS_REGION")  # the CLI takes it before AWS_DEFAULT_REGION
+        # A new session: the default one keeps the credentials that it found first.
+        region = os.environ.get("AWS_REGION")  # the CLI prefers it to AWS_DEFAULT_REGION
         client = boto3.session.Session(region_name=region).client("cloudformation")
         for name in stack_names:
             try:
@@ -167,7 +165,7 @@ def _git(repository: Path, *arguments: str) -> str:
 
 
 def _run(command: Sequence[str], folder: Path) -> subprocess.CompletedProcess[str]:
-    # A hook or a rebase that calls this leaves variables that would point git at another tree.
+    # A git hook or rebase that calls this sets variables that would point git at another tree.
     environment = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
     return subprocess.run(
         list(command), cwd=folder, env=environment, capture_output=True, text=True, check=False

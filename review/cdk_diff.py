@@ -1,6 +1,4 @@
-"""The CDK CLI's own word on one stack: its diff, and which changes it calls destructive."""
-
-from __future__ import annotations
+"""The CDK CLI's view of one stack: its diff, and which changes it calls destructive."""
 
 import json
 import re
@@ -20,7 +18,7 @@ _DESTRUCTIVE = re.compile(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CdkDiff:
-    """What `cdk diff` printed, and by logical id what `--fail-on destructive` failed for."""
+    """The output of `cdk diff`, and by logical id the changes that it calls destructive."""
 
     stack: str
     text: str

@@ -1,13 +1,11 @@
-"""What CloudFormation would add, change, replace and remove: by AWS's own resource schemas."""
-
-from __future__ import annotations
+"""What CloudFormation would add, change, replace and remove, by AWS's resource schemas."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from rehearsal.cloudformation import schema
-from rehearsal.cloudformation.template import references
+from cloudformation import schema
+from cloudformation.template import references
 from review.assembly import Side, StackSide
 from review.spelling import leaves, path_of
 
@@ -17,7 +15,7 @@ _EMPTY = StackSide(template={})
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Change:
-    """One resource that differs; `why` says for a replacement which property forces it."""
+    """One resource that differs; for a replacement, `why` names the property that forces it."""
 
     stack: str
     logical_id: str
@@ -37,7 +35,7 @@ class Change:
         return (self.new or {}).get("Properties") or {}
 
     def differences(self) -> list[tuple[str, Any, Any]]:
-        """Property paths that differ, with their values before and after."""
+        """List the property paths that differ, with their values before and after."""
         old, new = dict(leaves(self.old_properties)), dict(leaves(self.new_properties))
         return [
             (path, old.get(path), new.get(path))
@@ -47,7 +45,7 @@ class Change:
 
 
 def find_changes(base: Side, head: Side) -> list[Change]:
-    """Compare the stacks that head has; what only base has is not deployed, so nothing happens."""
+    """Compare head's stacks with base's; a stack that only base has is not touched."""
     return [
         change
         for name in sorted(head.stacks)
@@ -90,7 +88,7 @@ def _same(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
 
 
 def _replacements(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, str]:
-    """Why each replaced resource is replaced, by logical id."""
+    """Return by logical id why each replaced resource is replaced."""
     why = {}
     for name in old.keys() & new.keys():
         if old[name]["Type"] != new[name]["Type"]:
@@ -103,7 +101,7 @@ def _replacements(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, s
         )
         if paths:
             why[name] = ", ".join(".".join(path) for path in paths) + " cannot be updated"
-    # What names a replaced resource in a property that cannot be updated is replaced with it.
+    # A resource that names a replaced one in a property that cannot be updated is replaced too.
     waiting = (old.keys() & new.keys()) - why.keys()
     while found := {
         name: f"{path} names {culprit}, which is replaced"

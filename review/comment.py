@@ -1,6 +1,4 @@
-"""One Markdown comment: what a reviewer must know on top, the CLI's diff folded below."""
-
-from __future__ import annotations
+"""The Markdown comment: what a reviewer must know first, then the CLI's diff, folded."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -15,7 +13,7 @@ from review.verdict import Review
 MAX_CHARACTERS = 65_536
 MARKER = "<!-- training-stack review -->"
 # The workflow adds a line on the tests.
-_ROOM_FOR_THE_WORKFLOW = 100
+_RESERVED_FOR_THE_WORKFLOW = 100
 _MAX_ROWS = 60
 # Shown elsewhere in the comment, or noise in a table.
 _NOT_IN_TABLE = re.compile(
@@ -23,14 +21,14 @@ _NOT_IN_TABLE = re.compile(
 )
 
 
-def write_comment(review: Review, limit: int = MAX_CHARACTERS - _ROOM_FOR_THE_WORKFLOW) -> str:
+def write_comment(review: Review, limit: int = MAX_CHARACTERS - _RESERVED_FOR_THE_WORKFLOW) -> str:
     """Return the comment, never longer than `limit` characters."""
     top = "\n".join(_top(review))
-    room = limit - len(top) - 1000
-    if room < 0:
-        note = "\n\n_Cut here: the rest is longer than a comment may be; see `make review`._\n"
+    space = limit - len(top) - 1000
+    if space < 0:
+        note = "\n\n_Truncated: the rest exceeds the limit of a comment; see `make review`._\n"
         return top[: limit - len(note)].rpartition("\n")[0] + note
-    return "\n".join([top, *_folded_diffs(review, room)])
+    return "\n".join([top, *_folded_diffs(review, space)])
 
 
 def write_refusal(reason: str) -> str:
@@ -74,7 +72,7 @@ def _top(review: Review) -> Iterable[str]:
     yield "\n### A run in progress\n"
     yield from (f"- {sentence}" for sentence in review.run_effects)
     if not review.run_effects:
-        yield "Nothing reaches it: no fleet, launch template, role or function changes."
+        yield "Not affected: no fleet, launch template, role or function changes."
     yield from _costs(review)
     rows = list(_difference_rows(review.changes))
     if rows:
@@ -96,12 +94,10 @@ def _summary(review: Review) -> str:
         if (number := sum(change.action == action for change in review.changes))
     ]
     verdict = f"**Data loss: {len(review.losses)}.** " if review.losses else "No data loss. "
-    security = (
-        f" Permissions and protections that change: {len(review.security)}; that widen: {widens}."
-    )
+    security = f" Permissions and protections changed: {len(review.security)}; widened: {widens}."
     refused = f" **A deploy would fail: {len(review.refusals)}.**" if review.refusals else ""
-    told = f"{verdict}Resources: {', '.join(parts)}.{security if review.security else ''}"
-    return told + refused
+    summary = f"{verdict}Resources: {', '.join(parts)}.{security if review.security else ''}"
+    return summary + refused
 
 
 def _costs(review: Review) -> Iterable[str]:
@@ -115,12 +111,12 @@ def _costs(review: Review) -> Iterable[str]:
         ),
     )
     if not any(row.difference for row in review.costs):
-        yield "\nNothing of it changes."
+        yield "\nNone of this changes."
     yield (
-        "\n<sub>List prices of us-east-1 in sizing/; modelled where it says so. "
-        f"Not in it: {LEFT_OUT}.</sub>"
+        "\n<sub>List prices of us-east-1 from sizing/; modelled where marked so. "
+        f"Not included: {LEFT_OUT}.</sub>"
     )
-    yield from (f"\n**Warning of the plan:** {_cell(warning)}" for warning in review.warnings)
+    yield from (f"\n**Warning from the plan:** {_cell(warning)}" for warning in review.warnings)
 
 
 def _difference_rows(changes: Sequence[Change]) -> Iterable[tuple[str, str, str, str]]:
@@ -160,27 +156,27 @@ def _code(text: str) -> str:
     return "`" + text.replace("`", "'").replace("|", "\\|").replace("\n", " ") + "`"
 
 
-def _folded_diffs(review: Review, room: int) -> Iterable[str]:
-    """The CLI's diffs within `room` characters, each its share."""
+def _folded_diffs(review: Review, space: int) -> Iterable[str]:
+    """Yield the CLI's diffs within `space` characters, shared among them."""
     shown = [diff for diff in review.diffs if diff.text]
     for index, diff in enumerate(shown):
-        share = room // (len(shown) - index)
+        share = space // (len(shown) - index)
         text, left_out = _cut(diff.text, share - 400)
         fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
         block = f"\n<details><summary>cdk diff {diff.stack}</summary>\n\n{fence}\n{text}\n{fence}\n"
         if left_out:
             block += (
-                f"\n_Cut here: {left_out} more lines; a comment holds {MAX_CHARACTERS} characters. "
-                "All of it: `make review BASE=<base>`._\n"
+                f"\n_Truncated: {left_out} more lines; a comment has at most {MAX_CHARACTERS} "
+                "characters. In full: `make review BASE=<base>`._\n"
             )
         block += "\n</details>"
-        room -= len(block)
+        space -= len(block)
         yield block
 
 
-def _cut(text: str, room: int) -> tuple[str, int]:
+def _cut(text: str, space: int) -> tuple[str, int]:
     """Return as many whole lines as fit, and how many do not."""
-    if len(text) <= room:
+    if len(text) <= space:
         return text, 0
-    kept = text[: max(0, room)].rpartition("\n")[0]
+    kept = text[: max(0, space)].rpartition("\n")[0]
     return kept, text.count("\n") - kept.count("\n")

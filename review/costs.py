@@ -1,10 +1,8 @@
-"""What each side costs: an hour of training, a month of nothing, and the run that sizing predicts.
+"""What each side costs: an hour of training, an idle month, and the run that sizing predicts.
 
 Prices are sizing's (list prices of us-east-1); what a template does not show - storage in S3, log
-volume, custom metrics while an instance runs, data transfer - is left out and said so.
+volume, custom metrics while an instance runs, data transfer - is left out, and the comment says so.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,25 +14,25 @@ from sizing.catalogue import service_prices
 
 LEFT_OUT = "S3 storage and requests, log volume, custom metrics while an instance runs, transfer"
 NOT_PREDICTED = "not predicted on this side"
-# The Guard reads a few objects and asks EC2 three questions; modelled, not measured.
+# The Guard reads a few objects and calls EC2 three times; modelled, not measured.
 _GUARD_SECONDS = 2.0
 _GUARD_MINUTES = 10
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """One line of the table."""
+    """One row of the cost table."""
 
     name: str
     before: str
     after: str
     difference: str = ""
-    # Shown although it does not differ.
+    # Shown even if it does not differ.
     is_headline: bool = False
 
 
 def cost_rows(base: Side, head: Side) -> list[Row]:
-    """Return the table of what one hour, one idle month and one run cost on both sides."""
+    """Return the cost of an hour, an idle month and a run on both sides, as table rows."""
     old, new = _training_stack(base), _training_stack(head)
     rows = _hour_rows(_Hour.of(old), _Hour.of(new))
     idle_old, idle_new = (idle_usd_per_month(side) for side in (base, head))
@@ -58,13 +56,13 @@ def cost_rows(base: Side, head: Side) -> list[Row]:
 
 
 def plan_warnings(head: Side) -> list[str]:
-    """What sizing warns of on the head's side."""
+    """Return sizing's warnings about head."""
     plan = (_training_stack(head) or StackSide(template={})).plan or {}
     return [str(warning) for warning in plan.get("warnings") or []]
 
 
 def idle_usd_per_month(side: Side) -> dict[str, float]:
-    """What all stacks cost with no instance running, by resource type."""
+    """Return the monthly cost of all stacks without an instance, by resource type."""
     dollars: dict[str, float] = {}
     for stack in side.stacks.values():
         for resource in stack.resources.values():
@@ -122,7 +120,7 @@ def _resource_usd_per_month(resource: Mapping[str, Any]) -> float:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Hour:
-    """What one hour with one instance is made of."""
+    """The parts of the cost of one hour with one instance."""
 
     size: str
     sizes: tuple[str, ...]
@@ -132,7 +130,7 @@ class _Hour:
     address_usd: float
 
     @classmethod
-    def of(cls, stack: StackSide | None) -> _Hour | None:
+    def of(cls, stack: StackSide | None) -> "_Hour | None":
         data = _first(stack, "AWS::EC2::LaunchTemplate").get("LaunchTemplateData")
         if not data:
             return None
@@ -169,7 +167,7 @@ def _hour_rows(old: _Hour | None, new: _Hour | None) -> list[Row]:
     rows = [
         _text_row("size", *(hour.size if hour else None for hour in both)),
         _text_row(
-            "sizes the fleet may start", *(" ".join(hour.sizes) if hour else None for hour in both)
+            "sizes the fleet may launch", *(" ".join(hour.sizes) if hour else None for hour in both)
         ),
         _text_row("on-demand base", *(str(hour.on_demand_base) if hour else None for hour in both)),
         _text_row("volumes", *(hour.volumes if hour else None for hour in both)),

@@ -1,6 +1,4 @@
-"""Data that a deploy would lose, leave where nobody finds it, or leave unprotected."""
-
-from __future__ import annotations
+"""Data that a deploy would lose, leave outside any stack, or leave unprotected."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +8,7 @@ from review.assembly import Side
 from review.changes import Change
 from review.spelling import path_of
 
-# What holds something that cannot be made again.
+# Resources with content that cannot be created again.
 STATEFUL = {
     "AWS::S3::Bucket": "bucket",
     "AWS::KMS::Key": "key",
@@ -22,7 +20,7 @@ STATEFUL = {
     "AWS::SecretsManager::Secret": "secret",
 }
 _KEEPS = ("Retain", "RetainExceptOnCreate", "Snapshot")
-# From the strongest; CloudFormation's own default is the last.
+# Strongest first; the last is CloudFormation's default.
 _STRENGTH = ("Retain", "RetainExceptOnCreate", "Snapshot", "Delete")
 _ADOPTED_BY = {"DatasetBucket": "dataset_bucket", "RunBucket": "run_bucket"}
 
@@ -48,7 +46,7 @@ def find_losses(base: Side, head: Side, changes: Sequence[Change]) -> list[Loss]
                 Loss(
                     stack=name,
                     path="(the stack)",
-                    what="termination protection is taken off: `cdk destroy` would succeed",
+                    what="termination protection is removed: `cdk destroy` would succeed",
                     instead="keep termination_protection=True",
                 )
             )
@@ -56,7 +54,7 @@ def find_losses(base: Side, head: Side, changes: Sequence[Change]) -> list[Loss]
 
 
 def _renamed_stacks(base: Side, head: Side) -> Iterator[Loss]:
-    """A stack that is gone while a new one has its kinds of storage: they start empty."""
+    """Find stacks replaced by a new one with the same kinds of storage, which start empty."""
     new = {
         each["Type"]
         for name in head.stacks.keys() - base.stacks.keys()
@@ -69,8 +67,8 @@ def _renamed_stacks(base: Side, head: Side) -> Iterator[Loss]:
                 yield Loss(
                     stack=name,
                     path=path_of(logical_id, resource),
-                    what=f"{name} is no longer part of the app, and a new stack makes a new, empty "
-                    f"{kind}",
+                    what=f"{name} is no longer part of the app, and a new stack creates a new, "
+                    f"empty {kind}",
                     instead="keep the stack's name",
                 )
 
@@ -83,7 +81,7 @@ def _losses_of(change: Change) -> Iterator[Loss]:
         attribute = "DeletionPolicy" if change.action == "removed" else "UpdateReplacePolicy"
         policy = _policy(change.old, attribute)
         if kind == "log group" and policy == "Delete":
-            return  # Its own stack says that nobody needs it afterwards.
+            return  # Its own stack says that it is not needed afterwards.
         yield _loss(change, *_gone(change, kind, policy))
         return
     for attribute in ("DeletionPolicy", "UpdateReplacePolicy"):
@@ -97,7 +95,9 @@ def _losses_of(change: Change) -> Iterator[Loss]:
     if change.type == "AWS::S3::Bucket":
         yield from _weaker_bucket(change)
     if change.type == "AWS::KMS::Key" and change.new_properties.get("Enabled") is False:
-        yield _loss(change, "the key is disabled: what it encrypts cannot be read", "keep it on")
+        yield _loss(
+            change, "the key is disabled: what it encrypts cannot be read", "keep it enabled"
+        )
 
 
 def _gone(change: Change, kind: str, policy: str) -> tuple[str, str]:
@@ -105,13 +105,13 @@ def _gone(change: Change, kind: str, policy: str) -> tuple[str, str]:
     option = next((name for part, name in _ADOPTED_BY.items() if part in change.path), None)
     if policy == "Delete":
         return (
-            f"the {kind} {verb} and deleted with what it holds",
-            "keep its id and its properties, or set removal_policy=RETAIN in a deploy before",
+            f"the {kind} {verb} and deleted with its content",
+            "keep its id and its properties, or set removal_policy=RETAIN in an earlier deploy",
         )
     new = ", and a new, empty one takes its place" if change.action == "replaced" else ""
-    adopt = f"; to go on with the old one: -c {option}=ITS-NAME" if option else ""
+    adopt = f"; to continue with the old one: -c {option}=ITS-NAME" if option else ""
     return (
-        f"the {kind} {verb}: it stays in the account ({policy}), but no stack knows it{new}",
+        f"the {kind} {verb}: it stays in the account ({policy}), but in no stack{new}",
         f"keep its id and its properties{adopt}",
     )
 
@@ -124,7 +124,7 @@ def _weaker_bucket(change: Change) -> Iterator[Loss]:
     ) != "Enabled":
         yield _loss(
             change,
-            "versioning ends: an overwritten or deleted object is gone at once",
+            "versioning is suspended: an overwritten or deleted object is gone at once",
             "keep versioned=True",
         )
     known = [_without_id(rule) for rule in _rules(old)]
@@ -134,7 +134,7 @@ def _weaker_bucket(change: Change) -> Iterator[Loss]:
             yield _loss(
                 change,
                 f"a lifecycle rule deletes current objects under {prefix}",
-                "checkpoints and datasets have no age at which they are useless; drop the rule",
+                "remove the rule: checkpoints and datasets do not become useless with age",
             )
 
 

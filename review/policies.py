@@ -1,6 +1,4 @@
-"""Policy documents as sets of single permissions: rearranged statements are no difference."""
-
-from __future__ import annotations
+"""Policy documents as sets of single permissions: rearranged statements do not differ."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
@@ -13,7 +11,7 @@ from review.spelling import spell
 
 @dataclass(frozen=True, kw_only=True, slots=True, order=True)
 class Permission:
-    """One action on one resource for one principal, as people read it."""
+    """One action on one resource for one principal, spelled for people."""
 
     effect: str
     principal: str
@@ -23,13 +21,13 @@ class Permission:
 
 
 def permissions(document: Any) -> set[Permission]:
-    """Take a document apart; one that is JSON in a text as well."""
+    """Split a document, also one given as JSON text, into single permissions."""
     if isinstance(document, str):
         document = json.loads(document)
     if not isinstance(document, Mapping):
         return set()
     if "Statement" not in document:
-        # Built with an intrinsic function: one permission, as a whole.
+        # Built with an intrinsic function: the whole is one permission.
         return {Permission(effect="Allow", principal="", condition="", resource="",
                            action=spell(document))}  # fmt: skip
     return {each for statement in _listed(document["Statement"]) for each in _of(statement)}
@@ -65,12 +63,12 @@ def _principals(statement: Mapping[str, Any]) -> Iterator[str]:
 def _either(statement: Mapping[str, Any], name: str, inverse: str, negation: str) -> list[str]:
     if name in statement:
         return [spell(each) for each in _listed(statement[name])]
-    # What a statement with NotAction means depends on all of them together.
+    # The meaning of NotAction depends on all its items together.
     return [negation + spell(_listed(statement[inverse]))] if inverse in statement else [""]
 
 
 def sentences(found: Iterable[Permission]) -> list[str]:
-    """Tell permissions in as few sentences as they take: same actions, same circumstances."""
+    """Describe permissions in few sentences, grouping those that share everything else."""
     actions: dict[tuple[str, str, str, str], list[str]] = {}
     for each in sorted(found):
         key = (each.effect, each.principal, each.condition, each.resource)

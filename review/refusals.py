@@ -1,13 +1,11 @@
-"""Deploys that CloudFormation would refuse, or fail half-way, although the template is valid."""
-
-from __future__ import annotations
+"""Deploys of a valid template that CloudFormation would refuse, or that would fail half-way."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rehearsal.cloudformation import schema
-from rehearsal.cloudformation.template import references
+from cloudformation import schema
+from cloudformation.template import references
 from review.assembly import Side
 from review.changes import Change
 from review.spelling import spell
@@ -15,7 +13,7 @@ from review.spelling import spell
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Refusal:
-    """What CloudFormation would say no to, and how to get there all the same."""
+    """Something that CloudFormation would refuse, and what to do instead."""
 
     stack: str
     path: str
@@ -47,14 +45,14 @@ def _of_change(change: Change) -> Iterator[Refusal]:
         yield Refusal(
             stack=change.stack,
             path=change.path,
-            what=f"it is replaced and named {name} by the template: the new one is made before the "
-            "old one is deleted, and the name is taken",
+            what=f"it is replaced, and the template names it {name}: the new one is created before "
+            "the old one is deleted, and the name is taken",
             instead="change the name as well",
         )
 
 
 def _names_taken(changes: Sequence[Change]) -> Iterator[Refusal]:
-    """A name that moves to another logical id: the new one is made while the old one has it."""
+    """Find names that move to another logical id: both resources would exist at once."""
     had = {
         (change.type, name): change
         for change in changes
@@ -68,13 +66,13 @@ def _names_taken(changes: Sequence[Change]) -> Iterator[Refusal]:
             yield Refusal(
                 stack=change.stack,
                 path=change.path,
-                what=f"the name {name} still belongs to {old.path} when it is made",
+                what=f"the name {name} still belongs to {old.path} when it is created",
                 instead="keep the logical id, or change the name",
             )
 
 
 def _exports_in_use(base: Side, head: Side, changes: Sequence[Change]) -> Iterator[Refusal]:
-    """An export that another stack imports as it is deployed now can neither go nor change."""
+    """Find exports that a deployed stack imports: they cannot be removed or changed."""
     imported = {
         name: user for user, stack in base.stacks.items() for name in _imports(stack.template)
     }
@@ -90,15 +88,15 @@ def _exports_in_use(base: Side, head: Side, changes: Sequence[Change]) -> Iterat
                 yield Refusal(
                     stack=stack_name,
                     path=name,
-                    what=f"the export goes while {user} imports it",
-                    instead=f"keep it with export_value until {user} was deployed without it",
+                    what=f"the export is removed while {user} imports it",
+                    instead=f"keep it with export_value until {user} is deployed without it",
                 )
             elif any((stack_name, each) in replaced for each, _ in references(exports[name])):
                 yield Refusal(
                     stack=stack_name,
                     path=name,
                     what=f"the export's value changes while {user} imports it",
-                    instead="make the new resource under another id, and move to it in two deploys",
+                    instead="create a new resource under another id and move to it in two deploys",
                 )
 
 

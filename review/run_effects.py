@@ -1,10 +1,8 @@
 """What a deploy does to a run in progress, and to its next machine.
 
-One fleet is one run, the first attempt's config.json is its truth, and only what is fixed in the
-fleet replaces it: docs/operations.md says what follows.
+One fleet is one run; the run follows the config.json of its first attempt, and only a change that
+cannot be made in place replaces the fleet (docs/deploy.md).
 """
-
-from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
@@ -16,18 +14,18 @@ from review.run_env import boot_script, read_run_env
 from review.spelling import short
 from sizing import catalogue
 
-# What the first attempt wrote into config.json: a replacement refuses another value by name.
+# The first attempt wrote these into config.json: a replacement refuses another value by name.
 _FIXED_BY_THE_RUN: tuple[Name, ...] = ("WORKLOAD", "RECIPE", "OVERRIDES")
-# Resources that a running instance holds on to: CloudFormation cannot delete the old one.
+# Resources in use by a running instance: CloudFormation cannot delete the old one.
 _HELD = ("AWS::EC2::Subnet", "AWS::EC2::VPC", "AWS::EC2::SecurityGroup")
 _SSM = "Session Manager, S3 and the trainer's commits fail at once"
 
 
 def find_run_effects(base: Side, head: Side, changes: Sequence[Change]) -> list[str]:
-    """Return sentences in the order in which a reader needs them; empty: nothing reaches a run."""
+    """Return sentences, the most important first; none if no run is affected."""
     return [
-        f"**{change.path} is {change.action}**: what a run has committed is in the old bucket, and "
-        "its next attempt finds none of it."
+        f"**{change.path} is {change.action}**: a run's checkpoints are in the old bucket, and "
+        "its next attempt finds none of them."
         for change in changes
         if change.type == "AWS::S3::Bucket" and change.action in ("replaced", "removed")
     ] + [
@@ -55,7 +53,7 @@ def _of_stack(base: StackSide, head: StackSide, changes: Sequence[Change]) -> It
             "The fleet is updated in place: the running instance is left alone, and the next one "
             "(after an interruption) starts from the new launch template."
         )
-        # Updating re-sends TargetCapacity.
+        # An update sends TargetCapacity again.
         yield (
             "A fleet that a finished run has sent to zero is set to its capacity again: one "
             "instance boots, sees that the run is finished and sends the fleet back to zero."
@@ -72,54 +70,55 @@ def _fleet_effects(
     if fleet.action == "removed":
         yield (
             f"**The fleet {fleet.path} is removed**: its instance gets a Spot notice, saves within "
-            "the notice and ends. The run can go on under the same run_id later."
+            "the notice and stops. The run can resume later under the same run_id."
         )
     elif fleet.action == "replaced" and is_new_run:
         yield (
-            f"**A new run begins**: {new.get('RUN_ID')} in place of {old.get('RUN_ID')}. A new "
-            f"fleet starts before the old one ends; the old run's instance gets a Spot notice and "
-            f"saves. It can go on later with -c run_id={old.get('RUN_ID')}."
+            f"**A new run starts**: {new.get('RUN_ID')} in place of {old.get('RUN_ID')}. A new "
+            f"fleet starts before the old one stops; the old run's instance gets a Spot notice and "
+            f"saves. It can resume later with -c run_id={old.get('RUN_ID')}."
         )
     elif fleet.action == "replaced":
         yield (
             f"**The fleet is replaced** ({fleet.why}): two instances of the same run are up for a "
-            "while and both are billed; the lease lets one of them write. The old instance gets a "
-            "Spot notice and saves; what it did since its last commit may be done again."
+            "while, and both are billed; the lease lets only one of them write. The old one gets a "
+            "Spot notice and saves; its work since the last commit may be repeated."
         )
     else:
         for path, before, after in fleet.differences():
             if path.endswith(".TargetCapacity") and after == 0:
                 yield "**The fleet goes to zero**: a running instance gets a Spot notice and saves."
             elif path.endswith("TargetCapacity"):
-                yield f"{path.rpartition('.')[2]} goes from {short(before)} to {short(after)}."
+                yield f"{path.rpartition('.')[2]} changes from {short(before)} to {short(after)}."
 
 
 def _next_attempt(
     base: StackSide, head: StackSide, old: dict[Name, str], new: dict[Name, str]
 ) -> Iterator[str]:
-    """What the next attempt of the same run meets."""
+    """Yield what the next attempt of the same run will find."""
     run_id = new.get("RUN_ID", "")
     for name in _FIXED_BY_THE_RUN:
         if old.get(name) != new.get(name):
             yield (
                 f"**{name} changes under the same run id {run_id}** ({old.get(name) or '-'} → "
-                f"{new.get(name) or '-'}): the next attempt of a run that has begun refuses it by "
-                "name. Give a new run_id."
+                f"{new.get(name) or '-'}): the next attempt of a run that has started refuses it. "
+                "Use a new run_id."
             )
     if old.get("DATASET_URI") != new.get("DATASET_URI"):
         yield (
             f"The next attempt of {run_id} reads another dataset ({new.get('DATASET_URI', '-')}); "
-            "one that differs in content is another run: give a new run_id."
+            "if its content differs, that is another run: use a new run_id."
         )
     if old.get("RUN_URI") != new.get("RUN_URI"):
         yield (
-            f"**{run_id} is looked for in another place** ({old.get('RUN_URI', '-')} → "
-            f"{new.get('RUN_URI', '-')}): its checkpoints are not found there and it begins anew."
+            f"**The location of {run_id} changes** ({old.get('RUN_URI', '-')} → "
+            f"{new.get('RUN_URI', '-')}): its checkpoints are not found there, and it "
+            "restarts from scratch."
         )
     if old.get("BUNDLE_URI") != new.get("BUNDLE_URI"):
         yield (
-            "The code bundle changes: a run that has begun goes on with the bundle that its "
-            "config.json names; only a new run takes this one."
+            "The code bundle changes: a run that has started continues with the bundle that its "
+            "config.json names; only a new run uses this one."
         )
     if boot_script(base.template) != boot_script(head.template):
         yield "The boot script changes for the next instance."
@@ -147,11 +146,11 @@ def _orphans(head: StackSide) -> Iterator[str]:
         if resource["Type"] == "AWS::EC2::LaunchTemplate":
             data = resource["Properties"].get("LaunchTemplateData", {})
             for disk in data.get("BlockDeviceMappings") or []:
-                # EC2's default for any volume but the root is to keep it.
+                # EC2 keeps every volume but the root by default.
                 if disk.get("Ebs") and disk["Ebs"].get("DeleteOnTermination") is not True:
                     yield (
-                        f"**Each instance that ends leaves its volume {disk.get('DeviceName')} "
-                        "behind**, which is billed until somebody deletes it: set "
+                        f"**Each terminated instance leaves its volume {disk.get('DeviceName')} "
+                        "behind**, which is billed until someone deletes it: set "
                         "DeleteOnTermination."
                     )
 
@@ -175,7 +174,7 @@ def _surroundings(changes: Sequence[Change]) -> Iterator[str]:
         if change.type in _HELD and change.action in ("replaced", "removed"):
             yield (
                 f"**{change.path} is {change.action}** while a running instance is in it: "
-                "CloudFormation cannot delete the old one until the instance ends. Send the fleet "
+                "CloudFormation cannot delete the old one until it terminates. Set the fleet "
                 "to zero first (-c target_capacity=0)."
             )
         is_instances = re.search(r"InstanceRole|InstanceProfile", change.path)
@@ -186,4 +185,4 @@ def _surroundings(changes: Sequence[Change]) -> Iterator[str]:
         elif change.type == "AWS::IAM::Policy" and is_instances:
             yield "The instance role's policy changes for the running trainer too, at once."
         elif change.type == "AWS::Lambda::Function" and change.action == "changed":
-            yield f"{change.path.partition('/')[0]} works by the new code and settings at once."
+            yield f"{change.path.partition('/')[0]} uses the new code and settings at once."

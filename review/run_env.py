@@ -1,6 +1,4 @@
-"""The contract of a template: the variables of run.env in its user data."""
-
-from __future__ import annotations
+"""The variables of run.env in a template's user data."""
 
 import re
 from collections.abc import Mapping
@@ -13,12 +11,12 @@ _HERE_DOCUMENT = re.compile(r"run\.env\" <<'(\w+)'\n(.*?)\n\1\n(.*)", re.DOTALL)
 
 
 def read_run_env(template: Mapping[str, Any]) -> dict[Name, str]:
-    """Return run.env's variables of the only launch template; none where there is no such."""
+    """Return run.env's variables from the launch template, none if there is no run.env."""
     return _parts(template)[0]
 
 
 def boot_script(template: Mapping[str, Any]) -> str:
-    """Return what the user data runs after it wrote run.env."""
+    """Return what the user data runs after writing run.env."""
     return _parts(template)[1]
 
 

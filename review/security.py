@@ -1,7 +1,5 @@
 """Who may do more or less than before: statements, network rules, encryption, metadata access."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -11,7 +9,7 @@ from review.policies import Permission, permissions, sentences
 from review.spelling import short, spell
 
 Effect = Literal["widens", "narrows", "changes"]
-# Where a policy document stands, by resource type.
+# The properties that contain policy documents, by resource type.
 _DOCUMENTS = {
     "AWS::IAM::Policy": ("PolicyDocument",),
     "AWS::IAM::ManagedPolicy": ("PolicyDocument",),
@@ -24,20 +22,20 @@ _DOCUMENTS = {
     "AWS::Logs::ResourcePolicy": ("PolicyDocument",),
     "AWS::SecretsManager::ResourcePolicy": ("ResourcePolicy",),
 }
-# Lists whose items each open something.
-_OPENINGS = {
+# Lists in which each item grants access.
+_GRANTS = {
     "AWS::IAM::Role": ("ManagedPolicyArns",),
     "AWS::EC2::SecurityGroup": ("SecurityGroupIngress", "SecurityGroupEgress"),
 }
-# Resources that are nothing but an opening.
-_WHOLE = (
+# Resources that only grant access.
+_GRANTING = (
     "AWS::EC2::SecurityGroupIngress",
     "AWS::EC2::SecurityGroupEgress",
     "AWS::Lambda::Permission",
     "AWS::Lambda::Url",
     "AWS::IAM::AccessKey",
 )
-# Properties that protect, by type; part of a path is enough.
+# Protective properties, by type; any part of a path matches.
 _PROTECTIONS = {
     "AWS::S3::Bucket": (
         "BucketEncryption",
@@ -62,13 +60,13 @@ _PROTECTIONS = {
     "AWS::KMS::Key": ("EnableKeyRotation",),
     "AWS::EC2::FlowLog": ("TrafficType",),
 }
-# Whose removal or arrival is a matter of security by itself.
-_GUARDS = ("AWS::EC2::FlowLog", "AWS::S3::BucketPolicy", "AWS::SNS::TopicPolicy")
+# Resources whose removal or addition matters by itself.
+_PROTECTING = ("AWS::EC2::FlowLog", "AWS::S3::BucketPolicy", "AWS::SNS::TopicPolicy")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SecurityChange:
-    """One statement, rule or protection that came, went or changed."""
+    """One statement, rule or protection that was added, removed or changed."""
 
     stack: str
     path: str
@@ -77,7 +75,7 @@ class SecurityChange:
 
 
 def find_security_changes(changes: Sequence[Change]) -> list[SecurityChange]:
-    """List what changes for permissions and protections, what widens first."""
+    """List the changes of permissions and protections, widening ones first."""
     found = [item for change in changes for item in _of(change)]
     order = {"widens": 0, "changes": 1, "narrows": 2}
     return sorted(found, key=lambda item: (order[item.effect], item.stack, item.path))
@@ -90,17 +88,17 @@ def _of(change: Change) -> Iterator[SecurityChange]:
     if change.type == "AWS::IAM::Role":
         old, new = (_inline(each) for each in _both(change))
         yield from _permission_changes(change, old, new)
-    for name in _OPENINGS.get(change.type, ()):
-        yield from _opening_changes(change, name, *(each.get(name) or [] for each in _both(change)))
-    if change.type in _WHOLE:
+    for name in _GRANTS.get(change.type, ()):
+        yield from _grant_changes(change, name, *(each.get(name) or [] for each in _both(change)))
+    if change.type in _GRANTING:
         whole = ([each] if each else [] for each in _both(change))
-        yield from _opening_changes(change, change.type.rpartition("::")[2], *whole)
+        yield from _grant_changes(change, change.type.rpartition("::")[2], *whole)
     if change.action in ("changed", "replaced"):
         for path, before, after in change.differences():
             if any(name in path.split(".") for name in _PROTECTIONS.get(change.type, ())):
                 what = f"{path}: {short(before)} → {short(after)}"
                 yield _security_change(change, "changes", what)
-    if change.type in _GUARDS and change.action in ("added", "removed"):
+    if change.type in _PROTECTING and change.action in ("added", "removed"):
         name = change.type.rpartition("::")[2]
         effect: Effect = "narrows" if change.action == "added" else "widens"
         yield _security_change(change, effect, f"the {name} is {change.action}")
@@ -120,13 +118,13 @@ def _permission_changes(
 ) -> Iterator[SecurityChange]:
     for sign, found in (("−", old - new), ("+", new - old)):
         for sentence in sentences(found):
-            # A denial that goes widens, like a permission that comes.
+            # Removing a denial widens access, like adding a permission.
             is_wider = (sign == "+") != sentence.startswith("Deny")
             effect: Effect = "widens" if is_wider else "narrows"
             yield _security_change(change, effect, f"{sign} {sentence}")
 
 
-def _opening_changes(
+def _grant_changes(
     change: Change, name: str, before: Sequence[Any], after: Sequence[Any]
 ) -> Iterator[SecurityChange]:
     old, new = ({spell(item) for item in items} for items in (before, after))

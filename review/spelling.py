@@ -1,6 +1,4 @@
-"""How values of a template are spelled for people: intrinsic functions as short text."""
-
-from __future__ import annotations
+"""A template's values as text for people: intrinsic functions in short form."""
 
 import json
 import re
@@ -11,7 +9,7 @@ MAX_CHARACTERS = 120
 
 
 def spell(value: Any) -> str:
-    """Spell one value: ${LogicalId.Attribute} for what CloudFormation fills in."""
+    """Return a value as text, with ${LogicalId.Attribute} for what CloudFormation fills in."""
     if isinstance(value, str):
         return value
     if isinstance(value, bool):
@@ -38,7 +36,7 @@ def spell(value: Any) -> str:
 
 
 def short(value: Any) -> str:
-    """Spell a value on one line of a table."""
+    """Return a value as text that fits into a table."""
     if value is None:
         return "-"
     text = " ".join(spell(value).split())
@@ -46,7 +44,7 @@ def short(value: Any) -> str:
 
 
 def path_of(logical_id: str, resource: Mapping[str, Any]) -> str:
-    """The construct path of a resource without its stack, as the CDK CLI shows it."""
+    """Return a resource's construct path without its stack, as the CDK CLI shows it."""
     path = str((resource.get("Metadata") or {}).get("aws:cdk:path", logical_id))
     parts = path.split("/")[1:] if "/" in path else [path]
     if len(parts) > 1 and parts[-1] in ("Resource", "Default"):
@@ -55,7 +53,7 @@ def path_of(logical_id: str, resource: Mapping[str, Any]) -> str:
 
 
 def leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
-    """Every (path, value) of a property tree; intrinsic functions and lists of texts are leaves."""
+    """Yield a property tree's (path, value) pairs; intrinsics and lists of text are leaves."""
     if isinstance(value, Mapping) and not _is_intrinsic(value):
         for key, item in value.items():
             yield from leaves(item, (*path, str(key)))

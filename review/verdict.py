@@ -1,6 +1,4 @@
-"""The whole review of one change, from two sides and the CLI's diffs; and what makes it fail."""
-
-from __future__ import annotations
+"""The review of one change, from two sides and the CLI's diffs, and what makes it fail."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -21,7 +19,7 @@ FailOn = Literal["data-loss", "destructive", "never"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Review:
-    """What a deploy of head over base does."""
+    """Everything that a deploy of head over base does."""
 
     base: str
     head: str
@@ -37,17 +35,17 @@ class Review:
 
     @property
     def destructive(self) -> list[Change]:
-        """What is replaced or removed."""
+        """The changes that replace or remove a resource."""
         return [change for change in self.changes if change.action in ("replaced", "removed")]
 
     def exit_code(self, fail_on: FailOn) -> int:
-        """1 where the change does what it should not do unseen."""
+        """Return 1 if the change does what `fail_on` names, else 0."""
         if fail_on == "never":
             return 0
         return int(bool(self.losses or (fail_on == "destructive" and self.destructive)))
 
     def as_dict(self) -> dict[str, Any]:
-        """For --json: everything but the CLI's text."""
+        """Return everything but the CLI's text, for --json."""
         return {
             "base": self.base,
             "head": self.head,
@@ -74,12 +72,12 @@ class Review:
 
 
 def judge(base: Side, head: Side, diffs: Sequence[CdkDiff]) -> Review:
-    """Put the review together; a pure function."""
-    changes = _with_the_clis_word(find_changes(base, head), diffs)
+    """Compile the review; a pure function."""
+    changes = _with_cli_replacements(find_changes(base, head), diffs)
     return Review(
         base=base.name,
         head=head.name,
-        notes=[*base.notes, *head.notes, *_stacks_that_came_or_went(base, head)],
+        notes=[*base.notes, *head.notes, *_added_and_removed_stacks(base, head)],
         changes=changes,
         losses=find_losses(base, head, changes),
         refusals=find_refusals(base, head, changes),
@@ -91,8 +89,8 @@ def judge(base: Side, head: Side, diffs: Sequence[CdkDiff]) -> Review:
     )
 
 
-def _with_the_clis_word(changes: Sequence[Change], diffs: Sequence[CdkDiff]) -> list[Change]:
-    """Take a change for a replacement where the CLI does and the schemas do not."""
+def _with_cli_replacements(changes: Sequence[Change], diffs: Sequence[CdkDiff]) -> list[Change]:
+    """Mark as replaced what the CLI, but not the schemas, says is replaced."""
     words = {(diff.stack, name): word for diff in diffs for name, word in diff.destructive.items()}
     return [
         dataclasses.replace(change, action="replaced", why=f"the CDK CLI says: {word}")
@@ -103,7 +101,7 @@ def _with_the_clis_word(changes: Sequence[Change], diffs: Sequence[CdkDiff]) -> 
     ]
 
 
-def _stacks_that_came_or_went(base: Side, head: Side) -> list[str]:
+def _added_and_removed_stacks(base: Side, head: Side) -> list[str]:
     notes = [
         f"{name} is new: {len(head.stacks[name].resources)} resources."
         for name in sorted(head.stacks.keys() - base.stacks.keys())
@@ -113,9 +111,9 @@ def _stacks_that_came_or_went(base: Side, head: Side) -> list[str]:
             {STATEFUL[each["Type"]] for each in base.stacks[name].resources.values()
              if each["Type"] in STATEFUL}
         )  # fmt: skip
-        holding = f" It holds a {' and a '.join(kept)}." if kept else ""
+        contents = f" It has a {' and a '.join(kept)}." if kept else ""
         notes.append(
-            f"**{name} is no longer part of the app**: no deploy touches it, and nothing here "
-            f"updates it from now on.{holding}"
+            f"**{name} is no longer part of the app**: no deploy touches it, and this "
+            f"code no longer updates it.{contents}"
         )
     return notes

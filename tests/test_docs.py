@@ -1,8 +1,12 @@
-"""What docs/ says can be typed and adds up: commands, links, figures, the FIS template."""
+"""What README.md and docs/ say can be typed, followed and found, and adds up."""
 
+import ast
 import json
 import re
 import shlex
+import subprocess
+import sys
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -15,31 +19,155 @@ from review.costs import cost_rows
 from stacks.parameters import StackParameters
 
 REPOSITORY = Path(__file__).parent.parent
-PAGES = ("operations", "first-day-on-aws")
+DOCS = REPOSITORY / "docs"
+PAGES = (REPOSITORY / "README.md", *sorted(DOCS.glob("*.md")))
+PATH = r"`([\w.-]+/[\w./-]*\.(?:py|sh|md|json|csv|toml|yml|example))[`:]"
+every_page = pytest.mark.parametrize(
+    "path", PAGES, ids=lambda path: path.relative_to(REPOSITORY).as_posix()
+)
 
 
 def page(name: str) -> str:
-    return (REPOSITORY / "docs" / f"{name}.md").read_text()
+    return (DOCS / f"{name}.md").read_text()
 
 
-@pytest.mark.parametrize("name", PAGES)
-def test_commands_and_links_exist(name: str) -> None:
-    text = page(name)
+def makes(text: str) -> set[str]:
+    return set(re.findall(r"(?:`|^ {4})make ([a-z-]+)", text, re.MULTILINE))
+
+
+def modules(text: str) -> set[str]:
+    return set(re.findall(r"python -m ([\w.]*\w)", text))
+
+
+def commands(text: str) -> set[tuple[str, str]]:
+    found = re.findall(r"python -m (training|sizing|rehearsal) ([a-z][a-z-]*)", text)
+    return {(module, command) for module, command in found}
+
+
+def options(text: str) -> set[str]:
+    return set(re.findall(r"-c ([a-z_]+)=", text))
+
+
+@cache
+def help_of(module: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", module, "--help"], cwd=REPOSITORY, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def anchors(path: Path) -> set[str]:
+    """The names by which headings can be linked to, as GitHub makes them."""
+    text = re.sub(r"^```.*?^```", "", path.read_text(), flags=re.M | re.S)
+    heads = (re.sub(r"[^\w\- ]", "", head.lower()) for head in re.findall(r"^#+ (.*)", text, re.M))
+    return {head.replace(" ", "-") for head in heads}
+
+
+@every_page
+def test_every_command_exists(path: Path) -> None:
+    text = path.read_text()
     targets = set(re.findall(r"^([a-z-]+):", (REPOSITORY / "Makefile").read_text(), re.MULTILINE))
-    assert set(re.findall(r"(?:`|^ {4})make ([a-z-]+)", text, re.MULTILINE)) - targets == set()
-    modules = set(re.findall(r"python -m ([\w.]+)", text))
-    assert modules
-    assert [each for each in modules if find_spec(each) is None] == []
-    links = [each for each in re.findall(r"\]\(([^)#]+)\)", text) if "://" not in each]
-    assert [each for each in links if not (REPOSITORY / "docs" / each).exists()] == []
+    assert makes(text) - targets == set()
+    assert [each for each in modules(text) if find_spec(each) is None] == []
+    unknown = [
+        f"{module} {command}"
+        for module, command in sorted(commands(text))
+        if not re.search(rf"\b{command}\b", help_of(module))
+    ]
+    assert unknown == []
 
 
-@pytest.mark.parametrize("name", PAGES)
-def test_every_option_of_a_deploy_is_a_parameter(name: str) -> None:
+@every_page
+def test_every_link_leads_somewhere(path: Path) -> None:
+    links = [each for each in re.findall(r"\]\(([^)\s]+)\)", path.read_text()) if "://" not in each]
+    broken = []
+    for link in links:
+        name, _, anchor = link.partition("#")
+        target = path.parent / name if name else path
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            broken.append(link)
+    assert broken == []
+
+
+@every_page
+def test_every_path_and_option_exists(path: Path) -> None:
+    text = path.read_text()
+    made_by_commands = ("out/", "runs/", "events/", "sizing/calibration.json")
+    paths = [each for each in re.findall(PATH, text) if not each.startswith(made_by_commands)]
+    roots = [REPOSITORY, path.parent]
+    assert [each for each in paths if not any((root / each).exists() for root in roots)] == []
     known = StackParameters.__dataclass_fields__
-    options = re.findall(r"-c ([a-z_]+)=", page(name))
-    assert options
-    assert [each for each in options if each not in known] == []
+    assert [each for each in sorted(options(text)) if each not in known] == []
+
+
+def test_what_is_looked_for_on_the_pages_is_there() -> None:
+    for name in ("deploy", "first-day-on-aws"):
+        text = page(name)
+        assert makes(text), name
+        assert modules(text), name
+        assert options(text), name
+    assert ("training", "torture") in commands(page("how-it-works"))
+    assert "training/interruption/extra_time.py" in re.findall(PATH, page("spot"))
+
+
+def test_the_readme_says_the_main_things_within_twenty_lines() -> None:
+    top = (REPOSITORY / "README.md").read_text().splitlines()[:20]
+    pictures = [line for line in top if line.startswith("![")]
+    commands = [line.split("#")[0].strip() for line in top if line.startswith("    make ")]
+    assert (len(pictures), commands) == (1, ["make demo", "make test"])
+
+
+def test_the_index_has_one_line_for_each_page() -> None:
+    listed = re.findall(r"^- \[[^\]]+\]\(([\w-]+\.md)\): .+[.]$", page("README"), re.MULTILINE)
+    assert sorted([*listed, "README.md"]) == sorted(path.name for path in DOCS.glob("*.md"))
+
+
+def test_the_glossary_has_at_most_fifteen_words_with_a_sentence_each() -> None:
+    entries = re.findall(r"^- \*\*(\w+)\*\*: (.+)$", page("glossary"), re.MULTILINE)
+    assert 0 < len(entries) <= 15
+    assert [word for word, text in entries if not re.fullmatch(r"[^.]+(\.\w+[^.]*)*\.", text)] == []
+
+
+def ways() -> dict[str, list[tuple[str, str]]]:
+    """The stations (file, function) of each way of docs/six-ways.md."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    for part in page("six-ways").split("\n## ")[1:]:
+        title, _, text = part.partition("\n")
+        lines = re.findall(r"^\d\. .*$", text, re.MULTILINE)
+        stations = [re.match(r"\d\. `([\w./]+): ([\w.]+)` - .+\.$", line) for line in lines]
+        assert all(stations), f"{title}: a station is `file: function` - what happens there."
+        found[title] = [(station[1], station[2]) for station in stations if station]
+    return found
+
+
+def has(path: Path, name: str) -> bool:
+    """Whether a file defines a function, a class, or a method Class.name."""
+    if path.suffix == ".sh":
+        return re.search(rf"^{name}\(\) {{", path.read_text(), re.MULTILINE) is not None
+    body: list[ast.stmt] = ast.parse(path.read_text()).body
+    for part in name.split("."):
+        for node in body:
+            if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == part:
+                body = node.body
+                break
+        else:
+            return False
+    return True
+
+
+def test_each_of_the_six_ways_has_at_most_seven_stations_that_exist() -> None:
+    found = ways()
+    assert len(found) == 6
+    assert {title: len(stations) for title, stations in found.items() if len(stations) > 7} == {}
+    missing = [
+        f"{file}: {name}"
+        for stations in found.values()
+        for file, name in stations
+        if not (REPOSITORY / file).is_file() or not has(REPOSITORY / file, name)
+    ]
+    assert missing == []
+    assert not has(REPOSITORY / "training/record/lease.py", "Lease.no_such_method")
 
 
 def test_the_cost_of_idling_is_what_the_review_says(tmp_path: Path) -> None:
@@ -53,7 +181,7 @@ def test_the_cost_of_idling_is_what_the_review_says(tmp_path: Path) -> None:
     side = read_assembly(Path(app.synth().directory), "docs")
     figures = {row.name: float(row.after) for row in cost_rows(side, side) if "$" in row.name
                and row.after != "-" and not row.name.startswith("run")}  # fmt: skip
-    text = page("operations")
+    text = page("costs")
     idle = figures["**a month with the fleet at zero**, $"]
     assert f"A month with the fleet at zero: ${idle:.2f}" in text, "python -m review HEAD"
     for market in ("Spot", "on demand"):

@@ -1,1 +1,5 @@
-"""Alarms rehearsed: their own definitions, evaluated as CloudWatch's documentation says it does."""
+"""Every alarm of the template tried on its fault and on healthy runs: `python -m rehearsal alarms`.
+
+Alarms are evaluated as CloudWatch's documentation says; metrics come from the publisher and the
+agent's configuration in userdata/. It may use no other room of rehearsal/.
+"""

@@ -1,7 +1,7 @@
-"""What state an alarm is in: its own definition over the data that was published.
+"""The state of an alarm: its own definition evaluated over the published data.
 
 The rules are those of "Using Amazon CloudWatch alarms" in the CloudWatch user guide: M out of N,
-and what counts where data is missing. Tests hold `decide` against the tables printed there.
+and how missing data counts. Tests check `decide` against the tables printed there.
 """
 
 from bisect import bisect_left
@@ -32,7 +32,7 @@ _STATISTICS: dict[str, Callable[[Sequence[float]], float]] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Metric:
-    """Which series a statistic is taken of; `name` with its namespace and dimensions."""
+    """One metric: a name with its namespace and dimensions."""
 
     namespace: str
     name: str
@@ -41,7 +41,7 @@ class Metric:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Statistic:
-    """One metric, taken together over periods."""
+    """A statistic of one metric over periods."""
 
     metric: Metric
     statistic: str
@@ -54,7 +54,7 @@ Source = Callable[[Metric], Sequence[tuple[float, float]]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Alarm:
-    """An alarm as CloudFormation's template and DescribeAlarms spell it."""
+    """An alarm, as a CloudFormation template and DescribeAlarms define it."""
 
     name: str
     statistics: Mapping[str, Statistic]
@@ -69,7 +69,7 @@ class Alarm:
 
     @classmethod
     def from_properties(cls, name: str, properties: Mapping[str, Any]) -> "Alarm":
-        """Read the properties of AWS::CloudWatch::Alarm; a Ref stands for itself by its name."""
+        """Read the properties of AWS::CloudWatch::Alarm; a Ref is represented by its name."""
         queries = properties.get("Metrics") or [
             {
                 "Id": "m",
@@ -100,13 +100,13 @@ class Alarm:
         )
 
     def state(self, source: Source, now: float, before: str) -> str:
-        """The state at `now`, evaluated over the windows that end there, newest last."""
+        """Return the state at `now`, evaluated over the periods that end there."""
         (period,) = {each.period for each in self.statistics.values()}
         breaching: list[bool | None] = []
         for back in range(self.periods + EXTRA_POINTS, 0, -1):
-            begin = now - back * period
+            start = now - back * period
             values = {
-                name: _over_window(source(each.metric), begin, begin + period, each.statistic)
+                name: _over_window(source(each.metric), start, start + period, each.statistic)
                 for name, each in self.statistics.items()
             }
             value = evaluate(self.expression, values)
@@ -115,9 +115,9 @@ class Alarm:
 
 
 def decide(retrieved: Sequence[bool | None], points: int, periods: int, missing: str) -> str | None:
-    """The state for retrieved points, oldest first: True breaching, None missing.
+    """Return the state for retrieved points, oldest first: True breaching, None missing.
 
-    None in return: the alarm stays as it is.
+    Returns None if the alarm keeps its state.
     """
     real = [point for point in retrieved if point is not None]
     if len(real) >= periods:
@@ -135,9 +135,9 @@ def decide(retrieved: Sequence[bool | None], points: int, periods: int, missing:
 
 
 def _over_window(
-    series: Sequence[tuple[float, float]], begin: float, end: float, statistic: str
+    series: Sequence[tuple[float, float]], start: float, end: float, statistic: str
 ) -> float | None:
-    first, after = (bisect_left(series, (time,)) for time in (begin, end))
+    first, after = (bisect_left(series, (time,)) for time in (start, end))
     values = [value for _, value in series[first:after]]
     return _STATISTICS[statistic](values) if values else None
 

@@ -1,7 +1,7 @@
 """CloudWatch's metric math, as far as our alarms use it: arithmetic, comparisons, AND, OR, IF.
 
-One point in time at a time; None is a missing value. The rules are those of "Using metric math" in
-the CloudWatch user guide; whatever else an expression holds is refused.
+It evaluates one point in time; None is a missing value. The rules are those of "Using metric math"
+in the CloudWatch user guide; anything else in an expression is refused.
 """
 
 import ast
@@ -29,13 +29,13 @@ _COMPARISONS: dict[type[ast.cmpop], Callable[[float, float], bool]] = {
 
 
 def evaluate(expression: str, values: Values) -> float | None:
-    """Return the value of an expression over metric ids, None where it has no data point."""
+    """Return the value of an expression over metric ids, None if it has no data point."""
     return _value(_parsed(expression), values)
 
 
 @cache
 def _parsed(expression: str) -> ast.expr:
-    # AND and OR are Python's words in capitals; nothing else in our expressions is.
+    # AND and OR are Python's operators in capitals; all else is Python already.
     python = re.sub(r"\b(AND|OR)\b", lambda word: word[0].lower(), expression)
     return ast.parse(python, mode="eval").body
 
@@ -61,13 +61,13 @@ def _value(node: ast.expr, values: Values) -> float | None:
         return float(join(parts))
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "IF":
         return _if(node.args, values)
-    raise ValueError(f"the rehearsal does not know this metric math: {ast.unparse(node)}")
+    raise ValueError(f"the rehearsal does not support this metric math: {ast.unparse(node)}")
 
 
 def _pair(left: ast.expr, right: ast.expr, values: Values) -> tuple[float, float] | None:
-    """Both sides of an operator: "missing values in a time series are treated as 0".
+    """Return both sides of an operator: "missing values in a time series are treated as 0".
 
-    That is, where the other side is a time series with a value; where no side has one, or the other
+    That holds if the other side is a time series with a value; if no side has one, or the other
     side is a number, there is no data point.
     """
     first, second = _value(left, values), _value(right, values)
@@ -82,7 +82,7 @@ def _pair(left: ast.expr, right: ast.expr, values: Values) -> tuple[float, float
 
 
 def _if(arguments: list[ast.expr], values: Values) -> float | None:
-    """IF(condition, then, otherwise): no condition, no point; a missing `then` is 0."""
+    """Evaluate IF(condition, then, otherwise): no condition, no point; a missing `then` is 0."""
     condition = _value(arguments[0], values)
     if condition is None:
         return None

@@ -1,4 +1,4 @@
-"""The lives of a run that alarms are tried on: healthy ones, and one for each alarm's fault."""
+"""The scenarios that alarms are tried on: healthy runs, and one fault for each alarm."""
 
 from collections.abc import Callable, Mapping
 
@@ -20,7 +20,7 @@ def good_run(stream: Stream) -> None:
 
 
 def interruption(stream: Stream) -> None:
-    """loses its instance with a notice, waits 12 minutes, goes on elsewhere"""
+    """loses its instance with a notice, waits 12 minutes, resumes elsewhere"""
     stream.boot()
     stream.train(2 * HOUR)
     stream.notice(commits=True)
@@ -149,7 +149,7 @@ HEALTHY: tuple[Scenario, ...] = (
     after_the_end,
     destroyed,
 )
-# By the alarm's construct id, with which its logical id begins behind "Alarms".
+# By the alarm's construct id, which follows "Alarms" in its logical id.
 FAULTS: Mapping[str, Scenario] = {
     "GpuUtilizationLow": starved,
     "GpuMemoryNearlyFull": leaking,

@@ -1,7 +1,7 @@
-"""What is published minute by minute in the life of a run: by agent, trainer, EC2 and Lambda.
+"""The metrics published during a run, minute by minute: by agent, trainer, EC2 and Lambda.
 
-The trainer's part goes through userdata/send_metrics.py, which publishes it on an instance, and the
-agent's names come from userdata/cloudwatch-agent.json; the values are made up, a figure a minute.
+The trainer's part goes through userdata/send_metrics.py, as on an instance, and the agent's names
+come from userdata/cloudwatch-agent.json; the values are made up, one per minute.
 """
 
 import json
@@ -17,17 +17,17 @@ from userdata.send_metrics import UNSAVED, TrainingWatch
 
 AGENT_FILE = Path(__file__).parents[2] / "userdata" / "cloudwatch-agent.json"
 MINUTE = 60
-# How the agent spells a plugin in front of its measurements.
+# The agent's prefix for each plugin's measurements.
 PREFIXES = {"nvidia_gpu": "nvidia_smi_", "mem": "mem_", "disk": "disk_", "diskio": "diskio_"}
 
 
 @cache
 def agent_metrics(stack: str) -> dict[str, Metric]:
-    """What the agent's file makes it publish over all instances, by the metric's name.
+    """Return, by name, the metrics that the agent's file makes it publish over all instances.
 
-    With the rollup [] every metric is there without dimensions, with ["Stack"] those of a plugin
-    that appends it. Its EBS receiver appends nothing (aws/amazon-cloudwatch-agent,
-    translator/translate/otel/receiver/awsebsnvme), so a Stack asked for there is none.
+    With the rollup [] every metric is published without dimensions, with ["Stack"] those of plugins
+    that append it. Its EBS receiver appends nothing (aws/amazon-cloudwatch-agent,
+    translator/translate/otel/receiver/awsebsnvme), so it ignores a Stack in its section.
     """
     config = json.loads(AGENT_FILE.read_text(encoding="utf-8"))["metrics"]
     found = {}
@@ -46,24 +46,24 @@ def agent_metrics(stack: str) -> dict[str, Metric]:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Machine:
-    """What the agent measures of a machine in one minute; the defaults are a healthy one's."""
+class AgentReadings:
+    """What the agent measures on an instance in one minute; the defaults are healthy."""
 
     utilization: float = 92
     memory_percent: float = 71
     celsius: float = 66
     disk_percent: float = 44
-    # The share of the time in which EBS was asked for more than it gives, in percent.
+    # The percentage of time in which EBS was asked for more than its limit.
     exceeded_percent: float = 2
 
 
-IDLE = Machine(utilization=0, memory_percent=2, celsius=38)
+IDLE = AgentReadings(utilization=0, memory_percent=2, celsius=38)
 GPU_MEMORY_MIB = 23_028
 
 
 @dataclass(kw_only=True, slots=True)
 class Stream:
-    """A stack's metrics, written minute by minute; `fleet` and `guard` are what Refs name."""
+    """A stack's metrics, written minute by minute; `fleet` and `guard` are logical ids."""
 
     stack: str
     fleet: str
@@ -71,20 +71,20 @@ class Stream:
     series: dict[Metric, list[tuple[float, float]]] = field(default_factory=dict)
     now: float = 0
     target: int = 1
-    machine: Machine = field(default_factory=Machine)
+    readings: AgentReadings = field(default_factory=AgentReadings)
     commit_every: int = 20
     guard_fails: bool = False
     step: int = 0
     _watch: TrainingWatch = field(default_factory=TrainingWatch)
 
     def boot(self, minutes: int = 6) -> None:
-        """A machine comes up: no trainer yet, the GPU idle."""
+        """Boot an instance: no trainer yet, the GPU idle."""
         self._watch = TrainingWatch()
         for _ in range(minutes):
-            self._minute(replace(self.machine, **_gpu_of(IDLE)))
+            self._minute(replace(self.readings, **_gpu_of(IDLE)))
 
     def train(self, minutes: int, *, steps: int = 10, kind: str = "step") -> None:
-        """The trainer writes `steps` lines a minute, and a commit every so often."""
+        """Train: `steps` lines a minute, and a commit every `commit_every` minutes."""
         for minute in range(minutes):
             lines: list[dict[str, Any]] = []
             for _ in range(steps):
@@ -93,57 +93,57 @@ class Stream:
             if steps and self.commit_every and minute % self.commit_every == 0:
                 lines.append({"kind": "commit", "step": self.step})
             self._watch.read(map(json.dumps, lines), self.now)
-            self._minute(self.machine, training=True)
+            self._minute(self.readings, training=True)
 
     def notice(self, *, commits: bool) -> None:
-        """The last two minutes of a machine, and what the publisher says of them."""
+        """Give an instance its last minute, and publish whether steps are unsaved."""
         lines = [{"kind": "step", "step": self.step + 1}]
         self.step += 1
         if commits:
             lines.append({"kind": "commit", "step": self.step})
         self._watch.read(map(json.dumps, lines), self.now)
-        self._minute(self.machine, training=True)
+        self._minute(self.readings, training=True)
         self._put_training({UNSAVED: float(self._watch.has_unsaved_steps)})
 
     def without_instance(self, minutes: int) -> None:
-        """Nobody reports but the fleet and the Guard."""
+        """Let minutes pass in which only the fleet and the Guard report."""
         for _ in range(minutes):
             self._minute(None)
 
     def deleted(self, minutes: int) -> None:
-        """The stack is gone: nothing reports at all."""
+        """Let minutes pass after the stack is deleted: nothing reports."""
         self.now += minutes * MINUTE
 
     @contextmanager
     def changed(self, **changes: float) -> Iterator[None]:
-        """A machine that is other than a healthy one for a while."""
-        healthy, self.machine = self.machine, replace(self.machine, **changes)
+        """Change the agent's readings inside the context."""
+        before, self.readings = self.readings, replace(self.readings, **changes)
         yield
-        self.machine = healthy
+        self.readings = before
 
-    def _minute(self, machine: Machine | None, *, training: bool = False) -> None:
-        if machine is not None:
-            self._put_agent(machine)
+    def _minute(self, readings: AgentReadings | None, *, training: bool = False) -> None:
+        if readings is not None:
+            self._put_agent(readings)
         if training:
             self._put_training(self._watch.data(self.now))
             self._watch.sent()
         fleet = frozenset({("FleetRequestId", self.fleet)})
         self._put("AWS/EC2Spot", "TargetCapacity", fleet, self.target)
-        self._put("AWS/EC2Spot", "FulfilledCapacity", fleet, float(machine is not None))
+        self._put("AWS/EC2Spot", "FulfilledCapacity", fleet, float(readings is not None))
         if self.now % (10 * MINUTE) == 0:
             guard = frozenset({("FunctionName", self.guard)})
             self._put("AWS/Lambda", "Invocations", guard, 1)
             self._put("AWS/Lambda", "Errors", guard, float(self.guard_fails))
         self.now += MINUTE
 
-    def _put_agent(self, machine: Machine) -> None:
-        microseconds = machine.exceeded_percent / 100 * MINUTE * 1e6
+    def _put_agent(self, readings: AgentReadings) -> None:
+        microseconds = readings.exceeded_percent / 100 * MINUTE * 1e6
         values = {
-            "nvidia_smi_utilization_gpu": machine.utilization,
-            "nvidia_smi_memory_used": machine.memory_percent / 100 * GPU_MEMORY_MIB,
+            "nvidia_smi_utilization_gpu": readings.utilization,
+            "nvidia_smi_memory_used": readings.memory_percent / 100 * GPU_MEMORY_MIB,
             "nvidia_smi_memory_total": GPU_MEMORY_MIB,
-            "nvidia_smi_temperature_gpu": machine.celsius,
-            "disk_used_percent": machine.disk_percent,
+            "nvidia_smi_temperature_gpu": readings.celsius,
+            "disk_used_percent": readings.disk_percent,
             "diskio_ebs_ec2_instance_performance_exceeded_tp": microseconds,
             "diskio_ebs_volume_performance_exceeded_tp": 0,
         }
@@ -161,9 +161,9 @@ class Stream:
         self.series.setdefault(metric, []).append((self.now, value))
 
 
-def _gpu_of(machine: Machine) -> dict[str, float]:
+def _gpu_of(readings: AgentReadings) -> dict[str, float]:
     return {
-        "utilization": machine.utilization,
-        "memory_percent": machine.memory_percent,
-        "celsius": machine.celsius,
+        "utilization": readings.utilization,
+        "memory_percent": readings.memory_percent,
+        "celsius": readings.celsius,
     }

@@ -1,4 +1,4 @@
-"""Try every alarm of a synthesized template on every scenario: `python -m rehearsal alarms`."""
+"""Tries every alarm of a synthesized template on every scenario: `python -m rehearsal alarms`."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -11,13 +11,13 @@ from rehearsal.alarms.evaluation import ALARM, INSUFFICIENT, Alarm
 from rehearsal.alarms.scenarios import FAULTS, HEALTHY, Scenario
 from rehearsal.alarms.streams import MINUTE, Stream
 
-# After its last minute a scenario is watched on, as long as the slowest alarm looks back.
-WATCHED_ON_MINUTES = 60
+# Evaluation continues after a scenario's last minute, for as long as the slowest alarm looks back.
+EXTRA_MINUTES = 60
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trial:
-    """One alarm: its fault, when it fired in it, and where it fired in health."""
+    """One alarm's trial: when it fired in its fault, and where it fired in healthy runs."""
 
     alarm: str
     fault: str
@@ -27,13 +27,13 @@ class Trial:
     also_fired_in: Sequence[str]
 
     @property
-    def holds(self) -> bool:
+    def is_passed(self) -> bool:
         """Whether the alarm fires in its fault and in no healthy run."""
         return self.fired_after_minutes is not None and not self.false_alarms
 
 
 def read_alarms(template: Mapping[str, Any]) -> dict[str, Alarm]:
-    """The alarms of a template by their construct ids; an alarm without a scenario is refused."""
+    """Return a template's alarms by construct id; refuse one without a fault to try it on."""
     found = {}
     for logical_id, resource in template["Resources"].items():
         if resource["Type"] != "AWS::CloudWatch::Alarm":
@@ -46,7 +46,7 @@ def read_alarms(template: Mapping[str, Any]) -> dict[str, Alarm]:
 
 
 def play(template: Mapping[str, Any], scenario: Scenario) -> Stream:
-    """Write a scenario's metrics, as the template's stack, fleet and Guard would publish them."""
+    """Return a scenario's metrics as the template's stack, fleet and Guard would publish them."""
     stream = Stream(
         stack="TrainingStack",
         fleet=_logical_id(template, "AWS::EC2::SpotFleet"),
@@ -57,9 +57,9 @@ def play(template: Mapping[str, Any], scenario: Scenario) -> Stream:
 
 
 def first_alarm(alarm: Alarm, stream: Stream) -> int | None:
-    """The minute in which an alarm first goes off, evaluated every minute as CloudWatch does."""
+    """Return the minute in which an alarm first fires, evaluated every minute as by CloudWatch."""
     state = INSUFFICIENT
-    for minute in range(1, int(stream.now / MINUTE) + WATCHED_ON_MINUTES):
+    for minute in range(1, int(stream.now / MINUTE) + EXTRA_MINUTES):
         state = alarm.state(lambda metric: stream.series.get(metric, []), minute * MINUTE, state)
         if state == ALARM:
             return minute
@@ -78,24 +78,24 @@ def try_alarms(template: Mapping[str, Any]) -> list[Trial]:
         trials.append(
             Trial(
                 alarm=name,
-                fault=told(own),
+                fault=describe(own),
                 fired_after_minutes=fired[own],
                 healthy_runs=len(HEALTHY),
-                false_alarms=[told(each) for each in HEALTHY if fired[each] is not None],
-                also_fired_in=[told(each) for each in others],
+                false_alarms=[describe(each) for each in HEALTHY if fired[each] is not None],
+                also_fired_in=[describe(each) for each in others],
             )
         )
     return trials
 
 
-def told(scenario: Scenario) -> str:
-    """A scenario in words."""
+def describe(scenario: Scenario) -> str:
+    """Return a scenario in words."""
     return (scenario.__doc__ or scenario.__name__).strip()
 
 
 def trial_table(trials: Sequence[Trial]) -> Table:
-    """The table alarm x (fault that fires it, healthy runs that do not)."""
-    table = Table("alarm", "its fault", "fires in minute", "quiet in healthy runs", "fires too")
+    """Return the table: each alarm, the fault that fires it, healthy runs that do not."""
+    table = Table("alarm", "its fault", "fires in minute", "quiet in healthy runs", "also fires in")
     for trial in trials:
         quiet = trial.healthy_runs - len(trial.false_alarms)
         table.add_row(

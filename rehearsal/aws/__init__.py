@@ -1,4 +1,8 @@
-"""The embedded AWS: moto's services and our own CloudFormation behind one local endpoint."""
+"""The embedded AWS: moto's services and our CloudFormation behind one local endpoint.
+
+It promises what the CDK CLI, boto3 and the aws CLI can see of a real account; `server.LIMITS`
+lists what it does not do. `event_bus` runs deployed functions. It may use cloudformation/ only.
+"""
 
 from rehearsal.aws.server import EmbeddedAws, PortInUse
 

@@ -1,6 +1,6 @@
-"""Bucket policies as S3 judges them, as far as they speak of everybody.
+"""Bucket policies evaluated as by S3, for statements about everybody.
 
-Conditions know the operators and keys below; a statement with another one applies to nobody.
+Conditions support the operators and keys below; a statement with any other applies to nobody.
 """
 
 import fnmatch
@@ -12,7 +12,7 @@ from typing import Any
 from moto.iam.access_control import PermissionResult
 from moto.s3.exceptions import S3ClientError
 
-# What the request at hand is, in condition keys (lower case).
+# The condition keys of the current request, in lower case.
 REQUEST: ContextVar[Mapping[str, str]] = ContextVar("REQUEST", default={})  # noqa: B039
 _HEADERS = {
     "HTTP_IF_MATCH": "s3:if-match",
@@ -23,7 +23,7 @@ _HEADERS = {
 
 
 class AccessDenied(S3ClientError):
-    """S3's answer where a bucket policy denies an action."""
+    """S3's error when a bucket policy denies an action."""
 
     code = 403  # type: ignore[assignment]  # as moto's own errors of S3 have it
 
@@ -36,13 +36,13 @@ class AccessDenied(S3ClientError):
 
 
 def condition_keys(environ: Mapping[str, Any]) -> dict[str, str]:
-    """The condition keys of a request. The local wire stands for TLS 1.3."""
+    """Return the condition keys of a request. The local connection counts as TLS 1.3."""
     keys = {"aws:securetransport": "true", "s3:tlsversion": "1.3"}
     return keys | {key: environ[name] for name, key in _HEADERS.items() if name in environ}
 
 
 def bucket_permission(bucket: Any, action: str, resource: str) -> PermissionResult:
-    """What a bucket's policy says of an action; raises where it denies it to everybody."""
+    """Return what a bucket's policy says of an action; raise if it denies it to everybody."""
     if bucket.policy is None:
         return PermissionResult.NEUTRAL
     statements = json.loads(bucket.policy)["Statement"]

@@ -1,7 +1,7 @@
 """The WSGI front of the embedded AWS: CloudFormation goes to our engine, all else to moto.
 
-Of each of moto's services one request runs at a time: moto is not made for threads. It looks at
-If-Match and writes in two steps, and lists dictionaries that another request may be changing.
+Each of moto's services handles one request at a time: moto is not thread-safe. It checks If-Match
+and writes in two steps, and lists dictionaries that another request may be changing.
 """
 
 import io
@@ -12,12 +12,12 @@ from typing import Any
 
 from werkzeug.wrappers import Request
 
+from cloudformation.wire import Operation, answer
 from rehearsal.aws.moto_services import moto_services, signed_for
-from rehearsal.cloudformation.wire import Operation, answer
 
 
 class Front:
-    """The application that the server serves."""
+    """The WSGI application."""
 
     def __init__(self, operations: Mapping[str, Operation]) -> None:
         self.operations = operations
@@ -26,9 +26,9 @@ class Front:
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         service, _ = signed_for(environ)
         if service == "cloudformation":
-            # Not one at a time: an operation calls the other services, and some answers wait.
+            # Without a lock: an operation calls the other services, and some responses wait.
             return answer(Request(environ), self.operations)(environ, start_response)
-        # The body is read before the lock is taken: a slow client holds up nobody.
+        # The body is read before the lock is taken, so that a slow client blocks nobody.
         environ["wsgi.input"] = io.BytesIO(_body_of(environ))
         with self._locks[service]:
             response = moto_services(environ)

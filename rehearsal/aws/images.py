@@ -1,4 +1,4 @@
-"""The machine images that AWS offers in public SSM parameters: the Deep Learning AMI's lines."""
+"""The machine images that AWS publishes in SSM parameters: the Deep Learning AMI's lines."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from moto.core.utils import utcnow
 from moto.ssm import models
 
 ROOT = "/aws/service/deeplearning/ami"
-# Lines of facts/aws.md section 2; the date is one of the line's release notes.
+# From the release notes of each line, as is the date in the names.
 PYTORCH_LINES = (
     ("2.13", "ubuntu-26.04"),
     ("2.12", "ubuntu-24.04"),
@@ -27,7 +27,7 @@ _SYSTEMS = {
 
 
 def offered_images() -> dict[str, str]:
-    """Image name by the SSM parameter that names its latest build."""
+    """Return image names by the SSM parameter that names the latest build."""
     driver = "Deep Learning OSS Nvidia Driver AMI GPU"
     images = {
         f"{ROOT}/x86_64/oss-nvidia-driver-gpu-pytorch-{version}-{system}/latest/ami-id": (
@@ -44,11 +44,11 @@ def offered_images() -> dict[str, str]:
 def offer_images(ec2: Any, ssm_backend: Any, account: str) -> None:
     """Register the images in EC2 and name each in SSM.
 
-    SSM's API refuses names under /aws, on AWS too: the parameters go into moto's backend.
+    SSM's API refuses names under /aws, as on AWS: the parameters go into moto's backend.
     """
     for parameter, name in offered_images().items():
         image_id = ec2.register_image(Name=name, Description=name)["ImageId"]
-        # moto's own code makes it in the same way, though its base class counts as abstract.
+        # As moto's own code does, though its base class counts as abstract.
         make: Any = models.Parameter
         ssm_backend._parameters[parameter].append(
             make(

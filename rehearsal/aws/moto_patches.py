@@ -1,7 +1,7 @@
-"""What moto 5.2.5 lacks and the rehearsal needs, put in while the embedded AWS runs.
+"""Patches of moto 5.2.5, installed while the embedded AWS runs.
 
-Each patch says why it is there; tests/rehearsal/aws/test_moto_patches.py fails on the day when moto
-does without it.
+Each says why it is needed; tests/rehearsal/aws/test_moto_patches.py fails as soon as moto no longer
+needs it.
 """
 
 from collections.abc import Callable
@@ -113,15 +113,15 @@ PATCHES = (
         name="request_spot_fleet",
         replacement=_request_spot_fleet,
         original=_ORIGINAL_REQUEST,
-        why="of LaunchTemplateConfigs moto takes the template's latest version instead of the one "
-        "asked for, and loses its instance profile, security groups, volumes and MetadataOptions",
+        why="for LaunchTemplateConfigs moto takes the template's latest version, not the one "
+        "requested, and loses its instance profile, security groups, volumes and MetadataOptions",
     ),
     Patch(
         owner=SpotFleets,
         name="modify_spot_fleet_request",
         replacement=_modify_spot_fleet_request,
         original=_ORIGINAL_MODIFY,
-        why="moto knows TargetCapacity only (and demands it): no OnDemandTargetCapacity, no "
+        why="moto supports only TargetCapacity (and requires it): no OnDemandTargetCapacity, no "
         "LaunchTemplateConfigs; an unknown fleet id is a KeyError",
     ),
     Patch(
@@ -136,7 +136,7 @@ PATCHES = (
         name="describe_spot_fleet_requests",
         replacement=_describe_spot_fleet_requests,
         original=SpotRequestBackend.describe_spot_fleet_requests,
-        why="moto answers an empty list for a fleet id that does not exist",
+        why="moto returns an empty list for a fleet id that does not exist",
     ),
     Patch(
         owner=FakeBucket,
@@ -144,15 +144,15 @@ PATCHES = (
         replacement=bucket_permission,
         original=FakeBucket.get_permission,
         why="moto denies everything to everybody once a bucket policy has a Deny with a condition "
-        "(TLS only): it takes an unmet condition for a denial",
+        "(TLS only): it treats an unmet condition as a denial",
     ),
     Patch(
         owner=FakeBucket,
         name="_log_permissions_enabled_policy",
         replacement=staticmethod(_may_be_logged_to),
         original=vars(FakeBucket)["_log_permissions_enabled_policy"],
-        why="moto wants the target's bucket policy before logging is switched on; S3 reads it when "
-        "it delivers, and CDK's policy names the buckets that it is about, so it comes after them",
+        why="moto requires the target's bucket policy when logging is enabled; S3 reads it when "
+        "it delivers, and CDK's policy names the source buckets, so it is created after them",
     ),
     Patch(
         owner=LaunchTemplate,
@@ -167,7 +167,7 @@ PATCHES = (
         name="modify_vpc_endpoint",
         replacement=_modify_vpc_endpoint,
         original=_ORIGINAL_MODIFY_ENDPOINT,
-        why="moto makes no routes for route tables that a gateway endpoint gets later, and then "
+        why="moto adds no routes to route tables that a gateway endpoint gets later, and then "
         "cannot delete the endpoint because they are missing",
     ),
     Patch(
@@ -175,8 +175,8 @@ PATCHES = (
         name="put_composite_alarm",
         replacement=CloudWatchResponse.put_metric_alarm,
         original=None,
-        why="moto stores and describes composite alarms but does not answer the call that makes "
-        "one; its put_metric_alarm reads AlarmRule for that purpose",
+        why="moto stores and describes composite alarms but lacks the call that creates one; its "
+        "put_metric_alarm reads AlarmRule for that purpose",
     ),
 )
 

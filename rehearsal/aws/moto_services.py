@@ -1,6 +1,6 @@
-"""Moto's services behind one function, by the service that a request is signed for.
+"""moto's services behind one function, by the service that a request is signed for.
 
-moto's own server does the same through Flask, once per service; this needs Werkzeug only.
+moto's own server does the same through Flask, once per service; this needs only Werkzeug.
 """
 
 import functools
@@ -20,35 +20,35 @@ from werkzeug.wrappers import Response
 
 from rehearsal.aws.bucket_policies import REQUEST, condition_keys
 
-# What a service's own host is called where it is not the name that requests are signed for.
+# The hosts of services whose host is not named after the signing name.
 _HOSTS = {"iam": "iam.amazonaws.com", "sts": "sts.amazonaws.com"}
 Method = Callable[[Any, str, Any], Any]
 
 
 class ServerRequest(Request):
-    """A request that came over the wire: the server adds the Date header itself."""
+    """A request that came over HTTP: the server adds the Date header itself."""
 
     from_wsgi_server = True
 
 
 def moto_services(environ: dict[str, Any]) -> Response:
-    """Answer a request as the service that it is signed for; unsigned ones go to S3."""
+    """Handle a request as the service that it is signed for; unsigned ones go to S3."""
     service, region = signed_for(environ)
-    # moto finds service, region and bucket in the URL, so it gets the one that AWS has.
+    # moto reads service, region and bucket from the URL, so it gets the one that AWS has.
     environ["HTTP_HOST"] = _HOSTS.get(service, f"{service}.{region}.amazonaws.com")
     environ["wsgi.url_scheme"] = "https"
     REQUEST.set(condition_keys(environ))
-    # Not put into its own environment: that circle would keep bodies of 64 MB until the collector
-    # comes by.
+    # Not stored in its own environment: that cycle would keep bodies of 64 MB until the garbage
+    # collector runs.
     request = ServerRequest(environ, populate_request=False)
     method = _find(request.url_root.rstrip("/"), request.raw_path)
     if method is None:
-        return _unknown(request, f"the embedded AWS has no service {service}")
+        return _unknown(request, f"the embedded AWS does not have the service {service}")
     return _run(method, request)
 
 
 def signed_for(environ: Mapping[str, Any]) -> tuple[str, str]:
-    """Service and region of a request's SigV4 credential, in its header or its query."""
+    """Return service and region of a request's SigV4 credential, in its header or query."""
     given = environ.get("HTTP_AUTHORIZATION", "") + "&" + environ.get("QUERY_STRING", "")
     found = re.search(r"Credential=[^/%]+(?:/|%2F)\d+(?:/|%2F)([\w-]+)(?:/|%2F)([\w.-]+)", given)
     return (found.group(2).lower(), found.group(1)) if found else ("s3", "us-east-1")
@@ -68,7 +68,7 @@ def _run(method: Method, request: ServerRequest) -> Response:
 
 
 def _unknown(request: ServerRequest, message: str) -> Response:
-    """An error that every SDK can read, whatever the service speaks."""
+    """Return an error that every SDK can read, whatever the service's protocol."""
     code = "NotImplemented"
     if "json" in (request.content_type or ""):
         return Response(json.dumps({"__type": code, "message": message}), status=501)

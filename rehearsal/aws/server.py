@@ -1,12 +1,11 @@
 """`EmbeddedAws`: an AWS account in this process, for the real CDK CLI, boto3 and aws CLI.
 
-It is moto 5.2.5 with our own CloudFormation and Spot fleets. What it does not do stands in LIMITS.
+It is moto 5.2.5 with our own CloudFormation and Spot fleets. LIMITS lists what it does not do.
 """
 
 import errno
 import socket
 import threading
-from types import TracebackType
 from typing import Any, Self
 
 import boto3
@@ -17,40 +16,40 @@ from moto.moto_api._internal.models import moto_api_backend
 from moto.ssm.models import ssm_backends
 from werkzeug.serving import BaseWSGIServer, WSGIRequestHandler, make_server
 
+from cloudformation.account import Account
+from cloudformation.engine import Engine
+from cloudformation.resources import REGISTRY
+from cloudformation.service import CloudFormation
 from rehearsal.aws import moto_patches
 from rehearsal.aws.front import Front
 from rehearsal.aws.images import offer_images
-from rehearsal.cloudformation.account import Account
-from rehearsal.cloudformation.engine import Engine
-from rehearsal.cloudformation.resources import REGISTRY
-from rehearsal.cloudformation.service import CloudFormation
 
 LIMITS = {
-    "permissions": "IAM policies are stored, not evaluated; of bucket policies those statements "
-    "count that speak of everybody, with the operators of rehearsal/aws/bucket_policies.py",
+    "permissions": "IAM policies are stored, not evaluated; of bucket policies, statements about "
+    "everybody are evaluated, with the operators of rehearsal/aws/bucket_policies.py",
     "CompleteMultipartUpload": "ignores If-Match and bucket policies on PutObject",
-    "S3 metadata": "keys with underscores are lost on the way",
-    "Lambda": "functions are stored with their code, not run: the rehearsal runs the handler; "
-    "GetFunction's Code.Location leads nowhere",
+    "S3 metadata": "keys with underscores are lost in transit",
+    "Lambda": "functions are stored with their code, not run: the rehearsal's event bus runs the "
+    "handler; GetFunction's Code.Location leads nowhere",
     "EventBridge": "rules are stored; the rehearsal's event bus delivers",
-    "Spot": "capacity is endless and goes to the first override; no prices are charged",
-    "stack events": "resources are made one after the other, not at the same time",
-    "aws: tags": "resources do not carry aws:cloudformation:* tags",
+    "Spot": "capacity is unlimited and goes to the first override; nothing is charged",
+    "stack events": "resources are created one after the other, not in parallel",
+    "aws: tags": "resources have no aws:cloudformation:* tags",
     "CloudFormation": "no nested stacks, no imports, no drift, no Transform, no hooks, no stack "
     "sets, no dynamic references, no custom resources, no RollbackStack, no ContinueUpdateRollback",
 }
 
 HOST = "127.0.0.1"
-# The account that is in use in this process: moto's state is global.
+# The account that this process uses: moto's state is global.
 _RUNNING: list["EmbeddedAws"] = []
 
 
 class PortInUse(ValueError):
-    """Another program listens on the port that was asked for."""
+    """Another program listens on the requested port."""
 
 
 class _QuietHandler(WSGIRequestHandler):
-    """Werkzeug's request handler: it logs errors only, not every request."""
+    """Werkzeug's request handler: it logs only errors, not every request."""
 
     def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
         pass
@@ -76,18 +75,13 @@ class EmbeddedAws:
         self.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def start(self, port: int | None = None) -> None:
-        """Listen on the port (0: a free one), with an empty account that offers the DLAMIs."""
+        """Listen on the port (0: a free one), with an account that is empty but for the DLAMIs."""
         if _RUNNING:
-            raise ValueError("an embedded AWS runs in this process already; stop it first")
+            raise ValueError("an embedded AWS is already running in this process; stop it first")
         listener = _listen(self.port if port is None else port)
         self.port = listener.getsockname()[1]
         default_user_config["lambda"] = {"use_docker": False}
@@ -100,7 +94,7 @@ class EmbeddedAws:
             HOST, self.port, application, threaded=True, request_handler=_QuietHandler,
             fd=listener.fileno(),
         )  # fmt: skip
-        listener.close()  # the server works on its own copy of the descriptor
+        listener.close()  # the server has its own copy of the descriptor
         self._thread = threading.Thread(
             target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True
         )
@@ -121,7 +115,7 @@ class EmbeddedAws:
             client.close()
         self._clients.clear()
         moto_patches.uninstall()
-        # Emptying the account would otherwise read 1,500 managed policies that nobody asks for.
+        # The reset would otherwise read 1,500 managed policies that nobody needs.
         default_user_config["iam"] = {"load_aws_managed_policies": False}
         moto_api_backend.reset()
         _RUNNING.remove(self)
@@ -132,7 +126,7 @@ class EmbeddedAws:
         return f"http://{HOST}:{self.port}"
 
     def environment(self) -> dict[str, str]:
-        """The variables that point the CDK CLI, the aws CLI and boto3 here."""
+        """Return the variables that point the CDK CLI, the aws CLI and boto3 here."""
         return {
             "AWS_ENDPOINT_URL": self.endpoint,
             "AWS_ENDPOINT_URL_S3": self.endpoint,
@@ -144,7 +138,7 @@ class EmbeddedAws:
         }
 
     def client(self, service: str) -> Any:
-        """A boto3 client of this account, shared (clients may be used by many threads)."""
+        """Return a boto3 client of this account, shared (clients are thread-safe)."""
         with self._lock:
             if service not in self._clients:
                 self._clients[service] = self._new_client(service)
@@ -162,7 +156,7 @@ class EmbeddedAws:
         return session.client(service, endpoint_url=self.endpoint, config=config)
 
     def missing_resources(self, stack_names: list[str]) -> list[str]:
-        """Resources of deployed stacks that their own service's API does not know."""
+        """List resources of deployed stacks that their own service's API does not know."""
         return self.engine.missing_resources(stack_names)
 
 

@@ -1,6 +1,6 @@
-"""A Spot fleet made from launch templates, which moto's own does only in part.
+"""A Spot fleet with launch templates, which moto supports only in part.
 
-Every instance starts from the template version of the fleet's configuration, in the first override.
+Every instance starts from the template version in the fleet's configuration, in the first override.
 """
 
 import threading
@@ -17,7 +17,7 @@ _LOCK = threading.RLock()
 
 
 class FleetNotFound(EC2ClientError):
-    """The answer for a fleet id that EC2 does not know."""
+    """The error for a fleet id that EC2 does not know."""
 
     def __init__(self, fleet_id: str) -> None:
         super().__init__(
@@ -27,7 +27,7 @@ class FleetNotFound(EC2ClientError):
 
 
 class FleetNotModifiable(EC2ClientError):
-    """The answer for a change that the fleet does not take."""
+    """The error for a change that the fleet does not accept."""
 
     def __init__(self, why: str) -> None:
         super().__init__("InvalidParameterValue", why)
@@ -73,7 +73,7 @@ class FleetInstance(SpotInstanceRequest):
         return self.instance.state in ("pending", "running")
 
     def launch_instance(self) -> Instance:
-        """Start it as EC2 does: everything from the template version, then the override."""
+        """Launch as EC2 does: everything from the template version, then the override."""
         tags = convert_tag_spec(self.template_data.get("TagSpecifications", []))
         instance_tags = {**tags.get("instance", {}), FLEET_TAG: self.spot_fleet_id}
         reservation = self.ec2_backend.run_instances(
@@ -107,7 +107,7 @@ class FleetInstance(SpotInstanceRequest):
 class TemplateFleet:
     """A Spot fleet request whose instances come from launch templates.
 
-    In place of moto's SpotFleetRequest: it has what moto's instances and answers look at.
+    It replaces moto's SpotFleetRequest and has what moto's instances and responses read.
     """
 
     def __init__(self, backend: Any, config: dict[str, Any]) -> None:
@@ -120,7 +120,7 @@ class TemplateFleet:
         } | config
         self.state = "active"
         self.tags = convert_tag_spec(config.get("TagSpecifications", []))
-        # moto's Instance.terminate would take weights off fulfilled_capacity for each of these.
+        # moto's Instance.terminate would subtract the weights of these from fulfilled_capacity.
         self.launch_specs: list[Any] = []
         self.spot_requests: list[FleetInstance] = []
         self.reach_target()
@@ -155,7 +155,7 @@ class TemplateFleet:
         }
 
     def modify(self, changes: dict[str, Any]) -> None:
-        """Take a new target, base of on-demand capacity or template version, then follow it."""
+        """Set a new target, on-demand base or template version, then reach it."""
         if self.state != "active":
             raise FleetNotModifiable(f"The spot fleet request '{self.id}' is in state {self.state}")
         if self.config["Type"] != "maintain":
@@ -170,7 +170,7 @@ class TemplateFleet:
         self.reach_target()
 
     def reach_target(self) -> None:
-        """Start what is missing; end what is too much, unless the fleet's policy keeps it."""
+        """Launch what is missing; terminate the excess, unless the fleet's policy keeps it."""
         with _LOCK:
             self.spot_requests = [item for item in self.spot_requests if item.is_running]
             on_demand = int(self.config.get("OnDemandTargetCapacity") or 0)
@@ -188,7 +188,7 @@ class TemplateFleet:
             self._end(have[max(wanted, 0) :])
 
     def cancel(self, *, terminate: bool) -> None:
-        """Stop following the target for ever; the instances go or stay."""
+        """Stop following the target for good; the instances are terminated or stay."""
         self.state = "cancelled_terminating" if terminate else "cancelled_running"
         if terminate:
             self.config = self.config | {"TargetCapacity": 0, "OnDemandTargetCapacity": 0}

@@ -1,4 +1,8 @@
-"""Machines for rehearsals: each boots an instance's user data as EC2 would."""
+"""Machines that boot an instance's user data as EC2 would, each a folder and a process tree.
+
+They promise what the boot programs use of systemd, of disks and of the metadata service, and refuse
+the rest by name. They may use no other room, and need no root.
+"""
 
 from rehearsal.machines.process import Disk, ProcessMachine
 

@@ -13,7 +13,7 @@ def main() -> int:
     """Accept the one call that the boot programs make."""
     arguments = sys.argv[1:]
     if arguments[:-1] != KNOWN:
-        print(f"process machines know {' '.join(KNOWN)} file:PATH only", file=sys.stderr)
+        print(f"process machines support only {' '.join(KNOWN)} file:PATH", file=sys.stderr)
         return 1
     config = json.loads(Path(arguments[-1].removeprefix("file:")).read_text())
     folder = Path(os.environ["MACHINE_ROOT"]) / "opt/aws/amazon-cloudwatch-agent/etc"

@@ -2,7 +2,8 @@
 """Disk programs of a process machine: lsblk, blkid, wipefs, mkfs.xfs, mount, findmnt, ebsnvme-id.
 
 A disk is a JSON file below $MACHINE_ROOT/sys/disks and a folder that a mount links to, so that a
-formatted disk stays so and keeps its files. What the boot programs do not use is refused by name.
+formatted disk stays formatted and keeps its files. Options that the boot programs do not use are
+refused by name.
 """
 
 import json
@@ -16,24 +17,24 @@ NOTHING_FOUND = 2
 
 
 def disks_folder() -> Path:
-    """Where the machine keeps its disks."""
+    """Return the folder of the machine's disks."""
     return Path(os.environ["MACHINE_ROOT"]) / "sys/disks"
 
 
 def read_disks() -> dict[str, dict[str, Any]]:
-    """All disks by their path in /dev."""
+    """Return all disks by their path in /dev."""
     files = sorted(disks_folder().glob("*.json"))
     return {f"/dev/{file.stem}": json.loads(file.read_text()) for file in files}
 
 
 def write_disk(path: str, disk: dict[str, Any]) -> None:
-    """Keep a changed disk."""
+    """Save a changed disk."""
     file = disks_folder() / f"{Path(path).name}.json"
     file.write_text(json.dumps(disk, indent=1) + "\n")
 
 
 def disk_at(path: str) -> dict[str, Any]:
-    """One disk; ends the program where there is none, as the real ones do."""
+    """Return one disk; exit if it does not exist, as the real programs do."""
     disks = read_disks()
     if path not in disks:
         sys.exit(f"{path}: no such block device on this process machine")
@@ -61,7 +62,7 @@ def lsblk(arguments: list[str]) -> int:
 
 
 def blkid(arguments: list[str]) -> int:
-    """Print type or UUID of a disk's file system; status 2 where nothing is found."""
+    """Print type or UUID of a disk's file system; status 2 if nothing is found."""
     expect(arguments[:2], ["--probe", "--match-tag"])
     expect(arguments[3:5], ["--output", "value"])
     tag, path = arguments[2], arguments[5]
@@ -73,7 +74,7 @@ def blkid(arguments: list[str]) -> int:
 
 
 def wipefs(arguments: list[str]) -> int:
-    """Print one line for each signature on a disk; this one never wipes."""
+    """Print one line for each signature on a disk; wipe nothing."""
     expect(arguments[:1], ["--noheadings"])
     disk = disk_at(arguments[1])
     for signature in disk["signatures"]:
@@ -82,7 +83,7 @@ def wipefs(arguments: list[str]) -> int:
 
 
 def mkfs_xfs(arguments: list[str]) -> int:
-    """Make a file system; refuse where something is already, as the real one does without -f."""
+    """Make a file system; refuse a disk with signatures, as the real one does without -f."""
     expect(arguments[:1], ["-q"])
     path = arguments[1]
     disk = disk_at(path)
@@ -97,9 +98,9 @@ def mkfs_xfs(arguments: list[str]) -> int:
 
 
 def mount(arguments: list[str]) -> int:
-    """Mount what fstab says for a folder: put a link to the disk's files in its place."""
+    """Mount what fstab says on a folder: replace it with a link to the disk's files."""
     if len(arguments) != 1:
-        sys.exit(f"mount: process machines know `mount FOLDER` only, got {arguments}")
+        sys.exit(f"mount: process machines support only `mount FOLDER`, got {arguments}")
     folder = Path(arguments[0])
     point = inside(arguments[0])
     root = Path(os.environ["MACHINE_ROOT"])
@@ -110,7 +111,7 @@ def mount(arguments: list[str]) -> int:
     source, kind = found[0][0], found[0][2]
     for path, disk in read_disks().items():
         if source == f"UUID={disk['tags'].get('UUID')}" and kind == disk["tags"]["TYPE"]:
-            # rmdir refuses a folder with files: on EC2 the mount would hide them.
+            # rmdir refuses a folder with files, which on EC2 the mount would hide.
             folder.rmdir()
             folder.symlink_to(disks_folder() / Path(path).name)
             write_disk(path, {**disk, "mounted": point})
@@ -119,7 +120,7 @@ def mount(arguments: list[str]) -> int:
 
 
 def findmnt(arguments: list[str]) -> int:
-    """Print the UUID of what is mounted on a folder; status 1 where nothing is."""
+    """Print the UUID of what is mounted on a folder; status 1 if nothing is."""
     expect(arguments[:-1], ["--noheadings", "--output", "UUID", "--mountpoint"])
     point = inside(arguments[-1])
     uuids = [disk["tags"]["UUID"] for disk in read_disks().values() if disk["mounted"] == point]
@@ -138,14 +139,14 @@ def ebsnvme_id(arguments: list[str]) -> int:
 
 
 def inside(path: str) -> str:
-    """A path of this host as the machine itself would call it."""
+    """Return a path of this host as seen inside the machine."""
     return path.removeprefix(os.environ["MACHINE_ROOT"])
 
 
 def expect(got: list[str], known: list[str]) -> None:
-    """Refuse options that this program does not honour."""
+    """Refuse options that this program does not support."""
     if got != known:
-        sys.exit(f"process machines know {' '.join(known)} here, got {' '.join(got)}")
+        sys.exit(f"process machines support only {' '.join(known)} here, got {' '.join(got)}")
 
 
 PROGRAMS = {

@@ -1,7 +1,7 @@
 """Process 1 of a process machine: runs the user data once and the services, and reaps orphans.
 
-It ends everything of the machine, itself last, when the rehearsal that started it is gone (its end
-of a pipe closes) or on SIGTERM (services are stopped first). Started by process.py only.
+It kills all processes of the machine, itself last, when the rehearsal that started it is gone (its
+end of a pipe closes) or on SIGTERM (services stop first). Only process.py starts it.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rehearsal.machines.processes import end_processes, reap_orphans
+from rehearsal.machines.processes import kill_processes, reap_orphans
 from rehearsal.machines.services import Service, ServiceError
 from rehearsal.machines.units import UnitError, load_units, stop_order
 
@@ -26,7 +26,7 @@ REAP_SECONDS = 1.0
 
 @dataclass(kw_only=True, slots=True)
 class Init:
-    """The services of one machine and what systemctl may ask of them."""
+    """The services of one machine and what systemctl can do with them."""
 
     root: Path
     environment: Mapping[str, str]
@@ -34,7 +34,7 @@ class Init:
     tasks: set["asyncio.Task[None]"] = field(default_factory=set)
 
     async def answer(self, verb: str, units: Sequence[str], options: Mapping[str, str]) -> str:
-        """Do what one systemctl call asks; ServiceError and UnitError go back to its caller."""
+        """Execute one systemctl call; ServiceError and UnitError go back to its caller."""
         if verb == "daemon-reload":
             self._reload()
             return ""
@@ -52,7 +52,7 @@ class Init:
             elif verb == "show":
                 answers.append(_show(service, options))
             else:
-                raise ServiceError(f"process machines know no systemctl {verb}")
+                raise ServiceError(f"process machines do not support systemctl {verb}")
         return "\n".join(answers)
 
     def _reload(self) -> None:
@@ -98,18 +98,18 @@ class Init:
             self._keep(self._service(name).start())
 
     def _keep(self, task: "asyncio.Task[None]") -> "asyncio.Task[None]":
-        # The loop itself holds tasks by weak references only.
+        # The loop itself holds only weak references to tasks.
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
         return task
 
     async def stop_all(self) -> None:
-        """Stop every service in the order of a shutdown."""
+        """Stop every service in shutdown order."""
         for unit in stop_order([service.unit for service in self.services.values()]):
             await self.services[unit.name].stop()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Answer one systemctl process."""
+        """Serve one systemctl process."""
         request = json.loads(await reader.readline())
         try:
             text = await self.answer(request["verb"], request["units"], request["options"])
@@ -133,20 +133,20 @@ def _show(service: Service, options: Mapping[str, str]) -> str:
     wanted = options["property"].split(",")
     unknown = [name for name in wanted if name not in known]
     if unknown:
-        raise ServiceError(f"process machines know no property {', '.join(unknown)}")
+        raise ServiceError(f"process machines do not support the property {', '.join(unknown)}")
     pairs = [known[name] if "value" in options else f"{name}={known[name]}" for name in wanted]
     return "\n".join(pairs)
 
 
 async def boot(root: Path, environment: Mapping[str, str], parent: int) -> None:
-    """Run the user data and serve until the machine ends."""
+    """Run the user data and serve until the machine shuts down."""
     loop = asyncio.get_running_loop()
-    # Every process of the session goes, this one too, when the rehearsal is gone or has had enough.
+    # When the rehearsal is gone or powers off, every process of the session goes, this one too.
     gone, off = asyncio.Event(), asyncio.Event()
     loop.add_reader(parent, gone.set)
     loop.add_signal_handler(signal.SIGTERM, off.set)
     init = Init(root=root, environment=environment)
-    # A relative path: the address of a Unix socket may have about a hundred characters only.
+    # A relative path: the address of a Unix socket is limited to about 100 characters.
     os.chdir(root / "run")
     server = await asyncio.start_unix_server(init.serve, SOCKET)
     user_data = root / "var/lib/cloud/instance/user-data.txt"
@@ -168,7 +168,7 @@ async def boot(root: Path, environment: Mapping[str, str], parent: int) -> None:
         stopping = asyncio.create_task(init.stop_all())
         await asyncio.wait((stopping, waiting[0]), return_when=asyncio.FIRST_COMPLETED)
     server.close()
-    end_processes(os.getpid())
+    kill_processes(os.getpid())
 
 
 def main() -> None:
@@ -176,14 +176,14 @@ def main() -> None:
     root, parent = Path(sys.argv[1]), int(sys.argv[2])
     environment = json.loads((root / "run/machine.json").read_text())
     if sys.platform == "linux":
-        # Orphans become children of this process, so none is lost from sight.
+        # Orphans become children of this process, so that it finds them.
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    # Ctrl-C in the rehearsal's terminal is the rehearsal's affair.
+    # Ctrl-C in the rehearsal's terminal is for the rehearsal to handle.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         asyncio.run(boot(root, environment, parent))
     finally:
-        end_processes(os.getpid())
+        kill_processes(os.getpid())
 
 
 if __name__ == "__main__":

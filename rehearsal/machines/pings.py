@@ -1,4 +1,4 @@
-"""WatchdogSec= of process machines: the socket that a service pings, and a ping that is missed."""
+"""WatchdogSec= of process machines: the socket that a service pings, and missed pings."""
 
 import asyncio
 import contextlib
@@ -8,11 +8,10 @@ import socket
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 
 
 class Pings:
-    """What systemd hears of one life of a service; nothing is expected within infinity."""
+    """The watchdog pings of one run of a service; with infinity none is expected."""
 
     def __init__(self, watchdog_seconds: float) -> None:
         self.is_missed = False
@@ -23,7 +22,7 @@ class Pings:
 
     def __enter__(self) -> "Pings":
         if math.isfinite(self._seconds):
-            # Not below the machine's root: the address of a Unix socket has about 100 characters.
+            # Not below the machine's root: a Unix socket's address is limited to about 100 bytes.
             self._folder = Path(tempfile.mkdtemp(prefix="notify-"))
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
             self._socket.bind(str(self._folder / "socket"))
@@ -34,19 +33,14 @@ class Pings:
             }
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._socket is not None:
             self._socket.close()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     async def wait_for_a_missed_one(self) -> None:
-        """Return when no ping came for the watchdog's time; never where there is none."""
+        """Return when no ping came within the watchdog's time; never without a watchdog."""
         if self._socket is None:
             await asyncio.Event().wait()
             return

@@ -1,7 +1,7 @@
-"""A machine that is a folder and a process tree: boots user data verbatim, needs no root.
+"""A machine as a folder and a process tree: it boots user data verbatim and needs no root.
 
-What it replaces of a real instance stands in docs/rehearsal.md. It cannot outlive the process that
-started it, and it inherits nothing of that process's environment, AWS settings least of all.
+docs/rehearsal.md says what it replaces of a real instance. It cannot outlive the process that
+started it, and inherits nothing of that process's environment, least of all AWS settings.
 """
 
 import json
@@ -17,13 +17,13 @@ from pathlib import Path
 
 import psutil
 
-from rehearsal.machines.processes import end_processes, list_processes, stop_process
-from rehearsal.metadata import MetadataServer
+from rehearsal.machines.metadata import MetadataServer
+from rehearsal.machines.processes import freeze_process, kill_processes, list_processes
 
 REPOSITORY = Path(__file__).parent.parent.parent
 SHIMS = Path(__file__).parent / "bin"
 EBS = "Amazon Elastic Block Store"
-# Whatever would keep the SDKs from asking the metadata service for credentials.
+# Anything that would keep the SDKs from getting credentials from the metadata service.
 NOT_PASSED_ON = (
     "AWS_ACCESS_KEY_ID",
     "AWS_SECRET_ACCESS_KEY",
@@ -45,7 +45,7 @@ FOLDERS = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Disk:
-    """One NVMe disk as the machine's programs see it; `signatures` is what wipefs would find."""
+    """One NVMe disk as the machine's programs see it; `signatures` is what wipefs finds."""
 
     name: str
     model: str = EBS
@@ -57,7 +57,7 @@ class Disk:
     tags: Mapping[str, str] = field(default_factory=dict)
 
 
-# The data volume comes first on purpose: whoever trusts kernel names formats the wrong disk.
+# The data volume comes first on purpose: to trust kernel names is to format the wrong disk.
 EC2_DISKS = (
     Disk(name="nvme0n1", serial="vol0d1a2b3c4d5e6f708", device_name="sdf"),
     Disk(
@@ -72,9 +72,9 @@ EC2_DISKS = (
 
 @dataclass(kw_only=True, slots=True)
 class ProcessMachine:
-    """One machine in `folder`, which has to be empty or new; `environment` names its AWS.
+    """One machine in `folder`, which must be empty or new; `environment` names its AWS.
 
-    `pytorch` is the virtual environment that stands for the Deep Learning AMI's /opt/pytorch.
+    `pytorch` is the virtual environment that stands in for the Deep Learning AMI's /opt/pytorch.
     """
 
     folder: Path
@@ -92,23 +92,23 @@ class ProcessMachine:
 
     @property
     def boot_log(self) -> Path:
-        """Everything that the user data and the boot steps wrote."""
+        """The log of the user data and the boot steps."""
         return self.folder / "var/log/cloud-init-output.log"
 
     @property
     def training_log(self) -> Path:
-        """Everything that the trainer wrote."""
+        """The trainer's log."""
         return self.folder / "var/log/training/training.log"
 
     @property
     def metrics_file(self) -> Path:
-        """JSON lines that the trainer appends."""
+        """The file to which the trainer appends JSON lines."""
         return self.folder / "var/log/training/metrics.jsonl"
 
     def start(self) -> None:
         """Power on: serve the metadata, run the user data in a session of its own; do not wait."""
         if self._init is not None:
-            raise ValueError(f"the machine in {self.folder} was started before; take a new folder")
+            raise ValueError(f"the machine in {self.folder} was already started; use a new folder")
         if self.folder.exists() and any(self.folder.iterdir()):
             raise ValueError(f"{self.folder} is not empty; a new machine has empty disks")
         self.metadata.start()
@@ -128,30 +128,30 @@ class ProcessMachine:
         os.close(reader)
 
     def notice(self, seconds: float) -> None:
-        """Announce in the metadata that the machine goes away in so many seconds."""
+        """Announce in the metadata that the machine goes away in `seconds`."""
         self.metadata.notice(seconds)
 
     def rebalance(self) -> None:
-        """Recommend in the metadata to rebalance."""
+        """Announce a rebalance recommendation in the metadata."""
         self.metadata.rebalance()
 
     def processes(self) -> list[psutil.Process]:
-        """The living processes of the machine."""
+        """List the running processes of the machine."""
         return [] if self._init is None else list_processes(self._init.pid)
 
     def kill(self) -> int:
-        """SIGKILL to everything until nothing is left; return how many processes that were."""
+        """Kill everything until nothing is left; return the number of processes killed."""
         if self._init is None:
             return 0
         count = 0
         if self._init.poll() is None:
             # Frozen first: it must not restart services or run ExecStopPost=, as nothing does when
-            # the power is cut. Ended last: as long as it lives no orphan is lost from sight.
-            stop_process(self._init.pid)
-            count = end_processes(self._init.pid) + 1
+            # the power is cut. Killed last: while it lives it adopts the orphans.
+            freeze_process(self._init.pid)
+            count = kill_processes(self._init.pid) + 1
             self._init.kill()
             self._init.wait()
-        count += end_processes(self._init.pid)
+        count += kill_processes(self._init.pid)
         self._release()
         return count
 
@@ -166,7 +166,7 @@ class ProcessMachine:
         self.kill()
 
     def log_lines(self) -> list[str]:
-        """The lines of boot and training so far, in the order in which they were seen here."""
+        """Return the lines of boot and training so far, in the order in which we saw them."""
         for path in (self.boot_log, self.training_log):
             if not path.exists():
                 continue
@@ -174,13 +174,13 @@ class ProcessMachine:
                 file.seek(self._read.get(path, 0))
                 for raw in file:
                     if not raw.endswith(b"\n"):
-                        break  # Its writer is in the middle of this line.
+                        break  # Its writer is still writing this line.
                     self._read[path] = self._read.get(path, 0) + len(raw)
                     self._lines.append(raw.decode(errors="replace").rstrip())
         return self._lines
 
     def wait(self, seconds: float, log_has: str) -> bool:
-        """Wait until a line with the text is in the log; False if none came."""
+        """Wait for a log line that contains the text; return False if none came."""
         give_up_at = time.monotonic() + seconds
         while not any(log_has in line for line in self.log_lines()):
             if time.monotonic() > give_up_at:
@@ -212,7 +212,7 @@ class ProcessMachine:
         (self.folder / "run/machine.json").write_text(json.dumps(self._environment(), indent=1))
 
     def _environment(self) -> dict[str, str]:
-        """All that the machine's processes get; their credentials come from the metadata alone."""
+        """Return the processes' whole environment; credentials come only from the metadata."""
         nowhere = str(self._root / "nowhere")
         path = (str(SHIMS), str(self._root / "opt/pytorch/bin"), "/usr/bin", "/bin")
         return {

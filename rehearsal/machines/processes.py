@@ -1,4 +1,4 @@
-"""All processes of a process machine: the session of its init and whatever descends from it."""
+"""All processes of a process machine: the session of its init and all its descendants."""
 
 import contextlib
 import os
@@ -7,11 +7,11 @@ import time
 
 import psutil
 
-END_SECONDS = 10.0
+KILL_SECONDS = 10.0
 
 
 def list_processes(init: int) -> list[psutil.Process]:
-    """The living processes of the machine, init among them."""
+    """List the running processes of the machine, including init."""
     found = {}
     for pid in psutil.pids():
         try:
@@ -19,16 +19,16 @@ def list_processes(init: int) -> list[psutil.Process]:
                 found[pid] = psutil.Process(pid)
         except (ProcessLookupError, PermissionError, psutil.NoSuchProcess):
             continue
-    # What has left the session is still a descendant: init adopts orphans (on Linux).
+    # A process that left the session is still a descendant: init adopts orphans (on Linux).
     with contextlib.suppress(psutil.NoSuchProcess):
         found |= {child.pid: child for child in psutil.Process(init).children(recursive=True)}
     return [process for process in found.values() if _is_alive(process)]
 
 
-def end_processes(init: int) -> int:
-    """SIGKILL everything but init until nothing is left; return how many processes that were."""
+def kill_processes(init: int) -> int:
+    """Kill everything but init until nothing is left; return the number of processes killed."""
     killed = set()
-    give_up_at = time.monotonic() + END_SECONDS
+    give_up_at = time.monotonic() + KILL_SECONDS
     while others := [process for process in list_processes(init) if process.pid != init]:
         for process in others:
             try:
@@ -37,13 +37,13 @@ def end_processes(init: int) -> int:
                 continue
             killed.add(process.pid)
         if time.monotonic() > give_up_at:
-            raise RuntimeError(f"processes that SIGKILL does not end: {others}")
+            raise RuntimeError(f"processes that survive SIGKILL: {others}")
         time.sleep(0.005)
     return len(killed)
 
 
 def reap_orphans() -> None:
-    """Take the exit status of ended children that nobody in this process waits for."""
+    """Reap exited children that nothing in this process waits for."""
     for child in psutil.Process().children():
         try:
             if child.status() == psutil.STATUS_ZOMBIE and _is_orphan(child):
@@ -53,7 +53,7 @@ def reap_orphans() -> None:
 
 
 def _is_orphan(child: psutil.Process) -> bool:
-    # Whatever init starts itself leads a process group; asyncio waits for those.
+    # What init starts itself leads a process group; asyncio waits for those.
     return os.getpgid(child.pid) != child.pid
 
 
@@ -64,8 +64,8 @@ def _is_alive(process: psutil.Process) -> bool:
         return False
 
 
-def stop_process(pid: int) -> None:
-    """Freeze a process, so that it does not answer to what is done to others."""
+def freeze_process(pid: int) -> None:
+    """Freeze a process, so that it cannot react while others are killed."""
     try:
         os.kill(pid, signal.SIGSTOP)
     except ProcessLookupError:

@@ -1,7 +1,7 @@
-"""Run services as systemd does, as far as units.py reads them: limits, restarts, OnFailure.
+"""Runs services as systemd does, as far as units.py reads them: limits, restarts, OnFailure.
 
-One `Service` per unit, all in the event loop of the machine's init. A process group stands for the
-control group of a service.
+One `Service` per unit, all in the event loop of the machine's init. A process group stands in for a
+service's control group.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from pathlib import Path
 from rehearsal.machines.pings import Pings
 from rehearsal.machines.units import Unit, parse_environment_file
 
-# systemd takes these for a clean end of a service that runs until it is told to stop.
+# systemd counts these as a clean exit of a service that runs until it is stopped.
 CLEAN_SIGNALS = {signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGPIPE}
 
 
@@ -26,7 +26,7 @@ class ServiceError(RuntimeError):
 
 @dataclass(kw_only=True, slots=True)
 class Service:
-    """One service and everything `systemctl show` tells of it."""
+    """One service with everything that `systemctl show` prints."""
 
     unit: Unit
     root: Path
@@ -44,11 +44,11 @@ class Service:
 
     @property
     def main_pid(self) -> int:
-        """The main process, 0 while there is none."""
+        """The main process's id, 0 if there is none."""
         return self._main.pid if self._main is not None else 0
 
     def start(self) -> "asyncio.Task[None]":
-        """Start unless it runs; the task ends when the service does, restarts included."""
+        """Start unless running; the task ends with the service, after all restarts."""
         if self._task is None or self._task.done():
             self._stop = asyncio.Event()
             self.restarts = 0
@@ -64,7 +64,7 @@ class Service:
         await self._task
 
     def kill_main(self, number: signal.Signals) -> None:
-        """Signal the main process."""
+        """Send a signal to the main process."""
         if self._main is None or self._main.returncode is not None:
             raise ServiceError(f"Failed to kill unit {self.unit.name}: No main process to kill")
         os.kill(self._main.pid, number)
@@ -79,7 +79,7 @@ class Service:
             if self._stop.is_set() or not self._shall_restart():
                 break
             if failed and self.unit.restart_mode == "normal":
-                # As systemd does from version 254 on: every single failure counts.
+                # As systemd does since version 254: every single failure counts.
                 self._fail(self.result)
             self._set("activating", "auto-restart")
             if await self._is_stopped_within(self.unit.restart_seconds):
@@ -106,7 +106,7 @@ class Service:
         return wanted[self.unit.restart]
 
     async def _activate(self) -> None:
-        """One life of the service, from ExecStart= to the end of its last process."""
+        """Run the service once, from ExecStart= to the exit of its last process."""
         self.result = "success"
         with Pings(self.unit.watchdog_seconds) as pings:
             try:
@@ -140,7 +140,7 @@ class Service:
         os.kill(main.pid, signal.SIGABRT)
 
     async def _wait_or_stop(self, main: asyncio.subprocess.Process) -> bool:
-        """Wait for the end; a stop signals first and kills after the timeout (then True)."""
+        """Wait for the exit; a stop signals first, then kills after the timeout (returns True)."""
         ended = asyncio.create_task(main.wait())
         stopped = asyncio.create_task(self._stop.wait())
         await asyncio.wait((ended, stopped), return_when=asyncio.FIRST_COMPLETED)

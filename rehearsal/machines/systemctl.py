@@ -1,7 +1,7 @@
 #!/usr/bin/env -S python3 -I -S
-"""systemctl of a process machine: hands the request to the machine's init.
+"""systemctl of a process machine: passes the request to the machine's init.
 
-Knows what the boot programs use and refuses the rest by name. Standard library only.
+It supports what the boot programs use and refuses the rest by name. Standard library only.
 """
 
 import argparse
@@ -15,7 +15,7 @@ NOT_ACTIVE = 3
 
 
 def parse_arguments() -> argparse.Namespace:
-    """The command line, in systemctl's own names."""
+    """Read the command line, with systemctl's own names."""
     parser = argparse.ArgumentParser(prog="systemctl", description=__doc__, allow_abbrev=False)
     parser.add_argument("verb", choices=VERBS)
     parser.add_argument("units", nargs="*")
@@ -27,20 +27,20 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--property", "-p")
     arguments = parser.parse_intermixed_args()
     if arguments.verb == "kill" and arguments.kill_whom is None:
-        parser.error("process machines know kill with --kill-whom=main only")
+        parser.error("process machines support kill only with --kill-whom=main")
     if arguments.verb == "show" and arguments.property is None:
-        parser.error("process machines know show with --property only")
+        parser.error("process machines support show only with --property")
     return arguments
 
 
 def main() -> int:
-    """Ask init, print its answer, end with systemctl's exit status."""
+    """Send the request to init, print its reply, return systemctl's exit status."""
     arguments = parse_arguments()
     options = {"signal": arguments.signal, "property": arguments.property or ""}
     flags = ("now", "no_block", "value")
     options |= {flag.replace("_", "-"): "yes" for flag in flags if getattr(arguments, flag)}
     request = {"verb": arguments.verb, "units": arguments.units, "options": options}
-    # A relative path: the address of a Unix socket may have about a hundred characters only.
+    # A relative path: the address of a Unix socket is limited to about 100 characters.
     os.chdir(os.environ["MACHINE_ROOT"] + "/run")
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect("systemd.socket")
@@ -48,7 +48,10 @@ def main() -> int:
         with connection.makefile() as answers:
             line = answers.readline()
     if not line:
-        print("systemctl: the machine's init broke off; see var/log/init.log", file=sys.stderr)
+        print(
+            "systemctl: the machine's init hung up; see var/log/init.log",
+            file=sys.stderr,
+        )
         return 1
     reply = json.loads(line)
     if "error" in reply:

@@ -1,7 +1,7 @@
-"""Read systemd service units as far as a process machine honours them.
+"""Reads systemd service units as far as a process machine supports them.
 
-A directive that it does not honour is refused by name: a rehearsal that ignored one would prove
-something about another machine than the real one.
+A directive that it does not support is refused by name: a rehearsal that ignored one would prove
+nothing about the real machine.
 """
 
 import re
@@ -43,12 +43,12 @@ SECONDS_IN = {"ms": 0.001, "s": 1.0, "": 1.0, "min": 60.0, "h": 3600.0, "d": 864
 
 
 class UnitError(ValueError):
-    """A unit file says something that a process machine cannot do."""
+    """A unit file contains something that a process machine does not support."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Unit:
-    """One service; paths stand as in the file, the machine's root is put before them later."""
+    """One service; paths are as in the file, without the machine's root."""
 
     name: str
     after: tuple[str, ...]
@@ -76,14 +76,14 @@ class Unit:
 
 
 def parse_unit(name: str, text: str) -> Unit:
-    """Parse a unit file; UnitError names the directive or value that cannot be honoured."""
+    """Parse a unit file; UnitError names the directive or value that is not supported."""
     directives = _read_directives(name, text)
 
     def last(directive: str, default: str) -> str:
         value = directives.get(directive, [default])[-1]
         if directive in CHOICES and value not in CHOICES[directive]:
             known = ", ".join(CHOICES[directive])
-            raise UnitError(f"{name}: process machines know {directive}= {known}, got {value!r}")
+            raise UnitError(f"{name}: process machines support {directive}= {known}, got {value!r}")
         return value
 
     def words(directive: str) -> tuple[str, ...]:
@@ -126,7 +126,7 @@ def parse_seconds(text: str) -> float:
         return float("inf")
     parts = re.findall(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text)
     if not parts or any(unit not in SECONDS_IN for _, unit in parts):
-        raise UnitError(f"{text!r} is no time span that process machines know")
+        raise UnitError(f"{text!r} is not a time span that process machines support")
     return sum(float(number) * SECONDS_IN[unit] for number, unit in parts)
 
 
@@ -138,7 +138,7 @@ def parse_environment_file(text: str) -> dict[str, str]:
 
 
 def load_units(folder: Path) -> dict[str, Unit]:
-    """All services of a folder by name."""
+    """Return all services of a folder by name."""
     paths = sorted(folder.glob("*.service"))
     return {path.name: parse_unit(path.name, path.read_text()) for path in paths}
 
@@ -155,8 +155,8 @@ def _read_directives(name: str, text: str) -> dict[str, list[str]]:
         directive, separator, value = (part.strip() for part in line.partition("="))
         if not separator or line.endswith("\\") or directive not in KNOWN.get(section, ()):
             raise UnitError(
-                f"{name}: process machines do not honour {line.strip()!r} in [{section}]; teach "
-                "rehearsal/machines/services.py or leave it out"
+                f"{name}: process machines do not support {line.strip()!r} in [{section}]; add it "
+                "to rehearsal/machines/services.py or remove it"
             )
         directives.setdefault(directive, []).append(value)
     return directives
@@ -164,7 +164,7 @@ def _read_directives(name: str, text: str) -> dict[str, list[str]]:
 
 def _command(name: str, line: str) -> tuple[str, ...]:
     if re.match(r"[-@:+!|]", line) or re.search(r"[$%]", line):
-        raise UnitError(f"{name}: process machines run plain command lines only, got {line!r}")
+        raise UnitError(f"{name}: process machines run only plain command lines, got {line!r}")
     return tuple(shlex.split(line))
 
 
@@ -173,21 +173,21 @@ def _log_file(name: str, value: str) -> str | None:
         return None
     kind, _, path = value.partition(":")
     if kind != "append" or not path.startswith("/"):
-        raise UnitError(f"{name}: process machines know StandardOutput=append:/path, got {value!r}")
+        raise UnitError(f"{name}: process machines need StandardOutput=append:/path, got {value!r}")
     return path
 
 
 def stop_order(units: Sequence[Unit]) -> list[Unit]:
-    """The order in which units stop: whatever comes After another stops before it."""
+    """Return units in stop order: one that comes After another stops before it."""
     names = {unit.name for unit in units}
     ordered: list[Unit] = []
     waiting = list(units)
     while waiting:
         done = {unit.name for unit in ordered}
-        # One that no unit still waiting comes after would be stopped last; build from the end.
+        # Built from the end: a unit that comes after no waiting one stops last.
         ready = [unit for unit in waiting if set(unit.after) & names <= done]
         if not ready:
-            raise UnitError(f"After= goes in a circle: {', '.join(unit.name for unit in waiting)}")
+            raise UnitError(f"After= is circular: {', '.join(unit.name for unit in waiting)}")
         ordered += ready
         waiting = [unit for unit in waiting if unit not in ready]
     return ordered[::-1]

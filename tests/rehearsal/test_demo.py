@@ -1,7 +1,6 @@
 """The whole way, small: the real CLI deploys, machines boot, train, are taken away and finish."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -11,11 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from rehearsal.__main__ import main, parse_arguments
-from rehearsal.demo import processes_below
+from rehearsal.drill.demo import processes_below
 
 Demo = Callable[..., subprocess.Popen[str]]
-REPOSITORY = Path(__file__).parent.parent.parent
+REPOSITORY = Path(__file__).parents[2]
 SMALL = [
     *("--clips", "132", "--overrides", "single_frame_epochs=2 epochs=60"),
     *("--notice-seconds", "5", "--lease-ttl-seconds", "3"),
@@ -84,39 +82,3 @@ def test_ctrl_c_in_the_middle_leaves_nothing_running(tmp_path: Path, demo: Demo)
     assert process.returncode == 130
     assert "Traceback" not in said
     assert processes_below(tmp_path) == []
-
-
-def test_fails_when_the_port_is_in_use(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    import socket
-
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        monkeypatch.setattr(sys, "argv", ["rehearsal", "aws", "--port", str(port)])
-        before = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            assert main() == 1
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-    assert f"port {port} is in use by another program" in capsys.readouterr().err
-
-
-def test_fails_an_interruption_that_cannot_be_read(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        parse_arguments(["demo", "--interrupt", "head:1"])
-    assert "kill:STAGE:N or notice:STAGE:N" in capsys.readouterr().err
-
-
-def test_no_aws_setting_of_the_person_reaches_the_children(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    from rehearsal.__main__ import child_environment
-    from rehearsal.aws import EmbeddedAws
-
-    monkeypatch.setitem(os.environ, "AWS_PROFILE", "production")
-    aws = EmbeddedAws()
-    environment = child_environment(aws)
-    assert "AWS_PROFILE" not in environment
-    assert environment["AWS_ACCESS_KEY_ID"] == "embedded"

@@ -10,9 +10,9 @@ import pytest
 from moto.ec2.models import ec2_backends
 
 from rehearsal.aws import EmbeddedAws
-from rehearsal.events import EventBus
+from rehearsal.aws.event_bus import EventBus
 from rehearsal.machines import ProcessMachine
-from rehearsal.metadata import MetadataServer
+from rehearsal.machines.metadata import MetadataServer
 from tests.rehearsal.cli import NEVER, Cli
 
 pytestmark = pytest.mark.slow

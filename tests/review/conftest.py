@@ -1,7 +1,5 @@
 """Sides to compare: the app, synthesized in this process and edited as a commit would."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

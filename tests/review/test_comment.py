@@ -1,7 +1,5 @@
 """The comment: what matters on top, the diff folded, never longer than GitHub takes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from aws_cdk import aws_s3 as s3
@@ -47,7 +45,7 @@ def test_a_long_diff_is_cut_between_lines_and_says_so(base: Side) -> None:
     comment = write_comment(judge(base, base, diffs))
     assert 0.8 * MAX_CHARACTERS < len(comment) <= MAX_CHARACTERS
     assert comment.count("<details>") == comment.count("</details>") == 2
-    assert comment.count("Cut here:") == 2
+    assert comment.count("_Truncated:") == 2
     # The fence is longer than any run of backticks in what it holds.
     assert comment.count("\n````\n") == 4
 
@@ -56,18 +54,18 @@ def test_a_long_top_is_cut_too(review_of: Callable[..., Review]) -> None:
     comment = write_comment(review_of(give_a_name), limit=1500)
     assert len(comment) <= 1500
     assert "**Data loss: 1.**" in comment
-    assert "_Cut here" in comment
+    assert "_Truncated" in comment
 
 
 def test_a_pipe_does_not_break_the_table(base: Side, make_side: Callable[..., Side]) -> None:
     plan = {"bound_by": "loader | disk <b>", "warnings": ["a | b"]}
     comment = write_comment(judge(base, make_side(plan=plan), []))
     assert "| loader \\| disk &lt;b> |" in comment
-    assert "**Warning of the plan:** a \\| b" in comment
+    assert "**Warning from the plan:** a \\| b" in comment
 
 
 def test_what_costs_the_same_is_told_by_its_totals(base: Side) -> None:
     comment = write_comment(judge(base, base, []))
-    assert "Nothing of it changes." in comment
+    assert "None of this changes." in comment
     assert "a month with the fleet at zero" in comment
     assert "public IPv4" not in comment

@@ -1,7 +1,5 @@
 """`python -m review --deployed` against the embedded AWS: what is deployed is the base."""
 
-from __future__ import annotations
-
 import io
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """`python -m review` on real commits, with the real CLI; the long ones are slow."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from pathlib import Path
@@ -43,7 +41,7 @@ def test_fails_for_a_base_that_is_no_commit(
 ) -> None:
     assert main(["no-such-branch"], clone) == 2
     error = capsys.readouterr().err
-    assert "base 'no-such-branch' is no commit here" in error
+    assert "base 'no-such-branch' is not a commit of this repository" in error
     assert "Traceback" not in error
 
 
@@ -65,7 +63,7 @@ def test_a_commit_that_changes_the_size(clone: Path, capsys: pytest.CaptureFixtu
     commit(clone, "cdk.json", '"size": "g5.2xlarge"', '"size": "g5.12xlarge"')
     assert main(["main~1"], clone) == 0
     comment = capsys.readouterr().out
-    assert "| sizes the fleet may start | g5.2xlarge g5.4xlarge" in comment
+    assert "| sizes the fleet may launch | g5.2xlarge g5.4xlarge" in comment
     assert "g5.12xlarge g5.24xlarge | changed |" in comment
     assert "Ebs.Throughput` | `125` | `1907` |" in comment
     assert git(clone, "worktree", "list").count("\n") == 0

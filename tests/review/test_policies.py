@@ -1,7 +1,5 @@
 """Permissions one by one: what a policy document allows, however its statements are arranged."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

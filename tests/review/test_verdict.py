@@ -1,7 +1,5 @@
 """What the review says of a size, a policy, a bucket, a run id: on synthesized templates."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -47,7 +45,7 @@ def test_a_size_shows_overrides_throughput_and_cost_and_replaces_nothing(
     }
     assert any(path.endswith("Ebs.Throughput") and new == 1907
                for path, (_, new) in differences.items())  # fmt: skip
-    assert cost(review, "sizes the fleet may start")[1] == "g5.12xlarge g5.24xlarge"
+    assert cost(review, "sizes the fleet may launch")[1] == "g5.12xlarge g5.24xlarge"
     before, after = cost(review, "an hour of training, on demand")
     # 100 + 200 GiB and an address: 0.0379; 1,907 MiB/s and 7,628 IOPS on top: 0.1293.
     assert float(before) == pytest.approx(1.212 + 0.0379, abs=1e-3)
@@ -105,7 +103,7 @@ def test_fails_for_a_bucket_that_would_be_replaced(review_of: Reviewer) -> None:
     assert {each.what for each in review.refusals} == {
         "the export's value changes while TrainingStack imports it"
     }
-    assert "**RunBucket is replaced**: what a run has committed" in review.run_effects[0]
+    assert "**RunBucket is replaced**: a run's checkpoints are" in review.run_effects[0]
 
 
 def test_fails_for_a_bucket_that_gets_another_logical_id(base: Side) -> None:
@@ -137,8 +135,8 @@ def test_fails_for_a_bucket_whose_protection_weakens(review_of: Reviewer) -> Non
     assert "DeletionPolicy of the bucket goes from Retain to Delete" in whats
     assert "UpdateReplacePolicy of the bucket goes from Retain to Delete" in whats
     assert "a lifecycle rule deletes current objects under clips/" in whats
-    assert any(what.startswith("versioning ends") for what in whats)
-    assert any(what.startswith("termination protection is taken off") for what in whats)
+    assert any(what.startswith("versioning is suspended") for what in whats)
+    assert any(what.startswith("termination protection is removed") for what in whats)
     assert len(whats) == 5
 
 
@@ -165,7 +163,7 @@ def test_a_new_run_id_is_a_new_run_and_no_loss(review_of: Reviewer) -> None:
     assert review.losses == []
     assert review.exit_code("data-loss") == 0
     assert review.exit_code("destructive") == 1
-    assert review.run_effects[0].startswith("**A new run begins**: run-2 in place of run-1")
+    assert review.run_effects[0].startswith("**A new run starts**: run-2 in place of run-1")
     assert not any("under the same run id" in effect for effect in review.run_effects)
 
 

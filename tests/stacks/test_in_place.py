@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rehearsal.cloudformation.schema import changed_properties, replaces
+from cloudformation.schema import changed_properties, replaces
 
 Synthesize = Callable[..., Any]
 CHANGES = {

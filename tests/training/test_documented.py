@@ -1,4 +1,4 @@
-"""Every example of docs/training.md, in order, in one folder: it prints what the page says."""
+"""Every example of docs/your-program.md, in order, in one folder: it prints what the page says."""
 
 import os
 import sys
@@ -9,7 +9,7 @@ import pytest
 from tests.training import documented
 from tests.training.forked import command
 
-PAGE = Path(__file__).parents[2] / "docs" / "training.md"
+PAGE = Path(__file__).parents[2] / "docs" / "your-program.md"
 
 
 def test_every_example_prints_what_the_page_says(

@@ -13,8 +13,8 @@ from typing import Any
 
 from rehearsal.aws import EmbeddedAws
 from rehearsal.machines import ProcessMachine
+from rehearsal.machines.metadata import MetadataServer
 from rehearsal.machines.process import EC2_DISKS
-from rehearsal.metadata import MetadataServer
 from stacks.user_data import render
 
 REPOSITORY = Path(__file__).parents[2]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rehearsal.metadata import MetadataServer
+from rehearsal.machines.metadata import MetadataServer
 from userdata.interruption_handler import InterruptionHandler
 from userdata.metadata import InstanceMetadata, MetadataError
 
@@ -128,7 +128,7 @@ def test_a_service_that_does_not_answer_is_asked_again(
 def test_a_notice_that_cannot_be_read_is_asked_for_again(
     server: MetadataServer, clock: Clock, root: Path
 ) -> None:
-    server._told["meta-data/spot/instance-action"] = "not json"
+    server._announced["meta-data/spot/instance-action"] = "not json"
     handler = handler_of(server, clock)
     assert not handler.poll()
     server.notice(120)

@@ -1,7 +1,7 @@
 """`python -m training measure`: what each stage needs, before you pay for a GPU.
 
 Writes sizing/footprints.json, which `sizing` reads: {"format", "torch", "command", "footprints"}.
-docs/training.md explains the keys of a footprint; a stage has one for each of some micro-batches.
+docs/sizing.md explains each key of a footprint; a stage has one for each of some micro-batches.
 """
 
 import argparse

@@ -52,5 +52,5 @@ def test_a_division_by_zero_is_no_data_point() -> None:
 
 @pytest.mark.parametrize("expression", ["SUM(METRICS())", "a ** 2", "ANOMALY(a)"])
 def test_fails_for_math_that_it_does_not_know(expression: str) -> None:
-    with pytest.raises(ValueError, match="does not know this metric math"):
+    with pytest.raises(ValueError, match="does not support this metric math"):
         evaluate(expression, {"a": 1.0})

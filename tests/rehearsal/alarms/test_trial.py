@@ -12,7 +12,7 @@ from rehearsal.__main__ import main
 from rehearsal.alarms.evaluation import Alarm, Metric
 from rehearsal.alarms.scenarios import FAULTS, HEALTHY, hanging, interruption, no_notice
 from rehearsal.alarms.streams import MINUTE, Stream
-from rehearsal.alarms.trial import first_alarm, play, read_alarms, told, try_alarms
+from rehearsal.alarms.trial import describe, first_alarm, play, read_alarms, try_alarms
 from rehearsal.aws import EmbeddedAws
 from tests.stacks.conftest import synthesize, templates  # noqa: F401
 
@@ -25,12 +25,12 @@ def template(templates: dict[str, Any]) -> Any:  # noqa: F811
 def test_each_alarm_fires_in_its_fault_and_in_no_healthy_run(template: Any) -> None:
     trials = {trial.alarm: trial for trial in try_alarms(template)}
     assert set(trials) == set(FAULTS)
-    assert [name for name, trial in trials.items() if not trial.holds] == []
+    assert [name for name, trial in trials.items() if not trial.is_passed] == []
     assert {trial.healthy_runs for trial in trials.values()} == {len(HEALTHY)}
 
 
 def test_the_documented_table_is_the_one_that_is_printed(template: Any) -> None:
-    text = (Path(__file__).parents[3] / "docs/alarms.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[3] / "docs/watch.md").read_text(encoding="utf-8")
     documented = {
         name: int(minute)
         for name, minute in re.findall(
@@ -60,9 +60,9 @@ def test_an_impatient_alarm_is_found_out(template: Any) -> None:
     for name, resource in changed["Resources"].items():
         if "FleetBelowTarget" in name:
             resource["Properties"] |= {"EvaluationPeriods": 1, "DatapointsToAlarm": 1}
-    (trial,) = [trial for trial in try_alarms(changed) if not trial.holds]
+    (trial,) = [trial for trial in try_alarms(changed) if not trial.is_passed]
     assert trial.alarm == "FleetBelowTarget"
-    assert trial.false_alarms == [told(interruption), told(no_notice)]
+    assert trial.false_alarms == [describe(interruption), describe(no_notice)]
 
 
 def test_fails_for_an_alarm_without_a_fault(template: Any) -> None:
@@ -71,7 +71,7 @@ def test_fails_for_an_alarm_without_a_fault(template: Any) -> None:
         read_alarms(changed)
 
 
-def test_the_command_prints_the_table_and_fails_when_an_alarm_does_not_hold(
+def test_the_command_prints_the_table_and_succeeds_when_every_alarm_passes(
     template: Any, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "template.json"

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from rehearsal.machines import ProcessMachine
-from rehearsal.metadata import MetadataServer
+from rehearsal.machines.metadata import MetadataServer
 
 Power = Callable[..., ProcessMachine]
 

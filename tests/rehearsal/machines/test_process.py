@@ -29,7 +29,7 @@ PARENT = """
 import sys, time
 from pathlib import Path
 from rehearsal.machines import ProcessMachine
-from rehearsal.metadata import MetadataServer
+from rehearsal.machines.metadata import MetadataServer
 machine = ProcessMachine(
     folder=Path(sys.argv[1]), instance_id="i-1", instance_type="g5.xlarge",
     user_data=sys.argv[2].encode(), environment={},
@@ -112,7 +112,7 @@ def test_fails_to_start_on_disks_that_are_not_empty(power: Power) -> None:
     )
     with pytest.raises(ValueError, match="a new machine has empty disks"):
         again.start()
-    with pytest.raises(ValueError, match="was started before"):
+    with pytest.raises(ValueError, match="was already started"):
         machine.start()
 
 

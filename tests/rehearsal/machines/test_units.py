@@ -33,7 +33,7 @@ def test_fails_on_what_is_not_honoured_by_its_name(line: str) -> None:
 
 
 def test_fails_on_a_directive_in_the_wrong_section() -> None:
-    with pytest.raises(UnitError, match=r"do not honour 'OnFailure=b.service' in \[Service\]"):
+    with pytest.raises(UnitError, match=r"do not support 'OnFailure=b.service' in \[Service\]"):
         parse_unit("a.service", PLAIN + "OnFailure=b.service\n")
 
 

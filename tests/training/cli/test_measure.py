@@ -32,7 +32,7 @@ def test_every_recipe_is_measured_and_every_key_is_explained() -> None:
     footprints = json.loads(FILE.read_text())["footprints"]
     recipes = {(name, recipe) for name in WORKLOADS for recipe in load_workload(name).recipes}
     assert {(row["workload"], row["recipe"]) for row in footprints} == recipes
-    page = (ROOT / "docs" / "training.md").read_text()
+    page = (ROOT / "docs" / "sizing.md").read_text()
     keys = {key for row in footprints for key in row}
     assert [key for key in sorted(keys) if f"`{key}`" not in page] == []
 

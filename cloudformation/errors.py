@@ -1,0 +1,23 @@
+"""The engine's errors, with the codes and messages of the real CloudFormation."""
+
+
+class Refusal(Exception):
+    """CloudFormation refuses a request: a message and an error code of its API."""
+
+    def __init__(self, message: str, code: str = "ValidationError") -> None:
+        super().__init__(message)
+        # moto's serializer reads both.
+        self.message = message
+        self.code = code
+
+
+class ResourceFailed(ValueError):
+    """A resource could not be created, updated or deleted; the message goes into its event."""
+
+
+def no_such_stack(name: str) -> Refusal:
+    return Refusal(f"Stack with id {name} does not exist")
+
+
+def no_such_change_set(name: str) -> Refusal:
+    return Refusal(f"ChangeSet [{name}] does not exist", "ChangeSetNotFound")

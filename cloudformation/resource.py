@@ -1,0 +1,85 @@
+"""What a resource type's handlers take and return: ResourceRequest, Provisioned, ResourceType."""
+
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from cloudformation.account import Account
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ResourceRequest:
+    """One resource with the properties that the template gives it.
+
+    `old` has its present properties, for an update. `physical_id` and `attributes` identify the
+    resource, for an update, a delete or a check that it exists.
+    """
+
+    account: Account
+    stack_name: str
+    stack_id: str
+    logical_id: str
+    properties: dict[str, Any]
+    old: dict[str, Any] = field(default_factory=dict)
+    physical_id: str = ""
+    attributes: dict[str, Any] = field(default_factory=dict)
+
+    def client(self, service: str) -> Any:
+        return self.account.client(service)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self.properties.get(name, default)
+
+    def pick(self, *names: str) -> dict[str, Any]:
+        """Return the named properties that are set: many have the same form in the API."""
+        return {name: self.properties[name] for name in names if name in self.properties}
+
+    def changed(self, name: str) -> bool:
+        return bool(self.properties.get(name) != self.old.get(name))
+
+    def generated_name(self, *, longest: int, lower: bool = False) -> str:
+        """Return a physical name as CloudFormation generates it: stack, logical id, random end."""
+        end = uuid.uuid4().hex[:12]
+        end = end if lower else end.upper()
+        space = longest - len(end) - 1
+        half = max(space - len(self.logical_id) - 1, space // 2)
+        start = f"{self.stack_name[:half]}-{self.logical_id}"[:space]
+        name = f"{start}-{end}"
+        return name.lower() if lower else name
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Provisioned:
+    """An existing resource: what Ref returns, and what Fn::GetAtt returns by name."""
+
+    id: str
+    attributes: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ResourceType:
+    """How one resource type is created, updated, deleted and found, by its service's own API.
+
+    `configure` runs after `create` (if it fails, the id of what to delete is known) and serves as
+    the update if there is no `update`; without either, an update in place is refused. `volatile`
+    names the attributes that an update may change.
+    """
+
+    create: Callable[[ResourceRequest], Provisioned]
+    delete: Callable[[ResourceRequest], None]
+    exists: Callable[[ResourceRequest], bool]
+    configure: Callable[[ResourceRequest], None] | None = None
+    update: Callable[[ResourceRequest], Provisioned] | None = None
+    volatile: frozenset[str] = frozenset()
+
+
+Registry = Mapping[str, ResourceType]
+
+
+def tag_list(tags: Mapping[str, str]) -> list[dict[str, str]]:
+    return [{"Key": key, "Value": value} for key, value in tags.items()]
+
+
+def tag_map(tags: list[dict[str, str]] | None) -> dict[str, str]:
+    return {tag["Key"]: tag["Value"] for tag in tags or []}

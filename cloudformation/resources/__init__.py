@@ -1,0 +1,36 @@
+"""The engine's registry: how each resource type is created, by its service's own API."""
+
+from cloudformation.resource import ResourceType
+from cloudformation.resources import (
+    cdk,
+    cloudwatch,
+    ec2_instances,
+    ec2_network,
+    ecr,
+    events,
+    iam,
+    kms,
+    lambda_functions,
+    logs,
+    s3,
+    security_groups,
+    sns,
+    ssm,
+)
+
+REGISTRY: dict[str, ResourceType] = {
+    **cdk.TYPES,
+    **cloudwatch.TYPES,
+    **ec2_instances.TYPES,
+    **ec2_network.TYPES,
+    **ecr.TYPES,
+    **events.TYPES,
+    **iam.TYPES,
+    **kms.TYPES,
+    **lambda_functions.TYPES,
+    **logs.TYPES,
+    **s3.TYPES,
+    **security_groups.TYPES,
+    **sns.TYPES,
+    **ssm.TYPES,
+}

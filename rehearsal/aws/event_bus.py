@@ -1,0 +1,158 @@
+"""The rehearsal's EventBridge: it delivers events to the targets of the deployed rules.
+
+moto matches the rules. A Lambda target runs the handler from the function's deployed code in a
+process of its own, with its configured environment; a topic gets a message, a log group a line.
+Nothing comes from our source tree, so what is rehearsed is what was deployed.
+"""
+
+import io
+import json
+import os
+import subprocess
+import sys
+import time
+import uuid
+import zipfile
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, cast
+
+from moto.awslambda_simple.models import lambda_simple_backends
+from moto.events.models import EventPattern
+
+from rehearsal.aws.server import EmbeddedAws
+
+INVOKE = """
+import importlib, json, sys
+module, function = sys.argv[1].rsplit(".", 1)
+print(json.dumps(getattr(importlib.import_module(module), function)(json.load(sys.stdin), None)))
+"""
+
+
+@dataclass(kw_only=True, slots=True)
+class Invocation:
+    """One run of a deployed function: its event, its return value or its error."""
+
+    function: str
+    detail_type: str
+    answer: dict[str, Any] | None
+    error: str | None
+    seconds: float
+
+
+@dataclass(kw_only=True, slots=True)
+class EventBus:
+    """Delivers events to the targets of the rules that match them, one at a time and in order.
+
+    One background thread delivers, because a function takes a second and the rehearsal that
+    publishes must not wait for it; `close` waits for pending deliveries.
+    """
+
+    aws: EmbeddedAws
+    code_folder: Path
+    invocations: list[Invocation] = field(default_factory=list)
+    _pending: list[Future[None]] = field(default_factory=list)
+    _worker: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
+
+    def publish(
+        self,
+        source: str,
+        detail_type: str,
+        detail: Mapping[str, Any],
+        resources: Sequence[str] = (),
+    ) -> None:
+        """Deliver one event for every enabled rule whose pattern matches it."""
+        self._submit(source, detail_type, detail, resources, scheduled=False)
+
+    def tick(self) -> None:
+        """Trigger every scheduled rule once, as its schedule would."""
+        self._submit("aws.events", "Scheduled Event", {}, (), scheduled=True)
+
+    def close(self) -> None:
+        """Wait until everything published is delivered; raise what a delivery raised."""
+        self._worker.shutdown(wait=True)
+        for delivery in self._pending:
+            delivery.result()
+
+    def _submit(
+        self,
+        source: str,
+        detail_type: str,
+        detail: Mapping[str, Any],
+        resources: Sequence[str],
+        *,
+        scheduled: bool,
+    ) -> None:
+        event = {
+            "version": "0",
+            "id": str(uuid.uuid4()),
+            "detail-type": detail_type,
+            "source": source,
+            "account": self.aws.account,
+            "time": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            "region": self.aws.region,
+            "resources": list(resources),
+            "detail": dict(detail),
+        }
+        self._pending.append(self._worker.submit(self._deliver, event, scheduled=scheduled))
+
+    def _deliver(self, event: dict[str, Any], *, scheduled: bool) -> None:
+        events = self.aws.client("events")
+        for rule in events.list_rules()["Rules"]:
+            if rule.get("State") != "ENABLED" or scheduled != ("ScheduleExpression" in rule):
+                continue
+            pattern = rule.get("EventPattern")
+            if pattern and not EventPattern.load(pattern).matches_event(cast(Any, event)):
+                continue
+            for target in events.list_targets_by_rule(Rule=rule["Name"])["Targets"]:
+                self._send(target["Arn"], event)
+
+    def _send(self, arn: str, event: dict[str, Any]) -> None:
+        service = arn.split(":")[2]
+        if service == "lambda":
+            self._invoke(arn.split(":")[6], event)
+        elif service == "sns":
+            self.aws.client("sns").publish(TopicArn=arn, Message=json.dumps(event))
+        elif service == "logs":
+            self._log(arn.split(":")[6], event)
+        else:
+            raise ValueError(f"the rehearsal does not support event targets of {service}: {arn}")
+
+    def _log(self, group: str, event: dict[str, Any]) -> None:
+        logs = self.aws.client("logs")
+        stream = event["id"]
+        logs.create_log_stream(logGroupName=group, logStreamName=stream)
+        line = {"timestamp": int(time.time() * 1000), "message": json.dumps(event)}
+        logs.put_log_events(logGroupName=group, logStreamName=stream, logEvents=[line])
+
+    def _invoke(self, name: str, event: dict[str, Any]) -> None:
+        function = lambda_simple_backends[self.aws.account][self.aws.region].get_function(name)
+        folder = self.code_folder / name
+        if not folder.exists():
+            zipfile.ZipFile(io.BytesIO(function.code_bytes)).extractall(folder)
+        configured = self.aws.client("lambda").get_function_configuration(FunctionName=name)
+        variables = configured.get("Environment", {}).get("Variables", {})
+        started = time.monotonic()
+        done = subprocess.run(
+            [sys.executable, "-c", INVOKE, configured["Handler"]],
+            input=json.dumps(event),
+            cwd=folder,
+            env={"PATH": os.environ["PATH"], **self.aws.environment(), **variables},
+            capture_output=True,
+            text=True,
+            timeout=configured.get("Timeout", 60),
+            check=False,
+        )
+        failed = done.returncode != 0
+        self.invocations.append(
+            Invocation(
+                function=name,
+                detail_type=event["detail-type"],
+                answer=None if failed else json.loads(done.stdout.strip().splitlines()[-1]),
+                error=done.stderr.strip() if failed else None,
+                seconds=time.monotonic() - started,
+            )
+        )

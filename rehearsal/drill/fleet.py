@@ -1,0 +1,191 @@
+"""The rehearsal's fleet: a machine for every instance that the embedded EC2 runs.
+
+It does what EC2 does around a Spot fleet of type maintain: an interruption is a notice in the
+metadata and on the event bus and, when its time is up, SIGKILL to everything; a lost instance is
+replaced; a lower target capacity takes instances away with a notice too.
+"""
+
+import base64
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from rehearsal.aws import EmbeddedAws
+from rehearsal.aws.event_bus import EventBus
+
+FLEET_TAG = "aws:ec2spot:fleet-request-id"
+
+
+class BootableMachine(Protocol):
+    """A machine that boots an instance's user data: a process tree, a container, ..."""
+
+    def start(self) -> None:
+        """Power on; the user data starts by itself."""
+
+    def notice(self, seconds: float) -> None:
+        """Announce in the metadata that the machine goes away in `seconds`."""
+
+    def kill(self) -> int:
+        """Kill everything at once; return the number of processes killed."""
+
+    def log_lines(self) -> Sequence[str]:
+        """Return what it has logged so far: boot first, then training."""
+
+    @property
+    def metrics_file(self) -> Path:
+        """The file to which the trainer appends JSON lines."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Instance:
+    """One running instance as EC2 describes it."""
+
+    id: str
+    type: str
+    image_id: str
+    zone: str
+    user_data: bytes
+    tags: dict[str, str]
+
+
+@dataclass(kw_only=True, slots=True)
+class Life:
+    """One instance and its machine, from power-on to its end; times are monotonic."""
+
+    instance: Instance
+    machine: BootableMachine
+    started: float
+    reason: str | None = None
+    ends_at: float | None = None
+    ended: float | None = None
+    processes_killed: int = 0
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since power-on, or from power-on to the end."""
+        return (self.ended or time.monotonic()) - self.started
+
+
+@dataclass(kw_only=True, slots=True)
+class Fleet:
+    """Follows one Spot fleet request; `step` does what is due and returns at once."""
+
+    aws: EmbeddedAws
+    bus: EventBus
+    id: str
+    arn: str
+    boot: Callable[[Instance], BootableMachine]
+    notice_seconds: float
+    say: Callable[[str], None]
+    lives: dict[str, Life] = field(default_factory=dict)
+
+    def step(self) -> None:
+        """Boot new instances, kill machines whose notice is over, replace lost instances."""
+        alive = self._running()
+        for instance_id, found in alive.items():
+            if instance_id not in self.lives:
+                self._power_on(instance_id, found)
+        for life in self.running():
+            if life.instance.id not in alive and life.ends_at is None:
+                self._announce(life, reason="capacity decreased")
+            if life.ends_at is not None and time.monotonic() >= life.ends_at:
+                self._power_off(life)
+        target = self.target_capacity()
+        if len(alive) < target:
+            # A fleet of type maintain launches what is missing; setting the target again does that.
+            self.aws.client("ec2").modify_spot_fleet_request(
+                SpotFleetRequestId=self.id, TargetCapacity=target
+            )
+
+    def running(self) -> list[Life]:
+        """Return the machines that are still running."""
+        return [life for life in self.lives.values() if life.ended is None]
+
+    def target_capacity(self) -> int:
+        """Return how many instances the fleet is to keep."""
+        answer = self.aws.client("ec2").describe_spot_fleet_requests(SpotFleetRequestIds=[self.id])
+        config = answer["SpotFleetRequestConfigs"][0]["SpotFleetRequestConfig"]
+        return int(config["TargetCapacity"])
+
+    def interrupt(self, life: Life, *, notice: bool) -> None:
+        """Take an instance away: with a notice, or without one (SIGKILL now)."""
+        if notice:
+            self._announce(life, reason="interrupted with a notice")
+        else:
+            life.reason = "killed without a notice"
+            self._power_off(life)
+
+    def close(self) -> None:
+        """Kill every machine at once."""
+        for life in self.running():
+            life.reason = life.reason or "rehearsal ended"
+            life.processes_killed = life.machine.kill()
+            life.ended = time.monotonic()
+
+    def _running(self) -> dict[str, dict[str, Any]]:
+        filters = [
+            {"Name": f"tag:{FLEET_TAG}", "Values": [self.id]},
+            {"Name": "instance-state-name", "Values": ["pending", "running"]},
+        ]
+        found = self.aws.client("ec2").describe_instances(Filters=filters)
+        return {
+            item["InstanceId"]: item
+            for reservation in found["Reservations"]
+            for item in reservation["Instances"]
+        }
+
+    def _power_on(self, instance_id: str, found: dict[str, Any]) -> None:
+        user_data = self.aws.client("ec2").describe_instance_attribute(
+            InstanceId=instance_id, Attribute="userData"
+        )["UserData"]["Value"]
+        instance = Instance(
+            id=instance_id,
+            type=found["InstanceType"],
+            image_id=found["ImageId"],
+            zone=found["Placement"]["AvailabilityZone"],
+            user_data=base64.b64decode(user_data),
+            tags={tag["Key"]: tag["Value"] for tag in found["Tags"]},
+        )
+        life = Life(instance=instance, machine=self.boot(instance), started=time.monotonic())
+        self.lives[instance_id] = life
+        life.machine.start()
+        self.say(f"{instance_id} {instance.type} in {instance.zone} boots its user data")
+        self._fleet_event(instance_id, "launched")
+        self._state_event(instance_id, "running")
+
+    def _announce(self, life: Life, *, reason: str) -> None:
+        life.reason = reason
+        life.ends_at = time.monotonic() + self.notice_seconds
+        life.machine.notice(self.notice_seconds)
+        self.bus.publish(
+            "aws.ec2",
+            "EC2 Spot Instance Interruption Warning",
+            {"instance-id": life.instance.id, "instance-action": "terminate"},
+        )
+        self.say(f"{life.instance.id} {reason}: {self.notice_seconds:g} s left")
+
+    def _power_off(self, life: Life) -> None:
+        life.processes_killed = life.machine.kill()
+        life.ended = time.monotonic()
+        self.aws.client("ec2").terminate_instances(InstanceIds=[life.instance.id])
+        killed = f"SIGKILL to {life.processes_killed} processes"
+        self.say(f"{life.instance.id} is gone ({life.reason}): {killed}")
+        self._fleet_event(life.instance.id, "terminated")
+        self._state_event(life.instance.id, "terminated")
+
+    def _fleet_event(self, instance_id: str, kind: str) -> None:
+        self.bus.publish(
+            "aws.ec2spotfleet",
+            "EC2 Spot Fleet Instance Change",
+            {"spot-fleet-request-id": self.id, "instance-id": instance_id, "sub-type": kind},
+            [self.arn],
+        )
+
+    def _state_event(self, instance_id: str, state: str) -> None:
+        self.bus.publish(
+            "aws.ec2",
+            "EC2 Instance State-change Notification",
+            {"instance-id": instance_id, "state": state},
+        )

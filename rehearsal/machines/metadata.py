@@ -1,0 +1,210 @@
+"""The instance metadata service of one rehearsed instance: IMDSv2 on a port of 127.0.0.1.
+
+It supports only version 2, as the launch template requires: without a token every path is 401. What
+does not exist is 404, including notices and recommendations until they are announced.
+"""
+
+import json
+import re
+import secrets
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+TOKEN_HEADER = "X-aws-ec2-metadata-token"
+TTL_HEADER = "X-aws-ec2-metadata-token-ttl-seconds"
+MAX_TOKEN_TTL_SECONDS = 21600
+CREDENTIALS_SECONDS = 6 * 3600
+# "latest" and dates of API versions: cloud-init requests the dates.
+VERSION = r"/(?:latest|\d{4}-\d{2}-\d{2})/"
+ACTION = "meta-data/spot/instance-action"
+TERMINATION = "meta-data/spot/termination-time"
+REBALANCE = "meta-data/events/recommendations/rebalance"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Credentials:
+    """The credentials that the service gives for the instance's role."""
+
+    access_key_id: str = field(default_factory=lambda: "ASIA" + secrets.token_hex(8).upper())
+    secret_access_key: str = field(default_factory=lambda: secrets.token_urlsafe(30))
+    token: str = field(default_factory=lambda: secrets.token_urlsafe(60))
+
+
+@dataclass(kw_only=True, slots=True)
+class MetadataServer:
+    """Serves from `start` to `close`; `notice` and `rebalance` may be called at any time."""
+
+    instance_id: str
+    instance_type: str
+    ami_id: str = "ami-0123456789abcdef0"
+    zone: str = "us-east-1a"
+    account: str = "123456789012"
+    role: str = "TrainingInstanceRole"
+    credentials: Credentials = field(default_factory=Credentials)
+    tags: Mapping[str, str] = field(default_factory=dict)
+    user_data: bytes = b""
+    clock: Callable[[], float] = time.monotonic
+    _tokens: dict[str, float] = field(default_factory=dict)
+    _announced: dict[str, str] = field(default_factory=dict)
+    _server: ThreadingHTTPServer | None = None
+    _thread: threading.Thread | None = None
+
+    def __enter__(self) -> "MetadataServer":
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def start(self) -> None:
+        """Start serving on a free port."""
+        handler = type("Handler", (_Handler,), {"metadata": self})
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        self._server.daemon_threads = True
+        # The poll interval decides how long close takes.
+        serve = {"poll_interval": 0.05}
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, kwargs=serve, name="metadata", daemon=True
+        )
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop serving; a second call does nothing."""
+        if self._server is not None and self._thread is not None:
+            self._server.shutdown()
+            self._thread.join()
+            self._server.server_close()
+            self._server = self._thread = None
+
+    @property
+    def endpoint(self) -> str:
+        """The value for AWS_EC2_METADATA_SERVICE_ENDPOINT."""
+        if self._server is None:
+            raise ValueError(f"the metadata of {self.instance_id} is not served; call start()")
+        return f"http://127.0.0.1:{self._server.server_port}"
+
+    def notice(self, seconds: float) -> datetime:
+        """Announce that the instance is terminated in `seconds`; return that time."""
+        when = datetime.now(UTC) + timedelta(seconds=seconds)
+        text = f"{when:%Y-%m-%dT%H:%M:%SZ}"
+        self._announced[TERMINATION] = text
+        self._announced[ACTION] = json.dumps({"action": "terminate", "time": text})
+        return when
+
+    def rebalance(self) -> None:
+        """Announce a rebalance recommendation."""
+        self._announced[REBALANCE] = json.dumps(
+            {"noticeTime": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"}
+        )
+
+    def issue_token(self, ttl_seconds: int) -> str:
+        """Issue a token that is valid for `ttl_seconds`."""
+        token = secrets.token_urlsafe(32)
+        self._tokens[token] = self.clock() + ttl_seconds
+        return token
+
+    def knows(self, token: str | None) -> bool:
+        """Whether the token was issued here and has not expired."""
+        return token is not None and self.clock() < self._tokens.get(token, 0.0)
+
+    def look_up(self, path: str) -> bytes | None:
+        """Return a path's content below the version, a listing for a folder, else None."""
+        content = self._content()
+        if path in content:
+            return content[path]
+        # A folder lists each child once; a child that is a folder itself ends in /.
+        folder = f"{path.rstrip('/')}/"
+        below = [name.removeprefix(folder) for name in content if name.startswith(folder)]
+        children = dict.fromkeys(name.partition("/")[0] + "/" * ("/" in name) for name in below)
+        return "\n".join(children).encode() if children else None
+
+    def _content(self) -> dict[str, bytes]:
+        region = self.zone.rstrip("abcdefghijklmnopqrstuvwxyz")
+        role = f"iam/security-credentials/{self.role}"
+        meta_data = {
+            "ami-id": self.ami_id,
+            "instance-id": self.instance_id,
+            "instance-life-cycle": "spot",
+            "instance-type": self.instance_type,
+            "placement/availability-zone": self.zone,
+            "placement/region": region,
+            "iam/info": self._role_info(),
+            role: self._credentials(),
+            **{f"tags/instance/{name}": value for name, value in self.tags.items()},
+        }
+        content = {f"meta-data/{name}": value for name, value in meta_data.items()}
+        content["dynamic/instance-identity/document"] = self._identity(region)
+        content |= self._announced
+        encoded = {name: value.encode() for name, value in content.items()}
+        return encoded | ({"user-data": self.user_data} if self.user_data else {})
+
+    def _role_info(self) -> str:
+        arn = f"arn:aws:iam::{self.account}:instance-profile/{self.role}"
+        return json.dumps({"Code": "Success", "InstanceProfileArn": arn})
+
+    def _credentials(self) -> str:
+        now = datetime.now(UTC)
+        return json.dumps(
+            {
+                "Code": "Success",
+                "LastUpdated": f"{now:%Y-%m-%dT%H:%M:%SZ}",
+                "Type": "AWS-HMAC",
+                "AccessKeyId": self.credentials.access_key_id,
+                "SecretAccessKey": self.credentials.secret_access_key,
+                "Token": self.credentials.token,
+                "Expiration": f"{now + timedelta(seconds=CREDENTIALS_SECONDS):%Y-%m-%dT%H:%M:%SZ}",
+            }
+        )
+
+    def _identity(self, region: str) -> str:
+        return json.dumps(
+            {
+                "accountId": self.account,
+                "architecture": "x86_64",
+                "availabilityZone": self.zone,
+                "imageId": self.ami_id,
+                "instanceId": self.instance_id,
+                "instanceType": self.instance_type,
+                "region": region,
+                "version": "2017-09-30",
+            }
+        )
+
+
+class _Handler(BaseHTTPRequestHandler):
+    metadata: MetadataServer
+
+    def do_PUT(self) -> None:
+        """Issue a token. A request through a proxy gets none, as on EC2."""
+        if not re.fullmatch(f"{VERSION}api/token", self.path):
+            return self._answer(404)
+        if self.headers.get("X-Forwarded-For") is not None:
+            return self._answer(403)
+        ttl = self.headers.get(TTL_HEADER, "")
+        if not ttl.isdecimal() or not 1 <= int(ttl) <= MAX_TOKEN_TTL_SECONDS:
+            return self._answer(400)
+        token = self.metadata.issue_token(int(ttl))
+        return self._answer(200, token.encode(), {TTL_HEADER: ttl})
+
+    def do_GET(self) -> None:
+        """Return one path to a client with a token."""
+        if not self.metadata.knows(self.headers.get(TOKEN_HEADER)):
+            return self._answer(401)
+        prefix = re.match(VERSION, self.path)
+        found = self.metadata.look_up(self.path[prefix.end() :]) if prefix else None
+        return self._answer(404) if found is None else self._answer(200, found)
+
+    def log_message(self, *_: object) -> None:
+        """Log nothing: every machine sends two requests in two seconds."""
+
+    def _answer(self, status: int, body: bytes = b"", headers: Mapping[str, str] = {}) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)

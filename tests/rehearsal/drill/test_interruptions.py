@@ -1,0 +1,90 @@
+"""When a drill interrupts, and what it counts as lost."""
+
+from pathlib import Path
+
+import pytest
+
+from rehearsal.drill.fleet import Instance, Life
+from rehearsal.drill.interruptions import (
+    Interruption,
+    PlannedInterruption,
+    is_safe,
+    parse_interruption,
+    steps_lost,
+)
+
+
+class NoMachine:
+    """A machine that is never started."""
+
+    def start(self) -> None: ...
+
+    def notice(self, seconds: float) -> None: ...
+
+    def kill(self) -> int:
+        return 0
+
+    def log_lines(self) -> list[str]:
+        return []
+
+    @property
+    def metrics_file(self) -> Path:
+        return Path("nowhere")
+
+
+def interruption(progress: dict[str, object]) -> Interruption:
+    instance = Instance(
+        id="i-1", type="g5.xlarge", image_id="ami-1", zone="us-east-1a", user_data=b"", tags={}
+    )
+    life = Life(instance=instance, machine=NoMachine(), started=0.0)
+    return Interruption(
+        planned=parse_interruption("kill:head:1"), life=life, at=0.0, progress=progress
+    )
+
+
+def test_a_planned_interruption_is_read_and_written_alike() -> None:
+    assert parse_interruption("notice:head:160") == PlannedInterruption(
+        stage="head", after=160, notice=True
+    )
+    assert str(parse_interruption("kill:features:4")) == "kill:features:4"
+
+
+@pytest.mark.parametrize("text", ["head:1", "stop:head:1", "kill:head", "kill:head:-1"])
+def test_fails_an_interruption_that_cannot_be_read(text: str) -> None:
+    with pytest.raises(ValueError, match="an interruption is kill:STAGE:N or notice:STAGE:N"):
+        parse_interruption(text)
+
+
+def test_steps_lost_are_those_that_the_next_generation_did_again() -> None:
+    resumes = [
+        {"generation": 1, "step": 0},
+        {"generation": 3, "step": 90},
+        {"generation": 2, "step": 40},
+    ]
+    assert steps_lost(interruption({"kind": "step", "generation": 1, "step": 47}), resumes) == 7
+
+
+def test_an_interruption_during_preparation_loses_no_step() -> None:
+    assert steps_lost(interruption({"kind": "prepare", "generation": 1, "shard": 3}), []) == 0
+
+
+def test_a_run_that_ends_within_its_notice_loses_no_step() -> None:
+    assert steps_lost(interruption({"kind": "step", "generation": 1, "step": 4}), []) == 0
+
+
+@pytest.mark.parametrize(
+    ("state", "steps", "noticed", "is_so"),
+    [
+        ("released", [], None, True),
+        ("running", [40], {"step": 41}, False),
+        ("running", [40, 41], {"step": 41}, True),
+        ("running", [40, 41, 90], {"step": 41}, True),
+        ("running", [41], None, False),
+        ("running", [], {"step": 0}, False),
+    ],
+)
+def test_a_notice_is_answered_by_the_first_commit_of_what_it_found(
+    state: str, steps: list[int], noticed: dict[str, int] | None, is_so: bool
+) -> None:
+    head = {"state": state, "checkpoints": [{"step": step} for step in steps]}
+    assert is_safe(head, noticed) is is_so

@@ -1,0 +1,126 @@
+"""A receipt names every promise that was broken, and none that was kept."""
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from rehearsal.aws import EmbeddedAws
+from rehearsal.drill.children import Children
+from rehearsal.drill.demo import Demo, DemoSettings, RehearsalFailed
+from rehearsal.drill.receipt import baselines_of, find_faults, show_receipt
+
+GOOD: dict[str, Any] = {
+    "resources": 43,
+    "dataset": {"files": 2, "megabytes": 1.0, "megabytes_per_second": 2.0},
+    "steps": 10,
+    "steps_computed": 12,
+    "interruptions": 1,
+    "interruption_list": [
+        {"what": "notice in head at step 4", "notice": True, "notice_to_commit_seconds": 0.5}
+    ],
+    "notice_seconds": 15.0,
+    "notice_to_commit_seconds": 0.5,
+    "steps_lost": 2,
+    "validation_accuracy": 0.7,
+    "single_frame_accuracy": 0.2,
+    "baseline_accuracies": {"single_frame": 0.2, "time_average": 0.3},
+    "weights_sha256": "aa",
+    "uninterrupted_weights_sha256": "aa",
+    "numerics_key": {"threads": 1, "stages": {"head": {"precision": "float32"}}},
+    "uninterrupted_numerics_key": {"threads": 1, "stages": {"head": {"precision": "float32"}}},
+    "losses_equal": True,
+    "lineage_problems": [],
+    "fleet_target_capacity": 0,
+    "instances_running": 0,
+    "processes_left": 0,
+    "guard_invocations": 3,
+    "guard_errors": [],
+    "size": "g5.xlarge",
+    "billed_seconds": 100.0,
+    "usd_on_demand": 0.03,
+    "usd_spot": 0.01,
+    "spot_price_basis": "modelled",
+}
+UNCOMMITTED = [{"what": "notice in head", "notice": True, "notice_to_commit_seconds": None}]
+
+
+def test_a_good_receipt_has_no_fault() -> None:
+    assert find_faults(GOOD, 1) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        ({"weights_sha256": "bb"}, "the weights differ"),
+        ({"losses_equal": False}, "the losses differ"),
+        ({"numerics_key": {"threads": 2}}, "the numerics keys differ"),
+        ({"interruptions": 0}, "0 interruptions happened, not 1"),
+        ({"interruption_list": UNCOMMITTED}, "no commit was seen after ['notice in head']"),
+        ({"fleet_target_capacity": 1}, "the fleet's target is 1, not 0"),
+        ({"instances_running": 1}, "1 instances are still running"),
+        ({"processes_left": 2}, "2 processes were left behind"),
+        ({"guard_invocations": 0}, "the Guard never ran"),
+        ({"guard_errors": ["boom"]}, "the Guard failed: ['boom']"),
+        ({"lineage_problems": ["a sample twice"]}, "a sample twice"),
+    ],
+)
+def test_fails_a_receipt_with_a_broken_promise(change: dict[str, Any], fault: str) -> None:
+    faults = find_faults({**GOOD, **change}, 1)
+    assert len(faults) == 1
+    assert fault in faults[0]
+
+
+def shown(receipt: dict[str, Any]) -> str:
+    out = io.StringIO()
+    show_receipt(receipt, Console(file=out, width=120))
+    return out.getvalue()
+
+
+def test_the_table_shows_both_hashes_and_the_verdict_but_not_the_key() -> None:
+    text = shown({**GOOD, "uninterrupted_weights_sha256": "bb"})
+    assert "threads" not in text
+    assert "0.700; single frame 0.200; time average 0.300" in text
+    assert "│ aa " in text
+    assert "│ bb " in text
+    assert "NO" in text
+    assert "yes, weights and losses" in shown(GOOD)
+
+
+def test_the_stages_before_the_last_are_what_it_is_judged_by() -> None:
+    stages = {
+        "single_frame": {"accuracy": 0.2, "loss": 2.0},
+        "tokenizer": {"psnr": 24.0},
+        "head": {"accuracy": 0.7},
+    }
+    assert baselines_of(stages) == {"single_frame": 0.2}
+
+
+class LacksOne(EmbeddedAws):
+    """An embedded AWS in which one resource of a finished deploy is not really there."""
+
+    def missing_resources(self, stack_names: list[str]) -> list[str]:
+        return [f"{stack_names[1]}/FleetRequest (AWS::EC2::SpotFleet)"]
+
+
+def test_fails_a_deploy_that_lacks_a_resource_and_names_it(tmp_path: Path) -> None:
+    settings = DemoSettings(
+        folder=tmp_path,
+        size="g5.xlarge",
+        workload="trajectory",
+        recipe="laptop",
+        overrides="",
+        clips=100,
+        seed=0,
+        checkpoint_interval="2epochs",
+        notice_seconds=15.0,
+        lease_ttl_seconds=6.0,
+        plan=(),
+        timeout_seconds=10.0,
+    )
+    children = Children(say=print, environment={}, folder=tmp_path)
+    demo = Demo(settings=settings, aws=LacksOne(), children=children, say=print)
+    with pytest.raises(RehearsalFailed, match="missing: TrainingStack/FleetRequest"):
+        demo.check_resources()

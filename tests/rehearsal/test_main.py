@@ -1,0 +1,63 @@
+"""The rehearsal's command line: what it refuses, and that it leaves this process as it was."""
+
+import os
+import signal
+import socket
+import sys
+from typing import Any
+
+import pytest
+
+from rehearsal import __main__ as commands
+from rehearsal.__main__ import STOP_SIGNALS, child_environment, main, parse_arguments
+from rehearsal.aws import EmbeddedAws
+
+
+def handlers() -> dict[signal.Signals, Any]:
+    return {number: signal.getsignal(number) for number in STOP_SIGNALS}
+
+
+@pytest.mark.parametrize("number", STOP_SIGNALS)
+def test_a_signal_stops_the_command_and_the_next_one_is_the_callers(
+    number: signal.Signals, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def impatient(*_: object) -> int:
+        try:
+            signal.raise_signal(number)
+        finally:
+            signal.raise_signal(number)
+        raise AssertionError("the first signal raises")
+
+    before = handlers()
+    monkeypatch.setattr(commands, "show_alarms", impatient)
+    monkeypatch.setattr(sys, "argv", ["rehearsal", "alarms"])
+    assert main() == 130
+    assert "has been stopped" in capsys.readouterr().err
+    assert handlers() == before, "a later SIGTERM would be swallowed"
+
+
+def test_fails_when_the_port_is_in_use(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = handlers()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        monkeypatch.setattr(sys, "argv", ["rehearsal", "aws", "--port", str(port)])
+        assert main() == 1
+    assert f"port {port} is in use by another program" in capsys.readouterr().err
+    assert handlers() == before
+
+
+def test_fails_an_interruption_that_cannot_be_read(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        parse_arguments(["demo", "--interrupt", "head:1"])
+    assert "kill:STAGE:N or notice:STAGE:N" in capsys.readouterr().err
+
+
+def test_no_aws_setting_of_the_person_reaches_the_children(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(os.environ, "AWS_PROFILE", "production")
+    environment = child_environment(EmbeddedAws())
+    assert "AWS_PROFILE" not in environment
+    assert environment["AWS_ACCESS_KEY_ID"] == "embedded"
