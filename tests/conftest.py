@@ -1,7 +1,49 @@
-"""The tests call the virtual environment's own tools, whether it is activated or not."""
+"""For every test: the environment's own tools, long files first, no signal handler left behind."""
 
 import os
+import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 os.environ["PATH"] = os.pathsep.join([str(Path(sys.prefix) / "bin"), os.environ["PATH"]])
+# The tests run in several processes: each, and its children, on one thread. More would spin.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Each worker takes the next file as a whole, so the files that take longest come first (over 15 s
+# in the list that `make test` prints); one of them at the end would run alone.
+LONGEST_FIRST = (
+    "rehearsal/test_demo.py",
+    "training/proof/torture/test_command.py",
+    "training/interruption/test_extra_time.py",
+    "training/proof/torture/test_s3.py",
+    "userdata/test_boot.py",
+    "training/test_documented.py",
+    "training/ranks/test_ranks.py",
+    "userdata/test_interruption.py",
+    "training/interruption/test_last_resort.py",
+    "training/checkpoint/test_sharded_runs.py",
+    "training/checkpoint/test_sharded_saves.py",
+    "training/proof/check/test_check.py",
+    "training/preflight/test_ladder.py",
+    "training/report/test_tensorboard.py",
+    "training/artifacts/test_shared.py",
+    "training/checkpoint/test_resume.py",
+    "training/cli/test_measure.py",
+)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    places = {Path(__file__).parent / name: place for place, name in enumerate(LONGEST_FIRST)}
+    items.sort(key=lambda item: places.get(item.path, len(places)))
+
+
+@pytest.fixture(autouse=True)
+def _signal_handlers_are_restored() -> Iterator[None]:
+    """A handler that a test leaves behind would act in the tests after it."""
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    yield
+    assert {number: signal.getsignal(number) for number in SIGNALS} == before

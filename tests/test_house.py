@@ -6,8 +6,6 @@ import subprocess
 from functools import cache
 from pathlib import Path
 
-import pytest
-
 REPOSITORY = Path(__file__).parent.parent
 # Spelled in two parts, so that this file does not find itself.
 HOSTS = ("py" + "pi.org", "python" + "hosted.org", "registry.npm" + "js", "deb." + "debian.org")
@@ -52,11 +50,38 @@ def test_every_requirement_is_exact_and_hashed() -> None:
     assert [line for line in lines if "==" not in line or "--hash=sha256:" not in line] == []
 
 
-@pytest.mark.parametrize("path", python_files(), ids=lambda path: str(path.relative_to(REPOSITORY)))
-def test_every_python_file_opens_with_a_docstring_and_fits_in_a_reading(path: Path) -> None:
-    source = path.read_text()
-    assert source.count("\n") <= MAX_LINES
-    assert ast.get_docstring(ast.parse(source)), "open the file with one docstring"
+def test_every_python_file_opens_with_a_docstring_and_fits_in_a_reading() -> None:
+    sources = {path: path.read_text() for path in python_files()}
+    assert sources
+    too_long = [path for path, source in sources.items() if source.count("\n") > MAX_LINES]
+    assert too_long == []
+    undescribed = [
+        path for path, source in sources.items() if not ast.get_docstring(ast.parse(source))
+    ]
+    assert undescribed == [], "open each file with one docstring"
+
+
+def imported_names(source: str) -> set[str]:
+    """The last part of each module that is imported, and of each name imported from one."""
+    names = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom):
+            names |= {(node.module or "").rpartition(".")[2], *(each.name for each in node.names)}
+        elif isinstance(node, ast.Import):
+            names |= {each.name.rpartition(".")[2] for each in node.names}
+    return names
+
+
+def test_no_file_imports_a_test_module() -> None:
+    """What two test modules share stands in a module of its own, or is a fixture of a conftest."""
+    modules = {path.stem for path in python_files() if path.name.startswith("test_")}
+    assert modules
+    importing = {
+        path: found
+        for path in python_files()
+        if (found := modules & imported_names(path.read_text()))
+    }
+    assert importing == {}
 
 
 def test_boot_programs_are_small_and_stop_at_the_first_error() -> None:
@@ -86,3 +111,4 @@ def test_ci_calls_the_commands_that_people_call() -> None:
     script = (REPOSITORY / ".ci" / "run").read_text()
     assert "make test" in script
     assert "make check" in script
+    assert "make bughunt" in script

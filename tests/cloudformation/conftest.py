@@ -89,6 +89,8 @@ class Stacks:
 @pytest.fixture(scope="module")
 def aws() -> Iterator[EmbeddedAws]:
     with EmbeddedAws() as aws:
+        # Answers once an operation is done, however busy this machine is.
+        aws.engine.patience_seconds = 120.0
         yield aws
 
 

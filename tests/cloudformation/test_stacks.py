@@ -278,7 +278,7 @@ def test_the_api_answers_while_a_slow_creation_runs(stacks: Any) -> None:
         with pytest.raises(ClientError, match="CREATE_IN_PROGRESS state and can not be updated"):
             stacks.update("slow", {"Topic": TOPIC})
     finally:
-        stacks.aws.engine.patience_seconds = 3.0
+        stacks.aws.engine.patience_seconds = 120.0
     stacks.client.get_waiter("stack_create_complete").wait(
         StackName="slow", WaiterConfig={"Delay": 1, "MaxAttempts": 20}
     )

@@ -10,7 +10,7 @@ from contract.run_env import find_fault
 from sizing.plan.plan import Plan, interval_seconds
 from stacks.monitoring.alarms import commit_interval_seconds
 from stacks.parameters import StackParameters
-from tests.sizing.plan.test_plan import plan
+from tests.sizing.sample_plan import plan
 from training.cli.main import main
 from training.errors import UserError
 from training.record.retention import Retention, parse_retention

@@ -5,10 +5,14 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+
+import pytest
 
 from rehearsal.drill.demo import processes_below
 
+Demo = Callable[..., subprocess.Popen[str]]
 REPOSITORY = Path(__file__).parents[2]
 SMALL = [
     *("--clips", "132", "--overrides", "single_frame_epochs=2 epochs=60"),
@@ -16,16 +20,35 @@ SMALL = [
 ]
 
 
-def demo(folder: Path, *options: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "rehearsal", "demo", "--out", str(folder), *SMALL, *options]
-    return subprocess.Popen(
-        command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+@pytest.fixture
+def demo() -> Iterator[Demo]:
+    """Return a function that starts a demo; none outlives a test that fails."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(folder: Path, *options: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "rehearsal", "demo", "--out", str(folder), *SMALL]
+        process = subprocess.Popen(
+            [*command, *options],
+            cwd=REPOSITORY,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            process.send_signal(signal.SIGINT)
+            process.communicate(timeout=120)
 
 
-def test_an_interrupted_run_equals_the_uninterrupted_one_bit_for_bit(tmp_path: Path) -> None:
+def test_an_interrupted_run_equals_the_uninterrupted_one_bit_for_bit(
+    tmp_path: Path, demo: Demo
+) -> None:
     process = demo(tmp_path, "--interrupt", "kill:head:30", "--interrupt", "notice:head:60")
-    _, said = process.communicate(timeout=400)
+    _, said = process.communicate(timeout=800)
     assert process.returncode == 0, said[-3000:]
     receipt = json.loads((tmp_path / "receipt.json").read_text())
     assert receipt["weights_sha256"] == receipt["uninterrupted_weights_sha256"]
@@ -45,9 +68,9 @@ def test_an_interrupted_run_equals_the_uninterrupted_one_bit_for_bit(tmp_path: P
     assert "<svg" in (tmp_path / "report.html").read_text()
 
 
-def test_ctrl_c_in_the_middle_leaves_nothing_running(tmp_path: Path) -> None:
+def test_ctrl_c_in_the_middle_leaves_nothing_running(tmp_path: Path, demo: Demo) -> None:
     process = demo(tmp_path)
-    deadline = time.monotonic() + 200
+    deadline = time.monotonic() + 600
     while not processes_below(tmp_path) and time.monotonic() < deadline:
         assert process.poll() is None
         time.sleep(0.2)
@@ -55,7 +78,7 @@ def test_ctrl_c_in_the_middle_leaves_nothing_running(tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     time.sleep(0.1)
     process.send_signal(signal.SIGINT)  # as impatient people do
-    _, said = process.communicate(timeout=30)
+    _, said = process.communicate(timeout=120)
     assert process.returncode == 130
     assert "Traceback" not in said
     assert processes_below(tmp_path) == []

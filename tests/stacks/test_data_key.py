@@ -40,6 +40,7 @@ def test_buckets_key_and_access_logs_deploy_on_the_embedded_aws(
 ) -> None:
     template = synthesize(kms="create", access_logs="true")["DatasetStack"]
     with EmbeddedAws() as aws:
+        aws.engine.patience_seconds = 120.0  # answers once the stack is done, however busy we are
         cloudformation, s3 = aws.client("cloudformation"), aws.client("s3")
         ssm = aws.client("ssm")
         # The template asks for the bootstrap's version.

@@ -1,4 +1,4 @@
-"""A workload whose activations are large and grow with the micro-batch: 36 MiB a sample.
+"""Tiny's dataset under a model whose activations grow with the micro-batch: 36 MiB a sample.
 
 Its rungs are of every kind, in the ladder's order.
 """
@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 from torch.utils.checkpoint import checkpoint
 
-from training.randomness import shuffled
+from tests.training.tiny import TINY, Rows
 from training.rungs import micro_batch_rungs
 from training.workload import (
     Batch,
@@ -70,21 +70,14 @@ def _layer(x: Tensor, scale: Tensor) -> Tensor:
     return torch.tanh(torch.sin(x * scale))
 
 
-@dataclass(frozen=True, slots=True)
-class Numbers:
-    x: Tensor
-
-    def __len__(self) -> int:
-        return len(self.x)
+class Numbers(Rows):
+    """The first of the tiny dataset's features, as they are."""
 
     def get(self, index: int, rng: torch.Generator) -> Tensor:
-        return self.x[index].view(1, 1)
+        return self._x[index, :1].view(1, 1)
 
     def collate(self, items: Sequence[Tensor]) -> Batch:
         return torch.stack(list(items))
-
-    def order(self, epoch: int, seed: int) -> Sequence[int]:
-        return shuffled(len(self), epoch, seed)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -150,10 +143,7 @@ class Big:
     def make_dataset(
         self, out: Path, count: int, seed: int, progress: Progress
     ) -> Mapping[str, Any]:
-        generator = torch.Generator().manual_seed(seed)
-        save_file({"x": torch.randn(count, generator=generator)}, out / "x.safetensors")
-        progress(count, count)
-        return {}
+        return TINY.make_dataset(out, count, seed, progress)
 
 
 BIG = Big()

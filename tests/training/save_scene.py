@@ -41,6 +41,8 @@ class GatedStore(FolderStore):
         self.bytes_per_second: float | None = None
         self.error: Exception | None = None  # met by the next part
         self.num_begun = 0
+        self.slowed_seconds = 0.0
+        self.is_at_gate = threading.Event()  # a part has come to it
 
     def upload(self, key: str, *arguments: Any) -> Upload:
         self.num_begun += 1
@@ -48,13 +50,16 @@ class GatedStore(FolderStore):
         put = upload.put
 
         def gated_put(number: int, start: int, data: memoryview, sha256: bytes) -> None:
-            assert self.gate.wait(20)
+            self.is_at_gate.set()
+            assert self.gate.wait(600)
             error, self.error = self.error, None
             if error:
                 raise error
             if self.bytes_per_second:
                 with self._line:
-                    time.sleep(len(data) / self.bytes_per_second)
+                    seconds = len(data) / self.bytes_per_second
+                    time.sleep(seconds)
+                    self.slowed_seconds += seconds
             put(number, start, data, sha256)
 
         upload.put = gated_put  # type: ignore[method-assign]
@@ -120,7 +125,7 @@ class Scene:
         return self.checkpointer.save_and_release(request, self.notice(seconds))
 
     def finish(self) -> None:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 120
         while self.checkpointer.is_saving:
             assert time.monotonic() < deadline
             self.checkpointer.poll()

@@ -12,9 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.training.checkpoint.test_resume import ROOT
-from tests.training.conftest import Run
-from tests.training.ranks.test_ranks import assert_close
+from tests.training.runs import ROOT, Run, assert_close
 
 OTHERS = sorted((ROOT / ".venv-compat").glob("*/bin/python"))
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}

@@ -92,9 +92,8 @@ class Doubled:
 class Rows:
     """Rows of the derived data with a target that is a function of them."""
 
-    def __init__(self, x: Tensor, first: int) -> None:
+    def __init__(self, x: Tensor) -> None:
         self._x = x
-        self._first = first
 
     def __len__(self) -> int:
         return len(self._x)
@@ -169,7 +168,7 @@ class TinyTrain:
         x = torch.cat([shard["x"] for shard in i.artifact("doubled")])
         x = x.double() if self.config.double else x
         cut = len(x) - 12
-        return Rows(x[:cut], 0) if split == "train" else Rows(x[cut:], cut)
+        return Rows(x[:cut] if split == "train" else x[cut:])
 
     def weight(self, b: Batch) -> float:
         return float(len(b["y"]))

@@ -175,7 +175,7 @@ def test_metrics_of_a_booted_machine_arrive_under_its_stack(rig: Rig) -> None:
 def _arrived(rig: Rig, name: str, *, at_least: float) -> float:
     """Wait until the sum of a metric's values is there; return it."""
     cloudwatch = rig.aws.client("cloudwatch")
-    deadline, total = time.monotonic() + 60, 0.0
+    deadline, total = time.monotonic() + 120, 0.0
     while total < at_least and time.monotonic() < deadline:
         time.sleep(0.2)
         now = datetime.now(UTC)

@@ -10,7 +10,7 @@ import pytest
 from rehearsal.drill.children import ChildFailed, Children
 
 GRANDCHILD = (
-    "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(60)'])"
+    "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(600)'])"
 )
 
 
@@ -38,9 +38,9 @@ def test_leaving_the_context_ends_grandchildren_too(tmp_path: Path) -> None:
     with children(tmp_path, []) as programs:
         child = programs.start("parent", [sys.executable, "-c", GRANDCHILD])
         process = psutil.Process(child.process.pid)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 120
         while not process.children() and time.monotonic() < deadline:
             time.sleep(0.02)
         grandchild = process.children()[0]
-    psutil.wait_procs([grandchild], timeout=5)
+    psutil.wait_procs([grandchild], timeout=120)
     assert not grandchild.is_running()

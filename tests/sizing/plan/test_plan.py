@@ -1,15 +1,13 @@
 """The plan: what it predicts follows from its footprint, and what cannot work is refused."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from sizing.plan.checks import Findings, check_plan
-from sizing.plan.plan import Plan, make_plan
 from sizing.plan.report import one_line, to_json
-from sizing.plan.request import Request
 from tests.sizing import sample_footprints
+from tests.sizing.sample_plan import plan
 
 MIB = sample_footprints.MIB
 CONTRACT = {
@@ -32,16 +30,6 @@ CONTRACT = {
     "workload": str,
     "recipe": str,
 }
-
-
-def plan(tmp_path: Path, *, footprint: dict[str, object] | None = None, **changes: object) -> Plan:
-    path = sample_footprints.write(tmp_path / "footprints.json", **(footprint or {}))
-    request = Request(workload="trajectory", recipe="full", size="g5.2xlarge")
-    return make_plan(
-        replace(request, **changes),  # type: ignore[arg-type]
-        footprints_file=path,
-        calibration_file=tmp_path / "none.json",
-    )
 
 
 def found_in(

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.training.checkpoint.test_damage import flip
-from tests.training.conftest import WORKLOAD, Run
+from tests.training.damage import flip
+from tests.training.runs import WORKLOAD, Run
 from tests.training.tiny import Doubled
 from training.artifacts import shared
 from training.artifacts.shared import SharedArtifacts, shared_key

@@ -44,9 +44,8 @@ def test_a_save_that_is_due_waits_for_the_one_under_way(scene: Scene) -> None:
     scene.store.gate.clear()
     scene.begin(1)
     threading.Timer(0.2, scene.store.gate.set).start()
-    began = time.monotonic()
     scene.begin(2)
-    assert time.monotonic() - began >= 0.15
+    assert scene.store.gate.is_set(), "it came back when the save before it could end"
     scene.finish()
     assert scene.committed() == [(1, 1.0), (2, 2.0)]
 
@@ -99,7 +98,7 @@ def test_after_a_save_that_failed_the_next_comes_before_its_interval(
 def test_fails_at_once_for_what_is_not_the_store_s(scene: Scene) -> None:
     scene.store.error = ValueError("a bug")
     scene.begin(1)
-    assert scene.checkpointer.wait(20)
+    assert scene.checkpointer.wait(120)
     with pytest.raises(ValueError, match="a bug"):
         scene.checkpointer.poll()
 
@@ -169,7 +168,7 @@ def test_a_commit_holds_though_what_it_replaced_could_not_be_deleted(
 def wait_until_no_other_is_stored(scene: Scene) -> None:
     """What a commit replaced is deleted behind it."""
     named = {entry.name for entry in scene.context.lease.head.checkpoints}
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while (stored := {k.split("/")[1] for k in scene.store.sizes("checkpoints/")}) != named:
         assert time.monotonic() < deadline, f"{stored} instead of {named}"
         time.sleep(0.01)
@@ -193,7 +192,7 @@ def test_nothing_is_published_once_the_lease_is_lost(scene: Scene) -> None:
     other = acquire(scene.store, "run-1", "i-2", 0.0, lambda s: False, lambda holder: None)
     assert isinstance(other, Lease)
     scene.store.gate.set()
-    assert scene.checkpointer.wait(20)
+    assert scene.checkpointer.wait(120)
     with pytest.raises(LeaseLostError):
         scene.checkpointer.poll()
     head = read_head(scene.store)
@@ -222,7 +221,7 @@ def test_a_save_whose_lease_is_lost_is_gone_before_the_process_ends(
         with pytest.raises(LeaseLostError):
             lease.beat()
     scene.store.gate.set()
-    assert lease.lost.wait(20)
+    assert lease.lost.wait(120)
     scene.checkpointer.close()
     assert scene.store.sizes("checkpoints/") == {}
     assert list((Path(scene.store.uri) / "checkpoints").rglob("*.part")) == []
@@ -257,7 +256,7 @@ def test_nothing_with_a_nan_is_published(scene: Scene) -> None:
     capture = scene.capture(2)
     scene.weights[5] = float("nan")
     scene.checkpointer.save_async(scene.request(2, live=capture))
-    assert scene.checkpointer.wait(20)
+    assert scene.checkpointer.wait(120)
     with pytest.raises(RunFailedError, match="step 2: w contains a NaN; nothing was published"):
         scene.checkpointer.poll()
     with pytest.raises(RunFailedError, match="w contains a NaN"):
@@ -338,13 +337,21 @@ def test_an_attempt_that_ends_finishes_the_save_under_way(scene: Scene) -> None:
     assert scene.committed() == [(1, 1.0)]
 
 
-def test_an_attempt_that_lost_its_lease_ends_without_waiting(scene: Scene) -> None:
+def test_an_attempt_that_lost_its_lease_ends_without_waiting(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
     scene.store.gate.clear()
     scene.begin(1)
+    assert scene.store.is_at_gate.wait(120)
+    save = scene.checkpointer._current
+    assert save is not None
     scene.context.lease.lost.set()
-    began = time.monotonic()
+    monkeypatch.setattr("training.checkpoint.checkpointer._CLEANUP_SECONDS", 0.01)
     scene.checkpointer.close()
-    assert time.monotonic() - began < 1
+    assert not save.wait(0), "the save still hangs at the gate, and nobody waits for it"
+    scene.store.gate.set()
+    assert save.wait(120)
+    assert scene.committed() == []
 
 
 def test_how_long_a_run_trained_goes_with_the_checkpoint(scene: Scene) -> None:

@@ -90,9 +90,10 @@ def test_a_notice_that_is_over_still_keeps_a_save_that_is_nearly_done(scene: Sce
 def test_an_upload_that_turns_out_slower_than_measured_is_given_up(scene: Scene) -> None:
     scene.set_rate(1e6)
     scene.store.bytes_per_second = 1000.0
-    began = time.monotonic()
+    slowed = scene.store.slowed_seconds
     assert not scene.emergency(2, 1.0)
-    assert time.monotonic() - began < 3
+    # The weights alone take four seconds, which count once they are over.
+    assert scene.store.slowed_seconds - slowed < 4, "it did not wait for the upload"
     assert scene.committed() == [(1, 1.0)]
     time.sleep(0.1)
     assert scene.committed() == [(1, 1.0)], "nothing that comes late is published"
@@ -101,9 +102,9 @@ def test_an_upload_that_turns_out_slower_than_measured_is_given_up(scene: Scene)
 def test_an_emergency_under_a_bandwidth_cap_commits_in_time(scene: Scene) -> None:
     scene.weights = torch.zeros(1_000_000)
     scene.set_rate(8e6)
-    began = time.monotonic()
+    slowed = scene.store.slowed_seconds
     assert scene.emergency(2, 20)
-    assert 0.4 < time.monotonic() - began < 10
+    assert scene.store.slowed_seconds - slowed > 0.4, "the cap was felt"
     assert scene.committed() == [(1, 1.0), (2, 2.0)]
 
 
@@ -121,7 +122,7 @@ def test_a_notice_right_after_a_commit_only_releases(
 def test_a_failed_save_under_way_does_not_keep_an_emergency_from_saving(scene: Scene) -> None:
     scene.store.error = StoreError("no answer")
     scene.begin(2)
-    assert scene.checkpointer.wait(20)
+    assert scene.checkpointer.wait(120)
     scene.store.error = None
     assert scene.emergency(2, 60)
     assert scene.committed() == [(2, 2.0)]
@@ -147,7 +148,7 @@ def test_the_staged_copy_is_committed_when_no_boundary_comes(scene: Scene) -> No
     assert scene.checkpointer.must_start_by(notice) < notice.deadline
     thread = threading.Thread(target=lambda: results.append(scene.checkpointer.save_staged(notice)))
     thread.start()
-    thread.join(20)
+    thread.join(120)
     assert results == [True]
     assert scene.committed() == [(5, 5.0)]
     assert scene.context.lease.head.state == "released"

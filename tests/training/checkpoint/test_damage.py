@@ -7,16 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.training.checkpoint.test_resume import assert_equal, interrupt_at
-from tests.training.conftest import Run
+from tests.training.damage import flip
+from tests.training.hooks import interrupt_at
+from tests.training.runs import Run, assert_equal
 from training.checkpoint.read import newest_valid
 from training.record.checkpoint_entry import CheckpointEntry
-
-
-def flip(path: Path, byte: int, bit: int = 0) -> None:
-    data = bytearray(path.read_bytes())
-    data[byte] ^= 1 << bit
-    path.write_bytes(data)
 
 
 def file_of(run: Run, entry: CheckpointEntry, name: str) -> Path:

@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.training.checkpoint.test_resume import assert_equal
-from tests.training.conftest import Run
+from tests.training.runs import Run, assert_equal
 from training.checkpoint.schedule import FailedSaves
 from training.store.folder import FolderStore
 from training.store.protocol import StoreError, Upload

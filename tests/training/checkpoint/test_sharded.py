@@ -1,9 +1,6 @@
 """A sharded state is written by all ranks, published once, and read by any number of ranks."""
 
-import multiprocessing
 import os
-import traceback
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +12,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from contract.grammar import Interval
+from tests.training.damage import flip
+from tests.training.ranks.processes import on_ranks
 from training.checkpoint.checkpointer import Checkpointer
 from training.checkpoint.policy import CheckpointPolicy
 from training.checkpoint.read import DamagedCheckpointError, read_checkpoint, read_state
@@ -25,7 +24,7 @@ from training.engine.learner import create_optimizer_state
 from training.errors import RunFailedError
 from training.interruption.supervisor import Supervisor
 from training.ranks.context import AttemptContext
-from training.ranks.world import RankEnvironment, World
+from training.ranks.world import World
 from training.record.events import Events
 from training.record.head import Head, read_head
 from training.record.lease import Lease, acquire
@@ -34,7 +33,6 @@ from training.record.position import Position
 from training.record.retention import KEEP_NEWEST
 from training.store.folder import FolderStore
 
-CPU = torch.device("cpu")
 POSITION = Position(stage="a", stage_step=4, step=4)
 
 
@@ -82,34 +80,6 @@ def open_context(root: Path, world: World) -> AttemptContext:
         scratch=root,
         world=world,
     )
-
-
-def on_ranks(size: int, root: Path, act: Callable[[World, Path], None]) -> None:
-    """Run `act` in several connected processes; raise the first error of one of them."""
-    context = multiprocessing.get_context("fork")
-    errors = context.SimpleQueue()
-    rendezvous = f"file://{root}/rendezvous-{size}-{act.__name__}"
-
-    def run(rank: int) -> None:
-        torch.set_num_threads(1)
-        place = RankEnvironment(rank=rank, world_size=size, local_rank=rank, rendezvous=rendezvous)
-        try:
-            world = World(place, CPU)
-            act(world, root)
-            world.close()
-        except BaseException:
-            errors.put(f"rank {rank}: {traceback.format_exc()}")
-            raise
-
-    processes = [context.Process(target=run, args=(rank,)) for rank in range(size)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(60)
-        process.kill()  # no-op unless it hangs
-        process.join()
-    assert errors.empty(), errors.get()
-    assert [process.exitcode for process in processes] == [0] * size
 
 
 def policy_of(context: AttemptContext, live: LiveState) -> CheckpointPolicy:
@@ -169,10 +139,7 @@ def test_two_ranks_write_and_one_or_three_read(tmp_path: Path) -> None:
         assert torch.equal(snapshot.tensors["model"][name], tensor), name
     on_ranks(3, tmp_path, read_on_three)
 
-    path = tmp_path / "run" / "checkpoints" / entry.name / "model.rank-0001.safetensors"
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 1
-    path.write_bytes(data)
+    flip(tmp_path / "run" / "checkpoints" / entry.name / "model.rank-0001.safetensors", -1)
     with pytest.raises(DamagedCheckpointError, match=r"rank-0001\.safetensors does not match"):
         read_checkpoint(store, entry)
 

@@ -9,28 +9,17 @@ import pytest
 import torch.distributed.fsdp  # noqa: F401  (half a second that each fork would need)
 
 from tests.training import tiny
-from tests.training.conftest import AVERAGED, SHARDED, Run
-from tests.training.interruption.test_extra_time import LONG, Machine
-from tests.training.ranks.test_ranks import assert_close, at_rank, notice
+from tests.training.hooks import at_rank, notice
+from tests.training.interruption.machine import LONG, Machine
+from tests.training.runs import AVERAGED, DOUBLE, SHARDED, Run, assert_close, assert_equal
 
 NewRun = Callable[[str], Run]
 IN_BLOCKS = [SHARDED, "--override=blocks=true"]
-# Micro-batches, and with them the noise, of which every number of ranks gets whole ones.
-DOUBLE = ["--override=double=true", "--override=batch_norm=false", "--override=micro_batch=2"]
 
 
 @pytest.fixture
 def run(sharded_run: Run) -> Run:
     return sharded_run
-
-
-def assert_same(run: Run, sharded: Run) -> None:
-    assert run.head.state == "finished"
-    assert run.losses() == sharded.losses()
-    assert run.head.weights_sha256 == sharded.head.weights_sha256
-    stages, numerics = run.json("receipt.json")["stages"], run.json("receipt.json")
-    assert stages == sharded.json("receipt.json")["stages"]
-    assert numerics["numerics_changed"] == []
 
 
 def test_two_ranks_with_a_share_each_train_as_one_process_does(
@@ -66,7 +55,7 @@ def test_a_notice_to_either_rank_saves_every_share(
     assert run.head.checkpoints[-1].step == run.lines("step")[-1]["step"]
     tiny.HOOKS.clear()
     assert run.attempt_with_ranks(2) == [0, 0]
-    assert_same(run, sharded)
+    assert_equal(run, sharded)
     assert len(run.lines("step")) == 24, "no step was repeated"
 
 
@@ -82,7 +71,7 @@ def test_a_kill_of_either_rank_ends_the_attempt_and_loses_no_bit(run: Run, shard
         assert codes[1 - rank] not in (0, None)
     tiny.HOOKS.clear()
     assert run.attempt_with_ranks(2) == [0, 0]
-    assert_same(run, sharded)
+    assert_equal(run, sharded)
 
 
 def resumes_bit_for_bit(new_run: NewRun, tmp_path: Path, options: list[str], *, rank: int) -> None:
@@ -94,7 +83,7 @@ def resumes_bit_for_bit(new_run: NewRun, tmp_path: Path, options: list[str], *, 
     assert run.attempt_with_ranks(2) == [75, 75]
     tiny.HOOKS.clear()
     assert run.attempt_with_ranks(2) == [0, 0]
-    assert_same(run, whole)
+    assert_equal(run, whole)
 
 
 def test_in_blocks_it_resumes_bit_for_bit_too(new_run: NewRun, tmp_path: Path) -> None:

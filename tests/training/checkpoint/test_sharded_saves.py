@@ -11,12 +11,9 @@ import pytest
 import torch.distributed.fsdp  # noqa: F401  (half a second that each fork would need)
 
 from tests.training import tiny
-from tests.training.checkpoint.test_sharded_runs import assert_same
-from tests.training.conftest import Run
-from tests.training.interruption.test_last_resort import (
-    both_ranks_end_in_time_where_one_hangs,
-    during,
-)
+from tests.training.damage import flip
+from tests.training.hooks import both_ranks_end_in_time_where_one_hangs, during
+from tests.training.runs import Run, assert_equal
 from training.store.folder import FolderStore
 from training.store.protocol import StoreError, Upload
 
@@ -59,7 +56,7 @@ def test_a_kill_in_the_middle_of_a_save_leaves_the_one_before_it(
     assert 0 not in codes
     assert run.head.checkpoints[-1].step < 6
     assert run.attempt_with_ranks(2) == [0, 0]
-    assert_same(run, sharded)
+    assert_equal(run, sharded)
     stored = {key.split("/")[1] for key in run.store.sizes("checkpoints/")}
     assert stored == {entry.name for entry in run.head.checkpoints}, "nothing is left of it"
 
@@ -79,7 +76,7 @@ def test_a_store_that_fails_one_rank_costs_that_save_alone(
     assert event["step"] == 6
     assert "503 Slow Down" in event["message"]
     assert 6 not in [event["step"] for event in run.events("committed")]
-    assert_same(run, sharded)
+    assert_equal(run, sharded)
 
 
 @pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 1])
@@ -92,7 +89,7 @@ def test_a_rank_without_room_for_a_copy_streams_its_share(
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr("training.checkpoint.state.available_bytes", free)
         assert run.attempt_with_ranks(2) == [0, 0]
-    assert_same(run, sharded)
+    assert_equal(run, sharded)
     committed, others = ({e["step"] for e in r.events("committed")} for r in (run, sharded))
     assert committed >= others, "and before an evaluation, where a copy would have been staged"
 
@@ -106,7 +103,7 @@ def test_a_rank_that_is_silent_fails_the_save(
         at_upload(monkeypatch, 6, "model.rank-0001.safetensors", lambda key: time.sleep(1.5))
         assert run.attempt_with_ranks(2) == [0, 0]
     assert "rank 1 wrote nothing for 0.5 s" in capfd.readouterr().out
-    assert_same(run, sharded)
+    assert_equal(run, sharded)
 
 
 def test_a_notice_in_long_work_has_every_rank_write_its_staged_share(
@@ -115,7 +112,7 @@ def test_a_notice_in_long_work_has_every_rank_write_its_staged_share(
     both_ranks_end_in_time_where_one_hangs(run)
     tiny.HOOKS.clear()
     assert run.attempt_with_ranks(2) == [0, 0]
-    assert_same(run, sharded)
+    assert_equal(run, sharded)
 
 
 def test_it_resumes_on_both_stores(store_uri: str, new_run: NewRun, sharded: Run) -> None:
@@ -125,7 +122,7 @@ def test_it_resumes_on_both_stores(store_uri: str, new_run: NewRun, sharded: Run
     assert run.attempt_with_ranks(2) == [75, 75]
     tiny.HOOKS.clear()
     assert run.attempt_with_ranks(2) == [0, 0]
-    assert_same(run, sharded)
+    assert_equal(run, sharded)
 
 
 def test_a_damaged_share_is_passed_over_by_all_ranks(run: Run, sharded: Run) -> None:
@@ -133,12 +130,9 @@ def test_a_damaged_share_is_passed_over_by_all_ranks(run: Run, sharded: Run) -> 
     assert run.attempt_with_ranks(2) == [75, 75]
     tiny.HOOKS.clear()
     newest = run.head.checkpoints[-1]
-    path = Path(run.uri) / "checkpoints" / newest.name / "optimizer.rank-0001.safetensors"
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 1
-    path.write_bytes(data)
+    flip(Path(run.uri) / "checkpoints" / newest.name / "optimizer.rank-0001.safetensors", -1)
     assert run.attempt_with_ranks(2) == [0, 0]
     (passed_over,) = run.events("resumed")[-1]["passed_over"]
     assert passed_over["name"] == newest.name
     assert "optimizer.rank-0001.safetensors does not match its SHA-256" in passed_over["why"]
-    assert_same(run, sharded)
+    assert_equal(run, sharded)

@@ -8,8 +8,7 @@ import pytest
 import torch.distributed.fsdp  # noqa: F401  (half a second that each fork would need)
 from safetensors import safe_open
 
-from tests.training.checkpoint.test_sharded_runs import DOUBLE
-from tests.training.conftest import AVERAGED, SHARDED, Run
+from tests.training.runs import AVERAGED, DOUBLE, SHARDED, Run
 from training.checkpoint.export import weights_sha256
 from training.cli.main import main
 

@@ -12,10 +12,9 @@ from typing import Any, NoReturn
 import pytest
 import torch
 
-from tests.training import conftest, tiny
-from tests.training.checkpoint.test_resume import assert_equal, interrupt_at
-from tests.training.conftest import Run
-from tests.training.ranks.test_ranks import at_rank, notice
+from tests.training import tiny
+from tests.training.hooks import at_rank, interrupt_at, notice
+from tests.training.runs import Run, assert_equal
 from training.cli.main import main
 
 
@@ -64,7 +63,7 @@ def code_where_unpickling_raises(arguments: Sequence[str]) -> int | None:
 
     process = multiprocessing.get_context("fork").Process(target=act)
     process.start()
-    process.join(60)
+    process.join(120)
     return process.exitcode
 
 
@@ -98,7 +97,7 @@ def test_ranks_resume_their_shares_where_only_messages_between_them_are_unpickle
         refuse_unpickling(but_in="_tensor_to_object")
         return main(arguments)
 
-    monkeypatch.setattr(conftest, "main", act)
+    monkeypatch.setattr("tests.training.runs.main", act)
     run.options = ["--override=sharding=full"]
     at_rank(1, ("first", 7), notice)
     assert run.attempt_with_ranks(2) == [75, 75]

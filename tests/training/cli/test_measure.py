@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.training.conftest import WORKLOAD
 from tests.training.forked import command, in_fork
+from tests.training.runs import WORKLOAD
 from training.cli.measure import DEFAULT_OUT, difference, measured
 from training.workloads import WORKLOADS
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.training.conftest import WORKLOAD, Run
+from tests.training.runs import WORKLOAD, Run
 from training.cli.main import main
 
 

@@ -15,9 +15,10 @@ import pytest
 from safetensors.torch import load_file
 
 from tests.training import tiny
-from tests.training.conftest import Run
+from tests.training.runs import Run
 from training.checkpoint.export import weights_sha256
 from training.cli.main import main
+from training.interruption.notice import Interruption
 from training.record.head import mark_failed
 from training.record.lease import acquire
 
@@ -26,7 +27,7 @@ def fork_into_the_middle(run: Run) -> BaseProcess:
     """Start a slow attempt in a separate process and wait for its first commit."""
     run.options = ["--override=step_seconds=0.02"]
     process = run.fork("--lease-ttl-seconds=60")
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while not run.store.sizes("checkpoints/"):
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -87,13 +88,12 @@ def test_metrics_also_go_into_a_local_file(run: Run, tmp_path: Path) -> None:
     assert [line for line in local if line["kind"] == "step"] == run.lines("step")
 
 
-def test_boot_into_a_finished_run_exits_at_once(run: Run, dataset: Path) -> None:
+def test_boot_into_a_finished_run_exits_at_once(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     assert run.attempt() == 0
     before = run.head
     run.dataset = Path("gone")
-    began = time.monotonic()
+    monkeypatch.setattr(Interruption, "wait", lambda self, seconds: pytest.fail("it waited"))
     assert run.attempt() == 0
-    assert time.monotonic() - began < 0.5
     assert run.head == before
 
 
@@ -107,7 +107,7 @@ def test_the_stale_one_of_two_writers_exits_76(run: Run) -> None:
     process = fork_into_the_middle(run)
     # A machine whose clock runs ahead: it sees no heartbeat for its whole TTL and takes over.
     lease = acquire(run.store, "run-1", "i-2", 0.0, lambda seconds: False, lambda holder: None)
-    process.join(20)
+    process.join(120)
     assert process.exitcode == 76
     assert run.head.writer == "i-2"
     assert run.head.state == "running"
@@ -118,14 +118,14 @@ def test_the_stale_one_of_two_writers_exits_76(run: Run) -> None:
 def test_a_notice_while_waiting_for_the_lease_exits_75(run: Run) -> None:
     acquire(run.store, "run-1", "i-1", 60, lambda seconds: False, lambda holder: None)
     process = run.fork("--lease-ttl-seconds=60")
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while not run.store.get("config.json"):
         assert time.monotonic() < deadline
         time.sleep(0.01)
     time.sleep(0.1)
     assert process.pid is not None
     os.kill(process.pid, signal.SIGTERM)
-    process.join(10)
+    process.join(120)
     assert process.exitcode == 75
     assert run.head.writer == "i-1"
 
@@ -278,7 +278,7 @@ def test_fails_for_a_run_that_belongs_to_another_recipe(
 def test_the_fail_command_marks_the_run(run: Run) -> None:
     process = fork_into_the_middle(run)
     assert main(["fail", "--run-uri", run.uri, "--reason", "disk broke"]) == 0
-    process.join(20)
+    process.join(120)
     assert process.exitcode == 76
     assert (run.head.state, run.head.reason) == ("failed", "disk broke")
 

@@ -8,7 +8,7 @@ import pytest
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from tests.training.conftest import WORKLOAD, Run
+from tests.training.runs import WORKLOAD, Run
 from training.checkpoint.export import weights_sha256
 from training.checkpoint.weights import read_weights
 from training.cli.main import main

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.training import tiny
-from tests.training.conftest import Run
+from tests.training.runs import Run
 from training.checkpoint.weights import read_weights
 from training.cli.main import main
 

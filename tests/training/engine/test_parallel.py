@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.training.checkpoint.test_sharded import CPU, on_ranks
+from tests.training.ranks.processes import CPU, on_ranks
 from tests.training.tiny import TinyConfig, TinyTrain
 from training.engine.parallel import is_sharded, parallel
 from training.errors import UserError

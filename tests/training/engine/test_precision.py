@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from tests.training.checkpoint.test_resume import interrupt_at
-from tests.training.conftest import Run
+from tests.training.hooks import interrupt_at
+from tests.training.runs import Run
 from training.engine.ema import MovingAverage
 from training.engine.precision import Scaling
 

@@ -1,27 +1,20 @@
 """After the commit at a notice training continues, and a last save comes as late as is safe."""
 
-import json
-import os
 import signal
 import time
-from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.training import tiny
-from tests.training.checkpoint.test_resume import assert_equal
-from tests.training.conftest import Run
+from tests.training.hooks import HUNG_SECONDS, send
+from tests.training.interruption.machine import LONG, NOTICE, Clock, Machine
+from tests.training.runs import Run, assert_equal, wait_for
 from training.interruption.extra_time import ExtraTime
 from training.interruption.notice import Interruption, Notice
 from training.record.history import read_history
 from training.store.folder import FolderStore
-
-# Seconds of a notice here, and a run that does not come to its end in them.
-NOTICE = 8.0
-LONG = ["--override=epochs=25", "--override=second_epochs=2"]
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +24,7 @@ def long_whole(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     run = Run(dataset=dataset, uri=str(root / "runs" / "run-1"), scratch=root / "scratch")
     run.options = LONG
     process = run.fork()
-    process.join(60)
+    process.join(HUNG_SECONDS)
     assert process.exitcode == 0
     return run
 
@@ -50,106 +43,32 @@ def pair(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 @pytest.fixture
-def machine(run: Run, tmp_path: Path) -> "Machine":
+def machine(run: Run, tmp_path: Path) -> Machine:
+    run.options = LONG
+    return Machine(run, tmp_path / "notice.json", Clock())
+
+
+@pytest.fixture
+def real_machine(run: Run, tmp_path: Path) -> Machine:
+    """A machine in real time, where threads wait for the end of the notice."""
     run.options = LONG
     return Machine(run, tmp_path / "notice.json")
 
 
-class Machine:
-    """A run that gets a notice at a hook of the workload."""
-
-    def __init__(self, run: Run, notice_file: Path) -> None:
-        self.run = run
-        self.notice_file = notice_file
-        self.seconds = 0.04  # of each micro-batch, evaluation batch and shard
-        self.options = [
-            f"--notice-file={notice_file}",
-            f"--notice-budget-seconds={NOTICE}",
-            "--checkpoint-interval=1000steps",
-        ]
-        for place in ("shard", "first", "first-evaluation", "second"):
-            self.at(place, lambda reached: None)
-
-    def notice(self) -> None:
-        """As the interruption handler gives it; called in the attempt's own process."""
-        when = datetime.now(UTC) + timedelta(seconds=NOTICE)
-        self.notice_file.write_text(json.dumps({"action": "terminate", "time": when.isoformat()}))
-        os.kill(os.getpid(), signal.SIGUSR1)
-        time.sleep(0.02)  # the thread that it wakes needs the interpreter
-
-    def notice_at(self, place: str, number: int) -> None:
-        """Give the notice when the workload first gets there."""
-        self.at(place, lambda reached: self.notice() if reached == number else None)
-
-    def at(self, place: str, act: Callable[[int], None]) -> None:
-        """Have the workload act there; it takes its time."""
-
-        def slowly(reached: int) -> None:
-            time.sleep(self.seconds)
-            act(reached)
-
-        tiny.HOOKS[place] = slowly
-
-    def attempt(self, *more: str, ranks: int = 1) -> float:
-        """Run until the attempt ends in the notice; seconds that were left of it then."""
-        if ranks > 1:
-            assert self.run.attempt_with_ranks(ranks, *self.options, *more) == [75] * ranks
-        else:
-            process = self.run.fork(*self.options, *more)
-            process.join(60)
-            assert process.exitcode == 75
-        record = json.loads(self.notice_file.read_text())
-        left = (datetime.fromisoformat(record["time"]) - datetime.now(UTC)).total_seconds()
-        self.notice_file.unlink()
-        tiny.HOOKS.clear()
-        assert self.run.head.state == "released"
-        assert left > 0, "the machine was gone before"
-        return left
-
-    def trains_on_when_one_of_two_is_told(self, rank: int) -> None:
-        """The notice comes to one rank; both gain steps, and end with the same one."""
-
-        def act(step: int) -> None:
-            if step == 8 and os.environ["RANK"] == str(rank):
-                self.notice()
-
-        self.at("first", act)
-        self.attempt(ranks=2)
-        _, last = self.commits
-        assert last["gained_steps"] > 2
-        assert last["step"] == self.last_step
-
-    @property
-    def commits(self) -> list[dict[str, Any]]:
-        """At the notice."""
-        return [event for event in self.run.events("committed") if event["kind"] == "emergency"]
-
-    @property
-    def last_step(self) -> int:
-        """That was done before the end."""
-        return max(int(line["step"]) for line in self.run.lines("step"))
-
-    def go_on(self, whole: Run, ranks: int = 1) -> None:
-        """The replacement goes to the end; the result is that of the uninterrupted run."""
-        if ranks > 1:
-            assert self.run.attempt_with_ranks(ranks) == [0] * ranks
-        else:
-            assert self.run.attempt() == 0
-        assert_equal(self.run, whole)
-
-
-def test_training_goes_on_and_is_committed_again(machine: Machine, long_whole: Run) -> None:
-    machine.notice_at("first", 8)
-    left = machine.attempt()
+def test_training_goes_on_and_is_committed_again(real_machine: Machine, long_whole: Run) -> None:
+    real_machine.notice_at("first", 8)
+    left = real_machine.attempt()
     assert 0.05 * NOTICE < left < 0.5 * NOTICE
-    first, last = machine.commits
+    first, last = real_machine.commits
     assert first["notice_to_commit_seconds"] < 0.5 * NOTICE
     assert "notice_to_commit_seconds" not in last
     assert last["gained_steps"] == last["step"] - first["step"] > 5
-    assert last["step"] == machine.last_step == machine.run.head.checkpoints[-1].step
-    assert len(machine.run.events("notice")) == 1
-    machine.go_on(long_whole)
-    assert len(machine.run.lines("step")) == len(machine.run.lineage()), "no step was repeated"
+    assert last["step"] == real_machine.last_step == real_machine.run.head.checkpoints[-1].step
+    assert len(real_machine.run.events("notice")) == 1
+    real_machine.go_on(long_whole)
+    assert len(real_machine.run.lines("step")) == len(real_machine.run.lineage()), (
+        "no step was repeated"
+    )
 
 
 def test_a_policy_of_stopping_stops(machine: Machine, long_whole: Run) -> None:
@@ -175,8 +94,7 @@ def test_a_shutdown_in_the_extra_time_ends_it_at_once(machine: Machine, long_who
         if step == 8:
             machine.notice()
         if step == 11:
-            os.kill(os.getpid(), signal.SIGTERM)
-            time.sleep(0.02)
+            send(signal.SIGTERM)
 
     machine.at("first", act)
     assert machine.attempt() > 0.5 * NOTICE
@@ -185,39 +103,39 @@ def test_a_shutdown_in_the_extra_time_ends_it_at_once(machine: Machine, long_who
 
 
 def test_a_step_that_is_suddenly_slow_loses_only_the_extra_time(
-    machine: Machine, long_whole: Run
+    real_machine: Machine, long_whole: Run
 ) -> None:
     def act(step: int) -> None:
         if step == 8:
-            machine.notice()
+            real_machine.notice()
         if step == 13:
             time.sleep(60)
 
-    machine.at("first", act)
-    assert machine.attempt() < 0.3 * NOTICE
-    assert machine.run.head.checkpoints[-1].step == 9
-    assert [event["step"] for event in machine.commits] == [9]
-    machine.go_on(long_whole)
+    real_machine.at("first", act)
+    assert real_machine.attempt() < 0.3 * NOTICE
+    assert real_machine.run.head.checkpoints[-1].step == 9
+    assert [event["step"] for event in real_machine.commits] == [9]
+    real_machine.go_on(long_whole)
 
 
 def test_a_store_that_stalls_in_the_last_save_loses_only_the_extra_time(
-    machine: Machine, long_whole: Run, capfd: pytest.CaptureFixture[str]
+    real_machine: Machine, long_whole: Run, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def stall(*arguments: Any) -> Any:
         time.sleep(60)
 
     def act(step: int) -> None:
         if step == 8:
-            machine.notice()
+            real_machine.notice()
         if step == 12:
             FolderStore.upload = stall  # type: ignore[method-assign]
 
-    machine.at("first", act)
-    machine.attempt()
+    real_machine.at("first", act)
+    real_machine.attempt()
     assert "the upload was too slow; the last commit stays" in capfd.readouterr().out
-    assert machine.run.head.checkpoints[-1].step == 9
-    assert machine.last_step > 14
-    machine.go_on(long_whole)
+    assert real_machine.run.head.checkpoints[-1].step == 9
+    assert real_machine.last_step > 14
+    real_machine.go_on(long_whole)
 
 
 @pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 1])
@@ -278,7 +196,7 @@ def test_a_run_may_finish_in_the_extra_time(machine: Machine, long_whole: Run) -
     machine.seconds = 0.005
     machine.notice_at("second", 6)
     process = machine.run.fork(*machine.options)
-    process.join(60)
+    process.join(HUNG_SECONDS)
     assert process.exitcode == 0
     assert_equal(machine.run, long_whole)
 
@@ -297,27 +215,27 @@ def test_a_machine_that_waits_is_let_in_early(machine: Machine, long_whole: Run)
     def act(step: int) -> None:
         if step == 8:
             machine.notice()
-            # Beside the holder, which has a heartbeat, so that nobody else lets it in.
-            tiny.HOOKS.clear()
+            # From here on the clock all but stands still: no time runs out, and only somebody who
+            # waits ends this attempt.
+            machine.seconds = 1e-6
             (machine.notice_file.parent / "noticed").touch()
+        if step > 8:
+            time.sleep(0.1)
 
     machine.at("first", act)
+    # The holder has a heartbeat, so that nobody else lets the candidate in.
     holder = machine.run.fork(*machine.options, "--lease-ttl-seconds=30")
+    wait_for((machine.notice_file.parent / "noticed").exists)
     tiny.HOOKS.clear()
-    deadline = time.monotonic() + 30
-    while not (machine.notice_file.parent / "noticed").exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    machine.run.at_start = None
     candidate = machine.run.fork("--lease-ttl-seconds=30")
-    holder.join(60)
-    record = json.loads(machine.notice_file.read_text())
-    left = (datetime.fromisoformat(record["time"]) - datetime.now(UTC)).total_seconds()
+    holder.join(HUNG_SECONDS)
     assert holder.exitcode == 75
-    assert left > 0.3 * NOTICE
-    candidate.join(60)
+    assert machine.run.json("waiting.json")["generation"] == 1
+    assert machine.last_step < 100, "it did not train on to the end of the stage"
+    candidate.join(HUNG_SECONDS)
     assert candidate.exitcode == 0
     assert_equal(machine.run, long_whole)
-    assert machine.run.json("waiting.json")["generation"] == 1
 
 
 def extra_time(seconds: float, **notice: Any) -> ExtraTime:

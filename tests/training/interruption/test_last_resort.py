@@ -6,51 +6,38 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
 from tests.training import tiny
-from tests.training.checkpoint.test_resume import ROOT, assert_equal
-from tests.training.conftest import Run
+from tests.training.hooks import (
+    BUDGET,
+    HUNG_SECONDS,
+    LONG_SECONDS,
+    both_ranks_end_in_time_where_one_hangs,
+    during,
+)
+from tests.training.runs import ROOT, Run, assert_equal
 from training.interruption.last_resort import LastResort
 from training.interruption.long_work import LongWork
 from training.interruption.watchdog import Watchdog, notify
 from training.record.lease import Lease
 
-# Budget of the notices here; long work takes longer.
-BUDGET = 4.0
-LONG = 30.0
-
-
-def during(place: str, number: int, act: Callable[[], None]) -> None:
-    """Send a notice to this process when the workload gets there, then be busy for long."""
-
-    def hook(reached: int) -> None:
-        if reached == number:
-            tiny.HOOKS.clear()
-            os.kill(os.getpid(), signal.SIGUSR1)
-            act()
-
-    tiny.HOOKS[place] = hook
-
 
 def busy_in_c() -> None:
     """One long call into C++ that gives the interpreter's lock up, as a kernel launch does."""
-    deadline = time.monotonic() + LONG
+    deadline = time.monotonic() + LONG_SECONDS
     while time.monotonic() < deadline:
         a = torch.randn(4096, 4096)
         torch.mm(a, a)
 
 
 def end_in_time(run: Run, *more: str) -> None:
-    began = time.monotonic()
     process = run.fork(f"--notice-budget-seconds={BUDGET}", *more)
-    process.join(LONG + 20)
-    assert process.exitcode == 75
-    assert time.monotonic() - began < LONG, "nothing waited for the long call"
+    process.join(HUNG_SECONDS)
+    assert process.exitcode == 75, "it waited for the long call"
     assert run.head.state == "released"
     tiny.HOOKS.clear()
 
@@ -108,7 +95,7 @@ def test_a_rank_that_is_lost_under_a_notice_does_not_lose_what_is_staged(
 
 def test_a_notice_in_a_long_evaluation_commits_the_staged_copy(run: Run, whole: Run) -> None:
     run.options = ["--checkpoint-interval=1000steps"]
-    during("first-evaluation", 5, lambda: time.sleep(LONG))
+    during("first-evaluation", 5, lambda: time.sleep(LONG_SECONDS))
     end_in_time(run)
     newest = run.head.checkpoints[-1]
     assert (newest.kind, newest.step) == ("emergency", 4)
@@ -117,7 +104,7 @@ def test_a_notice_in_a_long_evaluation_commits_the_staged_copy(run: Run, whole: 
 
 
 def test_a_notice_in_a_long_shard_only_releases(run: Run, whole: Run) -> None:
-    during("shard", 1, lambda: time.sleep(LONG))
+    during("shard", 1, lambda: time.sleep(LONG_SECONDS))
     end_in_time(run)
     assert run.head.checkpoints == ()
     assert run.attempt() == 0
@@ -131,7 +118,7 @@ def test_a_notice_before_anything_is_held_ends_at_once(run: Run) -> None:
         "class Slow:\n"
         "    def find_spec(self, name, *rest):\n"
         "        if name == 'torch':\n"
-        "            print('importing', flush=True); time.sleep(60)\n"
+        "            print('importing', flush=True); time.sleep(600)\n"
         "sys.meta_path.insert(0, Slow())\n"
         "from training.cli.main import main\n"
         f"sys.exit(main({run.arguments(f'--notice-budget-seconds={BUDGET}')!r}))\n"
@@ -141,20 +128,8 @@ def test_a_notice_before_anything_is_held_ends_at_once(run: Run) -> None:
         assert process.stdout is not None
         assert process.stdout.readline() == "importing\n"
         process.send_signal(signal.SIGUSR1)
-        assert process.wait(30) == 75
+        assert process.wait(120) == 75
     assert run.store.get("head.json") is None
-
-
-def both_ranks_end_in_time_where_one_hangs(run: Run) -> None:
-    during("first-evaluation", 5, lambda: time.sleep(LONG))
-    began = time.monotonic()
-    codes = run.attempt_with_ranks(
-        2, f"--notice-budget-seconds={BUDGET}", "--checkpoint-interval=1000steps"
-    )
-    assert codes == [75, 75]
-    assert time.monotonic() - began < LONG
-    newest = run.head.checkpoints[-1]
-    assert (newest.kind, newest.step) == ("emergency", 4)
 
 
 def test_both_ranks_end_in_time_where_one_hangs(run: Run) -> None:
@@ -193,7 +168,7 @@ def test_a_hang_shows_the_stacks_and_ends_with_1_for_a_restart(
 ) -> None:
     tiny.HOOKS["first"] = lambda step: time.sleep(60) if step == 5 else None
     process = run.fork("--watchdog-seconds=3")
-    process.join(40)
+    process.join(120)
     assert process.exitcode == 1
     said = capfd.readouterr().err
     assert "[failed] the trainer made no progress for" in said
@@ -210,14 +185,14 @@ def test_the_watchdog_pings_while_the_trainer_comes_by_and_long_work_is_no_hang(
     said: list[str] = []
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
         listener.bind(str(tmp_path / "notify"))
-        listener.settimeout(10)
+        listener.settimeout(120)
         watchdog = Watchdog(0.4, said.append, str(tmp_path / "notify"))
         watchdog.start()
         assert listener.recv(64) == b"WATCHDOG=1"
         with watchdog.allowing(60):
             time.sleep(1.0)
             assert said == []
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 120
         while not said:
             assert time.monotonic() < deadline
             time.sleep(0.01)

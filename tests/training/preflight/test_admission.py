@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from contract.keys import MANIFEST
-from tests.training.conftest import WORKLOAD, Run
+from tests.training.runs import WORKLOAD, Run
 from tests.training.tiny import Tiny
 from training.cli.main import main
 from training.config import resolve_config
@@ -117,7 +117,7 @@ def hold(folder: Path, seconds: float) -> None:
 def test_reservations_of_dead_processes_are_ignored(tmp_path: Path) -> None:
     process = multiprocessing.get_context("fork").Process(target=hold, args=(tmp_path, 60))
     process.start()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while not list(tmp_path.glob("*.json")):
         assert time.monotonic() < deadline
         time.sleep(0.01)

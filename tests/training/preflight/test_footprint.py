@@ -10,8 +10,8 @@ from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 from torch.profiler import ProfilerActivity, profile
 
-from tests.training.conftest import Run
 from tests.training.forked import in_fork
+from tests.training.runs import Run
 from tests.training.tiny import TinyConfig, TinyTrain
 from training.errors import UserError
 from training.preflight.footprint import measure_evaluation, measure_step

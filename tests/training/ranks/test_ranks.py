@@ -13,8 +13,8 @@ import pytest
 
 from contract.grammar import parse_interval
 from tests.training import tiny
-from tests.training.checkpoint.test_resume import ROOT
-from tests.training.conftest import Run
+from tests.training.hooks import at_rank, notice
+from tests.training.runs import ROOT, Run, assert_close, wait_for
 from training.engine.attempt import _start_ranks
 from training.engine.job import RunOptions
 from training.errors import RankLostError
@@ -31,14 +31,6 @@ def pair(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     run = Run(dataset=dataset, uri=str(root / "runs" / "run-1"), scratch=root / "scratch")
     assert run.attempt_with_ranks(2) == [0, 0]
     return run
-
-
-def assert_close(run: Run, other: Run, tolerance: float) -> None:
-    for (step, _, loss, ids), (other_step, _, other_loss, other_ids) in zip(
-        run.losses(), other.losses(), strict=True
-    ):
-        assert (step, ids) == (other_step, other_ids)
-        assert loss == pytest.approx(other_loss, rel=tolerance, abs=tolerance), step
 
 
 def test_two_ranks_train_on_the_batches_of_one(pair: Run, whole: Run) -> None:
@@ -67,23 +59,6 @@ def test_two_ranks_agree_with_one_over_fifty_steps(
     assert alone.attempt_with_ranks(1) == [0]
     assert len(run.losses()) == 56
     assert_close(run, alone, tolerance)
-
-
-def at_rank(rank: int, place: tuple[str, int], act: Callable[[], None]) -> None:
-    """Act in one of the ranks that are forked from here, once, when its workload gets there."""
-    name, number = place
-
-    def hook(reached: int) -> None:
-        if reached == number and os.environ["RANK"] == str(rank):
-            tiny.HOOKS.pop(name)
-            act()
-            time.sleep(0.02)  # the thread that a signal wakes needs the interpreter
-
-    tiny.HOOKS[name] = hook
-
-
-def notice() -> None:
-    os.kill(os.getpid(), signal.SIGUSR1)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -137,7 +112,7 @@ def test_a_process_starts_the_other_ranks_itself_and_they_end_with_it(
         others = psutil.Process(process.pid).children(recursive=True)
         assert len(others) == 1
         process.send_signal(sent)
-        process.wait(60)
+        process.wait(120)
     assert process.returncode == code
     _, alive = psutil.wait_procs(others, timeout=20)
     assert alive == [], "a rank does not outlive rank 0"
@@ -178,13 +153,6 @@ def test_a_lost_rank_is_named_where_a_collective_breaks_first(run: Run) -> None:
         raise RuntimeError("Connection closed by peer")
 
 
-def wait_for(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 90
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 def test_fails_where_batch_norm_would_see_another_batch(
     run: Run, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -209,7 +177,7 @@ def test_ranks_that_torchrun_started_stop_at_a_sigterm_and_go_on(run: Run, pair:
         assert first.poll() is None
         time.sleep(0.1)
     first.send_signal(signal.SIGTERM)
-    _, said = first.communicate(timeout=60)
+    _, said = first.communicate(timeout=120)
     assert first.returncode != 0, "torchrun does not hand on the exit code 75"
     assert run.head.state == "released", said
     second = torchrun(run)

@@ -16,8 +16,14 @@ from training.store.open import open_store
 from training.store.protocol import AnswerLostError, PreconditionFailedError, Store, StoreError
 
 
-def take(store: Store, writer: str, ttl_seconds: float = 0.3) -> Lease:
+def take(
+    store: Store, writer: str, ttl_seconds: float = 0.3, waits: list[float] | None = None
+) -> Lease:
+    """Take the run over; `waits` gets the seconds of each wait for the holder."""
+
     def wait(seconds: float) -> bool:
+        if waits is not None:
+            waits.append(seconds)
         time.sleep(seconds)
         return False
 
@@ -41,9 +47,9 @@ def test_the_first_writer_is_generation_one(store_uri: str) -> None:
 def test_a_released_run_is_taken_over_at_once(store_uri: str) -> None:
     store = open_store(store_uri)
     take(store, "i-1", 60).release()
-    began = time.monotonic()
-    assert take(store, "i-2", 60).head.generation == 2
-    assert time.monotonic() - began < 2
+    waits: list[float] = []
+    assert take(store, "i-2", 60, waits).head.generation == 2
+    assert waits == []
 
 
 def test_a_silent_writer_is_replaced_after_one_ttl_and_cannot_write(store_uri: str) -> None:
@@ -63,10 +69,15 @@ def test_a_writer_with_a_heartbeat_is_waited_for(tmp_path: Path) -> None:
     store = FolderStore(tmp_path)
     holder = take(store, "i-1", 0.3)
     holder.start_heartbeat()
-    threading.Timer(1.0, holder.release).start()
-    began = time.monotonic()
+    released = threading.Event()
+
+    def release() -> None:
+        released.set()
+        holder.release()
+
+    threading.Timer(1.0, release).start()
     second = take(store, "i-2", 0.3)
-    assert time.monotonic() - began >= 0.9
+    assert released.is_set(), "three TTLs and more"
     assert second.head.generation == 2
     assert not holder.lost.is_set()
 
@@ -76,7 +87,7 @@ def test_the_heartbeat_notices_that_the_lease_is_lost(tmp_path: Path) -> None:
     holder = take(store, "i-1", 0.3)
     take(store, "i-2", 0.1)
     holder.start_heartbeat()
-    assert holder.lost.wait(2)
+    assert holder.lost.wait(120)
     with pytest.raises(LeaseLostError):
         holder.check()
 

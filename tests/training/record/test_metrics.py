@@ -19,7 +19,7 @@ class HeldStore(FolderStore):
         self.error: StoreError | None = None
 
     def put(self, key: str, data: bytes) -> None:
-        assert self.gate.wait(20)
+        assert self.gate.wait(120)
         if self.error:
             raise self.error
         super().put(key, data)
@@ -39,7 +39,7 @@ def test_a_line_is_written_while_others_are_on_their_way(tmp_path: Path) -> None
     metrics.write("step", step=2)  # hangs here if the flush blocks it
     assert flushing.is_alive()
     store.gate.set()
-    flushing.join(20)
+    flushing.join(120)
     assert not flushing.is_alive()
     assert lines_in(store) == ['{"kind":"step","step":1,"generation":1}']
     metrics.flush()

@@ -9,7 +9,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.training import tiny
-from tests.training.conftest import Run
+from tests.training.runs import Run
 from training.cli.main import main
 from training.record.history import read_history
 from training.report.charts import Curve, TimelineBar, draw_bars, draw_curves
@@ -30,7 +30,7 @@ def interrupted(run: Run) -> Run:
     for stage, hook, code in (("first", kill, -9), ("second", tell, 75)):
         tiny.HOOKS[stage] = hook
         process = run.fork("--override=step_seconds=0.01")
-        process.join(60)
+        process.join(120)
         assert process.exitcode == code
         tiny.HOOKS.clear()
     run.options = ["--override=step_seconds=0.01"]

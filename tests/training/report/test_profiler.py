@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from tests.training.conftest import Run
+from tests.training.runs import Run
 from training.report.meter import Meter
 from training.report.progress import duration
 

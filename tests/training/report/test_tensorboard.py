@@ -12,8 +12,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.training import tiny
-from tests.training.checkpoint.test_resume import ROOT
-from tests.training.conftest import Run
+from tests.training.runs import ROOT, Run
 from training.report.tensorboard import EventFiles, Follower
 from training.store.folder import FolderStore
 
@@ -37,7 +36,7 @@ def scalars(out: Path, tag: str) -> list[tuple[int, float]]:
 
 
 def wait_for(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while not is_so():
         assert time.monotonic() < deadline
         time.sleep(0.1)
@@ -86,7 +85,7 @@ def test_a_run_is_followed_through_an_interruption_to_its_end(
     tiny.HOOKS.clear()
     # Nothing was committed: the second attempt takes every step back.
     assert run.attempt() == 0
-    assert follower.wait(60) == 0
+    assert follower.wait(120) == 0
     assert follower.stdout is not None
     assert re.search(r"\[ok\] .*logs: [0-9]+ values", follower.stdout.read())
     lineage = run.lineage()
@@ -109,7 +108,7 @@ def test_ctrl_c_ends_the_following_and_not_the_run(
     follower = follow(run)
     wait_for(lambda: bool(scalars(tmp_path / "logs", "first/loss")))
     follower.send_signal(signal.SIGINT)
-    assert follower.wait(20) == 0
+    assert follower.wait(120) == 0
     assert follower.stdout is not None
     assert "[tensorboard] stopped; the run continues" in follower.stdout.read()
     assert process.is_alive()
@@ -181,4 +180,4 @@ def test_an_object_that_is_late_is_waited_for(lines: Lines) -> None:
 def test_fails_where_there_is_no_run_to_follow(
     tmp_path: Path, run: Run, follow: Callable[[Run], "subprocess.Popen[str]"]
 ) -> None:
-    assert follow(run).wait(60) == 2
+    assert follow(run).wait(120) == 2

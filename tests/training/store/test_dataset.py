@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.training.conftest import WORKLOAD
+from tests.training.runs import WORKLOAD
 from training.cli.main import main
 from training.errors import UserError
 from training.store.dataset import LocalDataset, open_dataset, sync_dataset, upload_dataset

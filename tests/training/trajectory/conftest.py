@@ -1,51 +1,15 @@
 """A small dataset, made once, and the inputs of stages on it."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any
+from dataclasses import replace
 
 import pytest
-import torch
-from torch import Tensor
 
+from tests.training.trajectory.scene import COUNT, FakeDataset, inputs_of
 from training.trajectory.dataset import make_dataset
 from training.trajectory.features import Features
 from training.trajectory.mean_images import MeanImages
 from training.trajectory.recipes import laptop
-from training.workload import Inputs, Prior
-
-COUNT = 66
-
-
-@dataclass(frozen=True)
-class FakeDataset:
-    """A dataset folder without its manifest."""
-
-    folder: Path
-    fingerprint: str = "one"
-    manifest: Mapping[str, Any] = field(default_factory=dict)
-    meta: Mapping[str, Any] = field(default_factory=dict)
-
-
-def inputs_of(
-    dataset: FakeDataset,
-    config: Any,
-    artifacts: Mapping[str, Sequence[Mapping[str, Tensor]]] | None = None,
-    prior: Prior | None = None,
-) -> Inputs:
-    """What a stage is given."""
-    return Inputs(
-        config=config,
-        dataset=dataset,
-        artifact=lambda name: (artifacts or {})[name],
-        prior=prior,
-        device=torch.device("cpu"),
-        rank=0,
-        world=1,
-        seed=config.seed,
-        scratch=dataset.folder,
-    )
+from training.workload import Inputs
 
 
 @pytest.fixture(scope="package")

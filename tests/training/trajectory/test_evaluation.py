@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.training.trajectory.test_stages import batch_of, started, train_stage
+from tests.training.trajectory.scene import batch_of, started, train_stage
 from training.trajectory import evaluation, pictures
 from training.trajectory.paths import CLASSES
 from training.workload import Inputs, Partial

@@ -8,9 +8,15 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
-from tests.training.trajectory.conftest import COUNT, FakeDataset, inputs_of
+from tests.training.trajectory.scene import (
+    COUNT,
+    FakeDataset,
+    batch_of,
+    inputs_of,
+    started,
+    train_stage,
+)
 from training.errors import UserError
 from training.trajectory.classifier import TrainClassifier
 from training.trajectory.dataset import (
@@ -30,25 +36,6 @@ from training.trajectory.workload import NOMINAL_SAMPLES, RECIPES, TRAJECTORY
 from training.workload import Inputs, Partial, Prepare, Train
 
 NO_RANDOMNESS = torch.Generator()
-
-
-def train_stage(config: TrajectoryConfig, name: str) -> TrainClassifier:
-    (stage,) = [s for s in TRAJECTORY.stages(config) if s.name == name]
-    assert isinstance(stage, TrainClassifier)
-    return stage
-
-
-def started(stage: TrainClassifier, inputs: Inputs) -> torch.nn.Module:
-    torch.manual_seed(0)
-    assert isinstance(stage, Train)
-    model = stage.model(inputs)
-    assert not stage.start(model, inputs).failures
-    return model
-
-
-def batch_of(stage: TrainClassifier, inputs: Inputs, size: int) -> dict[str, Tensor]:
-    samples = stage.samples(inputs, "train")
-    return samples.collate([samples.get(k, NO_RANDOMNESS) for k in range(size)])
 
 
 def test_data_comes_first_then_baselines_then_what_they_judge() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.training.trajectory.conftest import FakeDataset, inputs_of
+from tests.training.trajectory.scene import FakeDataset, inputs_of
 from training.trajectory.dataset import open_dataset
 from training.trajectory.magvit import reconstruction
 from training.trajectory.magvit.recipes import MagvitConfig, magvit_full, magvit_laptop

@@ -1,0 +1,180 @@
+"""Runs of the tiny workload, in this process or in forked ones, and how they compare."""
+
+import faulthandler
+import json
+import multiprocessing
+import os
+import secrets
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from training.cli.main import main
+from training.record.head import Head, read_head
+from training.store.open import open_store
+from training.store.protocol import Store
+
+ROOT = Path(__file__).parents[2]
+WORKLOAD = "tests.training.tiny:TINY"
+# A model that ranks share; and what else a boundary's state has: the average, the best state.
+SHARDED = "--override=sharding=full"
+AVERAGED = ["--override=ema_decay=0.9", "--override=best_metric=accuracy"]
+# Micro-batches, and with them the noise, of which every number of ranks gets whole ones.
+DOUBLE = ["--override=double=true", "--override=batch_norm=false", "--override=micro_batch=2"]
+
+
+@dataclass
+class Run:
+    """One run of the tiny workload, attempt by attempt."""
+
+    dataset: Path
+    uri: str
+    scratch: Path
+    options: list[str] = field(default_factory=list)
+    at_start: Callable[[], None] | None = None  # called in each forked process, before the attempt
+
+    @property
+    def store(self) -> Store:
+        return open_store(self.uri)
+
+    @property
+    def head(self) -> Head:
+        head = read_head(self.store)
+        assert head is not None
+        return head
+
+    def arguments(self, *more: str) -> list[str]:
+        return [
+            "run",
+            f"--workload={WORKLOAD}",
+            "--recipe=quick",
+            f"--dataset-uri={self.dataset}",
+            f"--run-uri={self.uri}",
+            f"--scratch={self.scratch / secrets.token_hex(4)}",
+            "--checkpoint-interval=3steps",
+            "--lease-ttl-seconds=0.6",
+            *self.options,
+            *more,
+        ]
+
+    def attempt(self, *more: str) -> int:
+        """Run an attempt in this process, with an empty scratch folder."""
+        return main(self.arguments(*more))
+
+    def fork(self, *more: str) -> multiprocessing.process.BaseProcess:
+        """Start an attempt in a forked process, which may be killed; torch is already imported."""
+        context = multiprocessing.get_context("fork")
+        process = context.Process(
+            target=_exit_with, args=(self.arguments(*more), {}, self.at_start)
+        )
+        process.start()
+        return process
+
+    def fork_ranks(
+        self, num_processes: int, *more: str
+    ) -> list[multiprocessing.process.BaseProcess]:
+        """The ranks of one attempt, as torchrun would start them; rank 0 first."""
+        arguments = self.arguments(*more)
+        meeting = self.scratch / f"rendezvous-{secrets.token_hex(4)}"
+        meeting.parent.mkdir(parents=True, exist_ok=True)
+        context = multiprocessing.get_context("fork")
+        processes = []
+        for rank in range(num_processes):
+            place = {
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank),
+                "WORLD_SIZE": str(num_processes),
+                "TRAINING_RENDEZVOUS": meeting.as_uri(),
+            }
+            process = context.Process(target=_exit_with, args=(arguments, place, self.at_start))
+            process.start()
+            processes.append(process)
+        return processes
+
+    def attempt_with_ranks(self, num_processes: int, *more: str) -> list[int | None]:
+        """Run the ranks to their end; their exit codes."""
+        processes = self.fork_ranks(num_processes, *more)
+        for process in processes:
+            process.join(120)
+        codes = [process.exitcode for process in processes]
+        for process in processes:
+            process.kill()
+        return codes
+
+    def lines(self, kind: str) -> list[dict[str, Any]]:
+        """All metrics lines of a kind, oldest attempt first."""
+        store = self.store
+        lines = []
+        for key in sorted(store.sizes("metrics/")):
+            found = store.get(key)
+            assert found is not None
+            lines += [json.loads(line) for line in found.data.splitlines()]
+        return [line for line in lines if line["kind"] == kind]
+
+    def lineage(self) -> dict[int, dict[str, Any]]:
+        """Step lines by step: repeated ones counted once, the newest generation winning."""
+        lines = sorted(self.lines("step"), key=lambda line: int(line["generation"]))
+        return {line["step"]: line for line in lines}
+
+    def losses(self) -> list[tuple[int, str, float, tuple[int, ...]]]:
+        return [
+            (step, line["stage"], line["loss"], tuple(line["ids"]))
+            for step, line in sorted(self.lineage().items())
+        ]
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        store = self.store
+        events = []
+        for key in sorted(store.sizes("events/")):
+            found = store.get(key)
+            assert found is not None
+            events.append(json.loads(found.data))
+        return [event for event in events if event["name"] == name]
+
+    def json(self, key: str) -> dict[str, Any]:
+        found = self.store.get(key)
+        assert found is not None
+        record: dict[str, Any] = json.loads(found.data)
+        return record
+
+
+def _exit_with(
+    arguments: list[str], environment: Mapping[str, str], at_start: Callable[[], None] | None
+) -> None:
+    os.environ.update(environment)
+    if environment:
+        # Where a rank hangs is shown, and no test waits for it longer.
+        faulthandler.dump_traceback_later(100, exit=True, file=sys.__stderr__)
+    if at_start is not None:
+        at_start()
+    raise SystemExit(main(arguments))
+
+
+def assert_equal(run: Run, whole: Run) -> None:
+    assert run.head.state == "finished"
+    assert run.head.weights_sha256 == whole.head.weights_sha256
+    assert run.losses() == whole.losses()
+    ours, theirs = run.json("receipt.json"), whole.json("receipt.json")
+    assert ours["stages"] == theirs["stages"]
+    assert ours["numerics_changed"] == []
+
+
+def assert_close(run: Run, other: Run, tolerance: float) -> None:
+    for (step, _, loss, ids), (other_step, _, other_loss, other_ids) in zip(
+        run.losses(), other.losses(), strict=True
+    ):
+        assert (step, ids) == (other_step, other_ids)
+        assert loss == pytest.approx(other_loss, rel=tolerance, abs=tolerance), step
+
+
+def wait_for(is_so: Callable[[], bool]) -> None:
+    """Return once it is so; fail when it has not come about in two minutes."""
+    give_up_at = time.perf_counter() + 120
+    while not is_so():
+        assert time.perf_counter() < give_up_at, "it did not come about"
+        time.sleep(0.02)
