@@ -1,7 +1,7 @@
-"""Where a run goes on: rank 0 looks for the newest checkpoint that holds, and all ranks read it.
+"""Resuming: rank 0 looks for the newest valid checkpoint, and all ranks read it.
 
-For a stage that is sharded over the ranks each of them verifies and keeps its part of the files;
-else rank 0 reads the checkpoint and gives it to the others.
+For a stage that is sharded over the ranks, each of them verifies and keeps its part of the files;
+otherwise rank 0 reads the checkpoint and sends it to the others.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,10 +32,10 @@ def find_newest(
     is_sharded: Callable[[str], bool],
     verify_beginning: Callable[[Position], None],
 ) -> tuple[Loaded[AnySnapshot] | None, Sequence[tuple[str, str]]]:
-    """On rank 0: the newest checkpoint that holds, and those passed over as (name, why).
+    """On rank 0: the newest valid checkpoint, and those passed over as (name, reason).
 
-    `verify_beginning` raises DamagedCheckpointError where the end of the stage that it began from
-    does not hold. The other ranks are in `follow` meanwhile.
+    `verify_beginning` raises DamagedCheckpointError if the stage end that the checkpoint's stage
+    started from is damaged. The other ranks are in `follow` meanwhile.
     """
     entries, passed_over = context.lease.head.checkpoints, list[tuple[str, str]]()
     read = partial(_read, context, is_sharded)
@@ -49,7 +49,7 @@ def find_newest(
             if loaded.entry.kind != "stage-end":
                 verify_beginning(Position.from_json(loaded.snapshot.state["position"]))
         except DamagedCheckpointError as error:
-            passed_over.append((loaded.entry.name, f"{error}, and its stage began there"))
+            passed_over.append((loaded.entry.name, f"{error}, and its stage started from there"))
             continue
         break
     context.world.share(None)
@@ -57,7 +57,7 @@ def find_newest(
 
 
 def follow(context: AttemptContext) -> ShardedSnapshot | None:
-    """On the other ranks: verify what rank 0 asks for; the last of it, kept."""
+    """On the other ranks: verify what rank 0 asks for; return the last snapshot, kept."""
     kept: ShardedSnapshot | None = None
     while (asked := context.world.share(None)) is not None:
         kept = ShardedSnapshot(context.store, *asked)
@@ -68,7 +68,7 @@ def follow(context: AttemptContext) -> ShardedSnapshot | None:
 def share_snapshot(
     context: AttemptContext, position: Position | None, snapshot: AnySnapshot | None
 ) -> tuple[Position | None, AnySnapshot | None]:
-    """What rank 0 has found; of a sharded checkpoint each rank has its own part."""
+    """Share what rank 0 has found; of a sharded checkpoint each rank has its own part."""
     world = context.world
     position = world.share(position)
     state = world.share(snapshot.state if world.leads and snapshot is not None else None)

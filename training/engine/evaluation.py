@@ -1,4 +1,4 @@
-"""One evaluation of a stage: batches divided by rank, parts gathered in order, summarised once."""
+"""One evaluation of a stage: batches split by rank, parts gathered in order, summarized once."""
 
 import logging
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ def evaluate(
     *,
     is_last: bool,
 ) -> dict[str, float]:
-    """The metrics of split "validation"; raises between two batches if the attempt must end.
+    """The metrics of split "validation"; raises between two batches if the attempt must stop.
 
     What an evaluation leaves for people is published under evaluation/; the last one is drawn too.
     """
@@ -54,7 +54,7 @@ def evaluate(
     mine = batches[world.rank :: world.size]
     turns = len(batches[:: world.size])
     if learner.is_sharded and len(mine) < turns:
-        # All ranks gather the parameters together, so all evaluate; nobody counts this.
+        # All ranks gather the parameters together, so all evaluate; this batch does not count.
         mine.append(replace(batches[0], counts=False))
     loader = Loader(
         samples,
@@ -83,7 +83,7 @@ def evaluate(
 
 
 def _in_order(context: AttemptContext, parts: Sequence[Partial]) -> list[Partial]:
-    """Every rank's parts, as one rank alone would have them."""
+    """The parts of all ranks, in the order of a single rank."""
     if context.world.size == 1:
         return list(parts)
     sent = [
@@ -110,7 +110,7 @@ def _summarize(
 
 
 def _keep_files(context: AttemptContext, name: str, out: Path) -> None:
-    """Tables and pictures go into the run, where its report finds them."""
+    """Copy tables and pictures into the run, for its report."""
     paths = [path for path in sorted(out.rglob("*")) if path.is_file()]
     size = sum(path.stat().st_size for path in paths)
     if size > _MOST_FILE_BYTES:

@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 
 class StageLoop:
-    """Trains one stage from `position`, with the tensors of `snapshot` if it had begun before."""
+    """Trains one stage from `position`, with the tensors of `snapshot` if it resumes."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class StageLoop:
             num_workers=self._settings.loader_workers,
             pin_memory=inputs.device.type == "cuda",
         )
-        # A step, its result, and its seconds and share of waiting for data.
+        # A step, its result, its seconds, and the share of them spent waiting for data.
         self._unread: tuple[Position, StepResult, tuple[float, float]] | None = None
         self._pace = _Pace()
         self._shapes_seen: set[Hashable] = set()
@@ -80,7 +80,7 @@ class StageLoop:
         self._bar = ProgressBar(stage.name, self._plan.num_steps, position.stage_step)
 
     def run(self) -> Position:
-        """Train and commit the end of the stage; InterruptedRunError after a save otherwise."""
+        """Train and commit the end of the stage; after a notice raise InterruptedRunError."""
         try:
             with self._bar:
                 self._train()
@@ -104,7 +104,7 @@ class StageLoop:
             self._evaluate_if_due()
             if self._is_at_the_end:
                 return
-            # Fetched, and agreed upon by the ranks, while this step computes.
+            # Fetched and voted on by the ranks while this step computes.
             following = self._fetch(self._position.stage_step + 1)
             self._step(batches, weight)
             self._save_if_due()
@@ -112,7 +112,7 @@ class StageLoop:
 
     @property
     def _epoch(self) -> int:
-        """Epochs that are complete, which is also the number of the current one, from 0."""
+        """The number of complete epochs, which is also the current one's, from 0."""
         return self._plan.epoch(self._position.stage_step)
 
     def _fetch(self, step: int) -> "list[tuple[MicroBatch, Batch]]":
@@ -153,7 +153,7 @@ class StageLoop:
         return "new shape" if self._settings.compile_mode is None else "compilation"
 
     def _read(self) -> None:
-        """Read and record the numbers of the last step; nothing of it is published before."""
+        """Read and record the numbers of the last step, before anything of it is published."""
         if self._unread is None:
             return
         (position, result, (seconds, waited)), self._unread = self._unread, None
@@ -190,16 +190,16 @@ class StageLoop:
             self._bar.show(position.stage_step, f"{text} {rates}{self._context.meter.text()}")
 
     def _answer_notice(self, work_seconds: float | None) -> None:
-        """Commit; what comes next is begun only where it ends in the time that is left."""
+        """Commit; the next work starts only if it ends in the time that is left."""
         self._policy.answer_notice(self._position, work_seconds)
         self._pace.skip()
 
     def _next_seconds(self, batches: Sequence[tuple[MicroBatch, Batch]]) -> float | None:
-        """How long the way to the next boundary takes at most; None where that is not known."""
+        """The longest time to the next boundary; None if it is unknown."""
         if self._is_evaluation_due:
             return self._context.supervisor.long_work.measured_seconds("evaluation")
         if self._is_at_the_end:
-            return 0.0  # only the commit of the end
+            return 0.0  # only the commit of the stage end is left
         is_known = tensor_shapes([batch for _, batch in batches]) in self._shapes_seen
         return self._pace.longest_seconds if is_known else None
 
@@ -215,7 +215,7 @@ class StageLoop:
         return is_due and self._position.evaluated_step != step
 
     def _evaluated(self, *, is_last: bool) -> dict[str, float]:
-        """The metrics; a notice in the middle is answered, and the evaluation begun anew."""
+        """The metrics; after a notice in the middle of it, the evaluation is repeated."""
         name = f"{self._stage.name}-{self._position.stage_step}"
         while True:
             self._policy.protect(self._position, "evaluation")
@@ -280,16 +280,16 @@ class StageLoop:
 
 
 class _Pace:
-    """How long a step took, and which share of that the trainer waited for data."""
+    """Measures how long a step took, and the share of it spent waiting for data."""
 
     def __init__(self) -> None:
         self._since = time.monotonic()
         self._waited = 0.0
         self._last_seconds = 0.0
-        self.longest_seconds: float | None = None  # of a step lately, its wait for data included
+        self.longest_seconds: float | None = None  # of recent steps, waiting for data included
 
     def next(self, wait_seconds: float) -> tuple[float, float]:
-        """Those of the step that has just ended, given the loader's total."""
+        """Seconds and share of the step that has just ended, given the loader's total wait."""
         now = time.monotonic()
         seconds = max(now - self._since, 1e-9)
         share = min(1.0, (wait_seconds - self._waited) / seconds)
@@ -297,9 +297,9 @@ class _Pace:
         return seconds, share
 
     def remember(self) -> None:
-        """The step that has just ended was like those to come; slow ones are forgotten late."""
+        """Count the step that has just ended as typical; slow ones are forgotten slowly."""
         self.longest_seconds = max(self._last_seconds, 0.99 * (self.longest_seconds or 0.0))
 
     def skip(self) -> None:
-        """What happened since, an evaluation or a commit, was no step."""
+        """Leave out what happened since: an evaluation or a commit is not a step."""
         self._since = time.monotonic()

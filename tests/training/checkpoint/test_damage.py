@@ -74,7 +74,7 @@ def test_a_damaged_stage_end_falls_back_to_an_older_state_of_its_stage(
     assert set(passed_over) == {end.name, after.name}
     assert "model.safetensors does not match its SHA-256" in passed_over[end.name]
     assert passed_over[after.name].startswith("the end of stage 'first'")
-    assert passed_over[after.name].endswith("and its stage began there")
+    assert passed_over[after.name].endswith("and its stage started from there")
     assert_equal(run, whole)
 
 
