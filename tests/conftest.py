@@ -11,6 +11,9 @@ import pytest
 os.environ["PATH"] = os.pathsep.join([str(Path(sys.prefix) / "bin"), os.environ["PATH"]])
 # The tests run in several processes: each, and its children, on one thread. More would spin.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# A worker of xdist ignores Ctrl-C, and so would every process that a test starts and interrupts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Each worker takes the next file as a whole, so the files that take longest come first (over 15 s
 # in the list that `make test` prints); one of them at the end would run alone.

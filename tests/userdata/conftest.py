@@ -11,7 +11,7 @@ from rehearsal.aws import EmbeddedAws
 from tests.userdata.rig import Rig, make_bundle, wait
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def aws(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedAws]:
     """An account with the three buckets and two bundles."""
     with EmbeddedAws() as embedded:

@@ -60,7 +60,7 @@ class Augmented(TrainProxy):
     def samples(self, i: Inputs, split: str) -> Rows:
         rows = super().samples(i, split)
         assert isinstance(rows, Rows)
-        return GloballyAugmented(rows._x, rows._first)
+        return GloballyAugmented(rows._x)
 
 
 class Unordered(Rows):
@@ -72,7 +72,7 @@ class Repeating(TrainProxy):
     def samples(self, i: Inputs, split: str) -> Rows:
         rows = super().samples(i, split)
         assert isinstance(rows, Rows)
-        return Unordered(rows._x, rows._first)
+        return Unordered(rows._x)
 
 
 class Averaging(TrainProxy):
