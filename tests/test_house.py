@@ -111,4 +111,4 @@ def test_ci_calls_the_commands_that_people_call() -> None:
     script = (REPOSITORY / ".ci" / "run").read_text()
     assert "make test" in script
     assert "make check" in script
-    assert "make bughunt" in script
+    assert 'part "test and bughunt" make test ARGS=' in script
