@@ -74,7 +74,11 @@ class CheckpointPolicy:
             if consensus.all_agree(extra_time.allows(work_seconds)):
                 return
             notice = consensus.take_notice()
-            self._lead(lambda checkpointer: self._save_and_release(checkpointer, position, notice))
+            self._lead(
+                lambda checkpointer: checkpointer.save_and_release(
+                    self._request(position, "emergency"), notice
+                )
+            )
         else:
             notice = consensus.take_notice()
             cost = self._save_at_notice(position, work_seconds, notice)
@@ -171,8 +175,3 @@ class CheckpointPolicy:
 
         self._lead(save)
         return cost
-
-    def _save_and_release(
-        self, checkpointer: Checkpointer, position: Position, notice: Notice
-    ) -> None:
-        checkpointer.save_and_release(self._request(position, "emergency"), notice)
