@@ -44,7 +44,7 @@ class Checkpointer:
         self._context = context
         self._committed = committed
         self._last_line = -_LINE_SECONDS
-        self._copies = HostCopies()
+        self._copies = HostCopies(context.store.part_process)
         self._leader: ShardedLeader | None = None
         self._current: CheckpointWrite | None = None  # under way, or over and not collected
         self._staged: CheckpointWrite | None = None
@@ -58,7 +58,7 @@ class Checkpointer:
         `num_copiers` processes of this machine copy their state at the same moment.
         """
         self._leader = leader
-        self._copies = HostCopies(num_copiers)
+        self._copies = HostCopies(self._context.store.part_process, num_copiers)
 
     def holds(self, position: Position) -> bool:
         """Whether nothing changed since the last commit (a stage's start is derived, not saved)."""

@@ -47,12 +47,26 @@ class Upload(Protocol):
         """
 
 
+class PartSender(Protocol):
+    """A process that sends what lies in shared memory, so that hashing and sending stay there."""
+
+    def start(self) -> bool:
+        """Start it unless it runs; return False if there can be none."""
+
+    def is_ready(self) -> bool:
+        """Whether it takes orders; waits while it starts."""
+
+
 class Store(Protocol):
     """Keys are relative, with slashes; prefixes end with a slash or are empty."""
 
     @property
     def num_threads(self) -> int:
         """How many parts are best transferred at once."""
+
+    @property
+    def part_process(self) -> PartSender | None:
+        """The process that sends what lies in shared memory; None: this process sends all."""
 
     @property
     def uri(self) -> str:

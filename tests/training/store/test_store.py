@@ -22,7 +22,8 @@ from training.store.protocol import (
     Upload,
     create,
 )
-from training.store.s3 import S3Store, _Body
+from training.store.s3 import S3Store
+from training.store.s3_upload import Body
 
 
 def test_a_first_write_wins_once(store_uri: str) -> None:
@@ -313,7 +314,7 @@ def test_fails_at_once_for_what_no_repetition_mends(s3: S3Store) -> None:
 
 def test_a_part_is_sent_from_where_it_lies() -> None:
     data = bytearray(range(256)) * 8192
-    body = _Body(memoryview(data))
+    body = Body(memoryview(data))
     assert len(body) == len(data)
     block = body.read(16384)
     assert isinstance(block, memoryview)
