@@ -19,6 +19,7 @@ from benchmarks import (
     forecast,
     overhead,
     plan,
+    s3,
     spot,
     synth,
     walks,
@@ -43,6 +44,9 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     saves.add_argument("--rounds", type=int, default=7, help="alternating, default: %(default)s")
     saves.add_argument("--megabytes", type=int, default=512, help="default: %(default)s")
     saves.add_argument("--folder", type=Path, help="on the disk to measure (default: temporary)")
+    transfers = commands.add_parser("s3", help="uploads and downloads beside other clients of S3")
+    transfers.add_argument("--rounds", type=int, default=5, help="alternating: %(default)s")
+    transfers.add_argument("--megabytes", type=int, default=512, help="default: %(default)s")
     plans = commands.add_parser("plan", help="plans over all sizes and recipes")
     plans.add_argument("--calls", type=int, default=1000, help="default: %(default)s")
     cached = commands.add_parser("cached", help="frozen features cached or computed every epoch")
@@ -52,7 +56,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     loops.add_argument("--rounds", type=int, default=5, help="alternating, default: %(default)s")
     loops.add_argument("--width", type=int, default=60_000, help="of the model; sets the step time")
     ways = commands.add_parser("walks", help="files and functions of a start, a save, a notice")
-    for command in (ours, start, policies, hours, saves, plans, cached, loops, ways):
+    for command in (ours, start, policies, hours, saves, transfers, plans, cached, loops, ways):
         command.add_argument("--json", action="store_true", help="print JSON instead of tables")
     return parser.parse_args(arguments)
 
@@ -86,6 +90,10 @@ def main() -> int:
             rounds=arguments.rounds, megabytes=arguments.megabytes, folder=arguments.folder
         )
         rows = checkpoint.columns(found)
+    elif arguments.command == "s3":
+        rows = checkpoint.columns(
+            s3.measure(rounds=arguments.rounds, megabytes=arguments.megabytes)
+        )
     else:
         rows = boot.measure(machines=arguments.machines)
     if arguments.json:
