@@ -41,7 +41,7 @@ def measure(*, rounds: int, megabytes: int) -> list[dict[str, Any]]:
     """Alternate the clients, then the training; return a row each, medians over the rounds."""
     if rounds < 1 or megabytes < 1:
         raise ValueError(f"give at least 1 round and 1 megabyte, got {rounds} and {megabytes}")
-    with tempfile.TemporaryDirectory() as name, _sink() as environment:
+    with tempfile.TemporaryDirectory() as name, open_sink() as environment:
         python = _peers(Path(name))
         rows = []
         for direction in _DIRECTIONS:
@@ -50,7 +50,7 @@ def measure(*, rounds: int, megabytes: int) -> list[dict[str, Any]]:
 
 
 @contextmanager
-def _sink() -> Iterator[dict[str, str]]:
+def open_sink() -> Iterator[dict[str, str]]:
     """A sink that has an object to download; yields the environment of its clients."""
     command = [sys.executable, "-m", "benchmarks.s3_sink"]
     with subprocess.Popen(

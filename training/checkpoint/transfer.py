@@ -19,8 +19,7 @@ from torch import Tensor
 from training.checkpoint.memory import allocate, view_of
 from training.checkpoint.state import Contents, HostCopyFile
 from training.record.checkpoint_entry import FileEntry
-from training.store.protocol import Store, Upload
-from training.store.s3_upload import S3Upload
+from training.store.protocol import SharedUpload, Store, Upload
 
 # With 16 threads half of the 256 MiB that streaming may take; 10,000 parts in S3 hold 80 GiB.
 PART_BYTES = 8 * 1024 * 1024
@@ -121,7 +120,11 @@ class _Sending:
     def tasks(self) -> Iterator[Callable[[], None]]:
         """One task for each part, or for a whole file whose parts another process sends."""
         for number, (file, upload) in enumerate(zip(self._files, self._uploads, strict=True)):
-            if lies_in_shared_memory(file) and isinstance(upload, S3Upload) and upload.is_ready():
+            if (
+                lies_in_shared_memory(file)
+                and isinstance(upload, SharedUpload)
+                and upload.is_ready()
+            ):
                 yield partial(self._put_shared, number, file, upload)
             else:
                 parts = range(len(self.digests[number]))
@@ -139,7 +142,7 @@ class _Sending:
         self._uploads[number].put(part, start, data, digest)
         self._arrived(number, part, digest)
 
-    def _put_shared(self, number: int, file: HostCopyFile, upload: S3Upload) -> None:
+    def _put_shared(self, number: int, file: HostCopyFile, upload: SharedUpload) -> None:
         for part, digest in upload.put_shared(
             file.memory, file.size, self._sizes[number], self._must_stop
         ):

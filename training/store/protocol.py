@@ -1,9 +1,10 @@
 """What every store promises: whole objects, conditional writes with one winner, clear errors."""
 
 import threading
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 _CREATE_ATTEMPTS = 5
 
@@ -44,6 +45,22 @@ class Upload(Protocol):
         """Abort; parts are deleted if the store responds.
 
         A single-part object may exist already: the caller that chose its key deletes it.
+        """
+
+
+@runtime_checkable
+class SharedUpload(Upload, Protocol):
+    """An upload whose parts another process can send out of shared memory."""
+
+    def is_ready(self) -> bool:
+        """Whether that process takes orders; waits while it starts."""
+
+    def put_shared(
+        self, memory: int, size: int, part_bytes: int, must_stop: Callable[[], bool]
+    ) -> Iterator[tuple[int, bytes]]:
+        """Have it write every part of the memory with this file descriptor.
+
+        Yields number and SHA-256 of each; ends early once it `must_stop`.
         """
 
 

@@ -54,10 +54,7 @@ class S3Upload:
     def put_shared(
         self, memory: int, size: int, part_bytes: int, must_stop: Callable[[], bool]
     ) -> Iterator[tuple[int, bytes]]:
-        """Let the process send all parts of the shared memory with this file descriptor.
-
-        Yields number and SHA-256 of each; ends early once it `must_stop`.
-        """
+        """Have the process send every part; yield number and SHA-256 of each."""
         order = {"where": self._where, "size": size, "part_bytes": part_bytes}
         for number, tag, sha256 in self._process.send(order, memory, must_stop):
             self._arrived(number, tag, sha256)

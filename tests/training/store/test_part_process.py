@@ -38,9 +38,7 @@ class S3Scene(Scene):
     @property
     def worker(self) -> psutil.Process:
         """The process that sends."""
-        assert self.store.part_process.is_ready()
-        (worker,) = workers()
-        return worker
+        return worker_of(self.store)
 
     def num_open_uploads(self) -> int:
         bucket = self._uri.split("/")[2]
@@ -55,10 +53,12 @@ def scene(tmp_path: Path, bucket_uri: str) -> Iterator[S3Scene]:
     scene.context.metrics.close()
 
 
-def workers(parent: int | None = None) -> list[psutil.Process]:
-    """The processes that send for this one, or for `parent`."""
-    found = psutil.Process(parent).children()
-    return [one for one in found if "training.store.part_worker" in one.cmdline()]
+def worker_of(store: S3Store) -> psutil.Process:
+    """The process that sends for this store, once it takes orders."""
+    assert store.part_process.is_ready()
+    worker = store.part_process._worker
+    assert worker is not None
+    return psutil.Process(worker.process.pid)
 
 
 def staged(store: S3Store, live: LiveState) -> HostCopy:
@@ -74,8 +74,7 @@ def test_the_bytes_and_checksums_are_those_that_the_trainer_would_send(bucket_ur
     live = LiveState(tensors={"model": {"w": weights}, "optimizer": {}}, state={})
     progress = Progress()
     copy = staged(store, live)
-    assert store.part_process.is_ready()
-    (worker,) = workers()
+    worker = worker_of(store)
     for number in (signal.SIGTERM, signal.SIGINT):  # the trainer answers them
         worker.send_signal(number)
     sent = send(store, "here/", copy.files, CPU, progress)
@@ -104,7 +103,7 @@ def test_a_killed_sender_is_a_failed_save_and_the_next_one_succeeds(scene: S3Sce
     scene.finish()
     assert scene.committed() == [(1, 1.0), (3, 3.0)]
     assert scene.schedule.failed.count == 0
-    assert workers() == []
+    assert not scene.store.part_process.start()
 
 
 def test_a_sender_that_cannot_start_leaves_the_trainer_to_send(
@@ -159,14 +158,14 @@ def test_a_killed_trainer_leaves_no_sender(bucket_uri: str) -> None:
     trainer = os.fork()
     if trainer == 0:
         store = S3Store(bucket_uri.removeprefix("s3://"), "")
-        assert store.part_process.is_ready()
+        pid = worker_of(store).pid
         loader = os.fork()
         if loader:
-            os.write(writer, f"{loader}\n".encode())
+            os.write(writer, f"{loader} {pid}".encode())
         time.sleep(600)
-    loader = int(os.read(reader, 100))
+    loader, pid = map(int, os.read(reader, 100).split())
     try:
-        (worker,) = workers(trainer)
+        worker = psutil.Process(pid)
         os.kill(trainer, signal.SIGKILL)
         os.waitpid(trainer, 0)
         wait_for(lambda: not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE)
@@ -180,16 +179,16 @@ def test_a_fork_has_a_sender_of_its_own(bucket_uri: str) -> None:
     assert isinstance(store, S3Store)
     live = LiveState(tensors={"model": {"w": torch.ones(9)}}, state={})
     send(store, "parent/", staged(store, live).files, CPU, Progress())
-    (worker,) = workers()
+    worker = worker_of(store)
 
     def send_in_fork() -> int:
         send(store, "fork/", staged(store, live).files, CPU, Progress())
-        (own,) = workers()
+        own = worker_of(store)
         own.kill()
         return own.pid
 
     assert in_fork(send_in_fork) != worker.pid
     send(store, "again/", staged(store, live).files, CPU, Progress())
-    assert workers() == [worker]
+    assert worker_of(store) == worker
     for name in ("parent", "fork", "again"):
         assert list(store.sizes(f"{name}/")) == [f"{name}/model.safetensors"]
