@@ -96,11 +96,19 @@ def main(trainer: int, bucket: str, prefix: str) -> None:
     with suppress(BrokenPipeError):
         control.send(READY)
     while control.fileno() in select.select([control.fileno(), alive], [], [])[0]:
-        text, files, _, _ = socket.recv_fds(control, _ORDER_BYTES, 2)
-        if not text:
+        if not _take_order(control, store, tasks):
             return
+
+
+def _take_order(
+    control: socket.socket, store: S3Store, tasks: "queue.SimpleQueue[Callable[[], None]]"
+) -> bool:
+    """Take one order; its memory is released once its tasks are done. False: the trainer left."""
+    text, files, _, _ = socket.recv_fds(control, _ORDER_BYTES, 2)
+    if text:
         for task in _Order(store, text, files[0], files[1]).tasks():
             tasks.put(task)
+    return bool(text)
 
 
 def _work(tasks: "queue.SimpleQueue[Callable[[], None]]") -> None:

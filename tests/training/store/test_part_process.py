@@ -79,7 +79,8 @@ def test_the_bytes_and_checksums_are_those_that_the_trainer_would_send(bucket_ur
         worker.send_signal(number)
     sent = send(store, "here/", copy.files, CPU, progress)
     assert progress.done_bytes == sum(file.size for file in copy.files)
-    assert worker.is_running()
+    maps = Path(f"/proc/{worker.pid}/maps")
+    wait_for(lambda: "host-copy" not in maps.read_text())  # memory of the trainer's to free
     worker.kill()
     worker.wait()
     assert sent == send(store, "there/", copy.files, CPU, Progress())
