@@ -9,13 +9,8 @@ from training.cli.outputs import checked_folder
 from training.errors import EXIT_FINISHED, EXIT_NO_MANIFEST, UserError
 from training.record.events import Events
 from training.report.progress import FileProgressBar, ProgressBar
-from training.store.dataset import (
-    open_dataset,
-    sync_dataset,
-    upload_dataset,
-    wait_for_manifest,
-    write_manifest,
-)
+from training.store.dataset import sync_dataset, upload_dataset, wait_for_manifest
+from training.store.local_dataset import open_dataset, write_manifest
 from training.store.open import open_store
 from training.store.protocol import Store
 
@@ -79,7 +74,7 @@ def _make(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> int:
-    dataset = open_dataset(options.folder, verify=True)
+    dataset = open_dataset(options.folder, again=True)
     files = dataset.manifest["files"]
     size = sum(entry["bytes"] for entry in files) / 1e6
     print(f"[ok] dataset verified: {len(files)} files, {size:.1f} MB")
