@@ -29,11 +29,13 @@ PEERS = (f"boto3[crt]=={boto3.__version__}", "obstore", "s5cmd")
 _TITLES = {
     "raw": "raw sockets (the limit)",
     "ours": "ours (SHA-256)",
+    "threads": "ours, by the trainer's threads",
     "boto3": "boto3 (s3transfer)",
     "crt": "awscrt (s3transfer)",
     "obstore": "obstore",
     "s5cmd": "s5cmd",
 }
+_OURS = ("ours", "threads")
 _DIRECTIONS = ("upload", "download")
 
 
@@ -111,6 +113,8 @@ def _directed(
     with ExitStack() as stack:
         clients = {}
         for name in CLIENTS:
+            if (name, direction) == ("threads", "download"):
+                continue  # there is one way to read
             process = stack.enter_context(_started(name, direction, megabytes, python, environment))
             clients[name] = _Client(process)
         for number in range(rounds + 1):
@@ -140,7 +144,7 @@ def _started(
     program = str(REPOSITORY / "benchmarks" / "s3_client.py")
     process = subprocess.Popen(
         [
-            *(sys.executable if name == "ours" else str(python), program, name, direction),
+            *(sys.executable if name in _OURS else str(python), program, name, direction),
             *(f"--megabytes={megabytes}", f"--endpoint={environment['AWS_ENDPOINT_URL']}"),
         ],
         env=environment,

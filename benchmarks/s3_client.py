@@ -45,11 +45,9 @@ def raw(direction: str, size: int, endpoint: str, folder: Path) -> Transfer:
             head = bytearray()
             while b"\r\n\r\n" not in head:
                 head += connection.recv(4096)
-            have = len(head.partition(b"\r\n\r\n")[2])
-            while have < len(memory[number]):
-                have += connection.recv_into(
-                    memory[number][have:] and memoryview(memory[number])[have:]
-                )
+            rest = memoryview(memory[number])[len(head.partition(b"\r\n\r\n")[2]) :]
+            while rest:
+                rest = rest[connection.recv_into(rest) :]
 
     def transfer() -> None:
         act = upload if direction == "upload" else download
@@ -129,20 +127,39 @@ def s5cmd(direction: str, size: int, endpoint: str, folder: Path) -> Transfer:
 
 def ours(direction: str, size: int, endpoint: str, folder: Path) -> Transfer:
     """A staged copy sent as a save sends it, and read as a resumed run reads it: both hashed."""
+    from training.store.s3 import S3Store
+
+    if direction == "upload":
+        store = S3Store(DISCARD, "run")
+        return _save(store, size, store.part_process)
+    return _restore(S3Store(KEEP, "run"), size)
+
+
+def threads(direction: str, size: int, endpoint: str, folder: Path) -> Transfer:
+    """The same in parts of 8 MiB by the trainer's own threads, as a streamed state is sent."""
+    from training.store.s3 import S3Store
+
+    return _save(S3Store(DISCARD, "run"), size, None)
+
+
+def _save(store: Any, size: int, sender: Any) -> Transfer:
     import torch
 
     from training.checkpoint.state import HostCopies, LiveState
-    from training.checkpoint.transfer import Progress, receive, send
-    from training.record.checkpoint_entry import FileEntry
-    from training.store.s3 import S3Store
+    from training.checkpoint.transfer import Progress, send
 
-    device = torch.device("cpu")
-    store = S3Store(DISCARD if direction == "upload" else KEEP, "run")
     live = LiveState(tensors={"model": {"w": torch.randn(size // 4)}}, state={})
-    copy = HostCopies(store.part_process).copy(live, None)
+    copy = HostCopies(sender).copy(live, None)
     assert copy is not None
-    if direction == "upload":
-        return lambda: send(store, "", copy.files, device, Progress())
+    return lambda: send(store, "", copy.files, copy.device, Progress())
+
+
+def _restore(store: Any, size: int) -> Transfer:
+    import torch
+
+    from training.checkpoint.transfer import receive
+    from training.record.checkpoint_entry import FileEntry
+
     target = torch.empty(size, dtype=torch.uint8)
 
     def place(start: int, block: torch.Tensor) -> None:
@@ -152,7 +169,7 @@ def ours(direction: str, size: int, endpoint: str, folder: Path) -> Transfer:
     return lambda: receive(store, "object", entry, place)
 
 
-CLIENTS = {one.__name__: one for one in (raw, ours, boto3, crt, obstore, s5cmd)}
+CLIENTS = {one.__name__: one for one in (raw, ours, threads, boto3, crt, obstore, s5cmd)}
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)

@@ -164,15 +164,19 @@ class _Sending:
 
 
 def receive(store: Store, key: str, entry: FileEntry, place: Callable[[int, Tensor], None]) -> bool:
-    """Read a file in parts, passing each to `place(start, bytes)`; return whether it is intact."""
+    """Read a file in parts, passing its bytes to `place(start, bytes)`, which copies them.
+
+    Return whether it is intact.
+    """
     size = entry.part_bytes or max(entry.bytes, 1)
     digests = [b""] * num_parts(entry.bytes, size)
 
     def read_part(part: int) -> None:
         start, stop = part * size, min((part + 1) * size, entry.bytes)
+        buffer = torch.empty(min(PART_BYTES, stop - start), dtype=torch.uint8)
         digest = hashlib.sha256()
         for first in range(start, max(stop, start + 1), PART_BYTES):
-            block = torch.empty(min(PART_BYTES, stop - first), dtype=torch.uint8)
+            block = buffer[: stop - first]
             data = view_of(block)
             store.read_into(key, first, data)
             digest.update(data)
