@@ -159,7 +159,8 @@ class Learner:
             with self._parallel.reducing(place == len(batches) - 1):
                 with autocast(self._settings.precision, self._inputs.device):
                     loss, mean, metrics = self._parallel.losses(batch, step)
-                    loss = loss / weight
+                    # 0 / 0 is no number: what weighs nothing has no gradient either.
+                    loss = loss / weight if weight else loss * 0.0
                     if mean is not None:
                         loss = loss + mean / num_micro_batches
                     if not micro.counts:
