@@ -3,7 +3,7 @@
 A command that needs a missing one says which, and why.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -45,6 +45,19 @@ class HasShards(Protocol):
 
         Outside a block's own forward its parameters are slices: the loss must not read them.
         """
+
+
+@runtime_checkable
+class HasShapeKey(Protocol):
+    """A Train stage with `compile_mode` that says for which batches code is compiled anew.
+
+    Without it that is expected of batches of another shape: their first step is long work, which a
+    copy of the state is staged for and which is not begun after a notice. Uncompiled, every shape
+    is as good as another.
+    """
+
+    def shape_key(self, b: Batch) -> Hashable:
+        """What the compiled code depends on, such as the bucket of the images' size."""
 
 
 @runtime_checkable
