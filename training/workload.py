@@ -69,7 +69,11 @@ class Dataset(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prior:
-    """The committed result of the last Train stage, read from the store (never from memory)."""
+    """The committed result of the last Train stage, read from the store (never from memory).
+
+    Its tensors are there for a Prepare stage, and for a Train stage until it has started: then
+    their memory is freed.
+    """
 
     stage: str
     step: int  # global over the run's Train stages

@@ -18,6 +18,7 @@ from training.engine.batches import MicroBatch, micro_batch_of
 from training.engine.ema import MovingAverage
 from training.engine.parallel import broadcast_from_rank_0, is_sharded, parallel
 from training.engine.precision import Scaling, autocast
+from training.engine.prior import release_prior
 from training.engine.scalars import Scalars
 from training.engine.stage_checks import checked_optimizer, checked_start, checked_weight
 from training.errors import RunFailedError, UserError
@@ -80,8 +81,9 @@ class Learner:
             self.start = checked_start(stage, stage.start(model, inputs))
             if self.start.failures:
                 raise RunFailedError(f"stage {stage.name!r} cannot start: {self.start.failures[0]}")
-        elif isinstance(snapshot, Snapshot):
-            model.load_state_dict(dict(snapshot.tensors["model"]))
+        release_prior(inputs)
+        if isinstance(snapshot, Snapshot):
+            model.load_state_dict(snapshot.take("model"))
         if not self.is_sharded:
             model = model.to(inputs.device)
         elif snapshot is None:
@@ -94,11 +96,11 @@ class Learner:
         if isinstance(snapshot, ShardedSnapshot):
             self._fill(snapshot)
             return
-        state = unflatten_state(snapshot.state["optimizer"], snapshot.tensors["optimizer"])
+        state = unflatten_state(snapshot.state["optimizer"], snapshot.take("optimizer"))
         self._optimizer.load_state_dict(state)
         self._scaling.load(snapshot.state.get("scaler", {}))
         if self._average is not None:
-            self._average.load(snapshot.tensors["ema"])
+            self._average.load(snapshot.take("ema"))
 
     def _fill(self, snapshot: ShardedSnapshot) -> None:
         """Fill this rank's share of the state in place."""

@@ -93,6 +93,8 @@ class StageLoop:
             results={**self._position.results, self._stage.name: self._position.metrics},
         )
         self._policy.save_stage_end(self._position)
+        # It and this loop hold each other, and with them the model until the next collection.
+        del self._policy
         return self._position
 
     def _train(self) -> None:

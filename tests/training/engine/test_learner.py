@@ -1,6 +1,7 @@
-"""One optimizer step of a stage: a step that weighs nothing is a step."""
+"""The state of a stage: its steps, also those that weigh nothing, and what it starts from."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,10 +13,12 @@ from tests.training.ranks.processes import CPU
 from tests.training.tiny import TinyConfig, TinyTrain
 from training.engine.batches import MicroBatch
 from training.engine.learner import Learner
+from training.engine.prior import PriorTensors
+from training.errors import UserError
 from training.preflight.standalone import standalone_inputs
 from training.proxies import TrainProxy
 from training.ranks.world import RankEnvironment, World
-from training.workload import Batch, Inputs, Loss, Train
+from training.workload import Batch, Inputs, Loss, Prior, Start, Train
 
 CONFIG = TinyConfig(dropout=0.0, batch_norm=False, clip_norm=None, schedule="constant")
 
@@ -85,3 +88,22 @@ def test_in_a_step_that_weighs_nothing_the_optimizer_steps_as_usual(learner: Lea
     stepped(learner, {"boxes": [], "has_mean": False}, 1)
     momentum = 0.5 * momentum + 0.25 * middle
     assert torch.allclose(weights(learner), middle - rates[1] * momentum)
+
+
+def test_the_stage_before_is_there_until_the_start_and_to_read_it_later_is_refused() -> None:
+    read: list[Tensor] = []
+
+    class Starting(Boxes):
+        def start(self, m: nn.Module, i: Inputs) -> Start:
+            assert i.prior is not None
+            read.extend(dict(i.prior.model).values())
+            return Start()
+
+    tensors = PriorTensors({"weight": torch.ones(3)})
+    prior = Prior(stage="before", step=4, model=tensors, metrics={})
+    inputs = replace(standalone_inputs("boxes", CONFIG), prior=prior)
+    stage = Starting(TinyTrain(config=CONFIG, name="boxes", width=2))
+    Learner(stage, inputs, World(RankEnvironment(), CPU), None)
+    assert [tensor.tolist() for tensor in read] == [[1.0, 1.0, 1.0]]
+    with pytest.raises(UserError, match="reads the tensors of `prior` after its start"):
+        prior.model["weight"]
