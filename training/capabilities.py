@@ -11,7 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 from torch import nn
 
 from training.sources import SourceFile
-from training.workload import Batch, Partial, Progress
+from training.workload import Batch, Loss, Partial, Progress
 
 
 @runtime_checkable
@@ -45,6 +45,22 @@ class HasExample(Protocol):
 
     def example(self, size: int) -> Batch:
         """A batch of `size` samples in the form `collate` returns, each of the largest size."""
+
+
+@runtime_checkable
+class HasSurrogate(Protocol):
+    """A Train stage whose loss reads data, with a step that can be measured (`measure`).
+
+    A loss reads data if it computes on the host (`.numpy()`, a matcher) or if shapes depend on
+    values (`bincount`, boolean masks, an MoE that drops nothing): there are none when it is
+    measured. Runs, and the trials of the ladder, make the real step.
+    """
+
+    def surrogate(self, m: nn.Module, b: Batch) -> Loss:
+        """A loss of the same memory and FLOPs as `loss` on the batch of `example`, by shapes alone.
+
+        For instance with the matches, or the tokens per expert, that take the most memory.
+        """
 
 
 @runtime_checkable
