@@ -66,6 +66,7 @@ def test_a_stage_holds_its_own_state_alone_whether_it_began_or_resumed(
     begun = measure(run, tmp_path / "begun", notice_in="second")
     resumed = measure(run, tmp_path / "resumed")
     held = {**begun.held, **resumed.held}
+    print({stage: f"{size / 1e6:.0f} MB" for stage, size in held.items()})
     assert tuple(held) == STAGES
     assert max(held.values()) - min(held.values()) < 0.1 * STATE_BYTES
     # To resume: the snapshot, the end of the stage before, and parameters to copy into: a third
