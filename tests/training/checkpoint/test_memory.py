@@ -106,16 +106,16 @@ class Runtime:
         self.error = error
         self.registered: list[int] = []
 
-    def cudaHostRegister(self, address: int, size: int, flags: int) -> int:  # noqa: N802
+    def cudaHostRegister(self, address: int, size: int, flags: int) -> int:
         if not self.error:
             self.registered.append(address)
         return self.error
 
-    def cudaHostUnregister(self, address: int) -> int:  # noqa: N802
+    def cudaHostUnregister(self, address: int) -> int:
         self.registered.remove(address)
         return 0
 
-    def cudaGetErrorString(self, error: int) -> str:  # noqa: N802
+    def cudaGetErrorString(self, error: int) -> str:
         return "out of memory"
 
 
