@@ -283,6 +283,31 @@ def test_the_fail_command_marks_the_run(run: Run) -> None:
     assert (run.head.state, run.head.reason) == ("failed", "disk broke")
 
 
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}),
+        ({"PYTORCH_ALLOC_CONF": ""}, {"PYTORCH_ALLOC_CONF": ""}),
+        (
+            {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"},
+            {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"},
+        ),
+    ],
+)
+def test_a_run_lets_the_segments_of_a_gpu_grow_unless_it_is_told_otherwise(
+    given: dict[str, str], expected: dict[str, str], run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+    for name in names:
+        # Set first: a variable that was not there is otherwise not taken away again.
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    assert run.attempt("--override=no_such_field=1") == 2, "set before the checks start CUDA"
+    assert {name: os.environ[name] for name in names if name in os.environ} == expected
+
+
 def test_help_names_every_command_and_exit_code() -> None:
     root = Path(__file__).parents[3]
     command = [sys.executable, "-m", "training", "--help"]
