@@ -50,8 +50,8 @@ class Block(nn.Module):
 
 def folded_attention(q_BMHNd: Tensor, k_BMHNd: Tensor, v_BMHNd: Tensor) -> Tensor:
     """Attention in four dimensions, as the fast kernels need it; equal but for rounding."""
-    heads = [x_BMHNd.flatten(0, 1) for x_BMHNd in (q_BMHNd, k_BMHNd, v_BMHNd)]
-    return F.scaled_dot_product_attention(*heads).unflatten(0, q_BMHNd.shape[:2])
+    q, k, v = (x_BMHNd.flatten(0, 1) for x_BMHNd in (q_BMHNd, k_BMHNd, v_BMHNd))
+    return F.scaled_dot_product_attention(q, k, v).view(q_BMHNd.shape)
 
 
 class TokenTransformer(nn.Module):
