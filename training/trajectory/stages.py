@@ -26,6 +26,7 @@ def frozen_stages(c: TrajectoryConfig) -> Sequence[Prepare | Train]:
             weight_decay=c.weight_decay,
             position_weight=c.position_weight,
             fused_optimizer=c.fused_optimizer,
+            classes=c.class_names,
         )
 
     return (
@@ -54,6 +55,7 @@ def magvit_stages(c: MagvitConfig) -> Sequence[Prepare | Train]:
             weight_decay=c.weight_decay,
             position_weight=c.position_weight,
             fused_optimizer=c.fused_optimizer,
+            classes=c.class_names,
         ),
     )
 
@@ -68,6 +70,7 @@ def time_average(c: RecipeConfig) -> TrainTimeAverage:
         weight_decay=c.weight_decay,
         position_weight=c.position_weight,
         fused_optimizer=c.fused_optimizer,
+        classes=c.class_names,
         width=c.baseline_width,
     )
 

@@ -16,7 +16,7 @@ from torch import nn
 
 from contract.grammar import Interval, parse_interval
 from training.cli import run_options
-from training.store.dataset import write_manifest
+from training.store.local_dataset import write_manifest
 from training.trajectory.dataset import make_dataset
 from training.trajectory.workload import RECIPES, TRAJECTORY
 from training.workload import Train
