@@ -5,13 +5,12 @@ two machines' clocks are compared, and safety never depends on the TTL. Imports 
 """
 
 import logging
-import re
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from contract.keys import CHECKPOINTS, HEAD, checkpoint_prefix
+from contract.keys import CHECKPOINT_NAME, CHECKPOINTS, HEAD, checkpoint_prefix
 from training.errors import UserError
 from training.record.candidates import say_waiting
 from training.record.checkpoint_entry import CheckpointEntry
@@ -20,9 +19,6 @@ from training.record.retention import KEEP_NEWEST, Retention
 from training.store.protocol import PreconditionFailedError, Store, StoreError
 
 _log = logging.getLogger(__name__)
-
-# In a checkpoint's name (training/checkpoint/read.py).
-_GENERATION = re.compile(r"-g([0-9]+)-")
 
 
 class LeaseLostError(RuntimeError):
@@ -121,8 +117,8 @@ class Lease:
         named = {entry.name for entry in self._head.checkpoints}
         found = {key.split("/")[1] for key in self._store.sizes(CHECKPOINTS)}
         for name in sorted(found - named):
-            match = _GENERATION.search(name)
-            if match and int(match[1]) < self._head.generation:
+            match = CHECKPOINT_NAME.fullmatch(name)
+            if match and int(match["generation"]) < self._head.generation:
                 self._store.delete_below(checkpoint_prefix(name))
 
     def release(self) -> None:

@@ -13,7 +13,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from training.errors import UserError
-from training.store.protocol import PreconditionFailedError, Stored, StoreError, Upload
+from training.store.protocol import (
+    PreconditionFailedError,
+    Stored,
+    StoreError,
+    Upload,
+    refuse_outside,
+)
 
 _PAGE = 4096
 _LOCK_SECONDS = 30.0
@@ -37,9 +43,10 @@ class FolderStore:
         return str(self._root)
 
     def get(self, key: str) -> Stored | None:
-        with _reading(self._root / key):
+        path = self._at(key)
+        with _reading(path):
             try:
-                data = (self._root / key).read_bytes()
+                data = path.read_bytes()
             except FileNotFoundError:
                 return None
         return Stored(data=data, etag=hashlib.sha256(data).hexdigest())
@@ -49,7 +56,7 @@ class FolderStore:
             stream.write(data)
 
     def put_if(self, key: str, data: bytes, etag: str | None) -> str:
-        with _writing(self._root / key), self._locked():
+        with _writing(self._at(key)), self._locked():
             found = self.get(key)
             if (found.etag if found else None) != etag:
                 raise PreconditionFailedError(f"{self.uri}/{key} has changed")
@@ -57,18 +64,18 @@ class FolderStore:
         return hashlib.sha256(data).hexdigest()
 
     def get_file(self, key: str, path: Path) -> None:
-        with _reading(self._root / key):
-            shutil.copyfile(self._root / key, path)
+        with _reading(self._at(key)):
+            shutil.copyfile(self._at(key), path)
 
     def put_file(self, key: str, path: Path) -> None:
         with self._replacing(key) as part:
             shutil.copyfile(path, part)
 
     def upload(self, key: str, size: int, part_bytes: int, stop: threading.Event) -> Upload:
-        return _FileUpload(self._root / key, size)
+        return _FileUpload(self._at(key), size)
 
     def read_into(self, key: str, start: int, data: memoryview) -> None:
-        with _reading(self._root / key), (self._root / key).open("rb", buffering=0) as stream:
+        with _reading(self._at(key)), self._at(key).open("rb", buffering=0) as stream:
             stream.seek(start)
             done = 0
             while done < len(data):
@@ -79,18 +86,22 @@ class FolderStore:
 
     def sizes(self, prefix: str) -> dict[str, int]:
         found: dict[str, int] = {}
-        with _reading(self._root / prefix):
-            for folder, _, names in os.walk(self._root / prefix):
+        with _reading(self._at(prefix)):
+            for folder, _, names in os.walk(self._at(prefix)):
                 for path in (Path(folder) / name for name in names if not name.startswith(".")):
                     with suppress(FileNotFoundError):  # deleted meanwhile
                         found[path.relative_to(self._root).as_posix()] = path.stat().st_size
         return dict(sorted(found.items()))
 
     def delete_below(self, prefix: str) -> None:
-        with _writing(self._root / prefix):
-            while (self._root / prefix).is_dir():
+        with _writing(self._at(prefix)):
+            while self._at(prefix).is_dir():
                 with suppress(FileNotFoundError):  # another process deletes it too
-                    shutil.rmtree(self._root / prefix)
+                    shutil.rmtree(self._at(prefix))
+
+    def _at(self, key: str) -> Path:
+        refuse_outside(self.uri, key)
+        return self._root / key
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -118,7 +129,7 @@ class FolderStore:
 
     @contextmanager
     def _replacing(self, key: str) -> Iterator[Path]:
-        target = self._root / key
+        target = self._at(key)
         with _writing(target):
             part = _beside(target)
             try:

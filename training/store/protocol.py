@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from training.errors import UserError
+
 _CREATE_ATTEMPTS = 5
 
 
@@ -48,7 +50,10 @@ class Upload(Protocol):
 
 
 class Store(Protocol):
-    """Keys are relative, with slashes; prefixes end with a slash or are empty."""
+    """Keys are relative, with slashes; prefixes end with a slash or are empty.
+
+    A key or prefix that would leave the store, or name all of a folder, is refused by every method.
+    """
 
     @property
     def num_threads(self) -> int:
@@ -84,6 +89,14 @@ class Store(Protocol):
 
     def delete_below(self, prefix: str) -> None:
         """Delete every key below `prefix`, if any."""
+
+
+def refuse_outside(uri: str, key: str) -> None:
+    """Raise UserError for a key or prefix that a file system would resolve to another place."""
+    if key and {"", ".", ".."} & set(key.removesuffix("/").split("/")):
+        raise UserError(
+            f"{key!r} is no key of {uri}; restore the last good version of what names it"
+        )
 
 
 def create(store: Store, key: str, data: bytes) -> bool:

@@ -22,6 +22,7 @@ from training.store.protocol import (
     Stored,
     StoreError,
     Upload,
+    refuse_outside,
 )
 
 Answer = TypeVar("Answer")
@@ -191,6 +192,7 @@ class S3Store:
         from boto3.exceptions import Boto3Error
         from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
 
+        refuse_outside(self.uri, key)
         try:
             yield
         except ClientError as error:

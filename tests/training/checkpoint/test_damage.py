@@ -191,6 +191,33 @@ def test_fails_for_a_newer_format_and_says_which_bundle_reads_it(
     assert snapshot_of(run) == before
 
 
+@pytest.mark.parametrize("name", ["..", "../../../beside"])
+def test_fails_for_a_name_in_the_head_that_leaves_the_checkpoints_and_deletes_nothing(
+    run: Run, whole: Run, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    interrupted(run, "first", 7)
+    head = Path(run.uri) / "head.json"
+    good, beside = head.read_bytes(), Path(run.uri).parent / "beside" / "kept"
+    beside.parent.mkdir()
+    beside.write_bytes(b"mine")
+
+    def edit(record: dict[str, object]) -> None:
+        entries: list[dict[str, object]] = record["checkpoints"]  # type: ignore[assignment]
+        entries.insert(0, {**entries[0], "name": name})
+
+    edit_head(run, edit)
+    before = snapshot_of(run)
+    capsys.readouterr()
+    assert run.attempt("--keep=1") == 2
+    (error,) = capsys.readouterr().err.strip().splitlines()
+    assert f"head.json is damaged or was edited (ValueError: the checkpoint name {name!r}" in error
+    assert snapshot_of(run) == before
+    assert beside.read_bytes() == b"mine"
+    head.write_bytes(good)
+    assert run.attempt() == 0
+    assert_equal(run, whole)
+
+
 @pytest.mark.parametrize("damage", ["flipped bit", "missing shard", "torn index", "no index"])
 def test_a_damaged_artifact_is_made_anew_and_nothing_else(
     run: Run, whole: Run, capsys: pytest.CaptureFixture[str], damage: str
