@@ -100,13 +100,7 @@ class Lease:
         After a release the successor deletes them, because then seconds count.
         """
         with self._deleting:
-            try:
-                for name in sorted(self._unkept):
-                    self._store.delete_below(checkpoint_prefix(name))
-                    self._unkept.discard(name)
-            except StoreError as error:
-                # Published checkpoints are safe; the next publication or take-over retries.
-                _log.warning(f"[retention] {error}; retrying")
+            self._unkept -= self._delete(self._unkept)
 
     def sweep(self) -> None:
         """Delete checkpoints of earlier generations that the head does not name.
@@ -115,11 +109,14 @@ class Lease:
         yet may have published them.
         """
         named = {entry.name for entry in self._head.checkpoints}
-        found = {key.split("/")[1] for key in self._store.sizes(CHECKPOINTS)}
-        for name in sorted(found - named):
-            match = CHECKPOINT_NAME.fullmatch(name)
-            if match and int(match["generation"]) < self._head.generation:
-                self._store.delete_below(checkpoint_prefix(name))
+        try:
+            unnamed = self._store.folders(CHECKPOINTS) - named
+        except StoreError as error:
+            _log.warning(f"[sweep] {error}; the next take-over sweeps")
+            return
+        generation = self._head.generation
+        matches = filter(None, map(CHECKPOINT_NAME.fullmatch, unnamed))
+        self._delete({match[0] for match in matches if int(match["generation"]) < generation})
 
     def release(self) -> None:
         """Let the next candidate take over at once; no-op once the run has ended."""
@@ -160,6 +157,18 @@ class Lease:
                 return  # the loop sees `lost` at its next step boundary
             except StoreError as error:
                 _log.warning(f"[heartbeat] {error}; retrying")
+
+    def _delete(self, names: set[str]) -> set[str]:
+        """Delete the files of checkpoints; return the names of those that are gone."""
+        deleted = set()
+        for name in sorted(names):
+            try:
+                self._store.delete_below(checkpoint_prefix(name))
+                deleted.add(name)
+            except StoreError as error:
+                # Published checkpoints are safe; the next publication or take-over retries.
+                _log.warning(f"[retention] {error}; retrying")
+        return deleted
 
     def _change(self, change: Callable[[Head], Head]) -> tuple[Head, Head]:
         """Write the changed head; return the head before and after."""

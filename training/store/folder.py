@@ -87,11 +87,17 @@ class FolderStore:
     def sizes(self, prefix: str) -> dict[str, int]:
         found: dict[str, int] = {}
         with _reading(self._at(prefix)):
-            for folder, _, names in os.walk(self._at(prefix)):
+            for folder, _, names in os.walk(self._at(prefix), onerror=_raise_unless_missing):
                 for path in (Path(folder) / name for name in names if not name.startswith(".")):
                     with suppress(FileNotFoundError):  # deleted meanwhile
                         found[path.relative_to(self._root).as_posix()] = path.stat().st_size
         return dict(sorted(found.items()))
+
+    def folders(self, prefix: str) -> set[str]:
+        path = self._at(prefix)
+        with _reading(path), suppress(FileNotFoundError), os.scandir(path) as entries:
+            return {entry.name for entry in entries if entry.is_dir()}
+        return set()
 
     def delete_below(self, prefix: str) -> None:
         with _writing(self._at(prefix)):
@@ -222,6 +228,12 @@ def _sync_folder(path: Path) -> None:
         os.close(folder)
 
 
+def _raise_unless_missing(error: OSError) -> None:
+    # os.walk would skip what it cannot list, and what is there would seem to be missing.
+    if not isinstance(error, FileNotFoundError):
+        raise error
+
+
 @contextmanager
 def _reading(path: Path) -> Iterator[None]:
     """Turn an OSError into a StoreError; a missing file stays FileNotFoundError."""
@@ -230,7 +242,7 @@ def _reading(path: Path) -> Iterator[None]:
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise StoreError(f"{path}: {error.strerror or error}") from error
+        raise StoreError(f"{error.filename or path}: {error.strerror or error}") from error
 
 
 @contextmanager

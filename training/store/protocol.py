@@ -87,6 +87,9 @@ class Store(Protocol):
     def sizes(self, prefix: str) -> dict[str, int]:
         """Bytes of every key below `prefix`, keys relative to the store."""
 
+    def folders(self, prefix: str) -> set[str]:
+        """Names of the folders right below `prefix`, also of empty and unreadable ones."""
+
     def delete_below(self, prefix: str) -> None:
         """Delete every key below `prefix`, if any."""
 

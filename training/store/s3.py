@@ -178,6 +178,18 @@ class S3Store:
                 for entry in page.get("Contents", [])
             }
 
+    def folders(self, prefix: str) -> set[str]:
+        below = self._prefix + prefix
+        with self._errors(prefix):
+            pages = self._client.get_paginator("list_objects_v2").paginate(
+                Bucket=self._bucket, Prefix=below, Delimiter="/"
+            )
+            return {
+                entry["Prefix"].removeprefix(below).removesuffix("/")
+                for page in pages
+                for entry in page.get("CommonPrefixes", [])
+            }
+
     def delete_below(self, prefix: str) -> None:
         keys = [{"Key": self._prefix + key} for key in self.sizes(prefix)]
         with self._errors(prefix):

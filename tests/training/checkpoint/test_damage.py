@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.training.damage import flip
+from tests.training.damage import flip, make_readable, make_unreadable
 from tests.training.hooks import interrupt_at
 from tests.training.runs import Run, assert_equal
 from training.checkpoint.read import newest_valid
@@ -90,6 +90,49 @@ def test_a_damaged_stage_end_with_nothing_before_it_begins_the_run_anew_from_its
     assert resumed["checkpoint"] is None
     assert len(resumed["passed_over"]) == 4
     assert len(run.lines("prepare")) == 3, "derived data is kept"
+    assert_equal(run, whole)
+
+
+@pytest.mark.parametrize("name", ["", "model.safetensors", "state.json"])
+def test_an_unreadable_checkpoint_costs_the_steps_since_the_one_before(
+    run: Run, whole: Run, name: str
+) -> None:
+    interrupted(run, "second", 7)
+    newest, older = run.head.checkpoints[-1], run.head.checkpoints[-2]
+    make_unreadable(file_of(run, newest, name))
+    assert run.attempt() == 0
+    resumed = run.events("resumed")[-1]
+    (passed_over,) = resumed["passed_over"]
+    assert passed_over["name"] == newest.name
+    assert "Too many levels of symbolic links" in passed_over["why"]
+    assert resumed["checkpoint"] == older.name
+    assert_equal(run, whole)
+
+
+@pytest.mark.parametrize("is_newest_damaged", [False, True])
+def test_fails_where_no_checkpoint_can_be_read_and_never_begins_anew(
+    run: Run, whole: Run, capsys: pytest.CaptureFixture[str], is_newest_damaged: bool
+) -> None:
+    interrupted(run, "second", 7)
+    entries = run.head.checkpoints
+    model = file_of(run, entries[-1], "model.safetensors")
+    good = model.read_bytes()
+    if is_newest_damaged:
+        flip(model, -1)
+    unreadable = [file_of(run, e, "") for e in (entries[:-1] if is_newest_damaged else entries)]
+    for folder in unreadable:
+        make_unreadable(folder)
+    capsys.readouterr()
+    assert run.attempt() == 1
+    (error,) = capsys.readouterr().err.strip().splitlines()
+    assert error.startswith(f"error: no checkpoint of {run.uri} can be read: ")
+    assert (run.head.state, run.head.checkpoints) == ("released", entries)
+    for folder in unreadable:
+        make_readable(folder)
+    model.write_bytes(good)
+    steps = len(run.lines("step"))
+    assert run.attempt() == 0
+    assert len(run.lines("step")) - steps == 24 - entries[-1].step, "no step was repeated"
     assert_equal(run, whole)
 
 

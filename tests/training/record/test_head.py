@@ -197,6 +197,27 @@ def test_a_take_over_sweeps_files_that_no_head_names(tmp_path: Path) -> None:
     assert list(store.sizes("checkpoints/")) == [f"checkpoints/{entry(1).name}/state.json"]
 
 
+def test_a_checkpoint_that_cannot_be_deleted_keeps_no_other_one(tmp_path: Path) -> None:
+    class Stubborn(FolderStore):
+        def delete_below(self, prefix: str) -> None:
+            if entry(1).name in prefix:
+                raise StoreError(f"{prefix}: 403 Forbidden")
+            super().delete_below(prefix)
+
+    store = Stubborn(tmp_path)
+    lease = take(store, "i-1")
+    for step in range(1, 7):
+        store.put(f"checkpoints/{entry(step).name}/state.json", b"{}")
+        lease.publish(entry(step))
+        lease.delete_unkept()
+    left = {entry(step).name for step in (1, 4, 5, 6)}
+    assert store.folders("checkpoints/") == left
+    lease.release()
+    store.put("checkpoints/00000009-g0001-dead/state.json", b"{}")
+    take(store, "i-2").sweep()
+    assert store.folders("checkpoints/") == left
+
+
 def test_a_finished_run_is_not_taken_over(tmp_path: Path) -> None:
     store = FolderStore(tmp_path)
     take(store, "i-1").finish("abc")

@@ -116,6 +116,15 @@ class AnyStore(RuleBasedStateMachine):
         }
         assert self.stores[writer].sizes(self.root + prefix) == expected
 
+    @rule(writer=WRITERS, prefix=st.sampled_from(["", "a/", "a/b/", "nothing/"]))
+    def folders(self, writer: int, prefix: str) -> None:
+        below = [key.removeprefix(prefix) for key in self.model if key.startswith(prefix)]
+        expected = {key.partition("/")[0] for key in below if "/" in key}
+        found = self.stores[writer].folders(self.root + prefix)
+        empty = [name for name in found - expected if not name.startswith(".")]
+        assert expected <= found
+        assert all(not self.stores[writer].sizes(f"{self.root}{prefix}{name}/") for name in empty)
+
     @invariant()
     def what_is_listed_is_what_there_is(self) -> None:
         expected = {self.root + key: len(data) for key, data in self.model.items()}
