@@ -6,7 +6,6 @@ and writers of the same shard do not collide. The index, written last and once, 
 
 import json
 import logging
-import os
 import random
 import re
 import time
@@ -27,6 +26,7 @@ from training.ranks.world import World
 from training.report.progress import ProgressBar
 from training.store.dataset import sha256_of
 from training.store.protocol import PreconditionFailedError, Store, StoreError
+from training.store.unfinished import UnfinishedFile, sweep
 from training.workload import Inputs, Prepare
 
 _log = logging.getLogger(__name__)
@@ -61,6 +61,8 @@ def ensure_artifact(
     num_reused = len(there)
     shared = SharedArtifacts(context.artifacts, stage, key, context.numerics)
     is_shared = shared.is_used
+    if world.leads:
+        shared.sweep()
     num_shared = _fill(context, stage, inputs_of(), shared, prefix, there)
     if world.leads:
         _write_index(context.store, prefix, key, [there[k] for k in range(stage.num_shards)])
@@ -126,6 +128,7 @@ def _shards_there(store: Store, prefix: str, cache: Path) -> dict[int, dict[str,
     indexed = _indexed(store, prefix)
     entries = indexed if indexed is not None else list(_listed(store, prefix))
     cache.mkdir(parents=True, exist_ok=True)
+    sweep(cache)
 
     def is_valid(entry: Mapping[str, Any]) -> bool:
         try:
@@ -232,10 +235,9 @@ def _cached(store: Store, prefix: str, shard: Mapping[str, Any], folder: Path) -
     path = folder / str(shard["name"])
     if path.is_file() and sha256_of(path) == shard["sha256"]:
         return path
-    # Several ranks may read into the same folder.
-    part = path.with_suffix(f".{os.getpid()}.part")
-    for _ in range(_READS):
-        store.get_file(prefix + path.name, part)
-        if sha256_of(part) == shard["sha256"]:
-            return part.replace(path)
+    with UnfinishedFile(path) as unfinished:
+        for _ in range(_READS):
+            store.get_file(prefix + path.name, unfinished.path)
+            if sha256_of(unfinished.path) == shard["sha256"]:
+                return unfinished.place()
     raise DamagedShardError(f"{store.uri}/{prefix}{path.name} does not match its checksum")

@@ -103,13 +103,14 @@ class Lease:
             self._unkept -= self._delete(self._unkept)
 
     def sweep(self) -> None:
-        """Delete checkpoints of earlier generations that the head does not name.
+        """Delete unfinished files, and checkpoints of earlier generations that no head names.
 
         Never those of this or a later generation: a successor that this writer does not know of
         yet may have published them.
         """
         named = {entry.name for entry in self._head.checkpoints}
         try:
+            self._store.sweep("")
             unnamed = self._store.folders(CHECKPOINTS) - named
         except StoreError as error:
             _log.warning(f"[sweep] {error}; the next take-over sweeps")

@@ -18,6 +18,7 @@ from typing import Any, TypeAlias
 from contract.keys import MANIFEST
 from training.errors import UserError
 from training.store.protocol import Store
+from training.store.unfinished import UnfinishedFile, sweep
 
 _NUM_THREADS = 8
 _CHUNK = 4 * 1024 * 1024
@@ -93,9 +94,7 @@ def write_manifest(folder: Path, workload: str, meta: Mapping[str, Any]) -> Loca
         "files": files,
         "meta": dict(meta),
     }
-    part = folder / f".{MANIFEST}.part"
-    part.write_text(json.dumps(manifest, indent=1))
-    part.replace(folder / MANIFEST)
+    _write(folder / MANIFEST, json.dumps(manifest, indent=1).encode())
     return LocalDataset(folder=folder, manifest=manifest)
 
 
@@ -139,6 +138,7 @@ def upload_dataset(folder: Path, store: Store, progress: FileProgress) -> SyncRe
     known = _parse(before.data, store.uri)["files"] if before else []
     same = {(entry["name"], entry["sha256"]) for entry in known}
     there = store.sizes("")
+    store.sweep("")
 
     def send(entry: Mapping[str, Any]) -> bool:
         name = entry["name"]
@@ -178,11 +178,10 @@ def sync_dataset(store: Store, out: Path, progress: FileProgress) -> SyncResult:
         )
     files = _parse(found.data, store.uri)["files"]
     out.mkdir(parents=True, exist_ok=True)
+    sweep(out)
     if out.resolve() != Path(store.uri).resolve():
         fetched = _for_each(files, lambda entry: _fetch(store, entry, out), progress)
-        part = out / f".{MANIFEST}.part"
-        part.write_bytes(found.data)
-        part.replace(out / MANIFEST)
+        _write(out / MANIFEST, found.data)
     else:
         fetched = []
         open_dataset(out, verify=True)
@@ -193,23 +192,27 @@ def _fetch(store: Store, entry: Mapping[str, Any], out: Path) -> bool:
     target = out / entry["name"]
     if _matches(target, entry):
         return False
-    target.parent.mkdir(parents=True, exist_ok=True)
-    part = target.with_name(f".{target.name}.part")
-    # The second attempt is for a failed transfer; a third would hide a wrong upload.
-    for _ in range(2):
-        try:
-            store.get_file(entry["name"], part)
-        except FileNotFoundError as error:
-            raise UserError(
-                f"{store.uri}/{entry['name']} is in the manifest but missing; upload it again"
-            ) from error
-        if _matches(part, entry):
-            part.replace(target)
-            return True
-    part.unlink()
+    with UnfinishedFile(target) as unfinished:
+        # The second attempt is for a failed transfer; a third would hide a wrong upload.
+        for _ in range(2):
+            try:
+                store.get_file(entry["name"], unfinished.path)
+            except FileNotFoundError as error:
+                raise UserError(
+                    f"{store.uri}/{entry['name']} is in the manifest but missing; upload it again"
+                ) from error
+            if _matches(unfinished.path, entry):
+                unfinished.place()
+                return True
     raise UserError(
         f"{store.uri}/{entry['name']} does not match its checksum in the manifest; upload it again"
     )
+
+
+def _write(path: Path, data: bytes) -> None:
+    with UnfinishedFile(path) as unfinished:
+        unfinished.path.write_bytes(data)
+        unfinished.place()
 
 
 def _matches(path: Path, entry: Mapping[str, Any]) -> bool:

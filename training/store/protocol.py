@@ -93,6 +93,12 @@ class Store(Protocol):
     def delete_below(self, prefix: str) -> None:
         """Delete every key below `prefix`, if any."""
 
+    def sweep(self, prefix: str) -> None:
+        """Delete what writers that were killed have left unfinished below `prefix`.
+
+        It is no key yet, and what a writer at work has begun stays.
+        """
+
 
 def refuse_outside(uri: str, key: str) -> None:
     """Raise UserError for a key or prefix that a file system would resolve to another place."""

@@ -119,9 +119,10 @@ class S3Store:
         raise AnswerLostError(f"{self.uri}/{key}: 409 from S3 {_CONFLICT_ATTEMPTS} times in a row")
 
     def get_file(self, key: str, path: Path) -> None:
-        with self._errors(key):
-            self._client.download_file(
-                self._bucket, self._prefix + key, str(path), Config=self._transfer
+        # Not download_file: it would write beside `path`, and leave that there when it is killed.
+        with self._errors(key), path.open("wb") as file:
+            self._client.download_fileobj(
+                self._bucket, self._prefix + key, file, Config=self._transfer
             )
 
     def put_file(self, key: str, path: Path) -> None:
@@ -198,6 +199,9 @@ class S3Store:
                     Bucket=self._bucket,
                     Delete={"Objects": keys[start : start + 1000], "Quiet": True},
                 )
+
+    def sweep(self, prefix: str) -> None:
+        """No-op: the bucket's lifecycle rule deletes unfinished uploads after a day."""
 
     @contextmanager
     def _errors(self, key: str, *, conditional: bool = False) -> Iterator[None]:

@@ -1,6 +1,9 @@
 """Datasets: made, uploaded, synced again only where something is missing, and always verified."""
 
 import json
+import multiprocessing
+import os
+import signal
 import threading
 from pathlib import Path
 
@@ -42,6 +45,33 @@ def test_a_sync_fetches_only_what_is_missing_or_damaged(
     (out / "notes" / "about.txt").unlink()
     assert sync_dataset(store, out, silent).fetched_files == 1
     open_dataset(out, verify=True)
+
+
+def test_killed_syncs_leave_nothing_behind(
+    store_uri: str, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, out = open_store(store_uri), tmp_path / "out"
+    upload_dataset(dataset, store, silent)
+
+    def kill(path: Path) -> str:
+        os.kill(os.getpid(), signal.SIGKILL)
+        return ""
+
+    for _ in range(3):
+        before = set(out.rglob(".*"))
+        with monkeypatch.context() as patched:
+            patched.setattr("training.store.dataset.sha256_of", kill)
+            process = multiprocessing.get_context("fork").Process(
+                target=sync_dataset, args=(store, out, silent)
+            )
+            process.start()
+            process.join(120)
+        assert process.exitcode == -signal.SIGKILL
+        left = set(out.rglob(".*"))
+        assert left, "it was killed with a file that was fetched and not yet verified"
+        assert not left & before
+    sync_dataset(store, out, silent)
+    assert {path.name for path in out.iterdir()} == {"manifest.json", "notes", "x.safetensors"}
 
 
 def test_fails_to_sync_what_was_uploaded_wrong(
