@@ -111,7 +111,7 @@ def open_dataset(folder: Path, *, verify: bool = False) -> LocalDataset:
     path = folder / MANIFEST
     if not path.is_file():
         raise UserError(f"the dataset folder {folder} has no {MANIFEST}; sync it again")
-    manifest = _parse(path.read_bytes(), str(path))
+    manifest = parse_manifest(path.read_bytes(), str(path))
     for entry in manifest["files"]:
         file = folder / entry["name"]
         if not file.is_file():
@@ -135,7 +135,7 @@ def upload_dataset(folder: Path, store: Store, progress: FileProgress) -> SyncRe
     dataset = open_dataset(folder, verify=True)
     files = dataset.manifest["files"]
     before = store.get(MANIFEST)
-    known = _parse(before.data, store.uri)["files"] if before else []
+    known = parse_manifest(before.data, store.uri)["files"] if before else []
     same = {(entry["name"], entry["sha256"]) for entry in known}
     there = store.sizes("")
     store.sweep("")
@@ -176,7 +176,7 @@ def sync_dataset(store: Store, out: Path, progress: FileProgress) -> SyncResult:
             f"{store.uri} has no {MANIFEST}; upload a dataset with "
             f"`python -m training data upload DIR --dataset-uri {store.uri}`"
         )
-    files = _parse(found.data, store.uri)["files"]
+    files = parse_manifest(found.data, store.uri)["files"]
     out.mkdir(parents=True, exist_ok=True)
     sweep(out)
     if out.resolve() != Path(store.uri).resolve():
@@ -260,17 +260,20 @@ def _synced(
     )
 
 
-def _parse(data: bytes, where: str) -> dict[str, Any]:
+def parse_manifest(data: bytes, where: str) -> dict[str, Any]:
+    """Parse a manifest; UserError says what is wrong with the one at `where`."""
     try:
         manifest = json.loads(data)
-        entries = manifest["files"]
-        names = [entry["name"] for entry in entries if entry["bytes"] >= 0 and entry["sha256"]]
-        meta = manifest["meta"]
+        entries, meta = manifest["files"], manifest["meta"]
+        paths = [Path(e["name"]) for e in entries if e["bytes"] >= 0 and e["sha256"]]
+        is_known = manifest["format"] == 1 and isinstance(manifest["workload"], str)
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{where}: invalid {MANIFEST} ({error!r}); make it again") from error
-    if manifest.get("format") != 1 or not isinstance(meta, dict):
+    if not is_known or not isinstance(meta, dict):
         raise UserError(f"{where}: {MANIFEST} has an unknown format; make it again")
-    for name in names:
-        if Path(name).is_absolute() or ".." in Path(name).parts:
-            raise UserError(f"{where}: {MANIFEST} lists {name!r}, which is outside the dataset")
+    for path in paths:
+        if path.is_absolute() or ".." in path.parts:
+            raise UserError(
+                f"{where}: {MANIFEST} lists {str(path)!r}, which is outside the dataset"
+            )
     return dict(manifest)

@@ -11,6 +11,7 @@ from tests.training.damage import flip, make_readable, make_unreadable
 from tests.training.hooks import interrupt_at
 from tests.training.runs import Run, assert_equal
 from training.checkpoint.read import newest_valid
+from training.preflight.ladder import Adaptation
 from training.record.checkpoint_entry import CheckpointEntry
 
 
@@ -158,12 +159,14 @@ def test_what_was_damaged_on_its_way_is_read_again(
     assert_equal(run, whole)
 
 
-@pytest.mark.parametrize("name", ["head.json", "config.json"])
+@pytest.mark.parametrize("name", ["head.json", "config.json", "adaptation.json"])
 @pytest.mark.parametrize("cut", [0, 40, -3])
 def test_fails_for_a_torn_json_in_one_sentence_and_goes_on_once_it_is_put_back(
     run: Run, whole: Run, capsys: pytest.CaptureFixture[str], name: str, cut: int
 ) -> None:
     interrupted(run, "first", 4)
+    adaptation = Adaptation(rungs=(), memory_limit_mib=None, trials=())
+    run.store.put("adaptation.json", adaptation.to_bytes())
     path = Path(run.uri) / name
     good = path.read_bytes()
     path.write_bytes(good[:cut])
@@ -258,6 +261,36 @@ def test_fails_for_a_name_in_the_head_that_leaves_the_checkpoints_and_deletes_no
     assert beside.read_bytes() == b"mine"
     head.write_bytes(good)
     assert run.attempt() == 0
+    assert_equal(run, whole)
+
+
+def first_only(shards: list[dict[str, object]]) -> object:
+    return shards[:1]
+
+
+def nothing_of_any(shards: list[dict[str, object]]) -> object:
+    return [{} for _ in shards]
+
+
+def a_name_outside(shards: list[dict[str, object]]) -> object:
+    return [{**shards[0], "name": "../../../escaped"}, *shards[1:]]
+
+
+@pytest.mark.parametrize("edit", [first_only, nothing_of_any, a_name_outside])
+def test_an_index_that_lists_what_is_no_artifact_is_rewritten(
+    run: Run, whole: Run, edit: Callable[[list[dict[str, object]]], object]
+) -> None:
+    interrupted(run, "second", 4)
+    (index,) = (Path(run.uri) / "artifacts").rglob("index.json")
+    good = index.read_bytes()
+    record = json.loads(good)
+    index.write_text(json.dumps({**record, "shards": edit(record["shards"])}))
+    (index.parent / "escaped").write_bytes(
+        (index.parent / record["shards"][0]["name"]).read_bytes()
+    )
+    assert run.attempt() == 0
+    assert index.read_bytes() == good
+    assert list(run.scratch.rglob("escaped")) == []
     assert_equal(run, whole)
 
 

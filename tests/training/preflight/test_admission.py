@@ -52,8 +52,9 @@ HUGE = Huge()
 def need(folder: Path, *, reads: bool, gpu_mib: int | None = 5_000) -> ResourceRequest:
     """Of the full recipe over 10,000 clips of 32 frames."""
     folder.mkdir(exist_ok=True)
-    files = [{"name": "clips.u8", "bytes": 10_000 * CLIP_BYTES, "sha256": ""}]
-    (folder / MANIFEST).write_text(json.dumps({"files": files}))
+    files = [{"name": "clips.u8", "bytes": 10_000 * CLIP_BYTES, "sha256": "ab"}]
+    manifest = {"format": 1, "workload": "trajectory", "files": files, "meta": {}}
+    (folder / MANIFEST).write_text(json.dumps(manifest))
     workload = load_workload("trajectory")
     config = resolve_config(workload, "full", {"num_threads": "2"})
     return resource_request(
