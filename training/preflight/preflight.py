@@ -23,7 +23,7 @@ from training.preflight.extend import resolve_origin
 from training.preflight.ladder import TrialRequest, adapted, explain, resolve_adaptation
 from training.preflight.limits import is_out_of_memory, limit_memory
 from training.preflight.workload_checks import problems
-from training.store.dataset import parse_manifest
+from training.store.local_dataset import parse_manifest
 from training.store.open import open_store
 from training.workload import Train, Workload
 from training.workloads import load_workload

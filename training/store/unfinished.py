@@ -6,6 +6,7 @@ from those of a writer at work without comparing clocks.
 
 import fcntl
 import os
+import re
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -13,7 +14,7 @@ from pathlib import Path
 
 from training.store.protocol import StoreError
 
-_SUFFIX = ".part"
+_NAME = re.compile(r"\..+\.[0-9a-f]{8}\.part")
 _ATTEMPTS = 5
 
 
@@ -25,7 +26,7 @@ class UnfinishedFile:
         with writing(target):
             target.parent.mkdir(parents=True, exist_ok=True)
             for _ in range(_ATTEMPTS):
-                self.path = target.with_name(f".{target.name}.{secrets.token_hex(4)}{_SUFFIX}")
+                self.path = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
                 self.file = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
                 fcntl.flock(self.file, fcntl.LOCK_EX)
                 if os.fstat(self.file).st_nlink:
@@ -62,7 +63,7 @@ def sweep(folder: Path) -> None:
     """Delete the unfinished files below `folder` whose writers have died."""
     for parent, _, names in os.walk(folder):
         for name in names:
-            if name.startswith(".") and name.endswith(_SUFFIX):
+            if _NAME.fullmatch(name):
                 # It is being written or was finished meanwhile, or cannot be deleted.
                 with suppress(OSError):
                     _delete_unlocked(Path(parent) / name)
