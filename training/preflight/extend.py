@@ -59,7 +59,9 @@ def resolve_origin(options: RunOptions, workload: Workload[Any], config: Any) ->
 
 def _refuse_unfinished_copy(store: Store) -> None:
     """Refuse to begin a run among copies: its config.json would keep the right command out."""
-    if store.folders(CHECKPOINTS) and read_run_config(store) is None:
+    head = read_head(store)
+    is_begun = head is not None and head.generation > 0
+    if not is_begun and store.folders(CHECKPOINTS) and read_run_config(store) is None:
         raise UserError(
             f"{store.uri} has checkpoints but no {CONFIG}: repeat the command with --extend-to "
             f"if it was interrupted; otherwise restore the last version of {CONFIG}, or give "

@@ -16,9 +16,17 @@ from training.record.candidates import say_waiting
 from training.record.checkpoint_entry import CheckpointEntry
 from training.record.head import Head, State, new_nonce, parse_head, read_head, write_head
 from training.record.retention import KEEP_NEWEST, Retention
-from training.store.protocol import PreconditionFailedError, Store, StoreError
+from training.store.protocol import (
+    PreconditionFailedError,
+    Store,
+    StoreError,
+    put_unless_changed,
+)
 
 _log = logging.getLogger(__name__)
+
+# A predecessor that has lost the lease can be in between once.
+_PUT_ATTEMPTS = 3
 
 
 class LeaseLostError(RuntimeError):
@@ -93,6 +101,19 @@ class Lease:
         They go after the next publication: until then an unanswered write may yet name them.
         """
         self._abandoned.add(name)
+
+    def put(self, key: str, data: bytes) -> None:
+        """Write another object of the run; what a successor has written is never replaced.
+
+        A successor that wrote before the key was read is found when the lease is renewed, and one
+        that writes later changes the key, so that the store refuses this write.
+        """
+        for _ in range(_PUT_ATTEMPTS):
+            before = self._store.get(key)
+            self.beat()
+            if put_unless_changed(self._store, key, data, before.etag if before else None):
+                return
+        raise StoreError(f"{self._store.uri}/{key} changes faster than it can be written")
 
     def delete_unkept(self) -> None:
         """Delete the files of checkpoints dropped by a publication; nothing waits for it.

@@ -1,13 +1,15 @@
 """What every store promises: whole objects, conditional writes with one winner, clear errors."""
 
 import threading
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from training.errors import UserError
 
-_CREATE_ATTEMPTS = 5
+_ATTEMPTS = 5
+_BACKOFF_SECONDS = 0.05
 
 
 class StoreError(RuntimeError):
@@ -109,18 +111,24 @@ def refuse_outside(uri: str, key: str) -> None:
 
 
 def create(store: Store, key: str, data: bytes) -> bool:
-    """Write a key that does not exist yet; return whether it now holds `data`.
+    """Write a key that does not exist yet; return whether it now holds `data`."""
+    return put_unless_changed(store, key, data, None)
+
+
+def put_unless_changed(store: Store, key: str, data: bytes, etag: str | None) -> bool:
+    """Write a key that is as it was with `etag`; return whether it now holds `data`.
 
     After a lost response the key is read: its content shows who was first.
     """
-    for attempt in range(1, _CREATE_ATTEMPTS + 1):
+    for attempt in range(1, _ATTEMPTS + 1):
         try:
-            store.put_if(key, data, None)
+            store.put_if(key, data, etag)
             return True
         except (PreconditionFailedError, AnswerLostError) as error:
             found = store.get(key)
-            if found is not None:
-                return found.data == data
-            if attempt == _CREATE_ATTEMPTS:
-                raise StoreError(f"{store.uri}/{key} could not be created: {error}") from error
+            if (found.etag if found else None) != etag:
+                return found is not None and found.data == data
+            if attempt == _ATTEMPTS:
+                raise StoreError(f"{store.uri}/{key} could not be written: {error}") from error
+            time.sleep(_BACKOFF_SECONDS * 2**attempt)
     raise AssertionError("the last attempt returns or raises")

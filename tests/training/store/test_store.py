@@ -386,7 +386,7 @@ def test_fails_when_a_key_cannot_be_created(tmp_path: Path) -> None:
         def put_if(self, key: str, data: bytes, etag: str | None) -> str:
             raise AnswerLostError(f"{key}: no answer")
 
-    with pytest.raises(StoreError, match=r"config\.json could not be created: .*no answer"):
+    with pytest.raises(StoreError, match=r"config\.json could not be written: .*no answer"):
         create(Silent(tmp_path), "config.json", b"mine")
 
 
