@@ -267,11 +267,9 @@ class StageSequence:
         with _explained():
             weights = export_final(context.store, end, about, context.scratch)
         context.metrics.flush()
-        context.lease.beat()
         write_receipt(
-            context.store,
+            context.lease,
             run_config=run_config,
-            head=context.lease.head,
             position=position,
             weights=weights,
             numerics_key=context.numerics,
