@@ -173,7 +173,8 @@ def receive(store: Store, key: str, entry: FileEntry, place: Callable[[int, Tens
 
     def read_part(part: int) -> None:
         start, stop = part * size, min((part + 1) * size, entry.bytes)
-        buffer = torch.empty(min(PART_BYTES, stop - start), dtype=torch.uint8)
+        # Not torch.empty: its allocator would keep a block per thread to the end of the process.
+        buffer = allocate(min(PART_BYTES, stop - start), torch.device("cpu"))
         digest = hashlib.sha256()
         for first in range(start, max(stop, start + 1), PART_BYTES):
             block = buffer[: stop - first]

@@ -128,9 +128,11 @@ class _Worker:
                 except OSError as error:
                     raise StoreError(f"the process that sends takes no order: {error}") from error
             ours.settimeout(_TICK_SECONDS)
-            yield ours
-            # Not by closing: a process that was forked meanwhile holds the socket open.
-            ours.shutdown(socket.SHUT_RDWR)
+            try:
+                yield ours
+            finally:
+                # Not by closing: a process that was forked meanwhile holds the socket open.
+                ours.shutdown(socket.SHUT_RDWR)
 
     def next_answer(self, answers: socket.socket, must_stop: Callable[[], bool]) -> dict[str, Any]:
         """Wait for the next answer; withdraw the order once it `must_stop`."""
