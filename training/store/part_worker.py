@@ -24,9 +24,8 @@ from training.store.part_process import READY
 from training.store.protocol import StoreError
 from training.store.s3 import S3Store
 
-# What runs beside it is the training and its loader.
-_NICENESS = 10
-# A core hashes more than 10 Gb/s carry.
+# A core hashes more than 10 Gb/s carry, and the others are the training's and its loader's. No
+# niceness beside that: where those take every core, a save would hardly ever end.
 _HASHING = threading.Semaphore(max(1, (os.cpu_count() or 1) // 4))
 _ORDER_BYTES = 64 * 1024
 
@@ -128,6 +127,5 @@ if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     threading.excepthook = _fail
-    os.nice(_NICENESS)
     main(int(sys.argv[1]), sys.argv[2], sys.argv[3])
     os._exit(0)  # whatever its threads still send
