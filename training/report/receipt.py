@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from contract.keys import RECEIPT, REPORT
+from training.record.compaction import compact
 from training.record.head import Head
 from training.record.history import History, read_history
 from training.record.position import Position
@@ -71,10 +72,16 @@ def conclude(store: Store, record: RunConfig, head: Head) -> None:
     """Write the report, and a failed run's receipt; does nothing before the run has ended."""
     if head.state not in ("finished", "failed"):
         return
-    if head.state == "failed" and store.get(RECEIPT) is None:
-        receipt = _failed_receipt(record, head, read_history(store))
+    compact(store, head.generation)
+    history = read_history(store)
+    found = store.get(RECEIPT)
+    receipt = json.loads(found.data) if found else None
+    if receipt is None and head.state == "failed":
+        receipt = _failed_receipt(record, head, history)
+    if receipt is not None and (found is None or history.passed_over):
+        receipt["passed_over"] = list(history.passed_over)
         store.put(RECEIPT, json.dumps(receipt, indent=1).encode())
-    write_report(store, record, head)
+    write_report(store, record, head, history)
     _log.info(f"[ok] report: {store.uri}/{REPORT}")
 
 
@@ -92,7 +99,7 @@ def _failed_receipt(record: RunConfig, head: Head, history: History) -> dict[str
         "overrides": dict(record.overrides),
         "state": "failed",
         "reason": head.reason,
-        "steps": max(history.steps, default=0),
+        "steps": max(history.steps["step"], default=0),
         "committed_steps": newest.step if newest else 0,
         "generations": head.generation,
         "stages": stages,

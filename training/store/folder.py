@@ -8,7 +8,7 @@ import secrets
 import shutil
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -91,6 +91,11 @@ class FolderStore:
             while (self._root / prefix).is_dir():
                 with suppress(FileNotFoundError):  # another process deletes it too
                     shutil.rmtree(self._root / prefix)
+
+    def delete(self, keys: Iterable[str]) -> None:
+        for key in keys:
+            with _writing(self._root / key):
+                (self._root / key).unlink(missing_ok=True)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
