@@ -17,6 +17,7 @@ from benchmarks import (
     cached_features,
     checkpoint,
     forecast,
+    history,
     overhead,
     plan,
     spot,
@@ -51,8 +52,10 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     loops = commands.add_parser("overhead", help="a step of our loop beside a bare PyTorch loop")
     loops.add_argument("--rounds", type=int, default=5, help="alternating, default: %(default)s")
     loops.add_argument("--width", type=int, default=60_000, help="of the model; sets the step time")
+    lines = commands.add_parser("history", help="metrics of a long run: bytes, memory, seconds")
+    lines.add_argument("--steps", type=int, default=450_450, help="default: %(default)s")
     ways = commands.add_parser("walks", help="files and functions of a start, a save, a notice")
-    for command in (ours, start, policies, hours, saves, plans, cached, loops, ways):
+    for command in (ours, start, policies, hours, saves, plans, cached, loops, lines, ways):
         command.add_argument("--json", action="store_true", help="print JSON instead of tables")
     return parser.parse_args(arguments)
 
@@ -68,6 +71,8 @@ def main() -> int:
         rows = overhead.measure(rounds=arguments.rounds, width=arguments.width)
     elif arguments.command == "walks":
         rows = walks.measure()
+    elif arguments.command == "history":
+        rows = history.measure(steps=arguments.steps)
     elif arguments.command == "plan":
         rows = plan.measure(calls=arguments.calls)
     elif arguments.command in ("simulate", "forecast"):

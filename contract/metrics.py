@@ -127,6 +127,8 @@ class LineReader:
         if found.is_merged:
             try:
                 parts = gzip.decompress(data).split(b"\n\n")
+                if len(parts) != found.last + 1 - found.first:
+                    raise EOFError(f"it has {len(parts)} parts")
             except (OSError, EOFError, zlib.error) as error:
                 self.passed_over.append(
                     f"{found.key}: damaged ({error}), with its {found.num_lines} lines"
