@@ -5,7 +5,7 @@ and the deletion of the small ones. No torch.
 """
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from contract.keys import METRICS
 from contract.metrics import MetricsObject, merge, metrics_objects
@@ -18,7 +18,7 @@ _MOST_BYTES = 8 * 1024 * 1024
 
 
 def compact(store: Store, generation: int, *, least: int = 1) -> None:
-    """Merge the small objects of attempts up to `generation`, of that one only `least` or more.
+    """Merge the small objects of attempts up to `generation`; of that one if it has `least`.
 
     Never those of a later one: a writer that lost the lease has no say in them. What cannot be done
     now is left to the next call.
@@ -26,22 +26,25 @@ def compact(store: Store, generation: int, *, least: int = 1) -> None:
     try:
         sizes = store.sizes(METRICS)
         found = [one for one in metrics_objects(sizes) if one.generation <= generation]
-        for group in _groups(found, sizes):
-            if group[0].generation < generation or len(group) >= least:
-                _replace(store, group)
-        store.delete(_parts_of_merged(found))
+        merged_already = _parts_of_merged(found)
+        small = [one for one in found if not one.is_merged and one.key not in merged_already]
+        if sum(one.generation == generation for one in small) < least:
+            small = [one for one in small if one.generation < generation]
+        for group in _groups(small, sizes):
+            _replace(store, group)
+        # Whoever merged them was ended before deleting them.
+        store.delete(merged_already)
     except StoreError as error:
         _log.warning(f"[metrics] small objects were not merged: {error}")
 
 
-def _groups(found: list[MetricsObject], sizes: Mapping[str, int]) -> Iterator[list[MetricsObject]]:
-    """Small objects that follow each other, in groups of at most `_MOST_BYTES`."""
-    parts = set(_parts_of_merged(found))
+def _groups(
+    small: Sequence[MetricsObject], sizes: Mapping[str, int]
+) -> Iterator[list[MetricsObject]]:
+    """Objects that follow each other, in groups of at most `_MOST_BYTES`."""
     group: list[MetricsObject] = []
     size = 0
-    for one in found:
-        if one.is_merged or one.key in parts:
-            continue
+    for one in small:
         follows = group and (one.writer, one.first) == (group[-1].writer, group[-1].last + 1)
         if group and (not follows or size + sizes[one.key] > _MOST_BYTES):
             yield group
@@ -52,14 +55,15 @@ def _groups(found: list[MetricsObject], sizes: Mapping[str, int]) -> Iterator[li
         yield group
 
 
-def _parts_of_merged(found: list[MetricsObject]) -> list[str]:
-    """Keys of what a merged object holds too: whoever merged it was ended before deleting them."""
-    parts, until = [], {"": 0}
+def _parts_of_merged(found: Sequence[MetricsObject]) -> set[str]:
+    """Keys of small objects whose lines a merged one holds."""
+    parts: set[str] = set()
+    until: dict[str, int] = {}
     for one in found:
         if one.is_merged:
             until[one.writer] = max(one.last, until.get(one.writer, 0))
         elif one.last <= until.get(one.writer, 0):
-            parts.append(one.key)
+            parts.add(one.key)
     return parts
 
 

@@ -6,6 +6,7 @@ No numpy: the command that marks a run failed writes a receipt under whatever in
 from array import array
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 from contract.lineage import Line
@@ -97,7 +98,7 @@ class StepLines:
 def _by_step(steps: "array[Any]") -> Iterator[tuple[int, bool]]:
     """Rows in the order of their steps, and whether each is the last one of its step."""
     rows = sorted(range(len(steps)), key=steps.__getitem__)
-    for row, following in zip(rows, [*rows[1:], None], strict=True):
+    for row, following in zip_longest(rows, rows[1:]):
         yield row, following is None or steps[row] != steps[following]
 
 

@@ -64,6 +64,11 @@ def test_what_an_undamaged_run_says_of_its_damage(whole: Run) -> None:
     assert "passed_over" not in whole.json("receipt.json")
 
 
+def test_a_run_without_anything_has_a_history(tmp_path: Path) -> None:
+    history = read_history(FolderStore(tmp_path))
+    assert (len(history.steps), history.steps.by_stage(), history.attempts) == (0, {}, [])
+
+
 def test_a_run_without_events_has_a_history(tmp_path: Path) -> None:
     store = FolderStore(tmp_path)
     metrics = Metrics(store, 1, "n", None)
