@@ -73,7 +73,7 @@ def test_what_dead_attempts_left_and_own_runs_are_merged(tmp_path: Path) -> None
 
 def test_a_kill_at_any_write_loses_and_doubles_no_line(tmp_path: Path) -> None:
     whole = [(1, number) for number in range(1, 5)] + [(2, 1)]
-    for left in range(20):
+    for left in range(8):
         store = Killing(tmp_path / str(left))
         fill(store, 1, range(1, 5))
         fill(store, 2, [1])

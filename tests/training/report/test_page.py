@@ -136,6 +136,15 @@ def test_fails_where_there_is_no_run(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "there is no run at" in capsys.readouterr().err
 
 
+def test_a_spike_in_a_long_curve_is_drawn() -> None:
+    y = [0.0] * 100_000
+    y[77_777], y[3] = 9.0, -1.0
+    drawing = draw_curves([Curve(name="loss", x=range(len(y)), y=y)], [], "step")
+    points = drawing.partition('<polyline points="')[2].partition('"')[0].split()
+    assert len(points) <= 1002
+    assert len({point.partition(",")[2] for point in points}) == 3
+
+
 def test_drawings_hold_for_anything() -> None:
     long = Curve(name="<long>", x=list(range(5000)), y=[float(k % 7) for k in range(5000)])
     one = Curve(name="one", x=[3], y=[2.0])
