@@ -9,12 +9,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar, get_args, runtime_checkable
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 # Any pytree (dict, list, tuple, tensor) whose tensors the loop moves to the device.
 Batch: TypeAlias = Any
+# Indices of samples. A list of a million takes 16 times the memory of a tensor while it is read.
+Order: TypeAlias = Tensor | NDArray[np.int64] | Sequence[int]
 # done, total: called during long work of a workload, a few times per second at most.
 Progress: TypeAlias = Callable[[int, int], None]
 
@@ -213,7 +217,7 @@ class Samples(Protocol):
     def collate(self, items: Sequence[Any]) -> Batch:
         """Combine what `get` returned into a batch, on the CPU."""
 
-    def order(self, epoch: int, seed: int) -> Sequence[int]:
+    def order(self, epoch: int, seed: int) -> Order:
         """Every index exactly once; usually `training.randomness.shuffled(len, epoch, seed)`."""
 
 

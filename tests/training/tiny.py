@@ -23,6 +23,7 @@ from training.workload import (
     CompileMode,
     Inputs,
     Loss,
+    Order,
     Partial,
     Precision,
     Prepare,
@@ -106,7 +107,7 @@ class Rows:
         x, y = zip(*items, strict=True)
         return {"x": torch.stack(x), "y": torch.stack(y).long()}
 
-    def order(self, epoch: int, seed: int) -> Sequence[int]:
+    def order(self, epoch: int, seed: int) -> Order:
         return shuffled(len(self), epoch, seed)
 
 

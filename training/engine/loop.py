@@ -179,7 +179,7 @@ class StageLoop:
             lr=result.learning_rate,
             samples_per_second=round(rate, 2),
             data_wait=round(waited, 4),
-            ids=list(ids),
+            ids=ids.tolist(),
             **extra,
         )
         if self._bar.is_due or position.stage_step == self._plan.num_steps:
