@@ -14,6 +14,7 @@ from training.config import parse_overrides, resolve_config
 from training.errors import EXIT_FAILED, EXIT_FINISHED, UserError
 from training.preflight.workload_checks import describe, problems
 from training.proof.check.runs import InterruptionPoint, Runs, points
+from training.proof.forks import refuse_started_cuda
 from training.proof.torture.compare import Outcome, differences
 from training.store.dataset import open_dataset, write_manifest
 from training.workloads import load_workload
@@ -41,6 +42,7 @@ def check(options: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory(prefix="check-") as folder:
         runs = Runs(options.name, recipe, overrides, Path(folder), interval, options.steps)
         _prepare_dataset(options, workload, runs)
+        refuse_started_cuda(options.name)
         whole = runs.whole("whole")
         stage, fewest = _fewest_steps(whole)
         if fewest < (options.steps or 0):
