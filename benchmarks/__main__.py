@@ -17,6 +17,7 @@ from benchmarks import (
     cached_features,
     checkpoint,
     forecast,
+    loader,
     overhead,
     plan,
     spot,
@@ -51,8 +52,13 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     loops = commands.add_parser("overhead", help="a step of our loop beside a bare PyTorch loop")
     loops.add_argument("--rounds", type=int, default=5, help="alternating, default: %(default)s")
     loops.add_argument("--width", type=int, default=60_000, help="of the model; sets the step time")
+    images = commands.add_parser("loader", help="our loader beside others and what cores decode")
+    images.add_argument("--rounds", type=int, default=5, help="alternating, default: %(default)s")
+    images.add_argument("--images", type=int, default=2000, help="a round, default: %(default)s")
+    images.add_argument("--batch", type=int, default=64, help="default: %(default)s")
+    images.add_argument("--workers", type=int, help="processes (default: one per core)")
     ways = commands.add_parser("walks", help="files and functions of a start, a save, a notice")
-    for command in (ours, start, policies, hours, saves, plans, cached, loops, ways):
+    for command in (ours, start, policies, hours, saves, plans, cached, loops, images, ways):
         command.add_argument("--json", action="store_true", help="print JSON instead of tables")
     return parser.parse_args(arguments)
 
@@ -66,6 +72,13 @@ def main() -> int:
         rows = cached_features.measure(rounds=arguments.rounds, clips=arguments.clips)
     elif arguments.command == "overhead":
         rows = overhead.measure(rounds=arguments.rounds, width=arguments.width)
+    elif arguments.command == "loader":
+        rows = loader.measure(
+            rounds=arguments.rounds,
+            images=arguments.images,
+            batch=arguments.batch,
+            workers=arguments.workers,
+        )
     elif arguments.command == "walks":
         rows = walks.measure()
     elif arguments.command == "plan":

@@ -52,7 +52,7 @@ def evaluate(
         inputs.seed,
         mine,
         num_workers=stage.settings.loader_workers,
-        pin_memory=inputs.device.type == "cuda",
+        device=inputs.device,
     )
     parts: list[Partial] = []
     try:

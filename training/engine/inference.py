@@ -53,7 +53,7 @@ class TrainedStage:
             self.inputs.seed,
             batches,
             num_workers=settings.loader_workers,
-            pin_memory=device.type == "cuda",
+            device=device,
         )
         try:
             with ProgressBar(f"{self.stage.name}, {split}", len(samples)) as bar:

@@ -64,7 +64,7 @@ class StageLoop:
             inputs.seed,
             self._plan.shares(position.stage_step, context.world.rank),
             num_workers=self._settings.loader_workers,
-            pin_memory=inputs.device.type == "cuda",
+            device=inputs.device,
         )
         # A step, its result, its seconds, and the share of them spent waiting for data.
         self._unread: tuple[Position, StepResult, tuple[float, float]] | None = None
