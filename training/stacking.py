@@ -58,9 +58,9 @@ class Layout:
         """Write samples into the rows from `first` on."""
         for row, item in enumerate(items, first):
             values, structure = _flattened(item)
-            given = Layout(structure, tuple((value.dtype, value.shape) for value in values))
-            if given != self:
-                raise differing(self, given)
+            leaves = tuple((value.dtype, value.shape) for value in values)
+            if leaves != self.leaves or structure != self.structure:
+                raise differing(self, Layout(structure, leaves))
             for column, value in zip(columns, values, strict=True):
                 column[row].copy_(value)
 
@@ -90,10 +90,15 @@ def differing(one: Layout, other: Layout) -> UserError:
 
 def _flattened(item: Any) -> tuple[list[Tensor], TreeSpec]:
     leaves, structure = tree_flatten(item)
-    for leaf in leaves:
-        if not isinstance(leaf, Tensor | np.ndarray | np.generic | int | float):
-            raise UserError(
-                f"a sample with a {type(leaf).__name__} cannot be stacked; let `get` return "
-                "tensors, arrays and numbers, or write another `collate`"
-            )
-    return [torch.as_tensor(leaf).detach() for leaf in leaves], structure
+    return [
+        leaf.detach() if isinstance(leaf, Tensor) else _as_tensor(leaf) for leaf in leaves
+    ], structure
+
+
+def _as_tensor(leaf: Any) -> Tensor:
+    if not isinstance(leaf, np.ndarray | np.generic | int | float):
+        raise UserError(
+            f"a sample with a {type(leaf).__name__} cannot be stacked; let `get` return "
+            "tensors, arrays and numbers, or write another `collate`"
+        )
+    return torch.as_tensor(leaf)

@@ -30,7 +30,7 @@ from training.workload import Batch, Samples
 _BATCHES_AHEAD_PER_WORKER = 2
 # Batches that are in use while others are made: more of them are copied.
 _BATCHES_IN_USE = 16
-_TASKS_PER_WORKER = 4  # of one stacked batch
+_TASKS_PER_WORKER = 2  # of one stacked batch
 
 
 class Loader:
