@@ -58,7 +58,7 @@ class Images:
 class WithOwnCollate(Images):
     """The same for samples whose batches only the workload can make."""
 
-    def collate(self, items: Sequence[Any]) -> Any:  # type: ignore[override]
+    def collate(self, items: Sequence[Any]) -> Any:
         return stack(items)
 
 

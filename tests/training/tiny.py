@@ -22,6 +22,7 @@ from training.workload import (
     Batch,
     CompileMode,
     Inputs,
+    LoaderWorkers,
     Loss,
     Order,
     Partial,
@@ -58,7 +59,7 @@ class TinyConfig:
     step_seconds: float = 0.0
     nan_at_step: int = -1
     bad_start: bool = False
-    loader_workers: int = 0
+    loader_workers: LoaderWorkers = 0
     micro_batch: int = 4
     batch_norm: bool = True
     dropout: float = 0.2

@@ -47,13 +47,7 @@ def evaluate(
     if learner.is_sharded and len(mine) < turns:
         # All ranks gather the parameters together, so all evaluate; this batch does not count.
         mine.append(replace(batches[0], counts=False))
-    loader = Loader(
-        samples,
-        inputs.seed,
-        mine,
-        num_workers=stage.settings.loader_workers,
-        device=inputs.device,
-    )
+    loader = Loader.of_stage(samples, mine, stage.settings, inputs)
     parts: list[Partial] = []
     try:
         with learner.evaluating() as evaluate_batch:

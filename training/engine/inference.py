@@ -48,13 +48,7 @@ class TrainedStage:
         settings, device = self.stage.settings, self.inputs.device
         samples = self.stage.samples(self.inputs, split)
         batches = in_order(samples, settings.eval_batch)
-        loader = Loader(
-            samples,
-            self.inputs.seed,
-            batches,
-            num_workers=settings.loader_workers,
-            device=device,
-        )
+        loader = Loader.of_stage(samples, batches, settings, self.inputs)
         try:
             with ProgressBar(f"{self.stage.name}, {split}", len(samples)) as bar:
                 for micro in batches:

@@ -25,7 +25,7 @@ from training.engine.loader_worker import Answer, Maker, Task, header_bytes, wor
 from training.engine.trees import pinned
 from training.errors import WorkerLostError
 from training.stacking import Layout, differing
-from training.workload import Batch, Samples
+from training.workload import Batch, Inputs, LoaderWorkers, Samples, Settings
 
 _BATCHES_AHEAD_PER_WORKER = 2
 # Batches that are in use while others are made: more of them are copied.
@@ -55,6 +55,23 @@ class Loader:
             made = (maker.batch(micro) for micro in micro_batches)
             self._batches = made if device.type == "cpu" else (pinned(batch) for batch in made)
 
+    @classmethod
+    def of_stage(
+        cls,
+        samples: Samples,
+        micro_batches: Iterable[MicroBatch],
+        settings: Settings,
+        inputs: Inputs,
+    ) -> "Loader":
+        """The loader of a stage's samples, as its settings want it."""
+        num = num_workers(
+            settings.loader_workers,
+            device=inputs.device,
+            num_threads=inputs.config.num_threads,
+            num_ranks=inputs.world,
+        )
+        return cls(samples, inputs.seed, micro_batches, num_workers=num, device=inputs.device)
+
     def next(self) -> Batch:
         """Return the next batch, on the CPU."""
         began = time.monotonic()
@@ -66,6 +83,18 @@ class Loader:
         """Stop the workers and discard the batches fetched ahead."""
         if self._workers is not None:
             self._workers.close()
+
+
+def num_workers(
+    wanted: LoaderWorkers, *, device: torch.device, num_threads: int, num_ranks: int
+) -> int:
+    """The number of worker processes of each rank; "auto": its vCPUs but those it trains with."""
+    if wanted != "auto":
+        return wanted
+    # Beside a GPU the trainer itself takes one, whatever `num_threads` is (sizing/models/).
+    own = num_threads if device.type == "cpu" else 1
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return max(0, (usable or 1) // num_ranks - own)
 
 
 @dataclass(slots=True)

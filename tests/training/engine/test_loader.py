@@ -2,6 +2,7 @@
 
 import gc
 import os
+import re
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -16,13 +17,14 @@ from torch import Tensor
 from tests.training.forked import in_fork
 from tests.training.runs import Run, wait_for
 from training.engine.batches import MicroBatch
-from training.engine.loader import Loader
+from training.engine.exit_code import exit_code_of
+from training.engine.loader import Loader, num_workers
 from training.engine.loader_worker import Maker
-from training.errors import UserError, WorkerLostError
+from training.errors import EXIT_FAILED, UserError
 from training.interruption.notice import Interruption
 from training.randomness import derive_seed, derive_seeds
 from training.stacking import stack
-from training.workload import Order
+from training.workload import LoaderWorkers, Order
 
 CPU = torch.device("cpu")
 
@@ -238,7 +240,9 @@ def test_workers_ignore_what_is_meant_for_the_trainer() -> None:
 
 
 @pytest.mark.parametrize("samples", [Stacked, Padded], ids=["stacked", "own collate"])
-def test_fails_in_a_sentence_when_a_worker_is_killed(samples: type[Stacked]) -> None:
+def test_fails_in_a_sentence_when_a_worker_is_killed(
+    samples: type[Stacked], capsys: pytest.CaptureFixture[str]
+) -> None:
     class Killed(samples):  # type: ignore[misc, valid-type]
         def get(self, index: int, rng: torch.Generator) -> Any:
             if index == 7:
@@ -246,10 +250,14 @@ def test_fails_in_a_sentence_when_a_worker_is_killed(samples: type[Stacked]) -> 
             return super().get(index, rng)
 
     loader = Loader(Killed(), 7, MICRO_BATCHES, num_workers=2, device=CPU)
-    with pytest.raises(WorkerLostError, match=r"loader worker \d+ was killed by SIGKILL, perhaps"):
-        for _ in MICRO_BATCHES:
-            loader.next()
+
+    def act() -> int:
+        return len([loader.next() for _ in MICRO_BATCHES])
+
+    assert exit_code_of(act) == EXIT_FAILED
     loader.close()
+    said = capsys.readouterr().err
+    assert re.match(r"error: loader worker \d+ was killed by SIGKILL, perhaps because", said)
 
 
 class OfItsOwnError(Exception):
@@ -322,8 +330,36 @@ def test_workers_end_when_the_trainer_is_killed() -> None:
     wait_for(lambda: not any(is_alive(pid) for pid in pids))
 
 
-def test_a_run_with_workers_equals_the_one_without(run: Run, whole: Run) -> None:
-    assert run.attempt("--override=loader_workers=2") == 0
+@pytest.mark.parametrize(
+    ("wanted", "device", "num_threads", "num_ranks", "expected"),
+    [
+        (3, "cpu", 4, 1, 3),
+        ("auto", "cpu", 2, 1, 6),
+        ("auto", "cpu", 8, 1, 0),  # they would only take turns with the trainer
+        ("auto", "cuda", 4, 1, 7),
+        ("auto", "cuda", 4, 4, 1),
+    ],
+)
+def test_as_many_workers_as_the_vcpus_leave_beside_the_training(
+    wanted: LoaderWorkers,
+    device: str,
+    num_threads: int,
+    num_ranks: int,
+    expected: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
+    found = num_workers(
+        wanted, device=torch.device(device), num_threads=num_threads, num_ranks=num_ranks
+    )
+    assert found == expected
+
+
+def test_a_run_with_workers_equals_the_one_without(
+    run: Run, whole: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2})
+    assert run.attempt("--override=loader_workers=auto") == 0
     assert run.head.weights_sha256 == whole.head.weights_sha256
     assert run.losses() == whole.losses()
     assert all(0 <= line["data_wait"] <= 1 for line in run.lines("step"))
