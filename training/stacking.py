@@ -3,14 +3,13 @@
 It converts and pads nothing: samples that differ in structure, shape or type are refused.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from training.errors import UserError
 
@@ -30,11 +29,23 @@ def stack(items: Sequence[Any]) -> Any:
     return layout.batch(columns)
 
 
+class Branch(NamedTuple):
+    """A dict, list or tuple in a sample."""
+
+    kind: type[Any]
+    keys: tuple[Hashable, ...]
+    parts: tuple["Structure", ...]
+
+
+# None: a leaf. Not torch's TreeSpec, which changes from version to version.
+Structure: TypeAlias = Branch | None
+
+
 @dataclass(frozen=True, slots=True)
 class Layout:
     """What the samples of one batch have in common, and where their values stand in memory."""
 
-    structure: TreeSpec
+    structure: Structure
     leaves: tuple[tuple[torch.dtype, torch.Size], ...]
 
     @classmethod
@@ -66,7 +77,7 @@ class Layout:
 
     def batch(self, columns: Sequence[Tensor]) -> Any:
         """The batch in the structure of its samples."""
-        return tree_unflatten(columns, self.structure)
+        return _built(self.structure, iter(columns))
 
     def _places(self, count: int) -> Iterator[tuple[int, int]]:
         first = 0
@@ -77,7 +88,7 @@ class Layout:
 
     def __str__(self) -> str:
         shapes = [f"{str(dtype)[6:]}{list(shape)}" for dtype, shape in self.leaves]
-        return str(tree_unflatten(shapes, self.structure))
+        return str(_built(self.structure, iter(shapes))).replace("'", "")
 
 
 def differing(one: Layout, other: Layout) -> UserError:
@@ -88,11 +99,29 @@ def differing(one: Layout, other: Layout) -> UserError:
     )
 
 
-def _flattened(item: Any) -> tuple[list[Tensor], TreeSpec]:
-    leaves, structure = tree_flatten(item)
-    return [
-        leaf.detach() if isinstance(leaf, Tensor) else _as_tensor(leaf) for leaf in leaves
-    ], structure
+def _flattened(item: Any) -> tuple[list[Tensor], Structure]:
+    if isinstance(item, Tensor):
+        return [item.detach()], None
+    if isinstance(item, Mapping):
+        keys, values = tuple(item), list(item.values())
+    elif isinstance(item, list | tuple):
+        keys, values = (), list(item)
+    else:
+        return [_as_tensor(item)], None
+    parts = [_flattened(value) for value in values]
+    leaves = [leaf for leaves, _ in parts for leaf in leaves]
+    return leaves, Branch(type(item), keys, tuple(part for _, part in parts))
+
+
+def _built(structure: Structure, leaves: Iterator[Any]) -> Any:
+    if structure is None:
+        return next(leaves)
+    parts = [_built(part, leaves) for part in structure.parts]
+    if issubclass(structure.kind, Mapping):
+        return dict(zip(structure.keys, parts, strict=True))
+    if hasattr(structure.kind, "_fields"):
+        return structure.kind(*parts)
+    return structure.kind(parts)
 
 
 def _as_tensor(leaf: Any) -> Tensor:

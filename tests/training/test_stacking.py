@@ -1,6 +1,6 @@
 """Samples of equal shapes are stacked as torch stacks them; others are refused in a sentence."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -8,6 +8,11 @@ import torch
 
 from training.errors import UserError
 from training.stacking import stack
+
+
+class Labelled(NamedTuple):
+    image: Any
+    rest: dict[str, Any]
 
 
 def test_every_tensor_array_and_number_is_stacked_as_by_torch() -> None:

@@ -37,13 +37,21 @@ class BatchMemory:
 
     def __init__(self, num_slots: int, device: torch.device) -> None:
         flags = mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
-        self._mapping = mmap.mmap(-1, num_slots * SLOT_BYTES, flags=flags)
+        try:
+            self._mapping = mmap.mmap(-1, num_slots * SLOT_BYTES, flags=flags)
+        except OSError as error:
+            raise UserError(
+                f"loader workers need {num_slots * SLOT_BYTES >> 30} GiB of addresses, not memory, "
+                f"which this system refuses ({error.strerror}): lift `ulimit -v` or "
+                "vm.overcommit_memory=2, or give 0 loader_workers"
+            ) from error
         self._device = device
         # The last one freed is taken first: the fewer slots are used, the less memory.
         self._free = list(reversed(range(num_slots)))
         self._dropped: deque[int] = deque()  # by any thread that let go of a batch
         self._read_until: deque[tuple[torch.cuda.Event, list[int]]] = deque()
         self._locked: dict[int, tuple[int, Callable[[], None] | None]] = {}
+        self._is_lock_refused = False
 
     def view(self, slot: int) -> NDArray[np.uint8]:
         """All bytes of a slot."""
@@ -96,12 +104,14 @@ class BatchMemory:
     def _lock(self, slot: int, array: NDArray[np.uint8]) -> None:
         """Page-lock what a batch uses, once, so that the device copies it by itself."""
         size, unlock = self._locked.get(slot, (0, None))
-        if size >= len(array):
+        if size >= len(array) or self._is_lock_refused:
             return
         if unlock is not None:
             unlock()
         size = -(-len(array) // _LOCKED_IN) * _LOCKED_IN
-        self._locked[slot] = (size, page_lock(array.ctypes.data, size, self._device))
+        unlock = page_lock(array.ctypes.data, size, self._device)
+        self._is_lock_refused = unlock is None
+        self._locked[slot] = (size, unlock)
 
 
 def write(batch: Batch, memory: NDArray[np.uint8], first: int) -> list[Place]:

@@ -29,7 +29,7 @@ from training.workload import Batch, Inputs, LoaderWorkers, Samples, Settings
 
 _BATCHES_AHEAD_PER_WORKER = 2
 # Batches that are in use while others are made: more of them are copied.
-_BATCHES_IN_USE = 16
+_BATCHES_IN_USE = 64
 _TASKS_PER_WORKER = 2  # of one stacked batch
 
 

@@ -27,7 +27,7 @@ from training.workload import Batch, Samples
 _TASK = struct.Struct("6q")
 _PAGE = 4096
 # How soon a worker notices that the trainer was killed, while it has nothing to do.
-_IDLE_SECONDS = 1.0
+_IDLE_MILLISECONDS = 1000
 
 
 class Maker:
@@ -101,8 +101,10 @@ def work(maker: Maker, memory: BatchMemory, tasks: int, answers: Connection, tra
     """Do tasks until the trainer ends; it kills its workers when it needs them no more."""
     _leave_signals_to_the_trainer()
     torch.set_num_threads(1)
+    waiting = select.poll()
+    waiting.register(tasks, select.POLLIN)
     while os.getppid() == trainer:
-        if not select.select([tasks], [], [], _IDLE_SECONDS)[0]:
+        if not waiting.poll(_IDLE_MILLISECONDS):
             continue
         try:
             task = Task(*_TASK.unpack(os.read(tasks, _TASK.size)))

@@ -181,7 +181,7 @@ def is_alive(pid: int) -> bool:
 
 
 def test_a_batch_stays_as_it_is_as_long_as_anything_refers_to_it() -> None:
-    ids = [MicroBatch(number=0, epoch=epoch, ids=range(4)) for epoch in range(60)]
+    ids = [MicroBatch(number=0, epoch=epoch, ids=range(4)) for epoch in range(160)]
     for samples in (Stacked(), Padded()):
         maker = Maker(samples, 7)
         weight = torch.ones((), requires_grad=True)

@@ -129,8 +129,9 @@ class _FewSamples:
                 )
         return item
 
-    def collate(self, items: Sequence[Any]) -> Batch:
-        return self.inner.collate(items)
+    @property
+    def collate(self) -> Callable[[Sequence[Any]], Batch]:
+        return self.inner.collate  # the function itself: the loader knows `stack`
 
     def order(self, epoch: int, seed: int) -> Order:
         order = checked_order(self.inner, epoch, seed, twice=True)
