@@ -17,10 +17,10 @@ class Labelled(NamedTuple):
 
 def test_every_tensor_array_and_number_is_stacked_as_by_torch() -> None:
     images = torch.rand(3, 5, 4, 2).permute(0, 3, 1, 2)  # as views that are not contiguous
-    items = [
-        (image, {"label": n, "size": n / 2, "a": np.full(3, n)}) for n, image in enumerate(images)
-    ]
-    stacked, rest = stack(items)
+    rests = [{"label": n, "size": n / 2, "a": np.full(3, n)} for n in range(3)]
+    batch = stack([Labelled(*both) for both in zip(images, rests, strict=True)])
+    assert isinstance(batch, Labelled)
+    stacked, rest = batch
     assert torch.equal(stacked, torch.stack(list(images)))
     assert stacked.is_contiguous()
     assert [(t.dtype, t.tolist()) for t in rest.values()] == [
