@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import (
+    bookkeeping,
     boot,
     cached_features,
     checkpoint,
@@ -57,8 +58,11 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     images.add_argument("--images", type=int, default=2000, help="a round, default: %(default)s")
     images.add_argument("--batch", type=int, default=64, help="default: %(default)s")
     images.add_argument("--workers", type=int, help="processes (default: one per core)")
-    ways = commands.add_parser("walks", help="files and functions of a start, a save, a notice")
-    for command in (ours, start, policies, hours, saves, plans, cached, loops, images, ways):
+    orders = commands.add_parser("bookkeeping", help="an epoch's orders, steps and digests")
+    orders.add_argument("--samples", type=int, default=1_281_167, help="default: %(default)s")
+    orders.add_argument("--batch", type=int, default=256, help="default: %(default)s")
+    commands.add_parser("walks", help="files and functions of a start, a save, a notice")
+    for command in commands.choices.values():
         command.add_argument("--json", action="store_true", help="print JSON instead of tables")
     return parser.parse_args(arguments)
 
@@ -72,13 +76,8 @@ def main() -> int:
         rows = cached_features.measure(rounds=arguments.rounds, clips=arguments.clips)
     elif arguments.command == "overhead":
         rows = overhead.measure(rounds=arguments.rounds, width=arguments.width)
-    elif arguments.command == "loader":
-        rows = loader.measure(
-            rounds=arguments.rounds,
-            images=arguments.images,
-            batch=arguments.batch,
-            workers=arguments.workers,
-        )
+    elif arguments.command in ("loader", "bookkeeping"):
+        rows = _of_samples(arguments)
     elif arguments.command == "walks":
         rows = walks.measure()
     elif arguments.command == "plan":
@@ -106,6 +105,17 @@ def main() -> int:
     else:
         show(arguments.command, rows)
     return 0
+
+
+def _of_samples(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    if arguments.command == "bookkeeping":
+        return bookkeeping.measure(samples=arguments.samples, batch=arguments.batch)
+    return loader.measure(
+        rounds=arguments.rounds,
+        images=arguments.images,
+        batch=arguments.batch,
+        workers=arguments.workers,
+    )
 
 
 def machine() -> str:

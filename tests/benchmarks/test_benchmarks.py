@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import boot, cached_features, loader, plan, spot, synth
+from benchmarks import bookkeeping, boot, cached_features, loader, plan, spot, synth
 from benchmarks.__main__ import machine, parse_arguments
 
 
@@ -41,6 +41,12 @@ def test_the_overhead_of_the_loop_is_measured_beside_bare_loops() -> None:
 def test_fails_a_benchmark_of_cached_features_of_no_rounds() -> None:
     with pytest.raises(ValueError, match="at least one round, got 0"):
         cached_features.measure(rounds=0, clips=55)
+
+
+def test_the_bookkeeping_of_an_epoch_is_measured() -> None:
+    (row,) = bookkeeping.measure(samples=1000, batch=64)
+    assert (row["samples"], row["steps"]) == (1000, 16)
+    assert 0 < row["order and checks, CPU s"] < row["whole epoch, CPU s"]
 
 
 def test_every_loader_is_measured_on_the_same_images() -> None:

@@ -210,7 +210,7 @@ class Workers(Iterator[Batch]):
                 raise _lost(key.data)
             try:
                 answer: Answer = key.fileobj.recv()
-            except EOFError:
+            except (EOFError, OSError):  # in the middle of an answer
                 raise _lost(key.data) from None
             ahead = self._ahead[answer.number - self._ahead[0].number]
             ahead.answers.append(answer)

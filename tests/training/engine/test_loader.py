@@ -1,6 +1,7 @@
 """A batch depends on seed, epoch and ids alone, and stays as it is; no worker is lost unnoticed."""
 
 import gc
+import multiprocessing
 import os
 import re
 import signal
@@ -15,12 +16,13 @@ import torch
 from torch import Tensor
 
 from tests.training.forked import in_fork
-from tests.training.runs import Run, wait_for
+from tests.training.hooks import interrupt_at
+from tests.training.runs import Run, assert_equal, wait_for
 from training.engine.batches import MicroBatch
 from training.engine.exit_code import exit_code_of
 from training.engine.loader import Loader, num_workers
 from training.engine.loader_worker import Maker
-from training.errors import EXIT_FAILED, UserError
+from training.errors import EXIT_FAILED, EXIT_INTERRUPTED, UserError
 from training.interruption.notice import Interruption
 from training.randomness import derive_seed, derive_seeds
 from training.stacking import stack
@@ -355,13 +357,15 @@ def test_as_many_workers_as_the_vcpus_leave_beside_the_training(
     assert found == expected
 
 
-def test_a_run_with_workers_equals_the_one_without(
+def test_an_interrupted_run_with_workers_equals_the_whole_one_without(
     run: Run, whole: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2})
-    assert run.attempt("--override=loader_workers=auto") == 0
-    assert run.head.weights_sha256 == whole.head.weights_sha256
-    assert run.losses() == whole.losses()
+    interrupt_at("first", 5, signal.SIGTERM)
+    assert run.attempt("--override=loader_workers=auto") == EXIT_INTERRUPTED
+    assert multiprocessing.active_children() == []
+    assert run.attempt("--override=loader_workers=1") == 0
+    assert_equal(run, whole)
     assert all(0 <= line["data_wait"] <= 1 for line in run.lines("step"))
 
 
