@@ -51,6 +51,7 @@ def numerics_key(
         "deterministic": deterministic,
         "stages": {name: dict(values) for name, values in stages.items()},
         "code": code,
+        "float32": _float32_precision(device),
     }
     if device.type == "cuda":
         key |= {
@@ -58,22 +59,21 @@ def numerics_key(
             "cudnn": torch.backends.cudnn.version(),  # type: ignore[no-untyped-call]
             "gpu": torch.cuda.get_device_name(device),
             "driver": _driver_version(),
-            "float32": _float32_precision(torch.backends.cuda.matmul, torch.backends.cudnn),
         }
     else:
-        key |= {
-            "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-            "float32": _float32_precision(torch.backends.mkldnn.matmul, torch.backends.mkldnn),
-        }
+        key |= {"cpu_capability": torch.backends.cpu.get_cpu_capability()}
     return key
 
 
-def _float32_precision(products: Any, layers: Any) -> dict[str, str]:
+def _float32_precision(device: torch.device) -> dict[str, str]:
     """What float32 is computed in: TF32 for one. "none" stands for torch's own choice.
 
     Read by the names of torch 2.9 on, which know what was set by the older `allow_tf32` as well;
     reading that one warns, or fails where the newer names were used.
     """
+    backends: Any = torch.backends
+    layers = backends.cudnn if device.type == "cuda" else backends.mkldnn
+    products = backends.cuda.matmul if device.type == "cuda" else backends.mkldnn.matmul
     return {
         "matmul": products.fp32_precision,
         "convolution": layers.conv.fp32_precision,

@@ -215,3 +215,18 @@ def test_a_copy_of_a_state_on_a_gpu_is_page_locked_and_exact() -> None:
     assert torch.equal(copies["t"], weights.t().cpu())
     weights.zero_()
     assert copies["w"].abs().sum() > 0
+
+
+@pytest.mark.gpu
+def test_a_copy_has_all_of_the_step_before_it_and_nothing_of_the_step_after() -> None:
+    device = torch.device("cuda", 0)
+    weights, busy = torch.zeros(2**24, device=device), torch.randn(4096, 4096, device=device)
+    live = LiveState(tensors={"model": {"w": weights}}, state={})
+    copy = HostCopy(live)
+    for step in range(5):
+        for _ in range(20):
+            busy = (busy @ busy).clamp(-1, 1)
+        weights.add_(1.0)
+        copy.fill(live)
+        weights.add_(100.0).sub_(100.0)
+        assert copy.tensors["model"]["w"].unique().tolist() == [step + 1.0]

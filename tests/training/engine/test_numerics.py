@@ -14,7 +14,7 @@ CPU = torch.device("cpu")
 
 
 def key(device: torch.device) -> dict[str, Any]:
-    return numerics_key(device, world=1, deterministic=True, stages={})
+    return numerics_key(device, world=1, deterministic=True, stages={}, code="c")
 
 
 def test_determinism_does_not_fill_memory_that_is_written_to_anyway() -> None:
