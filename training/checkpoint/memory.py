@@ -124,7 +124,7 @@ def page_lock(address: int, size: int, device: torch.device) -> Callable[[], Non
             torch.ones(1, device=device)
     why = runtime.cudaGetErrorString(error)
     _log.warning(
-        "[memory] %d MB of host memory could not be page-locked (%s); copies from the GPU to it "
+        "[memory] %d MB of host memory could not be page-locked (%s); copies between them "
         "take longer",
         size // 10**6,
         why,
