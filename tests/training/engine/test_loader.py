@@ -18,6 +18,7 @@ from torch import Tensor
 from tests.training.forked import in_fork
 from tests.training.hooks import interrupt_at
 from tests.training.runs import Run, assert_equal, wait_for
+from training.engine import loader as engine_loader
 from training.engine.batches import MicroBatch
 from training.engine.exit_code import exit_code_of
 from training.engine.loader import Loader, num_workers
@@ -182,8 +183,11 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def test_a_batch_stays_as_it_is_as_long_as_anything_refers_to_it() -> None:
-    ids = [MicroBatch(number=0, epoch=epoch, ids=range(4)) for epoch in range(160)]
+def test_a_batch_stays_as_it_is_as_long_as_anything_refers_to_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(engine_loader, "_BATCHES_IN_USE", 8)  # more than that are kept here
+    ids = [MicroBatch(number=0, epoch=epoch, ids=range(4)) for epoch in range(40)]
     for samples in (Stacked(), Padded()):
         maker = Maker(samples, 7)
         weight = torch.ones((), requires_grad=True)
