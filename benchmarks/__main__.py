@@ -18,6 +18,7 @@ from benchmarks import (
     cached_features,
     checkpoint,
     forecast,
+    history,
     loader,
     overhead,
     plan,
@@ -66,6 +67,8 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     orders = commands.add_parser("bookkeeping", help="an epoch's orders, steps and digests")
     orders.add_argument("--samples", type=int, default=1_281_167, help="default: %(default)s")
     orders.add_argument("--batch", type=int, default=256, help="default: %(default)s")
+    lines = commands.add_parser("history", help="metrics of a long run: bytes, memory, seconds")
+    lines.add_argument("--steps", type=int, default=450_450, help="default: %(default)s")
     commands.add_parser("walks", help="files and functions of a start, a save, a notice")
     for command in commands.choices.values():
         command.add_argument("--json", action="store_true", help="print JSON instead of tables")
@@ -89,6 +92,7 @@ _MEASURES: Mapping[str, Callable[[argparse.Namespace], Sequence[dict[str, Any]]]
         rounds=given.rounds, images=given.images, batch=given.batch, workers=given.workers
     ),
     "bookkeeping": lambda given: bookkeeping.measure(samples=given.samples, batch=given.batch),
+    "history": lambda given: history.measure(steps=given.steps),
     "walks": lambda given: walks.measure(),
 }
 

@@ -4,7 +4,6 @@ The order with its checks, every step's micro-batches in the loop and in the loa
 every step's ids, in a process of its own.
 """
 
-import hashlib
 import multiprocessing
 import time
 from collections.abc import Sequence
@@ -12,10 +11,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from training.engine.batches import BatchPlan
 from training.randomness import shuffled
+from training.record.sample_digest import sample_digest
 from training.workload import Order, Settings
 
 
@@ -78,7 +76,7 @@ def _walk(plan: BatchPlan) -> None:
     for step in range(plan.num_steps):
         if plan.share(step, 0) != [next(ahead)]:
             raise RuntimeError(f"step {step}: the loader's ids are not the loop's")
-        hashlib.blake2b(np.asarray(plan.ids(step)).tobytes()).digest()
+        sample_digest(plan.ids(step), plan.num_samples)
 
 
 def _peak_kib() -> int:

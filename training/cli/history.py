@@ -10,6 +10,7 @@ from training.cli.outputs import checked_file, checked_folder
 from training.cli.run_options import positive
 from training.errors import EXIT_FINISHED, UserError
 from training.record.head import Head, read_head
+from training.record.history import read_history
 from training.record.run_config import RunConfig, read_run_config
 from training.report.page import summary, write_report
 from training.store.open import open_store
@@ -66,7 +67,9 @@ def _report(options: argparse.Namespace) -> int:
         raise UserError(f"--usd-per-hour is {options.usd_per_hour}; give 0 or more")
     if options.out is not None:
         checked_file(options.out)
-    history = write_report(store, record, head, options.usd_per_hour)
+    before = store.get(REPORT)
+    history = read_history(store)
+    write_report(store, record, head, history, options.usd_per_hour, before=before)
     if options.out is not None:
         store.get_file(REPORT, options.out)
     if options.json:
@@ -77,6 +80,7 @@ def _report(options: argparse.Namespace) -> int:
             "steps_repeated": sum(a.num_repeated for a in history.attempts),
             "repeated_seconds": round(history.repeated_seconds, 3),
             "gap_seconds": round(sum(history.gaps()), 3),
+            "passed_over": list(history.passed_over),
             "report": f"{store.uri}/{REPORT}",
         }
         print(json.dumps(found, indent=1))

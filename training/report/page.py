@@ -8,16 +8,17 @@ import html
 import itertools
 import json
 import logging
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from contract.keys import RECEIPT, REPORT
 from contract.lineage import Line
 from training.record.head import Head
-from training.record.history import AttemptSummary, History, read_history
+from training.record.history import AttemptSummary, History
 from training.record.run_config import RunConfig
 from training.report.charts import Curve, TimelineBar, draw_bars, draw_curves
-from training.store.protocol import Store, put_unless_changed
+from training.store.protocol import Store, Stored, put_unless_changed
 
 _log = logging.getLogger(__name__)
 
@@ -26,6 +27,7 @@ _PICTURES = {".png": "image/png", ".svg": "image/svg+xml", ".jpg": "image/jpeg"}
 _MOST_PICTURE_BYTES = 400_000
 _MOST_PICTURES = 12
 _MOST_CURVES = 4
+_MOST_PASSED_OVER = 5
 _COLOURS = {"finished": "#2e8b57", "failed": "#c8372d", "released": "#3b74c4", "silent": "#c48a1a"}
 _PAGE = """<!doctype html>
 <meta charset="utf-8"><title>{title}</title>
@@ -49,11 +51,15 @@ _PAGE = """<!doctype html>
 
 
 def write_report(
-    store: Store, record: RunConfig, head: Head, usd_per_hour: float | None = None
-) -> History:
-    """Write the page into the run, not over a newer one; return the history that it shows."""
-    before = store.get(REPORT)
-    history = read_history(store)
+    store: Store,
+    record: RunConfig,
+    head: Head,
+    history: History,
+    usd_per_hour: float | None = None,
+    *,
+    before: Stored | None,
+) -> None:
+    """Write the page into the run, in the place of `before`: not over a newer one."""
     if usd_per_hour is None and history.attempts:
         usd_per_hour = history.attempts[-1].usd_per_hour
     page = _PAGE.format(
@@ -68,7 +74,6 @@ def write_report(
     )
     if not put_unless_changed(store, REPORT, page.encode(), before.etag if before else None):
         _log.info(f"[report] another attempt has written {store.uri}/{REPORT} meanwhile")
-    return history
 
 
 def summary(history: History, head: Head, usd_per_hour: float | None) -> str:
@@ -90,20 +95,20 @@ def summary(history: History, head: Head, usd_per_hour: float | None) -> str:
             f" Computing took {busy:.0f} s: {busy * usd_per_hour / 3600:.4f} dollars at the "
             f"given {usd_per_hour:g} dollars per hour; booting is not included."
         )
+    if history.passed_over:
+        named = "; ".join(history.passed_over[:_MOST_PASSED_OVER])
+        text += f" Passed over ({len(history.passed_over)}): {named}."
     return text + (f" It failed: {head.reason}" if head.reason else "")
 
 
 def _loss(history: History) -> str:
     parts = []
-    for stage, steps in history.by_stage().items():
-        shown = [line for line in steps if line["loss"] is not None]
-        curve = Curve(
-            name=stage, x=[line["step"] for line in shown], y=[line["loss"] for line in shown]
-        )
-        marks = [
-            b["step"] for a, b in itertools.pairwise(steps) if a["generation"] != b["generation"]
-        ]
-        parts.append(draw_curves([curve], marks, "step"))
+    for stage, steps in history.steps.by_stage().items():
+        shown = steps.take(row for row, loss in enumerate(steps["loss"]) if math.isfinite(loss))
+        curve = Curve(name=stage, x=shown["step"], y=shown["loss"])
+        pairs = itertools.pairwise(zip(steps["generation"], steps["step"], strict=True))
+        resumed = [step for (before, _), (after, step) in pairs if before != after]
+        parts.append(draw_curves([curve], resumed, "step"))
     return "".join(parts) + "<p>Each step once; a red line marks where another attempt resumed.</p>"
 
 
@@ -190,7 +195,7 @@ def _about(store: Store, record: RunConfig, head: Head) -> Iterator[tuple[str, s
 def _files(store: Store, history: History) -> str:
     """Pictures embedded in the page, other files as links."""
     sizes = store.sizes(EVALUATION)
-    last = {f"{s}-{lines[-1]['stage_step']}" for s, lines in history.by_stage().items()}
+    last = {f"{s}-{steps['stage_step'][-1]}" for s, steps in history.steps.by_stage().items()}
     keys = [key for key in sizes if key.removeprefix(EVALUATION).partition("/")[0] in last]
     parts, num_pictures = [], 0
     for key in keys:

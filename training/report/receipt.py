@@ -8,13 +8,14 @@ from datetime import UTC, datetime
 from typing import Any
 
 from contract.keys import RECEIPT, REPORT
+from training.record.compaction import compact
 from training.record.head import Head
 from training.record.history import History, read_history
 from training.record.lease import Lease
 from training.record.position import Position
 from training.record.run_config import RunConfig, changed_parts
 from training.report.page import write_report
-from training.store.protocol import Store, create
+from training.store.protocol import Store, put_unless_changed
 
 _log = logging.getLogger(__name__)
 
@@ -72,11 +73,19 @@ def conclude(store: Store, record: RunConfig, head: Head) -> None:
     """Write the report, and a failed run's receipt; does nothing before the run has ended."""
     if head.state not in ("finished", "failed"):
         return
-    if head.state == "failed" and store.get(RECEIPT) is None:
-        receipt = _failed_receipt(record, head, read_history(store))
+    report = store.get(REPORT)
+    compact(store, head.generation)
+    history = read_history(store)
+    found = store.get(RECEIPT)
+    receipt = json.loads(found.data) if found else None
+    if receipt is None and head.state == "failed":
+        receipt = _failed_receipt(record, head, history)
+    if receipt is not None and (found is None or history.passed_over):
+        receipt["passed_over"] = list(history.passed_over)
         # Not over that of another attempt, which has reopened the run.
-        create(store, RECEIPT, json.dumps(receipt, indent=1).encode())
-    write_report(store, record, head)
+        etag = found.etag if found else None
+        put_unless_changed(store, RECEIPT, json.dumps(receipt, indent=1).encode(), etag)
+    write_report(store, record, head, history, before=report)
     _log.info(f"[ok] report: {store.uri}/{REPORT}")
 
 
@@ -94,7 +103,7 @@ def _failed_receipt(record: RunConfig, head: Head, history: History) -> dict[str
         "overrides": dict(record.overrides),
         "state": "failed",
         "reason": head.reason,
-        "steps": max(history.steps, default=0),
+        "steps": max(history.steps["step"], default=0),
         "committed_steps": newest.step if newest else 0,
         "generations": head.generation,
         "stages": stages,

@@ -7,7 +7,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -108,6 +108,11 @@ class FolderStore:
     def sweep(self, prefix: str) -> None:
         with writing(self._at(prefix)):
             sweep(self._at(prefix))
+
+    def delete(self, keys: Iterable[str]) -> None:
+        for key in keys:
+            with writing(self._at(key)):
+                self._at(key).unlink(missing_ok=True)
 
     def _at(self, key: str) -> Path:
         refuse_outside(self.uri, key)
