@@ -10,27 +10,28 @@ from typing import Any
 from contract.keys import RECEIPT, REPORT
 from training.record.compaction import compact
 from training.record.head import Head
-from training.record.history import History, read_history
+from training.record.history import History
+from training.record.lease import Lease
 from training.record.position import Position
 from training.record.run_config import RunConfig, changed_parts
 from training.report.page import write_report
-from training.store.protocol import Store
+from training.store.protocol import Store, put_unless_changed
 
 _log = logging.getLogger(__name__)
 
 
 def write_receipt(
-    store: Store,
+    lease: Lease,
     *,
     run_config: RunConfig,
-    head: Head,
     position: Position,
     weights: str,
     numerics_key: Mapping[str, Any],
     began: float,
     peak_gpu_bytes: int | None,
 ) -> dict[str, Any]:
-    """Write the receipt of a finished run."""
+    """Write the receipt of a finished run, unless the lease was lost."""
+    head = lease.head
     changed = {*position.numerics_changed, *changed_parts(run_config.numerics_key, numerics_key)}
     newest = head.checkpoints[-1]
     accuracies = {
@@ -64,7 +65,7 @@ def write_receipt(
         "bundle_uri": run_config.bundle_uri,
         "writer": head.writer,
     }
-    store.put(RECEIPT, json.dumps(receipt, indent=1).encode())
+    lease.put(RECEIPT, json.dumps(receipt, indent=1).encode())
     return receipt
 
 
@@ -73,16 +74,23 @@ def conclude(store: Store, record: RunConfig, head: Head) -> None:
     if head.state not in ("finished", "failed"):
         return
     compact(store, head.generation)
-    history = read_history(store)
-    found = store.get(RECEIPT)
-    receipt = json.loads(found.data) if found else None
-    if receipt is None and head.state == "failed":
-        receipt = _failed_receipt(record, head, history)
-    if receipt is not None and (found is None or history.passed_over):
-        receipt["passed_over"] = list(history.passed_over)
-        store.put(RECEIPT, json.dumps(receipt, indent=1).encode())
-    write_report(store, record, head, history)
+    write_report(store, record, head, first=lambda history: _complete(store, record, head, history))
     _log.info(f"[ok] report: {store.uri}/{REPORT}")
+
+
+def _complete(store: Store, record: RunConfig, head: Head, history: History) -> None:
+    """Write a failed run's receipt; say in it, or in a finished run's, what was passed over."""
+    found = store.get(RECEIPT)
+    if found is None and head.state == "failed":
+        receipt = _failed_receipt(record, head, history)
+    elif found is not None and history.passed_over:
+        receipt = json.loads(found.data)
+    else:
+        return
+    receipt |= {"passed_over": list(history.passed_over)} if history.passed_over else {}
+    # Not over that of another attempt, which has reopened the run.
+    data = json.dumps(receipt, indent=1).encode()
+    put_unless_changed(store, RECEIPT, data, found.etag if found else None)
 
 
 def _failed_receipt(record: RunConfig, head: Head, history: History) -> dict[str, Any]:
