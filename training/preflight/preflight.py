@@ -3,7 +3,6 @@
 The answers stand in the run (config.json, adaptation.json) from its first attempt on.
 """
 
-import json
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,6 +24,7 @@ from training.preflight.extend import resolve_origin
 from training.preflight.ladder import TrialRequest, adapted, explain, resolve_adaptation
 from training.preflight.limits import is_out_of_memory, limit_memory
 from training.preflight.workload_checks import problems
+from training.store.local_dataset import parse_manifest
 from training.store.open import open_store
 from training.workload import Train, Workload
 from training.workloads import load_workload
@@ -114,7 +114,7 @@ def resource_request(
     data = 0
     if isinstance(workload, HasDataInMemory):
         found = open_store(dataset_uri).get(MANIFEST)
-        files = json.loads(found.data)["files"] if found else []
+        files = parse_manifest(found.data, dataset_uri)["files"] if found else []
         data = workload.data_bytes_in_memory(config, sum(file["bytes"] for file in files))
     stages = [stage for stage in workload.stages(config) if isinstance(stage, Train)]
     return ResourceRequest(
