@@ -41,8 +41,12 @@ class DamagedCheckpointError(RuntimeError):
 class Snapshot:
     """The content of a checkpoint: tensors by part, on the CPU, and the JSON state."""
 
-    tensors: Mapping[str, Mapping[str, Tensor]]  # part -> name -> tensor in its own memory
+    tensors: dict[str, dict[str, Tensor]]  # part -> name -> tensor in its own memory
     state: Mapping[str, Any]
+
+    def take(self, part: str) -> dict[str, Tensor]:
+        """Hand over a part's tensors: whoever holds the snapshot holds them no longer."""
+        return self.tensors.pop(part)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

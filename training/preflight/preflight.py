@@ -15,6 +15,7 @@ from contract.keys import MANIFEST
 from training.capabilities import HasDataInMemory
 from training.config import resolve_config
 from training.engine.job import Job, RunOptions, checked_stages
+from training.engine.numerics import device_of
 from training.engine.origin import with_origin
 from training.engine.parallel import is_sharded
 from training.errors import UserError
@@ -80,7 +81,7 @@ def preflight(options: RunOptions) -> Preflight:
         may_adapt=may_adapt and not _has_sharded_stage(workload, config, num_ranks),
     )
     if limit is not None:
-        limit_memory(limit, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+        limit_memory(limit, device_of(options.environment.local_rank))
     if origin is not None:
         workload = with_origin(workload, origin)
     workload = adapted(workload, rungs)
