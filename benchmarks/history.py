@@ -26,7 +26,6 @@ from contract.metrics import small_key
 from sizing.plan.finished_run import read_run
 from training.record.events import Events
 from training.record.head import Head
-from training.record.history import read_history
 from training.record.metrics import Metrics
 from training.record.run_config import RunConfig, now_utc
 from training.record.sample_digest import sample_digest
@@ -145,10 +144,9 @@ def _report(folder: Path, steps: int) -> dict[str, Any]:
     store = FolderStore(folder / "run")
 
     def report() -> None:
-        history = read_history(store)
+        history = write_report(store, _config(), _head())
         assert len(history.steps) == steps
         assert sum(a.num_repeated for a in history.attempts) == _REPEATED * (_NUM_ATTEMPTS - 1)
-        write_report(store, _config(), _head(), history, before=None)
 
     return _timed(store, report)
 

@@ -10,7 +10,6 @@ from training.cli.outputs import checked_file, checked_folder
 from training.cli.run_options import positive
 from training.errors import EXIT_FINISHED, UserError
 from training.record.head import Head, read_head
-from training.record.history import read_history
 from training.record.run_config import RunConfig, read_run_config
 from training.report.page import summary, write_report
 from training.store.open import open_store
@@ -67,9 +66,7 @@ def _report(options: argparse.Namespace) -> int:
         raise UserError(f"--usd-per-hour is {options.usd_per_hour}; give 0 or more")
     if options.out is not None:
         checked_file(options.out)
-    before = store.get(REPORT)
-    history = read_history(store)
-    write_report(store, record, head, history, options.usd_per_hour, before=before)
+    history = write_report(store, record, head, options.usd_per_hour)
     if options.out is not None:
         store.get_file(REPORT, options.out)
     if options.json:

@@ -9,16 +9,16 @@ import itertools
 import json
 import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from contract.keys import RECEIPT, REPORT
 from contract.lineage import Line
 from training.record.head import Head
-from training.record.history import AttemptSummary, History
+from training.record.history import AttemptSummary, History, read_history
 from training.record.run_config import RunConfig
 from training.report.charts import Curve, TimelineBar, draw_bars, draw_curves
-from training.store.protocol import Store, Stored, put_unless_changed
+from training.store.protocol import Store, put_unless_changed
 
 _log = logging.getLogger(__name__)
 
@@ -54,12 +54,17 @@ def write_report(
     store: Store,
     record: RunConfig,
     head: Head,
-    history: History,
     usd_per_hour: float | None = None,
     *,
-    before: Stored | None,
-) -> None:
-    """Write the page into the run, in the place of `before`: not over a newer one."""
+    first: Callable[[History], None] = lambda history: None,
+) -> History:
+    """Write the page into the run, not over a newer one; return the history that it shows.
+
+    `first` is called with that history before: for a receipt, which the page shows.
+    """
+    before = store.get(REPORT)
+    history = read_history(store)
+    first(history)
     if usd_per_hour is None and history.attempts:
         usd_per_hour = history.attempts[-1].usd_per_hour
     page = _PAGE.format(
@@ -74,6 +79,7 @@ def write_report(
     )
     if not put_unless_changed(store, REPORT, page.encode(), before.etag if before else None):
         _log.info(f"[report] another attempt has written {store.uri}/{REPORT} meanwhile")
+    return history
 
 
 def summary(history: History, head: Head, usd_per_hour: float | None) -> str:

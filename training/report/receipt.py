@@ -10,7 +10,7 @@ from typing import Any
 from contract.keys import RECEIPT, REPORT
 from training.record.compaction import compact
 from training.record.head import Head
-from training.record.history import History, read_history
+from training.record.history import History
 from training.record.lease import Lease
 from training.record.position import Position
 from training.record.run_config import RunConfig, changed_parts
@@ -73,20 +73,24 @@ def conclude(store: Store, record: RunConfig, head: Head) -> None:
     """Write the report, and a failed run's receipt; does nothing before the run has ended."""
     if head.state not in ("finished", "failed"):
         return
-    report = store.get(REPORT)
     compact(store, head.generation)
-    history = read_history(store)
-    found = store.get(RECEIPT)
-    receipt = json.loads(found.data) if found else None
-    if receipt is None and head.state == "failed":
-        receipt = _failed_receipt(record, head, history)
-    if receipt is not None and (found is None or history.passed_over):
-        receipt["passed_over"] = list(history.passed_over)
-        # Not over that of another attempt, which has reopened the run.
-        etag = found.etag if found else None
-        put_unless_changed(store, RECEIPT, json.dumps(receipt, indent=1).encode(), etag)
-    write_report(store, record, head, history, before=report)
+    write_report(store, record, head, first=lambda history: _complete(store, record, head, history))
     _log.info(f"[ok] report: {store.uri}/{REPORT}")
+
+
+def _complete(store: Store, record: RunConfig, head: Head, history: History) -> None:
+    """Write a failed run's receipt; say in it, or in a finished run's, what was passed over."""
+    found = store.get(RECEIPT)
+    if found is None and head.state == "failed":
+        receipt = _failed_receipt(record, head, history)
+    elif found is not None and history.passed_over:
+        receipt = json.loads(found.data)
+    else:
+        return
+    receipt |= {"passed_over": list(history.passed_over)} if history.passed_over else {}
+    # Not over that of another attempt, which has reopened the run.
+    data = json.dumps(receipt, indent=1).encode()
+    put_unless_changed(store, RECEIPT, data, found.etag if found else None)
 
 
 def _failed_receipt(record: RunConfig, head: Head, history: History) -> dict[str, Any]:

@@ -106,14 +106,14 @@ class FolderStore:
                 with suppress(FileNotFoundError):  # another process deletes it too
                     shutil.rmtree(self._at(prefix))
 
-    def sweep(self, prefix: str) -> None:
-        with writing(self._at(prefix)):
-            sweep(self._at(prefix))
-
     def delete(self, keys: Iterable[str]) -> None:
         for key in keys:
             with writing(self._at(key)):
                 self._at(key).unlink(missing_ok=True)
+
+    def sweep(self, prefix: str) -> None:
+        with writing(self._at(prefix)):
+            sweep(self._at(prefix))
 
     def _at(self, key: str) -> Path:
         refuse_outside(self.uri, key)

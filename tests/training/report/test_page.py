@@ -14,7 +14,7 @@ from training.cli.main import main
 from training.record.history import read_history
 from training.record.run_config import read_run_config
 from training.report.charts import Curve, TimelineBar, draw_bars, draw_curves
-from training.report.receipt import conclude
+from training.report.page import write_report
 from training.store.folder import FolderStore
 
 
@@ -52,7 +52,7 @@ def test_a_report_never_replaces_one_that_is_newer_than_what_it_shows(whole: Run
     config = read_run_config(whole.store)
     assert config is not None
     page = (Path(whole.uri) / "report.html").read_bytes()
-    conclude(Interrupted(Path(whole.uri)), config, whole.head)
+    write_report(Interrupted(Path(whole.uri)), config, whole.head)
     assert (Path(whole.uri) / "report.html").read_bytes() == b"newer"
     whole.store.put("report.html", page)
 
