@@ -26,6 +26,7 @@ class HasNominalSamples(Protocol):
 class HasExample(Protocol):
     """A Train stage whose step can be measured and tried without data (`measure`, the ladder).
 
+    It is the stage's last step: what grows with the steps, such as a resolution, is largest there.
     Its `model` must then read the config only: no dataset, no artifacts, no `prior`.
     """
 

@@ -71,8 +71,8 @@ class TrainProxy(WorkloadProxy):
     def weight(self, b: Batch) -> float:
         return self._inner.weight(b)
 
-    def loss(self, m: nn.Module, b: Batch, step: int) -> Loss:
-        return self._inner.loss(m, b, step)
+    def loss(self, m: nn.Module, b: Batch, step: int, num_steps: int) -> Loss:
+        return self._inner.loss(m, b, step, num_steps)
 
     def evaluate(self, m: nn.Module, b: Batch) -> Partial:
         return self._inner.evaluate(m, b)

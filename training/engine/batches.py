@@ -28,8 +28,10 @@ class BatchPlan:
     def __init__(self, samples: Samples, settings: Settings, seed: int, world_size: int) -> None:
         # Ranks gather a sharded model together, so each must compute equally often.
         self._is_even = settings.sharding != "none"
-        self.steps_per_epoch = math.ceil(len(samples) / settings.global_batch)
-        self.num_steps = self.steps_per_epoch * settings.epochs
+        self.steps_per_epoch = settings.steps_per_epoch(len(samples))
+        self.num_steps = settings.num_steps(len(samples))
+        self.num_epochs = math.ceil(self.num_steps / self.steps_per_epoch)
+        self.steps_per_evaluation = settings.steps_per_evaluation(len(samples))
         self._samples = samples
         self._seed = seed
         self._world_size = world_size
@@ -40,6 +42,11 @@ class BatchPlan:
     def epoch(self, step: int) -> int:
         """The epoch of step `step`, which is also the number of complete epochs before it."""
         return step // self.steps_per_epoch
+
+    def describe(self, steps: int) -> str:
+        """That many steps in words: whole epochs as such."""
+        epochs, rest = divmod(steps, self.steps_per_epoch)
+        return f"step {steps}" if rest else f"epoch {epochs}"
 
     def ids(self, step: int) -> Sequence[int]:
         """The sample ids of one step; the last step of an epoch takes the remainder."""

@@ -1,7 +1,6 @@
 """The mutable state of a Train stage (model, optimizer, loss scale, average), and its steps."""
 
 import contextlib
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +22,7 @@ from training.engine.stage_checks import checked_optimizer, checked_start, check
 from training.errors import RunFailedError, UserError
 from training.randomness import seed_torch
 from training.ranks.world import World
-from training.workload import Batch, Inputs, Partial, Settings, Start, Train
+from training.workload import Batch, Inputs, Partial, Start, Train
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -137,12 +136,12 @@ class Learner:
         num_micro_batches: int,
         step: int,
         num_steps: int,
+        lr_factor: float,
     ) -> StepResult:
         """Make one optimizer step; weight and number of micro-batches count all ranks."""
         weight = checked_weight(self._stage, weight, step)
-        factor = schedule_factor(self._settings, step, num_steps)
         for group in self._optimizer.param_groups:
-            group["lr"] = group["initial_lr"] * factor
+            group["lr"] = group["initial_lr"] * lr_factor
         self._optimizer.zero_grad(set_to_none=True)
         self._parallel.begin_step()
         total: Tensor | float = 0.0
@@ -158,7 +157,7 @@ class Learner:
             )
             with self._parallel.reducing(place == len(batches) - 1):
                 with autocast(self._settings.precision, self._inputs.device):
-                    loss, mean, metrics = self._parallel.losses(batch, step)
+                    loss, mean, metrics = self._parallel.losses(batch, step, num_steps)
                     loss = loss / weight
                     if mean is not None:
                         loss = loss + mean / num_micro_batches
@@ -231,17 +230,6 @@ def refuse_unequal_batch_norm(stage: Train, model: nn.Module, world_size: int) -
         f"micro-batches of that size; give --num-processes at most "
         f"{settings.global_batch // settings.micro_batch}"
     )
-
-
-def schedule_factor(settings: Settings, step: int, num_steps: int) -> float:
-    """The factor for each group's own learning rate at `step` (from 0) of `num_steps`."""
-    if step < settings.warmup_steps:
-        return (step + 1) / settings.warmup_steps
-    if settings.schedule == "constant":
-        return 1.0
-    done = (step - settings.warmup_steps) / max(1, num_steps - 1 - settings.warmup_steps)
-    low = settings.final_lr_fraction
-    return low + (1 - low) * 0.5 * (1 + math.cos(math.pi * min(done, 1.0)))
 
 
 def create_optimizer_state(optimizer: Optimizer) -> None:

@@ -79,14 +79,16 @@ class _Batches(Dataset[Batch]):
             torch.set_num_threads(1)
         try:
             derive = derive_seeds("sample", self._seed, micro.epoch)
-            return self._samples.collate([self._get(index, derive(index)) for index in micro.ids])
+            return self._samples.collate(
+                [self._get(index, micro.epoch, derive(index)) for index in micro.ids]
+            )
         finally:
             if num_threads != 1:
                 torch.set_num_threads(num_threads)
 
-    def _get(self, index: int, seed: int) -> Any:
+    def _get(self, index: int, epoch: int, seed: int) -> Any:
         self._rng.manual_seed(seed)
-        return self._samples.get(index, self._rng)
+        return self._samples.get(index, epoch, self._rng)
 
 
 def _identity(batch: Batch) -> Batch:

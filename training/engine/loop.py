@@ -20,6 +20,7 @@ from training.checkpoint.state import LiveState
 from training.engine.batches import BatchPlan, MicroBatch
 from training.engine.evaluation import evaluate
 from training.engine.learner import Learner, StepResult
+from training.engine.learning_rate import schedule_factor
 from training.engine.loader import Loader
 from training.engine.trees import tensor_shapes, to_device
 from training.errors import RunFailedError
@@ -136,6 +137,9 @@ class StageLoop:
                 num_micro_batches=self._plan.num_micro_batches(step),
                 step=step,
                 num_steps=self._plan.num_steps,
+                lr_factor=schedule_factor(
+                    self._settings, step, self._plan.num_steps, self._plan.steps_per_epoch
+                ),
             )
             self._read()
         self._position = replace(self._position, stage_step=step + 1, step=self._position.step + 1)
@@ -183,7 +187,7 @@ class StageLoop:
             **extra,
         )
         if self._bar.is_due or position.stage_step == self._plan.num_steps:
-            text = f"epoch {epoch + 1}/{self._settings.epochs} loss {loss:.4f}"
+            text = f"epoch {epoch + 1}/{self._plan.num_epochs} loss {loss:.4f}"
             rates = (
                 f"lr {result.learning_rate:.2e} {rate:.0f} samples/s, {waited:.0%} waiting for data"
             )
@@ -209,9 +213,8 @@ class StageLoop:
 
     @property
     def _is_evaluation_due(self) -> bool:
-        step, every = self._position.stage_step, self._settings.evaluate_every_epochs
-        is_epoch = step > 0 and step % self._plan.steps_per_epoch == 0
-        is_due = self._is_at_the_end or (is_epoch and every > 0 and self._epoch % every == 0)
+        step, every = self._position.stage_step, self._plan.steps_per_evaluation
+        is_due = self._is_at_the_end or (every > 0 and step > 0 and step % every == 0)
         return is_due and self._position.evaluated_step != step
 
     def _evaluated(self, *, is_last: bool) -> dict[str, float]:
@@ -250,7 +253,7 @@ class StageLoop:
         )
         values = ", ".join(f"{name} {value:.4f}" for name, value in list(metrics.items())[:4])
         values = values or "nothing to evaluate: split 'validation' has no samples"
-        _log.info("[%s] after epoch %d: %s", self._stage.name, self._epoch, values)
+        _log.info("[%s] after %s: %s", self._stage.name, self._plan.describe(step), values)
         self._pace.skip()
         if not is_end:
             self._save_if_due()

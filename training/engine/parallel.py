@@ -24,7 +24,7 @@ class Parallel(Protocol):
     """A stage's model as the ranks train it together."""
 
     def losses(
-        self, batch: Batch, step: int
+        self, batch: Batch, step: int, num_steps: int
     ) -> tuple[Tensor, Tensor | None, Mapping[str, tuple[Tensor | float, float]]]:
         """Compute the stage's loss of one micro-batch: total, mean, metrics."""
 
@@ -54,17 +54,17 @@ def parallel(stage: Train, model: nn.Module, world: World) -> Parallel:
 
 
 class _StageWork(nn.Module):
-    """A stage's loss or evaluation (`step` None) as a module's forward."""
+    """A stage's loss or evaluation (without `step`) as a module's forward."""
 
     def __init__(self, stage: Train, model: nn.Module) -> None:
         super().__init__()
         self.model = model
         self._stage = stage
 
-    def forward(self, batch: Batch, step: int | None) -> Any:
+    def forward(self, batch: Batch, step: int | None = None, num_steps: int = 0) -> Any:
         if step is None:
             return checked_partial(self._stage, self._stage.evaluate(self.model, batch))
-        loss = checked_loss(self._stage, self._stage.loss(self.model, batch, step))
+        loss = checked_loss(self._stage, self._stage.loss(self.model, batch, step, num_steps))
         return loss.total, loss.mean, loss.metrics
 
 
@@ -82,8 +82,8 @@ class _Replicated:
                 gradient_as_bucket_view=True,
             )
 
-    def losses(self, batch: Batch, step: int) -> Any:
-        return self._work(batch, step)
+    def losses(self, batch: Batch, step: int, num_steps: int) -> Any:
+        return self._work(batch, step, num_steps)
 
     def evaluate(self, batch: Batch) -> Partial:
         return checked_partial(self._stage, self._stage.evaluate(self._model, batch))
@@ -134,11 +134,11 @@ class _Sharded:
             )
         self._gathered = [m for m in self._work.modules() if isinstance(m, FSDPModule)]
 
-    def losses(self, batch: Batch, step: int) -> Any:
-        return self._work(batch, step)
+    def losses(self, batch: Batch, step: int, num_steps: int) -> Any:
+        return self._work(batch, step, num_steps)
 
     def evaluate(self, batch: Batch) -> Partial:
-        partial: Partial = self._work(batch, None)
+        partial: Partial = self._work(batch)
         return partial
 
     def reducing(self, is_last: bool) -> AbstractContextManager[None]:

@@ -31,7 +31,7 @@ from torch.utils.flop_counter import (
 
 from training.capabilities import HasExample, Probe
 from training.errors import UserError
-from training.preflight.standalone import standalone_inputs
+from training.preflight.standalone import LAST_STEP, standalone_inputs
 from training.workload import Batch, Train
 
 _ALLOCATION_BYTES = 512
@@ -119,7 +119,7 @@ def measure_evaluation(stage: Train, config: Any, size: int) -> int:
 
     def forward(model: nn.Module, batch: Batch) -> None:
         with _autocast(stage):
-            stage.loss(model, batch, 0)
+            stage.loss(model, batch, *LAST_STEP)
 
     with _explained(stage.name):
         found = _forward(
@@ -238,7 +238,7 @@ class _Step:
     def forward_backward(self) -> None:
         self._memory.phase = "forward"
         with _autocast(self._stage):
-            loss = self._stage.loss(self._model, self._batch, 0)
+            loss = self._stage.loss(self._model, self._batch, *LAST_STEP)
             scaled = loss.total / self._weight
             if loss.mean is not None:
                 scaled = scaled + loss.mean

@@ -19,7 +19,7 @@ from training.engine.numerics import configure
 from training.engine.precision import Scaling, autocast
 from training.preflight.ladder import apply_rungs
 from training.preflight.limits import is_out_of_memory, limit_memory
-from training.preflight.standalone import standalone_inputs
+from training.preflight.standalone import LAST_STEP, standalone_inputs
 from training.workload import Train
 from training.workloads import load_workload
 
@@ -80,7 +80,7 @@ def _steps(stage: Train, config: Any, device: torch.device) -> None:
         optimizer.zero_grad(set_to_none=True)
         for _ in range(num_micro):
             with autocast(settings.precision, device):
-                loss = stage.loss(model, batch, 0)
+                loss = stage.loss(model, batch, *LAST_STEP)
                 total = loss.total / weight + (0.0 if loss.mean is None else loss.mean)
             scaling.backward(total)
         scaling.step(optimizer, model, settings.clip_norm)
@@ -93,7 +93,7 @@ def _evaluate(stage: Train, model: nn.Module, device: torch.device) -> None:
     example = stage.example(stage.settings.eval_batch)  # type: ignore[attr-defined]
     batch = tree_map_only(Tensor, lambda tensor: tensor.to(device), example)
     with torch.no_grad(), autocast(stage.settings.precision, device):
-        stage.loss(model.eval(), batch, 0)
+        stage.loss(model.eval(), batch, *LAST_STEP)
 
 
 def _print(outcome: str, message: str, peak_bytes: int | None) -> int:

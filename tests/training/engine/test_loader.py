@@ -25,7 +25,7 @@ class Augmented:
     def __len__(self) -> int:
         return 10
 
-    def get(self, index: int, rng: torch.Generator) -> Any:
+    def get(self, index: int, epoch: int, rng: torch.Generator) -> Any:
         return self.table[index] + torch.rand(6000, generator=rng), os.getpid()
 
     def collate(self, items: Sequence[Any]) -> Any:

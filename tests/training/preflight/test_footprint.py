@@ -47,7 +47,7 @@ class Linear:
     def weight(self, b: Batch) -> float:
         return float(len(b))
 
-    def loss(self, m: nn.Module, b: Batch, step: int) -> Loss:
+    def loss(self, m: nn.Module, b: Batch, step: int, num_steps: int) -> Loss:
         return Loss(total=m(b).sum())
 
 
@@ -131,7 +131,7 @@ def test_fails_for_a_stage_without_an_example() -> None:
 
 def test_fails_for_a_step_that_depends_on_values() -> None:
     class Looking(Linear):
-        def loss(self, m: nn.Module, b: Batch, step: int) -> Loss:
+        def loss(self, m: nn.Module, b: Batch, step: int, num_steps: int) -> Loss:
             return Loss(total=m(b[b.sum(1) > 0]).sum())
 
     with pytest.raises(UserError, match="depends on values of the data"):
@@ -154,7 +154,7 @@ def allocated_peak(stage: Train, size: int) -> int:
         optimizer = AdamW(stage.optimizer(model).param_groups, lr=1e-3, foreach=True)
         for _ in range(2):
             optimizer.zero_grad(set_to_none=True)
-            (stage.loss(model, batch, 0).total / size).backward()  # type: ignore[no-untyped-call]
+            (stage.loss(model, batch, 0, 1).total / size).backward()  # type: ignore[no-untyped-call]
             nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=True)
             optimizer.step()
     events = allocations(found.profiler.kineto_results.experimental_event_tree())

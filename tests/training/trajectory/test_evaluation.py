@@ -33,7 +33,7 @@ def parts_of(inputs: Inputs, name: str) -> list[Partial]:
     stage = train_stage(inputs.config, name)
     model = started(stage, inputs).eval()
     samples = stage.samples(inputs, "validation")
-    items = [samples.get(k, torch.Generator().manual_seed(k)) for k in range(len(samples))]
+    items = [samples.get(k, 0, torch.Generator().manual_seed(k)) for k in range(len(samples))]
     with torch.no_grad():
         return [stage.evaluate(model, samples.collate(items[k : k + 4])) for k in (0, 4, 8)]
 

@@ -79,7 +79,7 @@ class TrainTokenizer:
     def weight(self, b: Batch) -> float:
         return float(len(b["clips"]))
 
-    def loss(self, m: nn.Module, b: Batch, step: int) -> Loss:
+    def loss(self, m: nn.Module, b: Batch, step: int, num_steps: int) -> Loss:
         """Squared error, with the additional weight `motion_weight` for moving pixels."""
         pixels_BTHW3, _ = m(b["frames"])
         truth_BTHW3 = b["frames"].float() / 255.0
@@ -177,7 +177,7 @@ class TrainTransformer(TrainClassifier):
             dropout=c.dropout,
         )
 
-    def loss(self, m: nn.Module, b: Batch, step: int) -> Loss:
+    def loss(self, m: nn.Module, b: Batch, step: int, num_steps: int) -> Loss:
         """Class and position of unmasked clips, masked tokens of the others.
 
         In a masked clip the share cos(u pi / 2) of the tokens is hidden, with u uniform (MaskGIT,
