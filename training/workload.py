@@ -49,6 +49,10 @@ class Config(Protocol):
 
 C = TypeVar("C", bound=Config)
 
+# Parameter name -> name in its optimizer's state (step, exp_avg ...) -> value: a tensor on the CPU,
+# or a number. Parameters without state are left out; a shared one is under each of its names.
+OptimizerState: TypeAlias = Mapping[str, Mapping[str, Any]]
+
 
 class Dataset(Protocol):
     """A verified dataset in a local folder."""
@@ -72,12 +76,17 @@ class Dataset(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prior:
-    """The committed result of the last Train stage, read from the store (never from memory)."""
+    """The committed result of the last Train stage, read from the store (never from memory).
+
+    `optimizer()` reads the state of its optimizer, which nobody else holds: as large as the model
+    once or twice.
+    """
 
     stage: str
     step: int  # global over the run's Train stages
     model: Mapping[str, Tensor]  # state_dict on the CPU, each tensor in memory of its own
     metrics: Mapping[str, float]  # of the stage's last evaluation
+    optimizer: Callable[[], OptimizerState]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,10 +112,16 @@ class Inputs:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Start:
-    """The result of `Train.start`: failed checks as sentences (they stop the run), and facts."""
+    """The result of `Train.start`: failed checks as sentences (they stop the run), and facts.
+
+    With `optimizer` the stage's optimizer starts from that state, which may be made from that of
+    `i.prior.optimizer()`; parameters that it does not name start without. Refused if the model is
+    sharded over ranks.
+    """
 
     failures: Sequence[str] = ()
     facts: Mapping[str, float] = field(default_factory=dict)
+    optimizer: OptimizerState = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

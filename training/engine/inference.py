@@ -22,6 +22,7 @@ from training.engine.batches import MicroBatch
 from training.engine.evaluation import EPOCH
 from training.engine.loader import Loader
 from training.engine.numerics import configure
+from training.engine.optimizer_state import OPTIMIZER, state_by_name
 from training.engine.precision import autocast
 from training.engine.stage_checks import checked_metrics, checked_partial
 from training.engine.trees import to_device
@@ -167,4 +168,10 @@ def _prior(run: OpenRun, stage: str) -> Prior | None:
     snapshot = read_checkpoint(run.store, ends[-1], WEIGHTS)
     metrics: Mapping[str, Any] = snapshot.state["position"]["results"][stage]
     model = {**snapshot.tensors["model"], **snapshot.tensors.get("ema", {})}
-    return Prior(stage=stage, step=ends[-1].step, model=model, metrics=metrics)
+    return Prior(
+        stage=stage,
+        step=ends[-1].step,
+        model=model,
+        metrics=metrics,
+        optimizer=lambda: state_by_name(read_checkpoint(run.store, ends[-1], {OPTIMIZER})),
+    )

@@ -2,19 +2,23 @@
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.optim import Optimizer
 
 from training.checkpoint.read import Snapshot
 from training.checkpoint.sharded import ShardedSnapshot
 from training.checkpoint.state import LiveState, flatten_state, unflatten_state
 from training.engine.batches import MicroBatch, micro_batch_of
 from training.engine.ema import MovingAverage
+from training.engine.optimizer_state import (
+    OPTIMIZER_NAMES,
+    create_optimizer_state,
+    parameter_names,
+    start_state,
+)
 from training.engine.parallel import broadcast_from_rank_0, is_sharded, parallel
 from training.engine.precision import Scaling, autocast
 from training.engine.scalars import Scalars
@@ -64,6 +68,7 @@ class Learner:
         self._optimizer = checked_optimizer(stage, stage.optimizer(self.model), self.model)
         for group in self._optimizer.param_groups:
             group.setdefault("initial_lr", group["lr"])
+        self._start_optimizer()
         self._scaling = Scaling(self._settings.precision, inputs.device)
         decay = self._settings.ema_decay
         self._average = None if decay is None else MovingAverage(self.model, decay)
@@ -88,6 +93,17 @@ class Learner:
         if self._settings.compile_mode is not None:
             model.compile(mode=self._settings.compile_mode)
         return model.train()
+
+    def _start_optimizer(self) -> None:
+        """Give the optimizer the state that the stage starts it with, and keep no copy of it."""
+        state, self.start = self.start.optimizer, replace(self.start, optimizer={})
+        if state and self.is_sharded:
+            raise UserError(
+                f"stage {self._stage.name!r}: start gave a state to start the optimizer from, "
+                "which is whole, but the model is sharded over ranks; give sharding='none', or "
+                "let the optimizer start without state"
+            )
+        start_state(self._stage, self._optimizer, self.model, state)
 
     def _load(self, snapshot: Snapshot | ShardedSnapshot) -> None:
         if isinstance(snapshot, ShardedSnapshot):
@@ -125,7 +141,12 @@ class Learner:
             parts["ema"] = self._average.tensors
         return LiveState(
             tensors=parts,
-            state={"position": position, "optimizer": skeleton, "scaler": self._scaling.state()},
+            state={
+                "position": position,
+                "optimizer": skeleton,
+                OPTIMIZER_NAMES: parameter_names(self._optimizer, self.model),
+                "scaler": self._scaling.state(),
+            },
         )
 
     def step(
@@ -230,17 +251,3 @@ def refuse_unequal_batch_norm(stage: Train, model: nn.Module, world_size: int) -
         f"micro-batches of that size; give --num-processes at most "
         f"{settings.global_batch // settings.micro_batch}"
     )
-
-
-def create_optimizer_state(optimizer: Optimizer) -> None:
-    """Make the optimizer create all state that a step creates, so that it can be filled in place.
-
-    It takes a step with zero gradients: which state there is, and how it is sharded, is its own
-    business. The values, and those of the weights, are to be overwritten.
-    """
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if parameter.requires_grad:
-                parameter.grad = torch.zeros_like(parameter)
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)

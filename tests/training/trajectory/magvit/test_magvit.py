@@ -33,7 +33,7 @@ def prior_of(config: MagvitConfig, seed: int = 0) -> Prior:
     model = Tokenizer(
         stem=config.stem, width=config.tokenizer_width, levels=config.num_levels
     ).state_dict()
-    return Prior(stage="tokenizer", step=1, model=model, metrics={})
+    return Prior(stage="tokenizer", step=1, model=model, metrics={}, optimizer=dict)
 
 
 @pytest.fixture(scope="module")
