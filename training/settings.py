@@ -42,7 +42,8 @@ class Settings:
 
     A stage takes `epochs` epochs, or `steps` steps, after which it may end in mid-epoch. A step
     takes `global_batch` samples over all ranks, in micro-batches of `micro_batch`; the last step of
-    an epoch takes the remainder, so every sample is seen exactly once per epoch.
+    an epoch takes the remainder, so every sample is seen exactly once per epoch. With `drop_last`
+    the remainder, another one in every epoch, is not seen instead.
 
     The schedule multiplies each parameter group's own learning rate: up linearly over
     `warmup_steps`, and by one of these: constant; along half a cosine, or linearly, from the end of
@@ -54,9 +55,13 @@ class Settings:
     `evaluate_every_steps` steps of the stage (0: only at the end; neither: every epoch) and always
     at the end of the stage; the checkpoint with the best `best_metric` is kept.
 
-    With `ema_decay` an exponential moving average of the parameters is what is evaluated and what
-    the stage passes on to the next stage and to final/. `find_unused_parameters` (of DDP) is for
-    models some of whose parameters take no part in some steps, such as experts without tokens.
+    With `ema_decay` an exponential moving average of the parameters, updated after every
+    `ema_every_steps` steps, is what is evaluated and what the stage passes on to the next stage and
+    to final/; `ema_buffers` averages the model's floating-point buffers, such as BatchNorm's
+    statistics, as well. `optimizer_in_backward` updates each parameter, and frees its gradient, as
+    soon as backward has computed it: for optimizers that treat every parameter by itself.
+    `find_unused_parameters` (of DDP) is for models some of whose parameters take no part in some
+    steps, such as experts without tokens.
     With `sharding` "full" each of several ranks keeps a share of parameters, gradients and
     optimizer state (FSDP2), in the blocks that the stage names (`HasShards`) or all in one; a
     single process shards nothing. `--override sharding=full` needs such a field in the config.
@@ -68,16 +73,20 @@ class Settings:
     steps: int | None = None
     global_batch: int
     micro_batch: int
+    drop_last: bool = False
     eval_batch: int = 64
     schedule: Schedule | Milestones | ScheduleFunction = "cosine"
     warmup_steps: int = 0
     final_lr_fraction: float = 0.0
     clip_norm: float | None = None
+    optimizer_in_backward: bool = False
     evaluate_every_epochs: int | None = None
     evaluate_every_steps: int | None = None
     precision: Precision = "float32"
     compile_mode: CompileMode | None = None
     ema_decay: float | None = None
+    ema_every_steps: int = 1
+    ema_buffers: bool = False
     best_metric: str | None = None
     best_mode: Literal["max", "min"] = "max"
     find_unused_parameters: bool = False
@@ -98,6 +107,10 @@ class Settings:
                 "rank has, and waits forever if another rank has others; let every parameter "
                 "take part in every step (0.0 * parameter.sum()), or give sharding='none'"
             )
+        if self.ema_decay is None and (self.ema_every_steps != 1 or self.ema_buffers):
+            raise ValueError("ema_every_steps or ema_buffers without an average; give ema_decay")
+        if self.optimizer_in_backward:
+            self._check_in_backward()
 
     def _check_numbers(self) -> None:
         if (self.epochs is None) == (self.steps is None):
@@ -109,7 +122,8 @@ class Settings:
                 f"evaluate_every_epochs is {self.evaluate_every_epochs} and evaluate_every_steps "
                 f"is {self.evaluate_every_steps}; give one of the two"
             )
-        for name in ("epochs", "steps", "global_batch", "micro_batch", "eval_batch"):
+        least_one = ("epochs", "steps", "global_batch", "micro_batch", "eval_batch")
+        for name in (*least_one, "ema_every_steps"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise ValueError(f"{name} is {value}; give at least 1")
         every = ("evaluate_every_epochs", "evaluate_every_steps")
@@ -126,9 +140,29 @@ class Settings:
         if self.ema_decay is not None and not 0.0 < self.ema_decay < 1.0:
             raise ValueError(f"ema_decay is {self.ema_decay}; give None or a number in (0, 1)")
 
+    def _check_in_backward(self) -> None:
+        """More than one rank is refused where their number is known."""
+        if self.global_batch > self.micro_batch:
+            raise ValueError(
+                f"optimizer_in_backward with global_batch {self.global_batch} and micro_batch "
+                f"{self.micro_batch}: the first backward would update before the gradients are "
+                "accumulated; give a micro_batch of the global_batch"
+            )
+        if self.clip_norm is not None:
+            raise ValueError(
+                f"optimizer_in_backward with clip_norm {self.clip_norm}: the norm is known when "
+                "all gradients are, and by then they are used; give clip_norm=None"
+            )
+        if self.precision == "float16":
+            raise ValueError(
+                "optimizer_in_backward with precision 'float16': whether a step is skipped is "
+                "known when all its gradients are; give 'bfloat16' or 'float32'"
+            )
+
     def steps_per_epoch(self, num_samples: int) -> int:
         """The steps of a whole epoch over that many training samples."""
-        return math.ceil(num_samples / self.global_batch)
+        whole = num_samples // self.global_batch
+        return whole if self.drop_last else math.ceil(num_samples / self.global_batch)
 
     def num_steps(self, num_samples: int) -> int:
         """The stage's length in steps."""

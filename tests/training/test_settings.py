@@ -22,6 +22,8 @@ def settings(**changes: Any) -> Settings:
         ({"steps": 10}, 10, 3),
         ({"steps": 10, "evaluate_every_steps": 0}, 10, 1),
         ({"steps": 10, "evaluate_every_steps": 5}, 10, 2),
+        ({"drop_last": True}, 9, 3),
+        ({"drop_last": True, "evaluate_every_epochs": 2}, 9, 2),
     ],
 )
 def test_a_stage_has_so_many_steps_and_evaluations(
@@ -46,6 +48,21 @@ def test_a_stage_has_so_many_steps_and_evaluations(
         ),
         ({"evaluate_every_steps": -1}, "evaluate_every_steps is -1; give at least 0"),
         ({"clip_norm": 0.0}, "clip_norm is 0.0"),
+        ({"ema_decay": 1.0}, "ema_decay is 1.0; give None or a number in"),
+        (
+            {"ema_buffers": True},
+            "or ema_buffers without an average; give ema_decay",
+        ),
+        ({"ema_decay": 0.9, "ema_every_steps": 0}, "ema_every_steps is 0; give at least 1"),
+        ({"optimizer_in_backward": True}, "with global_batch 8 and micro_batch 4: the first"),
+        (
+            {"optimizer_in_backward": True, "micro_batch": 8, "clip_norm": 1.0},
+            "optimizer_in_backward with clip_norm 1.0: the norm is known when all gradients are",
+        ),
+        (
+            {"optimizer_in_backward": True, "micro_batch": 8, "precision": "float16"},
+            "optimizer_in_backward with precision 'float16': whether a step is skipped",
+        ),
         ({"schedule": "step"}, "schedule is 'step'; give Milestones, a function or one of"),
     ],
 )

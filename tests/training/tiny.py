@@ -67,6 +67,10 @@ class TinyConfig:
     precision: Precision = "float32"
     compile_mode: CompileMode | None = None
     ema_decay: float | None = None
+    ema_every_steps: int = 1
+    ema_buffers: bool = False
+    optimizer_in_backward: bool = False
+    drop_last: bool = False
     best_metric: str | None = None
     sharding: Sharding = "none"
     blocks: bool = False  # of the sharded model, instead of all as one
@@ -136,6 +140,10 @@ class TinyTrain:
             precision=self.config.precision,
             compile_mode=self.config.compile_mode,
             ema_decay=self.config.ema_decay,
+            ema_every_steps=self.config.ema_every_steps,
+            ema_buffers=self.config.ema_buffers,
+            optimizer_in_backward=self.config.optimizer_in_backward,
+            drop_last=self.config.drop_last,
             best_metric=self.config.best_metric,
             sharding=self.config.sharding,
         )

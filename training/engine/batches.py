@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from training.engine.stage_checks import checked_order
+from training.errors import UserError
 from training.workload import Samples, Settings
 
 
@@ -29,6 +30,11 @@ class BatchPlan:
         # Ranks gather a sharded model together, so each must compute equally often.
         self._is_even = settings.sharding != "none"
         self.steps_per_epoch = settings.steps_per_epoch(len(samples))
+        if self.steps_per_epoch < 1:
+            raise UserError(
+                f"drop_last with {len(samples)} training samples leaves no step of "
+                f"{settings.global_batch}; give a smaller global_batch, or drop_last=False"
+            )
         self.num_steps = settings.num_steps(len(samples))
         self.num_epochs = math.ceil(self.num_steps / self.steps_per_epoch)
         self.steps_per_evaluation = settings.steps_per_evaluation(len(samples))
@@ -49,7 +55,7 @@ class BatchPlan:
         return f"step {steps}" if rest else f"epoch {epochs}"
 
     def ids(self, step: int) -> Sequence[int]:
-        """The sample ids of one step; the last step of an epoch takes the remainder."""
+        """The sample ids of one step; the last one of an epoch takes the remainder, if any does."""
         first = step % self.steps_per_epoch * self._global_batch
         return self._order(self.epoch(step))[first : first + self._global_batch]
 

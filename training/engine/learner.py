@@ -13,6 +13,7 @@ from training.checkpoint.sharded import ShardedSnapshot
 from training.checkpoint.state import LiveState, flatten_state, unflatten_state
 from training.engine.batches import MicroBatch, micro_batch_of
 from training.engine.ema import MovingAverage
+from training.engine.in_backward import step_in_backward
 from training.engine.optimizer_state import (
     OPTIMIZER_NAMES,
     create_optimizer_state,
@@ -64,14 +65,21 @@ class Learner:
         self.is_sharded = is_sharded(self._settings, world.size)
         self.model = self._build_model(snapshot)
         refuse_unequal_batch_norm(stage, self.model, world.size)
+        refuse_in_backward(stage, world.size)
         self._parallel = parallel(stage, self.model, world)
         self._optimizer = checked_optimizer(stage, stage.optimizer(self.model), self.model)
         for group in self._optimizer.param_groups:
             group.setdefault("initial_lr", group["lr"])
         self._start_optimizer()
+        if self._settings.optimizer_in_backward:
+            step_in_backward(self._optimizer)
         self._scaling = Scaling(self._settings.precision, inputs.device)
-        decay = self._settings.ema_decay
-        self._average = None if decay is None else MovingAverage(self.model, decay)
+        settings = self._settings
+        self._average: MovingAverage | None = None
+        if settings.ema_decay is not None:
+            self._average = MovingAverage(
+                self.model, settings.ema_decay, with_buffers=settings.ema_buffers
+            )
         if snapshot is not None:
             self._load(snapshot)
 
@@ -193,8 +201,11 @@ class Learner:
                 elif name in sums:
                     value, count = sums[name][0] + value, sums[name][1] + count
                 sums[name] = (value, count)
-        skipped = self._scaling.step(self._optimizer, self.model, self._settings.clip_norm)
-        if self._average is not None and not skipped:
+        skipped = False
+        if not self._settings.optimizer_in_backward:
+            skipped = self._scaling.step(self._optimizer, self.model, self._settings.clip_norm)
+        is_averaged = (step + 1) % self._settings.ema_every_steps == 0
+        if self._average is not None and is_averaged and not skipped:
             self._average.update()
         names = self._same_names(tuple(sorted(sums)))
         numbers = [number for name in names for number in sums[name]]
@@ -225,17 +236,28 @@ class Learner:
         All ranks start with the same state. If the model is sharded, each must evaluate equally
         many batches.
         """
-        self._world.share_buffers(self.model)
         self.model.eval()
         average = contextlib.nullcontext() if self._average is None else self._average.swapped_in()
         try:
             with average:
+                # Of the averages too: each rank has averaged buffers of its own.
+                self._world.share_buffers(self.model)
                 try:
                     yield self._parallel.evaluate
                 finally:
                     self._parallel.end_evaluation()
         finally:
             self.model.train()
+
+
+def refuse_in_backward(stage: Train, world_size: int) -> None:
+    """Refuse an optimizer in backward on several ranks, which sum their gradients first."""
+    if stage.settings.optimizer_in_backward and world_size > 1:
+        raise UserError(
+            f"stage {stage.name!r} has optimizer_in_backward: {world_size} processes would each "
+            "update with gradients of their own; give --num-processes 1, or "
+            "optimizer_in_backward=False"
+        )
 
 
 def refuse_unequal_batch_norm(stage: Train, model: nn.Module, world_size: int) -> None:

@@ -30,6 +30,7 @@ from torch.utils.flop_counter import (
 )
 
 from training.capabilities import HasExample, Probe
+from training.engine.in_backward import step_in_backward
 from training.errors import UserError
 from training.preflight.standalone import LAST_STEP, standalone_inputs
 from training.workload import Batch, Train
@@ -222,6 +223,8 @@ class _Step:
             # What torch chooses for tensors on a GPU.
             if group.get("foreach", False) is None and not group.get("fused"):
                 group["foreach"] = True
+        if stage.settings.optimizer_in_backward:
+            step_in_backward(optimizer)
 
     def run(self, num_micro: int) -> None:
         """Gradients of `num_micro` equal micro-batches, then the optimizer."""
@@ -233,7 +236,8 @@ class _Step:
             torch.nn.utils.clip_grad_norm_(
                 self._model.parameters(), self._stage.settings.clip_norm, foreach=True
             )
-        self._optimizer.step()
+        if not self._stage.settings.optimizer_in_backward:
+            self._optimizer.step()
 
     def forward_backward(self) -> None:
         self._memory.phase = "forward"

@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_map_only
 
 from training.capabilities import HasExample
 from training.config import resolve_config
+from training.engine.in_backward import step_in_backward
 from training.engine.numerics import configure
 from training.engine.precision import Scaling, autocast
 from training.preflight.ladder import apply_rungs
@@ -58,8 +59,13 @@ def main() -> int:
 def _refusal(before: Any, after: Any, config: Any) -> str:
     """Why the last rung must not be applied; empty if it may."""
     for old, new in zip(before, after, strict=True):
-        if not isinstance(old, Train) or old.settings.micro_batch == new.settings.micro_batch:
+        if not isinstance(old, Train):
             continue
+        try:
+            if old.settings.micro_batch == new.settings.micro_batch:
+                continue
+        except ValueError as error:
+            return f"(stage {new.name!r}: {error})"
         model = new.model(standalone_inputs(new.name, config))
         if any(isinstance(module, _BatchNorm) for module in model.modules()):
             return f"(stage {new.name!r} has BatchNorm, which computes with its micro-batch)"
@@ -74,6 +80,8 @@ def _steps(stage: Train, config: Any, device: torch.device) -> None:
     model = stage.model(standalone_inputs(stage.name, config)).to(device).train()
     average = [p.detach().clone() for p in model.parameters() if settings.ema_decay is not None]
     optimizer = stage.optimizer(model)
+    if settings.optimizer_in_backward:
+        step_in_backward(optimizer)
     scaling = Scaling(settings.precision, device)
     num_micro = 2 if settings.global_batch > settings.micro_batch else 1
     for _ in range(_NUM_STEPS):
@@ -83,7 +91,8 @@ def _steps(stage: Train, config: Any, device: torch.device) -> None:
                 loss = stage.loss(model, batch, *LAST_STEP)
                 total = loss.total / weight + (0.0 if loss.mean is None else loss.mean)
             scaling.backward(total)
-        scaling.step(optimizer, model, settings.clip_norm)
+        if not settings.optimizer_in_backward:
+            scaling.step(optimizer, model, settings.clip_norm)
     optimizer.zero_grad(set_to_none=True)
     _evaluate(stage, model, device)
     del average

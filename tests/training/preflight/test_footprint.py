@@ -30,10 +30,16 @@ class Linear:
     name: str = "linear"
     global_batch: int = BATCH
     momentum: float = 0.0
+    in_backward: bool = False
 
     @property
     def settings(self) -> Settings:
-        return Settings(epochs=1, global_batch=self.global_batch, micro_batch=BATCH)
+        return Settings(
+            epochs=1,
+            global_batch=self.global_batch,
+            micro_batch=BATCH,
+            optimizer_in_backward=self.in_backward,
+        )
 
     def example(self, size: int) -> Batch:
         return torch.zeros(size, IN)
@@ -76,6 +82,12 @@ def test_optimizer_state_is_part_of_peak_and_checkpoint() -> None:
     assert momentum.optimizer_bytes == matrix
     assert momentum.checkpoint_bytes == 2 * matrix
     assert momentum.peak_bytes - plain.peak_bytes == matrix
+
+
+def test_an_optimizer_in_backward_leaves_no_gradient_after_it() -> None:
+    plain, ours = measure(Linear(momentum=0.9)), measure(Linear(momentum=0.9, in_backward=True))
+    assert (ours.gradient_bytes, ours.peak_bytes) == (0, plain.peak_bytes)
+    assert ours.optimizer_bytes == plain.optimizer_bytes == IN * OUT * FLOAT
 
 
 def test_gradients_stay_while_the_next_micro_batch_is_computed() -> None:
