@@ -10,7 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch import nn
 
-from training.workload import Batch, Partial
+from training.workload import Batch, Inputs, Partial
 
 
 @runtime_checkable
@@ -45,6 +45,24 @@ class HasShards(Protocol):
         """Modules inside `m` that its forward calls in the same order on every rank.
 
         Outside a block's own forward its parameters are slices: the loss must not read them.
+        """
+
+
+@runtime_checkable
+class HasNumerics(Protocol):
+    """A Train stage whose code chooses by machine what changes the bits: a kernel, an algorithm.
+
+    What is chosen at the stage's start is committed with it, as a part of the numerics key; another
+    choice later is recorded like a change of GPU model.
+    """
+
+    def numerics(
+        self, m: nn.Module, i: Inputs, started_with: Mapping[str, str]
+    ) -> Mapping[str, str]:
+        """Choose, let `m` compute with it, and return the choice: what -> which.
+
+        Called in every attempt right after `model`. `started_with` is the choice at the stage's
+        start, empty there: keep it where this machine can. Other ranks are given rank 0's choice.
         """
 
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from contract.keys import artifact_prefix
 from training.artifacts.prepare import INDEX, open_artifact
+from training.capabilities import HasNumerics
 from training.checkpoint.read import WEIGHTS, read_checkpoint
 from training.checkpoint.weights import OpenRun, Weights, load_weights
 from training.config import resolve_config
@@ -121,6 +122,8 @@ def load_trained(
             artifacts.add(stage, inputs)
         elif stage.name == stage_name:
             model = stage.model(inputs)
+            if isinstance(stage, HasNumerics):
+                stage.numerics(model, inputs, {})
             load_weights(model, weights, stage.name)
             return TrainedStage(stage=stage, inputs=inputs, model=model.to(device).eval())
         else:

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from training.capabilities import HasNumerics
 from training.checkpoint.read import Snapshot
 from training.checkpoint.sharded import ShardedSnapshot
 from training.checkpoint.state import LiveState, flatten_state, unflatten_state
@@ -23,7 +24,12 @@ from training.engine.optimizer_state import (
 from training.engine.parallel import broadcast_from_rank_0, is_sharded, parallel
 from training.engine.precision import Scaling, autocast
 from training.engine.scalars import Scalars
-from training.engine.stage_checks import checked_optimizer, checked_start, checked_weight
+from training.engine.stage_checks import (
+    checked_numerics,
+    checked_optimizer,
+    checked_start,
+    checked_weight,
+)
 from training.errors import RunFailedError, UserError
 from training.randomness import seed_torch
 from training.ranks.world import World
@@ -55,6 +61,7 @@ class Learner:
         inputs: Inputs,
         world: World,
         snapshot: Snapshot | ShardedSnapshot | None,
+        started_with: Mapping[str, str],
     ) -> None:
         self._stage = stage
         self._inputs = inputs
@@ -63,7 +70,8 @@ class Learner:
         self.start = Start()
         self._names: set[tuple[str, ...]] | None = None
         self.is_sharded = is_sharded(self._settings, world.size)
-        self.model = self._build_model(snapshot)
+        self.chosen: Mapping[str, str] = {}  # by the stage, for this machine
+        self.model = self._build_model(snapshot, started_with)
         refuse_unequal_batch_norm(stage, self.model, world.size)
         refuse_in_backward(stage, world.size)
         self._parallel = parallel(stage, self.model, world)
@@ -83,10 +91,14 @@ class Learner:
         if snapshot is not None:
             self._load(snapshot)
 
-    def _build_model(self, snapshot: Snapshot | ShardedSnapshot | None) -> nn.Module:
+    def _build_model(
+        self, snapshot: Snapshot | ShardedSnapshot | None, started_with: Mapping[str, str]
+    ) -> nn.Module:
         stage, inputs = self._stage, self._inputs
         seed_torch(inputs.device, "model", inputs.seed, stage.name)
         model = stage.model(inputs)
+        if isinstance(stage, HasNumerics):
+            self.chosen = self._choose(stage, model, started_with)
         if snapshot is None:
             seed_torch(inputs.device, "start", inputs.seed, stage.name)
             self.start = checked_start(stage, stage.start(model, inputs))
@@ -101,6 +113,19 @@ class Learner:
         if self._settings.compile_mode is not None:
             model.compile(mode=self._settings.compile_mode)
         return model.train()
+
+    def _choose(
+        self, stage: HasNumerics, model: nn.Module, started_with: Mapping[str, str]
+    ) -> dict[str, str]:
+        """Rank 0 chooses, and the others after it."""
+
+        def choose(like: Mapping[str, str]) -> dict[str, str]:
+            return checked_numerics(self._stage, stage.numerics(model, self._inputs, like))
+
+        first = self._world.share(choose(started_with) if self._world.leads else {})
+        if not self._world.leads:
+            choose(first)
+        return first
 
     def _start_optimizer(self) -> None:
         """Give the optimizer the state that the stage starts it with, and keep no copy of it."""

@@ -56,10 +56,12 @@ class StageLoop:
             raise RunFailedError(f"stage {stage.name!r} has no training samples")
         self._plan = BatchPlan(samples, self._settings, inputs.seed, context.world.size)
         with context.supervisor.long_work.doing("model"):
-            self._learner = Learner(stage, inputs, context.world, snapshot)
-        if self._learner.start.facts:
-            facts = dict(self._learner.start.facts)
-            context.metrics.write("start", stage=stage.name, facts=facts)
+            before = position.numerics.get(stage.name, {})
+            self._learner = Learner(stage, inputs, context.world, snapshot, before)
+        facts, chosen = dict(self._learner.start.facts), dict(self._learner.chosen)
+        if facts or chosen:
+            context.metrics.write("start", stage=stage.name, facts=facts, numerics=chosen)
+        self._position = position.choosing(chosen)
         self._loader = Loader(
             samples,
             inputs.seed,

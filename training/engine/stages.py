@@ -122,6 +122,7 @@ class StageSequence:
             stage=stage.name,
             step=before.step,
             results=before.results,
+            numerics=before.numerics,
             numerics_changed=before.numerics_changed,
         )
 
