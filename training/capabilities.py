@@ -75,11 +75,20 @@ class HasPredict(Protocol):
 
 
 @runtime_checkable
-class HasPictures(Protocol):
-    """A Train stage that draws pictures of its last evaluation; they go to evaluation/."""
+class HasShow(Protocol):
+    """A Train stage that shows at its end what it has learned: pictures, text, tables.
 
-    def illustrate(self, parts: Sequence[Partial], out: Path) -> None:
-        """Write pictures of an evaluation, given its parts, into the folder `out`."""
+    The files go to evaluation/ with those of the last evaluation; the report has pictures, .txt and
+    .md as they are, and .csv as tables.
+    """
+
+    def show(self, m: nn.Module, i: Inputs, parts: Sequence[Partial], out: Path) -> None:
+        """Write files for people into `out`, given the model and its last evaluation's parts.
+
+        `m` is as in an evaluation: in eval mode, without gradients, with the moving average if
+        there is one. torch is seeded. Rank 0 is asked alone, unless ranks share the model: then
+        all act together, and rank 0's files are kept. What is interrupted in it is done again.
+        """
 
 
 @runtime_checkable

@@ -1,7 +1,7 @@
 """The mutable state of a Train stage (model, optimizer, loss scale, average), and its steps."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,7 +21,7 @@ from training.engine.optimizer_state import (
     parameter_names,
     start_state,
 )
-from training.engine.parallel import broadcast_from_rank_0, is_sharded, parallel
+from training.engine.parallel import Parallel, broadcast_from_rank_0, is_sharded, parallel
 from training.engine.precision import Scaling, autocast
 from training.engine.scalars import Scalars
 from training.engine.stage_checks import (
@@ -33,7 +33,7 @@ from training.engine.stage_checks import (
 from training.errors import RunFailedError, UserError
 from training.randomness import seed_torch
 from training.ranks.world import World
-from training.workload import Batch, Inputs, Partial, Start, Train
+from training.workload import Batch, Inputs, Start, Train
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -255,11 +255,11 @@ class Learner:
         return names
 
     @contextlib.contextmanager
-    def evaluating(self) -> Iterator[Callable[[Batch], Partial]]:
-        """Yield a function that evaluates a batch in eval mode, with the moving average if any.
+    def evaluating(self) -> Iterator[Parallel]:
+        """Yield the model in eval mode, with the moving average if any.
 
-        All ranks start with the same state. If the model is sharded, each must evaluate equally
-        many batches.
+        All ranks start with the same state. If the model is sharded, each must use it equally
+        often.
         """
         self.model.eval()
         average = contextlib.nullcontext() if self._average is None else self._average.swapped_in()
@@ -268,7 +268,7 @@ class Learner:
                 # Of the averages too: each rank has averaged buffers of its own.
                 self._world.share_buffers(self.model)
                 try:
-                    yield self._parallel.evaluate
+                    yield self._parallel
                 finally:
                     self._parallel.end_evaluation()
         finally:

@@ -93,8 +93,9 @@ class TrainClassifier:
     def summarize(self, parts: Sequence[Partial], out: Path) -> Mapping[str, float]:
         return evaluation.summarize(parts, out)
 
-    def illustrate(self, parts: Sequence[Partial], out: Path) -> None:
-        evaluation.illustrate(parts, out, self.name)
+    def show(self, m: nn.Module, i: Inputs, parts: Sequence[Partial], out: Path) -> None:
+        if parts:
+            evaluation.illustrate(parts, out, self.name)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

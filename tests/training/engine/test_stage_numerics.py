@@ -4,30 +4,24 @@ import signal
 from collections.abc import Callable, Mapping
 
 import pytest
-from torch import nn
 
-from tests.training import tiny
+from tests.training import outspoken, tiny
 from tests.training.runs import Run
 from training.cli.main import main
-from training.workload import Inputs
 
 Choose = Callable[[Mapping[str, str]], Mapping[str, str]]
-# What each call was given: stage, what it started with.
-GIVEN: list[tuple[str, dict[str, str]]] = []
+SHORT = [outspoken.WORKLOAD, "--override=epochs=1"]
 
 
-def choosing(monkeypatch: pytest.MonkeyPatch, choose: Choose) -> None:
-    """Let the stages of the tiny workload choose from now on, as on another machine."""
+@pytest.fixture
+def choosing(monkeypatch: pytest.MonkeyPatch) -> Callable[[Choose], None]:
+    """Let the stages choose like that from now on, as on another machine."""
 
-    def numerics(
-        stage: tiny.TinyTrain, m: nn.Module, i: Inputs, started_with: Mapping[str, str]
-    ) -> Mapping[str, str]:
-        assert isinstance(m, nn.Sequential)
-        GIVEN.append((stage.name, dict(started_with)))
-        return choose(started_with)
+    def choosing(choose: Choose) -> None:
+        outspoken.GIVEN.clear()
+        monkeypatch.setattr(outspoken, "CHOOSE", [choose])
 
-    GIVEN.clear()
-    monkeypatch.setattr(tiny.TinyTrain, "numerics", numerics, raising=False)
+    return choosing
 
 
 def interrupt_second(run: Run) -> None:
@@ -37,15 +31,15 @@ def interrupt_second(run: Run) -> None:
 
 
 def test_a_choice_is_given_back_to_the_stage_that_made_it(
-    run: Run, monkeypatch: pytest.MonkeyPatch
+    run: Run, choosing: Callable[[Choose], None]
 ) -> None:
-    run.options = ["--override=epochs=1"]
-    choosing(monkeypatch, lambda before: before or {"kernel": "fast"})
+    run.options = [*SHORT]
+    choosing(lambda before: before or {"kernel": "fast"})
     interrupt_second(run)
     # As if another kernel were faster today.
-    choosing(monkeypatch, lambda before: before or {"kernel": "slow"})
+    choosing(lambda before: before or {"kernel": "slow"})
     assert run.attempt() == 0
-    assert GIVEN == [("second", {"kernel": "fast"})]
+    assert outspoken.GIVEN == [("second", {"kernel": "fast"})]
     receipt = run.json("receipt.json")
     fast = {"kernel": "fast"}
     assert receipt["numerics_key"]["chosen"] == {"first": fast, "second": fast}
@@ -53,12 +47,12 @@ def test_a_choice_is_given_back_to_the_stage_that_made_it(
 
 
 def test_a_choice_that_a_machine_cannot_keep_changes_the_numerics_key(
-    run: Run, monkeypatch: pytest.MonkeyPatch
+    run: Run, choosing: Callable[[Choose], None]
 ) -> None:
-    run.options = ["--override=epochs=1"]
-    choosing(monkeypatch, lambda before: {"kernel": "fast", "layout": "rows"})
+    run.options = [*SHORT]
+    choosing(lambda before: {"kernel": "fast", "layout": "rows"})
     interrupt_second(run)
-    choosing(monkeypatch, lambda before: {"kernel": "plain", "layout": "rows"})
+    choosing(lambda before: {"kernel": "plain", "layout": "rows"})
     assert run.attempt() == 0
     receipt = run.json("receipt.json")
     assert receipt["numerics_key"]["chosen"]["second"] == {"kernel": "fast", "layout": "rows"}
@@ -67,19 +61,20 @@ def test_a_choice_that_a_machine_cannot_keep_changes_the_numerics_key(
     assert starts == [("first", "fast"), ("second", "fast"), ("second", "plain")]
 
 
-def test_evaluate_lets_the_stage_choose_too(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    run.options = ["--override=epochs=1"]
-    choosing(monkeypatch, lambda before: {"kernel": "fast"})
+def test_evaluate_lets_the_stage_choose_too(run: Run, choosing: Callable[[Choose], None]) -> None:
+    run.options = [*SHORT]
+    choosing(lambda before: {"kernel": "fast"})
     assert run.attempt() == 0
-    GIVEN.clear()
+    outspoken.GIVEN.clear()
     assert main(["evaluate", f"--run-uri={run.uri}", f"--dataset-uri={run.dataset}"]) == 0
-    assert GIVEN == [("second", {})]
+    assert outspoken.GIVEN == [("second", {})]
 
 
 def test_fails_for_what_cannot_be_compared(
-    run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run: Run, choosing: Callable[[Choose], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    choosing(monkeypatch, lambda before: {"kernel": 3})  # type: ignore[dict-item]
+    run.options = [*SHORT]
+    choosing(lambda before: {"kernel": 3})  # type: ignore[dict-item]
     assert run.attempt() == 2
     said = capsys.readouterr().err
     assert "stage 'first': numerics returned a int as 'kernel'; return strings" in said

@@ -94,8 +94,9 @@ class TrainTokenizer:
     def summarize(self, parts: Sequence[Partial], out: Path) -> Mapping[str, float]:
         return reconstruction.summarize(parts)
 
-    def illustrate(self, parts: Sequence[Partial], out: Path) -> None:
-        reconstruction.illustrate(parts, out)
+    def show(self, m: nn.Module, i: Inputs, parts: Sequence[Partial], out: Path) -> None:
+        if parts:
+            reconstruction.illustrate(parts, out)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -219,7 +219,7 @@ def test_a_perfect_tokenizer_would_have_no_error_in_the_crop(
     assert part.sums["squared_crop"][0] == pytest.approx(0.0, abs=1e-6)
     assert part.tensors["codes"].sum() == 3 * 16 * 256
     assert torch.equal(part.tensors["truth"], part.tensors["reconstructed"])
-    stage.illustrate([part], tmp_path)
+    stage.show(model, inputs, [part], tmp_path)
     assert (tmp_path / "reconstructions.png").read_bytes()[:4] == b"\x89PNG"
 
 
