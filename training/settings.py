@@ -43,7 +43,8 @@ class Settings:
     A stage takes `epochs` epochs, or `steps` steps, after which it may end in mid-epoch. A step
     takes `global_batch` samples over all ranks, in micro-batches of `micro_batch`; the last step of
     an epoch takes the remainder, so every sample is seen exactly once per epoch. With `drop_last`
-    the remainder, another one in every epoch, is not seen instead.
+    the remainder, another one in every epoch, is not seen instead. A step whose batches weigh 0,
+    such as images without objects, is a step like any other (`Loss`).
 
     The schedule multiplies each parameter group's own learning rate: up linearly over
     `warmup_steps`, and by one of these: constant; along half a cosine, or linearly, from the end of

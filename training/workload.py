@@ -81,8 +81,9 @@ class Dataset(Protocol):
 class Prior:
     """The committed result of the last Train stage, read from the store (never from memory).
 
-    `optimizer()` reads the state of its optimizer, which nobody else holds: as large as the model
-    once or twice.
+    Its tensors are there for a Prepare stage, and for a Train stage until it has started: then
+    their memory is freed. `optimizer()` reads the state of its optimizer, which nobody else holds:
+    as large as the model once or twice.
     """
 
     stage: str
@@ -132,8 +133,9 @@ class Loss:
     """A micro-batch's loss, in the form that accumulation needs.
 
     The step's loss is (sum of all `total`) / (sum of all `Train.weight`) + (mean over micro-batches
-    of `mean`). `metrics` are (sum, count) pairs, added up over micro-batches and logged as sum /
-    count.
+    of `mean`). In a step that weighs 0 over all micro-batches and ranks the first term is 0, and so
+    is its gradient; the optimizer steps as usual, with its momentum and weight decay. `metrics` are
+    (sum, count) pairs, added up over micro-batches and logged as sum / count.
     """
 
     total: Tensor  # scalar, differentiable: summed over what `weight` counts, not averaged
@@ -212,7 +214,7 @@ class Train(Protocol):
         """Samples of split "train" or "validation"."""
 
     def weight(self, b: Batch) -> float:
-        """What to divide the loss by (tokens, images, boxes), known before forward."""
+        """What to divide the loss by (tokens, images, boxes), known before forward; 0: nothing."""
 
     def loss(self, m: nn.Module, b: Batch, step: int, num_steps: int) -> Loss:
         """Forward in train mode; `step` counts the stage's `num_steps` steps from 0."""

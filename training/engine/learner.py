@@ -15,14 +15,11 @@ from training.checkpoint.state import LiveState, flatten_state, unflatten_state
 from training.engine.batches import MicroBatch, micro_batch_of
 from training.engine.ema import MovingAverage
 from training.engine.in_backward import step_in_backward
-from training.engine.optimizer_state import (
-    OPTIMIZER_NAMES,
-    create_optimizer_state,
-    parameter_names,
-    start_state,
-)
+from training.engine.named_state import OPTIMIZER_NAMES, parameter_names, start_state
+from training.engine.optimizer_state import create_optimizer_state, load_optimizer_state
 from training.engine.parallel import Parallel, broadcast_from_rank_0, is_sharded, parallel
 from training.engine.precision import Scaling, autocast
+from training.engine.prior import release_prior
 from training.engine.scalars import Scalars
 from training.engine.stage_checks import (
     checked_numerics,
@@ -104,8 +101,9 @@ class Learner:
             self.start = checked_start(stage, stage.start(model, inputs))
             if self.start.failures:
                 raise RunFailedError(f"stage {stage.name!r} cannot start: {self.start.failures[0]}")
-        elif isinstance(snapshot, Snapshot):
-            model.load_state_dict(dict(snapshot.tensors["model"]))
+        release_prior(inputs)
+        if isinstance(snapshot, Snapshot):
+            model.load_state_dict(snapshot.take("model"))
         if not self.is_sharded:
             model = model.to(inputs.device)
         elif snapshot is None:
@@ -142,11 +140,11 @@ class Learner:
         if isinstance(snapshot, ShardedSnapshot):
             self._fill(snapshot)
             return
-        state = unflatten_state(snapshot.state["optimizer"], snapshot.tensors["optimizer"])
-        self._optimizer.load_state_dict(state)
+        state = unflatten_state(snapshot.state["optimizer"], snapshot.take("optimizer"))
+        load_optimizer_state(self._optimizer, state)
         self._scaling.load(snapshot.state.get("scaler", {}))
         if self._average is not None:
-            self._average.load(snapshot.tensors["ema"])
+            self._average.load(snapshot.take("ema"))
 
     def _fill(self, snapshot: ShardedSnapshot) -> None:
         """Fill this rank's share of the state in place."""
@@ -162,7 +160,7 @@ class Learner:
             parts["ema"] = self._average.tensors
         snapshot.fill(parts)
         skeleton = snapshot.state["optimizer"]
-        self._optimizer.load_state_dict(unflatten_state(skeleton, parts["optimizer"]))
+        load_optimizer_state(self._optimizer, unflatten_state(skeleton, parts["optimizer"]))
         self._scaling.load(snapshot.state.get("scaler", {}))
 
     def capture(self, position: Mapping[str, Any]) -> LiveState:
@@ -212,7 +210,8 @@ class Learner:
             with self._parallel.reducing(place == len(batches) - 1):
                 with autocast(self._settings.precision, self._inputs.device):
                     loss, mean, metrics = self._parallel.losses(batch, step, num_steps)
-                    loss = loss / weight
+                    # 0 / 0 is no number: what weighs nothing has no gradient either.
+                    loss = loss / weight if weight else loss * 0.0
                     if mean is not None:
                         loss = loss + mean / num_micro_batches
                     if not micro.counts:

@@ -8,7 +8,7 @@ and before anything of that step is published.
 import logging
 import math
 import time
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +22,7 @@ from training.engine.evaluation import evaluate
 from training.engine.learner import Learner, StepResult
 from training.engine.learning_rate import schedule_factor
 from training.engine.loader import Loader
-from training.engine.trees import tensor_shapes, to_device
+from training.engine.trees import CompiledShapes, to_device
 from training.errors import RunFailedError
 from training.interruption.long_work import Work
 from training.interruption.notice import InterruptedRunError
@@ -72,7 +72,7 @@ class StageLoop:
         # A step, its result, its seconds, and the share of them spent waiting for data.
         self._unread: tuple[Position, StepResult, tuple[float, float]] | None = None
         self._pace = _Pace()
-        self._shapes_seen: set[Hashable] = set()
+        self._compiled = CompiledShapes(stage)
         self._policy = CheckpointPolicy(
             context,
             checkpointer,
@@ -96,6 +96,8 @@ class StageLoop:
             results={**self._position.results, self._stage.name: self._position.metrics},
         )
         self._policy.save_stage_end(self._position)
+        # It and this loop hold each other, and with them the model until the next collection.
+        del self._policy
         return self._position
 
     def _train(self) -> None:
@@ -152,11 +154,11 @@ class StageLoop:
             self._context.profiler.step()
 
     def _work(self, batches: Sequence[tuple[MicroBatch, Batch]]) -> Work:
-        shapes = tensor_shapes([batch for _, batch in batches])
-        if shapes in self._shapes_seen:
+        is_known = self._compiled.have(batch for _, batch in batches)
+        self._compiled.add(batch for _, batch in batches)
+        if is_known:
             return "step"
-        self._shapes_seen.add(shapes)
-        return "new shape" if self._settings.compile_mode is None else "compilation"
+        return "first step" if self._settings.compile_mode is None else "compilation"
 
     def _read(self) -> None:
         """Read and record the numbers of the last step, before anything of it is published."""
@@ -206,7 +208,7 @@ class StageLoop:
             return self._context.supervisor.long_work.measured_seconds("evaluation")
         if self._is_at_the_end:
             return 0.0  # only the commit of the stage end is left
-        is_known = tensor_shapes([batch for _, batch in batches]) in self._shapes_seen
+        is_known = self._compiled.have(batch for _, batch in batches)
         return self._pace.longest_seconds if is_known else None
 
     @property

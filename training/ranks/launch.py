@@ -104,7 +104,10 @@ def end_with_rank_0() -> None:
     """In a rank started by rank 0: exit when rank 0 does, even during a call that hangs."""
 
     def wait() -> None:
-        sys.stdin.buffer.read()
+        # Not sys.stdin.buffer: a thread that reads from it holds its lock, and Python aborts where
+        # it cannot take that lock to close the stream at its end.
+        while os.read(sys.stdin.fileno(), 1):
+            pass
         os._exit(1)  # nothing reads this exit code
 
     threading.Thread(target=wait, name="rank-0", daemon=True).start()

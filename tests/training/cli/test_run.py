@@ -12,10 +12,11 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from tests.training import tiny
-from tests.training.runs import Run
+from tests.training.runs import ROOT, Run
 from training.checkpoint.export import weights_sha256
 from training.cli.main import main
 from training.interruption.notice import Interruption
@@ -281,6 +282,48 @@ def test_the_fail_command_marks_the_run(run: Run) -> None:
     process.join(120)
     assert process.exitcode == 76
     assert (run.head.state, run.head.reason) == ("failed", "disk broke")
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}),
+        ({"PYTORCH_ALLOC_CONF": ""}, {"PYTORCH_ALLOC_CONF": ""}),
+        (
+            {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"},
+            {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"},
+        ),
+    ],
+)
+def test_a_run_lets_the_segments_of_a_gpu_grow_unless_it_is_told_otherwise(
+    given: dict[str, str], expected: dict[str, str], run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+    for name in names:
+        # Set first: a variable that was not there is otherwise not taken away again.
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    assert run.attempt("--override=no_such_field=1") == 2, "set before the checks start CUDA"
+    assert {name: os.environ[name] for name in names if name in os.environ} == expected
+
+
+ALLOCATOR = """
+from training.cli.run import _let_segments_grow
+_let_segments_grow()
+import torch
+print(torch.cuda.memory._snapshot()["allocator_settings"]["expandable_segments"])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not torch.backends.cuda.is_built(), reason="this torch knows no CUDA")
+def test_torch_takes_the_setting_of_its_allocator() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", ALLOCATOR], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert (done.stdout, done.stderr) == ("True\n", "")
 
 
 def test_help_names_every_command_and_exit_code() -> None:

@@ -12,7 +12,7 @@ from tests.training.hooks import interrupt_at
 from tests.training.runs import Run, assert_equal
 from training.checkpoint.read import read_checkpoint
 from training.cli.main import main
-from training.engine.optimizer_state import state_by_name
+from training.engine.named_state import state_by_name
 from training.workload import OptimizerState
 
 WORKLOAD = "--workload=tests.training.growth:GROWTH"

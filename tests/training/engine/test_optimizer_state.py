@@ -1,112 +1,79 @@
-"""An optimizer's state has its parameters' names, and another optimizer starts from it."""
+"""An optimizer's state comes back as it was saved, in types of its own and bit for bit."""
 
-import json
-from typing import Any, cast
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.optim import SGD, AdamW, Optimizer
+from torch import nn
+from torch.optim import SGD
 
-from tests.training.tiny import TinyConfig, TinyTrain
-from training.checkpoint.read import Snapshot
-from training.checkpoint.state import flatten_state
-from training.engine.optimizer_state import (
-    OPTIMIZER_NAMES,
-    parameter_names,
-    start_state,
-    state_by_name,
-)
-from training.errors import UserError
-from training.workload import OptimizerState
+from tests.training import tiny
+from tests.training.hooks import at_rank, interrupt_at, notice
+from tests.training.runs import SHARDED, Run, assert_equal
+from training.engine.optimizer_state import load_optimizer_state
 
-STAGE = TinyTrain(config=TinyConfig(), name="grown", width=4)
+NewRun = Callable[[str], Run]
+WORKLOAD = [
+    "--workload=tests.training.moments:MOMENTS",
+    "--override=epochs=1",
+    "--override=schedule=constant",
+]
 
 
-class Tied(nn.Module):
-    """An embedding that is the head too, one layer, and one that no input reaches."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(5, 3)
-        self.layer = nn.Linear(3, 3)
-        self.unused = nn.Linear(3, 3)
-        self.frozen = nn.Linear(3, 3).requires_grad_(False)
-        self.head = nn.Linear(3, 5, bias=False)
-        self.head.weight = self.embedding.weight
-
-    def forward(self, ids: Tensor) -> Tensor:
-        return cast(Tensor, self.head(self.layer(self.embedding(ids))))
-
-
-def in_groups(model: Tied) -> list[dict[str, Any]]:
-    """Not in the model's order: biases first, then the rest."""
-    trained = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
-    biases = [p for n, p in trained if n.endswith("bias")]
-    others = [p for n, p in trained if not n.endswith("bias")]
-    return [{"params": biases, "weight_decay": 0.0}, {"params": others}]
+@pytest.mark.parametrize("parameters", [torch.float32, torch.bfloat16])
+def test_each_tensor_keeps_its_type_and_bits(parameters: torch.dtype) -> None:
+    parameter = nn.Parameter(torch.randn(3, 2, dtype=parameters))
+    own = {
+        "step": torch.tensor(7.0),
+        "average": torch.randn(3, 2),
+        "rounded": torch.randn(3, 2, dtype=torch.bfloat16),
+        "codes": torch.randint(2**40, (3, 2)),
+        "blocks": [{"scale": torch.randn(2, dtype=torch.float64)}, (torch.ones(1).byte(), 0.5)],
+    }
+    optimizer = SGD([parameter], lr=0.1)
+    saved = {"state": {0: own}, "param_groups": optimizer.state_dict()["param_groups"]}
+    load_optimizer_state(optimizer, saved)
+    assert_same(optimizer.state_dict()["state"][0], own)
 
 
-def trained(model: Tied) -> Optimizer:
-    optimizer = AdamW(in_groups(model), lr=0.1)
-    for _ in range(3):
-        optimizer.zero_grad()
-        model(torch.arange(5)).square().sum().backward()
-        optimizer.step()
-    return optimizer
+def assert_same(a: Any, b: Any) -> None:
+    if isinstance(b, torch.Tensor):
+        assert a.dtype == b.dtype
+        assert torch.equal(a, b)
+    elif isinstance(b, dict):
+        assert a.keys() == b.keys()
+        for key in b:
+            assert_same(a[key], b[key])
+    elif isinstance(b, list | tuple):
+        assert type(a) is type(b)
+        for x, y in zip(a, b, strict=True):
+            assert_same(x, y)
+    else:
+        assert a == b
 
 
-def read_back(optimizer: Optimizer, model: nn.Module) -> OptimizerState:
-    """As from a checkpoint: through JSON, the tensors apart."""
-    tensors: dict[str, Tensor] = {}
-    skeleton = flatten_state(optimizer.state_dict(), tensors)
-    state = {"optimizer": skeleton, OPTIMIZER_NAMES: parameter_names(optimizer, model)}
-    return state_by_name(
-        Snapshot(tensors={"optimizer": tensors}, state=json.loads(json.dumps(state)))
-    )
+def test_moments_of_their_own_type_resume_bit_for_bit(
+    run: Run, new_run: NewRun, tmp_path: Path
+) -> None:
+    whole = new_run(str(tmp_path / "whole" / "run-1"))
+    run.options = whole.options = WORKLOAD
+    assert whole.attempt() == 0
+    interrupt_at("first", 1)
+    assert run.attempt() == 75
+    assert run.attempt() == 0
+    assert_equal(run, whole)
 
 
-def test_every_parameter_s_state_is_under_its_names() -> None:
-    model = Tied()
-    optimizer = trained(model)
-    found = read_back(optimizer, model)
-    # Neither what has no gradient nor what is not trained has a state.
-    names = {"embedding.weight", "head.weight", "layer.weight", "layer.bias"}
-    assert found.keys() == names
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        for key, value in found.get(name, {}).items():
-            assert torch.equal(value, optimizer.state[parameter][key]), (name, key)
-
-
-def test_an_optimizer_goes_on_from_the_state_as_if_it_were_its_own() -> None:
-    torch.manual_seed(0)
-    first, second = Tied(), Tied()
-    optimizer = trained(first)
-    second.load_state_dict(first.state_dict())
-    # Other groups, in another order: names are what counts.
-    other = AdamW([p for p in second.parameters() if p.requires_grad], lr=0.1, weight_decay=0.01)
-    start_state(STAGE, other, second, read_back(optimizer, first))
-    optimizer.param_groups[0]["weight_decay"] = 0.01
-    for model, its in ((first, optimizer), (second, other)):
-        its.zero_grad()
-        model(torch.arange(5)).square().sum().backward()
-        its.step()
-    for name, tensor in second.state_dict().items():
-        assert torch.equal(tensor, first.state_dict()[name]), name
-
-
-def test_parameters_that_are_given_one_tensor_have_each_their_own() -> None:
-    model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
-    optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
-    one = torch.ones(2, 2)
-    given = {name: {"momentum_buffer": one} for name in ("0.weight", "1.weight")}
-    start_state(STAGE, optimizer, model, given)
-    first, second = (state["momentum_buffer"] for state in optimizer.state.values())
-    first.zero_()
-    assert torch.equal(second, one) and torch.equal(one, torch.ones(2, 2))
-
-
-def test_fails_for_a_name_that_the_optimizer_does_not_have() -> None:
-    model = Tied()
-    with pytest.raises(UserError, match=r"stage 'grown': start gave .* for 'frozen.weight', which"):
-        start_state(STAGE, AdamW(in_groups(model)), model, {"frozen.weight": {}})
+def test_moments_of_their_own_type_resume_bit_for_bit_where_ranks_share_them(
+    run: Run, new_run: NewRun, tmp_path: Path
+) -> None:
+    whole = new_run(str(tmp_path / "whole" / "run-1"))
+    run.options = whole.options = [*WORKLOAD, SHARDED]
+    assert whole.attempt_with_ranks(2) == [0, 0]
+    at_rank(1, ("first", 0), notice)
+    assert run.attempt_with_ranks(2) == [75, 75]
+    tiny.HOOKS.clear()
+    assert run.attempt_with_ranks(2) == [0, 0]
+    assert_equal(run, whole)
