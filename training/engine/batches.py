@@ -29,15 +29,16 @@ class BatchPlan:
     def __init__(self, samples: Samples, settings: Settings, seed: int, world_size: int) -> None:
         # Ranks gather a sharded model together, so each must compute equally often.
         self._is_even = settings.sharding != "none"
-        self.steps_per_epoch = settings.steps_per_epoch(len(samples))
+        self.num_samples = len(samples)
+        self.steps_per_epoch = settings.steps_per_epoch(self.num_samples)
         if self.steps_per_epoch < 1:
             raise UserError(
-                f"drop_last with {len(samples)} training samples leaves no step of "
+                f"drop_last with {self.num_samples} training samples leaves no step of "
                 f"{settings.global_batch}; give a smaller global_batch, or drop_last=False"
             )
-        self.num_steps = settings.num_steps(len(samples))
+        self.num_steps = settings.num_steps(self.num_samples)
         self.num_epochs = math.ceil(self.num_steps / self.steps_per_epoch)
-        self.steps_per_evaluation = settings.steps_per_evaluation(len(samples))
+        self.steps_per_evaluation = settings.steps_per_evaluation(self.num_samples)
         self._samples = samples
         self._seed = seed
         self._world_size = world_size

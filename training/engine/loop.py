@@ -28,6 +28,7 @@ from training.interruption.long_work import Work
 from training.interruption.notice import InterruptedRunError
 from training.ranks.context import AttemptContext
 from training.record.position import Position
+from training.record.sample_digest import sample_digest
 from training.report.progress import ProgressBar
 from training.workload import Batch, Inputs, Train
 
@@ -174,6 +175,7 @@ class StageLoop:
         step = position.stage_step - 1
         ids, epoch = self._plan.ids(step), self._plan.epoch(step)
         rate = len(ids) / seconds
+        digest = sample_digest(ids, self._plan.num_samples)
         extra: dict[str, Any] = {"metrics": metrics} if metrics else {}
         if result.is_skipped:
             extra["skipped"] = True
@@ -187,7 +189,7 @@ class StageLoop:
             lr=result.learning_rate,
             samples_per_second=round(rate, 2),
             data_wait=round(waited, 4),
-            ids=list(ids),
+            **digest,
             **extra,
         )
         if self._bar.is_due or position.stage_step == self._plan.num_steps:

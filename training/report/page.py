@@ -9,8 +9,9 @@ import html
 import itertools
 import json
 import logging
+import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -31,6 +32,7 @@ _TEXTS = (".txt", ".md", ".csv")
 _MOST_BYTES = 400_000
 _MOST_SHOWN = 12
 _MOST_CURVES = 4
+_MOST_PASSED_OVER = 5
 _COLOURS = {"finished": "#2e8b57", "failed": "#c8372d", "released": "#3b74c4", "silent": "#c48a1a"}
 _PAGE = """<!doctype html>
 <meta charset="utf-8"><title>{title}</title>
@@ -55,11 +57,20 @@ _PAGE = """<!doctype html>
 
 
 def write_report(
-    store: Store, record: RunConfig, head: Head, usd_per_hour: float | None = None
+    store: Store,
+    record: RunConfig,
+    head: Head,
+    usd_per_hour: float | None = None,
+    *,
+    first: Callable[[History], None] = lambda history: None,
 ) -> History:
-    """Write the page into the run, not over a newer one; return the history that it shows."""
+    """Write the page into the run, not over a newer one; return the history that it shows.
+
+    `first` is called with that history before: for a receipt, which the page shows.
+    """
     before = store.get(REPORT)
     history = read_history(store)
+    first(history)
     if usd_per_hour is None and history.attempts:
         usd_per_hour = history.attempts[-1].usd_per_hour
     page = _PAGE.format(
@@ -96,20 +107,20 @@ def summary(history: History, head: Head, usd_per_hour: float | None) -> str:
             f" Computing took {busy:.0f} s: {busy * usd_per_hour / 3600:.4f} dollars at the "
             f"given {usd_per_hour:g} dollars per hour; booting is not included."
         )
+    if history.passed_over:
+        named = "; ".join(history.passed_over[:_MOST_PASSED_OVER])
+        text += f" Passed over ({len(history.passed_over)}): {named}."
     return text + (f" It failed: {head.reason}" if head.reason else "")
 
 
 def _loss(history: History) -> str:
     parts = []
-    for stage, steps in history.by_stage().items():
-        shown = [line for line in steps if line["loss"] is not None]
-        curve = Curve(
-            name=stage, x=[line["step"] for line in shown], y=[line["loss"] for line in shown]
-        )
-        marks = [
-            b["step"] for a, b in itertools.pairwise(steps) if a["generation"] != b["generation"]
-        ]
-        parts.append(draw_curves([curve], marks, "step"))
+    for stage, steps in history.steps.by_stage().items():
+        shown = steps.take(row for row, loss in enumerate(steps["loss"]) if math.isfinite(loss))
+        curve = Curve(name=stage, x=shown["step"], y=shown["loss"])
+        pairs = itertools.pairwise(zip(steps["generation"], steps["step"], strict=True))
+        resumed = [step for (before, _), (after, step) in pairs if before != after]
+        parts.append(draw_curves([curve], resumed, "step"))
     return "".join(parts) + "<p>Each step once; a red line marks where another attempt resumed.</p>"
 
 
@@ -196,7 +207,7 @@ def _about(store: Store, record: RunConfig, head: Head) -> Iterator[tuple[str, s
 def _files(store: Store, history: History) -> str:
     """Pictures, texts and tables embedded in the page, other files as links."""
     sizes = store.sizes(EVALUATION)
-    last = {f"{s}-{lines[-1]['stage_step']}" for s, lines in history.by_stage().items()}
+    last = {f"{s}-{steps['stage_step'][-1]}" for s, steps in history.steps.by_stage().items()}
     keys = [key for key in sizes if key.removeprefix(EVALUATION).partition("/")[0] in last]
     parts, num_shown = [], Counter[bool]()
     for key in keys:
