@@ -11,6 +11,8 @@ from typing import Any, Literal, TypeAlias, get_args
 Precision: TypeAlias = Literal["float32", "bfloat16", "float16"]
 Schedule: TypeAlias = Literal["constant", "cosine", "linear"]
 Sharding: TypeAlias = Literal["none", "full"]
+# "auto": as many processes as this machine's vCPUs leave to each rank.
+LoaderWorkers: TypeAlias = int | Literal["auto"]
 CompileMode: TypeAlias = Literal["default", "reduce-overhead", "max-autotune-no-cudagraphs"]
 # (step, num_steps) -> factor, as a function of nothing else: `step` counts within the stage from 0.
 ScheduleFunction: TypeAlias = Callable[[int, int], float]
@@ -66,8 +68,9 @@ class Settings:
     With `sharding` "full" each of several ranks keeps a share of parameters, gradients and
     optimizer state (FSDP2), in the blocks that the stage names (`HasShards`) or all in one; a
     single process shards nothing. `--override sharding=full` needs such a field in the config.
-    `loader_workers` processes fetch and collate ahead of the step; batches do not depend on their
-    number, so the workload names its field in `placement_fields`.
+    `loader_workers` processes make batches ahead of the step, with "auto" as many as the machine's
+    vCPUs leave; batches do not depend on their number, so the workload names its field in
+    `placement_fields`.
     """
 
     epochs: int | None = None
@@ -92,7 +95,7 @@ class Settings:
     best_mode: Literal["max", "min"] = "max"
     find_unused_parameters: bool = False
     sharding: Sharding = "none"
-    loader_workers: int = 0
+    loader_workers: LoaderWorkers = 0
 
     def __post_init__(self) -> None:
         self._check_numbers()
@@ -129,7 +132,7 @@ class Settings:
                 raise ValueError(f"{name} is {value}; give at least 1")
         every = ("evaluate_every_epochs", "evaluate_every_steps")
         for name in ("warmup_steps", *every, "loader_workers"):
-            if (value := getattr(self, name)) is not None and value < 0:
+            if (value := getattr(self, name)) not in (None, "auto") and value < 0:
                 raise ValueError(f"{name} is {value}; give at least 0")
         if self.global_batch % self.micro_batch:
             raise ValueError(

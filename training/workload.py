@@ -9,12 +9,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 # What a workload needs of the settings, under the one import that it has anyway.
 from training.settings import CompileMode as CompileMode
+from training.settings import LoaderWorkers as LoaderWorkers
 from training.settings import Milestones as Milestones
 from training.settings import Precision as Precision
 from training.settings import Schedule as Schedule
@@ -23,6 +26,8 @@ from training.settings import Sharding as Sharding
 
 # Any pytree (dict, list, tuple, tensor) whose tensors the loop moves to the device.
 Batch: TypeAlias = Any
+# Indices of samples. A list of a million takes 16 times the memory of a tensor while it is read.
+Order: TypeAlias = Tensor | NDArray[np.int64] | Sequence[int]
 # done, total: called during long work of a workload, a few times per second at most.
 Progress: TypeAlias = Callable[[int, int], None]
 
@@ -164,9 +169,13 @@ class Samples(Protocol):
         """One sample; augmentation draws from `rng` (CPU, seeded from seed, epoch and index)."""
 
     def collate(self, items: Sequence[Any]) -> Batch:
-        """Combine what `get` returned into a batch, on the CPU."""
+        """Combine what `get` returned into a batch, on the CPU.
 
-    def order(self, epoch: int, seed: int) -> Sequence[int]:
+        For samples of equal shapes `collate = staticmethod(training.stacking.stack)`: loader
+        workers then share the work on each batch and write it without a copy.
+        """
+
+    def order(self, epoch: int, seed: int) -> Order:
         """Every index exactly once; usually `training.randomness.shuffled(len, epoch, seed)`."""
 
 

@@ -63,13 +63,8 @@ class StageLoop:
         if facts or chosen:
             context.metrics.write("start", stage=stage.name, facts=facts, numerics=chosen)
         self._position = position.choosing(chosen)
-        self._loader = Loader(
-            samples,
-            inputs.seed,
-            self._plan.shares(position.stage_step, context.world.rank),
-            num_workers=self._settings.loader_workers,
-            pin_memory=inputs.device.type == "cuda",
-        )
+        shares = self._plan.shares(position.stage_step, context.world.rank)
+        self._loader = Loader.of_stage(samples, shares, self._settings, inputs)
         # A step, its result, its seconds, and the share of them spent waiting for data.
         self._unread: tuple[Position, StepResult, tuple[float, float]] | None = None
         self._pace = _Pace()
