@@ -190,4 +190,4 @@ class _Samples(Dataset[Any]):
         return len(self._rows)
 
     def __getitem__(self, index: int) -> Any:
-        return self._rows.get(index, self._generator)
+        return self._rows.get(index, 0, self._generator)
