@@ -265,6 +265,10 @@ class StageLoop:
                 f"stage {self._stage.name!r}: best_metric is {name!r}, the evaluation gave "
                 f"{', '.join(metrics)}; name one of these"
             )
+        if not math.isfinite(metrics[name]):
+            line = "[%s] after epoch %d: %s is %s, which is never best"
+            _log.warning(line, self._stage.name, self._epoch, name, metrics[name])
+            return best
         sign = 1.0 if self._settings.best_mode == "max" else -1.0
         if best and sign * metrics[name] <= sign * best["value"]:
             return best
