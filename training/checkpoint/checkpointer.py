@@ -14,7 +14,7 @@ from training.checkpoint.schedule import Schedule
 from training.checkpoint.sharded_leader import ShardedLeader, Verb
 from training.checkpoint.state import HostCopies, HostCopy, LiveState
 from training.checkpoint.write import CheckpointWrite, NoticeSave, SaveRequest
-from training.errors import RunFailedError
+from training.errors import DivergedError, RunFailedError
 from training.interruption.notice import Notice
 from training.ranks.context import AttemptContext
 from training.record.lease import LeaseLostError
@@ -240,7 +240,9 @@ class Checkpointer:
 
     def _collect_at_end(self, write: CheckpointWrite) -> bool:
         """Collect a save that is over when the attempt ends; return whether it was committed."""
-        if isinstance(write.error, RunFailedError | LeaseLostError):
+        is_grave = isinstance(write.error, RunFailedError | LeaseLostError)
+        # One that diverged need not end the run: the next attempt resumes before it.
+        if write.error is not None and is_grave and not isinstance(write.error, DivergedError):
             raise write.error
         if write.error is not None:
             _log.warning("[save] failed: %s; the last commit stays", write.error)

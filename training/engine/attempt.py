@@ -8,12 +8,13 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch.distributed as dist
 
+from training.engine.divergence import Retries
 from training.engine.job import Job, RunOptions, open_run_dataset
 from training.engine.numerics import configure, numerics_key
 from training.engine.stages import StageSequence
@@ -70,7 +71,9 @@ def run_attempt(options: RunOptions, job: Job, supervisor: Supervisor) -> int:
         supervisor.last_resort.hold(lease)
         world.share((None, run_config))
         context = _leading_context(options, supervisor, lease, world, key, began)
-        return _lead(context, StageSequence(context, job, dataset, run_config), run_config)
+        return _lead(
+            context, run_config, lambda: _train(options, context, job, dataset, run_config)
+        )
 
 
 @contextlib.contextmanager
@@ -135,11 +138,24 @@ def _leading_context(
     )
 
 
-def _lead(context: AttemptContext, stages: StageSequence, run_config: RunConfig) -> int:
+def _train(
+    options: RunOptions,
+    context: AttemptContext,
+    job: Job,
+    dataset: LocalDataset,
+    run_config: RunConfig,
+) -> None:
+    """Go through the stages, and again from the last commit where training diverges."""
+    retries = Retries(context, num_retries=options.nan_retries, num_skips=options.nan_skips)
+    retries.train(lambda: StageSequence(context, job, dataset, run_config).run())
+
+
+def _lead(context: AttemptContext, run_config: RunConfig, train: Callable[[], None]) -> int:
     """Rank 0: train, and leave nothing behind however that ends."""
     try:
         with _leaving(context.world), _ending(context):
-            stages.run()
+            context.lease.start_heartbeat()
+            train()
     finally:
         if context.profiler is not None:
             context.profiler.close()
@@ -177,7 +193,7 @@ def _follow(
         numerics=key,
     )
     with _leaving(world):
-        StageSequence(context, job, dataset, run_config).run()
+        _train(options, context, job, dataset, run_config)
     return EXIT_FINISHED
 
 

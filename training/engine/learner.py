@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from training.checkpoint.read import Snapshot
 from training.checkpoint.sharded import ShardedSnapshot
+from training.checkpoint.slices import is_sharded as has_shards
 from training.checkpoint.state import LiveState, flatten_state, unflatten_state
 from training.engine.batches import MicroBatch, micro_batch_of
 from training.engine.ema import MovingAverage
@@ -31,15 +32,17 @@ class StepResult:
     """The result of a step, whose numbers may still be on the device."""
 
     names: tuple[str, ...]  # of the metrics
-    scalars: Scalars  # the loss, then sum and count of each metric
+    scalars: Scalars  # the loss, the gradients' norm, then sum and count of each metric
     learning_rate: float
-    is_skipped: bool
+    is_skipped: bool  # by the loss scaler
+    has_norm: bool
 
-    def read(self) -> tuple[float, dict[str, float]]:
-        """Return loss and metrics of the global batch."""
-        loss, *pairs = self.scalars.read()
+    def read(self) -> tuple[float, float | None, dict[str, float]]:
+        """Return loss, gradient norm where it is known, and metrics of the global batch."""
+        loss, norm, *pairs = self.scalars.read()
         sums = zip(self.names, pairs[::2], pairs[1::2], strict=True)
-        return loss, {name: value / count for name, value, count in sums if count}
+        metrics = {name: value / count for name, value, count in sums if count}
+        return loss, norm if self.has_norm else None, metrics
 
 
 class Learner:
@@ -173,17 +176,26 @@ class Learner:
                 elif name in sums:
                     value, count = sums[name][0] + value, sums[name][1] + count
                 sums[name] = (value, count)
-        skipped = self._scaling.step(self._optimizer, self.model, self._settings.clip_norm)
+        skipped, norm = self._scaling.step(self._optimizer, self.model, self._settings.clip_norm)
         if self._average is not None and not skipped:
             self._average.update()
         names = self._same_names(tuple(sorted(sums)))
         numbers = [number for name in names for number in sums[name]]
         return StepResult(
             names=names,
-            scalars=Scalars([total, *numbers], self._inputs.device, self._world),
+            scalars=Scalars(
+                [total, self._own_part(norm), *numbers], self._inputs.device, self._world
+            ),
             learning_rate=self._optimizer.param_groups[0]["lr"],
             is_skipped=skipped,
+            has_norm=norm is not None,
         )
+
+    def _own_part(self, norm: Tensor | None) -> Tensor | float:
+        """The norm in a sum over the ranks, all of which have it: rank 0's alone counts."""
+        if norm is not None and has_shards(norm):
+            norm = norm.full_tensor()
+        return 0.0 if norm is None or not self._world.leads else norm
 
     def _same_names(self, names: tuple[str, ...]) -> tuple[str, ...]:
         """Check that all ranks have the same metrics in every step, as the ranks sum them."""

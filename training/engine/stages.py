@@ -49,15 +49,17 @@ class StageSequence:
         self._run_config = run_config
         self._artifacts: dict[str, str] = {}
         self._opened: dict[str, Sequence[Mapping[str, Tensor]]] = {}
+        self._skipped_steps: tuple[int, ...] = ()
         self._verified: tuple[CheckpointEntry, Snapshot] | None = None  # an end, read to resume
 
     def run(self) -> None:
         """Resume from the newest valid checkpoint and train to the end of the run."""
         context = self._context
         if not context.world.leads:
+            self._skipped_steps = context.world.share(())
             self._train(None, *share_snapshot(context, None, follow(context)))
             return
-        context.lease.start_heartbeat()
+        self._skipped_steps = context.world.share(context.lease.head.skipped_steps)
         position, snapshot = self._resume()
         context.lease.sweep()
         spent = float(snapshot.state.get(SPENT_SECONDS, 0.0)) if snapshot else 0.0
@@ -93,7 +95,9 @@ class StageSequence:
             mine = snapshot if position and position.stage == stage.name else None
             start = position if mine and position else self._begin(stage, position)
             start = replace(start, artifacts=dict(self._artifacts))
-            position = StageLoop(self._context, checkpointer, stage, inputs, start, mine).run()
+            position = StageLoop(
+                *(self._context, checkpointer, stage, inputs, start, mine), self._skipped_steps
+            ).run()
             snapshot = None
         assert position is not None
         return position

@@ -51,8 +51,8 @@ class LastResort:
         """Release this lease at the end, from here on."""
         self._lease = lease
 
-    def save_with(self, staged_copy: StagedCopy) -> None:
-        """Save this staged copy at the end, from here on."""
+    def save_with(self, staged_copy: StagedCopy | None) -> None:
+        """Save this staged copy at the end, from here on; None: there is none any more."""
         self._staged_copy = staged_copy
 
     def follow(self) -> None:

@@ -3,9 +3,12 @@
 Every method is called by all ranks in the same order. A single process decides alone.
 """
 
+import contextlib
 import logging
+from collections.abc import Iterator
 from typing import NamedTuple
 
+from training.errors import DivergedError, Divergence, GoBackError
 from training.interruption.extra_time import watch_for_candidates
 from training.interruption.long_work import Work
 from training.interruption.notice import InterruptedRunError, Notice
@@ -41,6 +44,7 @@ class Consensus:
         self._lease = lease
         self._store = store
         self._events = events
+        self._divergence: Divergence | None = None  # that this rank has found
 
     def begin_vote(self, weight: float = 0.0) -> None:
         """Ask the other ranks ahead of a step boundary; `weight` is summed over the ranks."""
@@ -49,21 +53,40 @@ class Consensus:
         # Rank 0 saves, so it must learn of a recommendation to another machine's rank.
         interruption, extra_time = self._supervisor.interruption, self._supervisor.extra_time
         rebalance = not self._world.leads and interruption.take_rebalance()
-        self._world.begin_sum([extra_time.must_stop, is_lost, rebalance, weight])
+        has_diverged = self._divergence is not None
+        self._world.begin_sum([extra_time.must_stop, is_lost, has_diverged, rebalance, weight])
 
     def end_vote(self) -> Vote:
-        """The result at the boundary; raise LeaseLostError if the lease is lost."""
-        must_stop, is_lost, rebalance, weight = self._world.end_sum()
+        """The result at the boundary; LeaseLostError or GoBackError if a rank has reason for it."""
+        must_stop, is_lost, has_diverged, rebalance, weight = self._world.end_sum()
         if self._world.size == 1:
             # Nobody had to be asked ahead: what came in the meantime counts too.
             must_stop = self._supervisor.extra_time.must_stop
+            has_diverged = self._divergence is not None
             if self._lease is not None:
                 self._lease.check()
         if rebalance and self._world.leads:
             self._supervisor.interruption.recommend_rebalance()
         if is_lost:
             raise LeaseLostError(f"{self._store.uri} was taken over by another writer")
+        if has_diverged:
+            divergence, self._divergence = self._divergence, None
+            raise GoBackError(divergence)
         return Vote(weight, bool(must_stop))
+
+    @contextlib.contextmanager
+    def noting_divergence(self) -> Iterator[None]:
+        """What is found in here, perhaps by this rank alone, ends training at the next vote."""
+        try:
+            yield
+        except DivergedError as error:
+            # Not the error: its traceback holds the model. The first one is the telling one.
+            self._divergence = self._divergence or error.divergence
+
+    def go_back_if_diverged(self) -> None:
+        """Vote at once: what follows is expensive, or cannot be undone."""
+        self.begin_vote()
+        self.end_vote()
 
     def stop_if_due(self, *, may_use_extra_time: bool = False) -> None:
         """Raise InterruptedRunError if the attempt must stop; call where that loses only time.

@@ -45,6 +45,7 @@ class Head:
     reason: str | None = None
     weights_sha256: str | None = None
     checkpoints: tuple[CheckpointEntry, ...] = ()
+    skipped_steps: tuple[int, ...] = ()  # they diverged: no attempt trains on them
 
     @property
     def is_ended(self) -> bool:
@@ -66,7 +67,8 @@ class Head:
             CheckpointEntry(**{**entry, "files": tuple(FileEntry(**f) for f in entry["files"])})
             for entry in record.pop("checkpoints")
         )
-        return cls(**record, checkpoints=checkpoints)
+        skipped = tuple(record.pop("skipped_steps", ()))
+        return cls(**record, checkpoints=checkpoints, skipped_steps=skipped)
 
 
 def read_head(store: Store) -> Head | None:

@@ -13,7 +13,7 @@ from contract.keys import EVENTS, METRICS
 from contract.lineage import Line, generation_of, newest_by_step, parse_lines
 from training.store.protocol import Store
 
-_ENDINGS = ("finished", "failed", "released")
+_ENDINGS = ("finished", "failed", "released", "diverged")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,7 +24,7 @@ class AttemptSummary:
     writer: str
     began: datetime
     last_heard: datetime
-    ended: str  # finished, failed, released, or silent: no event tells its end
+    ended: str  # finished, failed, released, diverged, or silent: no event tells its end
     cause: str | None  # notice or shutdown, where one came
     seconds_to_commit: float | None  # from the notice to its first commit
     gained_steps: int  # trained in the rest of the notice, and committed

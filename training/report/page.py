@@ -23,7 +23,13 @@ _PICTURES = {".png": "image/png", ".svg": "image/svg+xml", ".jpg": "image/jpeg"}
 _MOST_PICTURE_BYTES = 400_000
 _MOST_PICTURES = 12
 _MOST_CURVES = 4
-_COLOURS = {"finished": "#2e8b57", "failed": "#c8372d", "released": "#3b74c4", "silent": "#c48a1a"}
+_COLOURS = {
+    "finished": "#2e8b57",
+    "failed": "#c8372d",
+    "released": "#3b74c4",
+    "silent": "#c48a1a",
+    "diverged": "#8a5fb5",
+}
 _PAGE = """<!doctype html>
 <meta charset="utf-8"><title>{title}</title>
 <style>
@@ -85,20 +91,23 @@ def summary(history: History, head: Head, usd_per_hour: float | None) -> str:
             f" Computing took {busy:.0f} s: {busy * usd_per_hour / 3600:.4f} dollars at the "
             f"given {usd_per_hour:g} dollars per hour; booting is not included."
         )
+    if skipped := ", ".join(map(str, head.skipped_steps)):
+        text += f" These steps diverged and were skipped: {skipped}."
     return text + (f" It failed: {head.reason}" if head.reason else "")
 
 
 def _loss(history: History) -> str:
     parts = []
     for stage, steps in history.by_stage().items():
-        shown = [line for line in steps if line["loss"] is not None]
-        curve = Curve(
-            name=stage, x=[line["step"] for line in shown], y=[line["loss"] for line in shown]
-        )
         marks = [
             b["step"] for a, b in itertools.pairwise(steps) if a["generation"] != b["generation"]
         ]
-        parts.append(draw_curves([curve], marks, "step"))
+        for key, name in (("loss", stage), ("gradient_norm", f"{stage}: norm of the gradients")):
+            shown = [line for line in steps if line.get(key) is not None]
+            curve = Curve(
+                name=name, x=[line["step"] for line in shown], y=[line[key] for line in shown]
+            )
+            parts.append(draw_curves([curve], marks, "step"))
     return "".join(parts) + "<p>Each step once; a red line marks where another attempt resumed.</p>"
 
 

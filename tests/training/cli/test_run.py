@@ -57,7 +57,7 @@ def test_a_finished_run_has_its_deliverables(whole: Run, tmp_path: Path) -> None
 def test_metrics_have_the_fields_of_the_contract(whole: Run) -> None:
     step = whole.lines("step")[0]
     fields = "kind stage step stage_step epoch generation loss lr samples_per_second ids metrics"
-    fields += " data_wait"
+    fields += " data_wait gradient_norm"
     assert set(step) == set(fields.split())
     assert (step["step"], step["stage_step"], step["epoch"]) == (1, 1, 0)
     evaluation = whole.lines("evaluation")[0]
@@ -163,7 +163,8 @@ def test_fails_on_a_loss_that_is_not_finite_and_publishes_nothing(
 ) -> None:
     run.options = ["--override=nan_at_step=5"]
     assert run.attempt() == 1
-    assert "step 6: the loss is nan; nothing was published" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "step 6: the loss is nan, the norm of the gradients nan; nothing was published" in said
     assert run.head.state == "failed"
     assert [entry.step for entry in run.head.checkpoints] == [3]
     assert run.events("failed")
