@@ -213,8 +213,12 @@ def _report_ended(store: Store, head: Head) -> int:
     if head.state == "finished":
         _log.info("[ok] %s is finished: weights %s", store.uri, head.weights_sha256)
         return EXIT_FINISHED
-    _log.error("[failed] %s has failed: %s; start a new run id", store.uri, head.reason)
+    _log.error("[failed] %s has failed: %s; %s", store.uri, head.reason, _how_to_reopen(store))
     return EXIT_FAILED
+
+
+def _how_to_reopen(store: Store) -> str:
+    return f"take it back with: python -m training reopen --run-uri {store.uri}"
 
 
 @contextlib.contextmanager
@@ -226,6 +230,7 @@ def _ending(context: AttemptContext) -> Iterator[None]:
         context.metrics.flush()
         context.events.emit("failed", "failed", message=str(error))
         context.lease.fail(str(error))
+        _log.error("[failed] the run has failed; %s", _how_to_reopen(context.store))
         raise
     finally:
         context.supervisor.last_resort.stand_down()

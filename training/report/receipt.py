@@ -72,7 +72,7 @@ def conclude(store: Store, record: RunConfig, head: Head) -> None:
     """Write the report, and a failed run's receipt; does nothing before the run has ended."""
     if head.state not in ("finished", "failed"):
         return
-    if head.state == "failed" and store.get(RECEIPT) is None:
+    if head.state == "failed":
         receipt = _failed_receipt(record, head, read_history(store))
         store.put(RECEIPT, json.dumps(receipt, indent=1).encode())
     write_report(store, record, head)

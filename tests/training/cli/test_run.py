@@ -299,6 +299,7 @@ def test_help_names_every_command_and_exit_code() -> None:
         ("export", ["newest, best, a step"]),
         ("evaluate", ["{train,validation,test}", "--json"]),
         ("predict", ["one JSON line per sample"]),
+        ("reopen", ["would go back again", "--from-checkpoint STEP", "--json"]),
         ("check", ["package.module:NAME"]),
         ("report", ["report.html", "--usd-per-hour"]),
         ("tensorboard", ["tensorboard --logdir FOLDER"]),
