@@ -25,6 +25,7 @@ _log = logging.getLogger(__name__)
 
 # What a save under way gets when the time is over already: nothing else can still be kept.
 _GRACE_SECONDS = 2.0
+_PIECE_SECONDS = 0.5
 # How long the end of an attempt waits for a save under way,
 _CLOSE_SECONDS = 60.0
 # and for one whose lease was lost, to delete what it uploaded.
@@ -327,11 +328,17 @@ class Checkpointer:
             self._collect_at_end(current)
 
     def _end_with(self, write: CheckpointWrite, end: NoticeSave) -> bool:
-        write.notice_save = end
-        patience = max(0.0, end.notice.seconds_left - reserve_of(end.notice))
-        if write.kind != "emergency":
-            patience = max(patience, _GRACE_SECONDS)
-        if not write.wait(patience) and write.cancel():
+        write.notice_save, asked = end, time.monotonic()
+        grace = 0.0 if write.kind == "emergency" else _GRACE_SECONDS
+
+        def seconds_left() -> float:
+            in_notice = end.notice.seconds_left - reserve_of(end.notice)
+            return max(0.0, in_notice, asked + grace - time.monotonic())
+
+        # In pieces: another notice may bring the deadline nearer.
+        while not write.wait(min(seconds_left(), _PIECE_SECONDS)) and seconds_left():
+            pass
+        if not write.is_over and write.cancel():
             _log.warning("[emergency] the upload was too slow; the last commit stays")
             return False
         write.wait()  # the head is being written, which is bounded
