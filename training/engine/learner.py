@@ -67,7 +67,9 @@ class Learner:
         self._parallel = parallel(stage, self.model, world)
         self._optimizer = checked_optimizer(stage, stage.optimizer(self.model), self.model)
         for group in self._optimizer.param_groups:
-            group.setdefault("initial_lr", group["lr"])
+            group.setdefault("initial_lr", float(group["lr"]))
+        # Whoever compiled or captured the optimizer holds these: they are changed in place.
+        self._rates = [group["lr"] for group in self._optimizer.param_groups]
         self._scaling = Scaling(self._settings.precision, inputs.device)
         decay = self._settings.ema_decay
         self._average = None if decay is None else MovingAverage(self.model, decay)
@@ -144,8 +146,9 @@ class Learner:
         """Make one optimizer step; weight and number of micro-batches count all ranks."""
         weight = checked_weight(self._stage, weight, step)
         factor = schedule_factor(self._settings, step, num_steps)
-        for group in self._optimizer.param_groups:
-            group["lr"] = group["initial_lr"] * factor
+        for group, own in zip(self._optimizer.param_groups, self._rates, strict=True):
+            rate = group["initial_lr"] * factor
+            group["lr"] = own.fill_(rate) if isinstance(own, Tensor) else rate
         self._optimizer.zero_grad(set_to_none=True)
         self._parallel.begin_step()
         total: Tensor | float = 0.0
@@ -186,7 +189,7 @@ class Learner:
             scalars=Scalars(
                 [total, self._own_part(norm), *numbers], self._inputs.device, self._world
             ),
-            learning_rate=self._optimizer.param_groups[0]["lr"],
+            learning_rate=self._optimizer.param_groups[0]["initial_lr"] * factor,
             is_skipped=skipped,
             has_norm=norm is not None,
         )

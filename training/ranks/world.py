@@ -2,6 +2,8 @@
 
 Rank 0 leads: it alone holds the lease, commits, and writes metrics and events. Control messages use
 a gloo group besides the group that reduces gradients. A single process is a world of size 1.
+What ranks share may be pickled: they are one program that one user started with the same code, and
+whoever could write into their group could also write their gradients. Nothing else is unpickled.
 """
 
 import contextlib
