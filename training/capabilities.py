@@ -10,7 +10,8 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch import nn
 
-from training.workload import Batch, Partial
+from training.sources import SourceFile
+from training.workload import Batch, Partial, Progress
 
 
 @runtime_checkable
@@ -20,6 +21,19 @@ class HasNominalSamples(Protocol):
     @property
     def nominal_samples(self) -> Mapping[str, Mapping[str, int]]:
         """Recipe -> split ("train", "validation") -> number of samples it is made for."""
+
+
+@runtime_checkable
+class HasImport(Protocol):
+    """A workload that makes its dataset of files that users bring (`data import`)."""
+
+    def import_dataset(
+        self, files: Sequence[SourceFile], out: Path, seed: int, progress: Progress
+    ) -> Mapping[str, Any]:
+        """Write the dataset's files into the empty folder `out`; return the manifest's `meta`.
+
+        The meta should name the classes and the shape of what a model sees.
+        """
 
 
 @runtime_checkable

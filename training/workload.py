@@ -52,7 +52,10 @@ class Dataset(Protocol):
 
     @property
     def folder(self) -> Path:
-        """The folder with the manifest's files."""
+        """The folder with the manifest's files: all of them, so it waits for a sync to end."""
+
+    def file(self, name: str) -> Path:
+        """One file of the manifest; waits only until the sync has fetched and verified it."""
 
     @property
     def manifest(self) -> Mapping[str, Any]:

@@ -15,8 +15,7 @@ WORKLOADS: dict[str, str] = {
 
 def load_workload(name: str) -> "Workload[Any]":
     """Import the workload `name`: a registered name, or your own `package.module:NAME`."""
-    path = WORKLOADS.get(name, name)
-    module_name, _, attribute = path.partition(":")
+    module_name, _, attribute = _path(name).partition(":")
     if not attribute:
         raise UserError(
             f"unknown workload {name!r}; {name_known(name, sorted(WORKLOADS))}, "
@@ -36,3 +35,12 @@ def load_workload(name: str) -> "Workload[Any]":
             f"{name_known(attribute, there)}"
         )
     return workload  # type: ignore[no-any-return]
+
+
+def module_of(name: str) -> str:
+    """The module that defines the workload `name`."""
+    return _path(name).partition(":")[0]
+
+
+def _path(name: str) -> str:
+    return WORKLOADS.get(name, name)

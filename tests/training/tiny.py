@@ -85,7 +85,7 @@ class Doubled:
     def make(self, i: Inputs, shard: int) -> Mapping[str, Tensor]:
         _reached("shard", shard)
         time.sleep(i.config.step_seconds)
-        x = load_file(i.dataset.folder / "x.safetensors")["x"]
+        x = load_file(i.dataset.file("x.safetensors"))["x"]
         first = shard * len(x) // self.num_shards
         last = (shard + 1) * len(x) // self.num_shards
         return {"x": 2 * x[first:last] + 0.01 * torch.randn(last - first, NUM_FEATURES)}

@@ -25,8 +25,8 @@ from training.randomness import seed_torch
 from training.ranks.context import AttemptContext
 from training.ranks.world import World
 from training.report.progress import ProgressBar
-from training.store.dataset import sha256_of
 from training.store.protocol import PreconditionFailedError, Store, StoreError
+from training.store.verified import sha256_of
 from training.workload import Inputs, Prepare
 
 _log = logging.getLogger(__name__)

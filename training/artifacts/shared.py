@@ -5,7 +5,6 @@ any time. A shard is verified against the checksum in its name; a run that canno
 one makes it itself.
 """
 
-import hashlib
 import importlib.metadata
 import logging
 import re
@@ -15,17 +14,21 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import training
 from training.artifact_key import artifact_key
 from training.capabilities import IsShareable
-from training.store.dataset import sha256_of
+from training.code_fingerprint import code_fingerprint
 from training.store.protocol import Store, StoreError
+from training.store.verified import sha256_of
 from training.workload import Prepare
 
 SHARD = re.compile(r"(?P<shard>[0-9]{5})-(?P<sha256>[0-9a-f]{64})\.safetensors")
 _log = logging.getLogger(__name__)
-# Parts of the numerics key that cannot change a shard: one process makes it, without a Train stage.
-_IRRELEVANT_NUMERICS = ("world", "stages")
+# Parts of the numerics key that cannot change a shard: one process makes it, without a Train stage,
+# and its code is named by itself.
+_IRRELEVANT_NUMERICS = ("world", "stages", "code")
+# What makes a shard, besides the stage's own code. Charts, commands and the loop cannot reach one:
+# an edit there must not discard every run's derived data.
+MAKERS = ("artifacts", "engine/numerics.py")
 
 
 class SharedArtifacts:
@@ -97,7 +100,7 @@ def shared_key(stage: Prepare, key: str, numerics: Mapping[str, Any]) -> str:
         "numerics": {n: v for n, v in numerics.items() if n not in _IRRELEVANT_NUMERICS},
         "python": sys.version,
         "packages": _packages(),
-        "code": _code_of(type(stage).__module__),
+        "code": code_fingerprint(type(stage).__module__, *MAKERS),
     }
     return artifact_key(facts)
 
@@ -107,38 +110,3 @@ def _packages() -> tuple[str, ...]:
     """Name and version of every installed package: any of them might affect a shard."""
     found = {f"{d.name}=={d.version}" for d in importlib.metadata.distributions()}
     return tuple(sorted(found))
-
-
-@cache
-def _code_of(module: str) -> str:
-    """Hash over the sources that can change a shard of a stage defined in `module`."""
-    digest = hashlib.sha256()
-    for path in _sources(module):
-        # Not the whole path: another machine may have the same code elsewhere.
-        digest.update(path.name.encode())
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
-
-
-def _sources(module: str) -> list[Path]:
-    """What a stage may import of training/, what calls it, and its own package or module.
-
-    A workload imports only the ground floor of training/, so charts, commands and the loop cannot
-    reach a shard: an edit there must not discard every run's derived data.
-    """
-    engine = _root(training.__name__)
-    calling = [*(engine / "artifacts").glob("*.py"), engine / "engine" / "numerics.py"]
-    top, _, below = module.partition(".")
-    own = engine / below.partition(".")[0] if top == training.__name__ else _root(top)
-    own_sources = [own] if own.is_file() else sorted(own.rglob("*.py"))
-    return list(dict.fromkeys([*sorted(engine.glob("*.py")), *sorted(calling), *own_sources]))
-
-
-def _root(module: str) -> Path:
-    """The folder of a package (also of one without __init__.py), or the file of a module."""
-    spec = sys.modules[module].__spec__
-    assert spec is not None
-    if spec.submodule_search_locations:
-        return Path(next(iter(spec.submodule_search_locations)))
-    assert spec.origin is not None
-    return Path(spec.origin)

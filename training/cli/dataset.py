@@ -1,21 +1,21 @@
-"""`python -m training data make | check | upload | sync`. Only `make` imports torch."""
+"""`python -m training data make | import | check | upload | sync`. The first two import torch."""
 
 import argparse
 import socket
+import tempfile
 import time
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from training.cli.outputs import checked_folder
 from training.errors import EXIT_FINISHED, EXIT_NO_MANIFEST, UserError
 from training.record.events import Events
 from training.report.progress import FileProgressBar, ProgressBar
-from training.store.dataset import (
-    open_dataset,
-    sync_dataset,
-    upload_dataset,
-    wait_for_manifest,
-    write_manifest,
-)
+from training.sources import open_source
+from training.store.dataset import sync_dataset, upload_dataset, wait_for_manifest
+from training.store.local_dataset import open_dataset, write_manifest
 from training.store.open import open_store
 from training.store.protocol import Store
 
@@ -32,6 +32,18 @@ def add_data(parser: argparse.ArgumentParser) -> None:
     make.add_argument("--seed", type=int, default=0)
     make.add_argument("--dataset-uri", help=f"also upload it to {_URI}")
     make.set_defaults(act=_make)
+    bring = commands.add_parser("import", help="make a workload's dataset of files of your own")
+    bring.description = (
+        "Make a workload's dataset of your own files: a folder, zip or tar archive with CLASS/FILE "
+        "or SPLIT/CLASS/FILE (train, validation, test), or a CSV with the columns file, class and, "
+        "if wanted, split. The manifest names the classes and the shape."
+    )
+    bring.add_argument("source", type=Path, help="a folder, CSV file, zip or tar archive")
+    bring.add_argument("--workload", required=True)
+    bring.add_argument("--out", required=True, type=Path, help="an empty or new folder")
+    bring.add_argument("--seed", type=int, default=0, help="decides the splits if you give none")
+    bring.add_argument("--dataset-uri", help=f"also upload it to {_URI}")
+    bring.set_defaults(act=_import)
     check = commands.add_parser("check", help="verify a folder against its manifest")
     check.add_argument("folder", type=Path)
     check.set_defaults(act=_check)
@@ -58,10 +70,7 @@ def _make(options: argparse.Namespace) -> int:
 
     if options.count < 1:
         raise UserError(f"--count is {options.count}; give at least 1")
-    if options.out.exists() and not options.out.is_dir():
-        raise UserError(f"{options.out} is a file; give a new folder")
-    if options.out.exists() and any(options.out.iterdir()):
-        raise UserError(f"{options.out} is not empty; give a new folder")
+    _check_new_folder(options.out)
     workload = load_workload(options.workload)
     store = open_store(options.dataset_uri) if options.dataset_uri else None
     checked_folder(options.out)
@@ -70,16 +79,52 @@ def _make(options: argparse.Namespace) -> int:
         meta = workload.make_dataset(
             options.out, options.count, options.seed, lambda done, total: bar.show(done, "")
         )
-    dataset = write_manifest(options.out, workload.name, meta)
-    files = dataset.manifest["files"]
-    size = sum(entry["bytes"] for entry in files) / 1e6
-    seconds = time.monotonic() - began
-    print(f"[ok] dataset made: {len(files)} files, {size:.1f} MB in {seconds:.1f} s")
+    _finish_making(options.out, workload.name, meta, began)
     return EXIT_FINISHED if store is None else _send(options.out, store)
 
 
+def _import(options: argparse.Namespace) -> int:
+    from training.capabilities import HasImport
+    from training.workloads import load_workload
+
+    _check_new_folder(options.out)
+    workload = load_workload(options.workload)
+    if not isinstance(workload, HasImport):
+        raise UserError(
+            f"workload {workload.name!r} cannot import files: it has no import_dataset "
+            "(HasImport in training/capabilities.py)"
+        )
+    store = open_store(options.dataset_uri) if options.dataset_uri else None
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="training-import-") as scratch:
+        files = open_source(options.source, Path(scratch))
+        checked_folder(options.out)
+        with ProgressBar(f"importing {len(files)} files", len(files)) as bar:
+            meta = workload.import_dataset(
+                files, options.out, options.seed, lambda done, total: bar.show(done, "")
+            )
+    _finish_making(options.out, workload.name, meta, began)
+    counts = Counter(file.label for file in files)
+    print("classes: " + ", ".join(f"{name} ({count})" for name, count in sorted(counts.items())))
+    return EXIT_FINISHED if store is None else _send(options.out, store)
+
+
+def _check_new_folder(out: Path) -> None:
+    if out.exists() and not out.is_dir():
+        raise UserError(f"{out} is a file; give a new folder")
+    if out.exists() and any(out.iterdir()):
+        raise UserError(f"{out} is not empty; give a new folder")
+
+
+def _finish_making(out: Path, workload: str, meta: Mapping[str, Any], began: float) -> None:
+    files = write_manifest(out, workload, meta).manifest["files"]
+    size = sum(entry["bytes"] for entry in files) / 1e6
+    seconds = time.monotonic() - began
+    print(f"[ok] dataset made: {len(files)} files, {size:.1f} MB in {seconds:.1f} s")
+
+
 def _check(options: argparse.Namespace) -> int:
-    dataset = open_dataset(options.folder, verify=True)
+    dataset = open_dataset(options.folder, again=True)
     files = dataset.manifest["files"]
     size = sum(entry["bytes"] for entry in files) / 1e6
     print(f"[ok] dataset verified: {len(files)} files, {size:.1f} MB")

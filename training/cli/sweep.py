@@ -110,7 +110,8 @@ def _grid(options: argparse.Namespace) -> list[_SweepRun]:
 
 
 def _dataset(uri: str, scratch: Path) -> Path:
-    from training.store.dataset import open_dataset, sync_dataset
+    from training.store.dataset import sync_dataset
+    from training.store.local_dataset import open_dataset
 
     folder = Path(uri)
     if uri.startswith("s3://"):

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, TextIO
 from training.cli.outputs import checked_file, checked_folder
 from training.errors import EXIT_FINISHED, UserError
 from training.report.progress import FileProgressBar
-from training.store.dataset import LocalDataset, open_dataset, sync_dataset
+from training.store.dataset import sync_dataset
+from training.store.local_dataset import LocalDataset, open_dataset
 from training.store.open import open_store
 
 if TYPE_CHECKING:

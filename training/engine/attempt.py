@@ -14,8 +14,9 @@ from typing import Any
 
 import torch.distributed as dist
 
+from training.code_fingerprint import code_fingerprint
 from training.engine.divergence import Retries
-from training.engine.job import Job, RunOptions, open_run_dataset
+from training.engine.job import Job, RunOptions, run_dataset
 from training.engine.numerics import configure, numerics_key
 from training.engine.stages import StageSequence
 from training.errors import EXIT_FAILED, EXIT_FINISHED, RankLostError, RunFailedError
@@ -32,11 +33,14 @@ from training.record.run_config import RunConfig, ensure_run_config
 from training.report.meter import Meter
 from training.report.profiler import StepProfiler
 from training.report.receipt import conclude
-from training.store.dataset import LocalDataset
+from training.store.local_dataset import LocalDataset
 from training.store.protocol import Store, StoreError
+from training.workloads import module_of
 
 _log = logging.getLogger(__name__)
 
+# The rooms of training/ whose code decides about the weights.
+_ROOMS = ("artifacts", "checkpoint", "engine", "ranks")
 # A connection breaks a moment before its process has ended.
 _RANK_SECONDS = 1.0
 
@@ -44,8 +48,10 @@ _RANK_SECONDS = 1.0
 def run_attempt(options: RunOptions, job: Job, supervisor: Supervisor) -> int:
     """Train until the run or this attempt ends; return the exit code of a run that has ended."""
     began = time.monotonic()
-    dataset = open_run_dataset(options, job.workload, supervisor.watchdog)
-    with _start_ranks(options, supervisor) as environment:
+    with (
+        run_dataset(options, job.workload, supervisor.watchdog) as dataset,
+        _start_ranks(options, supervisor) as environment,
+    ):
         config = job.config
         device = configure(
             num_threads=config.num_threads,
@@ -57,6 +63,7 @@ def run_attempt(options: RunOptions, job: Job, supervisor: Supervisor) -> int:
             world=environment.world_size,
             deterministic=config.deterministic,
             stages=job.numerics,
+            code=code_fingerprint(module_of(options.workload), *_ROOMS),
         )
         if environment.rank > 0:
             world = World(environment, device)

@@ -28,7 +28,7 @@ from training.engine.trees import to_device
 from training.errors import UserError
 from training.randomness import seed_torch
 from training.report.progress import ProgressBar
-from training.store.dataset import LocalDataset
+from training.store.local_dataset import LocalDataset
 from training.workload import Batch, Inputs, Partial, Prepare, Prior, Train
 from training.workloads import load_workload
 

@@ -1,6 +1,10 @@
 """What one attempt is asked for (`RunOptions`), and what that means once resolved (`Job`)."""
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,10 +19,15 @@ from training.ranks.world import RankEnvironment
 from training.record.retention import KEEP_NEWEST, Retention
 from training.record.run_config import RunConfig, now_utc
 from training.report.progress import FileProgressBar
-from training.store.dataset import LocalDataset, open_dataset, sync_dataset
+from training.store.dataset import read_manifest
+from training.store.local_dataset import LocalDataset, is_syncing, open_dataset
 from training.store.open import open_store
 from training.store.protocol import Store
 from training.workload import Prepare, Train, Workload
+
+_POLL_SECONDS = 0.1
+# What takes no longer than this needs no progress bar.
+_QUIET_SECONDS = 3.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -122,25 +131,56 @@ def checked_stages(workload: Workload[Any], config: Any) -> Sequence[Prepare | T
     return stages
 
 
-def open_run_dataset(
+@contextlib.contextmanager
+def run_dataset(
     options: RunOptions, workload: Workload[Any], watchdog: Watchdog
-) -> LocalDataset:
-    """The run's dataset, synced first if it is in S3; UserError if it is of another workload."""
-    folder = Path(options.dataset_uri)
-    if options.dataset_uri.startswith("s3://"):
-        folder = options.scratch / "dataset"
-        with FileProgressBar("dataset") as show:
+) -> Iterator[LocalDataset]:
+    """The run's dataset; UserError if it is of another workload.
+
+    From S3 it is synced by another process, and opens as soon as that has begun: what needs a file
+    waits for it. A process, because a sync's checksums and connections would slow the trainer down.
+    """
+    with contextlib.ExitStack() as stack:
+        folder = Path(options.dataset_uri)
+        if options.dataset_uri.startswith("s3://"):
+            folder = options.scratch / "dataset"
+            stack.enter_context(_synced(options.dataset_uri, folder, watchdog))
+        began = time.monotonic()
+        with FileProgressBar("verifying the dataset") as show:
 
             def report(done: int, total: int, size: int) -> None:
                 watchdog.beat()
-                show(done, total, size)
+                if time.monotonic() - began > _QUIET_SECONDS:
+                    show(done, total, size)
 
-            sync_dataset(open_store(options.dataset_uri), folder, report)
-    dataset = open_dataset(folder)
-    made_for = dataset.manifest["workload"]
-    if made_for != workload.name:
-        raise UserError(
-            f"the dataset {options.dataset_uri} was made for workload {made_for!r}, "
-            f"not {workload.name!r}; give another one"
-        )
-    return dataset
+            dataset = open_dataset(folder, progress=report, waiting=watchdog.beat)
+        made_for = dataset.manifest["workload"]
+        if made_for != workload.name:
+            raise UserError(
+                f"the dataset {options.dataset_uri} was made for workload {made_for!r}, "
+                f"not {workload.name!r}; give another one"
+            )
+        # A loader's worker may wait for a file as long as the sync takes.
+        watchdog.excuse = lambda: dataset.is_arriving
+        yield dataset
+
+
+@contextlib.contextmanager
+def _synced(uri: str, folder: Path, watchdog: Watchdog) -> Iterator[None]:
+    """Start the sync into `folder`; stop it when the attempt ends."""
+    read_manifest(open_store(uri))  # what is missing or forbidden is said here
+    command = [sys.executable, "-m", "training", "data", "sync"]
+    # A session of its own: Ctrl-C is for the trainer, which saves and then stops the sync.
+    sync = subprocess.Popen(
+        [*command, "--dataset-uri", uri, "--out", str(folder)], start_new_session=True
+    )
+    try:
+        while sync.poll() is None and not is_syncing(folder):
+            watchdog.beat()
+            time.sleep(_POLL_SECONDS)
+        if sync.returncode:
+            raise UserError(f"the dataset {uri} could not be synced; see the lines above")
+        yield
+    finally:
+        sync.terminate()
+        sync.wait()

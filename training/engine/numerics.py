@@ -31,6 +31,7 @@ def numerics_key(
     world: int,
     deterministic: bool,
     stages: Mapping[str, Mapping[str, Any]],
+    code: str,
 ) -> dict[str, Any]:
     """The key as JSON; equal keys mean equal bits (on a GPU: if `deterministic` is true)."""
     key: dict[str, Any] = {
@@ -40,6 +41,7 @@ def numerics_key(
         "world": world,
         "deterministic": deterministic,
         "stages": {name: dict(values) for name, values in stages.items()},
+        "code": code,
     }
     if device.type == "cuda":
         key |= {

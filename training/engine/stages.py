@@ -25,7 +25,7 @@ from training.record.checkpoint_entry import CheckpointEntry
 from training.record.position import Position
 from training.record.run_config import RunConfig, changed_parts
 from training.report.receipt import write_receipt
-from training.store.dataset import LocalDataset
+from training.store.local_dataset import LocalDataset
 from training.store.protocol import StoreError
 from training.workload import Inputs, Prepare, Prior, Train
 
@@ -135,6 +135,9 @@ class StageSequence:
         position = Position.from_json(loaded.snapshot.state["position"]) if loaded else None
         if position:
             changed = self._changed(position.numerics_changed)
+            if added := sorted({*changed} - {*position.numerics_changed}):
+                parts = ", ".join(added)
+                _log.warning("[resume] the results may differ: another %s than at first", parts)
             position = replace(position, numerics_changed=changed)
         where: dict[str, Any] = {
             "step": position.step if position else 0,

@@ -29,6 +29,8 @@ class Watchdog:
     ) -> None:
         self._limit_seconds = limit_seconds
         self._when_hung = when_hung
+        # Whether silence is legitimate now, because the main thread waits for something outside.
+        self.excuse: Callable[[], bool] = lambda: False
         self._notify_socket = notify_socket
         self._last_beat = time.monotonic()
         self._allowed_seconds = 0.0
@@ -69,7 +71,7 @@ class Watchdog:
             while not self._stop.wait(interval):
                 limit = self._limit_seconds + self._allowed_seconds
                 silent = time.monotonic() - self._last_beat
-                if self._limit_seconds and silent > limit:
+                if self._limit_seconds and silent > limit and not self.excuse():
                     self._when_hung(f"the trainer made no progress for {silent:.0f} s")
                 if self._limit_seconds:
                     later = limit - silent + _GRACE_SECONDS

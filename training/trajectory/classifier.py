@@ -18,7 +18,6 @@ from training.trajectory import evaluation
 from training.trajectory.clips import FRAME_SIZE
 from training.trajectory.dataset import open_dataset, split_failures
 from training.trajectory.model import MeanImageNet, TransformerHead
-from training.trajectory.paths import CLASSES
 from training.trajectory.recipes import CHANNELS, TrajectoryConfig
 from training.trajectory.samples import Batch, ClipSamples, View, clip_samples
 from training.workload import Inputs, Loss, Partial, Settings, Start
@@ -37,6 +36,7 @@ class TrainClassifier:
     learning_rate: float
     weight_decay: float
     position_weight: float
+    classes: Sequence[str]
 
     def model_input(self, size: int) -> Tensor:
         """A dummy model input of `size` clips."""
@@ -53,10 +53,13 @@ class TrainClassifier:
         }
 
     def start(self, m: nn.Module, i: Inputs) -> Start:
-        """Check the splits."""
+        """Check the classes and the splits."""
         data = open_dataset(i.dataset.folder)
         failures = [failure for split in data.splits for failure in split_failures(data, split)]
-        facts = {"train_clips": len(data.splits["train"]), "chance": 1.0 / len(CLASSES)}
+        if tuple(data.classes) != tuple(self.classes):
+            wanted = ",".join(data.classes)
+            failures = [f"the dataset has other classes; give --override classes={wanted}"]
+        facts = {"train_clips": len(data.splits["train"]), "chance": 1.0 / len(self.classes)}
         return Start(failures=failures, facts=facts)
 
     def optimizer(self, m: nn.Module) -> Optimizer:
@@ -76,7 +79,9 @@ class TrainClassifier:
     def loss_of(self, b: Batch, logits_BK: Tensor, future_B2: Tensor) -> Loss:
         """Cross entropy, plus the error of the future position times `position_weight`."""
         total = F.cross_entropy(logits_BK, b["labels"], reduction="sum")
-        away = F.smooth_l1_loss(future_B2, b["future"], reduction="sum", beta=0.1)
+        # A clip without a track has NaN there: it counts as predicted exactly.
+        place_B2 = torch.where(b["future"].isnan(), future_B2.detach(), b["future"])
+        away = F.smooth_l1_loss(future_B2, place_B2, reduction="sum", beta=0.1)
         correct = (logits_BK.argmax(dim=1) == b["labels"]).sum()
         return Loss(
             total=total + self.position_weight * away,
@@ -88,13 +93,13 @@ class TrainClassifier:
 
     def predict(self, m: nn.Module, b: Batch) -> Sequence[Mapping[str, Any]]:
         """The predicted class, its probability, the true class, and future positions in pixels."""
-        return evaluation.predictions(m, b)
+        return evaluation.predictions(m, b, self.classes)
 
     def summarize(self, parts: Sequence[Partial], out: Path) -> Mapping[str, float]:
-        return evaluation.summarize(parts, out)
+        return evaluation.summarize(parts, out, self.classes)
 
     def illustrate(self, parts: Sequence[Partial], out: Path) -> None:
-        evaluation.illustrate(parts, out, self.name)
+        evaluation.illustrate(parts, out, self.name, self.classes)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -123,7 +128,7 @@ class TrainHead(TrainClassifier):
             num_frames=self.num_frames,
             grid=c.grid,
             channels=CHANNELS[c.backbone_layer],
-            num_classes=len(CLASSES),
+            num_classes=len(self.classes),
             width=c.width,
             num_layers=c.num_layers,
             num_heads=c.num_heads,
@@ -153,7 +158,7 @@ class TrainTimeAverage(TrainClassifier):
         return torch.zeros((size, 3, FRAME_SIZE, FRAME_SIZE), dtype=torch.uint8)
 
     def model(self, i: Inputs) -> nn.Module:
-        return MeanImageNet(num_classes=len(CLASSES), width=self.width)
+        return MeanImageNet(num_classes=len(self.classes), width=self.width)
 
 
 def parameter_groups(m: nn.Module, weight_decay: float) -> list[dict[str, Any]]:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
+from training.trajectory.paths import CLASSES
 from training.workload import Precision
 
 PRECISIONS = ("float32", "bfloat16")
@@ -17,6 +18,9 @@ class RecipeConfig:
     seed: int = 0
     num_threads: int = 1
     deterministic: bool = True
+
+    # The dataset's classes, in its order; those of a dataset of one's own are in its manifest.
+    classes: str = ",".join(CLASSES)
 
     # The Transformer.
     width: int = 64
@@ -45,7 +49,14 @@ class RecipeConfig:
     # Processes that load ahead: changes no number, so another attempt may change it.
     loader_workers: int = 0
 
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The classes, in the order of their labels."""
+        return tuple(self.classes.split(","))
+
     def __post_init__(self) -> None:
+        if len(set(self.class_names)) < 2 or not all(self.class_names):
+            raise ValueError(f"classes is {self.classes!r}; give two or more names with commas")
         check_choice("precision", self.precision, PRECISIONS)
         epochs = [field.name for field in fields(self) if field.name.endswith("epochs")]
         for name in ("num_threads", "num_shards", "width", "num_layers", "num_heads", *epochs):

@@ -52,7 +52,8 @@ class TrajectoryData:
     """An opened dataset: `frames` (N, T, 64, 64, 3) and `tracks` (N, T + 1, 3) are memory maps."""
 
     frames: Frames
-    tracks: Float32s
+    tracks: Float32s  # NaN in clips that users brought
+    classes: Sequence[str]
     labels: Sequence[int]
     splits: Mapping[str, Sequence[int]]
 
@@ -84,12 +85,18 @@ def make_dataset(
     (out / LABELS_FILE).write_text(
         json.dumps({"classes": CLASSES, "labels": labels, "splits": splits}) + "\n"
     )
+    return {**dataset_meta(CLASSES, splits), "seed": seed}
+
+
+def dataset_meta(classes: Sequence[str], splits: Mapping[str, Sequence[int]]) -> dict[str, Any]:
+    """What the manifest says of a dataset."""
+    sizes = {name: len(indices) for name, indices in splits.items()}
+    count = sum(sizes.values())
     return {
-        "classes": list(CLASSES),
+        "classes": list(classes),
         "count": count,
-        "seed": seed,
         "shape": [count, *CLIP_SHAPE],
-        "splits": {name: len(indices) for name, indices in splits.items()},
+        "splits": sizes,
     }
 
 
@@ -123,12 +130,12 @@ def stratified_splits(labels: Sequence[int], seed: int) -> dict[str, list[int]]:
     """Split each class separately, in an order that depends on the seed and not on the index."""
     splits: dict[str, list[int]] = {name: [] for name in ("train", *HELD_OUT_SHARES)}
     of_class = np.asarray(labels)
-    for label in range(len(CLASSES)):
+    for label in sorted(set(labels)):
         rng = np.random.default_rng([_SPLITS, seed, label])
         left = rng.permutation(np.flatnonzero(of_class == label)).tolist()
         of_this_class = len(left)
         for name, share in HELD_OUT_SHARES.items():
-            num_held_out = max(1, round(share * of_this_class))
+            num_held_out = min(max(1, round(share * of_this_class)), len(left) - 1)
             splits[name] += left[:num_held_out]
             left = left[num_held_out:]
         splits["train"] += left
@@ -144,11 +151,11 @@ def open_dataset(folder: Path) -> TrajectoryData:
                 "`python -m training data make --workload trajectory`"
             )
     content = json.loads((folder / LABELS_FILE).read_text())
-    labels, splits = content["labels"], content["splits"]
-    if tuple(content["classes"]) != CLASSES:
+    classes, labels, splits = content["classes"], content["labels"], content["splits"]
+    if not 0 <= min(labels) <= max(labels) < len(classes):
         raise UserError(
-            f"{folder / LABELS_FILE} has classes {content['classes']}, but this version has "
-            f"{list(CLASSES)}; make the dataset again"
+            f"{folder / LABELS_FILE} has labels from {min(labels)} to {max(labels)}, but "
+            f"{len(classes)} classes; make the dataset again"
         )
     for name, size in ((CLIPS_FILE, CLIP_BYTES), (TRACKS_FILE, TRACK_BYTES)):
         num_bytes = (folder / name).stat().st_size
@@ -165,7 +172,9 @@ def open_dataset(folder: Path) -> TrajectoryData:
     count = len(labels)
     frames = np.memmap(folder / CLIPS_FILE, dtype=np.uint8, mode="r", shape=(count, *CLIP_SHAPE))
     tracks = np.memmap(folder / TRACKS_FILE, dtype="<f4", mode="r", shape=(count, *TRACK_SHAPE))
-    return TrajectoryData(frames=frames, tracks=tracks, labels=labels, splits=splits)
+    return TrajectoryData(
+        frames=frames, tracks=tracks, classes=classes, labels=labels, splits=splits
+    )
 
 
 def shard_range(count: int, shard: int, num_shards: int) -> tuple[int, int]:
@@ -177,6 +186,6 @@ def split_failures(data: TrajectoryData, split: str) -> list[str]:
     """Return why a split cannot be used for evaluation: one class only, or a missing class."""
     present = {data.labels[index] for index in data.splits[split]}
     if len(present) == 1:
-        return [f"every clip of split {split} has the same label {CLASSES[present.pop()]}"]
-    missing = [name for label, name in enumerate(CLASSES) if label not in present]
+        return [f"every clip of split {split} has the same label {data.classes[present.pop()]}"]
+    missing = [name for label, name in enumerate(data.classes) if label not in present]
     return [f"split {split} has no clip of class {name}" for name in missing]

@@ -4,6 +4,7 @@ Refuses a split that lacks a class: accuracy on such a split is meaningless (see
 """
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from training.trajectory.clips import FRAME_SIZE
-from training.trajectory.paths import CLASSES
 from training.trajectory.pictures import Caption, draw_pictures
 from training.trajectory.samples import Batch
 from training.workload import Partial
@@ -51,18 +51,20 @@ def partial(model: nn.Module, batch: Batch) -> Partial:
     return Partial(tensors={name: tensor.cpu() for name, tensor in tensors.items()})
 
 
-def predictions(model: nn.Module, batch: Batch) -> list[dict[str, Any]]:
+def predictions(model: nn.Module, batch: Batch, classes: Sequence[str]) -> list[dict[str, Any]]:
     """The model's prediction for each clip, with the true values."""
     logits_BK, future_B2 = classify(model, batch)
     confidence_B, predicted_B = logits_BK.softmax(dim=1).max(dim=1)
     return [
         {
             "clip": clip,
-            "class": CLASSES[predicted],
+            "class": classes[predicted],
             "probability": confidence,
-            "true_class": CLASSES[label],
+            "true_class": classes[label],
             "future_position": [(value + 1.0) * FRAME_SIZE / 2 for value in future],
-            "true_future_position": [(value + 1.0) * FRAME_SIZE / 2 for value in true_future],
+            "true_future_position": None
+            if math.isnan(true_future[0])
+            else [(value + 1.0) * FRAME_SIZE / 2 for value in true_future],
         }
         for clip, predicted, confidence, label, future, true_future in zip(
             batch["clips"].tolist(),
@@ -76,11 +78,11 @@ def predictions(model: nn.Module, batch: Batch) -> list[dict[str, Any]]:
     ]
 
 
-def summarize(parts: Sequence[Partial], out: Path) -> Mapping[str, float]:
+def summarize(parts: Sequence[Partial], out: Path, classes: Sequence[str]) -> Mapping[str, float]:
     """Metrics of one evaluation; writes confusion.json (rows true, columns predicted) to `out`."""
-    scores = Scores.of(parts)
+    scores = Scores.of(parts, len(classes))
     of_class = scores.confusion_KK.sum(dim=1)
-    missing = [name for name, n in zip(CLASSES, of_class.tolist(), strict=True) if n == 0]
+    missing = [name for name, n in zip(classes, of_class.tolist(), strict=True) if n == 0]
     if missing:
         raise ValueError(
             f"the evaluated clips lack {', '.join(missing)}, so their accuracy is meaningless; "
@@ -90,13 +92,14 @@ def summarize(parts: Sequence[Partial], out: Path) -> Mapping[str, float]:
         "accuracy": float(scores.is_right.float().mean()),
         "loss": float(scores["loss"].mean()),
         "calibration_error": calibration_error(scores.reliability),
-        "position_error_pixels": float(scores["position_error"].mean()),
-        "standstill_error_pixels": float(scores["standstill_error"].mean()),
     }
+    if not scores["standstill_error"].isnan().all():  # of clips with a track
+        metrics["position_error_pixels"] = float(scores["position_error"].nanmean())
+        metrics["standstill_error_pixels"] = float(scores["standstill_error"].nanmean())
     by_class = (scores.confusion_KK.diagonal() / of_class).tolist()
-    metrics |= {f"accuracy_{n}": a for n, a in zip(CLASSES, by_class, strict=True)}
+    metrics |= {f"accuracy_{n}": a for n, a in zip(classes, by_class, strict=True)}
     table = {
-        "classes": CLASSES,
+        "classes": list(classes),
         "confusion": scores.confusion_KK.tolist(),
         "reliability": scores.reliability,
         "metrics": metrics,
@@ -105,22 +108,23 @@ def summarize(parts: Sequence[Partial], out: Path) -> Mapping[str, float]:
     return metrics
 
 
-def illustrate(parts: Sequence[Partial], out: Path, title: str) -> None:
+def illustrate(parts: Sequence[Partial], out: Path, title: str, classes: Sequence[str]) -> None:
     """Pictures of a stage's last evaluation."""
-    scores = Scores.of(parts)
+    scores = Scores.of(parts, len(classes))
     strips = [part.tensors for part in parts if "strips" in part.tensors]
     row_of = {clip: row for row, clip in enumerate(scores["clips"].tolist())}
     rows = [row_of[int(clip)] for tensors in strips for clip in tensors["strip_clips"]]
     captions = [
         Caption(
-            true=CLASSES[int(scores["labels"][row])],
-            predicted=CLASSES[int(scores["predicted"][row])],
+            true=classes[int(scores["labels"][row])],
+            predicted=classes[int(scores["predicted"][row])],
             confidence=float(scores["confidence"][row]),
         )
         for row in rows
     ]
     frames = torch.cat([tensors["strips"] for tensors in strips]).numpy()
-    draw_pictures(out, title, scores.confusion_KK.numpy(), scores.reliability, frames, captions)
+    confusion_KK = scores.confusion_KK.numpy()
+    draw_pictures(out, title, classes, confusion_KK, scores.reliability, frames, captions)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -128,12 +132,13 @@ class Scores:
     """The evaluated clips, one row each, and statistics over them."""
 
     tensors: Mapping[str, Tensor]
+    num_classes: int
 
     @classmethod
-    def of(cls, parts: Sequence[Partial]) -> "Scores":
+    def of(cls, parts: Sequence[Partial], num_classes: int) -> "Scores":
         """Concatenate the results of `partial`."""
         joined = {name: torch.cat([part.tensors[name] for part in parts]) for name in _ROWS}
-        return cls(tensors=joined)
+        return cls(tensors=joined, num_classes=num_classes)
 
     def __getitem__(self, name: str) -> Tensor:
         return self.tensors[name]
@@ -146,7 +151,7 @@ class Scores:
     @property
     def confusion_KK(self) -> Tensor:
         """Counts: rows true, columns predicted."""
-        num = len(CLASSES)
+        num = self.num_classes
         counts = torch.bincount(self["labels"] * num + self["predicted"], minlength=num**2)
         return counts.view(num, num)
 

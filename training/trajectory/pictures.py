@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 
 from training.trajectory.clips import Frames
-from training.trajectory.paths import CLASSES
 
 _log = logging.getLogger(__name__)
 
@@ -35,6 +34,7 @@ class Caption:
 def draw_pictures(
     out: Path,
     title: str,
+    classes: Sequence[str],
     confusion_KK: Counts,
     reliability: Sequence[tuple[int, float, float]],
     frames_NTHWC: Frames,
@@ -44,7 +44,7 @@ def draw_pictures(
     if find_spec("matplotlib") is None:
         _log.warning("[pictures] matplotlib is not installed; the numbers are in confusion.json")
         return
-    _draw_confusion(out / "confusion.png", title, confusion_KK)
+    _draw_confusion(out / "confusion.png", title, classes, confusion_KK)
     _draw_reliability(out / "reliability.png", title, reliability)
     # Noisy frames are ten times smaller as JPEG than as PNG, small enough for the report.
     _draw_contact_sheet(out / "clips.jpg", title, frames_NTHWC, captions)
@@ -77,14 +77,14 @@ def _figure(width: float, height: float) -> Any:
     return Figure(figsize=(width, height), dpi=_DPI, layout="constrained")
 
 
-def _draw_confusion(path: Path, title: str, confusion_KK: Counts) -> None:
+def _draw_confusion(path: Path, title: str, classes: Sequence[str], confusion_KK: Counts) -> None:
     shares = confusion_KK / confusion_KK.sum(axis=1, keepdims=True)
     figure = _figure(6.5, 5.8)
     axes = figure.subplots()
     image = axes.imshow(shares, cmap="Blues", vmin=0.0, vmax=1.0)
-    ticks = range(len(CLASSES))
-    axes.set_xticks(ticks, CLASSES, rotation=45, ha="right")
-    axes.set_yticks(ticks, CLASSES)
+    ticks = range(len(classes))
+    axes.set_xticks(ticks, classes, rotation=45, ha="right")
+    axes.set_yticks(ticks, classes)
     axes.set_xlabel("predicted")
     axes.set_ylabel("true")
     axes.set_title(f"{title}: share of each true class")

@@ -10,7 +10,9 @@ from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from training.rungs import autocast_rungs, micro_batch_rungs
+from training.sources import SourceFile
 from training.trajectory.dataset import make_dataset
+from training.trajectory.imported import import_dataset
 from training.trajectory.magvit.recipes import MagvitConfig, magvit_full, magvit_laptop
 from training.trajectory.recipes import TrajectoryConfig, full, laptop
 from training.trajectory.stages import frozen_stages, magvit_stages
@@ -65,6 +67,11 @@ class Trajectory:
         self, out: Path, count: int, seed: int, progress: Progress
     ) -> Mapping[str, Any]:
         return make_dataset(out, count, seed, progress)
+
+    def import_dataset(
+        self, files: Sequence[SourceFile], out: Path, seed: int, progress: Progress
+    ) -> Mapping[str, Any]:
+        return import_dataset(files, out, seed, progress)
 
 
 TRAJECTORY = Trajectory()

@@ -1,7 +1,6 @@
 """Runs share derived data: made once, never trusted, never needed, never another machine's bits."""
 
 import json
-import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -121,67 +120,9 @@ def test_another_machine_code_or_package_has_another_place(
     keys = {key(), shared_key(Doubled(), "other", NUMERICS), *(key(**c) for c in changes)}
     monkeypatch.setattr(shared, "_packages", lambda: ("torchvision==0",))
     keys.add(key())
-    monkeypatch.setattr(shared, "_code_of", lambda module: "edited")
+    monkeypatch.setattr(shared, "code_fingerprint", lambda *parts: "edited")
     keys.add(key())
     assert len(keys) == len(changes) + 4
-
-
-@pytest.fixture
-def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of training/ whose sources are hashed, and a user's module beside it."""
-    packages = {"training": tmp_path / "training", "moons": tmp_path / "moons.py"}
-    shutil.copytree(shared._root("training"), packages["training"])
-    packages["moons"].write_text("STAGE = 1")
-    monkeypatch.setattr(shared, "_root", packages.__getitem__)
-    monkeypatch.setattr(shared, "_code_of", shared._code_of.__wrapped__)  # without the cache
-    return tmp_path
-
-
-@pytest.mark.parametrize(
-    "path",
-    [
-        "training/report/charts.py",
-        "training/engine/loop.py",
-        "training/cli/main.py",
-        "training/checkpoint/write.py",
-    ],
-)
-@pytest.mark.parametrize("module", ["moons", "training.trajectory.features"])
-def test_code_that_cannot_reach_a_shard_does_not_change_the_key(
-    sources: Path, path: str, module: str
-) -> None:
-    before = shared._code_of(module)
-    (sources / path).write_text("# edited")
-    assert shared._code_of(module) == before
-
-
-@pytest.mark.parametrize(
-    "path",
-    ["training/randomness.py", "training/artifacts/prepare.py", "training/engine/numerics.py"],
-)
-@pytest.mark.parametrize("module", ["moons", "training.trajectory.features"])
-def test_code_that_every_stage_may_use_changes_the_key(
-    sources: Path, path: str, module: str
-) -> None:
-    before = shared._code_of(module)
-    (sources / path).write_text("# edited")
-    assert shared._code_of(module) != before
-
-
-@pytest.mark.parametrize(
-    ("path", "module"),
-    [
-        ("moons.py", "moons"),
-        ("training/trajectory/features.py", "training.trajectory.features"),
-        ("training/trajectory/magvit/tokenizer.py", "training.trajectory.features"),
-    ],
-)
-def test_the_stage_s_own_code_changes_its_key_alone(sources: Path, path: str, module: str) -> None:
-    (other,) = {"moons", "training.trajectory.features"} - {module}
-    before = shared._code_of(module), shared._code_of(other)
-    (sources / path).write_text("# edited")
-    assert shared._code_of(module) != before[0]
-    assert shared._code_of(other) == before[1]
 
 
 def test_nothing_of_a_stage_that_does_not_say_so_is_shared(tmp_path: Path) -> None:

@@ -1,16 +1,27 @@
 """Datasets: made, uploaded, synced again only where something is missing, and always verified."""
 
 import json
+import multiprocessing
+import shutil
 import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from tests.training.runs import WORKLOAD
+from tests.training.damage import flip
+from tests.training.hooks import interrupt_at
+from tests.training.runs import WORKLOAD, Run
 from training.cli.main import main
 from training.errors import UserError
-from training.store.dataset import LocalDataset, open_dataset, sync_dataset, upload_dataset
+from training.store import verified
+from training.store.dataset import sync_dataset, upload_dataset
+from training.store.folder import FolderStore
+from training.store.local_dataset import LocalDataset, is_syncing, open_dataset
 from training.store.open import open_store
+from training.store.verified import sha256_of
 
 
 def silent(done: int, total: int, size: int) -> None:
@@ -23,7 +34,7 @@ def test_what_is_uploaded_comes_back(store_uri: str, dataset: Path, tmp_path: Pa
     assert upload_dataset(dataset, store, silent).fetched_files == 0
     synced = sync_dataset(store, tmp_path / "out", silent)
     assert (synced.files, synced.fetched_files) == (2, 2)
-    assert open_dataset(tmp_path / "out", verify=True).meta == {"rows": 42}
+    assert open_dataset(tmp_path / "out", again=True).meta == {"rows": 42}
     assert (tmp_path / "out" / "notes" / "about.txt").read_text() == "42 rows\n"
 
 
@@ -41,7 +52,7 @@ def test_a_sync_fetches_only_what_is_missing_or_damaged(
     assert sync_dataset(store, out, silent).fetched_files == 1
     (out / "notes" / "about.txt").unlink()
     assert sync_dataset(store, out, silent).fetched_files == 1
-    open_dataset(out, verify=True)
+    open_dataset(out, again=True)
 
 
 def test_fails_to_sync_what_was_uploaded_wrong(
@@ -124,7 +135,7 @@ def test_what_is_made_is_uploaded_too_where_a_uri_is_given(tmp_path: Path) -> No
     arguments = ["data", "make", "--workload", WORKLOAD, "--out", str(out), "--count", "3"]
     assert main([*arguments, "--dataset-uri", uri]) == 0
     sync_dataset(open_store(uri), tmp_path / "back", silent)
-    made, back = open_dataset(out), open_dataset(tmp_path / "back", verify=True)
+    made, back = open_dataset(out), open_dataset(tmp_path / "back", again=True)
     assert made.fingerprint == back.fingerprint
 
 
@@ -142,3 +153,133 @@ def test_the_fingerprint_depends_on_every_checksum() -> None:
     files_two = [files[0], {**files[1], "sha256": "z"}]
     two = LocalDataset(folder=Path(), manifest={"files": files_two, "meta": {}})
     assert one.fingerprint != two.fingerprint
+
+
+def test_a_file_is_hashed_once_per_machine(
+    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, hashed = tmp_path / "out", list[str]()
+    sync_dataset(open_store(str(dataset)), out, silent)
+
+    def hash_and_tell(path: Path) -> str:
+        hashed.append(path.name)
+        return sha256_of(path)
+
+    monkeypatch.setattr(verified, "sha256_of", hash_and_tell)
+    open_dataset(out)
+    assert hashed == []
+    (out / "notes" / "about.txt").touch()
+    open_dataset(out)
+    assert hashed == ["about.txt"]
+    monkeypatch.setattr(verified, "_machine", lambda: "a machine with a copy of the disk")
+    open_dataset(out)
+    open_dataset(out)
+    assert sorted(hashed) == ["about.txt", "about.txt", "x.safetensors"]
+
+
+@pytest.mark.parametrize("line", [b'["half a li', b'["\xff', b"7\n", b"[1, 2, 3]\n"])
+def test_a_damaged_record_of_what_was_verified_only_costs_time(
+    dataset: Path, tmp_path: Path, line: bytes
+) -> None:
+    out = tmp_path / "out"
+    sync_dataset(open_store(str(dataset)), out, silent)
+    with (out / ".verified.jsonl").open("ab") as record:
+        record.write(line)
+    open_dataset(out)
+    flip(out / "x.safetensors", 100)
+    with pytest.raises(UserError, match=r"x\.safetensors does not match its checksum"):
+        open_dataset(out)
+
+
+def test_a_bit_flipped_between_two_attempts_is_found(
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run.dataset = shutil.copytree(run.dataset, tmp_path / "data")
+    interrupt_at("first", 5)
+    assert run.attempt() == 75
+    flip(run.dataset / "x.safetensors", 100)
+    assert run.attempt() == 2
+    assert "x.safetensors does not match its checksum" in capsys.readouterr().err
+
+
+class Slow(FolderStore):
+    """A store that gives each file only when it is told to."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.may_go = {name: threading.Event() for name in ("x.safetensors", "notes/about.txt")}
+
+    def get_file(self, key: str, path: Path) -> None:
+        assert self.may_go[key].wait(20)
+        super().get_file(key, path)
+
+
+@pytest.fixture
+def arriving(dataset: Path, tmp_path: Path) -> Iterator[tuple[Slow, LocalDataset]]:
+    """A slow store, and the dataset while it is synced from there by a thread."""
+    store, out = Slow(dataset), tmp_path / "out"
+    with ThreadPoolExecutor() as pool:
+        sync = pool.submit(sync_dataset, store, out, silent)
+        while not is_syncing(out):
+            time.sleep(0.01)
+        yield store, open_dataset(out)
+        for event in store.may_go.values():
+            event.set()
+        sync.result()
+
+
+def test_a_file_can_be_used_before_the_sync_ends(arriving: tuple[Slow, LocalDataset]) -> None:
+    store, dataset = arriving
+    store.may_go["notes/about.txt"].set()
+    assert dataset.file("notes/about.txt").read_text() == "42 rows\n"
+    assert dataset.is_arriving
+    threading.Timer(0.3, store.may_go["x.safetensors"].set).start()
+    assert (dataset.folder / "x.safetensors").is_file(), "the folder is given when it is whole"
+    with pytest.raises(UserError, match=r"no file 'y' in its manifest\.json"):
+        dataset.file("y")
+
+
+def test_a_run_trains_while_files_that_it_does_not_read_are_still_arriving(
+    arriving: tuple[Slow, LocalDataset], run: Run, whole: Run, tmp_path: Path
+) -> None:
+    store, dataset = arriving
+    threading.Timer(0.5, store.may_go["x.safetensors"].set).start()
+    run.dataset = tmp_path / "out"
+    assert run.attempt() == 0
+    assert run.losses() == whole.losses()
+    assert dataset.is_arriving
+
+
+def test_who_waits_for_a_file_is_told_when_the_sync_ends_without_it(
+    dataset: Path, tmp_path: Path
+) -> None:
+    store, out = Slow(dataset), tmp_path / "out"
+    process = multiprocessing.get_context("fork").Process(
+        target=sync_dataset, args=(store, out, silent)
+    )
+    process.start()
+    while not is_syncing(out):
+        time.sleep(0.01)
+    opened = open_dataset(out, waiting=process.kill)
+    with pytest.raises(UserError, match=r"ended without x\.safetensors; sync it again"):
+        opened.file("x.safetensors")
+    process.join()
+    with pytest.raises(UserError, match=r"has no manifest\.json; sync it again"):
+        open_dataset(out)
+
+
+def test_a_run_syncs_from_s3_and_leaves_no_sync_behind(
+    bucket_uri: str, dataset: Path, run: Run, whole: Run
+) -> None:
+    upload_dataset(dataset, open_store(f"{bucket_uri}/tiny"), silent)
+    run.options = [f"--dataset-uri={bucket_uri}/tiny"]
+    assert run.attempt() == 0
+    assert run.losses() == whole.losses()
+    assert multiprocessing.active_children() == []
+
+
+def test_fails_to_train_on_a_dataset_that_is_not_in_s3(
+    bucket_uri: str, run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run.attempt(f"--dataset-uri={bucket_uri}/tiny") == 2
+    assert "has no manifest.json; upload a dataset with" in capsys.readouterr().err

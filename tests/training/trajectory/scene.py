@@ -26,6 +26,9 @@ class FakeDataset:
     manifest: Mapping[str, Any] = field(default_factory=dict)
     meta: Mapping[str, Any] = field(default_factory=dict)
 
+    def file(self, name: str) -> Path:
+        return self.folder / name
+
 
 def inputs_of(
     dataset: FakeDataset,

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from training.store.dataset import write_manifest
+from training.store.local_dataset import write_manifest
 from training.trajectory.dataset import LABELS_FILE, make_dataset
 
 pytestmark = pytest.mark.slow

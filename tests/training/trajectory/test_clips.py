@@ -1,5 +1,6 @@
 """The generator: what a clip depends on, and what the classes have in common."""
 
+import json
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -219,10 +220,10 @@ def test_fails_to_open_clips_that_do_not_fit_the_labels(folder: Path, tmp_path: 
     (tmp_path / CLIPS_FILE).unlink()
     with pytest.raises(UserError, match=r"has no clips\.u8, so it is not a trajectory dataset"):
         open_dataset(tmp_path)
-    text = (folder / LABELS_FILE).read_text()
+    content = json.loads((folder / LABELS_FILE).read_text())
     (tmp_path / CLIPS_FILE).touch()
-    (tmp_path / LABELS_FILE).write_text(text.replace("helix", "loop"))
-    with pytest.raises(UserError, match="make the dataset again"):
+    (tmp_path / LABELS_FILE).write_text(json.dumps({**content, "classes": ["line", "helix"]}))
+    with pytest.raises(UserError, match=r"has labels from 0 to 10, but 2 classes; make the data"):
         open_dataset(tmp_path)
 
 

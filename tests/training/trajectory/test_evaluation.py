@@ -56,8 +56,8 @@ def test_the_contact_sheet_shows_clips_with_truth_and_answer(
         pictures, "_draw_contact_sheet", lambda path, title, frames, given: captions.extend(given)
     )
     parts = parts_of(inputs, "head")
-    evaluation.illustrate(parts, tmp_path, "head")
-    scores = evaluation.Scores.of(parts)
+    evaluation.illustrate(parts, tmp_path, "head", CLASSES)
+    scores = evaluation.Scores.of(parts, len(CLASSES))
     assert len(captions) == len(scores["labels"]) == 11
     assert [c.true for c in captions] == [CLASSES[k] for k in scores["labels"].tolist()]
     assert [c.predicted for c in captions] == [CLASSES[k] for k in scores["predicted"].tolist()]

@@ -15,7 +15,7 @@ import pytest
 
 from contract.grammar import Interval, parse_interval
 from training.cli import run_options
-from training.store.dataset import write_manifest
+from training.store.local_dataset import write_manifest
 from training.trajectory.dataset import make_dataset
 from training.trajectory.workload import RECIPES, TRAJECTORY
 from training.workload import Train

@@ -15,7 +15,7 @@ from training.errors import EXIT_FAILED, EXIT_FINISHED, UserError
 from training.preflight.workload_checks import describe, problems
 from training.proof.check.runs import InterruptionPoint, Runs, points
 from training.proof.torture.compare import Outcome, differences
-from training.store.dataset import open_dataset, write_manifest
+from training.store.local_dataset import open_dataset, write_manifest
 from training.workloads import load_workload
 
 _DATASET_SEED = 0

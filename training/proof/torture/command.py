@@ -20,7 +20,7 @@ from training.errors import EXIT_FAILED, EXIT_FINISHED, UserError
 from training.proof.torture.plan import PHASES, SIGNALS
 from training.proof.torture.series import References, Series, Target
 from training.proof.torture.totals import Totals
-from training.store.dataset import open_dataset, write_manifest
+from training.store.local_dataset import open_dataset, write_manifest
 from training.workload import Workload
 from training.workloads import load_workload
 

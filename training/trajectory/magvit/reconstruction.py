@@ -67,9 +67,10 @@ def summarize(parts: Sequence[Partial]) -> Mapping[str, float]:
     """PSNR in dB of all pixels and of the crops; share of codes in use, and their perplexity."""
     counts = torch.stack([part.tensors["codes"] for part in parts]).sum(dim=0).double()
     shares = counts[counts > 0] / counts.sum()
+    has_ball = any(part.sums["squared_crop"][1] for part in parts)
     return {
         "psnr": _psnr(parts, "squared"),
-        "psnr_ball": _psnr(parts, "squared_crop"),
+        **({"psnr_ball": _psnr(parts, "squared_crop")} if has_ball else {}),
         "code_usage": float((counts > 0).double().mean()),
         "code_perplexity": float((-shares * shares.log()).sum().exp()),
     }

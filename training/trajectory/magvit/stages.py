@@ -21,7 +21,6 @@ from training.trajectory.magvit.recipes import MagvitConfig
 from training.trajectory.magvit.samples import FrameSamples
 from training.trajectory.magvit.tokenizer import Quantizer, Tokenizer
 from training.trajectory.magvit.transformer import TokenTransformer
-from training.trajectory.paths import CLASSES
 from training.trajectory.samples import NUM_STRIPS, Batch
 from training.workload import Inputs, Loss, Partial, Settings, Start
 
@@ -170,7 +169,7 @@ class TrainTransformer(TrainClassifier):
             num_steps=num_steps,
             num_cells=num_cells,
             merged=c.merged,
-            num_classes=len(CLASSES),
+            num_classes=len(self.classes),
             width=c.width,
             num_layers=c.num_layers,
             num_heads=c.num_heads,

@@ -1,0 +1,112 @@
+"""What users bring is found with its classes and splits; what cannot be used is named."""
+
+import io
+import shutil
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from training.errors import UserError
+from training.sources import SourceFile, class_names, open_source
+
+FILES = ("cats/1.npy", "cats/2.npy", "dogs/häßlich 1.npy", "dogs/.DS_Store", ".git/x")
+
+
+def fill(folder: Path, names: tuple[str, ...] = FILES) -> Path:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(name)
+    return folder
+
+
+def rows(files: list[SourceFile]) -> list[tuple[str, str, str | None]]:
+    """Name, class and split; and every file can be read."""
+    assert all(file.path.read_text().endswith(file.path.name) for file in files)
+    return [(file.name, file.label, file.split) for file in files]
+
+
+EXPECTED = [
+    ("cats/1.npy", "cats", None),
+    ("cats/2.npy", "cats", None),
+    ("dogs/häßlich 1.npy", "dogs", None),
+]
+
+
+def test_a_folder_per_class(tmp_path: Path) -> None:
+    files = open_source(fill(tmp_path / "own"), tmp_path)
+    assert rows(files) == EXPECTED
+    assert class_names(files) == ["cats", "dogs"]
+
+
+@pytest.mark.parametrize("kind", ["zip", "tar", "gztar"])
+def test_an_archive_of_such_a_folder(tmp_path: Path, kind: str) -> None:
+    archive = shutil.make_archive(str(tmp_path / "own"), kind, fill(tmp_path / "own"))
+    assert rows(open_source(Path(archive), tmp_path / "scratch")) == EXPECTED
+
+
+def test_a_folder_per_split_and_class(tmp_path: Path) -> None:
+    names = ("train/cats/1.npy", "train/cats/more/2.npy", "val/dogs/1.npy")
+    assert rows(open_source(fill(tmp_path / "own", names), tmp_path)) == [
+        ("train/cats/1.npy", "cats", "train"),
+        ("train/cats/more/2.npy", "cats", "train"),
+        ("val/dogs/1.npy", "dogs", "validation"),
+    ]
+
+
+def test_a_table_alone_or_in_a_folder_or_an_archive(tmp_path: Path) -> None:
+    own = fill(tmp_path / "own", ("a/1.npy", "a/2.npy"))
+    text = "\ufefffile,class,split,width\na/2.npy,dogs,val,7\na/1.npy,cats,train,8\n"
+    (own / "table.csv").write_text(text, encoding="utf-8")
+    expected = [("a/1.npy", "cats", "train"), ("a/2.npy", "dogs", "validation")]
+    assert rows(open_source(own / "table.csv", tmp_path)) == expected
+    assert rows(open_source(own, tmp_path)) == expected
+    archive = shutil.make_archive(str(tmp_path / "own"), "zip", own)
+    assert rows(open_source(Path(archive), tmp_path)) == expected
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ("name,label\na,b\n", "has no column 'file'; its first line names the columns"),
+        ("", "has no column 'file'"),
+        ("file,class\na/3.npy,cats\n", r"line 2: there is no file .*a/3\.npy"),
+        ("file,class\na/1.npy\n", r"line 2: a/1\.npy has no class"),
+        ("file,class,split\na/1.npy,cats,dev\n", "line 2: split is 'dev'; give one of train, "),
+        ("file,class,split\na/1.npy,cats,train\na/2.npy,cats,\n", r"a/2\.npy has no split, but "),
+    ],
+)
+def test_fails_for_a_table_that_says_too_little(tmp_path: Path, table: str, message: str) -> None:
+    own = fill(tmp_path / "own", ("a/1.npy", "a/2.npy"))
+    (own / "table.csv").write_text(table)
+    with pytest.raises(UserError, match=message):
+        open_source(own / "table.csv", tmp_path)
+
+
+def test_fails_for_what_is_no_source(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="does not exist; give a folder, a CSV file or an archive"):
+        open_source(tmp_path / "none", tmp_path)
+    (tmp_path / "clip.mp4").write_text("")
+    with pytest.raises(UserError, match="is no folder, CSV, zip or tar archive"):
+        open_source(tmp_path / "clip.mp4", tmp_path / "a")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match="has no files in folders; lay them out as CLASS/FILE"):
+        open_source(tmp_path / "empty", tmp_path)
+    with pytest.raises(UserError, match="is in no class; lay the files out as CLASS/FILE"):
+        open_source(fill(tmp_path / "flat", ("1.npy",)), tmp_path)
+    (tmp_path / "torn.tar.gz").write_bytes(b"\x1f\x8b\x08 torn")
+    with pytest.raises(UserError, match="cannot be unpacked"):
+        open_source(tmp_path / "torn.tar.gz", tmp_path / "b")
+
+
+def test_fails_for_an_archive_that_reaches_outside(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "evil.zip", "w") as archive:
+        archive.writestr("../../outside", "x")
+    with pytest.raises(UserError, match=r"contains '\.\./\.\./outside', which is outside of it"):
+        open_source(tmp_path / "evil.zip", tmp_path / "a")
+    with tarfile.open(tmp_path / "evil.tar", "w") as packed:
+        packed.addfile(tarfile.TarInfo("../outside"), io.BytesIO())
+    with pytest.raises(UserError, match=r"evil\.tar cannot be unpacked: '\.\./outside' would be "):
+        open_source(tmp_path / "evil.tar", tmp_path / "b")
+    assert not (tmp_path / "outside").exists()

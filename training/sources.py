@@ -1,0 +1,129 @@
+"""What users bring to `data import`: files with a class each, in a folder, a CSV or an archive.
+
+Imports no torch.
+"""
+
+import csv
+import tarfile
+import zipfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from training.errors import UserError
+
+SPLITS = ("train", "validation", "test")
+_ALSO_CALLED = {"training": "train", "val": "validation", "valid": "validation"}
+_TAR = (".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz")
+_COLUMNS = ("file", "class")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SourceFile:
+    """One file that a user brings."""
+
+    name: str  # within the source, for messages
+    path: Path
+    label: str  # the name of its class
+    split: str | None  # one of SPLITS; None: the workload divides
+
+
+def open_source(source: Path, scratch: Path) -> list[SourceFile]:
+    """The files of a source, sorted by name; an archive is unpacked into `scratch` first.
+
+    A folder (or the inside of an archive) is CLASS/FILE, or SPLIT/CLASS/FILE with the splits train,
+    validation (or val) and test, or it has a single CSV. A CSV has the columns file, class and, if
+    wanted, split; its paths are relative to its own folder.
+    """
+    if not source.exists():
+        raise UserError(f"{source} does not exist; give a folder, a CSV file or an archive")
+    if source.is_file() and source.suffix != ".csv":
+        unpacked = scratch / "unpacked"
+        unpacked.mkdir(parents=True)
+        _unpack(source, unpacked)
+        source = unpacked
+    if source.is_dir():
+        tables = sorted(source.glob("*.csv"))
+        source = tables[0] if len(tables) == 1 else source
+    found = sorted(_of_table(source) if source.is_file() else _of_folder(source), key=_name)
+    if not found:
+        raise UserError(f"{source} has no files in folders; lay them out as CLASS/FILE")
+    if {file.split is None for file in found} == {True, False}:
+        without = next(file.name for file in found if file.split is None)
+        raise UserError(f"{without} has no split, but other files have; give each one or none")
+    return found
+
+
+def class_names(files: Sequence[SourceFile]) -> list[str]:
+    """The names of all classes, sorted."""
+    return sorted({file.label for file in files})
+
+
+def _name(file: SourceFile) -> str:
+    return file.name
+
+
+def _of_folder(root: Path) -> Iterator[SourceFile]:
+    folders = [path for path in root.iterdir() if path.is_dir() and not path.name.startswith(".")]
+    splits = {path.name: _ALSO_CALLED.get(path.name, path.name) for path in folders}
+    has_splits = bool(splits) and all(split in SPLITS for split in splits.values())
+    for path in root.rglob("*"):
+        relative = path.relative_to(root)
+        if not path.is_file() or any(part.startswith(".") for part in relative.parts):
+            continue
+        *above, _ = relative.parts
+        if len(above) < (2 if has_splits else 1):
+            wanted = "SPLIT/CLASS/FILE" if has_splits else "CLASS/FILE"
+            raise UserError(f"{path} is in no class; lay the files out as {wanted}")
+        yield SourceFile(
+            name=relative.as_posix(),
+            path=path,
+            label=above[1] if has_splits else above[0],
+            split=splits[above[0]] if has_splits else None,
+        )
+
+
+def _of_table(table: Path) -> Iterator[SourceFile]:
+    with table.open(newline="", encoding="utf-8-sig") as stream:
+        rows = csv.DictReader(stream)
+        missing = [name for name in _COLUMNS if name not in (rows.fieldnames or ())]
+        if missing:
+            raise UserError(
+                f"{table} has no column {missing[0]!r}; its first line names the columns file, "
+                "class and, if wanted, split"
+            )
+        for row in rows:
+            where = f"{table}, line {rows.line_num}"
+            name, label, split = (row.get(key) or "" for key in (*_COLUMNS, "split"))
+            path = table.parent / name
+            if not name or not path.is_file():
+                raise UserError(f"{where}: there is no file {str(path)!r}; paths start at the CSV")
+            if not label:
+                raise UserError(f"{where}: {name} has no class; name one")
+            split = _ALSO_CALLED.get(split, split)
+            if split and split not in SPLITS:
+                raise UserError(f"{where}: split is {split!r}; give one of {', '.join(SPLITS)}")
+            yield SourceFile(name=name, path=path, label=label, split=split or None)
+
+
+def _unpack(archive: Path, out: Path) -> None:
+    """Unpack a zip or tar archive; UserError for another file or one that leaves `out`."""
+    try:
+        if zipfile.is_zipfile(archive):
+            with zipfile.ZipFile(archive) as opened:
+                for member in opened.namelist():
+                    _refuse_outside(archive, member)
+                opened.extractall(out)
+        elif archive.name.endswith(_TAR):
+            with tarfile.open(archive) as packed:
+                packed.extractall(out, filter="data")
+        else:
+            raise UserError(f"{archive} is no folder, CSV, zip or tar archive; give one of these")
+    except (tarfile.TarError, zipfile.BadZipFile, EOFError) as error:
+        raise UserError(f"{archive} cannot be unpacked: {error}; make it again") from error
+
+
+def _refuse_outside(archive: Path, member: str) -> None:
+    path = PurePosixPath(member)
+    if path.is_absolute() or ".." in path.parts:
+        raise UserError(f"{archive} contains {member!r}, which is outside of it; make it again")

@@ -1,0 +1,231 @@
+"""A dataset in a local folder: its manifest, and files that are used only once verified.
+
+A sync may still be filling the folder: then `file` waits for one file, and `folder` for all.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from contract.keys import MANIFEST
+from training.errors import UserError
+from training.store.verified import RECORD, Entry, VerifiedFiles, sha256_of
+
+# The manifest of a folder that a sync is filling; the sync renames it when every file is there.
+ARRIVING = f".{MANIFEST}.part"
+_LOCK = ".sync.lock"
+_NUM_THREADS = 8
+_POLL_SECONDS = 0.2
+
+# files done, files in total, bytes done so far
+FileProgress: TypeAlias = Callable[[int, int, int], None]
+
+
+def no_progress(done: int, total: int, size: int) -> None:
+    """Show nothing."""
+
+
+class LocalDataset:
+    """A dataset whose files are in a folder, or will be once the sync has fetched them."""
+
+    def __init__(
+        self,
+        folder: Path,
+        manifest: Mapping[str, Any],
+        *,
+        arriving: VerifiedFiles | None = None,
+        waiting: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`waiting` is called a few times per second while `file` or `folder` waits."""
+        self.manifest = manifest
+        self.fingerprint = fingerprint_of(manifest)
+        self._folder = folder
+        self._arriving = arriving
+        self._waiting = waiting
+
+    @property
+    def folder(self) -> Path:
+        """The folder, with every file in it. Waits for the sync if one is filling it."""
+        if self._arriving is not None:
+            for entry in self.manifest["files"]:
+                self._wait_for(entry, self._arriving)
+            self._arriving = None
+        return self._folder
+
+    def file(self, name: str) -> Path:
+        """One verified file. Waits for the sync if one is filling the folder."""
+        entry = next((e for e in self.manifest["files"] if e["name"] == name), None)
+        if entry is None:
+            raise UserError(f"the dataset {self._folder} has no file {name!r} in its {MANIFEST}")
+        if self._arriving is not None:
+            self._wait_for(entry, self._arriving)
+        return self._folder / name
+
+    @property
+    def is_arriving(self) -> bool:
+        """Whether a sync is still filling the folder."""
+        return self._arriving is not None and is_syncing(self._folder)
+
+    @property
+    def meta(self) -> Mapping[str, Any]:
+        """What the workload's `make_dataset` returned."""
+        meta: Mapping[str, Any] = self.manifest["meta"]
+        return meta
+
+    def _wait_for(self, entry: Entry, arriving: VerifiedFiles) -> None:
+        while not arriving.holds(entry):
+            if not is_syncing(self._folder) and not arriving.holds(entry):
+                raise UserError(
+                    f"the sync of {self._folder} ended without {entry['name']}; sync it again"
+                )
+            self._waiting()
+            time.sleep(_POLL_SECONDS)
+
+
+def fingerprint_of(manifest: Mapping[str, Any]) -> str:
+    """sha256 over names and checksums of all files."""
+    lines = [f"{entry['name']} {entry['sha256']}\n" for entry in manifest["files"]]
+    return hashlib.sha256("".join(sorted(lines)).encode()).hexdigest()
+
+
+def write_manifest(folder: Path, workload: str, meta: Mapping[str, Any]) -> LocalDataset:
+    """Write manifest.json about every file in `folder`."""
+    own = (MANIFEST, ARRIVING, RECORD, _LOCK)
+    paths = sorted(p for p in folder.rglob("*") if p.is_file() and p.name not in own)
+    if not paths:
+        raise UserError(f"{folder} contains no files; put the dataset's files there")
+    with ThreadPoolExecutor(_NUM_THREADS) as pool:
+        sums = list(pool.map(sha256_of, paths))
+    files = [
+        {
+            "name": path.relative_to(folder).as_posix(),
+            "bytes": path.stat().st_size,
+            "sha256": digest,
+        }
+        for path, digest in zip(paths, sums, strict=True)
+    ]
+    manifest = {
+        "format": 1,
+        "workload": workload,
+        "name": folder.resolve().name,
+        "files": files,
+        "meta": dict(meta),
+    }
+    part = folder / ARRIVING
+    part.write_text(json.dumps(manifest, indent=1))
+    part.replace(folder / MANIFEST)
+    verified = VerifiedFiles(folder)
+    for entry in files:
+        verified.add(entry)
+    return LocalDataset(folder, manifest)
+
+
+def open_dataset(
+    folder: Path,
+    *,
+    again: bool = False,
+    progress: FileProgress = no_progress,
+    waiting: Callable[[], None] = lambda: None,
+) -> LocalDataset:
+    """Open a local dataset. Each file is hashed once per machine (`again`: now).
+
+    While a sync is filling the folder, the dataset opens at once and its files are waited for.
+    """
+    if not folder.is_dir() or not any(folder.iterdir()):
+        state = "does not exist"
+        if folder.exists():
+            state = "is empty" if folder.is_dir() else "is a file"
+        raise UserError(
+            f"the dataset folder {folder} {state}; make one with "
+            "`python -m training data make` or fetch one with `data sync`"
+        )
+    verified = VerifiedFiles(folder)
+    with contextlib.suppress(FileNotFoundError):  # the sync has just ended
+        if is_syncing(folder):
+            manifest = parse_manifest((folder / ARRIVING).read_bytes(), str(folder))
+            return LocalDataset(folder, manifest, arriving=verified, waiting=waiting)
+    path = folder / MANIFEST
+    if not path.is_file():
+        raise UserError(f"the dataset folder {folder} has no {MANIFEST}; sync it again")
+    manifest = parse_manifest(path.read_bytes(), str(path))
+
+    def check(entry: Entry) -> bool:
+        return _checked(folder, entry, verified, again=again)
+
+    for_each_file(manifest["files"], check, progress)
+    return LocalDataset(folder, manifest)
+
+
+def _checked(folder: Path, entry: Entry, verified: VerifiedFiles, *, again: bool) -> bool:
+    file = folder / entry["name"]
+    if verified.verify(entry, again=again):
+        return True
+    if not file.is_file():
+        raise UserError(f"{file} is missing; sync the dataset again")
+    if file.stat().st_size != entry["bytes"]:
+        raise UserError(
+            f"{file} has {file.stat().st_size} bytes, not {entry['bytes']} as in the manifest; "
+            "sync it again"
+        )
+    raise UserError(f"{file} does not match its checksum in the manifest; sync it again")
+
+
+@contextlib.contextmanager
+def syncing(folder: Path) -> Iterator[None]:
+    """Hold the folder's lock, which ends with this process; waits for another sync to end."""
+    with (folder / _LOCK).open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def is_syncing(folder: Path) -> bool:
+    """Whether a sync holds the folder's lock."""
+    try:
+        with (folder / _LOCK).open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
+
+
+def for_each_file(
+    files: Iterable[Entry], act: Callable[[Entry], bool], progress: FileProgress
+) -> list[Entry]:
+    """Call `act` for all files in parallel; return those for which it returned True."""
+    entries, acted, done, size = list(files), list[Entry](), 0, 0
+    pool = ThreadPoolExecutor(_NUM_THREADS)
+    try:
+        for entry, did in zip(entries, pool.map(act, entries), strict=True):
+            done, size = done + 1, size + entry["bytes"]
+            if did:
+                acted.append(entry)
+            progress(done, len(entries), size)
+    finally:
+        # After an error the files not yet begun are left alone.
+        pool.shutdown(cancel_futures=True)
+    return acted
+
+
+def parse_manifest(data: bytes, where: str) -> dict[str, Any]:
+    """Parse a manifest; UserError if it is invalid or names a file outside the dataset."""
+    try:
+        manifest = json.loads(data)
+        entries = manifest["files"]
+        names = [entry["name"] for entry in entries if entry["bytes"] >= 0 and entry["sha256"]]
+        meta = manifest["meta"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{where}: invalid {MANIFEST} ({error!r}); make it again") from error
+    if manifest.get("format") != 1 or not isinstance(meta, dict):
+        raise UserError(f"{where}: {MANIFEST} has an unknown format; make it again")
+    for name in names:
+        if Path(name).is_absolute() or ".." in Path(name).parts:
+            raise UserError(f"{where}: {MANIFEST} lists {name!r}, which is outside the dataset")
+    return dict(manifest)
