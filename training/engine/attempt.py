@@ -76,6 +76,7 @@ def run_attempt(options: RunOptions, job: Job, supervisor: Supervisor) -> int:
         if isinstance(lease, Head):
             return world.share((_report_ended(options.store, lease), run_config))[0]
         supervisor.last_resort.hold(lease)
+        supervisor.extra_time.hold(options.store, lease)
         world.share((None, run_config))
         context = _leading_context(options, supervisor, lease, world, key, began)
         return _lead(

@@ -100,8 +100,8 @@ class StageLoop:
     def _train(self) -> None:
         batches = self._fetch(self._position.stage_step)
         while True:
-            weight, must_stop = self._context.consensus.end_vote()
-            if must_stop or self._context.extra_time.is_granted:
+            vote = self._context.consensus.end_vote()
+            if vote.is_noticed:
                 self._answer_notice(self._next_seconds(batches))
             self._evaluate_if_due()
             if self._is_at_the_end:
@@ -111,7 +111,7 @@ class StageLoop:
             if self._position.step + 1 in self._skipped_steps:
                 self._skip()
             else:
-                self._step(batches, weight)
+                self._step(batches, vote.weight)
             self._save_if_due()
             batches = following
 

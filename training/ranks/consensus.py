@@ -4,12 +4,11 @@ Every method is called by all ranks in the same order. A single process decides 
 """
 
 import contextlib
-import logging
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from training.errors import DivergedError, Divergence, GoBackError
-from training.interruption.extra_time import watch_for_candidates
+from training.interruption.extra_time import NothingToSave
 from training.interruption.long_work import Work
 from training.interruption.notice import InterruptedRunError, Notice
 from training.interruption.supervisor import Supervisor
@@ -18,14 +17,13 @@ from training.record.events import Events
 from training.record.lease import Lease, LeaseLostError
 from training.store.protocol import Store
 
-_log = logging.getLogger(__name__)
-
 
 class Vote(NamedTuple):
     """What all ranks have agreed on at a boundary."""
 
     weight: float  # the sum over the ranks
-    must_stop: bool
+    is_noticed: bool  # a notice or shutdown has come, to any rank
+    must_stop: bool  # and no time is left for the work in progress
 
 
 class Consensus:
@@ -44,6 +42,7 @@ class Consensus:
         self._lease = lease
         self._store = store
         self._events = events
+        self._is_notice_taken = False
         self._divergence: Divergence | None = None  # that this rank has found
 
     def begin_vote(self, weight: float = 0.0) -> None:
@@ -72,7 +71,8 @@ class Consensus:
         if has_diverged:
             divergence, self._divergence = self._divergence, None
             raise GoBackError(divergence)
-        return Vote(weight, bool(must_stop))
+        is_noticed = bool(must_stop) or self._supervisor.extra_time.is_granted
+        return Vote(weight, is_noticed, bool(must_stop))
 
     @contextlib.contextmanager
     def noting_divergence(self) -> Iterator[None]:
@@ -94,23 +94,16 @@ class Consensus:
         In the extra time of a notice only work that was started with it in mind continues.
         """
         self.begin_vote()
-        must_stop = self.end_vote().must_stop
-        if must_stop or (self._supervisor.extra_time.is_granted and not may_use_extra_time):
+        vote = self.end_vote()
+        if vote.must_stop or (vote.is_noticed and not may_use_extra_time):
             raise InterruptedRunError(self.take_notice().cause)
 
     def stop_unless_time_for(self, work: Work) -> None:
         """As `stop_if_due`, but continue if `work`, which commits by itself, still fits."""
-        extra_time = self._supervisor.extra_time
         self.begin_vote()
-        if not self.end_vote().must_stop and not extra_time.is_granted:
-            return
-        seconds = self._supervisor.long_work.measured_seconds(work)
-        notice = None if extra_time.is_granted else self.take_notice()
-        if not self.all_agree(extra_time.would_allow(seconds, 0.0)):
-            raise InterruptedRunError(self.take_notice().cause)
-        if notice is not None:
-            _log.info("[notice] %.0f s left: %s after %s", notice.seconds_left, work, work)
-            self.continue_after(notice, 0.0)
+        if self.end_vote().is_noticed:
+            seconds = self._supervisor.long_work.measured_seconds(work)
+            self._supervisor.extra_time.answer(self, seconds, NothingToSave())
 
     def all_agree(self, is_in_favor: bool) -> bool:
         """Whether every rank is in favor."""
@@ -123,18 +116,14 @@ class Consensus:
         """
         self._supervisor.last_resort.stand_down()
         self._supervisor.interruption.tell("notice")  # no-op unless only another rank has it
-        notice, extra_time = self._supervisor.interruption.notice, self._supervisor.extra_time
+        notice = self._supervisor.interruption.notice
         assert notice is not None
-        if not extra_time.is_notice_taken:
-            extra_time.is_notice_taken = True
+        if not self._is_notice_taken:
+            self._is_notice_taken = True
             left = round(notice.seconds_left, 3)
             self._events.emit("notice", cause=notice.cause, seconds_left=left)
         return notice
 
-    def continue_after(self, notice: Notice, save_seconds: float) -> None:
-        """Use the time that is left; the last resort stops what takes longer."""
-        extra_time = self._supervisor.extra_time
-        extra_time.grant(save_seconds)
+    def leave_to_last_resort(self, notice: Notice) -> None:
+        """Have the last resort watch again: it stops what takes longer than the notice."""
         self._supervisor.last_resort.watch_again(notice)
-        if self._lease is not None:
-            watch_for_candidates(self._store, self._lease.head.generation, extra_time)
