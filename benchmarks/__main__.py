@@ -4,7 +4,7 @@ import argparse
 import json
 import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from benchmarks import (
     synth,
     walks,
 )
+from benchmarks.gpu import table as gpu
 from sizing.cli import tables
 
 
@@ -51,45 +52,46 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     loops = commands.add_parser("overhead", help="a step of our loop beside a bare PyTorch loop")
     loops.add_argument("--rounds", type=int, default=5, help="alternating, default: %(default)s")
     loops.add_argument("--width", type=int, default=60_000, help="of the model; sets the step time")
+    device = commands.add_parser("gpu", help="what only a GPU can say, in one call")
+    device.add_argument("--cpu", action="store_true", help="a dry run without one, tiny sizes")
+    device.add_argument("--seconds", type=float, default=450.0, help="default: %(default)s")
+    device.add_argument("--only", nargs="+", default=[], metavar="NAME", help="default: all of it")
     ways = commands.add_parser("walks", help="files and functions of a start, a save, a notice")
-    for command in (ours, start, policies, hours, saves, plans, cached, loops, ways):
+    for command in (ours, start, policies, hours, saves, plans, cached, loops, device, ways):
         command.add_argument("--json", action="store_true", help="print JSON instead of tables")
     return parser.parse_args(arguments)
+
+
+# By command: what gives its rows.
+_MEASURES: Mapping[str, Callable[[argparse.Namespace], Sequence[dict[str, Any]]]] = {
+    "synth": lambda given: synth.measure(rounds=given.rounds),
+    "boot": lambda given: boot.measure(machines=given.machines),
+    "simulate": lambda given: spot.measure(folder=given.traces, num_starts=given.starts),
+    "forecast": lambda given: forecast.measure(folder=given.traces, num_starts=given.starts),
+    "checkpoint": lambda given: checkpoint.columns(
+        checkpoint.measure(rounds=given.rounds, megabytes=given.megabytes, folder=given.folder)
+    ),
+    "plan": lambda given: plan.measure(calls=given.calls),
+    "cached": lambda given: cached_features.measure(rounds=given.rounds, clips=given.clips),
+    "overhead": lambda given: overhead.measure(rounds=given.rounds, width=given.width),
+    "gpu": lambda given: gpu.measure(seconds=given.seconds, cpu=given.cpu, only=given.only),
+    "walks": lambda given: walks.measure(),
+}
 
 
 def main() -> int:
     """Run one benchmark and print what it measured."""
     arguments = parse_arguments()
-    if arguments.command == "synth":
-        rows = synth.measure(rounds=arguments.rounds)
-    elif arguments.command == "cached":
-        rows = cached_features.measure(rounds=arguments.rounds, clips=arguments.clips)
-    elif arguments.command == "overhead":
-        rows = overhead.measure(rounds=arguments.rounds, width=arguments.width)
-    elif arguments.command == "walks":
-        rows = walks.measure()
-    elif arguments.command == "plan":
-        rows = plan.measure(calls=arguments.calls)
-    elif arguments.command in ("simulate", "forecast"):
-        replayed = spot if arguments.command == "simulate" else forecast
-        try:
-            rows = replayed.measure(folder=arguments.traces, num_starts=arguments.starts)
-        except ValueError as error:
-            print(error, file=sys.stderr)
-            return 2
-        if not arguments.json:
-            tables.show(rows, title=machine())
-            tables.show(spot.count(arguments.traces))
-            return 0
-    elif arguments.command == "checkpoint":
-        found = checkpoint.measure(
-            rounds=arguments.rounds, megabytes=arguments.megabytes, folder=arguments.folder
-        )
-        rows = checkpoint.columns(found)
-    else:
-        rows = boot.measure(machines=arguments.machines)
+    try:
+        rows = _MEASURES[arguments.command](arguments)
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 2
     if arguments.json:
         print(json.dumps({"machine": machine(), "rows": rows}, indent=2))
+    elif arguments.command in ("simulate", "forecast"):
+        tables.show(rows, title=machine())
+        tables.show(spot.count(arguments.traces))
     else:
         show(arguments.command, rows)
     return 0

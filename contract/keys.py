@@ -3,6 +3,8 @@
 The scripts of userdata/ and the Guard's one file spell them out; tests compare them with these.
 """
 
+import re
+
 HEAD = "head.json"  # the lease and the list of committed checkpoints
 CONFIG = "config.json"  # written once, the truth for the run
 RECEIPT = "receipt.json"
@@ -21,6 +23,9 @@ ARTIFACTS = "artifacts/"  # derived data; also beside runs/ where runs share it
 RUNS = "runs/"
 # In a dataset's prefix.
 MANIFEST = "manifest.json"
+
+# What a checkpoint's name may be: names read from a head are deleted by.
+CHECKPOINT_NAME = re.compile(r"[0-9]{8,}-g(?P<generation>[0-9]{4,})-[0-9a-f]+")
 
 
 def checkpoint_prefix(name: str) -> str:

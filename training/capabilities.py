@@ -3,7 +3,7 @@
 A command that needs a missing one says which, and why.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -11,7 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 from torch import nn
 
 from training.sources import SourceFile
-from training.workload import Batch, Partial, Progress
+from training.workload import Batch, Loss, Partial, Progress
 
 
 @runtime_checkable
@@ -48,6 +48,22 @@ class HasExample(Protocol):
 
 
 @runtime_checkable
+class HasSurrogate(Protocol):
+    """A Train stage whose loss reads data, with a step that can be measured (`measure`).
+
+    A loss reads data if it computes on the host (`.numpy()`, a matcher) or if shapes depend on
+    values (`bincount`, boolean masks, an MoE that drops nothing): there are none when it is
+    measured. Runs, and the trials of the ladder, make the real step.
+    """
+
+    def surrogate(self, m: nn.Module, b: Batch) -> Loss:
+        """A loss of the same memory and FLOPs as `loss` on the batch of `example`, by shapes alone.
+
+        For instance with the matches, or the tokens per expert, that take the most memory.
+        """
+
+
+@runtime_checkable
 class HasShards(Protocol):
     """A Train stage that names the blocks of its model to gather and free one at a time.
 
@@ -59,6 +75,19 @@ class HasShards(Protocol):
 
         Outside a block's own forward its parameters are slices: the loss must not read them.
         """
+
+
+@runtime_checkable
+class HasShapeKey(Protocol):
+    """A Train stage with `compile_mode` that says for which batches code is compiled anew.
+
+    Without it that is expected of batches of another shape: their first step is long work, which a
+    copy of the state is staged for and which is not begun after a notice. Uncompiled, every shape
+    is as good as another.
+    """
+
+    def shape_key(self, b: Batch) -> Hashable:
+        """What the compiled code depends on, such as the bucket of the images' size."""
 
 
 @runtime_checkable

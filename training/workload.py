@@ -72,7 +72,11 @@ class Dataset(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prior:
-    """The committed result of the last Train stage, read from the store (never from memory)."""
+    """The committed result of the last Train stage, read from the store (never from memory).
+
+    Its tensors are there for a Prepare stage, and for a Train stage until it has started: then
+    their memory is freed.
+    """
 
     stage: str
     step: int  # global over the run's Train stages
@@ -109,7 +113,8 @@ class Settings:
     `warmup_steps`, then constant, or along half a cosine down to `final_lr_fraction` at the stage's
     last step. A step takes `global_batch` samples over all ranks, in micro-batches of
     `micro_batch`; the last step of an epoch takes the remainder, so every sample is seen exactly
-    once per epoch. Evaluation runs on split "validation" every `evaluate_every_epochs` epochs (0:
+    once per epoch. A step whose batches weigh 0, such as images without objects, is a step like any
+    other (`Loss`). Evaluation runs on split "validation" every `evaluate_every_epochs` epochs (0:
     only at the end) and always at the end of the stage; the checkpoint with the best
     `best_metric` is kept.
 
@@ -187,8 +192,9 @@ class Loss:
     """A micro-batch's loss, in the form that accumulation needs.
 
     The step's loss is (sum of all `total`) / (sum of all `Train.weight`) + (mean over micro-batches
-    of `mean`). `metrics` are (sum, count) pairs, added up over micro-batches and logged as sum /
-    count.
+    of `mean`). In a step that weighs 0 over all micro-batches and ranks the first term is 0, and so
+    is its gradient; the optimizer steps as usual, with its momentum and weight decay. `metrics` are
+    (sum, count) pairs, added up over micro-batches and logged as sum / count.
     """
 
     total: Tensor  # scalar, differentiable: summed over what `weight` counts, not averaged
@@ -264,7 +270,7 @@ class Train(Protocol):
         """Samples of split "train" or "validation"."""
 
     def weight(self, b: Batch) -> float:
-        """What to divide the loss by (tokens, images, boxes), known before forward."""
+        """What to divide the loss by (tokens, images, boxes), known before forward; 0: nothing."""
 
     def loss(self, m: nn.Module, b: Batch, step: int) -> Loss:
         """Forward in train mode; `step` counts within the stage from 0."""

@@ -41,7 +41,7 @@ HOOKS: dict[str, Callable[[int], None]] = {}
 LOSSES: dict[str, Callable[[int, Tensor], Tensor]] = {}
 
 
-def _reached(place: str, number: int) -> None:
+def reached(place: str, number: int) -> None:
     if place in HOOKS:
         HOOKS[place](number)
 
@@ -83,7 +83,7 @@ class Doubled:
         return f"doubled-{i.seed}-{i.dataset.fingerprint[:16]}"
 
     def make(self, i: Inputs, shard: int) -> Mapping[str, Tensor]:
-        _reached("shard", shard)
+        reached("shard", shard)
         time.sleep(i.config.step_seconds)
         x = load_file(i.dataset.file("x.safetensors"))["x"]
         first = shard * len(x) // self.num_shards
@@ -176,7 +176,7 @@ class TinyTrain:
         return float(len(b["y"]))
 
     def loss(self, m: nn.Module, b: Batch, step: int) -> Loss:
-        _reached(self.name, step)
+        reached(self.name, step)
         time.sleep(self.config.step_seconds)
         total = F.cross_entropy(m(b["x"]), b["y"], reduction="sum")
         if step == self.config.nan_at_step:
@@ -189,7 +189,7 @@ class TinyTrain:
         return Loss(total=total, mean=1e-4 * norm, metrics={"norm": (norm.detach(), 1)})
 
     def evaluate(self, m: nn.Module, b: Batch) -> Partial:
-        _reached(f"{self.name}-evaluation", len(b["y"]))
+        reached(f"{self.name}-evaluation", len(b["y"]))
         time.sleep(self.config.step_seconds)
         correct = (m(b["x"]).argmax(1) == b["y"]).sum().item()
         return Partial(sums={"accuracy": (correct, self.weight(b))})

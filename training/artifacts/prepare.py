@@ -6,7 +6,6 @@ and writers of the same shard do not collide. The index, written last and once, 
 
 import json
 import logging
-import os
 import random
 import re
 import time
@@ -26,6 +25,7 @@ from training.ranks.context import AttemptContext
 from training.ranks.world import World
 from training.report.progress import ProgressBar
 from training.store.protocol import PreconditionFailedError, Store, StoreError
+from training.store.unfinished import UnfinishedFile, sweep
 from training.store.verified import sha256_of
 from training.workload import Inputs, Prepare
 
@@ -54,13 +54,18 @@ def ensure_artifact(
     prefix = artifact_prefix(key)
     world = context.world
     cache = context.scratch / "artifacts" / key
-    there = world.share(_shards_there(context.store, prefix, cache) if world.leads else None)
+    there = None
+    if world.leads:
+        there = _shards_there(context.store, prefix, stage.num_shards, cache)
+    there = world.share(there)
     if there is None:
         _log_once(world, f"[{stage.name}] artifact {key} is complete")
         return key
     num_reused = len(there)
     shared = SharedArtifacts(context.artifacts, stage, key, context.numerics)
     is_shared = shared.is_used
+    if world.leads:
+        shared.sweep()
     num_shared = _fill(context, stage, inputs_of(), shared, prefix, there)
     if world.leads:
         _write_index(context.store, prefix, key, [there[k] for k in range(stage.num_shards)])
@@ -109,11 +114,12 @@ def open_artifact(store: Store, key: str, cache: Path) -> Sequence[Mapping[str, 
     """The shards in order, memory mapped from verified files in the local cache."""
     prefix = artifact_prefix(key)
     found = store.get(prefix + INDEX)
-    if found is None:
+    try:
+        shards = _parse_index(found.data if found else b"")
+    except (ValueError, KeyError, TypeError) as error:
         raise StoreError(
-            f"{store.uri}/{prefix}{INDEX} is missing; delete the folder to make it again"
-        )
-    shards: list[dict[str, Any]] = json.loads(found.data)["shards"]
+            f"{store.uri}/{prefix}{INDEX} is missing or damaged; the next attempt makes it again"
+        ) from error
     folder = cache / key
     folder.mkdir(parents=True, exist_ok=True)
     with ThreadPoolExecutor(8) as pool:
@@ -121,11 +127,14 @@ def open_artifact(store: Store, key: str, cache: Path) -> Sequence[Mapping[str, 
     return [load_file(result.result()) for result in results]
 
 
-def _shards_there(store: Store, prefix: str, cache: Path) -> dict[int, dict[str, Any]] | None:
+def _shards_there(
+    store: Store, prefix: str, num_shards: int, cache: Path
+) -> dict[int, dict[str, Any]] | None:
     """Fetch and verify the stored shards; None if the artifact is complete."""
-    indexed = _indexed(store, prefix)
+    indexed = _indexed(store, prefix, num_shards)
     entries = indexed if indexed is not None else list(_listed(store, prefix))
     cache.mkdir(parents=True, exist_ok=True)
+    sweep(cache)
 
     def is_valid(entry: Mapping[str, Any]) -> bool:
         try:
@@ -146,14 +155,29 @@ def _shards_there(store: Store, prefix: str, cache: Path) -> dict[int, dict[str,
     return there
 
 
-def _indexed(store: Store, prefix: str) -> list[dict[str, Any]] | None:
-    """The entries of the index; None if it is missing or unreadable."""
+def _indexed(store: Store, prefix: str, num_shards: int) -> list[dict[str, Any]] | None:
+    """The entries of the index; None if it is missing or damaged."""
     found = store.get(prefix + INDEX)
+    if found is None:
+        return None
     try:
-        return None if found is None else list(json.loads(found.data)["shards"])
+        shards = _parse_index(found.data)
+        if len(shards) != num_shards:
+            raise ValueError(f"it lists {len(shards)} shards of {num_shards}")
     except (ValueError, KeyError, TypeError) as error:
         _log.warning(f"[artifact] {store.uri}/{prefix}{INDEX} is damaged ({error}); rewriting it")
         return None
+    return shards
+
+
+def _parse_index(data: bytes) -> list[dict[str, Any]]:
+    """The entries of an index; ValueError, KeyError or TypeError for one that was not written."""
+    shards: list[dict[str, Any]] = json.loads(data)["shards"]
+    for number, shard in enumerate(shards):
+        match = SHARD.fullmatch(shard["name"])
+        if not match or (int(match["shard"]), match["sha256"]) != (number, shard["sha256"]):
+            raise ValueError(f"{shard['name']!r} is not shard {number}")
+    return shards
 
 
 def _listed(store: Store, prefix: str) -> Iterator[dict[str, Any]]:
@@ -232,10 +256,9 @@ def _cached(store: Store, prefix: str, shard: Mapping[str, Any], folder: Path) -
     path = folder / str(shard["name"])
     if path.is_file() and sha256_of(path) == shard["sha256"]:
         return path
-    # Several ranks may read into the same folder.
-    part = path.with_suffix(f".{os.getpid()}.part")
-    for _ in range(_READS):
-        store.get_file(prefix + path.name, part)
-        if sha256_of(part) == shard["sha256"]:
-            return part.replace(path)
+    with UnfinishedFile(path) as unfinished:
+        for _ in range(_READS):
+            store.get_file(prefix + path.name, unfinished.path)
+            if sha256_of(unfinished.path) == shard["sha256"]:
+                return unfinished.place()
     raise DamagedShardError(f"{store.uri}/{prefix}{path.name} does not match its checksum")

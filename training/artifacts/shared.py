@@ -18,6 +18,7 @@ from training.artifact_key import artifact_key
 from training.capabilities import IsShareable
 from training.code_fingerprint import code_fingerprint
 from training.store.protocol import Store, StoreError
+from training.store.unfinished import UnfinishedFile
 from training.store.verified import sha256_of
 from training.workload import Prepare
 
@@ -64,14 +65,20 @@ class SharedArtifacts:
         return None
 
     def _fetch(self, store: Store, match: re.Match[str], folder: Path) -> Path | None:
-        folder.mkdir(parents=True, exist_ok=True)
-        part = folder / f"{match[0]}.part"
-        store.get_file(self._prefix + match[0], part)
-        if sha256_of(part) == match["sha256"]:
-            return part.replace(folder / match[0])
-        part.unlink()
+        with UnfinishedFile(folder / match[0]) as unfinished:
+            store.get_file(self._prefix + match[0], unfinished.path)
+            if sha256_of(unfinished.path) == match["sha256"]:
+                return unfinished.place()
         _log.warning(f"[shared] {store.uri}/{self._prefix}{match[0]} does not match its checksum")
         return None
+
+    def sweep(self) -> None:
+        """Delete what runs that were killed have left unfinished."""
+        if self._store is not None:
+            try:
+                self._store.sweep(self._prefix)
+            except StoreError as error:
+                _log.warning(f"[shared] {error}; the next run sweeps")
 
     def publish(self, path: Path) -> None:
         """Upload a shard for other runs; equal bytes have equal names, so no writers conflict."""

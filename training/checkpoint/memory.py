@@ -1,13 +1,20 @@
 """Host memory: how much is free, and large blocks for copies of a state. Imports torch only."""
 
+import contextlib
+import logging
 import mmap
+import os
 import resource
 import weakref
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+
+_log = logging.getLogger(__name__)
 
 _MEMINFO = Path("/proc/meminfo")
 _STATUS = Path("/proc/self/status")
@@ -74,22 +81,58 @@ def view_of(block: Tensor) -> memoryview:
 def allocate(size: int, device: torch.device) -> Tensor:
     """Allocate bytes on the host, aligned to a page; page-locked for copies from a GPU.
 
-    The memory is returned to the system with the tensor. Page-locked memory from `torch.empty`
-    would be rounded up to a power of two, too much for a copy of a whole state.
+    The memory is returned to the system with the tensor, and forked children have none of it.
+    Page-locked memory from `torch.empty` would be rounded up to a power of two, too much for a copy
+    of a whole state.
     """
     # At least one byte: a mapping cannot be empty.
     block = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if size >= _HUGE_PAGE and hasattr(mmap, "MADV_HUGEPAGE"):
         block.madvise(mmap.MADV_HUGEPAGE)
+    if hasattr(mmap, "MADV_DONTFORK"):
+        # The kernel copies page-locked memory at a fork: into every loader worker, a whole state.
+        block.madvise(mmap.MADV_DONTFORK)
     tensor = torch.frombuffer(block, dtype=torch.uint8)[:size]
-    if device.type == "cuda":
-        runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-        address = tensor.data_ptr()
-        if int(runtime.cudaHostRegister(address, max(size, 1), 0)) == 0:
-            # `block` stays mapped until it is unregistered: the finalizer references it.
-            weakref.finalize(tensor, _unregister, runtime, address, block)
+    unlock = _lock(tensor.data_ptr(), max(size, 1), device) if device.type == "cuda" else None
+    # `block` stays mapped until it is unlocked: the finalizer references it.
+    weakref.finalize(tensor, _release, block, os.getpid(), unlock)
     return tensor
 
 
-def _unregister(runtime: object, address: int, block: mmap.mmap) -> None:
-    runtime.cudaHostUnregister(address)  # type: ignore[attr-defined]
+# Blocks of the process that this one was forked from; nothing of them is mapped here.
+_not_mapped_here: list[mmap.mmap] = []
+
+
+def _release(block: mmap.mmap, owner: int, unlock: Callable[[], None] | None) -> None:
+    if os.getpid() != owner:
+        # Unmapping it would hit whatever this forked child has at these addresses by now.
+        _not_mapped_here.append(block)
+    elif unlock is not None:
+        unlock()
+
+
+def _lock(address: int, size: int, device: torch.device) -> Callable[[], None] | None:
+    """Page-lock memory and return how to undo it; None, with a warning, if that is refused."""
+    # A new thread's device is GPU 0, where every rank would open a context.
+    with torch.cuda.device(device):
+        runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        error = runtime.cudaHostRegister(address, size, 0)
+        if int(error) == 0:
+            return partial(_unlock, address, device)
+        # CUDA keeps the error for the next check of a kernel's launch. That shall be this one.
+        with contextlib.suppress(RuntimeError):
+            torch.ones(1, device=device)
+    why = runtime.cudaGetErrorString(error)
+    _log.warning(
+        "[memory] %d MB of host memory could not be page-locked (%s); copies from the GPU to it "
+        "take longer",
+        size // 10**6,
+        why,
+    )
+    return None
+
+
+def _unlock(address: int, device: torch.device) -> None:
+    with torch.cuda.device(device):
+        runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        runtime.cudaHostUnregister(address)

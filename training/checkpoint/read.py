@@ -1,7 +1,8 @@
 """Reading checkpoints: safetensors files and one JSON, with checksums in the head; no pickle.
 
 A checkpoint is valid if the head names it and its checksums match; the newest valid one is read,
-and each one passed over is reported with the reason.
+and each one passed over is reported with the reason. One that the store refuses to read is passed
+over too, but only for an older one: it may be whole, so nothing starts anew because of it.
 """
 
 import json
@@ -22,7 +23,7 @@ from training.checkpoint.slices import SLICES, Slice, Sliced, copy_overlap, loca
 from training.checkpoint.state import STATE
 from training.checkpoint.transfer import receive
 from training.record.checkpoint_entry import CheckpointEntry, FileEntry
-from training.store.protocol import Store
+from training.store.protocol import Store, StoreError
 
 _log = logging.getLogger(__name__)
 
@@ -40,8 +41,12 @@ class DamagedCheckpointError(RuntimeError):
 class Snapshot:
     """The content of a checkpoint: tensors by part, on the CPU, and the JSON state."""
 
-    tensors: Mapping[str, Mapping[str, Tensor]]  # part -> name -> tensor in its own memory
+    tensors: dict[str, dict[str, Tensor]]  # part -> name -> tensor in its own memory
     state: Mapping[str, Any]
+
+    def take(self, part: str) -> dict[str, Tensor]:
+        """Hand over a part's tensors: whoever holds the snapshot holds them no longer."""
+        return self.tensors.pop(part)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,10 +68,10 @@ def read_checkpoint(
 
 
 def read_twice(entry: CheckpointEntry, read: Callable[[], S]) -> S:
-    """Read a checkpoint or a part of it; if it is damaged, once more, and then raise."""
+    """Read a checkpoint or a part of it; if that fails, once more, and then raise."""
     try:
         return read()
-    except DamagedCheckpointError as error:
+    except (DamagedCheckpointError, StoreError) as error:
         _log.warning(f"[read] checkpoint {entry.name}: {error}; reading it again")
         return read()
 
@@ -194,15 +199,26 @@ def newest_valid(
     entries: Sequence[CheckpointEntry],
     read: Callable[[Store, CheckpointEntry], S] = read_checkpoint,  # type: ignore[assignment]
 ) -> tuple[Loaded[S] | None, tuple[tuple[str, str], ...]]:
-    """The newest checkpoint whose checksums match, and those passed over as (name, why)."""
+    """The newest checkpoint whose checksums match, and those passed over as (name, why).
+
+    StoreError if none is valid and the store refused one of them, which may be whole.
+    """
     passed_over: list[tuple[str, str]] = []
+    refused: list[StoreError] = []
     for entry in reversed(entries):
         try:
             snapshot = read(store, entry)
-        except DamagedCheckpointError as error:
+        except (DamagedCheckpointError, StoreError) as error:
             passed_over.append((entry.name, str(error)))
+            if isinstance(error, StoreError):
+                refused.append(error)
             continue
         return Loaded(entry=entry, snapshot=snapshot), tuple(passed_over)
+    if refused:
+        raise StoreError(
+            f"no checkpoint of {store.uri} can be read: {refused[0]}; "
+            "the run is kept, start again once they can be read"
+        )
     return None, tuple(passed_over)
 
 

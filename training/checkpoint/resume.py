@@ -5,7 +5,6 @@ otherwise rank 0 reads the checkpoint and sends it to the others.
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import TypeAlias
 
 from training.checkpoint.read import (
@@ -22,7 +21,7 @@ from training.checkpoint.slices import SLICES
 from training.ranks.context import AttemptContext
 from training.record.checkpoint_entry import CheckpointEntry
 from training.record.position import Position
-from training.store.protocol import Store
+from training.store.protocol import Store, StoreError
 
 AnySnapshot: TypeAlias = Snapshot | ShardedSnapshot
 
@@ -34,26 +33,22 @@ def find_newest(
 ) -> tuple[Loaded[AnySnapshot] | None, Sequence[tuple[str, str]]]:
     """On rank 0: the newest valid checkpoint, and those passed over as (name, reason).
 
-    `verify_beginning` raises DamagedCheckpointError if the stage end that the checkpoint's stage
-    started from is damaged. The other ranks are in `follow` meanwhile.
+    `verify_beginning` raises DamagedCheckpointError or StoreError if the stage end that the
+    checkpoint's stage started from cannot be used. The other ranks are in `follow` meanwhile.
     """
-    entries, passed_over = context.lease.head.checkpoints, list[tuple[str, str]]()
-    read = partial(_read, context, is_sharded)
-    while True:
-        loaded, damaged = newest_valid(context.store, entries, read)
-        passed_over += damaged
-        if loaded is None:
-            break
-        entries = entries[: entries.index(loaded.entry)]
+
+    def read(store: Store, entry: CheckpointEntry) -> AnySnapshot:
+        snapshot = _read(context, is_sharded, store, entry)
         try:
-            if loaded.entry.kind != "stage-end":
-                verify_beginning(Position.from_json(loaded.snapshot.state["position"]))
-        except DamagedCheckpointError as error:
-            passed_over.append((loaded.entry.name, f"{error}, and its stage started from there"))
-            continue
-        break
+            if entry.kind != "stage-end":
+                verify_beginning(Position.from_json(snapshot.state["position"]))
+        except (DamagedCheckpointError, StoreError) as error:
+            raise type(error)(f"{error}, and its stage started from there") from error
+        return snapshot
+
+    found = newest_valid(context.store, context.lease.head.checkpoints, read)
     context.world.share(None)
-    return loaded, passed_over
+    return found
 
 
 def follow(context: AttemptContext) -> ShardedSnapshot | None:
@@ -94,7 +89,9 @@ def _read(
     world = context.world
     world.share((entry, state, slices))
     snapshot = ShardedSnapshot(store, entry, state, slices)
-    damaged = [text for text in world.gather(snapshot.verify(world.rank, world.size)) if text]
-    if damaged:
-        raise DamagedCheckpointError(damaged[0])
+    found = [one for one in world.gather(snapshot.verify(world.rank, world.size)) if one]
+    if found:
+        # Damage decides: what another rank could not read would not help.
+        worst = max(found, key=lambda problem: problem.is_damage)
+        raise (DamagedCheckpointError if worst.is_damage else StoreError)(worst.why)
     return snapshot

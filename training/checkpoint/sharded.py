@@ -6,7 +6,7 @@ reads them like any other checkpoint. Unsharded checkpoints can be read share by
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import PurePath
 from typing import Any
@@ -24,7 +24,7 @@ from training.checkpoint.read import (
 from training.checkpoint.slices import SLICES, Slice, is_first_holder, local_slice
 from training.checkpoint.state import STATE, LiveState
 from training.record.checkpoint_entry import CheckpointEntry, FileEntry
-from training.store.protocol import Store
+from training.store.protocol import Store, StoreError
 
 _OF_RANK = re.compile(r"\.rank-([0-9]+)\.safetensors$")
 
@@ -63,6 +63,14 @@ def merged(slices: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return whole
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShareProblem:
+    """Why a rank cannot use its part of a checkpoint."""
+
+    why: str
+    is_damage: bool  # or the store refused to read it
+
+
 class ShardedSnapshot:
     """A checkpoint of which each rank verifies some files and fills its share of a model."""
 
@@ -80,7 +88,7 @@ class ShardedSnapshot:
         self._files = {file.name: file for file in entry.files}
         self._kept: dict[str, dict[str, Tensor]] = {}
 
-    def verify(self, rank: int, size: int) -> str | None:
+    def verify(self, rank: int, size: int) -> ShareProblem | None:
         """Read and keep this rank's part of the files; return the first problem, if any.
 
         With as many ranks as wrote it, each reads exactly what it needs.
@@ -91,8 +99,9 @@ class ShardedSnapshot:
                 continue
             try:
                 self._kept[file.name] = read_twice(self._entry, partial(self._read, file.name))
-            except DamagedCheckpointError as error:
-                return str(error)
+            except (DamagedCheckpointError, StoreError) as error:
+                is_damage = isinstance(error, DamagedCheckpointError)
+                return ShareProblem(why=str(error), is_damage=is_damage)
         return None
 
     def names(self, part: str) -> frozenset[str]:

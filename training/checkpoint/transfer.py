@@ -128,7 +128,8 @@ def receive(store: Store, key: str, entry: FileEntry, place: Callable[[int, Tens
 
     def read_part(part: int) -> None:
         start, stop = part * size, min((part + 1) * size, entry.bytes)
-        block = torch.empty(stop - start, dtype=torch.uint8)
+        # Not torch.empty: its allocator would keep a block per thread to the end of the process.
+        block = allocate(stop - start, torch.device("cpu"))
         data = view_of(block)
         store.read_into(key, start, data)
         digests[part] = hashlib.sha256(data).digest()

@@ -90,6 +90,8 @@ def _torture(options: argparse.Namespace) -> int:
 def _command(name: str) -> Callable[[Any], int]:
     # Read when numpy is imported; its thread would be one too many for a process that forks.
     os.environ.update(OPENBLAS_NUM_THREADS="1", OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
+    # torch then counts GPUs without CUDA, which a fork of the process that called it cannot use.
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     try:
         module = importlib.import_module(f"{_PROOF}.{name}.command")
     except ModuleNotFoundError as error:

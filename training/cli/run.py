@@ -53,6 +53,7 @@ def _run(arguments: argparse.Namespace) -> int:
     )
     # Before anything slow is imported: a signal without a handler would end the process.
     supervisor.begin()
+    _let_segments_grow()
     if os.environ.get("TRAINING_LEADER"):
         end_with_rank_0()
     if os.environ.get("RANK", "0") != "0":
@@ -65,6 +66,16 @@ def _run(arguments: argparse.Namespace) -> int:
         if arguments.scratch is None:
             shutil.rmtree(scratch, ignore_errors=True)
         supervisor.close()
+
+
+def _let_segments_grow() -> None:
+    """Set how torch allocates on a GPU, for this process, its ranks and trials; a user's own wins.
+
+    With fixed segments, batches of several shapes leave gaps that no later tensor fits.
+    """
+    # The second name is torch's older one, which it still reads, and first.
+    if not os.environ.keys() & {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}:
+        os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
 
 
 def _train(arguments: argparse.Namespace, supervisor: Supervisor, scratch: Path) -> int:

@@ -6,10 +6,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.optim import Optimizer
 
 from training.checkpoint.read import Snapshot
 from training.checkpoint.sharded import ShardedSnapshot
@@ -17,8 +15,10 @@ from training.checkpoint.slices import is_sharded as has_shards
 from training.checkpoint.state import LiveState, flatten_state, unflatten_state
 from training.engine.batches import MicroBatch, micro_batch_of
 from training.engine.ema import MovingAverage
+from training.engine.optimizer_state import create_optimizer_state, load_optimizer_state
 from training.engine.parallel import broadcast_from_rank_0, is_sharded, parallel
 from training.engine.precision import Scaling, autocast
+from training.engine.prior import release_prior
 from training.engine.scalars import Scalars
 from training.engine.stage_checks import checked_optimizer, checked_start, checked_weight
 from training.errors import RunFailedError, UserError
@@ -85,8 +85,9 @@ class Learner:
             self.start = checked_start(stage, stage.start(model, inputs))
             if self.start.failures:
                 raise RunFailedError(f"stage {stage.name!r} cannot start: {self.start.failures[0]}")
-        elif isinstance(snapshot, Snapshot):
-            model.load_state_dict(dict(snapshot.tensors["model"]))
+        release_prior(inputs)
+        if isinstance(snapshot, Snapshot):
+            model.load_state_dict(snapshot.take("model"))
         if not self.is_sharded:
             model = model.to(inputs.device)
         elif snapshot is None:
@@ -99,11 +100,11 @@ class Learner:
         if isinstance(snapshot, ShardedSnapshot):
             self._fill(snapshot)
             return
-        state = unflatten_state(snapshot.state["optimizer"], snapshot.tensors["optimizer"])
-        self._optimizer.load_state_dict(state)
+        state = unflatten_state(snapshot.state["optimizer"], snapshot.take("optimizer"))
+        load_optimizer_state(self._optimizer, state)
         self._scaling.load(snapshot.state.get("scaler", {}))
         if self._average is not None:
-            self._average.load(snapshot.tensors["ema"])
+            self._average.load(snapshot.take("ema"))
 
     def _fill(self, snapshot: ShardedSnapshot) -> None:
         """Fill this rank's share of the state in place."""
@@ -119,7 +120,7 @@ class Learner:
             parts["ema"] = self._average.tensors
         snapshot.fill(parts)
         skeleton = snapshot.state["optimizer"]
-        self._optimizer.load_state_dict(unflatten_state(skeleton, parts["optimizer"]))
+        load_optimizer_state(self._optimizer, unflatten_state(skeleton, parts["optimizer"]))
         self._scaling.load(snapshot.state.get("scaler", {}))
 
     def capture(self, position: Mapping[str, Any]) -> LiveState:
@@ -165,7 +166,8 @@ class Learner:
             with self._parallel.reducing(place == len(batches) - 1):
                 with autocast(self._settings.precision, self._inputs.device):
                     loss, mean, metrics = self._parallel.losses(batch, step)
-                    loss = loss / weight
+                    # 0 / 0 is no number: what weighs nothing has no gradient either.
+                    loss = loss / weight if weight else loss * 0.0
                     if mean is not None:
                         loss = loss + mean / num_micro_batches
                     if not micro.counts:
@@ -257,17 +259,3 @@ def schedule_factor(settings: Settings, step: int, num_steps: int) -> float:
     done = (step - settings.warmup_steps) / max(1, num_steps - 1 - settings.warmup_steps)
     low = settings.final_lr_fraction
     return low + (1 - low) * 0.5 * (1 + math.cos(math.pi * min(done, 1.0)))
-
-
-def create_optimizer_state(optimizer: Optimizer) -> None:
-    """Make the optimizer create all state that a step creates, so that it can be filled in place.
-
-    It takes a step with zero gradients: which state there is, and how it is sharded, is its own
-    business. The values, and those of the weights, are to be overwritten.
-    """
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if parameter.requires_grad:
-                parameter.grad = torch.zeros_like(parameter)
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)

@@ -7,7 +7,7 @@ and before anything of that step is published.
 
 import logging
 import math
-from collections.abc import Container, Hashable, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 
 from training.checkpoint.checkpointer import Checkpointer
@@ -21,7 +21,7 @@ from training.engine.learner import Learner, StepResult
 from training.engine.loader import Loader
 from training.engine.pace import Pace, StepTime
 from training.engine.step_log import StepLog
-from training.engine.trees import tensor_shapes, to_device
+from training.engine.trees import CompiledShapes, to_device
 from training.errors import RunFailedError
 from training.interruption.long_work import Work
 from training.interruption.notice import InterruptedRunError
@@ -69,7 +69,7 @@ class StageLoop:
         )
         self._unread: tuple[Position, StepResult, StepTime] | None = None
         self._pace = Pace()
-        self._shapes_seen: set[Hashable] = set()
+        self._compiled = CompiledShapes(stage)
         self._policy = CheckpointPolicy(
             context,
             checkpointer,
@@ -95,6 +95,8 @@ class StageLoop:
         with self._context.consensus.noting_divergence():
             self._policy.save_stage_end(self._position)
         self._context.consensus.go_back_if_diverged()
+        # It and this loop hold each other, and with them the model until the next collection.
+        del self._policy
         return self._position
 
     def _train(self) -> None:
@@ -161,11 +163,11 @@ class StageLoop:
         self._position = replace(before, stage_step=before.stage_step + 1, step=before.step + 1)
 
     def _work(self, batches: Sequence[tuple[MicroBatch, Batch]]) -> Work:
-        shapes = tensor_shapes([batch for _, batch in batches])
-        if shapes in self._shapes_seen:
+        is_known = self._compiled.have(batch for _, batch in batches)
+        self._compiled.add(batch for _, batch in batches)
+        if is_known:
             return "step"
-        self._shapes_seen.add(shapes)
-        return "new shape" if self._settings.compile_mode is None else "compilation"
+        return "first step" if self._settings.compile_mode is None else "compilation"
 
     def _read(self) -> None:
         """Read and record the numbers of the last step, before anything of it is published."""
@@ -195,7 +197,7 @@ class StageLoop:
             return self._context.supervisor.long_work.measured_seconds("evaluation")
         if self._is_at_the_end:
             return 0.0  # only the commit of the stage end is left
-        is_known = tensor_shapes([batch for _, batch in batches]) in self._shapes_seen
+        is_known = self._compiled.have(batch for _, batch in batches)
         return self._pace.longest_seconds if is_known else None
 
     @property

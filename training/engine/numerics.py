@@ -12,17 +12,26 @@ def configure(*, num_threads: int, deterministic: bool, local_rank: int = 0) -> 
     """Set threads and determinism before any work; return this process's device."""
     torch.set_num_threads(num_threads)
     torch.use_deterministic_algorithms(deterministic)
+    # It makes a read of memory that nothing was written to repeatable, at the price of filling all
+    # memory twice. `check` and `torture` find such a read: two equal runs would differ.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     if deterministic:
         # cuBLAS reads it with its first handle; without it torch refuses matrix products.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         # Otherwise Inductor chooses kernels by timing them.
         os.environ.setdefault("TORCHINDUCTOR_DETERMINISTIC", "1")
         torch.backends.cudnn.benchmark = False
+    device = device_of(local_rank)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    return device
+
+
+def device_of(local_rank: int) -> torch.device:
+    """The GPU of a rank of this machine, or the CPU; starts nothing on it."""
     if not torch.cuda.is_available():
         return torch.device("cpu")
-    device = torch.device("cuda", local_rank)
-    torch.cuda.set_device(device)
-    return device
+    return torch.device("cuda", local_rank)
 
 
 def numerics_key(
@@ -42,6 +51,7 @@ def numerics_key(
         "deterministic": deterministic,
         "stages": {name: dict(values) for name, values in stages.items()},
         "code": code,
+        "float32": _float32_precision(device),
     }
     if device.type == "cuda":
         key |= {
@@ -53,6 +63,22 @@ def numerics_key(
     else:
         key |= {"cpu_capability": torch.backends.cpu.get_cpu_capability()}
     return key
+
+
+def _float32_precision(device: torch.device) -> dict[str, str]:
+    """What float32 is computed in: TF32 for one. "none" stands for torch's own choice.
+
+    Read by the names of torch 2.9 on, which know what was set by the older `allow_tf32` as well;
+    reading that one warns, or fails where the newer names were used.
+    """
+    backends: Any = torch.backends
+    layers = backends.cudnn if device.type == "cuda" else backends.mkldnn
+    products = backends.cuda.matmul if device.type == "cuda" else backends.mkldnn.matmul
+    return {
+        "matmul": products.fp32_precision,
+        "convolution": layers.conv.fp32_precision,
+        "recurrent": layers.rnn.fp32_precision,
+    }
 
 
 def _driver_version() -> str:

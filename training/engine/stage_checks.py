@@ -4,6 +4,7 @@ A wrong result is refused in one sentence with the method's name; otherwise it w
 traceback of torch or JSON far from the wrong line, or train nothing.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -65,10 +66,10 @@ def checked_weight(stage: Train, weight: Any, step: int) -> float:
     """Check the weight of a step's whole batch, by which its loss is divided."""
     if not isinstance(weight, int | float):
         raise _wrong(stage, "weight", weight, "a float that needs no device: float(len(labels))")
-    if not weight > 0:
+    if not 0 <= weight < math.inf:
         raise UserError(
             f"stage {stage.name!r}: the batches of step {step + 1} have the total weight {weight}, "
-            "by which their loss is divided; return what `loss` sums over, more than 0"
+            "by which their loss is divided; return what `loss` sums over, 0 if there is nothing"
         )
     return weight
 

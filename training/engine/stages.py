@@ -20,6 +20,7 @@ from training.checkpoint.schedule import Schedule
 from training.engine.job import Job
 from training.engine.loop import StageLoop
 from training.engine.parallel import is_sharded
+from training.engine.prior import PriorTensors
 from training.ranks.context import AttemptContext
 from training.record.checkpoint_entry import CheckpointEntry
 from training.record.position import Position
@@ -51,18 +52,21 @@ class StageSequence:
         self._opened: dict[str, Sequence[Mapping[str, Tensor]]] = {}
         self._skipped_steps: tuple[int, ...] = ()
         self._verified: tuple[CheckpointEntry, Snapshot] | None = None  # an end, read to resume
+        self._snapshot: AnySnapshot | None = None  # until the stage that resumes from it has it
 
     def run(self) -> None:
         """Resume from the newest valid checkpoint and train to the end of the run."""
         context = self._context
         if not context.world.leads:
             self._skipped_steps = context.world.share(())
-            self._train(None, *share_snapshot(context, None, follow(context)))
+            self._snapshot = follow(context)
+            self._train(None, self._shared(None))
             return
         self._skipped_steps = context.world.share(context.lease.head.skipped_steps)
-        position, snapshot = self._resume()
+        position = self._resume()
         context.lease.sweep()
-        spent = float(snapshot.state.get(SPENT_SECONDS, 0.0)) if snapshot else 0.0
+        state = self._snapshot.state if self._snapshot else {}
+        spent = float(state.get(SPENT_SECONDS, 0.0))
         schedule = Schedule(
             context.interval,
             position.best if position else {},
@@ -72,18 +76,20 @@ class StageSequence:
         checkpointer = Checkpointer(context, schedule, position)
         context.supervisor.last_resort.save_with(checkpointer)
         with closing(checkpointer):
-            position = self._train(checkpointer, *share_snapshot(context, position, snapshot))
+            position = self._train(checkpointer, self._shared(position))
         self._finish(position)
 
-    def _train(
-        self,
-        checkpointer: Checkpointer | None,
-        position: Position | None,
-        snapshot: AnySnapshot | None,
-    ) -> Position:
+    def _shared(self, position: Position | None) -> Position | None:
+        """Share the position and the snapshot that rank 0 has found."""
+        position, self._snapshot = share_snapshot(self._context, position, self._snapshot)
+        return position
+
+    def _train(self, checkpointer: Checkpointer | None, position: Position | None) -> Position:
+        names = [stage.name for stage in self._stages]
+        if position and (position.has_ended or position.stage not in names):
+            self._snapshot = None  # no stage resumes from it
         ended = set(position.results) if position else set()
         self._artifacts = dict(position.artifacts) if position else {}
-        names = [stage.name for stage in self._stages]
         for number, stage in enumerate(self._stages):
             if isinstance(stage, Prepare):
                 self._prepare(stage, names, number, position)
@@ -91,16 +97,24 @@ class StageSequence:
             if ended.intersection(names[number:]):
                 continue  # this stage, or one that was built on it, has ended
             self._context.consensus.stop_if_due()
-            inputs = self._inputs(position)
-            mine = snapshot if position and position.stage == stage.name else None
-            start = position if mine and position else self._begin(stage, position)
-            start = replace(start, artifacts=dict(self._artifacts))
-            position = StageLoop(
-                *(self._context, checkpointer, stage, inputs, start, mine), self._skipped_steps
-            ).run()
-            snapshot = None
+            position = self._train_stage(checkpointer, stage, position)
         assert position is not None
         return position
+
+    def _train_stage(
+        self, checkpointer: Checkpointer | None, stage: Train, before: Position | None
+    ) -> Position:
+        """Train one stage from its start or from the snapshot, and hold nothing of it any more."""
+        inputs = self._inputs(before)
+        snapshot, self._snapshot = self._snapshot, None
+        start = before if snapshot and before else self._begin(stage, before)
+        assert start.stage == stage.name
+        start = replace(start, artifacts=dict(self._artifacts))
+        loop = StageLoop(
+            *(self._context, checkpointer, stage, inputs, start, snapshot), self._skipped_steps
+        )
+        del snapshot  # what the loop needs of it, it has
+        return loop.run()
 
     def _prepare(
         self, stage: Prepare, names: Sequence[str], number: int, position: Position | None
@@ -127,7 +141,7 @@ class StageSequence:
             numerics_changed=before.numerics_changed,
         )
 
-    def _resume(self) -> tuple[Position | None, AnySnapshot | None]:
+    def _resume(self) -> Position | None:
         context = self._context
         loaded, passed_over = find_newest(context, self._is_sharded, self._verify_beginning)
         for name, why in passed_over:
@@ -152,7 +166,8 @@ class StageSequence:
         context.metrics.write("resume", **where, passed_over=passed, numerics_key=key)
         if loaded is None and context.lease.head.checkpoints:
             _log.warning("[resume] no valid checkpoint; restarting from scratch")
-        return position, loaded.snapshot if loaded else None
+        self._snapshot = loaded.snapshot if loaded else None
+        return position
 
     def _is_sharded(self, name: str) -> bool:
         return any(
@@ -200,7 +215,8 @@ class StageSequence:
         prior = self._read_prior(position) if world.leads else None
         about = world.share(None if prior is None else replace(prior, model={}))
         assert about is not None
-        return replace(about, model=world.share_tensors(None if prior is None else prior.model))
+        shared = world.share_tensors(None if prior is None else prior.model)
+        return replace(about, model=PriorTensors(shared))
 
     def _read_prior(self, position: Position) -> Prior:
         """Read it from the store even if this process has just written it."""
@@ -255,11 +271,9 @@ class StageSequence:
         with _explained():
             weights = export_final(context.store, end, about, context.scratch)
         context.metrics.flush()
-        context.lease.beat()
         write_receipt(
-            context.store,
+            context.lease,
             run_config=run_config,
-            head=context.lease.head,
             position=position,
             weights=weights,
             numerics_key=context.numerics,

@@ -1,11 +1,15 @@
 """Batches as trees of tensors: moved to a device, compared by shape."""
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 
 import torch
 from torch import Tensor
 
-from training.workload import Batch
+from training.capabilities import HasShapeKey
+from training.workload import Batch, Train
+
+# Far more than torch compiles code for (8 variants of a function), and kilobytes.
+_MOST_KEYS = 1024
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:
@@ -32,3 +36,33 @@ def tensor_shapes(batch: Batch) -> Hashable:
     if isinstance(batch, list | tuple):
         return tuple(tensor_shapes(value) for value in batch)
     return None
+
+
+class CompiledShapes:
+    """The shapes of batches that a stage was trained on in this process: their code is there.
+
+    Without compilation all shapes are one, and only the first step differs from the others.
+    """
+
+    def __init__(self, stage: Train) -> None:
+        self._stage = stage
+        self._keys: dict[Hashable, None] = {}  # those used last come last
+
+    def have(self, batches: Iterable[Batch]) -> bool:
+        """Whether a step on these batches compiles nothing."""
+        return all(self._key(batch) in self._keys for batch in batches)
+
+    def add(self, batches: Iterable[Batch]) -> None:
+        """Remember the batches of a step."""
+        for key in map(self._key, batches):
+            self._keys.pop(key, None)
+            self._keys[key] = None
+        while len(self._keys) > _MOST_KEYS:
+            self._keys.pop(next(iter(self._keys)))
+
+    def _key(self, batch: Batch) -> Hashable:
+        if self._stage.settings.compile_mode is None:
+            return None
+        if isinstance(self._stage, HasShapeKey):
+            return self._stage.shape_key(batch)
+        return tensor_shapes(batch)

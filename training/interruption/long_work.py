@@ -11,13 +11,13 @@ from typing import Literal, TypeAlias
 
 from training.interruption.watchdog import Watchdog
 
-Work: TypeAlias = Literal["step", "new shape", "compilation", "evaluation", "shard", "model"]
+Work: TypeAlias = Literal["step", "first step", "compilation", "evaluation", "shard", "model"]
 
 # Assumed before anything was measured in this process. A ResNet-18 took 33 s to compile on 2 cores;
 # the end of an evaluation (COCO's matching, pictures) depends on the workload.
 _UNMEASURED_SECONDS: dict[Work, float] = {
     "step": 0.0,
-    "new shape": 10.0,
+    "first step": 10.0,
     "compilation": 120.0,
     "evaluation": 60.0,
     "shard": 60.0,
@@ -42,7 +42,7 @@ class LongWork:
         """Expected duration: measured here, or else assumed."""
         if work in self._measured:
             return self._measured[work]
-        if work == "new shape":
+        if work == "first step":
             return max(_UNMEASURED_SECONDS[work], 10 * self._measured.get("step", 0.0))
         return _UNMEASURED_SECONDS[work]
 
@@ -60,7 +60,7 @@ class LongWork:
         began = time.monotonic()
         with self._watchdog.allowing(_PATIENCE * self.expected_seconds(work)):
             yield
-        # New shapes and compilations take arbitrarily long: earlier ones predict nothing.
-        if work not in ("new shape", "compilation"):
+        # First steps and compilations take arbitrarily long: earlier ones predict nothing.
+        if work not in ("first step", "compilation"):
             before = _FORGETTING * self._measured.get(work, 0.0)
             self._measured[work] = max(time.monotonic() - began, before)

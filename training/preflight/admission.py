@@ -1,8 +1,8 @@
 """Memory reservations of several runs on one machine.
 
 Four runs once each read the same dataset into memory, 63 GB in total on a host with 32 GB, and the
-machine was unreachable for an hour. Each run writes its reservation to a file under a lock; files
-of exited processes are ignored. A run that does not fit is refused with the arithmetic.
+machine was unreachable for an hour. Each run, of any user, writes its reservation to a file under a
+lock; files of exited processes are ignored. A run that does not fit is refused with the arithmetic.
 """
 
 import fcntl
@@ -11,7 +11,7 @@ import logging
 import os
 import secrets
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -143,49 +143,84 @@ def _refuse_full_gpu(
 
 
 class Reservations:
-    """The reservations of this machine's runs, one file each."""
+    """The reservations of this machine's runs, one file each, in a folder that all users share."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     @contextmanager
     def reserved(self, request: ResourceRequest, machine: MachineCapacity) -> Iterator[None]:
-        """Hold a reservation while the context is open; UserError if the run does not fit."""
-        path = self._folder / f"{os.getpid()}-{secrets.token_hex(4)}.json"
-        with self._locked():
-            others = list(self.others())
-            refuse_oversubscription([request], others, machine)
-            record = {"pid": os.getpid(), "began": _started(os.getpid()), "need": asdict(request)}
-            path.write_text(json.dumps(record))
+        """Hold a reservation while the context is open; UserError if the run does not fit.
+
+        Where nothing can be reserved, the run goes on without one and says so.
+        """
+        name = f"{os.getpid()}-{secrets.token_hex(4)}"
+        others: list[Reservation] = []
+        try:
+            with self._locked():
+                others += self.others()
+                refuse_oversubscription([request], others, machine)
+                self._write(name, request)
+        except OSError as error:
+            _log.warning(f"[room] other runs do not see what this one needs: {error}")
         warning = too_many_threads([request], others, machine)
         if warning:
             _log.warning(f"[room] {warning}")
         try:
             yield
         finally:
-            path.unlink(missing_ok=True)
+            with suppress(OSError):
+                (self._folder / f"{name}.json").unlink()
 
     def others(self) -> Iterator[Reservation]:
         """The reservations of other live runs; files of dead ones are deleted."""
         for path in sorted(self._folder.glob("*.json")):
             try:
-                record = json.loads(path.read_text())
-                pid, started = int(record["pid"]), record["began"]
-                request = ResourceRequest(**record["need"])
-            except (OSError, ValueError, KeyError, TypeError):
-                path.unlink(missing_ok=True)
+                pid, started, request = _parse(path.read_bytes())
+            except OSError:
                 continue
-            if started is None or _started(pid) != started:
-                path.unlink(missing_ok=True)
+            except (ValueError, KeyError, TypeError):
+                pid, started, request = 0, None, None
+            if request is None or started is None or _started(pid) != started:
+                # Another user's is deleted by a later run of that user.
+                with suppress(OSError):
+                    path.unlink()
             elif pid != os.getpid():
                 yield Reservation(request=request, used_mib=_used_mib(pid))
+
+    def _write(self, name: str, request: ResourceRequest) -> None:
+        """Write this process's reservation, whole and readable for every user."""
+        record = {"pid": os.getpid(), "began": _started(os.getpid()), "need": asdict(request)}
+        part = self._folder / f".{name}.part"
+        part.write_text(json.dumps(record))
+        part.chmod(0o644)
+        part.replace(self._folder / f"{name}.json")
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
         self._folder.mkdir(parents=True, exist_ok=True)
-        with (self._folder / ".lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        # The folder itself: a lock file could be opened by the user alone who made it.
+        folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            if os.fstat(folder).st_uid == os.getuid():
+                # As /tmp: every user may add files and delete their own.
+                os.fchmod(folder, 0o1777)
+            fcntl.flock(folder, fcntl.LOCK_EX)
             yield
+        finally:
+            os.close(folder)
+
+
+def _parse(data: bytes) -> tuple[int, str | None, ResourceRequest]:
+    """Process, its start time and what it needs; ValueError, KeyError or TypeError if damaged."""
+    record = json.loads(data)
+    need = record["need"]
+    numbers = [value for name, value in need.items() if name != "run" and value is not None]
+    if not isinstance(need["run"], str) or any(
+        not isinstance(number, int) or number < 0 for number in numbers
+    ):
+        raise ValueError("this is no reservation")
+    return int(record["pid"]), record["began"], ResourceRequest(**need)
 
 
 def _started(pid: int) -> str | None:

@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from contract.grammar import parse_span
-from contract.keys import artifact_prefix, checkpoint_prefix
+from contract.keys import CHECKPOINTS, CONFIG, artifact_prefix, checkpoint_prefix
 from training.checkpoint.state import STATE
 from training.checkpoint.weights import OpenRun, open_run
 from training.engine.job import RunOptions
 from training.engine.origin import Origin, origin_from_weights
 from training.errors import UserError
 from training.record.checkpoint_entry import CheckpointEntry, FileEntry
-from training.record.head import Head, write_head
+from training.record.head import Head, read_head, write_head
 from training.record.run_config import read_run_config
 from training.store.protocol import PreconditionFailedError, Store
 from training.workload import Workload
@@ -37,6 +37,8 @@ def resolve_origin(options: RunOptions, workload: Workload[Any], config: Any) ->
     record = read_run_config(store)
     if record is not None and (record.origin or not options.init_from):
         return Origin.from_json(record.origin) if record.origin else None
+    if not options.extend_to:
+        _refuse_unfinished_copy(store)
     if not options.init_from:
         if options.extend_to:
             raise UserError("--extend-to needs --init-from with the URI of the run to extend")
@@ -53,6 +55,18 @@ def resolve_origin(options: RunOptions, workload: Workload[Any], config: Any) ->
     origin = extended(old, options.extend_to)
     create_extended(old, store, options.run_id, options.writer)
     return origin
+
+
+def _refuse_unfinished_copy(store: Store) -> None:
+    """Refuse to begin a run among copies: its config.json would keep the right command out."""
+    head = read_head(store)
+    is_begun = head is not None and head.generation > 0
+    if not is_begun and store.folders(CHECKPOINTS) and read_run_config(store) is None:
+        raise UserError(
+            f"{store.uri} has checkpoints but no {CONFIG}: repeat the command with --extend-to "
+            f"if it was interrupted; otherwise restore the last version of {CONFIG}, or give "
+            "another run URI"
+        )
 
 
 def extended(run: OpenRun, text: str) -> Origin:
@@ -82,7 +96,7 @@ def extended(run: OpenRun, text: str) -> Origin:
 
 
 def create_extended(run: OpenRun, store: Store, run_id: str, writer: str) -> None:
-    """Create the head of the new run at `store`; no-op if it has one."""
+    """Create the head of the new run at `store`; no-op if it has one from the same end."""
     end = _end(run)
     entries = []
     with tempfile.TemporaryDirectory(prefix="extend-") as folder:
@@ -103,8 +117,22 @@ def create_extended(run: OpenRun, store: Store, run_id: str, writer: str) -> Non
     try:
         write_head(store, head, None)
     except PreconditionFailedError:
-        return  # another machine of the same run was faster, with the same head
+        _refuse_other_start(store, head, run.store.uri)
+        return
+    # Copies for another extension, which was killed: no take-over would sweep them.
+    for name in store.folders(CHECKPOINTS) - {entry.name for entry in entries}:
+        store.delete_below(checkpoint_prefix(name))
     _log.info(f"[ok] {store.uri} starts from the end of {run.store.uri}, step {end.step}")
+
+
+def _refuse_other_start(store: Store, mine: Head, origin: str) -> None:
+    """Raise UserError unless the head was created by this attempt or an equal one."""
+    theirs = read_head(store)
+    if theirs is None or (theirs.generation == 0 and theirs.checkpoints != mine.checkpoints):
+        raise UserError(
+            f"the run {store.uri} does not start from the end of {origin}; extend the run that it "
+            "was begun for, or give another run URI"
+        )
 
 
 def _end(run: OpenRun) -> CheckpointEntry:

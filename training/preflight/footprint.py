@@ -5,21 +5,17 @@ bytes. Not counted: the CUDA context, fragmentation, cuDNN's workspaces. Autocas
 lists, and attention with dropout uses the plain formula; sizing's margin covers the difference.
 """
 
-import contextlib
 import itertools
 import math
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    FakeTensorMode,
-)
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
@@ -29,10 +25,11 @@ from torch.utils.flop_counter import (
     sdpa_flop_count,
 )
 
-from training.capabilities import HasExample, Probe
+from training.capabilities import HasExample, HasSurrogate, Probe
 from training.errors import UserError
+from training.preflight.data_reads import refusing_reads
 from training.preflight.standalone import standalone_inputs
-from training.workload import Batch, Train
+from training.workload import Batch, Loss, Train
 
 _ALLOCATION_BYTES = 512
 _WITHOUT_KERNEL = frozenset(
@@ -77,7 +74,7 @@ class ForwardFootprint:
 def measure_step(stage: Train, config: Any, size: int) -> StepFootprint:
     """Measure an optimizer step with micro-batches of `size` samples."""
     example, weight = _example(stage, size)
-    with _explained(stage.name), FakeTensorMode() as fake:
+    with _explained(stage), FakeTensorMode() as fake:
         memory = _Memory()
         with memory:
             batch = _fake(example, fake, memory)
@@ -119,9 +116,9 @@ def measure_evaluation(stage: Train, config: Any, size: int) -> int:
 
     def forward(model: nn.Module, batch: Batch) -> None:
         with _autocast(stage):
-            stage.loss(model, batch, 0)
+            _loss(stage, model, batch)
 
-    with _explained(stage.name):
+    with _explained(stage):
         found = _forward(
             lambda: stage.model(standalone_inputs(stage.name, config)), forward, example, size
         )
@@ -130,7 +127,7 @@ def measure_evaluation(stage: Train, config: Any, size: int) -> int:
 
 def measure_probe(name: str, probe: Probe) -> ForwardFootprint:
     """Measure a Prepare stage's work on one batch."""
-    with _explained(name):
+    with refusing_reads(name, "its probe reads data", "let shapes alone decide what it computes"):
         return _forward(probe.build, lambda m, batch: m(batch), probe.batch, probe.size)
 
 
@@ -238,7 +235,7 @@ class _Step:
     def forward_backward(self) -> None:
         self._memory.phase = "forward"
         with _autocast(self._stage):
-            loss = self._stage.loss(self._model, self._batch, 0)
+            loss = _loss(self._stage, self._model, self._batch)
             scaled = loss.total / self._weight
             if loss.mean is not None:
                 scaled = scaled + loss.mean
@@ -324,12 +321,16 @@ def _bytes(tensors: Iterable[Tensor]) -> int:
     return sum(storages.values())
 
 
-@contextlib.contextmanager
-def _explained(stage: str) -> Iterator[None]:
-    try:
-        yield
-    except (DataDependentOutputException, DynamicOutputShapeException) as error:
-        raise UserError(
-            f"stage {stage!r} cannot be measured: its step depends on values of the data "
-            f"({error}); compute the loss without reading tensors"
-        ) from error
+def _loss(stage: Train, model: nn.Module, batch: Batch) -> Loss:
+    """The loss, or what stands for one that reads data."""
+    if isinstance(stage, HasSurrogate):
+        return stage.surrogate(model, batch)
+    return stage.loss(model, batch, 0)
+
+
+def _explained(stage: Train) -> AbstractContextManager[None]:
+    """Refuse a step that cannot be made without data."""
+    remedy = "add `surrogate(model, batch)`, a step by shapes alone (training/capabilities.py)"
+    if isinstance(stage, HasSurrogate):
+        remedy = "let shapes alone decide what `surrogate` computes"
+    return refusing_reads(stage.name, "its step reads data", remedy)

@@ -15,11 +15,14 @@ from typing import Any, cast
 from contract.keys import ADAPTATION
 from training.errors import OutOfMemoryError, RunFailedError, UserError
 from training.proxies import WorkloadProxy
-from training.store.protocol import PreconditionFailedError, Store
+from training.record.head import read_head
+from training.record.json_record import read_json_record
+from training.store.protocol import PreconditionFailedError, Store, Stored
 from training.workload import Prepare, Train, Workload
 
 _log = logging.getLogger(__name__)
 
+_FORMAT = 1
 _TRIAL_SECONDS = 600
 
 
@@ -43,13 +46,15 @@ class Adaptation:
 
     def to_bytes(self) -> bytes:
         """The JSON to store."""
-        return json.dumps({"format": 1, **asdict(self)}, indent=1).encode()
+        return json.dumps({"format": _FORMAT, **asdict(self)}, indent=1).encode()
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> "Adaptation":
-        """Parse what `to_bytes` wrote."""
-        record = json.loads(data)
-        record.pop("format")
+    def from_bytes(cls, data: bytes, name: str = ADAPTATION) -> "Adaptation":
+        """Parse what `to_bytes` wrote; errors call it `name`."""
+        return read_json_record(name, data, _FORMAT, cls._from_record)
+
+    @classmethod
+    def _from_record(cls, record: dict[str, Any]) -> "Adaptation":
         trials = tuple(Trial(**{**t, "rungs": tuple(t["rungs"])}) for t in record.pop("trials"))
         return cls(**{**record, "rungs": tuple(record["rungs"])}, trials=trials)
 
@@ -69,20 +74,38 @@ def resolve_adaptation(
 ) -> tuple[str, ...]:
     """The rungs of this run: from its adaptation.json, or else from trials."""
     found = store.get(ADAPTATION)
-    if found is None:
+    known = _parse(store, found, may_adapt=may_adapt) if found else None
+    if known is None:
         if not may_adapt:
             return ()
         mine = _climb(request, [rung.name for rung in workload.rungs(config)])
         try:
-            store.put_if(ADAPTATION, mine.to_bytes(), None)
+            store.put_if(ADAPTATION, mine.to_bytes(), found.etag if found else None)
             return mine.rungs
         except PreconditionFailedError:
             found = store.get(ADAPTATION)
             assert found is not None
-    rungs = Adaptation.from_bytes(found.data).rungs
+            known = _parse(store, found, may_adapt=False)
+            assert known is not None
+    rungs = known.rungs
     if rungs:
         _log.info(f"[memory] this run continues with: {', '.join(rungs)}")
     return rungs
+
+
+def _parse(store: Store, found: Stored, *, may_adapt: bool) -> Adaptation | None:
+    """The adaptation; None if it is damaged, nothing was trained with it, and it may be measured.
+
+    Once there is a checkpoint, other rungs than those it was trained with would change the run.
+    """
+    try:
+        return Adaptation.from_bytes(found.data, f"{store.uri}/{ADAPTATION}")
+    except UserError as error:
+        head = read_head(store)
+        if not may_adapt or (head is not None and head.checkpoints):
+            raise
+        _log.warning(f"[memory] {error}; no checkpoint was made with it: measuring again")
+        return None
 
 
 def adapted(workload: Workload[Any], rungs: Sequence[str]) -> Workload[Any]:

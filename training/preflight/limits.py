@@ -9,12 +9,25 @@ from training.checkpoint.memory import data_bytes
 from training.errors import UserError
 
 _MEBIBYTE = 2**20
-_HOST_MESSAGES = (
+_MESSAGES = (
     "DefaultCPUAllocator: can't allocate memory",
     "DefaultCPUAllocator: not enough",
     # A thread's stack counts as memory too, and may be what exceeds the limit.
     "can't start new thread",
+    # What CUDA itself, its driver and NCCL say (torch.AcceleratorError, or RuntimeError),
+    "CUDA error: out of memory",
+    "CUDA driver error: out of memory",
+    "Cuda failure 2 'out of memory'",
+    # and its libraries, which allocate beside torch: cuBLAS, cuDNN 8 and 9, cuSOLVER, cuSPARSE.
+    "_STATUS_ALLOC_FAILED",
+    "_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+    "_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED",
+    "CUFFT_ALLOC_FAILED",
 )
+# What cuBLAS and cuDNN say when their first call finds no memory, but not only then.
+_UNCLEAR_MESSAGES = ("CUBLAS_STATUS_NOT_INITIALIZED", "CUDNN_STATUS_NOT_INITIALIZED")
+# Less than this is too little for their handles and workspaces.
+_HANDLE_BYTES = 256 * 2**20
 
 
 def limit_memory(mib: int, device: torch.device) -> None:
@@ -39,7 +52,18 @@ def limit_memory(mib: int, device: torch.device) -> None:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether the device or the host ran out of memory."""
+    """Whether the device or the host ran out of memory, in every form that torch passes on."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    return any(message in str(error) for message in _HOST_MESSAGES)
+    text = str(error)
+    if any(message in text for message in _MESSAGES):
+        return True
+    return any(message in text for message in _UNCLEAR_MESSAGES) and _is_gpu_full()
+
+
+def _is_gpu_full() -> bool:
+    try:
+        free, _ = torch.cuda.mem_get_info()
+    except (RuntimeError, AssertionError):  # the device has failed, or there is none
+        return False
+    return free < _HANDLE_BYTES

@@ -3,7 +3,6 @@
 The answers stand in the run (config.json, adaptation.json) from its first attempt on.
 """
 
-import json
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from contract.keys import MANIFEST
 from training.capabilities import HasDataInMemory
 from training.config import resolve_config
 from training.engine.job import Job, RunOptions, checked_stages
+from training.engine.numerics import device_of
 from training.engine.origin import with_origin
 from training.engine.parallel import is_sharded
 from training.errors import UserError
@@ -24,6 +24,7 @@ from training.preflight.extend import resolve_origin
 from training.preflight.ladder import TrialRequest, adapted, explain, resolve_adaptation
 from training.preflight.limits import is_out_of_memory, limit_memory
 from training.preflight.workload_checks import problems
+from training.store.local_dataset import parse_manifest
 from training.store.open import open_store
 from training.workload import Train, Workload
 from training.workloads import load_workload
@@ -80,7 +81,7 @@ def preflight(options: RunOptions) -> Preflight:
         may_adapt=may_adapt and not _has_sharded_stage(workload, config, num_ranks),
     )
     if limit is not None:
-        limit_memory(limit, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+        limit_memory(limit, device_of(options.environment.local_rank))
     if origin is not None:
         workload = with_origin(workload, origin)
     workload = adapted(workload, rungs)
@@ -113,7 +114,7 @@ def resource_request(
     data = 0
     if isinstance(workload, HasDataInMemory):
         found = open_store(dataset_uri).get(MANIFEST)
-        files = json.loads(found.data)["files"] if found else []
+        files = parse_manifest(found.data, dataset_uri)["files"] if found else []
         data = workload.data_bytes_in_memory(config, sum(file["bytes"] for file in files))
     stages = [stage for stage in workload.stages(config) if isinstance(stage, Train)]
     return ResourceRequest(

@@ -112,7 +112,10 @@ def end_with_rank_0() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
     def wait() -> None:
-        sys.stdin.buffer.read()
+        # Not sys.stdin.buffer: a thread that reads from it holds its lock, and Python aborts where
+        # it cannot take that lock to close the stream at its end.
+        while os.read(sys.stdin.fileno(), 1):
+            pass
         os._exit(1)  # nothing reads this exit code
 
     threading.Thread(target=wait, name="rank-0", daemon=True).start()

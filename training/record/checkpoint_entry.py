@@ -1,9 +1,18 @@
-"""A checkpoint as listed in head.json. Imports no torch."""
+"""A checkpoint as listed in head.json; a name or number that no writer wrote is refused.
 
+Names become the keys that are read and deleted. Imports no torch.
+"""
+
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
+
+from contract.keys import CHECKPOINT_NAME
 
 Kind: TypeAlias = Literal["periodic", "best", "emergency", "rebalance", "stage-end"]
+
+_FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -14,6 +23,16 @@ class FileEntry:
     bytes: int
     sha256: str  # of its bytes; for several parts, of their concatenated digests
     part_bytes: int | None = None  # None: one part
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> "FileEntry":
+        """Read what `asdict` returned; ValueError or TypeError for anything else."""
+        if not _FILE_NAME.fullmatch(record["name"]):
+            raise ValueError(f"the file name {record['name']!r} was not written by a trainer")
+        part_bytes = record.get("part_bytes")
+        if record["bytes"] < 0 or (part_bytes is not None and part_bytes < 1):
+            raise ValueError(f"{record['name']} has a wrong number of bytes")
+        return cls(**record)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,3 +46,13 @@ class CheckpointEntry:
     kind: Kind
     files: tuple[FileEntry, ...]
     is_best: bool = False  # the best by its stage's best_metric when it was evaluated
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> "CheckpointEntry":
+        """Read what `asdict` returned; ValueError or TypeError for anything else."""
+        if not CHECKPOINT_NAME.fullmatch(record["name"]):
+            raise ValueError(f"the checkpoint name {record['name']!r} was not written by a trainer")
+        if record["step"] < 0 or record["epoch"] < 0 or record["kind"] not in get_args(Kind):
+            raise ValueError(f"{record['name']} has a wrong step, epoch or kind")
+        files = tuple(FileEntry.from_json(file) for file in record["files"])
+        return cls(**{**record, "files": files})

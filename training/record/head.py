@@ -5,14 +5,14 @@ writer. No two machines' clocks are compared, and safety never depends on the TT
 """
 
 import json
-import re
 import secrets
 import time
+from collections import Counter
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 from contract.keys import HEAD
-from training.record.checkpoint_entry import CheckpointEntry, FileEntry
+from training.record.checkpoint_entry import CheckpointEntry
 from training.record.json_record import read_json_record
 from training.store.protocol import (
     AnswerLostError,
@@ -26,8 +26,6 @@ from training.store.protocol import (
 _FORMAT = 2
 _ATTEMPTS = 6
 _BACKOFF_SECONDS = 0.1
-# In a checkpoint's name (training/checkpoint/read.py).
-_GENERATION = re.compile(r"-g([0-9]+)-")
 
 State: TypeAlias = Literal["running", "released", "finished", "failed"]
 
@@ -63,11 +61,13 @@ class Head:
 
     @classmethod
     def _from_record(cls, record: dict[str, Any]) -> "Head":
-        checkpoints = tuple(
-            CheckpointEntry(**{**entry, "files": tuple(FileEntry(**f) for f in entry["files"])})
-            for entry in record.pop("checkpoints")
-        )
+        checkpoints = tuple(map(CheckpointEntry.from_json, record.pop("checkpoints")))
         skipped = tuple(record.pop("skipped_steps", ()))
+        counts = Counter(entry.name for entry in checkpoints)
+        if twice := [name for name, count in counts.items() if count > 1]:
+            raise ValueError(f"{twice[0]} is named twice")
+        if record["generation"] < 0 or record["state"] not in get_args(State):
+            raise ValueError("generation or state is wrong")
         return cls(**record, checkpoints=checkpoints, skipped_steps=skipped)
 
 

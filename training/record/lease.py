@@ -5,24 +5,28 @@ two machines' clocks are compared, and safety never depends on the TTL. Imports 
 """
 
 import logging
-import re
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from contract.keys import CHECKPOINTS, HEAD, checkpoint_prefix
+from contract.keys import CHECKPOINT_NAME, CHECKPOINTS, HEAD, checkpoint_prefix
 from training.errors import UserError
 from training.record.candidates import say_waiting
 from training.record.checkpoint_entry import CheckpointEntry
 from training.record.head import Head, State, new_nonce, parse_head, read_head, write_head
 from training.record.retention import KEEP_NEWEST, Retention
-from training.store.protocol import PreconditionFailedError, Store, StoreError
+from training.store.protocol import (
+    PreconditionFailedError,
+    Store,
+    StoreError,
+    put_unless_changed,
+)
 
 _log = logging.getLogger(__name__)
 
-# In a checkpoint's name (training/checkpoint/read.py).
-_GENERATION = re.compile(r"-g([0-9]+)-")
+# A predecessor that has lost the lease can be in between once.
+_PUT_ATTEMPTS = 3
 
 
 class LeaseLostError(RuntimeError):
@@ -107,32 +111,43 @@ class Lease:
         """
         self._abandoned.add(name)
 
+    def put(self, key: str, data: bytes) -> None:
+        """Write another object of the run; what a successor has written is never replaced.
+
+        A successor that wrote before the key was read is found when the lease is renewed, and one
+        that writes later changes the key, so that the store refuses this write.
+        """
+        for _ in range(_PUT_ATTEMPTS):
+            before = self._store.get(key)
+            self.beat()
+            if put_unless_changed(self._store, key, data, before.etag if before else None):
+                return
+        raise StoreError(f"{self._store.uri}/{key} changes faster than it can be written")
+
     def delete_unkept(self) -> None:
         """Delete the files of checkpoints dropped by a publication; nothing waits for it.
 
         After a release the successor deletes them, because then seconds count.
         """
         with self._deleting:
-            try:
-                for name in sorted(self._unkept):
-                    self._store.delete_below(checkpoint_prefix(name))
-                    self._unkept.discard(name)
-            except StoreError as error:
-                # Published checkpoints are safe; the next publication or take-over retries.
-                _log.warning(f"[retention] {error}; retrying")
+            self._unkept -= self._delete(self._unkept)
 
     def sweep(self) -> None:
-        """Delete checkpoints of earlier generations that the head does not name.
+        """Delete unfinished files, and checkpoints of earlier generations that no head names.
 
         Never those of this or a later generation: a successor that this writer does not know of
         yet may have published them.
         """
         named = {entry.name for entry in self._head.checkpoints}
-        found = {key.split("/")[1] for key in self._store.sizes(CHECKPOINTS)}
-        for name in sorted(found - named):
-            match = _GENERATION.search(name)
-            if match and int(match[1]) < self._head.generation:
-                self._store.delete_below(checkpoint_prefix(name))
+        try:
+            self._store.sweep("")
+            unnamed = self._store.folders(CHECKPOINTS) - named
+        except StoreError as error:
+            _log.warning(f"[sweep] {error}; the next take-over sweeps")
+            return
+        generation = self._head.generation
+        matches = filter(None, map(CHECKPOINT_NAME.fullmatch, unnamed))
+        self._delete({match[0] for match in matches if int(match["generation"]) < generation})
 
     def release(self) -> None:
         """Let the next candidate take over at once; no-op once the run has ended."""
@@ -173,6 +188,18 @@ class Lease:
                 return  # the loop sees `lost` at its next step boundary
             except StoreError as error:
                 _log.warning(f"[heartbeat] {error}; retrying")
+
+    def _delete(self, names: set[str]) -> set[str]:
+        """Delete the files of checkpoints; return the names of those that are gone."""
+        deleted = set()
+        for name in sorted(names):
+            try:
+                self._store.delete_below(checkpoint_prefix(name))
+                deleted.add(name)
+            except StoreError as error:
+                # Published checkpoints are safe; the next publication or take-over retries.
+                _log.warning(f"[retention] {error}; retrying")
+        return deleted
 
     def _change(self, change: Callable[[Head], Head]) -> tuple[Head, Head]:
         """Write the changed head; return the head before and after."""

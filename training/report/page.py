@@ -7,6 +7,7 @@ import base64
 import html
 import itertools
 import json
+import logging
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -16,7 +17,9 @@ from training.record.head import Head
 from training.record.history import AttemptSummary, History, read_history
 from training.record.run_config import RunConfig
 from training.report.charts import Curve, TimelineBar, draw_bars, draw_curves
-from training.store.protocol import Store
+from training.store.protocol import Store, put_unless_changed
+
+_log = logging.getLogger(__name__)
 
 EVALUATION = "evaluation/"
 _PICTURES = {".png": "image/png", ".svg": "image/svg+xml", ".jpg": "image/jpeg"}
@@ -54,7 +57,8 @@ _PAGE = """<!doctype html>
 def write_report(
     store: Store, record: RunConfig, head: Head, usd_per_hour: float | None = None
 ) -> History:
-    """Write the page into the run; return the history that it shows."""
+    """Write the page into the run, not over a newer one; return the history that it shows."""
+    before = store.get(REPORT)
     history = read_history(store)
     if usd_per_hour is None and history.attempts:
         usd_per_hour = history.attempts[-1].usd_per_hour
@@ -68,7 +72,8 @@ def write_report(
         about=_table(_about(store, record, head)),
         files=_files(store, history),
     )
-    store.put(REPORT, page.encode())
+    if not put_unless_changed(store, REPORT, page.encode(), before.etag if before else None):
+        _log.info(f"[report] another attempt has written {store.uri}/{REPORT} meanwhile")
     return history
 
 

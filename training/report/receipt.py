@@ -10,26 +10,27 @@ from typing import Any
 from contract.keys import RECEIPT, REPORT
 from training.record.head import Head
 from training.record.history import History, read_history
+from training.record.lease import Lease
 from training.record.position import Position
 from training.record.run_config import RunConfig, changed_parts
 from training.report.page import write_report
-from training.store.protocol import Store
+from training.store.protocol import Store, create
 
 _log = logging.getLogger(__name__)
 
 
 def write_receipt(
-    store: Store,
+    lease: Lease,
     *,
     run_config: RunConfig,
-    head: Head,
     position: Position,
     weights: str,
     numerics_key: Mapping[str, Any],
     began: float,
     peak_gpu_bytes: int | None,
 ) -> dict[str, Any]:
-    """Write the receipt of a finished run."""
+    """Write the receipt of a finished run, unless the lease was lost."""
+    head = lease.head
     changed = {*position.numerics_changed, *changed_parts(run_config.numerics_key, numerics_key)}
     newest = head.checkpoints[-1]
     accuracies = {
@@ -64,7 +65,7 @@ def write_receipt(
         "bundle_uri": run_config.bundle_uri,
         "writer": head.writer,
     }
-    store.put(RECEIPT, json.dumps(receipt, indent=1).encode())
+    lease.put(RECEIPT, json.dumps(receipt, indent=1).encode())
     return receipt
 
 
@@ -74,7 +75,8 @@ def conclude(store: Store, record: RunConfig, head: Head) -> None:
         return
     if head.state == "failed":
         receipt = _failed_receipt(record, head, read_history(store))
-        store.put(RECEIPT, json.dumps(receipt, indent=1).encode())
+        # Not over that of another attempt, which has reopened the run.
+        create(store, RECEIPT, json.dumps(receipt, indent=1).encode())
     write_report(store, record, head)
     _log.info(f"[ok] report: {store.uri}/{REPORT}")
 

@@ -5,7 +5,6 @@
 Imports no torch: it runs at boot, before training.
 """
 
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from training.store.local_dataset import (
     syncing,
 )
 from training.store.protocol import Store, Stored
+from training.store.unfinished import UnfinishedFile, sweep
 from training.store.verified import Entry, VerifiedFiles, sha256_of
 
 
@@ -54,6 +54,7 @@ def upload_dataset(folder: Path, store: Store, progress: FileProgress) -> SyncRe
     known = parse_manifest(before.data, store.uri)["files"] if before else []
     same = {(entry["name"], entry["sha256"]) for entry in known}
     there = store.sizes("")
+    store.sweep("")
 
     def send(entry: Mapping[str, Any]) -> bool:
         name = entry["name"]
@@ -108,6 +109,7 @@ def sync_dataset(store: Store, out: Path, progress: FileProgress) -> SyncResult:
     # Before the lock too: who sees the lock held finds this manifest, and no older one.
     _write_whole(out / ARRIVING, found.data)
     with syncing(out):
+        sweep(out)
         _write_whole(out / ARRIVING, found.data)
         verified = VerifiedFiles(out)
         fetched = for_each_file(files, lambda entry: _fetch(store, entry, out, verified), progress)
@@ -116,30 +118,28 @@ def sync_dataset(store: Store, out: Path, progress: FileProgress) -> SyncResult:
 
 
 def _write_whole(path: Path, data: bytes) -> None:
-    part = path.with_name(f"{path.name}.{os.getpid()}")
-    part.write_bytes(data)
-    part.replace(path)
+    with UnfinishedFile(path) as unfinished:
+        unfinished.path.write_bytes(data)
+        unfinished.place()
 
 
 def _fetch(store: Store, entry: Entry, out: Path, verified: VerifiedFiles) -> bool:
     if verified.verify(entry):
         return False
-    target = out / entry["name"]
-    target.parent.mkdir(parents=True, exist_ok=True)
-    part = target.with_name(f".{target.name}.part")
-    # The second attempt is for a failed transfer; a third would hide a wrong upload.
-    for _ in range(2):
-        try:
-            store.get_file(entry["name"], part)
-        except FileNotFoundError as error:
-            raise UserError(
-                f"{store.uri}/{entry['name']} is in the manifest but missing; upload it again"
-            ) from error
-        if part.stat().st_size == entry["bytes"] and sha256_of(part) == entry["sha256"]:
-            part.replace(target)
-            verified.add(entry)
-            return True
-    part.unlink()
+    with UnfinishedFile(out / entry["name"]) as unfinished:
+        part = unfinished.path
+        # The second attempt is for a failed transfer; a third would hide a wrong upload.
+        for _ in range(2):
+            try:
+                store.get_file(entry["name"], part)
+            except FileNotFoundError as error:
+                raise UserError(
+                    f"{store.uri}/{entry['name']} is in the manifest but missing; upload it again"
+                ) from error
+            if part.stat().st_size == entry["bytes"] and sha256_of(part) == entry["sha256"]:
+                unfinished.place()
+                verified.add(entry)
+                return True
     raise UserError(
         f"{store.uri}/{entry['name']} does not match its checksum in the manifest; upload it again"
     )

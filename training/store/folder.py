@@ -4,7 +4,6 @@ import errno
 import fcntl
 import hashlib
 import os
-import secrets
 import shutil
 import threading
 import time
@@ -13,7 +12,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from training.errors import UserError
-from training.store.protocol import PreconditionFailedError, Stored, StoreError, Upload
+from training.store.protocol import (
+    PreconditionFailedError,
+    Stored,
+    StoreError,
+    Upload,
+    refuse_outside,
+)
+from training.store.unfinished import UnfinishedFile, sweep, writing
 
 _PAGE = 4096
 _LOCK_SECONDS = 30.0
@@ -37,19 +43,20 @@ class FolderStore:
         return str(self._root)
 
     def get(self, key: str) -> Stored | None:
-        with _reading(self._root / key):
+        path = self._at(key)
+        with _reading(path):
             try:
-                data = (self._root / key).read_bytes()
+                data = path.read_bytes()
             except FileNotFoundError:
                 return None
         return Stored(data=data, etag=hashlib.sha256(data).hexdigest())
 
     def put(self, key: str, data: bytes) -> None:
-        with self._replacing(key) as part, part.open("wb") as stream:
-            stream.write(data)
+        with self._replacing(key) as path:
+            path.write_bytes(data)
 
     def put_if(self, key: str, data: bytes, etag: str | None) -> str:
-        with _writing(self._root / key), self._locked():
+        with writing(self._at(key)), self._locked():
             found = self.get(key)
             if (found.etag if found else None) != etag:
                 raise PreconditionFailedError(f"{self.uri}/{key} has changed")
@@ -57,18 +64,18 @@ class FolderStore:
         return hashlib.sha256(data).hexdigest()
 
     def get_file(self, key: str, path: Path) -> None:
-        with _reading(self._root / key):
-            shutil.copyfile(self._root / key, path)
+        with _reading(self._at(key)):
+            shutil.copyfile(self._at(key), path)
 
     def put_file(self, key: str, path: Path) -> None:
-        with self._replacing(key) as part:
-            shutil.copyfile(path, part)
+        with self._replacing(key) as copy:
+            shutil.copyfile(path, copy)
 
     def upload(self, key: str, size: int, part_bytes: int, stop: threading.Event) -> Upload:
-        return _FileUpload(self._root / key, size)
+        return _FileUpload(self._at(key), size)
 
     def read_into(self, key: str, start: int, data: memoryview) -> None:
-        with _reading(self._root / key), (self._root / key).open("rb", buffering=0) as stream:
+        with _reading(self._at(key)), self._at(key).open("rb", buffering=0) as stream:
             stream.seek(start)
             done = 0
             while done < len(data):
@@ -79,18 +86,32 @@ class FolderStore:
 
     def sizes(self, prefix: str) -> dict[str, int]:
         found: dict[str, int] = {}
-        with _reading(self._root / prefix):
-            for folder, _, names in os.walk(self._root / prefix):
+        with _reading(self._at(prefix)):
+            for folder, _, names in os.walk(self._at(prefix), onerror=_raise_unless_missing):
                 for path in (Path(folder) / name for name in names if not name.startswith(".")):
                     with suppress(FileNotFoundError):  # deleted meanwhile
                         found[path.relative_to(self._root).as_posix()] = path.stat().st_size
         return dict(sorted(found.items()))
 
+    def folders(self, prefix: str) -> set[str]:
+        path = self._at(prefix)
+        with _reading(path), suppress(FileNotFoundError), os.scandir(path) as entries:
+            return {entry.name for entry in entries if entry.is_dir()}
+        return set()
+
     def delete_below(self, prefix: str) -> None:
-        with _writing(self._root / prefix):
-            while (self._root / prefix).is_dir():
+        with writing(self._at(prefix)):
+            while self._at(prefix).is_dir():
                 with suppress(FileNotFoundError):  # another process deletes it too
-                    shutil.rmtree(self._root / prefix)
+                    shutil.rmtree(self._at(prefix))
+
+    def sweep(self, prefix: str) -> None:
+        with writing(self._at(prefix)):
+            sweep(self._at(prefix))
+
+    def _at(self, key: str) -> Path:
+        refuse_outside(self.uri, key)
+        return self._root / key
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -118,16 +139,11 @@ class FolderStore:
 
     @contextmanager
     def _replacing(self, key: str) -> Iterator[Path]:
-        target = self._root / key
-        with _writing(target):
-            part = _beside(target)
-            try:
-                yield part
-                with part.open("rb") as stream:
-                    os.fsync(stream.fileno())
-                part.replace(target)
-            finally:
-                part.unlink(missing_ok=True)
+        target = self._at(key)
+        with writing(target), UnfinishedFile(target) as unfinished:
+            yield unfinished.path
+            os.fsync(unfinished.file)
+            unfinished.place()
             _sync_folder(target.parent)
 
 
@@ -140,25 +156,24 @@ class _FileUpload:
 
     def __init__(self, target: Path, size: int) -> None:
         self._target = target
-        with _writing(target):
-            self._part = _beside(target)
-            self._file = os.open(self._part, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
-            self._direct = _open_direct(self._part) if size >= _DIRECT_BYTES else -1
+        with writing(target):
+            self._unfinished = UnfinishedFile(target)
+            self._direct = _open_direct(self._unfinished.path) if size >= _DIRECT_BYTES else -1
             try:
                 if size and hasattr(os, "posix_fallocate"):
                     # Allocates blocks once, and finds a full disk before anything is written.
-                    os.posix_fallocate(self._file, 0, size)
+                    os.posix_fallocate(self._unfinished.file, 0, size)
             except OSError:
                 self.abort()
                 raise
 
     def put(self, number: int, start: int, data: memoryview, sha256: bytes) -> None:
         done = 0
-        with _writing(self._target):
+        with writing(self._target):
             if self._direct >= 0 and start % _PAGE == 0:
                 done = self._put_direct(start, data[: len(data) // _PAGE * _PAGE])
             while done < len(data):
-                done += os.pwrite(self._file, data[done:], start + done)
+                done += os.pwrite(self._unfinished.file, data[done:], start + done)
 
     def _put_direct(self, start: int, data: memoryview) -> int:
         """Write whole pages; return how many bytes the system accepted."""
@@ -173,22 +188,21 @@ class _FileUpload:
         return done
 
     def finish(self) -> None:
-        with _writing(self._target):
-            os.fsync(self._file)
-            self._close()
-            self._part.replace(self._target)
+        with writing(self._target):
+            os.fsync(self._unfinished.file)
+            self._close_direct()
+            self._unfinished.place()
             _sync_folder(self._target.parent)
 
     def abort(self) -> None:
-        self._close()
-        self._part.unlink(missing_ok=True)
+        self._close_direct()
+        self._unfinished.discard()
 
-    def _close(self) -> None:
+    def _close_direct(self) -> None:
         # A closed descriptor may be reused for another file: a late write must not find it.
-        opened, self._file, self._direct = (self._file, self._direct), -1, -1
-        for number in opened:
-            if number >= 0:
-                os.close(number)
+        direct, self._direct = self._direct, -1
+        if direct >= 0:
+            os.close(direct)
 
 
 def _open_direct(path: Path) -> int:
@@ -196,11 +210,6 @@ def _open_direct(path: Path) -> int:
         return os.open(path, os.O_WRONLY | os.O_DIRECT)
     except (OSError, AttributeError):
         return -1  # not every system and file system has it
-
-
-def _beside(target: Path) -> Path:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    return target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
 
 
 def _sync_folder(path: Path) -> None:
@@ -211,6 +220,12 @@ def _sync_folder(path: Path) -> None:
         os.close(folder)
 
 
+def _raise_unless_missing(error: OSError) -> None:
+    # os.walk would skip what it cannot list, and what is there would seem to be missing.
+    if not isinstance(error, FileNotFoundError):
+        raise error
+
+
 @contextmanager
 def _reading(path: Path) -> Iterator[None]:
     """Turn an OSError into a StoreError; a missing file stays FileNotFoundError."""
@@ -219,13 +234,4 @@ def _reading(path: Path) -> Iterator[None]:
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise StoreError(f"{path}: {error.strerror or error}") from error
-
-
-@contextmanager
-def _writing(path: Path) -> Iterator[None]:
-    """Turn an OSError, such as a full disk, into a StoreError, as for a 500 from S3."""
-    try:
-        yield
-    except OSError as error:
-        raise StoreError(f"{path}: {error.strerror or error}") from error
+        raise StoreError(f"{error.filename or path}: {error.strerror or error}") from error

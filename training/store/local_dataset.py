@@ -218,14 +218,16 @@ def parse_manifest(data: bytes, where: str) -> dict[str, Any]:
     """Parse a manifest; UserError if it is invalid or names a file outside the dataset."""
     try:
         manifest = json.loads(data)
-        entries = manifest["files"]
-        names = [entry["name"] for entry in entries if entry["bytes"] >= 0 and entry["sha256"]]
-        meta = manifest["meta"]
+        entries, meta = manifest["files"], manifest["meta"]
+        paths = [Path(e["name"]) for e in entries if e["bytes"] >= 0 and e["sha256"]]
+        is_known = manifest["format"] == 1 and isinstance(manifest["workload"], str)
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{where}: invalid {MANIFEST} ({error!r}); make it again") from error
-    if manifest.get("format") != 1 or not isinstance(meta, dict):
+    if not is_known or not isinstance(meta, dict):
         raise UserError(f"{where}: {MANIFEST} has an unknown format; make it again")
-    for name in names:
-        if Path(name).is_absolute() or ".." in Path(name).parts:
-            raise UserError(f"{where}: {MANIFEST} lists {name!r}, which is outside the dataset")
+    for path in paths:
+        if path.is_absolute() or ".." in path.parts:
+            raise UserError(
+                f"{where}: {MANIFEST} lists {str(path)!r}, which is outside the dataset"
+            )
     return dict(manifest)

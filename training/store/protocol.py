@@ -1,11 +1,15 @@
 """What every store promises: whole objects, conditional writes with one winner, clear errors."""
 
 import threading
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-_CREATE_ATTEMPTS = 5
+from training.errors import UserError
+
+_ATTEMPTS = 5
+_BACKOFF_SECONDS = 0.05
 
 
 class StoreError(RuntimeError):
@@ -48,7 +52,10 @@ class Upload(Protocol):
 
 
 class Store(Protocol):
-    """Keys are relative, with slashes; prefixes end with a slash or are empty."""
+    """Keys are relative, with slashes; prefixes end with a slash or are empty.
+
+    A key or prefix that would leave the store, or name all of a folder, is refused by every method.
+    """
 
     @property
     def num_threads(self) -> int:
@@ -82,23 +89,46 @@ class Store(Protocol):
     def sizes(self, prefix: str) -> dict[str, int]:
         """Bytes of every key below `prefix`, keys relative to the store."""
 
+    def folders(self, prefix: str) -> set[str]:
+        """Names of the folders right below `prefix`, also of empty and unreadable ones."""
+
     def delete_below(self, prefix: str) -> None:
         """Delete every key below `prefix`, if any."""
 
+    def sweep(self, prefix: str) -> None:
+        """Delete what writers that were killed have left unfinished below `prefix`.
+
+        It is no key yet, and what a writer at work has begun stays.
+        """
+
+
+def refuse_outside(uri: str, key: str) -> None:
+    """Raise UserError for a key or prefix that a file system would resolve to another place."""
+    if key and {"", ".", ".."} & set(key.removesuffix("/").split("/")):
+        raise UserError(
+            f"{key!r} is no key of {uri}; restore the last good version of what names it"
+        )
+
 
 def create(store: Store, key: str, data: bytes) -> bool:
-    """Write a key that does not exist yet; return whether it now holds `data`.
+    """Write a key that does not exist yet; return whether it now holds `data`."""
+    return put_unless_changed(store, key, data, None)
+
+
+def put_unless_changed(store: Store, key: str, data: bytes, etag: str | None) -> bool:
+    """Write a key that is as it was with `etag`; return whether it now holds `data`.
 
     After a lost response the key is read: its content shows who was first.
     """
-    for attempt in range(1, _CREATE_ATTEMPTS + 1):
+    for attempt in range(1, _ATTEMPTS + 1):
         try:
-            store.put_if(key, data, None)
+            store.put_if(key, data, etag)
             return True
         except (PreconditionFailedError, AnswerLostError) as error:
             found = store.get(key)
-            if found is not None:
-                return found.data == data
-            if attempt == _CREATE_ATTEMPTS:
-                raise StoreError(f"{store.uri}/{key} could not be created: {error}") from error
+            if (found.etag if found else None) != etag:
+                return found is not None and found.data == data
+            if attempt == _ATTEMPTS:
+                raise StoreError(f"{store.uri}/{key} could not be written: {error}") from error
+            time.sleep(_BACKOFF_SECONDS * 2**attempt)
     raise AssertionError("the last attempt returns or raises")

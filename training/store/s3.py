@@ -22,6 +22,7 @@ from training.store.protocol import (
     Stored,
     StoreError,
     Upload,
+    refuse_outside,
 )
 
 Answer = TypeVar("Answer")
@@ -118,9 +119,10 @@ class S3Store:
         raise AnswerLostError(f"{self.uri}/{key}: 409 from S3 {_CONFLICT_ATTEMPTS} times in a row")
 
     def get_file(self, key: str, path: Path) -> None:
-        with self._errors(key):
-            self._client.download_file(
-                self._bucket, self._prefix + key, str(path), Config=self._transfer
+        # Not download_file: it would write beside `path`, and leave that there when it is killed.
+        with self._errors(key), path.open("wb") as file:
+            self._client.download_fileobj(
+                self._bucket, self._prefix + key, file, Config=self._transfer
             )
 
     def put_file(self, key: str, path: Path) -> None:
@@ -177,6 +179,18 @@ class S3Store:
                 for entry in page.get("Contents", [])
             }
 
+    def folders(self, prefix: str) -> set[str]:
+        below = self._prefix + prefix
+        with self._errors(prefix):
+            pages = self._client.get_paginator("list_objects_v2").paginate(
+                Bucket=self._bucket, Prefix=below, Delimiter="/"
+            )
+            return {
+                entry["Prefix"].removeprefix(below).removesuffix("/")
+                for page in pages
+                for entry in page.get("CommonPrefixes", [])
+            }
+
     def delete_below(self, prefix: str) -> None:
         keys = [{"Key": self._prefix + key} for key in self.sizes(prefix)]
         with self._errors(prefix):
@@ -186,11 +200,15 @@ class S3Store:
                     Delete={"Objects": keys[start : start + 1000], "Quiet": True},
                 )
 
+    def sweep(self, prefix: str) -> None:
+        """No-op: the bucket's lifecycle rule deletes unfinished uploads after a day."""
+
     @contextmanager
     def _errors(self, key: str, *, conditional: bool = False) -> Iterator[None]:
         from boto3.exceptions import Boto3Error
         from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
 
+        refuse_outside(self.uri, key)
         try:
             yield
         except ClientError as error:

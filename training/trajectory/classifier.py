@@ -36,6 +36,7 @@ class TrainClassifier:
     learning_rate: float
     weight_decay: float
     position_weight: float
+    fused_optimizer: bool
     classes: Sequence[str]
 
     def model_input(self, size: int) -> Tensor:
@@ -64,7 +65,9 @@ class TrainClassifier:
 
     def optimizer(self, m: nn.Module) -> Optimizer:
         """AdamW without weight decay for biases, norms and scalars."""
-        return AdamW(parameter_groups(m, self.weight_decay), lr=self.learning_rate)
+        groups = parameter_groups(m, self.weight_decay)
+        # Not False, which would rule out torch's foreach as well.
+        return AdamW(groups, lr=self.learning_rate, fused=self.fused_optimizer or None)
 
     def samples(self, i: Inputs, split: str) -> ClipSamples:
         return clip_samples(i, split, self.view)

@@ -45,6 +45,8 @@ class RecipeConfig:
     clip_norm: float = 1.0
     evaluate_every_epochs: int = 1
     precision: Precision = "float32"
+    # The optimizer's work in one kernel, faster on a GPU; rounds differently.
+    fused_optimizer: bool = False
 
     # Processes that load ahead: changes no number, so another attempt may change it.
     loader_workers: int = 0

@@ -71,4 +71,5 @@ def full() -> TrajectoryConfig:
         warmup_steps=500,
         evaluate_every_epochs=2,
         precision="bfloat16",
+        fused_optimizer=True,
     )

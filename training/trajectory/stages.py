@@ -25,6 +25,7 @@ def frozen_stages(c: TrajectoryConfig) -> Sequence[Prepare | Train]:
             learning_rate=c.learning_rate,
             weight_decay=c.weight_decay,
             position_weight=c.position_weight,
+            fused_optimizer=c.fused_optimizer,
             classes=c.class_names,
         )
 
@@ -53,6 +54,7 @@ def magvit_stages(c: MagvitConfig) -> Sequence[Prepare | Train]:
             learning_rate=c.learning_rate,
             weight_decay=c.weight_decay,
             position_weight=c.position_weight,
+            fused_optimizer=c.fused_optimizer,
             classes=c.class_names,
         ),
     )
@@ -67,6 +69,7 @@ def time_average(c: RecipeConfig) -> TrainTimeAverage:
         learning_rate=c.learning_rate,
         weight_decay=c.weight_decay,
         position_weight=c.position_weight,
+        fused_optimizer=c.fused_optimizer,
         classes=c.class_names,
         width=c.baseline_width,
     )

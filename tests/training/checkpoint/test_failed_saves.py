@@ -1,5 +1,9 @@
 """A run whose store fails: it trains on and loses nothing, or ends when that lasts."""
 
+import os
+import signal
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -68,6 +72,41 @@ def test_fails_when_the_store_never_works(
     assert (run.head.state, run.head.checkpoints) == ("released", ())
     assert [event["step"] for event in run.events("save-failed")][:2] == [2, 4]
     assert run.attempt() == 0
+    assert_equal(run, whole)
+
+
+def kill_while_writing(place: str) -> None:
+    """Let this process be killed when it has written a file below `place`, before it counts."""
+    fsync = os.fsync
+
+    def killing(file: int) -> None:
+        if f"/{place}" in str(Path(f"/proc/self/fd/{file}").readlink()):
+            os.kill(os.getpid(), signal.SIGKILL)
+        fsync(file)
+
+    os.fsync = killing  # in a forked process
+
+
+def test_killed_saves_leave_nothing_behind(run: Run, whole: Run) -> None:
+    root = Path(run.uri)
+    run.options = [f"--artifacts-uri={root.parent / 'shared'}"]
+    before: set[Path] = set()
+    places = ["artifacts/", "shared/", "checkpoints/", "checkpoints/", "metrics/", "final/"]
+    for place in places:
+        run.at_start = partial(kill_while_writing, place)
+        process = run.fork()
+        process.join(120)
+        assert process.exitcode == -signal.SIGKILL
+        left = set(root.parent.rglob(".*.part"))
+        assert left, "it was killed in mid-save"
+        assert not left & before, "what the attempt before has left is gone"
+        before = left
+    run.at_start = None
+    assert run.attempt() == 0
+    assert list(root.parent.rglob("*.part")) == []
+    checkpoints = [path for path in (root / "checkpoints").rglob("*") if path.is_file()]
+    named = [file.bytes for entry in run.head.checkpoints for file in entry.files]
+    assert sum(path.stat().st_size for path in checkpoints) == sum(named)
     assert_equal(run, whole)
 
 

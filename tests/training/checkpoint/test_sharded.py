@@ -20,7 +20,7 @@ from training.checkpoint.read import DamagedCheckpointError, read_checkpoint, re
 from training.checkpoint.schedule import Schedule
 from training.checkpoint.sharded import ShardedSnapshot, slices_of
 from training.checkpoint.state import LiveState, flatten_state, unflatten_state
-from training.engine.learner import create_optimizer_state
+from training.engine.optimizer_state import create_optimizer_state
 from training.errors import GoBackError
 from training.interruption.supervisor import Supervisor
 from training.ranks.context import AttemptContext

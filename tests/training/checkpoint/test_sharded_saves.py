@@ -125,14 +125,33 @@ def test_it_resumes_on_both_stores(store_uri: str, new_run: NewRun, sharded: Run
     assert_equal(run, sharded)
 
 
-def test_a_damaged_share_is_passed_over_by_all_ranks(run: Run, sharded: Run) -> None:
+@pytest.mark.parametrize("why", ["does not match its SHA-256", "403 Forbidden"])
+def test_a_share_that_cannot_be_used_is_passed_over_by_all_ranks(
+    run: Run, sharded: Run, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
     during("first", 7, lambda: None)
     assert run.attempt_with_ranks(2) == [75, 75]
     tiny.HOOKS.clear()
-    newest = run.head.checkpoints[-1]
-    flip(Path(run.uri) / "checkpoints" / newest.name / "optimizer.rank-0001.safetensors", -1)
+    newest, name = run.head.checkpoints[-1].name, "optimizer.rank-0001.safetensors"
+    if "403" in why:
+        forbid(monkeypatch, f"checkpoints/{newest}/{name}")
+    else:
+        flip(Path(run.uri) / "checkpoints" / newest / name, -1)
     assert run.attempt_with_ranks(2) == [0, 0]
     (passed_over,) = run.events("resumed")[-1]["passed_over"]
-    assert passed_over["name"] == newest.name
-    assert "optimizer.rank-0001.safetensors does not match its SHA-256" in passed_over["why"]
+    assert passed_over["name"] == newest
+    assert name in passed_over["why"]
+    assert why in passed_over["why"]
     assert_equal(run, sharded)
+
+
+def forbid(monkeypatch: pytest.MonkeyPatch, forbidden: str) -> None:
+    """Let the store refuse to read a key."""
+    read = FolderStore.read_into
+
+    def refusing(self: FolderStore, key: str, start: int, data: memoryview) -> None:
+        if key == forbidden:
+            raise StoreError(f"{key}: 403 Forbidden")
+        read(self, key, start, data)
+
+    monkeypatch.setattr(FolderStore, "read_into", refusing)

@@ -12,10 +12,11 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from tests.training import tiny
-from tests.training.runs import Run
+from tests.training.runs import ROOT, Run
 from training.checkpoint.export import weights_sha256
 from training.cli.main import main
 from training.interruption.notice import Interruption
@@ -134,28 +135,6 @@ def test_a_notice_file_that_is_there_at_the_start_exits_75(run: Run, tmp_path: P
     path = tmp_path / "notice.json"
     path.write_text('{"action": "terminate", "time": "2026-01-01T00:00:00Z"}')
     assert run.attempt(f"--notice-file={path}") == 75
-
-
-def test_a_notice_without_time_to_save_leaves_the_last_commit(
-    run: Run, whole: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "notice.json"
-
-    def hook(step: int) -> None:
-        if step == 7:
-            tiny.HOOKS.clear()
-            path.write_text('{"action": "terminate", "time": "2026-01-01T00:00:00Z"}')
-            os.kill(os.getpid(), signal.SIGUSR1)
-            time.sleep(0.02)
-
-    tiny.HOOKS["first"] = hook
-    assert run.attempt(f"--notice-file={path}") == 75
-    assert "not enough time; the last commit stays" in capsys.readouterr().out
-    assert run.head.state == "released"
-    assert run.head.checkpoints[-1].step == 6
-    assert run.attempt() == 0
-    assert run.losses() == whole.losses()
-    assert run.head.weights_sha256 == whole.head.weights_sha256
 
 
 def test_fails_on_a_loss_that_is_not_finite_and_publishes_nothing(
@@ -282,6 +261,48 @@ def test_the_fail_command_marks_the_run(run: Run) -> None:
     process.join(120)
     assert process.exitcode == 76
     assert (run.head.state, run.head.reason) == ("failed", "disk broke")
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}),
+        ({"PYTORCH_ALLOC_CONF": ""}, {"PYTORCH_ALLOC_CONF": ""}),
+        (
+            {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"},
+            {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"},
+        ),
+    ],
+)
+def test_a_run_lets_the_segments_of_a_gpu_grow_unless_it_is_told_otherwise(
+    given: dict[str, str], expected: dict[str, str], run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+    for name in names:
+        # Set first: a variable that was not there is otherwise not taken away again.
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    assert run.attempt("--override=no_such_field=1") == 2, "set before the checks start CUDA"
+    assert {name: os.environ[name] for name in names if name in os.environ} == expected
+
+
+ALLOCATOR = """
+from training.cli.run import _let_segments_grow
+_let_segments_grow()
+import torch
+print(torch.cuda.memory._snapshot()["allocator_settings"]["expandable_segments"])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not torch.backends.cuda.is_built(), reason="this torch knows no CUDA")
+def test_torch_takes_the_setting_of_its_allocator() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", ALLOCATOR], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert (done.stdout, done.stderr) == ("True\n", "")
 
 
 def test_help_names_every_command_and_exit_code() -> None:

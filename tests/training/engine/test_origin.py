@@ -1,5 +1,6 @@
 """Runs that start from others: from weights, and from the final state of an extended run."""
 
+import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -10,8 +11,11 @@ from safetensors.torch import load_file, save_file
 
 from tests.training import tiny
 from tests.training.runs import Run
-from training.checkpoint.weights import read_weights
+from training.checkpoint.weights import open_run, read_weights
 from training.cli.main import main
+from training.preflight.extend import create_extended
+from training.record.head import read_head
+from training.store.folder import FolderStore
 
 CONSTANT = "--override=schedule=constant"
 NewRun = Callable[[str], Run]
@@ -48,6 +52,61 @@ def test_an_extended_run_equals_one_that_was_longer_from_the_beginning(
     assert ours.json("receipt.json")["steps"] == longer.json("receipt.json")["steps"] == 32
     assert steady.store.sizes("") == before, "the old run is as it was"
     assert steady.head.state == "finished"
+
+
+def kill_in_copy() -> None:
+    put_file = FolderStore.put_file
+
+    def killing(self: FolderStore, key: str, path: Path) -> None:
+        put_file(self, key, path)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    FolderStore.put_file = killing  # type: ignore[method-assign]  # in a forked process
+
+
+def test_an_extension_that_was_killed_in_its_copy_is_repeated_and_nothing_else_begins_there(
+    steady: Run, whole: Run, dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ours = Run(dataset=dataset, uri=str(tmp_path / "ours"), scratch=tmp_path)
+    right = [CONSTANT, f"--init-from={steady.uri}", "--extend-to=4epochs"]
+    ours.options, ours.at_start = right, kill_in_copy
+    process = ours.fork()
+    process.join(120)
+    assert process.exitcode == -signal.SIGKILL
+    for wrong in ([CONSTANT], [f"--init-from={whole.uri}"]):
+        ours.options, before = wrong, ours.store.sizes("")
+        assert ours.attempt() == 2
+        said = capsys.readouterr().err
+        assert "has checkpoints but no config.json" in said
+        assert "repeat the command with --extend-to" in said
+        assert ours.store.sizes("") == before
+    ours.options = right
+    assert ours.attempt() == 0
+    assert ours.json("receipt.json")["steps"] == 28
+
+
+def test_fails_to_extend_where_another_run_is_being_extended(
+    steady: Run, whole: Run, dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ours = Run(dataset=dataset, uri=str(tmp_path / "ours"), scratch=tmp_path)
+    create_extended(open_run(whole.uri), ours.store, "ours", "i-1")
+    ours.options = [CONSTANT, f"--init-from={steady.uri}", "--extend-to=4epochs"]
+    assert ours.attempt() == 2
+    assert f"does not start from the end of {steady.uri}" in capsys.readouterr().err
+    ours.options = [f"--init-from={whole.uri}", "--extend-to=4epochs"]
+    assert ours.attempt() == 0
+
+
+def test_what_another_extension_has_copied_is_deleted(
+    steady: Run, whole: Run, dataset: Path, tmp_path: Path
+) -> None:
+    store = FolderStore(tmp_path / "ours")
+    other = whole.head.checkpoints[-1].name
+    store.put(f"checkpoints/{other}/state.json", b"{}")
+    create_extended(open_run(steady.uri), store, "ours", "i-1")
+    head = read_head(store)
+    assert head is not None
+    assert store.folders("checkpoints/") == {entry.name for entry in head.checkpoints}
 
 
 def test_steps_are_rounded_up_to_whole_epochs(

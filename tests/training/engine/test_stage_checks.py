@@ -66,7 +66,7 @@ def sgd(*modules: nn.Module) -> torch.optim.Optimizer:
             lambda: stage_checks.checked_weight(STAGE, SCALAR, 0),
             "weight returned a tensor of shape ()",
         ),
-        (lambda: stage_checks.checked_weight(STAGE, 0.0, 4), "step 5 have the total weight 0.0"),
+        (lambda: stage_checks.checked_weight(STAGE, -1.0, 4), "step 5 have the total weight -1.0"),
         (
             lambda: stage_checks.checked_start(STAGE, None),
             "start returned None; return training.work",
@@ -121,6 +121,7 @@ def test_right_results_are_passed_through() -> None:
     assert stage_checks.checked_start(STAGE, start) is start
     assert stage_checks.checked_partial(STAGE, partial) is partial
     assert stage_checks.checked_weight(STAGE, 3, 0) == 3
+    assert stage_checks.checked_weight(STAGE, 0.0, 0) == 0
     assert stage_checks.checked_metrics(STAGE, {"a": torch.tensor(0.5)}) == {"a": 0.5}
     order = torch.tensor([2, 0, 1])
     found = stage_checks.checked_order(cast(Samples, Ordered(order, order)), 0, 7, twice=True)

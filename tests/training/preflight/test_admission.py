@@ -3,13 +3,18 @@
 import json
 import multiprocessing
 import os
+import shutil
+import tempfile
 import time
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any, TypeVar
 
 import pytest
 
 from contract.keys import MANIFEST
+from tests.training.forked import in_fork
 from tests.training.runs import WORKLOAD, Run
 from tests.training.tiny import Tiny
 from training.cli.main import main
@@ -20,12 +25,15 @@ from training.preflight.admission import (
     Reservation,
     Reservations,
     ResourceRequest,
+    _started,
     refuse_oversubscription,
     too_many_threads,
 )
 from training.preflight.preflight import resource_request
 from training.proxies import WorkloadProxy
 from training.workloads import load_workload
+
+T = TypeVar("T")
 
 # A g5.2xlarge: 8 vCPUs, 32 GiB of which 30 are free after boot, one A10G.
 G5_2XLARGE = MachineCapacity(free_host_mib=30 * 1024, vcpus=8, gpu_mib=(22_888,))
@@ -52,8 +60,9 @@ HUGE = Huge()
 def need(folder: Path, *, reads: bool, gpu_mib: int | None = 5_000) -> ResourceRequest:
     """Of the full recipe over 10,000 clips of 32 frames."""
     folder.mkdir(exist_ok=True)
-    files = [{"name": "clips.u8", "bytes": 10_000 * CLIP_BYTES, "sha256": ""}]
-    (folder / MANIFEST).write_text(json.dumps({"files": files}))
+    files = [{"name": "clips.u8", "bytes": 10_000 * CLIP_BYTES, "sha256": "ab"}]
+    manifest = {"format": 1, "workload": "trajectory", "files": files, "meta": {}}
+    (folder / MANIFEST).write_text(json.dumps(manifest))
     workload = load_workload("trajectory")
     config = resolve_config(workload, "full", {"num_threads": "2"})
     return resource_request(
@@ -128,6 +137,88 @@ def test_reservations_of_dead_processes_are_ignored(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("*.json"))) == 1, "SIGKILL leaves the file"
     assert list(Reservations(tmp_path).others()) == []
     assert list(tmp_path.glob("*.json")) == []
+
+
+@pytest.fixture
+def shared_folder() -> Iterator[Path]:
+    """A folder in one like /tmp, below which every user may write."""
+    root = Path(tempfile.mkdtemp())
+    root.chmod(0o1777)
+    yield root / "reservations"
+    shutil.rmtree(root)
+
+
+def as_user(user: int, act: Callable[[], T]) -> T:
+    """What `act` returns in a process of another user, with a umask that shuts others out."""
+
+    def switched() -> T:
+        os.umask(0o077)
+        os.setgroups([])
+        os.setgid(user)
+        os.setuid(user)
+        return act()
+
+    return in_fork(switched)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can act as other users")
+def test_users_of_one_machine_see_each_other_s_reservations(shared_folder: Path) -> None:
+    mine = ResourceRequest(run="mine", data_mib=10, loader_workers=0, threads=1)
+    machine = MachineCapacity(free_host_mib=8_000, vcpus=2)
+    large = replace(mine, run="large", data_mib=7_000)
+    reservations = Reservations(shared_folder)
+
+    def reserve(request: ResourceRequest) -> Callable[[], None]:
+        def act() -> None:
+            with reservations.reserved(request, machine):
+                pass
+
+        return act
+
+    def die() -> None:
+        with reservations.reserved(mine, machine):
+            os._exit(0)
+
+    as_user(1001, reserve(mine))
+    with reservations.reserved(mine, machine):
+        as_user(1002, reserve(mine))
+        with pytest.raises(UserError, match=r"reserved by 1 other run\(s\)"):
+            as_user(1001, reserve(large))
+    with pytest.raises(EOFError):
+        as_user(1001, die)
+    assert len(list(shared_folder.glob("*.json"))) == 1, "left by a run that has died"
+    as_user(1002, reserve(mine))
+    assert len(list(shared_folder.glob("*.json"))) == 1, "another user's file cannot be deleted"
+    as_user(1001, reserve(mine))
+    assert list(shared_folder.glob("*.json")) == []
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can act as other users")
+def test_a_run_goes_on_where_nothing_can_be_reserved(shared_folder: Path) -> None:
+    shared_folder.mkdir(mode=0o755)
+    assert as_user(1001, lambda: hold(shared_folder, 0)) is None
+    shared_folder.rmdir()
+    victim = shared_folder.with_name("victim")
+    victim.mkdir(mode=0o700)
+    shared_folder.symlink_to(victim)
+    hold(shared_folder, 0)
+    assert victim.stat().st_mode & 0o777 == 0o700
+
+
+def test_every_user_may_write_where_reservations_are(tmp_path: Path) -> None:
+    hold(tmp_path / "reservations", 0)
+    assert (tmp_path / "reservations").stat().st_mode & 0o7777 == 0o1777
+
+
+@pytest.mark.parametrize("need", [{"run": 1}, {"data_mib": "x"}, {"data_mib": -1}, {"more": 1}])
+def test_a_reservation_that_nobody_made_holds_nothing(tmp_path: Path, need: Any) -> None:
+    good = asdict(ResourceRequest(run="a", data_mib=1, loader_workers=0, threads=1))
+    record = {"pid": os.getppid(), "began": _started(os.getppid()), "need": good}
+    (tmp_path / "1-x.json").write_text(json.dumps(record))
+    (held,) = Reservations(tmp_path).others()
+    assert held.request.data_mib == 1
+    (tmp_path / "1-x.json").write_text(json.dumps({**record, "need": {**good, **need}}))
+    assert list(Reservations(tmp_path).others()) == []
 
 
 def test_a_torn_file_and_a_process_id_used_again_hold_nothing(tmp_path: Path) -> None:

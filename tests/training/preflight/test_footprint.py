@@ -1,20 +1,22 @@
 """Footprints: against arithmetic, against the real allocator, and against what a run commits."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 from torch.profiler import ProfilerActivity, profile
 
 from tests.training.forked import in_fork
 from tests.training.runs import Run
 from tests.training.tiny import TinyConfig, TinyTrain
+from training.capabilities import Probe
 from training.errors import UserError
-from training.preflight.footprint import measure_evaluation, measure_step
+from training.preflight.footprint import measure_evaluation, measure_probe, measure_step
 from training.trajectory.recipes import laptop
 from training.trajectory.workload import TRAJECTORY
 from training.workload import Batch, Inputs, Loss, Settings, Train
@@ -129,13 +131,66 @@ def test_fails_for_a_stage_without_an_example() -> None:
         measure(Mute())
 
 
-def test_fails_for_a_step_that_depends_on_values() -> None:
-    class Looking(Linear):
-        def loss(self, m: nn.Module, b: Batch, step: int) -> Loss:
-            return Loss(total=m(b[b.sum(1) > 0]).sum())
+class Matching(Linear):
+    """Chooses outputs by their values, as a matcher does."""
 
-    with pytest.raises(UserError, match="depends on values of the data"):
-        measure(Looking())
+    def __init__(self, read: Callable[[Tensor], Any]) -> None:
+        super().__init__(name="matcher")
+        self.read = read
+
+    def loss(self, m: nn.Module, b: Batch, step: int) -> Loss:
+        out = m(b)
+        self.read(out.detach())
+        return Loss(total=out.sum())
+
+
+class Surrogate(Matching):
+    def surrogate(self, m: nn.Module, b: Batch) -> Loss:
+        return Loss(total=m(b).sum())
+
+
+# What reads data -> how the refusal names it.
+READS: dict[str, Callable[[Tensor], Any]] = {
+    "(numpy() in test_footprint.py, line ": lambda out: out.cpu().numpy(),
+    "np.asarray(out)": lambda out: np.asarray(out),
+    "(aten.bincount.default in ": lambda out: out.argmax(1).bincount(),
+    "(aten._local_scalar_dense.default in ": lambda out: out.mean().item(),
+    "(aten.nonzero.default in ": lambda out: out[out > 0],
+}
+
+
+def test_fails_for_a_step_that_reads_data() -> None:
+    def refusals() -> list[str]:
+        found = []
+        for read in READS.values():
+            with pytest.raises(UserError) as error:
+                measure_step(cast(Train, Matching(read)), TinyConfig(), BATCH)
+            found.append(str(error.value))
+        return found
+
+    for operation, said in zip(READS, in_fork(refusals), strict=True):
+        assert said.startswith("stage 'matcher' cannot be measured: its step reads data (")
+        assert operation in said
+        assert "in test_footprint.py, line " in said
+        assert said.endswith(
+            "add `surrogate(model, batch)`, a step by shapes alone (training/capabilities.py)"
+        )
+
+
+def test_a_stage_that_reads_data_is_measured_by_its_surrogate() -> None:
+    stage = Surrogate(lambda out: out.cpu().numpy())
+    assert measure(stage) == measure(Linear())
+    assert measure_evaluation(cast(Train, stage), TinyConfig(), BATCH) > 0
+
+
+def test_fails_for_a_probe_that_reads_data() -> None:
+    class Reading(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return x[x.sum(1) > 0]
+
+    probe = Probe(build=lambda: Reading(2, 2), batch=torch.zeros(4, 2), size=4)
+    with pytest.raises(UserError, match="'features' cannot be measured: its probe reads data"):
+        in_fork(lambda: measure_probe("features", probe))
 
 
 def stage_of_trajectory() -> Train:

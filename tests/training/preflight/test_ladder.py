@@ -10,9 +10,20 @@ from typing import Any
 import pytest
 
 from tests.training.big import BIG, BigConfig
-from training.preflight.ladder import adapted, apply_rungs
+from training.checkpoint.state import checkpoint_name
+from training.errors import UserError
+from training.preflight.ladder import (
+    Adaptation,
+    TrialRequest,
+    adapted,
+    apply_rungs,
+    resolve_adaptation,
+)
 from training.preflight.workload_checks import problems
+from training.record.checkpoint_entry import CheckpointEntry
+from training.record.head import Head
 from training.rungs import KINDS
+from training.store.folder import FolderStore
 from training.workload import Train
 from training.workloads import WORKLOADS, load_workload
 
@@ -109,3 +120,37 @@ def test_rungs_are_applied_to_the_stages() -> None:
     (stage,) = adapted(BIG, names).stages(config)  # type: ignore[arg-type]
     assert isinstance(stage, Train)
     assert stage.settings.micro_batch == 2
+
+
+@pytest.fixture
+def torn(tmp_path: Path) -> FolderStore:
+    """A run whose adaptation.json is torn."""
+    store = FolderStore(tmp_path / "run")
+    store.put("adaptation.json", b'{"format": 1, "rungs"')
+    return store
+
+
+def resolve(store: FolderStore, *, may_adapt: bool) -> tuple[str, ...]:
+    request = TrialRequest(workload=NAME, recipe="plain", overrides={}, memory_limit_mib=None)
+    return resolve_adaptation(store, request, BIG, BigConfig(), may_adapt=may_adapt)  # type: ignore[arg-type]
+
+
+def test_what_no_attempt_has_trained_with_is_measured_again(torn: FolderStore) -> None:
+    assert resolve(torn, may_adapt=True) == ()
+    found = torn.get("adaptation.json")
+    assert found is not None
+    assert [trial.outcome for trial in Adaptation.from_bytes(found.data).trials] == ["fits"]
+
+
+def test_fails_where_a_torn_adaptation_was_trained_with_or_cannot_be_measured(
+    torn: FolderStore,
+) -> None:
+    with pytest.raises(UserError, match=r"adaptation\.json is damaged or was edited"):
+        resolve(torn, may_adapt=False)
+    one = CheckpointEntry(
+        name=checkpoint_name(7, 1), step=7, stage="shrink", epoch=0, kind="periodic", files=()
+    )
+    head = Head(run_id="r", generation=1, writer="i", nonce="n", checkpoints=(one,))
+    torn.put("head.json", head.to_bytes())
+    with pytest.raises(UserError, match=r"adaptation\.json is damaged or was edited"):
+        resolve(torn, may_adapt=True)

@@ -7,13 +7,14 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from subprocess import PIPE
 
 import psutil
 import pytest
 
 from contract.grammar import parse_interval
 from tests.training import tiny
-from tests.training.hooks import at_rank, notice
+from tests.training.hooks import HUNG_SECONDS, at_rank, notice
 from tests.training.runs import ROOT, Run, assert_close, wait_for
 from training.engine.attempt import _start_ranks
 from training.engine.job import RunOptions
@@ -120,6 +121,26 @@ def test_a_process_starts_the_other_ranks_itself_and_they_end_with_it(
     assert run.attempt_with_ranks(2, "--override=step_seconds=0.1") == [0, 0]
     assert run.losses() == pair.losses()
     assert run.head.weights_sha256 == pair.head.weights_sha256
+
+
+def test_a_rank_that_watches_rank_0_ends_without_a_word() -> None:
+    """Several times: the end of the interpreter and the thread that reads race each other."""
+    lines = ["import time", "from training.ranks.launch import end_with_rank_0"]
+    program = "; ".join([*lines, "end_with_rank_0()", "time.sleep(0.1)"])
+    command = [sys.executable, "-c", program]
+    for _ in range(5):
+        with subprocess.Popen(command, cwd=ROOT, stdin=PIPE, stderr=PIPE, text=True) as rank:
+            assert rank.stderr is not None
+            said, code = rank.stderr.read(), rank.wait(HUNG_SECONDS)
+        assert (code, said) == (0, "")
+
+
+@pytest.mark.slow
+def test_all_ranks_of_a_finished_run_end_without_a_word(run: Run) -> None:
+    command = [sys.executable, "-m", "training", *run.arguments("--num-processes=2")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert run.head.state == "finished"
 
 
 def test_a_lost_rank_is_named_where_a_collective_breaks_first(run: Run) -> None:

@@ -1,5 +1,6 @@
 """The lease: one writer at a time, despite lost responses and wrong clocks."""
 
+import json
 import threading
 import time
 from collections.abc import Sequence
@@ -7,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from training.record.checkpoint_entry import CheckpointEntry, Kind
+from training.checkpoint.state import checkpoint_name
+from training.errors import UserError
+from training.record.checkpoint_entry import CheckpointEntry, FileEntry, Kind
 from training.record.head import Head, mark_failed, read_head
 from training.record.lease import InterruptedWhileWaitingError, Lease, LeaseLostError, acquire
 from training.record.retention import KEEP_NEWEST
@@ -34,7 +37,12 @@ def take(
 
 def entry(step: int, stage: str = "a", kind: Kind = "periodic") -> CheckpointEntry:
     return CheckpointEntry(
-        name=f"{step:08d}-{stage}-{kind}", step=step, stage=stage, epoch=0, kind=kind, files=()
+        name=f"{step:08d}-g0001-{ord(stage):x}",
+        step=step,
+        stage=stage,
+        epoch=0,
+        kind=kind,
+        files=(),
     )
 
 
@@ -189,6 +197,27 @@ def test_a_take_over_sweeps_files_that_no_head_names(tmp_path: Path) -> None:
     assert list(store.sizes("checkpoints/")) == [f"checkpoints/{entry(1).name}/state.json"]
 
 
+def test_a_checkpoint_that_cannot_be_deleted_keeps_no_other_one(tmp_path: Path) -> None:
+    class Stubborn(FolderStore):
+        def delete_below(self, prefix: str) -> None:
+            if entry(1).name in prefix:
+                raise StoreError(f"{prefix}: 403 Forbidden")
+            super().delete_below(prefix)
+
+    store = Stubborn(tmp_path)
+    lease = take(store, "i-1")
+    for step in range(1, 7):
+        store.put(f"checkpoints/{entry(step).name}/state.json", b"{}")
+        lease.publish(entry(step))
+        lease.delete_unkept()
+    left = {entry(step).name for step in (1, 4, 5, 6)}
+    assert store.folders("checkpoints/") == left
+    lease.release()
+    store.put("checkpoints/00000009-g0001-dead/state.json", b"{}")
+    take(store, "i-2").sweep()
+    assert store.folders("checkpoints/") == left
+
+
 def test_a_finished_run_is_not_taken_over(tmp_path: Path) -> None:
     store = FolderStore(tmp_path)
     take(store, "i-1").finish("abc")
@@ -211,3 +240,59 @@ def test_marking_failed_shuts_the_holder_out_and_spares_a_finished_run(tmp_path:
 def test_a_head_comes_back_as_it_was_written() -> None:
     head = Head(run_id="r", generation=3, writer="i", nonce="n", checkpoints=(entry(5),))
     assert Head.from_bytes(head.to_bytes()) == head
+
+
+def edited_head(path: str = "", value: object = None) -> bytes:
+    """A head with one checkpoint of one file, and another value at a path of the JSON."""
+    file = FileEntry(name="state.json", bytes=2, sha256="ab", part_bytes=8)
+    one = CheckpointEntry(
+        name=checkpoint_name(7, 3), step=7, stage="a", epoch=0, kind="periodic", files=(file,)
+    )
+    head = Head(run_id="r", generation=3, writer="i", nonce="n", checkpoints=(one,))
+    record = json.loads(head.to_bytes())
+    if path:
+        *parents, last = (
+            path.replace("entry", "checkpoints/0").replace("file", "files/0").split("/")
+        )
+        target = record
+        for name in parents:
+            target = target[int(name) if name.isdecimal() else name]
+        target[last] = value
+    return json.dumps(record).encode()
+
+
+def test_a_head_with_the_names_that_are_written_is_read() -> None:
+    assert Head.from_bytes(edited_head()).checkpoints[0].step == 7
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        *(
+            ("entry/name", name)
+            for name in ["", ".", "..", "../../x", "/x", "x", "00000007-g0003-ab/..", 7]
+        ),
+        *(("entry/file/name", name) for name in ["", ".", "..", "../head.json", "/x", "a/b", 7]),
+        ("entry/file/bytes", -1),
+        ("entry/file/bytes", "2"),
+        ("entry/file/part_bytes", 0),
+        ("entry/file/part_bytes", -8),
+        ("entry/step", "7"),
+        ("entry/kind", "other"),
+        ("generation", "3"),
+        ("generation", None),
+        ("state", "asleep"),
+        ("checkpoints", [None]),
+        ("checkpoints", "x"),
+    ],
+)
+def test_fails_for_a_head_that_says_what_no_writer_wrote(path: str, value: object) -> None:
+    with pytest.raises(UserError, match=r"^head\.json is damaged or was edited \("):
+        Head.from_bytes(edited_head(path, value))
+
+
+def test_fails_for_a_head_that_names_a_checkpoint_twice() -> None:
+    record = json.loads(edited_head())
+    record["checkpoints"] *= 2
+    with pytest.raises(UserError, match="is named twice"):
+        Head.from_bytes(json.dumps(record).encode())

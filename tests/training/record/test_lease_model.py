@@ -3,6 +3,7 @@
 Hypothesis draws what happens in which order and shrinks what breaks a promise to its shortest form.
 """
 
+import contextlib
 import itertools
 import shutil
 import tempfile
@@ -17,11 +18,13 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from contract.keys import HEAD
 from training.record import head as head_module
 from training.record import lease
 from training.record.checkpoint_entry import CheckpointEntry
 from training.record.head import Head, mark_failed, read_head
 from training.record.lease import InterruptedWhileWaitingError, Lease, LeaseLostError, acquire
+from training.store import protocol
 from training.store.folder import FolderStore
 from training.store.protocol import AnswerLostError, PreconditionFailedError, StoreError
 
@@ -46,20 +49,26 @@ class Clock:
 
 @contextmanager
 def on_clock(clock: Clock) -> Iterator[None]:
-    with mock.patch.object(head_module, "time", clock), mock.patch.object(lease, "time", clock):
+    with contextlib.ExitStack() as stack:
+        for module in (head_module, lease, protocol):
+            stack.enter_context(mock.patch.object(module, "time", clock))
         yield
 
 
 class Recorder(FolderStore):
-    """The store itself: every head that was ever accepted, and no file deleted while named."""
+    """The store itself: whatever head and receipt it accepted, and no file deleted while named."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
         self.heads: list[Head] = []
+        self.receipts: list[int] = []  # the generations that wrote one
 
     def put_if(self, key: str, data: bytes, etag: str | None) -> str:
         tag = super().put_if(key, data, etag)
-        self.heads.append(Head.from_bytes(data))
+        if key == HEAD:
+            self.heads.append(Head.from_bytes(data))
+        else:
+            self.receipts.append(int(data))
         return tag
 
     def delete_below(self, prefix: str) -> None:
@@ -184,6 +193,20 @@ class Writers(RuleBasedStateMachine):
 
         self.act(self.draw(data), faults, act)
 
+    @precondition(lambda self: self.holders)
+    @rule(faults=FAULTS, data=st.data())
+    def write_receipt(self, faults: list[str], data: st.DataObject) -> None:
+        def act(holder: Holder) -> None:
+            generation = holder.lease.head.generation
+            if holder.lease.head.is_ended or holder.lease.head.state != "running":
+                return
+            holder.lease.put("receipt.json", str(generation).encode())
+            found = self.store.get("receipt.json")
+            assert found is not None
+            assert int(found.data) >= generation
+
+        self.act(self.draw(data), faults, act)
+
     @precondition(lambda self: len(self.holders) > 2)
     @rule(faults=FAULTS, data=st.data(), what=st.sampled_from(["finish", "fail", "mark"]))
     def end(self, faults: list[str], data: st.DataObject, what: str) -> None:
@@ -215,6 +238,10 @@ class Writers(RuleBasedStateMachine):
             assert after.generation - before.generation in (0, 1)
             if after.generation == before.generation and after.writer != before.writer:
                 raise AssertionError(f"generation {after.generation} has two writers")
+
+    @invariant()
+    def no_stale_writer_replaces_what_its_successor_wrote(self) -> None:
+        assert self.store.receipts == sorted(self.store.receipts)
 
     @invariant()
     def an_end_is_the_end(self) -> None:

@@ -97,7 +97,7 @@ def test_a_zombie_that_wakes_beside_its_successor_commits_nothing(run: Run, whol
     assert_equal(run, whole)
 
 
-@pytest.mark.parametrize("when", ["upload", "publication", "sweep", "final"])
+@pytest.mark.parametrize("when", ["upload", "publication", "sweep", "final", "receipt"])
 def test_a_zombie_that_stops_in_the_middle_of_a_commit_publishes_nothing_later(
     run: Run, whole: Run, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
@@ -128,8 +128,17 @@ def _stops_in(when: str) -> dict[str, Callable[..., object]]:
             stopped.append(True)
             stop()
 
-    put_if, upload = FolderStore.put_if, FolderStore.upload
-    put_file, delete = FolderStore.put_file, FolderStore.delete_below
+    put_if = FolderStore.put_if
+
+    def before(method: str, prefix: str = "") -> dict[str, Callable[..., object]]:
+        act = getattr(FolderStore, method)
+
+        def stopping(self: FolderStore, key: str, *arguments: object) -> object:
+            if key.startswith(prefix):
+                stop_once()
+            return act(self, key, *arguments)
+
+        return {method: stopping}
 
     def stopping_put_if(self: FolderStore, key: str, data: bytes, etag: str | None) -> str:
         head = read_head(self)
@@ -137,24 +146,12 @@ def _stops_in(when: str) -> dict[str, Callable[..., object]]:
             stop_once()
         return put_if(self, key, data, etag)
 
-    def stopping_upload(self: FolderStore, *arguments: object) -> object:
-        stop_once()
-        return upload(self, *arguments)  # type: ignore[arg-type]
-
-    def stopping_put_file(self: FolderStore, key: str, path: Path) -> None:
-        if key.startswith("final/"):
-            stop_once()
-        put_file(self, key, path)
-
-    def stopping_delete(self: FolderStore, prefix: str) -> None:
-        stop_once()
-        delete(self, prefix)
-
     methods: dict[str, dict[str, Callable[..., object]]] = {
-        "upload": {"upload": stopping_upload},
+        "upload": before("upload"),
         "publication": {"put_if": stopping_put_if},
-        "final": {"put_file": stopping_put_file},
-        "sweep": {"delete_below": stopping_delete},
+        "final": before("put_file", "final/"),
+        "sweep": before("delete_below"),
+        "receipt": before("put", "receipt.json") | before("put_if", "receipt.json"),
     }
     return methods[when]
 

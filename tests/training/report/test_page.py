@@ -12,7 +12,10 @@ from tests.training import tiny
 from tests.training.runs import Run
 from training.cli.main import main
 from training.record.history import read_history
+from training.record.run_config import read_run_config
 from training.report.charts import Curve, TimelineBar, draw_bars, draw_curves
+from training.report.page import write_report
+from training.store.folder import FolderStore
 
 
 @pytest.fixture
@@ -36,6 +39,22 @@ def interrupted(run: Run) -> Run:
     run.options = ["--override=step_seconds=0.01"]
     assert run.attempt() == 0
     return run
+
+
+def test_a_report_never_replaces_one_that_is_newer_than_what_it_shows(whole: Run) -> None:
+    class Interrupted(FolderStore):
+        """Another process writes its report while this one reads what happened."""
+
+        def sizes(self, prefix: str) -> dict[str, int]:
+            FolderStore(Path(self.uri)).put("report.html", b"newer")
+            return super().sizes(prefix)
+
+    config = read_run_config(whole.store)
+    assert config is not None
+    page = (Path(whole.uri) / "report.html").read_bytes()
+    write_report(Interrupted(Path(whole.uri)), config, whole.head)
+    assert (Path(whole.uri) / "report.html").read_bytes() == b"newer"
+    whole.store.put("report.html", page)
 
 
 def test_the_history_says_what_happened(interrupted: Run) -> None:

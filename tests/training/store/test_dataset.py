@@ -2,7 +2,9 @@
 
 import json
 import multiprocessing
+import os
 import shutil
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -53,6 +55,34 @@ def test_a_sync_fetches_only_what_is_missing_or_damaged(
     (out / "notes" / "about.txt").unlink()
     assert sync_dataset(store, out, silent).fetched_files == 1
     open_dataset(out, again=True)
+
+
+def test_killed_syncs_leave_nothing_behind(
+    store_uri: str, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, out = open_store(store_uri), tmp_path / "out"
+    upload_dataset(dataset, store, silent)
+
+    def kill(path: Path) -> str:
+        os.kill(os.getpid(), signal.SIGKILL)
+        return ""
+
+    for _ in range(3):
+        before = set(out.rglob(".*.????????.part"))
+        with monkeypatch.context() as patched:
+            patched.setattr("training.store.dataset.sha256_of", kill)
+            process = multiprocessing.get_context("fork").Process(
+                target=sync_dataset, args=(store, out, silent)
+            )
+            process.start()
+            process.join(120)
+        assert process.exitcode == -signal.SIGKILL
+        left = set(out.rglob(".*.????????.part"))
+        assert left, "it was killed with a file that was fetched and not yet verified"
+        assert not left & before
+    sync_dataset(store, out, silent)
+    open_dataset(out)
+    assert list(out.rglob("*.part*")) == []
 
 
 def test_fails_to_sync_what_was_uploaded_wrong(

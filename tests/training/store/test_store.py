@@ -121,6 +121,33 @@ def test_fails_for_a_bucket_that_is_not_there(bucket_uri: str) -> None:
         open_store("s3://no-such-bucket-here/x").put("a", b"x")
 
 
+OUTSIDE = ["..", "../x", "a/../../x", "/x", "//", "a//", "./", "a/./", "checkpoints/../"]
+
+
+@pytest.mark.parametrize("key", OUTSIDE)
+def test_fails_for_a_key_that_leaves_the_store(store_uri: str, tmp_path: Path, key: str) -> None:
+    store, path = open_store(store_uri), tmp_path / "path"
+    store.put("a/b", b"mine")
+    (tmp_path / "x").write_bytes(b"mine")
+    path.write_bytes(b"new")
+    calls: list[Callable[[], object]] = [
+        lambda: store.get(key),
+        lambda: store.put(key, b"new"),
+        lambda: store.put_if(key, b"new", None),
+        lambda: store.get_file(key, path),
+        lambda: store.put_file(key, path),
+        lambda: _upload(store, b"new", key).finish(),
+        lambda: store.read_into(key, 0, memoryview(bytearray(1))),
+        lambda: store.sizes(key),
+        lambda: store.delete_below(key),
+    ]
+    for call in calls:
+        with pytest.raises(UserError, match="is no key of"):
+            call()
+    assert store.sizes("") == {"a/b": 4}
+    assert (tmp_path / "x").read_bytes() == b"mine"
+
+
 def test_a_folder_write_that_breaks_leaves_the_old_content(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -216,10 +243,10 @@ def _trouble(store: S3Store, operation: str, met: list[Exception], *, after: boo
     setattr(store._parts, operation, call)
 
 
-def _upload(store: Store, data: bytes) -> Upload:
+def _upload(store: Store, data: bytes, key: str = "a/big") -> Upload:
     """Every part of an upload in parts of 5 MiB, last first; not finished."""
     view = memoryview(data)
-    upload = store.upload("a/big", len(data), 5 * MEBIBYTE, threading.Event())
+    upload = store.upload(key, len(data), 5 * MEBIBYTE, threading.Event())
     for number in reversed(range(-(-len(data) // (5 * MEBIBYTE)))):
         start = number * 5 * MEBIBYTE
         part = view[start : start + 5 * MEBIBYTE]
@@ -359,7 +386,7 @@ def test_fails_when_a_key_cannot_be_created(tmp_path: Path) -> None:
         def put_if(self, key: str, data: bytes, etag: str | None) -> str:
             raise AnswerLostError(f"{key}: no answer")
 
-    with pytest.raises(StoreError, match=r"config\.json could not be created: .*no answer"):
+    with pytest.raises(StoreError, match=r"config\.json could not be written: .*no answer"):
         create(Silent(tmp_path), "config.json", b"mine")
 
 

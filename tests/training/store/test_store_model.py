@@ -15,13 +15,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     invariant,
+    precondition,
     rule,
     run_state_machine_as_test,
 )
 
-from training.store.folder import FolderStore
+from training.store.folder import FolderStore, _FileUpload
 from training.store.open import open_store
-from training.store.protocol import PreconditionFailedError, Store, create
+from training.store.protocol import PreconditionFailedError, Store, Upload, create
 
 KEYS = st.sampled_from(["head.json", "a/one", "a/two", "a/b/three", "ab/four"])
 PREFIXES = st.sampled_from(["a/", "a/b/", "ab/", "nothing/"])
@@ -40,6 +41,8 @@ class AnyStore(RuleBasedStateMachine):
         self.file = folder / "file"
         self.model: dict[str, bytes] = {}
         self.tags: dict[tuple[int, str], tuple[str, bytes] | None] = {}
+        self.numbers = itertools.count()
+        self.under_way: list[tuple[str, bytes, Upload]] = []
 
     @rule(writer=WRITERS, key=KEYS)
     def get(self, writer: int, key: str) -> None:
@@ -88,13 +91,40 @@ class AnyStore(RuleBasedStateMachine):
 
     @rule(writer=WRITERS, key=KEYS, data=CONTENTS.filter(len))
     def upload(self, writer: int, key: str, data: bytes) -> None:
-        key = f"{key}-{len(self.model)}-{writer}"  # which nobody else writes
+        key = f"{key}-{next(self.numbers)}"  # which nobody else writes
         upload = self.stores[writer].upload(
             self.root + key, len(data), 5 * 2**20, threading.Event()
         )
+        self.under_way.append((key, data, upload))
+
+    @precondition(lambda self: self.under_way)
+    @rule()
+    def finish(self) -> None:
+        key, data, upload = self.under_way.pop(0)
         upload.put(0, 0, memoryview(data), hashlib.sha256(data).digest())
         upload.finish()
         self.model[key] = data
+
+    @precondition(lambda self: self.under_way)
+    @rule()
+    def abort(self) -> None:
+        self.under_way.pop()[2].abort()
+
+    @precondition(lambda self: self.under_way)
+    @rule()
+    def die(self) -> None:
+        """The writer of an upload is killed: the system closes its files."""
+        upload = self.under_way.pop()[2]
+        if isinstance(upload, _FileUpload):
+            upload._close_direct()
+            upload._unfinished._close()
+
+    @rule(writer=WRITERS)
+    def sweep(self, writer: int) -> None:
+        self.stores[writer].sweep(self.root)
+        if isinstance(self.stores[0], FolderStore):
+            left = list((Path(self.stores[0].uri) / self.root).rglob(".*"))
+            assert len(left) == len(self.under_way), "those of writers at work, and no other"
 
     @rule(writer=WRITERS, key=KEYS, start=st.integers(0, 90_000), size=st.integers(0, 90_000))
     def read_into(self, writer: int, key: str, start: int, size: int) -> None:
@@ -106,6 +136,8 @@ class AnyStore(RuleBasedStateMachine):
 
     @rule(writer=WRITERS, prefix=PREFIXES)
     def delete_below(self, writer: int, prefix: str) -> None:
+        if any(key.startswith(prefix) for key, _, _ in self.under_way):
+            return  # nobody deletes what somebody else writes
         self.stores[writer].delete_below(self.root + prefix)
         self.model = {k: v for k, v in self.model.items() if not k.startswith(prefix)}
 
@@ -116,12 +148,23 @@ class AnyStore(RuleBasedStateMachine):
         }
         assert self.stores[writer].sizes(self.root + prefix) == expected
 
+    @rule(writer=WRITERS, prefix=st.sampled_from(["", "a/", "a/b/", "nothing/"]))
+    def folders(self, writer: int, prefix: str) -> None:
+        below = [key.removeprefix(prefix) for key in self.model if key.startswith(prefix)]
+        expected = {key.partition("/")[0] for key in below if "/" in key}
+        found = self.stores[writer].folders(self.root + prefix)
+        empty = [name for name in found - expected if not name.startswith(".")]
+        assert expected <= found
+        assert all(not self.stores[writer].sizes(f"{self.root}{prefix}{name}/") for name in empty)
+
     @invariant()
     def what_is_listed_is_what_there_is(self) -> None:
         expected = {self.root + key: len(data) for key, data in self.model.items()}
         assert self.stores[0].sizes(self.root) == expected
 
     def teardown(self) -> None:
+        for _, _, upload in self.under_way:
+            upload.abort()
         for key, data in self.model.items():
             found = self.stores[1].get(self.root + key)
             assert found is not None

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import nn
 
 from contract.grammar import Interval, parse_interval
 from training.cli import run_options
@@ -55,6 +56,17 @@ def test_every_stage_of_a_recipe_takes_its_loader_workers(recipe: str) -> None:
     train = [stage for stage in TRAJECTORY.stages(config) if isinstance(stage, Train)]
     assert {stage.settings.loader_workers for stage in train} == {3}
     assert "loader_workers" in TRAJECTORY.placement_fields
+
+
+@pytest.mark.parametrize("recipe", sorted(RECIPES))
+def test_the_recipes_of_a_gpu_have_fused_optimizers_and_the_others_torch_s_choice(
+    recipe: str,
+) -> None:
+    config = RECIPES[recipe]()
+    train = [stage for stage in TRAJECTORY.stages(config) if isinstance(stage, Train)]
+    optimizers = [stage.optimizer(nn.Linear(2, 2)) for stage in train]
+    assert {o.defaults["fused"] for o in optimizers} == {True if "full" in recipe else None}
+    assert {o.defaults["foreach"] for o in optimizers} == {None}
 
 
 def receipt_of(dataset: Path, run: Path, *options: str) -> dict[str, Any]:

@@ -13,7 +13,8 @@ from contract.grammar import parse_interval
 from training.config import parse_overrides, resolve_config
 from training.errors import EXIT_FAILED, EXIT_FINISHED, UserError
 from training.preflight.workload_checks import describe, problems
-from training.proof.check.runs import InterruptionPoint, Runs, points
+from training.proof.check.runs import InterruptionPoint, Runs, never_interrupted, points
+from training.proof.forks import refuse_started_cuda
 from training.proof.torture.compare import Outcome, differences
 from training.store.local_dataset import open_dataset, write_manifest
 from training.workloads import load_workload
@@ -41,6 +42,7 @@ def check(options: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory(prefix="check-") as folder:
         runs = Runs(options.name, recipe, overrides, Path(folder), interval, options.steps)
         _prepare_dataset(options, workload, runs)
+        refuse_started_cuda(options.name)
         whole = runs.whole("whole")
         stage, fewest = _fewest_steps(whole)
         if fewest < (options.steps or 0):
@@ -51,13 +53,16 @@ def check(options: argparse.Namespace) -> int:
         _print(options, f"[ok] uninterrupted run: {len(whole.steps)} steps")
         differing = differences(runs.whole("again"), whole)
         if differing:
-            return _end(options, began, "two runs without interruption differ", differing, [])
+            found = [f"two runs without interruption differ: {text}" for text in differing]
+            return _end(options, began, found, [])
         _print(options, "[ok] repeated run: the same weights, losses and sample ids")
-        ours, reached = runs.interrupted(
-            "interrupted", points(workload.stages(config), options.steps)
-        )
-        differing = differences(ours, whole)
-        return _end(options, began, "the interrupted run differs", differing, reached)
+        planned = points(workload.stages(config), options.steps)
+        ours, reached = runs.interrupted("interrupted", planned)
+        found = [
+            *(f"the interrupted run differs: {text}" for text in differences(ours, whole)),
+            *never_interrupted(planned, reached),
+        ]
+        return _end(options, began, found, reached)
 
 
 def _fewest_steps(outcome: Outcome) -> tuple[str, int]:
@@ -94,27 +99,26 @@ def _print(options: argparse.Namespace, line: str) -> None:
 def _end(
     options: argparse.Namespace,
     began: float,
-    what: str,
-    differing: Sequence[str],
+    found: Sequence[str],
     reached: Sequence[InterruptionPoint],
 ) -> int:
     seconds = time.monotonic() - began
     if options.json:
         record = {
-            "resumes_exactly": not differing,
-            "problems": [f"{what}: {sentence}" for sentence in differing],
+            "resumes_exactly": not found,
+            "problems": list(found),
             "interruptions": [str(point) for point in reached],
             "seconds": round(seconds, 1),
         }
         print(json.dumps(record, indent=1))
-        return EXIT_FAILED if differing else EXIT_FINISHED
+        return EXIT_FAILED if found else EXIT_FINISHED
     for point in reached:
         print(f"  {point}")
-    for sentence in differing:
-        print(f"[failed] {what}: {sentence}")
-    if not differing:
+    for sentence in found:
+        print(f"[failed] {sentence}")
+    if not found:
         print(
             f"[ok] {options.name} resumes exactly: {len(reached)} interruptions, each on a new "
             f"machine, and the same weights, losses and sample ids ({seconds:.0f} s)"
         )
-    return EXIT_FAILED if differing else EXIT_FINISHED
+    return EXIT_FAILED if found else EXIT_FINISHED

@@ -58,13 +58,14 @@ class InterruptionPoint:
 
 
 def points(stages: Sequence[Any], num_steps: int | None) -> list[InterruptionPoint]:
-    """The points, in order, at which to interrupt a run; `num_steps` adds kills to Train stages."""
+    """Where to interrupt a run, stage by stage; `num_steps` adds kills to Train stages."""
     found = []
     for stage in stages:
         if not isinstance(stage, Train):
-            found.append(
-                InterruptionPoint(stage=stage.name, kind="shard", number=stage.num_shards // 2)
-            )
+            # A notice during the last shard of the run finds nothing left to interrupt.
+            if stage.num_shards > 1 or stage is not stages[-1]:
+                shard = stage.num_shards // 2
+                found.append(InterruptionPoint(stage=stage.name, kind="shard", number=shard))
             continue
         first, *rest = (
             InterruptionPoint(stage=stage.name, kind="step", number=step) for step in _NOTICES
@@ -72,11 +73,25 @@ def points(stages: Sequence[Any], num_steps: int | None) -> list[InterruptionPoi
         evaluation = InterruptionPoint(stage=stage.name, kind="evaluation", number=0)
         found += [first, *rest[:-1], evaluation, rest[-1]]
         for share in _KILLS if num_steps else ():
-            number = int(share * (num_steps or 0))
+            step = int(share * (num_steps or 0))
             found.append(
-                InterruptionPoint(stage=stage.name, kind="step", number=number, how="killed")
+                InterruptionPoint(stage=stage.name, kind="step", number=step, how="killed")
             )
     return found
+
+
+def never_interrupted(
+    points: Sequence[InterruptionPoint], reached: Sequence[InterruptionPoint]
+) -> list[str]:
+    """A sentence for each stage of which no point was reached."""
+    stages = dict.fromkeys(point.stage for point in points)
+    return [
+        f"stage {stage!r} was never interrupted, so nothing is known about it: the run came to "
+        "none of its steps, evaluations and shards; if another stage has made what it prepares, "
+        "give it a key of its own"
+        for stage in stages
+        if stage not in {point.stage for point in reached}
+    ]
 
 
 class Runs:
@@ -102,7 +117,7 @@ class Runs:
 
     def whole(self, name: str) -> Outcome:
         """Make an uninterrupted run."""
-        code = self._attempt(name, None)
+        code = self._attempt(name, ())
         if code != EXIT_FINISHED:
             raise UserError(f"a plain run of the workload ended with exit code {code}:{self.log}")
         return self.outcome(name)
@@ -110,19 +125,19 @@ class Runs:
     def interrupted(
         self, name: str, points: Sequence[InterruptionPoint]
     ) -> tuple[Outcome, list[InterruptionPoint]]:
-        """Make a run that is interrupted at each point in turn; return the points it reached."""
-        reached = []
-        for point in points:
-            code = self._attempt(name, point)
-            if code == EXIT_FINISHED:
-                break
+        """Make a run whose attempts each end at the first point that is left; return those reached.
+
+        A point that does not exist (a second epoch where there is one) holds up no other.
+        """
+        left, reached = list(points), list[InterruptionPoint]()
+        while (code := self._attempt(name, left)) != EXIT_FINISHED:
+            if not self._note.exists():
+                raise UserError(f"the last attempt ended with exit code {code}:{self.log}")
+            point = left[int(self._note.read_text())]
             if code != (-signal.SIGKILL if point.how == "killed" else EXIT_INTERRUPTED):
                 raise UserError(f"{point}: the attempt ended with exit code {code}:{self.log}")
+            left.remove(point)
             reached.append(self._with_commit(name, point) if point.how == "killed" else point)
-        else:
-            code = self._attempt(name, None)
-        if code != EXIT_FINISHED:
-            raise UserError(f"the last attempt ended with exit code {code}:{self.log}")
         return self.outcome(name), reached
 
     def outcome(self, name: str) -> Outcome:
@@ -145,24 +160,29 @@ class Runs:
         where = f"step {newest.step} of the run, epoch {newest.epoch}"
         return replace(point, resumed_from=f"resumes from the {newest.kind} commit at {where}")
 
-    def _attempt(self, name: str, point: InterruptionPoint | None) -> int:
+    @property
+    def _note(self) -> Path:
+        """The file in which the last attempt noted the point that ended it."""
+        return self._folder / f"attempt-{self._num_attempts}.point"
+
+    def _attempt(self, name: str, points: Sequence[InterruptionPoint]) -> int:
         self._num_attempts += 1
         machine = self._folder / f"machine-{self._num_attempts}"
         pid = os.fork()
         if pid == 0:
-            os._exit(self._act(name, point, machine))
+            os._exit(self._act(name, points, machine))
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         shutil.rmtree(machine, ignore_errors=True)
         return code
 
-    def _act(self, name: str, point: InterruptionPoint | None, machine: Path) -> int:
+    def _act(self, name: str, points: Sequence[InterruptionPoint], machine: Path) -> int:
         """Run the attempt in the child, its output in a log."""
         with ExitStack() as stack:
             log = (self._folder / f"attempt-{self._num_attempts}.log").open("w")
             stack.enter_context(redirect_stdout(log))
             stack.enter_context(redirect_stderr(log))
             try:
-                return exit_code_of(lambda: run_attempt(*self._options(name, point, machine)))
+                return exit_code_of(lambda: run_attempt(*self._options(name, points, machine)))
             except BaseException:  # the child must end here, whatever the workload raises
                 traceback.print_exc()
                 return _EXIT_CRASHED
@@ -170,14 +190,18 @@ class Runs:
                 log.flush()
 
     def _options(
-        self, name: str, point: InterruptionPoint | None, machine: Path
+        self, name: str, points: Sequence[InterruptionPoint], machine: Path
     ) -> tuple[RunOptions, Job, Supervisor]:
         supervisor = Supervisor(budget_seconds=600.0)
 
         def reached(stage: str, kind: str, number: int) -> None:
-            if point is None or not point.is_reached(stage, kind, number):
+            place = next(
+                (n for n, p in enumerate(points) if p.is_reached(stage, kind, number)), None
+            )
+            if place is None or self._note.exists():
                 return
-            if point.how == "killed":
+            self._note.write_text(str(place))
+            if points[place].how == "killed":
                 os.kill(os.getpid(), signal.SIGKILL)
             supervisor.interruption.tell("notice")
 

@@ -17,6 +17,7 @@ from typing import Any
 from contract.grammar import parse_interval
 from training.config import parse_overrides, resolve_config
 from training.errors import EXIT_FAILED, EXIT_FINISHED, UserError
+from training.proof.forks import refuse_started_cuda
 from training.proof.torture.plan import PHASES, SIGNALS
 from training.proof.torture.series import References, Series, Target
 from training.proof.torture.totals import Totals
@@ -65,6 +66,7 @@ def torture(options: argparse.Namespace) -> int:
         stops_at_first=options.exitfirst,
         out=out,
     )
+    refuse_started_cuda(options.workload)
     totals, seconds = _go(target, options)
     return _end(target, options, totals, seconds)
 

@@ -102,4 +102,5 @@ def magvit_full() -> MagvitConfig:
         warmup_steps=500,
         evaluate_every_epochs=2,
         precision="bfloat16",
+        fused_optimizer=True,
     )

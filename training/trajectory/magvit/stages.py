@@ -68,7 +68,8 @@ class TrainTokenizer:
 
     def optimizer(self, m: nn.Module) -> Optimizer:
         c = self.config
-        return AdamW(parameter_groups(m, c.weight_decay), lr=c.tokenizer_learning_rate)
+        groups = parameter_groups(m, c.weight_decay)
+        return AdamW(groups, lr=c.tokenizer_learning_rate, fused=c.fused_optimizer or None)
 
     def samples(self, i: Inputs, split: str) -> FrameSamples:
         data = open_dataset(i.dataset.folder)

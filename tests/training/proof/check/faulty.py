@@ -1,30 +1,50 @@
-"""The tiny workload, each time with one mistake that a person makes."""
+"""The tiny workload with three Train stages, each time with one mistake in one of them."""
 
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from tests.training.tiny import Rows, Tiny, TinyConfig, TinyTrain
+from tests.training.tiny import Doubled, Rows, Tiny, TinyConfig, TinyTrain
 from training.proxies import TrainProxy, WorkloadProxy
 from training.workload import Batch, Inputs, Loss, Prepare, Train
 
+STAGES = ("first", "second", "third")
+
+
+class Three(Tiny):
+    """Three Train stages, which go through their samples once."""
+
+    @property
+    def recipes(self) -> Mapping[str, Any]:
+        return {"once": lambda: TinyConfig(epochs=1)}
+
+    def stages(self, c: TinyConfig) -> Sequence[Prepare | Train]:
+        return (*super().stages(c), TinyTrain(config=c, name="third", width=8))
+
 
 class Faulty(WorkloadProxy):
-    """The tiny workload with every Train stage wrapped."""
+    """Three with one Train stage wrapped."""
 
-    def __init__(self, stage: type[TrainProxy]) -> None:
-        super().__init__(Tiny())
+    def __init__(self, wrap: type[TrainProxy], stage: str) -> None:
+        super().__init__(THREE)
+        self._wrap = wrap
         self._stage = stage
 
     def stages(self, c: Any) -> Sequence[Prepare | Train]:
         return [
-            self._stage(stage) if isinstance(stage, Train) else stage
+            self._wrap(stage) if isinstance(stage, Train) and stage.name == self._stage else stage
             for stage in self._inner.stages(c)
         ]
+
+
+def planted(wrap: type[TrainProxy]) -> Iterator[Faulty]:
+    """The fault in each stage in turn."""
+    return (Faulty(wrap, stage) for stage in STAGES)
 
 
 class Counter(nn.Module):
@@ -80,11 +100,21 @@ class Averaging(TrainProxy):
         return Loss(total=super().loss(m, b, step).total.detach())
 
 
-REMEMBERING = Faulty(Remembering)
-TIMED = Faulty(Timed)
-AUGMENTED = Faulty(Augmented)
-REPEATING = Faulty(Repeating)
-DETACHED = Faulty(Averaging)
+THREE = Three()
+REMEMBERING_FIRST, REMEMBERING_SECOND, REMEMBERING_THIRD = planted(Remembering)
+TIMED_FIRST, TIMED_SECOND, TIMED_THIRD = planted(Timed)
+AUGMENTED_FIRST, AUGMENTED_SECOND, AUGMENTED_THIRD = planted(Augmented)
+REPEATING_FIRST, REPEATING_SECOND, REPEATING_THIRD = planted(Repeating)
+DETACHED_FIRST, DETACHED_SECOND, DETACHED_THIRD = planted(Averaging)
+
+
+class Doubling(Tiny):
+    """Two Prepare stages with one key."""
+
+    def stages(self, c: TinyConfig) -> Sequence[Prepare | Train]:
+        doubled, *trained = super().stages(c)
+        assert isinstance(doubled, Doubled)
+        return (doubled, replace(doubled, name="again"), *trained)
 
 
 class BadConfig(Tiny):
@@ -108,5 +138,5 @@ class Nothing:
     name = "nothing"
 
 
-BAD_CONFIG, NOTHING = BadConfig(), Nothing()
+BAD_CONFIG, NOTHING, DOUBLING = BadConfig(), Nothing(), Doubling()
 HALF = Half(placement_fields=frozenset({"seed", "loaders"}))

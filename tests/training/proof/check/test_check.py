@@ -2,6 +2,7 @@
 
 import json
 import re
+from typing import Any
 
 import pytest
 
@@ -10,14 +11,21 @@ from training.preflight.workload_checks import problems
 from training.workloads import WORKLOADS, load_workload
 
 FAULTY = "tests.training.proof.check.faulty"
+# The first step of each stage of its three-stage workload, where each takes four.
+FIRST_STEPS = {"first": 1, "second": 5, "third": 9}
+
+
+def checked(name: str, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    """The record of a `check` that must end with exit code 1."""
+    assert main(["check", name, "--json"]) == 1
+    record: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert not record["resumes_exactly"]
+    return record
 
 
 def findings(name: str, capsys: pytest.CaptureFixture[str]) -> str:
-    """What `check` says against a workload; it must end with exit code 1."""
-    assert main(["check", name, "--json"]) == 1
-    record = json.loads(capsys.readouterr().out)
-    assert not record["resumes_exactly"]
-    return "\n".join(record["problems"])
+    """What `check` says against a workload."""
+    return "\n".join(checked(name, capsys)["problems"])
 
 
 @pytest.mark.parametrize("name", [*WORKLOADS, "tests.training.tiny:TINY"])
@@ -54,18 +62,38 @@ def test_fails_where_a_stage_has_too_few_samples_for_so_many_steps(
     assert "so few samples that it took" in capsys.readouterr().err
 
 
-def test_state_that_no_checkpoint_holds_is_found(capsys: pytest.CaptureFixture[str]) -> None:
-    said = findings(f"{FAULTY}:REMEMBERING", capsys)
-    # The first attempt ended after step 1; what it remembered is missing from step 2 on.
-    assert "the interrupted run differs: step 2 (stage 'first'): loss is" in said
-    assert "the first tensor that differs is '0.bias' by up to" in said
+def test_fails_for_a_stage_that_was_never_interrupted(capsys: pytest.CaptureFixture[str]) -> None:
+    said = findings(f"{FAULTY}:DOUBLING", capsys)
+    assert said.startswith("stage 'again' was never interrupted, so nothing is known about it: ")
+    assert "give it a key of its own" in said
 
 
-def test_a_run_that_is_never_the_same_is_found(capsys: pytest.CaptureFixture[str]) -> None:
-    said = findings(f"{FAULTY}:TIMED", capsys)
-    assert "two runs without interruption differ: step 1 (stage 'first'): loss is" in said
+@pytest.mark.parametrize("stage", FIRST_STEPS)
+def test_state_that_no_checkpoint_holds_is_found(
+    stage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = checked(f"{FAULTY}:REMEMBERING_{stage.upper()}", capsys)
+    # An attempt ended after the stage's first step; what it remembered is missing from there on.
+    step, said = FIRST_STEPS[stage] + 1, "\n".join(record["problems"])
+    assert f"the interrupted run differs: step {step} (stage {stage!r}): loss is" in said
+    if stage == "third":
+        assert "the first tensor that differs is '0.bias' by up to" in said
+    # All stages, although none has the second epoch in which another interruption is due.
+    places = ("step 1", "step 3", "step 4", "evaluation batch 1")
+    trained = [f"interrupted at stage '{s}', {place}" for s in FIRST_STEPS for place in places]
+    assert record["interruptions"] == ["interrupted at stage 'doubled', shard 2", *trained]
 
 
+@pytest.mark.parametrize("stage", FIRST_STEPS)
+def test_a_run_that_is_never_the_same_is_found(
+    stage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = findings(f"{FAULTY}:TIMED_{stage.upper()}", capsys)
+    step = FIRST_STEPS[stage]
+    assert f"two runs without interruption differ: step {step} (stage {stage!r}): loss is" in said
+
+
+@pytest.mark.parametrize("stage", FIRST_STEPS)
 @pytest.mark.parametrize(
     ("name", "says"),
     [
@@ -75,9 +103,9 @@ def test_a_run_that_is_never_the_same_is_found(capsys: pytest.CaptureFixture[str
     ],
 )
 def test_fails_for_what_the_loop_relies_on(
-    name: str, says: str, capsys: pytest.CaptureFixture[str]
+    name: str, says: str, stage: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["check", f"{FAULTY}:{name}", "--count=42"]) == 2
+    assert main(["check", f"{FAULTY}:{name}_{stage.upper()}", "--count=42"]) == 2
     error = capsys.readouterr().err
     assert "a plain run of the workload ended with exit code 2" in error
     assert says in error

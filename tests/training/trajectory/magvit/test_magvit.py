@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tests.training.trajectory.scene import FakeDataset, inputs_of
 from training.trajectory.dataset import open_dataset
@@ -14,7 +16,13 @@ from training.trajectory.magvit import reconstruction
 from training.trajectory.magvit.recipes import MagvitConfig, magvit_full, magvit_laptop
 from training.trajectory.magvit.stages import Tokens, TrainTokenizer, TrainTransformer, digits_loss
 from training.trajectory.magvit.tokenizer import Quantizer, Tokenizer
-from training.trajectory.magvit.transformer import TokenTransformer, merge_cells, split_cells
+from training.trajectory.magvit.transformer import (
+    Block,
+    TokenTransformer,
+    folded_attention,
+    merge_cells,
+    split_cells,
+)
 from training.trajectory.paths import CLASSES
 from training.trajectory.workload import TRAJECTORY
 from training.workload import Inputs, Partial, Prior
@@ -268,3 +276,29 @@ def test_clips_of_a_sample_are_those_of_the_file(dataset: FakeDataset) -> None:
     clips = [data.splits["test"][0], data.splits["test"][2]]
     assert batch["clips"].tolist() == clips
     assert torch.equal(batch["frames"], torch.from_numpy(data.frames[clips]))
+
+
+def test_attention_in_four_dimensions_takes_the_fast_kernel_and_differs_by_rounding() -> None:
+    torch.manual_seed(0)
+    qkv = torch.randn(3, 2, 5, 4, 16, 8, requires_grad=True)
+    plain = F.scaled_dot_product_attention(*qkv.unbind(0))
+    folded = folded_attention(*qkv.unbind(0))
+    assert torch.allclose(folded, plain, rtol=1e-5, atol=1e-6)
+    ours, theirs = (torch.autograd.grad(out.square().sum(), qkv)[0] for out in (folded, plain))
+    assert torch.allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+    math = SDPBackend.MATH.value
+    assert torch._fused_sdp_choice(*qkv.unbind(0)) == math
+    assert torch._fused_sdp_choice(*qkv.flatten(1, 2).unbind(0)) != math
+
+
+@pytest.mark.gpu
+def test_attention_on_a_gpu_needs_no_plain_formula() -> None:
+    torch.manual_seed(0)
+    block, x_BtPE = Block(width=64, num_heads=4, dropout=0.0), torch.randn(2, 8, 16, 64)
+    expected = block(x_BtPE)
+    block = block.to("cuda", torch.bfloat16)
+    fast = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]
+    with sdpa_kernel(fast):
+        found = block(x_BtPE.to("cuda", torch.bfloat16))
+        found.sum().backward()
+    assert torch.allclose(found.float().cpu(), expected, rtol=0.05, atol=0.05)

@@ -1,0 +1,221 @@
+"""Measured without a run: page-locked memory, saves, attention, predicted memory."""
+
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from benchmarks.checkpoint_state import make_state, open_run, save_request
+from benchmarks.gpu.session import LANGUAGE, REPOSITORY, Session, last_line
+from training.capabilities import HasExample
+from training.checkpoint.checkpointer import Checkpointer
+from training.checkpoint.memory import allocate
+from training.checkpoint.schedule import Schedule
+from training.config import resolve_config
+from training.preflight.footprint import measure_evaluation, measure_step
+from training.store.folder import FolderStore
+from training.trajectory.magvit.transformer import folded_attention
+from training.workload import Train
+from training.workloads import load_workload
+
+_MIB = 2**20
+_NUM_SAVES = 6
+_SAVE_SECONDS = 60.0
+
+
+def machine(session: Session) -> None:
+    """What is measured on."""
+    if session.is_dry:
+        session.row("GPU, driver, memory", "none: a dry run on the CPU")
+    else:
+        query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total"]
+        done = subprocess.run(
+            [*query, "--format=csv,noheader"], capture_output=True, text=True, check=False
+        )
+        session.row("GPU, driver, memory", done.stdout.strip())
+    versions = (platform.python_version(), torch.__version__, torch.version.cuda, os.cpu_count())
+    session.row("Python, torch, CUDA, vCPUs", ", ".join(map(str, versions)))
+
+
+def pinned(session: Session) -> None:
+    """Page-locked memory of our own: what it costs, its bandwidth, and what a fork copies of it."""
+    size = (64 if session.is_dry else 2048) * _MIB
+    blocks: list[Tensor] = []
+    took = session.timed(lambda: blocks.append(allocate(size, session.device)))
+    touched = session.timed(lambda: blocks[0].fill_(1))
+    name = f"allocate and lock {size // _MIB} MiB, then touch it, s"
+    session.row(name, f"{took:.2f}, {touched:.2f}", "the first save waits for both")
+    if not session.is_dry:
+        is_pinned = blocks[0].is_pinned()
+        session.row("torch sees it as page-locked", is_pinned, "" if is_pinned else "WRONG")
+        _bandwidth(session, blocks[0])
+    with_block, private = _forked(session)
+    blocks.clear()
+    without, least = _forked(session)
+    copied = private - least > size // _MIB // 2
+    session.row(
+        "fork with it and without, ms; private MiB of the child",
+        f"{1000 * with_block:.1f}, {1000 * without:.1f}; {private}, {least}",
+        "WRONG: the child has a copy" if copied else "as it should be",
+    )
+
+
+def _bandwidth(session: Session, ours: Tensor) -> None:
+    source = torch.empty(len(ours), dtype=torch.uint8, device=session.device)
+    targets = {
+        "ours": ours,
+        "torch's page-locked": torch.empty(len(ours), dtype=torch.uint8, pin_memory=True),
+        "pageable": torch.zeros(len(ours), dtype=torch.uint8),
+    }
+    for name, target in targets.items():
+        copies = [_copy_seconds(session, source, target) for _ in range(3)]
+        session.row(f"GPU to host, {name}, GB/s", f"{len(ours) / min(copies) / 1e9:.1f}")
+
+
+def _copy_seconds(session: Session, source: Tensor, target: Tensor) -> float:
+    return session.timed(lambda: target.copy_(source, non_blocking=True))
+
+
+def _forked(session: Session) -> tuple[float, int]:
+    """Seconds of a fork, and the child's private MiB."""
+    reader, writer = os.pipe()
+    pids: list[int] = []
+
+    def fork() -> None:
+        pid = os.fork()
+        if pid == 0:
+            lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+            kib = next(int(x.split()[1]) for x in lines if x.startswith("Private_Dirty"))
+            os.write(writer, str(kib // 1024).encode())
+            os._exit(0)
+        pids.append(pid)
+
+    seconds = session.timed(fork)
+    os.waitpid(pids[0], 0)
+    private = int(os.read(reader, 64))
+    os.close(reader)
+    os.close(writer)
+    return seconds, private
+
+
+def saves(session: Session) -> None:
+    """What a save of a state on the device blocks, beside one copy of it to page-locked memory."""
+    state = _moved(make_state(60 if session.is_dry else 3000), session.device)
+    total = sum(t.nbytes for part in state.values() for t in part.values())
+    flat = torch.empty(total, dtype=torch.uint8, device=session.device)
+    host = torch.empty(total, dtype=torch.uint8, pin_memory=not session.is_dry)
+    host.copy_(flat)
+    copy = statistics.median(_copy_seconds(session, flat, host) for _ in range(5))
+    del flat, host
+    blocked, durable = _save_seconds(session, state)
+    first, later = blocked[0], statistics.median(blocked[2:])
+    name = f"{total / 1e9:.2f} GB: the first save blocks, s"
+    session.row(name, f"{first:.3f}", f"{first / copy:.1f} x a page-locked copy")
+    what = f"{later / copy:.2f} x a page-locked copy ({total / copy / 1e9:.1f} GB/s)"
+    session.row("later saves block, s", f"{later:.3f}", what)
+    seconds = statistics.median(durable[2:])
+    session.row("durable in a folder, s", f"{seconds:.2f}", f"{total / seconds / 1e9:.2f} GB/s")
+
+
+def _moved(
+    state: Mapping[str, Mapping[str, Tensor]], device: torch.device
+) -> dict[str, dict[str, Tensor]]:
+    """The state on the device, as a stage has it: AdamW counts its steps on the CPU."""
+    return {
+        part: {n: t if n.endswith("/step") else t.to(device) for n, t in tensors.items()}
+        for part, tensors in state.items()
+    }
+
+
+def _save_seconds(
+    session: Session, state: Mapping[str, Mapping[str, Tensor]]
+) -> tuple[list[float], list[float]]:
+    """Seconds for which each of a few saves in a row blocks, and until it is durable."""
+    blocked, durable = [], []
+    with tempfile.TemporaryDirectory(dir=session.folder) as name:
+        folder = Path(name)
+        with open_run(FolderStore(folder / "run"), folder) as context:
+            checkpointer = Checkpointer(context, Schedule(context.interval), None)
+            for step in range(1, _NUM_SAVES + 1):
+                request = save_request(state, step)
+                began = session.timed(lambda request=request: checkpointer.save_async(request))  # type: ignore[misc]
+                blocked.append(began)
+                rest = session.timed(lambda: checkpointer.wait(_SAVE_SECONDS))
+                durable.append(began + rest)
+                checkpointer.poll()
+    return blocked, durable
+
+
+def attention(session: Session) -> None:
+    """magvit_full's attention over the places of a step, as torch is given it and as it was."""
+    shape = (1, 2, 2, 64, 32) if session.is_dry else (16, 8, 6, 64, 32)
+    plain = torch.nn.functional.scaled_dot_product_attention
+    for name, attend in (("five dimensions", plain), ("four, as now", folded_attention)):
+        heads = torch.randn(
+            3, *shape, device=session.device, dtype=torch.bfloat16, requires_grad=True
+        )
+
+        def passes(count: int, attend=attend, heads=heads) -> None:  # type: ignore[no-untyped-def]
+            for _ in range(count):
+                attend(*heads.unbind(0)).sum().backward()
+
+        passes(3)
+        seconds = min(session.timed(lambda passes=passes: passes(10)) for _ in range(3))  # type: ignore[misc]
+        session.row(f"forward and backward in {name}, ms", f"{100 * seconds:.3f}")
+
+
+def memory(session: Session) -> None:
+    """The largest stage of a recipe as it is predicted, beside a trial on the device."""
+    names = [(LANGUAGE, "plain", session.language())]
+    if not session.is_dry:
+        names += [("trajectory", recipe, {}) for recipe in ("full", "magvit_full")]
+    for name, recipe, overrides in names:
+        texts = {field: str(value) for field, value in overrides.items()}
+        workload = load_workload(name)
+        config = resolve_config(workload, recipe, texts)
+        predicted = 0
+        for stage in workload.stages(config):
+            if isinstance(stage, Train) and isinstance(stage, HasExample):
+                settings = stage.settings
+                step = measure_step(stage, config, settings.micro_batch).peak_bytes
+                evaluation = measure_evaluation(stage, config, settings.eval_batch)
+                predicted = max(predicted, step, evaluation)
+        what = f"{workload.name} {recipe}: predicted and measured MiB"
+        measured = _trial(session, name, recipe, texts)
+        if measured is None:
+            session.row(what, f"{predicted / _MIB:.0f}, not measured")
+            continue
+        off = predicted / measured - 1
+        far = "" if abs(off) <= 0.15 else ": MORE THAN 15 %"
+        session.row(what, f"{predicted / _MIB:.0f}, {measured / _MIB:.0f}", f"{off:+.0%}{far}")
+
+
+def _trial(
+    session: Session, workload: str, recipe: str, overrides: Mapping[str, str]
+) -> int | None:
+    """The peak of the ladder's own trial of a recipe; None without a GPU."""
+    request = {"workload": workload, "recipe": recipe, "overrides": dict(overrides), "rungs": []}
+    log = session.folder / "trial.log"
+    with log.open("w") as errors:
+        done = subprocess.run(
+            [sys.executable, "-m", "training.preflight.ladder_trial"],
+            cwd=REPOSITORY,
+            input=json.dumps({**request, "memory_limit_mib": None}),
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            timeout=max(10.0, session.seconds_left),
+            check=False,
+        )
+    if done.returncode != 0:
+        raise RuntimeError(f"the trial of {recipe}: {last_line(log)}")
+    outcome: dict[str, int | None] = json.loads(done.stdout.splitlines()[-1])
+    return outcome["peak_bytes"]

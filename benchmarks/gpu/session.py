@@ -1,0 +1,159 @@
+"""What the measurements share: the device, the time that is left, rows, and runs of the trainer."""
+
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+REPOSITORY = Path(__file__).parents[2]
+LANGUAGE = "benchmarks.gpu.language:LANGUAGE"
+# The language model of the dry run, and of nothing that is worth a figure.
+TINY = {"width": 64, "num_layers": 1, "num_tokens": 32, "vocabulary": 64}
+TINY |= {"global_batch": 8, "micro_batch": 8, "num_threads": 1}
+# The first steps of a stage choose kernels and fill caches.
+_WARM_SHARE = 0.4
+
+
+@dataclass(kw_only=True)
+class Session:
+    """One measurement: prints its rows as JSON lines while it finds them."""
+
+    device: torch.device
+    folder: Path
+    deadline: float  # by the monotonic clock
+    _datasets: dict[tuple[str, int], Path] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def is_dry(self) -> bool:
+        """Whether there is no GPU, and sizes are tiny."""
+        return self.device.type == "cpu"
+
+    @property
+    def gpu_mib(self) -> int:
+        """Memory of the GPU."""
+        total: int = torch.cuda.get_device_properties(self.device).total_memory
+        return total // 2**20
+
+    @property
+    def seconds_left(self) -> float:
+        """Until the measurement must be over."""
+        return self.deadline - time.monotonic()
+
+    def row(self, what: str, value: object, verdict: str = "") -> None:
+        """Give a row of the table."""
+        line = json.dumps({"what": what, "value": str(value), "verdict": verdict})
+        with self._lock:
+            print(line, flush=True)
+
+    def timed(self, act: Callable[[], object]) -> float:
+        """Seconds of `act`, until the device has done it."""
+        self._synchronize()
+        began = time.perf_counter()
+        act()
+        self._synchronize()
+        return time.perf_counter() - began
+
+    def _synchronize(self) -> None:
+        if not self.is_dry:
+            torch.cuda.synchronize()
+
+    def language(self, **overrides: object) -> dict[str, object]:
+        """Overrides of the language model: as it is on a GPU, else tiny."""
+        return {**(TINY if self.is_dry else {}), **overrides}
+
+    def dataset(self, workload: str, count: int) -> Path:
+        """The folder of a dataset, made once."""
+        with self._lock:
+            if (workload, count) not in self._datasets:
+                out = self.folder / f"data-{len(self._datasets)}"
+                made = [f"--workload={workload}", f"--count={count}", f"--out={out}"]
+                code = self.training(["data", "make", *made], self.folder / "data.log")
+                if code != 0:
+                    raise RuntimeError(f"the dataset: {last_line(self.folder / 'data.log')}")
+                self._datasets[workload, count] = out
+            return self._datasets[workload, count]
+
+    def training(self, arguments: list[str], log: Path, seconds: float = 200.0) -> int | None:
+        """Run the trainer; its exit code, or None if it had to be ended."""
+        with log.open("w") as file:
+            process = start_training(arguments, file)
+        return end_of(process, min(seconds, max(5.0, self.seconds_left)))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """A run of the trainer, under several names."""
+
+    workload: str
+    recipe: str
+    dataset: Path
+    overrides: Mapping[str, object]
+
+    def arguments(self, folder: Path, name: str, *more: str) -> list[str]:
+        """The command of the run called `name`."""
+        overrides = [
+            f"--override={field}={str(value).lower() if isinstance(value, bool) else value}"
+            for field, value in self.overrides.items()
+        ]
+        what = [f"--workload={self.workload}", f"--recipe={self.recipe}"]
+        where = [f"--dataset-uri={self.dataset}", f"--run-uri={folder / name}"]
+        file = f"--metrics-file={metrics_file(folder, name)}"
+        return ["run", *what, *where, file, *overrides, *more]
+
+
+def metrics_file(folder: Path, name: str) -> Path:
+    """Where a run's metrics go."""
+    return folder / f"{name}.jsonl"
+
+
+def steps_of(folder: Path, name: str, stage: str | None = None) -> list[dict[str, Any]]:
+    """The steps that a run has recorded so far."""
+    path = metrics_file(folder, name)
+    lines = path.read_text().splitlines() if path.exists() else []
+    found = [json.loads(line) for line in lines if line.endswith("}")]
+    return [x for x in found if x["kind"] == "step" and stage in (None, x["stage"])]
+
+
+def rate_of(folder: Path, name: str, stage: str) -> tuple[float, float]:
+    """Median samples per second of a stage, and the share of a step spent waiting for data."""
+    found = steps_of(folder, name, stage)
+    warm = found[int(len(found) * _WARM_SHARE) :]
+    if not warm:
+        return float("nan"), float("nan")
+    rates, waits = ([x[key] for x in warm] for key in ("samples_per_second", "data_wait"))
+    return statistics.median(rates), statistics.median(waits)
+
+
+def start_training(arguments: list[str], log: Any) -> "subprocess.Popen[bytes]":
+    """Start the trainer as a process group of its own."""
+    command = [sys.executable, "-m", "training", *arguments]
+    return subprocess.Popen(
+        command, cwd=REPOSITORY, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+    )
+
+
+def end_of(process: "subprocess.Popen[bytes]", seconds: float) -> int | None:
+    """Wait for the exit code; after `seconds` end the process and what it has started: None."""
+    try:
+        return process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        return None
+
+
+def last_line(log: Path) -> str:
+    """The last line of a log."""
+    lines = log.read_text(errors="replace").replace("\r", "\n").strip().splitlines()
+    return lines[-1][-200:] if lines else "no output"

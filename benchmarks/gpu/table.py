@@ -1,0 +1,89 @@
+"""The order of the measurements, their share of the time, and the table of what they found."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from benchmarks.gpu.session import REPOSITORY
+
+# In this order: what is quick first, what may be cut short last. By name, the file of this folder
+# and the most seconds, so that one measurement leaves time to the others.
+MEASUREMENTS: Mapping[str, tuple[str, float]] = {
+    "machine": ("device", 30.0),
+    "pinned": ("device", 60.0),
+    "saves": ("device", 60.0),
+    "attention": ("device", 30.0),
+    "memory": ("device", 90.0),
+    "equality": ("runs", 180.0),
+    "ladder": ("runs", 60.0),
+    "check": ("runs", 60.0),
+    "speed": ("runs", 120.0),
+    "recipes": ("runs", 150.0),
+}
+# Less than this is not enough for any of them.
+_LEAST_SECONDS = 15.0
+
+
+def measure(*, seconds: float, cpu: bool, only: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """Run the measurements one after another within `seconds`; return the table's rows."""
+    unknown = sorted(set(only) - set(MEASUREMENTS))
+    if unknown:
+        known = ", ".join(MEASUREMENTS)
+        raise ValueError(f"there is no measurement {unknown[0]!r}; give some of {known}")
+    if not cpu and not torch.cuda.is_available():
+        raise ValueError(
+            "this machine has no GPU that torch can use; give --cpu for a dry run, which tests "
+            "the benchmark alone"
+        )
+    deadline = time.monotonic() + seconds
+    rows = []
+    for name, (_, most) in MEASUREMENTS.items():
+        if not only or name in only:
+            # A CPU may take its time: its figures are worth nothing.
+            left = deadline - time.monotonic()
+            for row in _measured(name, left if cpu else min(left, most), cpu=cpu):
+                print(f"{row['measured']}: {row['what']}: {row['value']}", file=sys.stderr)
+                rows.append(row)
+    return rows
+
+
+def _measured(name: str, seconds: float, *, cpu: bool) -> Iterator[dict[str, Any]]:
+    """Rows of one measurement, as they come; the last one says so if it failed."""
+    if seconds < _LEAST_SECONDS:
+        yield _row(name, "all", "skipped", "no time is left")
+        return
+    command = [sys.executable, "-m", "benchmarks.gpu", name, f"--seconds={seconds:.0f}"]
+    with tempfile.TemporaryFile("w+") as errors:
+        process = subprocess.Popen(
+            [*command, *(["--cpu"] if cpu else [])],
+            cwd=REPOSITORY,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            start_new_session=True,
+        )
+        # It keeps to its time itself, unless it hangs.
+        timer = threading.Timer(seconds + 10, os.killpg, (process.pid, signal.SIGKILL))
+        timer.start()
+        assert process.stdout is not None
+        for line in process.stdout:
+            yield _row(name, **json.loads(line))
+        code = process.wait()
+        timer.cancel()
+        errors.seek(0)
+        last = errors.read().strip().splitlines()[-1:] or ["no word"]
+    if code != 0:
+        yield _row(name, "all", f"FAILED: exit code {code}", last[0][-200:])
+
+
+def _row(measured: str, what: str, value: str, verdict: str) -> dict[str, Any]:
+    return {"measured": measured, "what": what, "value": value, "verdict": verdict}

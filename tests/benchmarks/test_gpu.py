@@ -1,0 +1,84 @@
+"""The benchmark of a GPU: refused without one, and known to work up to the device."""
+
+import json
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.__main__ import main
+from benchmarks.gpu import device, table
+from benchmarks.gpu.language import LANGUAGE
+from benchmarks.gpu.session import Session, steps_of
+from training.preflight.workload_checks import problems
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.skipif("torch.cuda.is_available()", reason="there is a GPU")
+def test_fails_without_a_gpu_in_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["benchmarks", "gpu"])
+    assert main() == 2
+    said = capsys.readouterr().err
+    assert said.startswith("this machine has no GPU that torch can use; give --cpu for a dry run")
+    assert said.count("\n") == 1
+
+
+def test_fails_for_a_measurement_that_does_not_exist() -> None:
+    with pytest.raises(ValueError, match="no measurement 'sped'; give some of machine, pinned, "):
+        table.measure(seconds=10, cpu=True, only=["sped"])
+
+
+def test_every_measurement_is_a_function_of_its_file() -> None:
+    for name, (file, seconds) in table.MEASUREMENTS.items():
+        assert callable(getattr(import_module(f"benchmarks.gpu.{file}"), name)) and seconds > 0
+
+
+def test_the_workload_of_the_benchmark_is_one() -> None:
+    assert problems(LANGUAGE) == []
+
+
+def test_what_needs_no_run_works_up_to_the_device(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    session = Session(device=torch.device("cpu"), folder=tmp_path, deadline=1e12)
+    for measure in (device.pinned, device.saves, device.attention):
+        measure(session)
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines() if line[:1] == "{"]
+    assert len(rows) == 7
+    assert not [row for row in rows if "WRONG" in row["verdict"]]
+
+
+def test_steps_are_read_while_a_run_is_writing_them(tmp_path: Path) -> None:
+    step = {"kind": "step", "stage": "language", "step": 1, "loss": 2.0}
+    line = json.dumps(step)
+    (tmp_path / "a.jsonl").write_text(f"{line}\n{line[:20]}")
+    assert steps_of(tmp_path, "a", "language") == [step]
+    assert steps_of(tmp_path, "a", "other") == steps_of(tmp_path, "b") == []
+
+
+def failures(*options: str) -> list[str]:
+    """What the benchmark found to be wrong, in a process of its own."""
+    command = [sys.executable, "-m", "benchmarks", "gpu", "--json", *options]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    rows = json.loads(done.stdout)["rows"]
+    assert {row["measured"] for row in rows} == set(table.MEASUREMENTS)
+    exact = [row for row in rows if "not deterministic" not in row["what"]]
+    bad = ("FAILED", "WRONG", "DIFFERS")
+    return [str(row) for row in exact if any(b in row["value"] + row["verdict"] for b in bad)]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("torch.cuda.is_available()", reason="there is a GPU")
+def test_the_dry_run_finds_nothing_wrong() -> None:
+    assert failures("--cpu", "--seconds=850") == []
+
+
+@pytest.mark.gpu
+def test_a_gpu_does_what_the_engine_promises() -> None:
+    assert failures() == []

@@ -1,0 +1,109 @@
+"""The state of a stage: its steps, also those that weigh nothing, and what it starts from."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Optimizer
+
+from tests.training.ranks.processes import CPU
+from tests.training.tiny import TinyConfig, TinyTrain
+from training.engine.batches import MicroBatch
+from training.engine.learner import Learner
+from training.engine.prior import PriorTensors
+from training.errors import UserError
+from training.preflight.standalone import standalone_inputs
+from training.proxies import TrainProxy
+from training.ranks.world import RankEnvironment, World
+from training.workload import Batch, Inputs, Loss, Prior, Start, Train
+
+CONFIG = TinyConfig(dropout=0.0, batch_norm=False, clip_norm=None, schedule="constant")
+
+
+class Boxes(TrainProxy):
+    """Its total never vanishes, as that of a detector does not where an image has no boxes."""
+
+    def model(self, i: Inputs) -> nn.Module:
+        return nn.Linear(2, 1, bias=False)
+
+    def optimizer(self, m: nn.Module) -> Optimizer:
+        return SGD(m.parameters(), lr=1.0, momentum=0.5, weight_decay=0.25)
+
+    def weight(self, b: Batch) -> float:
+        return float(len(b["boxes"]))
+
+    def loss(self, m: nn.Module, b: Batch, step: int) -> Loss:
+        total = m(torch.ones(1, 2)).sum() + 7.0
+        mean = m(torch.tensor([[0.0, 3.0]])).sum() if b["has_mean"] else None
+        return Loss(total=total, mean=mean)
+
+
+STAGE: Train = Boxes(TinyTrain(config=CONFIG, name="boxes", width=2))
+
+
+def stepped(learner: Learner, batch: Mapping[str, Any], step: int) -> float:
+    loss, _ = learner.step(
+        [(MicroBatch(number=0, epoch=0, ids=(0,)), batch)],
+        weight=STAGE.weight(batch),
+        num_micro_batches=1,
+        step=step,
+        num_steps=2,
+    ).read()
+    return loss
+
+
+@pytest.fixture
+def learner() -> Learner:
+    world = World(RankEnvironment(), CPU)
+    return Learner(STAGE, standalone_inputs("boxes", CONFIG), world, None)
+
+
+def weights(learner: Learner) -> Tensor:
+    return next(learner.model.parameters()).detach().clone()
+
+
+@pytest.mark.parametrize("has_mean", [False, True])
+def test_a_step_that_weighs_nothing_has_the_loss_and_gradient_of_its_mean_terms(
+    learner: Learner, has_mean: bool
+) -> None:
+    before = weights(learner)
+    loss = stepped(learner, {"boxes": [], "has_mean": has_mean}, 0)
+    assert loss == pytest.approx(3.0 * float(before[0, 1]) if has_mean else 0.0)
+    gradient = next(learner.model.parameters()).grad
+    assert gradient is not None
+    assert gradient.tolist() == [[0.0, 3.0 if has_mean else 0.0]]
+
+
+def test_in_a_step_that_weighs_nothing_the_optimizer_steps_as_usual(learner: Learner) -> None:
+    # Warmed up over two steps to the stage's own rate.
+    rates = (0.5, 1.0)
+    before = weights(learner)
+    stepped(learner, {"boxes": [1, 2], "has_mean": False}, 0)
+    momentum = torch.full((1, 2), 0.5) + 0.25 * before
+    middle = before - rates[0] * momentum
+    assert torch.allclose(weights(learner), middle)
+    stepped(learner, {"boxes": [], "has_mean": False}, 1)
+    momentum = 0.5 * momentum + 0.25 * middle
+    assert torch.allclose(weights(learner), middle - rates[1] * momentum)
+
+
+def test_the_stage_before_is_there_until_the_start_and_to_read_it_later_is_refused() -> None:
+    read: list[Tensor] = []
+
+    class Starting(Boxes):
+        def start(self, m: nn.Module, i: Inputs) -> Start:
+            assert i.prior is not None
+            read.extend(dict(i.prior.model).values())
+            return Start()
+
+    tensors = PriorTensors({"weight": torch.ones(3)})
+    prior = Prior(stage="before", step=4, model=tensors, metrics={})
+    inputs = replace(standalone_inputs("boxes", CONFIG), prior=prior)
+    stage = Starting(TinyTrain(config=CONFIG, name="boxes", width=2))
+    Learner(stage, inputs, World(RankEnvironment(), CPU), None)
+    assert [tensor.tolist() for tensor in read] == [[1.0, 1.0, 1.0]]
+    with pytest.raises(UserError, match="reads the tensors of `prior` after its start"):
+        prior.model["weight"]

@@ -1,0 +1,61 @@
+"""What is set before any work, and what the numerics key sees of what others have set."""
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+
+from tests.training.forked import in_fork
+from training.engine.numerics import configure, device_of, numerics_key
+from training.record.run_config import changed_parts
+
+CPU = torch.device("cpu")
+
+
+def key(device: torch.device) -> dict[str, Any]:
+    return numerics_key(device, world=1, deterministic=True, stages={}, code="c")
+
+
+def test_determinism_does_not_fill_memory_that_is_written_to_anyway() -> None:
+    def configured() -> tuple[bool, bool]:
+        configure(num_threads=1, deterministic=True)
+        fills: bool = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+        return torch.are_deterministic_algorithms_enabled(), fills
+
+    assert in_fork(configured) == (True, False)
+
+
+def test_a_lower_precision_of_float32_changes_the_key() -> None:
+    def lowered() -> dict[str, Any]:
+        torch.backends.mkldnn.matmul.fp32_precision = "bf16"
+        return key(CPU)
+
+    before, now = key(CPU), in_fork(lowered)
+    assert changed_parts(before, now) == ["float32"]
+    assert now["float32"]["matmul"] == "bf16"
+
+
+def test_the_device_has_its_index_before_anything_starts_on_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert device_of(1) == CPU or torch.cuda.is_available()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert device_of(1) == torch.device("cuda", 1)
+
+
+@pytest.mark.gpu
+def test_tf32_changes_the_key_by_whichever_name_it_was_set() -> None:
+    device = torch.device("cuda", 0)
+    before = key(device)
+    set_before = torch.backends.cuda.matmul.fp32_precision
+    try:
+        torch.backends.cuda.matmul.fp32_precision = "tf32"
+        assert changed_parts(before, key(device)) == ["float32"]
+        torch.backends.cuda.matmul.fp32_precision = "ieee"
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            torch.set_float32_matmul_precision("high")
+        assert key(device)["float32"]["matmul"] == "tf32"
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = set_before

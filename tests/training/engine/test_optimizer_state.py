@@ -1,0 +1,79 @@
+"""An optimizer's state comes back as it was saved, in types of its own and bit for bit."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD
+
+from tests.training import tiny
+from tests.training.hooks import at_rank, interrupt_at, notice
+from tests.training.runs import SHARDED, Run, assert_equal
+from training.engine.optimizer_state import load_optimizer_state
+
+NewRun = Callable[[str], Run]
+WORKLOAD = [
+    "--workload=tests.training.moments:MOMENTS",
+    "--override=epochs=1",
+    "--override=schedule=constant",
+]
+
+
+@pytest.mark.parametrize("parameters", [torch.float32, torch.bfloat16])
+def test_each_tensor_keeps_its_type_and_bits(parameters: torch.dtype) -> None:
+    parameter = nn.Parameter(torch.randn(3, 2, dtype=parameters))
+    own = {
+        "step": torch.tensor(7.0),
+        "average": torch.randn(3, 2),
+        "rounded": torch.randn(3, 2, dtype=torch.bfloat16),
+        "codes": torch.randint(2**40, (3, 2)),
+        "blocks": [{"scale": torch.randn(2, dtype=torch.float64)}, (torch.ones(1).byte(), 0.5)],
+    }
+    optimizer = SGD([parameter], lr=0.1)
+    saved = {"state": {0: own}, "param_groups": optimizer.state_dict()["param_groups"]}
+    load_optimizer_state(optimizer, saved)
+    assert_same(optimizer.state_dict()["state"][0], own)
+
+
+def assert_same(a: Any, b: Any) -> None:
+    if isinstance(b, torch.Tensor):
+        assert a.dtype == b.dtype
+        assert torch.equal(a, b)
+    elif isinstance(b, dict):
+        assert a.keys() == b.keys()
+        for key in b:
+            assert_same(a[key], b[key])
+    elif isinstance(b, list | tuple):
+        assert type(a) is type(b)
+        for x, y in zip(a, b, strict=True):
+            assert_same(x, y)
+    else:
+        assert a == b
+
+
+def test_moments_of_their_own_type_resume_bit_for_bit(
+    run: Run, new_run: NewRun, tmp_path: Path
+) -> None:
+    whole = new_run(str(tmp_path / "whole" / "run-1"))
+    run.options = whole.options = WORKLOAD
+    assert whole.attempt() == 0
+    interrupt_at("first", 1)
+    assert run.attempt() == 75
+    assert run.attempt() == 0
+    assert_equal(run, whole)
+
+
+def test_moments_of_their_own_type_resume_bit_for_bit_where_ranks_share_them(
+    run: Run, new_run: NewRun, tmp_path: Path
+) -> None:
+    whole = new_run(str(tmp_path / "whole" / "run-1"))
+    run.options = whole.options = [*WORKLOAD, SHARDED]
+    assert whole.attempt_with_ranks(2) == [0, 0]
+    at_rank(1, ("first", 0), notice)
+    assert run.attempt_with_ranks(2) == [75, 75]
+    tiny.HOOKS.clear()
+    assert run.attempt_with_ranks(2) == [0, 0]
+    assert_equal(run, whole)

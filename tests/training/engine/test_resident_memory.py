@@ -1,0 +1,74 @@
+"""Between its steps a stage holds its own state, and neither a snapshot nor another stage's."""
+
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.training import tiny
+from tests.training.heavy import STATE_BYTES
+from tests.training.hooks import HUNG_SECONDS, notice
+from tests.training.runs import Run
+
+OPTIONS = [
+    "--workload=tests.training.heavy:HEAVY",
+    "--override=epochs=1",
+    "--override=micro_batch=8",
+    "--checkpoint-interval=1000steps",
+    # Long enough that no copy of the state is staged before an evaluation.
+    "--notice-budget-seconds=10000",
+]
+STAGES = ("first", "second", "third")
+
+
+def memory(name: str) -> int:
+    """Bytes of this process's memory, by a name of /proc/self/status."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))
+
+
+class Measured(NamedTuple):
+    """Bytes of a process."""
+
+    peak_above: int  # at its first step, how much more it had held before
+    held: dict[str, int]  # by stage, in the evaluation at its end
+
+
+def measure(run: Run, log: Path, notice_in: str | None = None) -> Measured:
+    """Run an attempt in a process of its own; the notice comes in the second step of a stage."""
+
+    def note(text: str) -> None:
+        with log.open("a") as lines:
+            lines.write(f"{text}\n")
+
+    def step(stage: str, number: int) -> None:
+        if not log.exists():
+            note(str(memory("VmHWM") - memory("VmRSS")))
+        if (stage, number) == (notice_in, 1):
+            notice()
+
+    for name in STAGES:
+        tiny.HOOKS[name] = partial(step, name)
+        tiny.HOOKS[f"{name}-evaluation"] = lambda size, name=name: note(
+            f"{name} {memory('RssAnon')}"
+        )
+    process = run.fork()
+    process.join(HUNG_SECONDS)
+    assert process.exitcode == (75 if notice_in else 0)
+    first, *lines = log.read_text().splitlines()
+    held = {name: int(size) for name, size in (line.split() for line in lines)}
+    return Measured(peak_above=int(first), held=held)
+
+
+def test_a_stage_holds_its_own_state_alone_whether_it_began_or_resumed(
+    run: Run, tmp_path: Path
+) -> None:
+    run.options = OPTIONS
+    begun = measure(run, tmp_path / "begun", notice_in="second")
+    resumed = measure(run, tmp_path / "resumed")
+    held = {**begun.held, **resumed.held}
+    print({stage: f"{size / 1e6:.0f} MB" for stage, size in held.items()})
+    assert tuple(held) == STAGES
+    assert max(held.values()) - min(held.values()) < 0.1 * STATE_BYTES
+    # To resume: the snapshot, the end of the stage before, and parameters to copy into: a third
+    # of the state each of the latter.
+    assert resumed.peak_above < 0.8 * STATE_BYTES

@@ -1,0 +1,28 @@
+"""For every run of `check`: its process has a GPU, as far as it can see, and must not touch it."""
+
+import os
+
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True)
+def _a_gpu_that_this_process_must_leave_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The attempts, which are forked, see what there really is."""
+    owner, counted = os.getpid(), torch.cuda._device_count_nvml
+
+    def count() -> int:
+        return 1 if os.getpid() == owner else counted()
+
+    monkeypatch.setattr(torch.cuda, "_device_count_nvml", count)
+    for name in ("_cuda_init", "_cuda_getDeviceCount"):
+        call = getattr(torch._C, name, None)
+        if call is None:  # a torch without CUDA
+            continue
+
+        def called(*arguments: int, name: str = name, call: object = call) -> object:
+            assert os.getpid() != owner, f"{name} was called by the process that forks"
+            assert callable(call)
+            return call(*arguments)
+
+        monkeypatch.setattr(torch._C, name, called)
