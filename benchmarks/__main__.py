@@ -17,6 +17,7 @@ from benchmarks import (
     cached_features,
     checkpoint,
     forecast,
+    history,
     overhead,
     plan,
     spot,
@@ -56,8 +57,10 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     device.add_argument("--cpu", action="store_true", help="a dry run without one, tiny sizes")
     device.add_argument("--seconds", type=float, default=450.0, help="default: %(default)s")
     device.add_argument("--only", nargs="+", default=[], metavar="NAME", help="default: all of it")
+    lines = commands.add_parser("history", help="metrics of a long run: bytes, memory, seconds")
+    lines.add_argument("--steps", type=int, default=450_450, help="default: %(default)s")
     ways = commands.add_parser("walks", help="files and functions of a start, a save, a notice")
-    for command in (ours, start, policies, hours, saves, plans, cached, loops, device, ways):
+    for command in (ours, start, policies, hours, saves, plans, cached, loops, device, lines, ways):
         command.add_argument("--json", action="store_true", help="print JSON instead of tables")
     return parser.parse_args(arguments)
 
@@ -75,6 +78,7 @@ _MEASURES: Mapping[str, Callable[[argparse.Namespace], Sequence[dict[str, Any]]]
     "cached": lambda given: cached_features.measure(rounds=given.rounds, clips=given.clips),
     "overhead": lambda given: overhead.measure(rounds=given.rounds, width=given.width),
     "gpu": lambda given: gpu.measure(seconds=given.seconds, cpu=given.cpu, only=given.only),
+    "history": lambda given: history.measure(steps=given.steps),
     "walks": lambda given: walks.measure(),
 }
 

@@ -126,7 +126,7 @@ def _ours(folder: Path, width: int, name: str, work: list[float]) -> _Seconds:
         raise RuntimeError(f"the run failed; see {folder}")
     lines = [json.loads(line) for line in metrics.read_text().splitlines()]
     steps = [x for x in lines if x["kind"] == "step" and x["stage"] == "narrow"]
-    seconds = [float(len(x["ids"]) / x["samples_per_second"]) for x in steps]
+    seconds = [float(x["num_samples"] / x["samples_per_second"]) for x in steps]
     return _medians(seconds, work)
 
 

@@ -1,19 +1,12 @@
-"""A run's metrics lines, and its lineage: repeated steps counted once, newest generation winning.
+"""A run's lineage: repeated steps counted once, newest generation winning.
 
 A step that a lost machine did and the next one repeated has a line of each generation.
 """
 
-import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
 
 Line: TypeAlias = Mapping[str, Any]
-
-
-def parse_lines(data: bytes) -> Iterator[dict[str, Any]]:
-    """The lines of one metrics object in their order."""
-    for line in data.splitlines():
-        yield json.loads(line)
 
 
 def newest_by_step(lines: Iterable[Line], kind: str) -> dict[int, Line]:

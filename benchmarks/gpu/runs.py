@@ -208,6 +208,7 @@ def _bare_rate(session: Session, overrides: dict[str, object]) -> float:
     """Samples per second of the same steps in a bare loop, over one batch on the device."""
     fields = {name: value for name, value in overrides.items() if name != "steps"}
     stage = TrainLanguage(config=replace(LanguageConfig(), **fields))  # type: ignore[arg-type]
+    torch.set_num_threads(stage.config.num_threads)
     inputs = standalone_inputs(stage.name, stage.config)
     model = stage.model(inputs).to(session.device).train()
     optimizer, samples = stage.optimizer(model), stage.samples(inputs, "train")

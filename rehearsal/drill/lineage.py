@@ -4,13 +4,14 @@ It knows the S3 layout of contract/keys.py and nothing of the training code.
 """
 
 import json
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from contract.keys import EVENTS, METRICS
-from contract.lineage import Line, newest_by_step, parse_lines
+from contract.lineage import Line, newest_by_step
+from contract.metrics import LineReader
+from contract.samples import lineage_problems
 
 
 class Files(Protocol):
@@ -36,25 +37,7 @@ class Lineage:
 
     def problems(self) -> list[str]:
         """List breaches of the promise: missing steps, samples not exactly once in an epoch."""
-        found = []
-        if self.steps and sorted(self.steps) != list(range(1, max(self.steps) + 1)):
-            missing = sorted(set(range(1, max(self.steps) + 1)) - set(self.steps))
-            found.append(f"steps missing from the lineage: {missing[:10]}")
-        by_stage: dict[str, dict[int, Counter[int]]] = {}
-        for record in self.steps.values():
-            epochs = by_stage.setdefault(record["stage"], {})
-            epochs.setdefault(record["epoch"], Counter()).update(record["ids"])
-        for stage, epochs in by_stage.items():
-            everything = set().union(*epochs.values())
-            for epoch, counts in sorted(epochs.items()):
-                repeated = sorted(index for index, count in counts.items() if count != 1)
-                lost = sorted(everything - set(counts))
-                if repeated or lost:
-                    found.append(
-                        f"stage {stage}, epoch {epoch}: {len(repeated)} samples more than once "
-                        f"{repeated[:5]}, {len(lost)} not at all {lost[:5]}"
-                    )
-        return found
+        return lineage_problems(self.steps)
 
 
 def read_lineage(files: Files) -> Lineage:
@@ -67,9 +50,8 @@ def read_lineage(files: Files) -> Lineage:
 
 
 def read_metrics(files: Files) -> Iterable[dict[str, Any]]:
-    """Yield every metrics line of a run, attempt by attempt, in the order of writing."""
-    for name in files.names(METRICS):
-        yield from parse_lines(files.read(name) or b"")
+    """Return every metrics line of a run, attempt by attempt, in the order of writing."""
+    return LineReader(lambda: files.names(METRICS), lambda names: map(files.read, names)).new()
 
 
 def read_events(files: Files) -> list[dict[str, Any]]:

@@ -4,13 +4,15 @@ Reads a run's folder (a local one, or downloaded from the run bucket) or its rec
 """
 
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from array import array
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from contract.keys import CONFIG, RECEIPT
+from contract.keys import CONFIG, METRICS, RECEIPT
+from contract.metrics import LineReader
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,14 +58,9 @@ def read_run(path: Path) -> FinishedRun:
             raise ValueError(f"{receipt_file} is not a receipt: it has no {name!r}")
     folder = receipt_file.parent
     config = _read(folder / CONFIG) if (folder / CONFIG).exists() else {}
-    lines = list(_metrics(folder / "metrics"))
-    steps = [line for line in lines if line.get("kind") == "step"]
-    commits = [line for line in lines if line.get("kind") == "commit"]
-    prepared = [line for line in lines if line.get("kind") == "prepare"]
-    if any(line.get("shared") for line in prepared):
-        prepared = []  # what another run prepared says nothing about the cost
+    lines = _metrics(folder)
+    prepared = [] if lines.is_shared else lines.prepare_seconds
     prediction = receipt.get("prediction") or config.get("prediction") or {}
-    waits = [float(line["data_wait"]) for line in steps if line.get("data_wait") is not None]
     return FinishedRun(
         run_id=str(receipt["run_id"]),
         workload=str(receipt["workload"]),
@@ -74,10 +71,10 @@ def read_run(path: Path) -> FinishedRun:
         seconds=float(receipt["seconds"]),
         generations=int(receipt.get("generations", 1)),
         checkpoint_bytes=int(receipt.get("checkpoint_bytes", 0)),
-        step_seconds=_step_seconds(steps),
-        prepare_seconds=sum(float(line["seconds"]) for line in prepared) if prepared else None,
-        save_seconds=median(float(c["seconds"]) for c in commits) if commits else None,
-        data_wait=median(waits) if waits else None,
+        step_seconds={stage: median(values) for stage, values in lines.step_seconds.items()},
+        prepare_seconds=sum(prepared) if prepared else None,
+        save_seconds=median(lines.commit_seconds) if lines.commit_seconds else None,
+        data_wait=median(lines.waits) if lines.waits else None,
         peak_gpu_bytes=receipt.get("peak_gpu_bytes"),
         usd=receipt.get("usd"),
         prediction={name: v for name, v in prediction.items() if isinstance(v, int | float)},
@@ -100,21 +97,43 @@ def _read(path: Path) -> dict[str, Any]:
     return found
 
 
-def _metrics(folder: Path) -> Iterator[dict[str, Any]]:
-    """Yield all lines of all attempts, skipping a line cut off by a kill."""
-    for path in sorted(folder.glob("*.jsonl")):
-        for line in path.read_text(encoding="utf-8").splitlines():
-            try:
-                yield json.loads(line)
-            except json.JSONDecodeError:
-                continue
+@dataclass(kw_only=True, slots=True)
+class _Lines:
+    """What the metrics lines of all attempts say; of long runs only numbers are kept."""
+
+    step_seconds: dict[str, "array[float]"] = field(default_factory=dict)  # by stage
+    waits: "array[float]" = field(default_factory=lambda: array("d"))
+    commit_seconds: list[float] = field(default_factory=list)
+    prepare_seconds: list[float] = field(default_factory=list)
+    is_shared: bool = False  # what another run prepared says nothing about the cost
+
+    def add(self, line: Mapping[str, Any]) -> None:
+        """Add one line."""
+        if line["kind"] == "step":
+            rate, count = line.get("samples_per_second"), line.get("num_samples")
+            if rate and count:
+                seconds = self.step_seconds.setdefault(line["stage"], array("d"))
+                seconds.append(count / float(rate))
+            if line.get("data_wait") is not None:
+                self.waits.append(float(line["data_wait"]))
+        elif line["kind"] == "commit":
+            self.commit_seconds.append(float(line["seconds"]))
+        elif line["kind"] == "prepare":
+            self.prepare_seconds.append(float(line["seconds"]))
+            self.is_shared |= bool(line.get("shared"))
 
 
-def _step_seconds(steps: list[dict[str, Any]]) -> dict[str, float]:
-    """Return the median seconds of an optimizer step by stage, from samples and their rate."""
-    found: dict[str, list[float]] = {}
-    for line in steps:
-        rate, ids = line.get("samples_per_second"), line.get("ids")
-        if rate and ids:
-            found.setdefault(str(line["stage"]), []).append(len(ids) / float(rate))
-    return {stage: median(values) for stage, values in found.items()}
+def _metrics(folder: Path) -> _Lines:
+    """Read all lines of all attempts but damaged ones."""
+
+    def names() -> list[str]:
+        return [f"{METRICS}{path.name}" for path in (folder / METRICS).glob("*")]
+
+    found = _Lines()
+    for line in LineReader(names, lambda keys: (_content(folder / key) for key in keys)).new():
+        found.add(line)
+    return found
+
+
+def _content(path: Path) -> bytes | None:
+    return path.read_bytes() if path.exists() else None

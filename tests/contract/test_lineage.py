@@ -2,20 +2,17 @@
 
 import itertools
 
-from contract.lineage import newest_by_step, parse_lines
+from contract.lineage import newest_by_step
 
-FIRST = (
-    b'{"kind": "step", "generation": 1, "step": 1}\n{"kind": "step", "generation": 1, "step": 2}\n'
-)
-SECOND = b'{"kind": "step", "generation": 2, "step": 2}\n{"kind": "resume", "generation": 2}\n'
-TENTH = b'{"kind": "step", "generation": 10, "step": 3}\n'
-NINTH = b'{"kind": "step", "generation": 9, "step": 3}\n'
+FIRST = [{"kind": "step", "generation": 1, "step": step} for step in (1, 2)]
+SECOND = [{"kind": "step", "generation": 2, "step": 2}, {"kind": "resume", "generation": 2}]
+TENTH = [{"kind": "step", "generation": 10, "step": 3}]
+NINTH = [{"kind": "step", "generation": 9, "step": 3}]
 
 
 def test_the_newest_generation_wins_in_any_order() -> None:
     for order in itertools.permutations([FIRST, SECOND, NINTH, TENTH]):
-        lines = [line for data in order for line in parse_lines(data)]
-        steps = newest_by_step(lines, "step")
+        steps = newest_by_step(itertools.chain(*order), "step")
         assert {step: line["generation"] for step, line in steps.items()} == {1: 1, 2: 2, 3: 10}
 
 

@@ -16,6 +16,7 @@ import pytest
 
 from training.cli.main import main
 from training.record.head import Head, read_head
+from training.record.history import metrics_reader
 from training.store.open import open_store
 from training.store.protocol import Store
 
@@ -108,22 +109,17 @@ class Run:
 
     def lines(self, kind: str) -> list[dict[str, Any]]:
         """All metrics lines of a kind, oldest attempt first."""
-        store = self.store
-        lines = []
-        for key in sorted(store.sizes("metrics/")):
-            found = store.get(key)
-            assert found is not None
-            lines += [json.loads(line) for line in found.data.splitlines()]
-        return [line for line in lines if line["kind"] == kind]
+        return [line for line in metrics_reader(self.store).new() if line["kind"] == kind]
 
     def lineage(self) -> dict[int, dict[str, Any]]:
         """Step lines by step: repeated ones counted once, the newest generation winning."""
         lines = sorted(self.lines("step"), key=lambda line: int(line["generation"]))
         return {line["step"]: line for line in lines}
 
-    def losses(self) -> list[tuple[int, str, float, tuple[int, ...]]]:
+    def losses(self) -> list[tuple[int, str, float, tuple[str, str]]]:
+        """Of each step its number, stage, loss and the digests of its samples."""
         return [
-            (step, line["stage"], line["loss"], tuple(line["ids"]))
+            (step, line["stage"], line["loss"], (line["ids_sum"], line["ids_crc"]))
             for step, line in sorted(self.lineage().items())
         ]
 

@@ -77,6 +77,7 @@ def _report(options: argparse.Namespace) -> int:
             "steps_repeated": sum(a.num_repeated for a in history.attempts),
             "repeated_seconds": round(history.repeated_seconds, 3),
             "gap_seconds": round(sum(history.gaps()), 3),
+            "passed_over": list(history.passed_over),
             "report": f"{store.uri}/{REPORT}",
         }
         print(json.dumps(found, indent=1))

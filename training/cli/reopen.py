@@ -7,6 +7,7 @@ import argparse
 import json
 import socket
 
+from contract.keys import RECEIPT
 from training.cli.run_options import count, positive
 from training.errors import EXIT_FINISHED
 from training.record.events import Events
@@ -53,6 +54,7 @@ def _reopen(options: argparse.Namespace) -> int:
         "step": done.newest.step if done.newest else 0,
         "dropped": done.dropped,
     }
+    store.delete([RECEIPT])  # of the failure: the run goes on
     Events(store, options.writer).emit(
         "reopened", "ok", reason=options.reason, failed_because=done.before.reason, **about
     )

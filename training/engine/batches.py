@@ -29,6 +29,7 @@ class BatchPlan:
         # Ranks gather a sharded model together, so each must compute equally often.
         self._is_even = settings.sharding != "none"
         self.steps_per_epoch = math.ceil(len(samples) / settings.global_batch)
+        self.num_samples = len(samples)
         self.num_steps = self.steps_per_epoch * settings.epochs
         self._samples = samples
         self._seed = seed

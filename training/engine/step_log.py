@@ -9,6 +9,7 @@ from training.engine.pace import StepTime
 from training.errors import DivergedError, Divergence
 from training.ranks.context import AttemptContext
 from training.record.position import Position
+from training.record.sample_digest import sample_digest
 from training.report.progress import ProgressBar
 from training.workload import Train
 
@@ -60,7 +61,7 @@ class StepLog:
             epoch=self._plan.epoch(step),
             samples_per_second=round(len(ids) / time.seconds, 2),
             data_wait=round(time.waited_share, 4),
-            ids=list(ids),
+            **sample_digest(ids, self._plan.num_samples),
             **numbers,
         )
 

@@ -1,17 +1,22 @@
-"""A run's metrics and events, and its attempts reconstructed from them.
+"""A run's metrics and events, and its attempts reconstructed from them. No torch.
 
-No torch.
+Step lines are read one by one into columns: a long run has half a million of them.
 """
 
 import itertools
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import logging
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
 from contract.keys import EVENTS, METRICS
-from contract.lineage import Line, generation_of, newest_by_step, parse_lines
-from training.store.protocol import Store
+from contract.lineage import Line, newest_by_step
+from contract.metrics import LineReader
+from training.record.steps import AttemptSteps, StepLines, Steps
+from training.store.protocol import Store, get_each
+
+_log = logging.getLogger(__name__)
 
 _ENDINGS = ("finished", "failed", "released", "diverged")
 
@@ -42,12 +47,12 @@ class AttemptSummary:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class History:
-    """All metrics lines and events of a run, and what follows from them."""
+    """What a run's metrics lines and events say."""
 
-    lines: Sequence[Line]
-    events: Sequence[Line]
-    steps: Mapping[int, Line]  # the lineage
+    lines: Sequence[Line]  # those of other kinds than "step"
+    steps: Steps  # the lineage
     attempts: Sequence[AttemptSummary]
+    passed_over: Sequence[str]  # damaged objects and lines
 
     def evaluations(self) -> dict[str, list[Line]]:
         """Stage -> its evaluations in order of steps, each once."""
@@ -55,13 +60,6 @@ class History:
         found: dict[str, list[Line]] = {}
         for step in sorted(newest):
             found.setdefault(newest[step]["stage"], []).append(newest[step])
-        return found
-
-    def by_stage(self) -> dict[str, list[Line]]:
-        """Stage -> the steps of its lineage, in order."""
-        found: dict[str, list[Line]] = {}
-        for step in sorted(self.steps):
-            found.setdefault(self.steps[step]["stage"], []).append(self.steps[step])
         return found
 
     def gaps(self) -> list[float]:
@@ -76,77 +74,88 @@ class History:
 
 
 def read_history(store: Store) -> History:
-    """Read all metrics and events of a run so far."""
-    lines = list(read_lines(store, sorted(store.sizes(METRICS))))
-    events = sorted(_events(store), key=lambda event: str(event["time"]))
+    """Read all metrics and events of a run so far; pass over what is damaged, with a warning."""
+    reader, steps, others = metrics_reader(store), StepLines(), []
+    for line in reader.new():
+        if line["kind"] != "step":
+            others.append(line)
+            continue
+        try:
+            steps.add(line)
+        except (OverflowError, TypeError):
+            reader.passed_over.append(f"the damaged line of step {line['step']}")
+    lineage, computed = steps.split()
+    passed_over = reader.passed_over
+    events = sorted(_events(store, passed_over), key=lambda event: str(event["time"]))
+    for what in passed_over:
+        _log.warning(f"[history] passed over {what}")
     return History(
-        lines=lines,
-        events=events,
-        steps=newest_by_step(lines, "step"),
-        attempts=_attempts(lines, events),
+        lines=others,
+        steps=lineage,
+        attempts=_attempts(computed, events),
+        passed_over=passed_over,
     )
 
 
-def read_lines(store: Store, keys: Iterable[str]) -> Iterator[Line]:
-    """The lines of these metrics objects, in order."""
-    for key in keys:
-        found = store.get(key)
-        if found is not None:
-            yield from parse_lines(found.data)
+def metrics_reader(store: Store) -> LineReader:
+    """A reader of the run's metrics lines."""
+
+    def read(keys: Sequence[str]) -> Iterator[bytes | None]:
+        for found in get_each(store, keys):
+            yield found.data if found else None
+
+    return LineReader(lambda: store.sizes(METRICS), read)
 
 
-def _events(store: Store) -> Iterator[Line]:
-    for key in sorted(store.sizes(EVENTS)):
-        found = store.get(key)
-        if found is not None:
-            yield json.loads(found.data)
+def _events(store: Store, passed_over: list[str]) -> Iterator[Line]:
+    keys = sorted(store.sizes(EVENTS))
+    for key, found in zip(keys, get_each(store, keys), strict=True):
+        if found is None:
+            continue
+        try:
+            event = json.loads(found.data)
+            # What `_attempts` takes for granted.
+            is_whole = _time(event).tzinfo and all(event[name] for name in ("name", "instance_id"))
+            if not is_whole or (event["name"] == "take-over" and not event["generation"]):
+                raise ValueError("not an event")
+        except (ValueError, KeyError, TypeError):
+            passed_over.append(f"{key}: damaged")
+        else:
+            yield event
 
 
-def _attempts(lines: Sequence[Line], events: Sequence[Line]) -> list[AttemptSummary]:
+def _attempts(computed: Mapping[int, AttemptSteps], events: Sequence[Line]) -> list[AttemptSummary]:
     events = [event for event in events if event.get("source") == "trainer"]
     starts = [number for number, event in enumerate(events) if event["name"] == "take-over"]
-    steps_of: dict[int, list[Line]] = {}
-    lineage = newest_by_step(lines, "step")
-    for line in lines:
-        if line["kind"] == "step":
-            steps_of.setdefault(generation_of(line), []).append(line)
     attempts = []
-    for start, end in zip(starts, [*starts[1:], len(events)], strict=True):
+    for start, end in itertools.pairwise([*starts, len(events)]):
         first = events[start]
         # A stale writer's events may come after its successor's take-over.
         own = [e for e in events[start:end] if e["instance_id"] == first["instance_id"]]
         generation = int(first["generation"])
-        attempts.append(_summary(generation, own, steps_of.get(generation, []), lineage))
+        attempts.append(_summary(generation, own, computed.get(generation)))
     return attempts
 
 
-def _summary(
-    generation: int, events: Sequence[Line], steps: Sequence[Line], lineage: Mapping[int, Line]
-) -> AttemptSummary:
+def _summary(generation: int, events: Sequence[Line], steps: AttemptSteps | None) -> AttemptSummary:
     by_name = {event["name"]: event for event in events}
     notice = by_name.get("notice")
     commits = [event for event in events if event["name"] == "committed"]
     latencies = [e["notice_to_commit_seconds"] for e in commits if "notice_to_commit_seconds" in e]
-    again = [line for line in steps if generation_of(lineage[line["step"]]) > generation]
-    numbers = [line["step"] for line in steps]
     return AttemptSummary(
         generation=generation,
         writer=str(events[0]["instance_id"]),
         began=_time(events[0]),
         last_heard=_time(events[-1]),
         ended=next((name for name in _ENDINGS if name in by_name), "silent"),
-        cause=notice["cause"] if notice else None,
+        cause=notice.get("cause") if notice else None,
         seconds_to_commit=latencies[0] if latencies else None,
         gained_steps=max((event.get("gained_steps", 0) for event in commits), default=0),
-        first_step=min(numbers, default=None),
-        last_step=max(numbers, default=None),
-        num_repeated=len(again),
+        first_step=steps.first if steps else None,
+        last_step=steps.last if steps else None,
+        num_repeated=steps.num_repeated if steps else 0,
+        repeated_seconds=steps.repeated_seconds if steps else 0.0,
         usd_per_hour=events[0].get("usd_per_hour"),
-        repeated_seconds=sum(
-            len(line["ids"]) / line["samples_per_second"]
-            for line in again
-            if line["samples_per_second"]
-        ),
     )
 
 

@@ -1,4 +1,6 @@
-"""Metrics as JSON lines: in a local file at once, in the store soon and before each commit."""
+"""Metrics as JSON lines: in a local file at once, in the store soon and before each commit.
+
+In the store, small objects are merged behind the training (compaction.py)."""
 
 import json
 import logging
@@ -11,12 +13,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
-from contract.keys import METRICS
+from contract.metrics import small_key
+from training.record.compaction import compact
 from training.store.protocol import Store, StoreError
 
 _log = logging.getLogger(__name__)
 
 _FLUSH_SECONDS = 5.0
+# Own objects are merged by as many: 21 minutes of them. The first time soon after the start, for
+# those that earlier attempts have left.
+_MERGED = 256
+_FIRST_MERGE = 12
 _ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 
 
@@ -30,7 +37,7 @@ class _Batch:
 
 
 class Metrics:
-    """Lines of one attempt, in objects never rewritten: <generation>-<nonce>-<seq>.jsonl.
+    """Lines of one attempt, in numbered objects (contract/metrics.py).
 
     Lines that could not be sent are kept and sent again.
     """
@@ -41,6 +48,7 @@ class Metrics:
         self._lines: list[str] = []
         self._flushed = time.monotonic()
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="metrics")
+        self._merging = ThreadPoolExecutor(max_workers=1, thread_name_prefix="compaction")
         self._batches: list[_Batch] = []  # not known to have arrived; oldest first
         self._local: TextIO | None = None
         if local is not None:
@@ -52,7 +60,7 @@ class Metrics:
         """Count the lines from here on as those of this generation."""
         with self._lock:
             self._send()
-            self._prefix = f"{METRICS}{generation:04d}-{nonce}"
+            self._writer = f"{generation:04d}-{nonce}"
             self._generation = generation
             self._sequence = 0
 
@@ -82,6 +90,7 @@ class Metrics:
     def close(self) -> None:
         """Release the thread and the file; lines that were not flushed remain only on disk."""
         self._pool.shutdown(wait=False)
+        self._merging.shutdown(wait=False, cancel_futures=True)
         if self._local:
             self._local.close()
 
@@ -93,9 +102,11 @@ class Metrics:
         data = ("\n".join(self._lines) + "\n").encode()
         self._lines = []
         self._sequence += 1
-        key = f"{self._prefix}-{self._sequence:05d}.jsonl"
+        key = small_key(self._writer, self._sequence)
         sending = self._pool.submit(self._store.put, key, data)
         self._batches.append(_Batch(key=key, data=data, sending=sending))
+        if self._sequence % _MERGED == _FIRST_MERGE:
+            self._merging.submit(compact, self._store, self._generation, least=_MERGED)
 
     def _has_arrived(self, batch: _Batch) -> bool:
         """Whether the batch is in the store; a failed one is sent again."""

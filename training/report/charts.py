@@ -33,7 +33,7 @@ class TimelineBar:
 
 def draw_curves(curves: Sequence[Curve], marks: Sequence[float], x_label: str) -> str:
     """Draw curves in one chart, with a red vertical line at each x of `marks`."""
-    curves = [curve for curve in curves if curve.x]
+    curves = [_thinned(curve) for curve in curves if len(curve.x)]
     if not curves:
         return ""
     xs = [x for curve in curves for x in curve.x]
@@ -61,9 +61,7 @@ def draw_curves(curves: Sequence[Curve], marks: Sequence[float], x_label: str) -
         if first <= x <= last
     ]
     for number, curve in enumerate(curves):
-        stride = -(-len(curve.x) // _MOST_POINTS)
-        pairs = list(zip(curve.x, curve.y, strict=True))
-        kept = [*pairs[:-1:stride], pairs[-1]]
+        kept = list(zip(curve.x, curve.y, strict=True))
         points = " ".join(f"{place_x(x):.1f},{place_y(y):.1f}" for x, y in kept)
         colour = COLOURS[number % len(COLOURS)]
         parts.append(
@@ -108,6 +106,18 @@ def draw_bars(bars: Sequence[TimelineBar]) -> str:
     parts += [_text(left, height - 4, "0 s")]
     parts.append(_text(WIDTH - RIGHT, height - 4, f"{end:.0f} s", ' text-anchor="end"'))
     return _svg(height, parts)
+
+
+def _thinned(curve: Curve) -> Curve:
+    """Of each stretch of a long curve its lowest and highest point: no spike is lost."""
+    num = len(curve.x)
+    if num <= _MOST_POINTS:
+        return curve
+    size = -(-num // (_MOST_POINTS // 2))
+    spans = [range(first, min(first + size, num)) for first in range(0, num, size)]
+    extremes = {at(span, key=curve.y.__getitem__) for span in spans for at in (min, max)}
+    kept = sorted({0, num - 1} | extremes)
+    return Curve(name=curve.name, x=[curve.x[at] for at in kept], y=[curve.y[at] for at in kept])
 
 
 def _text(x: float, y: float, text: str, more: str = "") -> str:

@@ -8,7 +8,8 @@ import html
 import itertools
 import json
 import logging
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from contract.keys import RECEIPT, REPORT
@@ -26,6 +27,7 @@ _PICTURES = {".png": "image/png", ".svg": "image/svg+xml", ".jpg": "image/jpeg"}
 _MOST_PICTURE_BYTES = 400_000
 _MOST_PICTURES = 12
 _MOST_CURVES = 4
+_MOST_PASSED_OVER = 5
 _COLOURS = {
     "finished": "#2e8b57",
     "failed": "#c8372d",
@@ -55,11 +57,20 @@ _PAGE = """<!doctype html>
 
 
 def write_report(
-    store: Store, record: RunConfig, head: Head, usd_per_hour: float | None = None
+    store: Store,
+    record: RunConfig,
+    head: Head,
+    usd_per_hour: float | None = None,
+    *,
+    first: Callable[[History], None] = lambda history: None,
 ) -> History:
-    """Write the page into the run, not over a newer one; return the history that it shows."""
+    """Write the page into the run, not over a newer one; return the history that it shows.
+
+    `first` is called with that history before: for a receipt, which the page shows.
+    """
     before = store.get(REPORT)
     history = read_history(store)
+    first(history)
     if usd_per_hour is None and history.attempts:
         usd_per_hour = history.attempts[-1].usd_per_hour
     page = _PAGE.format(
@@ -98,21 +109,21 @@ def summary(history: History, head: Head, usd_per_hour: float | None) -> str:
         )
     if skipped := ", ".join(map(str, head.skipped_steps)):
         text += f" These steps diverged and were skipped: {skipped}."
+    if history.passed_over:
+        named = "; ".join(history.passed_over[:_MOST_PASSED_OVER])
+        text += f" Passed over ({len(history.passed_over)}): {named}."
     return text + (f" It failed: {head.reason}" if head.reason else "")
 
 
 def _loss(history: History) -> str:
     parts = []
-    for stage, steps in history.by_stage().items():
-        marks = [
-            b["step"] for a, b in itertools.pairwise(steps) if a["generation"] != b["generation"]
-        ]
+    for stage, steps in history.steps.by_stage().items():
+        pairs = itertools.pairwise(zip(steps["generation"], steps["step"], strict=True))
+        resumed = [step for (before, _), (after, step) in pairs if before != after]
         for key, name in (("loss", stage), ("gradient_norm", f"{stage}: norm of the gradients")):
-            shown = [line for line in steps if line.get(key) is not None]
-            curve = Curve(
-                name=name, x=[line["step"] for line in shown], y=[line[key] for line in shown]
-            )
-            parts.append(draw_curves([curve], marks, "step"))
+            shown = steps.take(row for row, value in enumerate(steps[key]) if math.isfinite(value))
+            curve = Curve(name=name, x=shown["step"], y=shown[key])
+            parts.append(draw_curves([curve], resumed, "step"))
     return "".join(parts) + "<p>Each step once; a red line marks where another attempt resumed.</p>"
 
 
@@ -199,7 +210,7 @@ def _about(store: Store, record: RunConfig, head: Head) -> Iterator[tuple[str, s
 def _files(store: Store, history: History) -> str:
     """Pictures embedded in the page, other files as links."""
     sizes = store.sizes(EVALUATION)
-    last = {f"{s}-{lines[-1]['stage_step']}" for s, lines in history.by_stage().items()}
+    last = {f"{s}-{steps['stage_step'][-1]}" for s, steps in history.steps.by_stage().items()}
     keys = [key for key in sizes if key.removeprefix(EVALUATION).partition("/")[0] in last]
     parts, num_pictures = [], 0
     for key in keys:

@@ -8,13 +8,14 @@ from datetime import UTC, datetime
 from typing import Any
 
 from contract.keys import RECEIPT, REPORT
+from training.record.compaction import compact
 from training.record.head import Head
-from training.record.history import History, read_history
+from training.record.history import History
 from training.record.lease import Lease
 from training.record.position import Position
 from training.record.run_config import RunConfig, changed_parts
 from training.report.page import write_report
-from training.store.protocol import Store, create
+from training.store.protocol import Store, put_unless_changed
 
 _log = logging.getLogger(__name__)
 
@@ -73,12 +74,24 @@ def conclude(store: Store, record: RunConfig, head: Head) -> None:
     """Write the report, and a failed run's receipt; does nothing before the run has ended."""
     if head.state not in ("finished", "failed"):
         return
-    if head.state == "failed":
-        receipt = _failed_receipt(record, head, read_history(store))
-        # Not over that of another attempt, which has reopened the run.
-        create(store, RECEIPT, json.dumps(receipt, indent=1).encode())
-    write_report(store, record, head)
+    compact(store, head.generation)
+    write_report(store, record, head, first=lambda history: _complete(store, record, head, history))
     _log.info(f"[ok] report: {store.uri}/{REPORT}")
+
+
+def _complete(store: Store, record: RunConfig, head: Head, history: History) -> None:
+    """Write a failed run's receipt; say in it, or in a finished run's, what was passed over."""
+    found = store.get(RECEIPT)
+    if found is None and head.state == "failed":
+        receipt = _failed_receipt(record, head, history)
+    elif found is not None and history.passed_over:
+        receipt = json.loads(found.data)
+    else:
+        return
+    receipt |= {"passed_over": list(history.passed_over)} if history.passed_over else {}
+    # Not over that of another attempt, which has reopened the run.
+    data = json.dumps(receipt, indent=1).encode()
+    put_unless_changed(store, RECEIPT, data, found.etag if found else None)
 
 
 def _failed_receipt(record: RunConfig, head: Head, history: History) -> dict[str, Any]:
@@ -95,7 +108,7 @@ def _failed_receipt(record: RunConfig, head: Head, history: History) -> dict[str
         "overrides": dict(record.overrides),
         "state": "failed",
         "reason": head.reason,
-        "steps": max(history.steps, default=0),
+        "steps": max(history.steps["step"], default=0),
         "committed_steps": newest.step if newest else 0,
         "generations": head.generation,
         "skipped_steps": list(head.skipped_steps),

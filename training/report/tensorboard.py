@@ -5,27 +5,25 @@ training needs no library for them.
 """
 
 import logging
-import re
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import count
 from pathlib import Path
 from types import TracebackType
 
-from contract.keys import METRICS
 from contract.lineage import Line
 from training.errors import UserError
 from training.record.head import read_head
-from training.record.history import read_lines
+from training.record.history import metrics_reader
 from training.store.protocol import Store, StoreError
 
 _log = logging.getLogger(__name__)
 
 _MARK = "made-by-training"
-_OBJECT = re.compile(rf"{METRICS}(?P<writer>.+)-(?P<number>[0-9]{{5}})\.jsonl")
 # A store that fails for longer than this ends the command; until then reads are retried.
 _MAX_FAILING_SECONDS = 600.0
 # How often to check for Ctrl-C.
@@ -52,23 +50,25 @@ class EventFiles:
         self._out = out
         self._open = SummaryWriter
         self._writer = SummaryWriter(str(out))
-        self._written: set[tuple[str, int]] = set()
+        self._written: dict[str, array[int]] = {}  # tag -> its steps, rising
 
     @property
     def num_values(self) -> int:
         """Number of values shown."""
-        return len(self._written)
+        return sum(map(len, self._written.values()))
 
     @property
     def last_step(self) -> int:
         """The newest step shown."""
-        return max((step for _, step in self._written), default=0)
+        return max((steps[-1] for steps in self._written.values() if steps), default=0)
 
     def write(self, tag: str, value: float, step: int) -> None:
         """Show a value; a second one for the same step is ignored."""
-        if (tag, step) not in self._written:
+        steps = self._written.setdefault(tag, array("q"))
+        at = bisect_left(steps, step)
+        if at == len(steps) or steps[at] != step:
             self._writer.add_scalar(tag, value, step)
-            self._written.add((tag, step))
+            steps.insert(at, step)
 
     def take_back(self, step: int) -> None:
         """Remove everything after `step`: a new file tells TensorBoard so."""
@@ -76,7 +76,8 @@ class EventFiles:
             return
         self._writer.close()
         self._writer = self._open(str(self._out), purge_step=step + 1)
-        self._written = {(tag, at) for tag, at in self._written if at <= step}
+        for steps in self._written.values():
+            del steps[bisect_right(steps, step) :]
 
     def flush(self) -> None:
         """Make what was written visible to TensorBoard."""
@@ -97,45 +98,32 @@ class EventFiles:
 
 
 class Follower:
-    """Reads the objects of a run's metrics as they appear; none is ever rewritten."""
+    """Shows a run's metrics lines as they appear."""
 
     def __init__(self, store: Store, files: EventFiles) -> None:
-        self._store = store
+        self._reader = metrics_reader(store)
         self._files = files
-        self._read: set[str] = set()
         self._resumed: dict[int, int] = {}  # generation -> the step that it resumed from
 
     def poll(self, *, is_last: bool = False) -> None:
         """Write new lines; on the last call also those after an object that never appeared."""
-        lines = list(read_lines(self._store, self._new(is_last)))
-        for line in lines:
+        for line in self._reader.new(is_last=is_last):
             if line["kind"] == "resume":
-                self._resumed[int(line["generation"])] = int(line["step"])
-                self._files.take_back(int(line["step"]))
-        for line in lines:
-            if not self._is_repeated(line):
+                self._resumed[line["generation"]] = line["step"]
+                self._files.take_back(line["step"])
+            elif not self._is_repeated(line):
+                if line["kind"] == "step" and line["generation"] >= max(self._resumed, default=0):
+                    # No-op but where an attempt repeats steps of its own.
+                    self._files.take_back(line["step"] - 1)
                 for tag, value, step in _values(line):
                     self._files.write(tag, value, step)
+        while self._reader.passed_over:
+            _log.warning(f"[tensorboard] passed over {self._reader.passed_over.pop()}")
         self._files.flush()
-
-    def _new(self, is_last: bool) -> Sequence[str]:
-        """Keys not read yet, of each writer only those before a missing one."""
-        keys = sorted(self._store.sizes(METRICS))
-        there = set(keys)
-        if not is_last:
-            matches = [match for match in map(_OBJECT.fullmatch, keys) if match]
-            there = {
-                key
-                for writer in {match["writer"] for match in matches}
-                for key in _without_gap(writer, there)
-            }
-        new = [key for key in keys if key in there and key not in self._read]
-        self._read.update(new)
-        return new
 
     def _is_repeated(self, line: Line) -> bool:
         """Whether a later attempt resumed before this step or evaluation."""
-        own, step = int(line["generation"]), line.get("step", 0)
+        own, step = line["generation"], line.get("step", 0)
         return any(own < other and start < step for other, start in self._resumed.items())
 
 
@@ -190,14 +178,6 @@ def _ctrl_c() -> Iterator[Callable[[], bool]]:
         yield lambda: bool(pressed)
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def _without_gap(writer: str, there: set[str]) -> Iterator[str]:
-    for number in count(1):
-        key = f"{METRICS}{writer}-{number:05d}.jsonl"
-        if key not in there:
-            return
-        yield key
 
 
 def _values(line: Line) -> Iterator[tuple[str, float, int]]:

@@ -7,7 +7,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -104,6 +104,11 @@ class FolderStore:
             while self._at(prefix).is_dir():
                 with suppress(FileNotFoundError):  # another process deletes it too
                     shutil.rmtree(self._at(prefix))
+
+    def delete(self, keys: Iterable[str]) -> None:
+        for key in keys:
+            with writing(self._at(key)):
+                self._at(key).unlink(missing_ok=True)
 
     def sweep(self, prefix: str) -> None:
         with writing(self._at(prefix)):

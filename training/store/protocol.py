@@ -2,6 +2,9 @@
 
 import threading
 import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -95,6 +98,9 @@ class Store(Protocol):
     def delete_below(self, prefix: str) -> None:
         """Delete every key below `prefix`, if any."""
 
+    def delete(self, keys: Iterable[str]) -> None:
+        """Delete these keys, as far as they exist."""
+
     def sweep(self, prefix: str) -> None:
         """Delete what writers that were killed have left unfinished below `prefix`.
 
@@ -108,6 +114,23 @@ def refuse_outside(uri: str, key: str) -> None:
         raise UserError(
             f"{key!r} is no key of {uri}; restore the last good version of what names it"
         )
+
+
+def get_each(store: Store, keys: Sequence[str]) -> Iterator[Stored | None]:
+    """The objects of these keys in order, read in parallel, some ahead of the caller."""
+    ahead = 2 * store.num_threads
+    reading: deque[Future[Stored | None]] = deque()
+    with ThreadPoolExecutor(max_workers=store.num_threads, thread_name_prefix="get") as pool:
+        try:
+            for key in keys:
+                reading.append(pool.submit(store.get, key))
+                if len(reading) > ahead:
+                    yield reading.popleft().result()
+            while reading:
+                yield reading.popleft().result()
+        finally:
+            for future in reading:
+                future.cancel()
 
 
 def create(store: Store, key: str, data: bytes) -> bool:

@@ -10,7 +10,7 @@ import io
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -192,12 +192,15 @@ class S3Store:
             }
 
     def delete_below(self, prefix: str) -> None:
-        keys = [{"Key": self._prefix + key} for key in self.sizes(prefix)]
-        with self._errors(prefix):
-            for start in range(0, len(keys), 1000):
+        self.delete(self.sizes(prefix))
+
+    def delete(self, keys: Iterable[str]) -> None:
+        found = [{"Key": self._prefix + key} for key in keys]
+        for start in range(0, len(found), 1000):
+            some = found[start : start + 1000]
+            with self._errors(some[0]["Key"].removeprefix(self._prefix)):
                 self._client.delete_objects(
-                    Bucket=self._bucket,
-                    Delete={"Objects": keys[start : start + 1000], "Quiet": True},
+                    Bucket=self._bucket, Delete={"Objects": some, "Quiet": True}
                 )
 
     def sweep(self, prefix: str) -> None:

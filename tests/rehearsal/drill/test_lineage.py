@@ -8,9 +8,12 @@ import pytest
 
 from rehearsal.drill.lineage import read_events, read_json, read_lineage
 from rehearsal.drill.run_files import FolderFiles
+from training.record.sample_digest import sample_digest
 
 
-def step(number: int, ids: list[int], *, generation: int = 1, epoch: int = 0) -> dict[str, Any]:
+def step(
+    number: int, ids: list[int], *, generation: int = 1, epoch: int = 0, num_samples: int = 4
+) -> dict[str, Any]:
     return {
         "kind": "step",
         "stage": "head",
@@ -19,7 +22,7 @@ def step(number: int, ids: list[int], *, generation: int = 1, epoch: int = 0) ->
         "epoch": epoch,
         "generation": generation,
         "loss": number + generation / 10,
-        "ids": ids,
+        **sample_digest(ids, num_samples),
     }
 
 
@@ -36,8 +39,8 @@ def write(run: FolderFiles, name: str, records: list[dict[str, Any]]) -> None:
 
 
 def test_a_repeated_step_counts_once_and_the_newest_generation_wins(run: FolderFiles) -> None:
-    write(run, "0001-a-00000.jsonl", [step(1, [0, 1]), step(2, [2, 3])])
-    write(run, "0002-b-00000.jsonl", [step(2, [2, 3], generation=2)])
+    write(run, "0001-a-00001.jsonl", [step(1, [0, 1]), step(2, [2, 3])])
+    write(run, "0002-b-00001.jsonl", [step(2, [2, 3], generation=2)])
     lineage = read_lineage(run)
     assert lineage.losses() == [1.1, 2.2]
     assert lineage.generations == (1, 2)
@@ -45,20 +48,20 @@ def test_a_repeated_step_counts_once_and_the_newest_generation_wins(run: FolderF
 
 
 def test_fails_a_sample_that_is_seen_twice_in_an_epoch(run: FolderFiles) -> None:
-    write(run, "0001-a-00000.jsonl", [step(1, [0, 1]), step(2, [1, 2])])
-    assert "1 samples more than once [1]" in read_lineage(run).problems()[0]
+    write(run, "0001-a-00001.jsonl", [step(1, [0, 1]), step(2, [1, 2])])
+    assert "some came more than once, others not at all" in read_lineage(run).problems()[0]
 
 
 def test_fails_a_sample_that_one_epoch_lacks(run: FolderFiles) -> None:
-    write(run, "0001-a-00000.jsonl", [step(1, [0, 1]), step(2, [0], epoch=1)])
-    assert (
-        "epoch 1: 0 samples more than once [], 1 not at all [1]" in read_lineage(run).problems()[0]
-    )
+    batches = [step(1, [0, 1], num_samples=2), step(2, [0], epoch=1, num_samples=2)]
+    write(run, "0001-a-00001.jsonl", batches)
+    assert "epoch 1: 1 samples of 2: another epoch had 2" in read_lineage(run).problems()[0]
 
 
 def test_fails_a_step_that_is_missing(run: FolderFiles) -> None:
-    write(run, "0001-a-00000.jsonl", [step(1, [0]), step(3, [0], epoch=1)])
-    assert read_lineage(run).problems() == ["steps missing from the lineage: [2]"]
+    batches = [step(1, [0], num_samples=1), step(3, [0], epoch=1, num_samples=1)]
+    write(run, "0001-a-00001.jsonl", batches)
+    assert read_lineage(run).problems() == ["steps are missing from the lineage: [2]"]
 
 
 def test_events_come_in_the_order_of_time(run: FolderFiles) -> None:

@@ -42,7 +42,9 @@ def write_run(folder: Path, step_seconds: float, **receipt: Any) -> FinishedRun:
         {
             "kind": "step",
             "stage": "head",
-            "ids": list(range(64)),
+            "step": 1,
+            "generation": 1,
+            "num_samples": 64,
             "samples_per_second": 64 / step_seconds,
             "data_wait": 0.25,
         }

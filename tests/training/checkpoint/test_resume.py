@@ -6,11 +6,13 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from contract.samples import MODULUS, lineage_problems, sum_of_all
 from tests.training.damage import flip
 from tests.training.hooks import interrupt_at
 from tests.training.runs import ROOT, Run, assert_equal
@@ -25,11 +27,14 @@ def test_the_uninterrupted_run_is_repeatable(run: Run, whole: Run) -> None:
 
 
 def test_every_sample_comes_once_per_epoch(whole: Run) -> None:
-    epochs: dict[tuple[str, int], list[int]] = {}
+    epochs: dict[tuple[str, int], list[str]] = {}
+    sums: Counter[tuple[str, int]] = Counter()
     for line in whole.lineage().values():
-        epochs.setdefault((line["stage"], line["epoch"]), []).extend(line["ids"])
+        epochs.setdefault((line["stage"], line["epoch"]), []).append(line["ids_crc"])
+        sums[line["stage"], line["epoch"]] += int(line["ids_sum"], 16)
     assert set(epochs) == {(stage, e) for stage in ("first", "second") for e in range(3)}
-    assert all(sorted(ids) == list(range(30)) for ids in epochs.values())
+    assert all(total % MODULUS == sum_of_all(30) for total in sums.values())
+    assert lineage_problems(whole.lineage()) == []
     assert epochs["first", 0] != epochs["first", 1]
 
 

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from tests.training.big import BIG, BigConfig
+from tests.training.runs import WORKLOAD
+from tests.training.tiny import TINY, TinyConfig
 from training.checkpoint.state import checkpoint_name
 from training.errors import UserError
 from training.preflight.ladder import (
@@ -131,10 +133,11 @@ def torn(tmp_path: Path) -> FolderStore:
 
 
 def resolve(store: FolderStore, *, may_adapt: bool) -> tuple[str, ...]:
-    request = TrialRequest(workload=NAME, recipe="plain", overrides={}, memory_limit_mib=None)
-    return resolve_adaptation(store, request, BIG, BigConfig(), may_adapt=may_adapt)  # type: ignore[arg-type]
+    request = TrialRequest(workload=WORKLOAD, recipe="quick", overrides={}, memory_limit_mib=None)
+    return resolve_adaptation(store, request, TINY, TinyConfig(), may_adapt=may_adapt)
 
 
+@pytest.mark.slow
 def test_what_no_attempt_has_trained_with_is_measured_again(torn: FolderStore) -> None:
     assert resolve(torn, may_adapt=True) == ()
     found = torn.get("adaptation.json")

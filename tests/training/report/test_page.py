@@ -70,7 +70,7 @@ def test_the_history_says_what_happened(interrupted: Run) -> None:
     assert (second.num_repeated, third.num_repeated) == (0, 0)
     assert history.repeated_seconds == pytest.approx(first.repeated_seconds)
     assert len(history.gaps()) == 2
-    assert sorted(history.steps) == list(range(1, 25))
+    assert history.steps["step"].tolist() == list(range(1, 25))
 
 
 def test_every_run_ends_with_a_report(interrupted: Run) -> None:
@@ -153,6 +153,15 @@ def test_fails_for_a_folder_with_other_things_in_it(
 def test_fails_where_there_is_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", f"--run-uri={tmp_path / 'none'}"]) == 2
     assert "there is no run at" in capsys.readouterr().err
+
+
+def test_a_spike_in_a_long_curve_is_drawn() -> None:
+    y = [0.0] * 100_000
+    y[77_777], y[3] = 9.0, -1.0
+    drawing = draw_curves([Curve(name="loss", x=range(len(y)), y=y)], [], "step")
+    points = drawing.partition('<polyline points="')[2].partition('"')[0].split()
+    assert len(points) <= 1002
+    assert len({point.partition(",")[2] for point in points}) == 3
 
 
 def test_drawings_hold_for_anything() -> None:

@@ -1,5 +1,6 @@
 """Datasets: made, uploaded, synced again only where something is missing, and always verified."""
 
+import contextlib
 import json
 import multiprocessing
 import os
@@ -305,7 +306,13 @@ def test_a_run_syncs_from_s3_and_leaves_no_sync_behind(
     run.options = [f"--dataset-uri={bucket_uri}/tiny"]
     assert run.attempt() == 0
     assert run.losses() == whole.losses()
-    assert multiprocessing.active_children() == []
+    commands = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):  # it has ended
+            commands.append(path.read_bytes().split(b"\0"))
+    scratch = str(run.scratch).encode()
+    syncs = [words for words in commands if b"sync" in words and words[-2].startswith(scratch)]
+    assert syncs == []
 
 
 def test_fails_to_train_on_a_dataset_that_is_not_in_s3(

@@ -128,8 +128,8 @@ class AnyStore(RuleBasedStateMachine):
 
     @rule(writer=WRITERS, key=KEYS, start=st.integers(0, 90_000), size=st.integers(0, 90_000))
     def read_into(self, writer: int, key: str, start: int, size: int) -> None:
-        data = self.model.get(key, b"")
-        if start + size <= len(data):
+        data = self.model.get(key)
+        if data is not None and start + size <= len(data):
             back = bytearray(size)
             self.stores[writer].read_into(self.root + key, start, memoryview(back))
             assert back == data[start : start + size]
@@ -140,6 +140,11 @@ class AnyStore(RuleBasedStateMachine):
             return  # nobody deletes what somebody else writes
         self.stores[writer].delete_below(self.root + prefix)
         self.model = {k: v for k, v in self.model.items() if not k.startswith(prefix)}
+
+    @rule(writer=WRITERS, keys=st.sets(KEYS))
+    def delete(self, writer: int, keys: set[str]) -> None:
+        self.stores[writer].delete([self.root + key for key in keys])
+        self.model = {k: v for k, v in self.model.items() if k not in keys}
 
     @rule(writer=WRITERS, prefix=PREFIXES)
     def sizes(self, writer: int, prefix: str) -> None:

@@ -1,7 +1,6 @@
 """Compares a run's results with the uninterrupted run, and its store with the promises."""
 
 import secrets
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,11 +10,13 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from contract.keys import CHECKPOINTS, FINAL, METRICS, checkpoint_prefix
-from contract.lineage import newest_by_step, parse_lines
+from contract.keys import CHECKPOINTS, FINAL, checkpoint_prefix
+from contract.lineage import newest_by_step
+from contract.samples import lineage_problems
 from training.checkpoint.export import weights_sha256
 from training.checkpoint.transfer import receive
 from training.record.head import Head, read_head
+from training.record.history import metrics_reader
 from training.store.protocol import Store
 
 
@@ -36,7 +37,7 @@ def read_outcome(store: Store, scratch: Path) -> Outcome:
     """Read a finished run from its store."""
     head = read_head(store)
     assert head is not None
-    lines = _lines(store)
+    lines = list(metrics_reader(store).new())
     scratch.mkdir(parents=True, exist_ok=True)
     tensors = {}
     if store.sizes(FINAL.partition("/")[0] + "/").get(FINAL):
@@ -62,19 +63,8 @@ def read_outcome(store: Store, scratch: Path) -> Outcome:
 
 
 def sample_problems(outcome: Outcome) -> list[str]:
-    """Missing steps, and samples that occur more than once in an epoch of a stage."""
-    problems = []
-    if sorted(outcome.steps) != list(range(1, len(outcome.steps) + 1)):
-        missing = sorted(set(range(1, max(outcome.steps, default=0))) - set(outcome.steps))
-        problems.append(f"steps are missing from the lineage: {missing[:5]}")
-    epochs: dict[tuple[str, int], Counter[int]] = {}
-    for line in outcome.steps.values():
-        epochs.setdefault((line["stage"], line["epoch"]), Counter()).update(line["ids"])
-    for (stage, epoch), counts in sorted(epochs.items()):
-        repeated = [index for index, count in counts.items() if count > 1]
-        if repeated:
-            problems.append(f"stage {stage!r}, epoch {epoch}: samples {repeated[:5]} came twice")
-    return problems
+    """Missing steps, and epochs of a stage that had not each sample exactly once."""
+    return lineage_problems(outcome.steps)
 
 
 def differences(ours: Outcome, reference: Outcome) -> list[str]:
@@ -121,15 +111,6 @@ def broken_promises(store: Store, known: dict[str, bool]) -> list[str]:
     return broken
 
 
-def _lines(store: Store) -> list[dict[str, Any]]:
-    lines: list[dict[str, Any]] = []
-    for key in sorted(store.sizes(METRICS)):
-        found = store.get(key)
-        assert found is not None
-        lines += parse_lines(found.data)
-    return lines
-
-
 def _num_gained(lines: list[dict[str, Any]], steps: Mapping[int, Mapping[str, Any]]) -> int:
     """Number of steps made after the boundary where their generation noticed its notice."""
     noticed = {line["generation"]: line["step"] for line in lines if line["kind"] == "notice"}
@@ -140,7 +121,7 @@ def _first_step(ours: Outcome, reference: Outcome) -> list[str]:
     for step in sorted(ours.steps.keys() | reference.steps.keys()):
         if step not in ours.steps or step not in reference.steps:
             return [f"step {step} is only in one of the runs"]
-        for field in ("stage", "epoch", "ids", "lr", "loss", "metrics"):
+        for field in ("stage", "epoch", "ids_sum", "ids_crc", "lr", "loss", "metrics"):
             a, b = ours.steps[step].get(field), reference.steps[step].get(field)
             if a != b:
                 stage = reference.steps[step]["stage"]

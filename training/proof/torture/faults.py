@@ -32,6 +32,7 @@ _KINDS = {
     "put a part": _PART,
     "finish": _PART,
     "delete_below": _WRITE,
+    "delete": _WRITE,
 }
 
 _FOLDERS = {

@@ -15,6 +15,8 @@ def _a_gpu_that_this_process_must_leave_alone(monkeypatch: pytest.MonkeyPatch) -
         return 1 if os.getpid() == owner else counted()
 
     monkeypatch.setattr(torch.cuda, "_device_count_nvml", count)
+    # Tests before these may have called CUDA in pytest's process, and torch does not forget it.
+    monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: False)
     for name in ("_cuda_init", "_cuda_getDeviceCount"):
         call = getattr(torch._C, name, None)
         if call is None:  # a torch without CUDA
