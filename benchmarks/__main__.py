@@ -13,11 +13,13 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import (
+    bookkeeping,
     boot,
     cached_features,
     checkpoint,
     forecast,
     history,
+    loader,
     overhead,
     plan,
     spot,
@@ -57,10 +59,18 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     device.add_argument("--cpu", action="store_true", help="a dry run without one, tiny sizes")
     device.add_argument("--seconds", type=float, default=450.0, help="default: %(default)s")
     device.add_argument("--only", nargs="+", default=[], metavar="NAME", help="default: all of it")
+    images = commands.add_parser("loader", help="our loader beside others and what cores decode")
+    images.add_argument("--rounds", type=int, default=5, help="alternating, default: %(default)s")
+    images.add_argument("--images", type=int, default=2000, help="a round, default: %(default)s")
+    images.add_argument("--batch", type=int, default=64, help="default: %(default)s")
+    images.add_argument("--workers", type=int, help="processes (default: one per core)")
+    orders = commands.add_parser("bookkeeping", help="an epoch's orders, steps and digests")
+    orders.add_argument("--samples", type=int, default=1_281_167, help="default: %(default)s")
+    orders.add_argument("--batch", type=int, default=256, help="default: %(default)s")
     lines = commands.add_parser("history", help="metrics of a long run: bytes, memory, seconds")
     lines.add_argument("--steps", type=int, default=450_450, help="default: %(default)s")
-    ways = commands.add_parser("walks", help="files and functions of a start, a save, a notice")
-    for command in (ours, start, policies, hours, saves, plans, cached, loops, device, lines, ways):
+    commands.add_parser("walks", help="files and functions of a start, a save, a notice")
+    for command in commands.choices.values():
         command.add_argument("--json", action="store_true", help="print JSON instead of tables")
     return parser.parse_args(arguments)
 
@@ -78,6 +88,10 @@ _MEASURES: Mapping[str, Callable[[argparse.Namespace], Sequence[dict[str, Any]]]
     "cached": lambda given: cached_features.measure(rounds=given.rounds, clips=given.clips),
     "overhead": lambda given: overhead.measure(rounds=given.rounds, width=given.width),
     "gpu": lambda given: gpu.measure(seconds=given.seconds, cpu=given.cpu, only=given.only),
+    "loader": lambda given: loader.measure(
+        rounds=given.rounds, images=given.images, batch=given.batch, workers=given.workers
+    ),
+    "bookkeeping": lambda given: bookkeeping.measure(samples=given.samples, batch=given.batch),
     "history": lambda given: history.measure(steps=given.steps),
     "walks": lambda given: walks.measure(),
 }

@@ -48,6 +48,10 @@ class OutOfMemoryError(RuntimeError):
     """Memory ran out in mid-run: the attempt fails, the run may continue on another machine."""
 
 
+class WorkerLostError(RuntimeError):
+    """A worker process of the loader ended by itself: as after OutOfMemoryError."""
+
+
 class RankLostError(RuntimeError):
     """Another rank exited by itself: the attempt fails, the next one resumes the run."""
 

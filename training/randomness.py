@@ -1,9 +1,10 @@
 """Random state is never stored: it is derived from the seed and the position in the run."""
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
+from torch import Tensor
 
 
 def derive_seed(*parts: int | str) -> int:
@@ -27,12 +28,14 @@ def derive_seeds(*parts: int | str) -> Callable[[int], int]:
     return derive
 
 
-def shuffled(length: int, epoch: int, seed: int) -> Sequence[int]:
-    """Return 0 .. length-1 in an order that is a function of (seed, epoch) alone."""
+def shuffled(length: int, epoch: int, seed: int) -> Tensor:
+    """Return 0 .. length-1 in an order that is a function of (seed, epoch) alone.
+
+    A tensor takes 8 bytes a sample, a list 40.
+    """
     generator = torch.Generator()
     generator.manual_seed(derive_seed("order", seed, epoch))
-    order: list[int] = torch.randperm(length, generator=generator).tolist()
-    return order
+    return torch.randperm(length, generator=generator)
 
 
 def seed_torch(device: torch.device, *parts: int | str) -> None:

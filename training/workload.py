@@ -9,18 +9,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar, get_args, runtime_checkable
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 # Any pytree (dict, list, tuple, tensor) whose tensors the loop moves to the device.
 Batch: TypeAlias = Any
+# Indices of samples. A list of a million takes 16 times the memory of a tensor while it is read.
+Order: TypeAlias = Tensor | NDArray[np.int64] | Sequence[int]
 # done, total: called during long work of a workload, a few times per second at most.
 Progress: TypeAlias = Callable[[int, int], None]
 
 Precision: TypeAlias = Literal["float32", "bfloat16", "float16"]
 Schedule: TypeAlias = Literal["constant", "cosine"]
 Sharding: TypeAlias = Literal["none", "full"]
+# "auto": as many processes as this machine's vCPUs leave to each rank.
+LoaderWorkers: TypeAlias = int | Literal["auto"]
 CompileMode: TypeAlias = Literal["default", "reduce-overhead", "max-autotune-no-cudagraphs"]
 
 
@@ -124,8 +130,9 @@ class Settings:
     With `sharding` "full" each of several ranks keeps a share of parameters, gradients and
     optimizer state (FSDP2), in the blocks that the stage names (`HasShards`) or all in one; a
     single process shards nothing. `--override sharding=full` needs such a field in the config.
-    `loader_workers` processes fetch and collate ahead of the step; batches do not depend on their
-    number, so the workload names its field in `placement_fields`.
+    `loader_workers` processes make batches ahead of the step, with "auto" as many as the machine's
+    vCPUs leave; batches do not depend on their number, so the workload names its field in
+    `placement_fields`.
     """
 
     epochs: int
@@ -144,14 +151,14 @@ class Settings:
     best_mode: Literal["max", "min"] = "max"
     find_unused_parameters: bool = False
     sharding: Sharding = "none"
-    loader_workers: int = 0
+    loader_workers: LoaderWorkers = 0
 
     def __post_init__(self) -> None:
         for name in ("epochs", "global_batch", "micro_batch", "eval_batch"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; give at least 1")
         for name in ("warmup_steps", "evaluate_every_epochs", "loader_workers"):
-            if getattr(self, name) < 0:
+            if getattr(self, name) != "auto" and getattr(self, name) < 0:
                 raise ValueError(f"{name} is {getattr(self, name)}; give at least 0")
         if self.global_batch % self.micro_batch:
             raise ValueError(
@@ -220,9 +227,13 @@ class Samples(Protocol):
         """One sample; augmentation draws from `rng` (CPU, seeded from seed, epoch and index)."""
 
     def collate(self, items: Sequence[Any]) -> Batch:
-        """Combine what `get` returned into a batch, on the CPU."""
+        """Combine what `get` returned into a batch, on the CPU.
 
-    def order(self, epoch: int, seed: int) -> Sequence[int]:
+        For samples of equal shapes `collate = staticmethod(training.stacking.stack)`: loader
+        workers then share the work on each batch and write it without a copy.
+        """
+
+    def order(self, epoch: int, seed: int) -> Order:
         """Every index exactly once; usually `training.randomness.shuffled(len, epoch, seed)`."""
 
 

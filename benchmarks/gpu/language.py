@@ -19,6 +19,7 @@ from training.workload import (
     CompileMode,
     Inputs,
     Loss,
+    Order,
     Partial,
     Precision,
     Progress,
@@ -102,7 +103,7 @@ class Windows:
         x = torch.stack(list(items))
         return {"x": x[:, :-1].contiguous(), "y": x[:, 1:].contiguous()}
 
-    def order(self, epoch: int, seed: int) -> Sequence[int]:
+    def order(self, epoch: int, seed: int) -> Order:
         return shuffled(self.count, epoch, seed)
 
 

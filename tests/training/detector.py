@@ -58,7 +58,7 @@ class Images:
         return {"images": images, "points": points}
 
     def order(self, epoch: int, seed: int) -> Sequence[int]:
-        order = shuffled(len(self), epoch, seed)
+        order = shuffled(len(self), epoch, seed).tolist()
         kinds = {
             "e": iter([index for index in order if index in EMPTY]),
             "o": iter([index for index in order if index not in EMPTY]),

@@ -23,7 +23,9 @@ from training.workload import (
     Batch,
     CompileMode,
     Inputs,
+    LoaderWorkers,
     Loss,
+    Order,
     Partial,
     Precision,
     Prepare,
@@ -59,7 +61,7 @@ class TinyConfig:
     step_seconds: float = 0.0
     nan_at_step: int = -1
     bad_start: bool = False
-    loader_workers: int = 0
+    loader_workers: LoaderWorkers = 0
     micro_batch: int = 4
     batch_norm: bool = True
     dropout: float = 0.2
@@ -108,7 +110,7 @@ class Rows:
         x, y = zip(*items, strict=True)
         return {"x": torch.stack(x), "y": torch.stack(y).long()}
 
-    def order(self, epoch: int, seed: int) -> Sequence[int]:
+    def order(self, epoch: int, seed: int) -> Order:
         return shuffled(len(self), epoch, seed)
 
 

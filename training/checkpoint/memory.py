@@ -93,7 +93,7 @@ def allocate(size: int, device: torch.device) -> Tensor:
         # The kernel copies page-locked memory at a fork: into every loader worker, a whole state.
         block.madvise(mmap.MADV_DONTFORK)
     tensor = torch.frombuffer(block, dtype=torch.uint8)[:size]
-    unlock = _lock(tensor.data_ptr(), max(size, 1), device) if device.type == "cuda" else None
+    unlock = page_lock(tensor.data_ptr(), max(size, 1), device) if device.type == "cuda" else None
     # `block` stays mapped until it is unlocked: the finalizer references it.
     weakref.finalize(tensor, _release, block, os.getpid(), unlock)
     return tensor
@@ -111,7 +111,7 @@ def _release(block: mmap.mmap, owner: int, unlock: Callable[[], None] | None) ->
         unlock()
 
 
-def _lock(address: int, size: int, device: torch.device) -> Callable[[], None] | None:
+def page_lock(address: int, size: int, device: torch.device) -> Callable[[], None] | None:
     """Page-lock memory and return how to undo it; None, with a warning, if that is refused."""
     # A new thread's device is GPU 0, where every rank would open a context.
     with torch.cuda.device(device):
@@ -124,7 +124,7 @@ def _lock(address: int, size: int, device: torch.device) -> Callable[[], None] |
             torch.ones(1, device=device)
     why = runtime.cudaGetErrorString(error)
     _log.warning(
-        "[memory] %d MB of host memory could not be page-locked (%s); copies from the GPU to it "
+        "[memory] %d MB of host memory could not be page-locked (%s); copies between them "
         "take longer",
         size // 10**6,
         why,

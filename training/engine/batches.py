@@ -8,6 +8,9 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+from numpy.typing import NDArray
+
 from training.engine.stage_checks import checked_order
 from training.workload import Samples, Settings
 
@@ -18,12 +21,12 @@ class MicroBatch:
 
     number: int  # within its step, over all ranks: seeds the model's noise
     epoch: int
-    ids: tuple[int, ...]
+    ids: Sequence[int]
     counts: bool = True  # False: padding for a rank without work, with a loss of zero
 
 
 class BatchPlan:
-    """The steps of one stage, from 0, as lists of sample ids: a function of the seed alone."""
+    """The steps of one stage, from 0, as sample ids: a function of the seed alone."""
 
     def __init__(self, samples: Samples, settings: Settings, seed: int, world_size: int) -> None:
         # Ranks gather a sharded model together, so each must compute equally often.
@@ -36,20 +39,20 @@ class BatchPlan:
         self._world_size = world_size
         self._global_batch = settings.global_batch
         self._micro_batch = micro_batch_of(settings, world_size)
-        self._orders: dict[int, Sequence[int]] = {}
+        self._orders: dict[int, NDArray[np.int64]] = {}
 
     def epoch(self, step: int) -> int:
         """The epoch of step `step`, which is also the number of complete epochs before it."""
         return step // self.steps_per_epoch
 
-    def ids(self, step: int) -> Sequence[int]:
+    def ids(self, step: int) -> NDArray[np.int64]:
         """The sample ids of one step; the last step of an epoch takes the remainder."""
         first = step % self.steps_per_epoch * self._global_batch
         return self._order(self.epoch(step))[first : first + self._global_batch]
 
     def micro_batches(self, step: int) -> list[MicroBatch]:
         """All micro-batches of one step, over all ranks."""
-        ids, size = self.ids(step), self._micro_batch
+        ids, size = self.ids(step).tolist(), self._micro_batch
         return [
             MicroBatch(number=number, epoch=self.epoch(step), ids=tuple(ids[first : first + size]))
             for number, first in enumerate(range(0, len(ids), size))
@@ -73,7 +76,7 @@ class BatchPlan:
         for step in range(first_step, self.num_steps):
             yield from self.share(step, rank)
 
-    def _order(self, epoch: int) -> Sequence[int]:
+    def _order(self, epoch: int) -> NDArray[np.int64]:
         # The loader runs ahead, so for a while two epochs are needed at once.
         if epoch not in self._orders:
             kept = {e: order for e, order in self._orders.items() if abs(e - epoch) <= 1}

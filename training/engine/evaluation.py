@@ -17,12 +17,12 @@ from training.engine.trees import to_device
 from training.randomness import seed_torch
 from training.ranks.context import AttemptContext
 from training.report.page import EVALUATION
-from training.workload import Inputs, Partial, Train
+from training.workload import Inputs, Partial, Samples, Train
 
 _log = logging.getLogger(__name__)
 
 # An epoch number that no training sample is augmented with.
-EPOCH = -1
+_EPOCH = -1
 _MOST_FILE_BYTES = 20_000_000
 
 
@@ -41,28 +41,13 @@ def evaluate(
     """
     world = context.world
     samples = stage.samples(inputs, "validation")
-    size = stage.settings.eval_batch
-    firsts = range(0, len(samples), size)
-    batches = [
-        MicroBatch(
-            number=first,
-            epoch=EPOCH,
-            ids=tuple(range(first, first + size))[: len(samples) - first],
-        )
-        for first in firsts
-    ]
+    batches = in_order(samples, stage.settings.eval_batch)
     mine = batches[world.rank :: world.size]
     turns = len(batches[:: world.size])
     if learner.is_sharded and len(mine) < turns:
         # All ranks gather the parameters together, so all evaluate; this batch does not count.
         mine.append(replace(batches[0], counts=False))
-    loader = Loader(
-        samples,
-        inputs.seed,
-        mine,
-        num_workers=stage.settings.loader_workers,
-        pin_memory=inputs.device.type == "cuda",
-    )
+    loader = Loader.of_stage(samples, mine, stage.settings, inputs)
     parts: list[Partial] = []
     try:
         with learner.evaluating() as evaluate_batch:
@@ -79,10 +64,19 @@ def evaluate(
                         parts.append(part)
     finally:
         loader.close()
-    return _summarize(context, stage, name, _in_order(context, parts), is_last=is_last)
+    return _summarize(context, stage, name, _of_all_ranks(context, parts), is_last=is_last)
 
 
-def _in_order(context: AttemptContext, parts: Sequence[Partial]) -> list[Partial]:
+def in_order(samples: Samples, size: int) -> list[MicroBatch]:
+    """Every sample once, in batches of `size`, as evaluations see them."""
+    all_ids = range(len(samples))
+    return [
+        MicroBatch(number=first, epoch=_EPOCH, ids=all_ids[first : first + size])
+        for first in range(0, len(all_ids), size)
+    ]
+
+
+def _of_all_ranks(context: AttemptContext, parts: Sequence[Partial]) -> list[Partial]:
     """The parts of all ranks, in the order of a single rank."""
     if context.world.size == 1:
         return list(parts)

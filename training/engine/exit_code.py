@@ -13,6 +13,7 @@ from training.errors import (
     RankLostError,
     RunFailedError,
     UserError,
+    WorkerLostError,
 )
 from training.interruption.notice import InterruptedRunError
 from training.record.lease import InterruptedWhileWaitingError, LeaseLostError
@@ -32,7 +33,13 @@ def exit_code_of(act: Callable[[], int]) -> int:
     except KeyboardInterrupt:
         # Only in commands that do not train: a trainer handles signals in its own thread.
         return _report("stopped by Ctrl-C before it finished; run it again", EXIT_STOPPED)
-    except (RunFailedError, OutOfMemoryError, RankLostError, StoreError) as error:
+    except (
+        RunFailedError,
+        OutOfMemoryError,
+        RankLostError,
+        StoreError,
+        WorkerLostError,
+    ) as error:
         return _report(error, EXIT_FAILED)
 
 

@@ -19,7 +19,7 @@ from training.checkpoint.read import WEIGHTS, read_checkpoint
 from training.checkpoint.weights import OpenRun, Weights, load_weights
 from training.config import resolve_config
 from training.engine.batches import MicroBatch
-from training.engine.evaluation import EPOCH
+from training.engine.evaluation import in_order
 from training.engine.loader import Loader
 from training.engine.numerics import configure
 from training.engine.precision import autocast
@@ -46,19 +46,9 @@ class TrainedStage:
     def each_batch(self, split: str) -> Iterator[tuple[MicroBatch, Batch]]:
         """Yield every sample of a split once, in order, as the run's own evaluations see them."""
         settings, device = self.stage.settings, self.inputs.device
-        samples, size = self.stage.samples(self.inputs, split), self.stage.settings.eval_batch
-        batches = [
-            MicroBatch(number=first, epoch=EPOCH, ids=tuple(range(first, first + size)[:left]))
-            for first in range(0, len(samples), size)
-            if (left := len(samples) - first)
-        ]
-        loader = Loader(
-            samples,
-            self.inputs.seed,
-            batches,
-            num_workers=settings.loader_workers,
-            pin_memory=device.type == "cuda",
-        )
+        samples = self.stage.samples(self.inputs, split)
+        batches = in_order(samples, settings.eval_batch)
+        loader = Loader.of_stage(samples, batches, settings, self.inputs)
         try:
             with ProgressBar(f"{self.stage.name}, {split}", len(samples)) as bar:
                 for micro in batches:

@@ -1,27 +1,40 @@
-"""Batches fetched and collated ahead of the step by worker processes; without workers, on demand.
+"""Batches made ahead of the step by worker processes; without workers, on demand.
 
-A batch depends on nothing but (seed, epoch, ids), whichever process makes it. Workers are forked:
-they share the trainer's memory maps, and leave every signal to it.
+A batch depends on nothing but (seed, epoch, ids), whichever process makes it, and batches come in
+the order of the micro-batches. A batch stays as it is for as long as anything refers to it.
 """
 
 import multiprocessing
+import os
+import pickle
+import selectors
 import signal
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator
-from typing import Any
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 
+import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset
 
+from training.engine.batch_memory import BatchMemory, read
 from training.engine.batches import MicroBatch
-from training.randomness import derive_seeds
-from training.workload import Batch, Samples
+from training.engine.loader_worker import Answer, Maker, Task, header_bytes, work
+from training.engine.trees import pinned
+from training.errors import WorkerLostError
+from training.stacking import Layout, differing
+from training.workload import Batch, Inputs, LoaderWorkers, Samples, Settings
 
 _BATCHES_AHEAD_PER_WORKER = 2
+# Batches that are in use while others are made: more of them are copied.
+_BATCHES_IN_USE = 64
+_TASKS_PER_WORKER = 2  # of one stacked batch
 
 
 class Loader:
-    """Loads the batches of `micro_batches` in order."""
+    """Loads the batches of `micro_batches` in order, page-locked if they go to a GPU."""
 
     def __init__(
         self,
@@ -30,29 +43,34 @@ class Loader:
         micro_batches: Iterable[MicroBatch],
         *,
         num_workers: int,
-        pin_memory: bool,
+        device: torch.device,
     ) -> None:
         self.wait_seconds = 0.0  # that the trainer spent waiting for batches or making them
-        batches = _Batches(samples, seed)
-        if num_workers == 0:
-            # Not a DataLoader: its profiler hooks cost a tenth of a millisecond per batch.
-            self._batches: Iterator[Batch] = (batches[micro] for micro in micro_batches)
-            return
-        self._batches = iter(
-            DataLoader(
-                batches,
-                batch_size=None,  # an item is a whole micro-batch
-                sampler=micro_batches,
-                collate_fn=_identity,
-                num_workers=num_workers,
-                prefetch_factor=_BATCHES_AHEAD_PER_WORKER,
-                pin_memory=pin_memory,
-                multiprocessing_context=multiprocessing.get_context("fork"),
-                worker_init_fn=_leave_signals_to_the_trainer,
-                # Its own, so that making a loader does not advance the model's random state.
-                generator=torch.Generator(),
-            )
+        maker = Maker(samples, seed)
+        self._workers: Workers | None = None
+        if num_workers > 0:
+            self._workers = Workers(maker, iter(micro_batches), num_workers, device)
+            self._batches: Iterator[Batch] = self._workers
+        else:
+            made = (maker.batch(micro) for micro in micro_batches)
+            self._batches = made if device.type == "cpu" else (pinned(batch) for batch in made)
+
+    @classmethod
+    def of_stage(
+        cls,
+        samples: Samples,
+        micro_batches: Iterable[MicroBatch],
+        settings: Settings,
+        inputs: Inputs,
+    ) -> "Loader":
+        """The loader of a stage's samples, as its settings want it."""
+        num = num_workers(
+            settings.loader_workers,
+            device=inputs.device,
+            num_threads=inputs.config.num_threads,
+            num_ranks=inputs.world,
         )
+        return cls(samples, inputs.seed, micro_batches, num_workers=num, device=inputs.device)
 
     def next(self) -> Batch:
         """Return the next batch, on the CPU."""
@@ -63,40 +81,177 @@ class Loader:
 
     def close(self) -> None:
         """Stop the workers and discard the batches fetched ahead."""
-        del self._batches
+        if self._workers is not None:
+            self._workers.close()
 
 
-class _Batches(Dataset[Batch]):
-    def __init__(self, samples: Samples, seed: int) -> None:
-        self._samples = samples
-        self._seed = seed
-        self._rng = torch.Generator()
-
-    def __getitem__(self, micro: MicroBatch) -> Batch:
-        num_threads = torch.get_num_threads()
-        if num_threads != 1:
-            # As in a worker: the number of threads can change the bits of a sample.
-            torch.set_num_threads(1)
-        try:
-            derive = derive_seeds("sample", self._seed, micro.epoch)
-            return self._samples.collate([self._get(index, derive(index)) for index in micro.ids])
-        finally:
-            if num_threads != 1:
-                torch.set_num_threads(num_threads)
-
-    def _get(self, index: int, seed: int) -> Any:
-        self._rng.manual_seed(seed)
-        return self._samples.get(index, self._rng)
+def num_workers(
+    wanted: LoaderWorkers, *, device: torch.device, num_threads: int, num_ranks: int
+) -> int:
+    """The number of worker processes of each rank; "auto": its vCPUs but those it trains with."""
+    if wanted != "auto":
+        return wanted
+    # Beside a GPU the trainer itself takes one, whatever `num_threads` is (sizing/models/).
+    own = num_threads if device.type == "cpu" else 1
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return max(0, (usable or 1) // num_ranks - own)
 
 
-def _identity(batch: Batch) -> Batch:
-    return batch
+@dataclass(slots=True)
+class _Ahead:
+    """A batch that was asked for."""
+
+    number: int
+    slot: int
+    size: int
+    num_missing: int  # tasks
+    answers: list[Answer]
 
 
-def _leave_signals_to_the_trainer(worker: int) -> None:
-    """Ignore a notice or Ctrl-C, sent to the whole process group: workers run until the save."""
-    signal.set_wakeup_fd(-1)
-    for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number, signal.SIG_IGN)
-    # The loader stops its workers with SIGTERM.
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+class Workers(Iterator[Batch]):
+    """Forked processes and the batches that they make, a few ahead.
+
+    All work on one batch if its samples are stacked, else each on a batch of its own: what another
+    `collate` does is the workload's business, and does not belong in the trainer's thread.
+    """
+
+    def __init__(
+        self, maker: Maker, micro_batches: Iterator[MicroBatch], num: int, device: torch.device
+    ) -> None:
+        self._maker = maker
+        self._micro_batches = micro_batches
+        self._num_workers = num
+        self._num_ahead = _BATCHES_AHEAD_PER_WORKER * num
+        self._num_batches = 0
+        self._ahead: deque[_Ahead] = deque()
+        self._memory = BatchMemory(2 * self._num_ahead + _BATCHES_IN_USE, device)
+        self._tasks, self._put = os.pipe()
+        # Workers compete for tasks, and the trainer does not wait for room in the pipe.
+        os.set_blocking(self._tasks, False)
+        os.set_blocking(self._put, False)
+        self._unsent: deque[bytes] = deque()
+        self._answers: list[Connection] = []
+        self._processes: list[BaseProcess] = []
+        self._selector = selectors.DefaultSelector()
+        self._ask()
+        for _ in range(num):
+            self._fork()
+
+    def __next__(self) -> Batch:
+        self._ask()
+        if not self._ahead:
+            raise StopIteration
+        ahead = self._ahead[0]
+        while ahead.num_missing:
+            self._receive()
+        self._ahead.popleft()
+        batch = self._made(ahead)
+        self._ask()
+        return batch
+
+    def close(self) -> None:
+        """End the workers at once: they have nothing that could be lost."""
+        for process in self._processes:
+            process.kill()
+        for process in self._processes:
+            process.join()
+        self._selector.close()
+        for connection in self._answers:
+            connection.close()
+        os.close(self._tasks)
+        os.close(self._put)
+        self._memory.close()
+
+    def _fork(self) -> None:
+        context = multiprocessing.get_context("fork")
+        mine, theirs = context.Pipe(duplex=False)
+        self._answers.append(mine)
+        process = context.Process(
+            target=_run_worker,
+            args=(self._maker, self._memory, self._tasks, theirs, os.getpid(), self._answers),
+            daemon=True,
+        )
+        process.start()
+        theirs.close()
+        self._processes.append(process)
+        self._selector.register(mine, selectors.EVENT_READ, process)
+        self._selector.register(process.sentinel, selectors.EVENT_READ, process)
+
+    def _ask(self) -> None:
+        while len(self._ahead) < self._num_ahead:
+            micro = next(self._micro_batches, None)
+            if micro is None:
+                break
+            self._ask_for(micro)
+        while self._unsent:
+            try:
+                os.write(self._put, self._unsent[0])
+            except BlockingIOError:
+                return  # enough for the workers until the next call
+            self._unsent.popleft()
+
+    def _ask_for(self, micro: MicroBatch) -> None:
+        number, slot, size = self._num_batches, self._memory.take(), len(micro.ids)
+        parts = min(size, _TASKS_PER_WORKER * self._num_workers) if self._maker.stacks else 1
+        each = -(-size // parts)
+        firsts = range(0, size, each)
+        self._memory.view(slot)[: 8 * size].view(np.int64)[:] = micro.ids
+        for first in firsts:
+            count = min(each, size - first)
+            task = Task(number, slot, micro.epoch, first, count, size)
+            self._unsent.append(task.encode())
+        self._num_batches += 1
+        self._ahead.append(_Ahead(number, slot, size, len(firsts), []))
+
+    def _receive(self) -> None:
+        """Wait for answers; a worker that has ended takes the attempt with it."""
+        for key, _ in self._selector.select():
+            if not isinstance(key.fileobj, Connection):
+                raise _lost(key.data)
+            try:
+                answer: Answer = key.fileobj.recv()
+            except (EOFError, OSError):  # in the middle of an answer
+                raise _lost(key.data) from None
+            ahead = self._ahead[answer.number - self._ahead[0].number]
+            ahead.answers.append(answer)
+            ahead.num_missing -= 1
+
+    def _made(self, ahead: _Ahead) -> Batch:
+        for answer in ahead.answers:
+            if answer.error:
+                raise pickle.loads(answer.error)
+        first, begin = ahead.answers[0], header_bytes(ahead.size)
+        if first.places:
+            memory = self._memory.hand_out(ahead.slot, sum(first.places[-1]))
+            return read(memory, first.places)
+        layout: Layout = pickle.loads(first.layout)
+        for answer in ahead.answers:
+            if answer.layout != first.layout and (other := pickle.loads(answer.layout)) != layout:
+                raise differing(layout, other)
+        memory = self._memory.hand_out(ahead.slot, begin + layout.num_bytes(ahead.size))
+        values = torch.frombuffer(memory, dtype=torch.uint8, offset=begin)
+        return layout.batch(layout.columns(values, ahead.size))
+
+
+def _run_worker(
+    maker: Maker,
+    memory: BatchMemory,
+    tasks: int,
+    answers: Connection,
+    trainer: int,
+    of_the_trainer: list[Connection],
+) -> None:
+    # Else a worker could not find out that nobody reads any more.
+    for connection in of_the_trainer:
+        connection.close()
+    work(maker, memory, tasks, answers, trainer)
+
+
+def _lost(process: BaseProcess) -> WorkerLostError:
+    process.join()
+    code = process.exitcode or 0
+    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+    return WorkerLostError(
+        f"loader worker {process.pid} {how}, perhaps because memory ran out or in a library that "
+        "`get` calls; the next attempt resumes from the last commit"
+    )

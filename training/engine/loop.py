@@ -60,13 +60,8 @@ class StageLoop:
         if self._learner.start.facts:
             facts = dict(self._learner.start.facts)
             context.metrics.write("start", stage=stage.name, facts=facts)
-        self._loader = Loader(
-            samples,
-            inputs.seed,
-            self._plan.shares(position.stage_step, context.world.rank),
-            num_workers=self._settings.loader_workers,
-            pin_memory=inputs.device.type == "cuda",
-        )
+        shares = self._plan.shares(position.stage_step, context.world.rank)
+        self._loader = Loader.of_stage(samples, shares, self._settings, inputs)
         self._unread: tuple[Position, StepResult, StepTime] | None = None
         self._pace = Pace()
         self._compiled = CompiledShapes(stage)

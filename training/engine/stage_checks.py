@@ -8,7 +8,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-import torch
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -97,27 +98,35 @@ def checked_metrics(stage: Train, metrics: Any) -> dict[str, float]:
     return found
 
 
-def checked_order(samples: Samples, epoch: int, seed: int, *, twice: bool) -> list[int]:
+def checked_order(samples: Samples, epoch: int, seed: int, *, twice: bool) -> NDArray[np.int64]:
     """Check the result of `Samples.order`: each index once, or samples are lost or repeated."""
     order, count = _indices(samples, epoch, seed), len(samples)
-    if order.shape != (count,) or not torch.equal(order.sort().values, torch.arange(count)):
+    if not _is_permutation(order, count):
         raise UserError(
             f"split 'train': order({epoch}, {seed}) does not return each of {count} indices "
             "exactly once; use training.randomness.shuffled(len, epoch, seed), and never change "
             "the number of samples"
         )
-    if twice and not torch.equal(_indices(samples, epoch, seed), order):
+    if twice and not np.array_equal(_indices(samples, epoch, seed), order):
         raise UserError(
             f"split 'train': order({epoch}, {seed}) returns another order each time; it must be a "
             "function of epoch and seed: use training.randomness.shuffled(len, epoch, seed)"
         )
-    found: list[int] = order.tolist()
-    return found
+    return order.astype(np.int64, copy=False)
 
 
-def _indices(samples: Samples, epoch: int, seed: int) -> Tensor:
-    order = samples.order(epoch, seed)
-    return torch.as_tensor(order if isinstance(order, Tensor) else list(order)).long()
+def _indices(samples: Samples, epoch: int, seed: int) -> NDArray[Any]:
+    """A copy: what `order` returned may be the workload's own, which it changes."""
+    order: Any = samples.order(epoch, seed)
+    return np.array(order.numpy(force=True) if isinstance(order, Tensor) else order)
+
+
+def _is_permutation(order: NDArray[Any], count: int) -> bool:
+    if order.shape != (count,) or order.dtype.kind not in "iu":
+        return False
+    seen = np.zeros(count, bool)
+    seen[order[(order >= 0) & (order < count)]] = True
+    return bool(seen.all())
 
 
 def _wrong(stage: Train, method: str, given: Any, wanted: str) -> UserError:

@@ -1,6 +1,6 @@
 """Batches as trees of tensors: moved to a device, compared by shape."""
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -16,14 +16,23 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
     """Move every tensor of a pytree to the device; no-op on the CPU."""
     if device.type == "cpu":
         return batch
+    return _mapped(batch, lambda tensor: tensor.to(device, non_blocking=True))
+
+
+def pinned(batch: Batch) -> Batch:
+    """Copy every tensor of a pytree on the CPU to page-locked memory."""
+    return _mapped(batch, lambda tensor: tensor if tensor.is_cuda else tensor.pin_memory())
+
+
+def _mapped(batch: Batch, act: Callable[[Tensor], Tensor]) -> Batch:
     if isinstance(batch, Tensor):
-        return batch.to(device, non_blocking=True)
+        return act(batch)
     if isinstance(batch, Mapping):
-        return {key: to_device(value, device) for key, value in batch.items()}
+        return {key: _mapped(value, act) for key, value in batch.items()}
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(to_device(value, device) for value in batch))
+        return type(batch)(*(_mapped(value, act) for value in batch))
     if isinstance(batch, list | tuple):
-        return type(batch)(to_device(value, device) for value in batch)
+        return type(batch)(_mapped(value, act) for value in batch)
     return batch
 
 

@@ -6,7 +6,7 @@ The answers stand in the run (config.json, adaptation.json) from its first attem
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from contract.keys import MANIFEST
 from training.capabilities import HasDataInMemory
 from training.config import resolve_config
 from training.engine.job import Job, RunOptions, checked_stages
+from training.engine.loader import num_workers
 from training.engine.numerics import device_of
 from training.engine.origin import with_origin
 from training.engine.parallel import is_sharded
@@ -88,9 +89,11 @@ def preflight(options: RunOptions) -> Preflight:
     job = Job(
         workload=workload, config=config, stages=checked_stages(workload, config), origin=origin
     )
-    request = resource_request(options.store.uri, workload, config, options.dataset_uri, limit)
     num_processes = options.num_processes or max(1, torch.cuda.device_count())
-    return Preflight(job=job, request=replace(request, num_processes=num_processes))
+    request = resource_request(
+        options.store.uri, workload, config, options.dataset_uri, limit, num_processes
+    )
+    return Preflight(job=job, request=request)
 
 
 def _has_sharded_stage(workload: Workload[Any], config: Any, num_ranks: int) -> bool:
@@ -108,7 +111,12 @@ def _has_sharded_stage(workload: Workload[Any], config: Any, num_ranks: int) -> 
 
 
 def resource_request(
-    run: str, workload: Workload[Any], config: Any, dataset_uri: str, gpu_limit: int | None
+    run: str,
+    workload: Workload[Any],
+    config: Any,
+    dataset_uri: str,
+    gpu_limit: int | None,
+    num_processes: int = 1,
 ) -> ResourceRequest:
     """What a run takes of its machine."""
     data = 0
@@ -116,13 +124,24 @@ def resource_request(
         found = open_store(dataset_uri).get(MANIFEST)
         files = parse_manifest(found.data, dataset_uri)["files"] if found else []
         data = workload.data_bytes_in_memory(config, sum(file["bytes"] for file in files))
-    stages = [stage for stage in workload.stages(config) if isinstance(stage, Train)]
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    workers = [
+        num_workers(
+            stage.settings.loader_workers,
+            device=device,
+            num_threads=config.num_threads,
+            num_ranks=num_processes,
+        )
+        for stage in workload.stages(config)
+        if isinstance(stage, Train)
+    ]
     return ResourceRequest(
         run=run,
         data_mib=-(-data // 2**20),
-        loader_workers=max(stage.settings.loader_workers for stage in stages),
+        loader_workers=max(workers),
         threads=config.num_threads,
         gpu_mib=gpu_limit,
+        num_processes=num_processes,
     )
 
 

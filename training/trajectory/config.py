@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 from training.trajectory.paths import CLASSES
-from training.workload import Precision
+from training.workload import LoaderWorkers, Precision
 
 PRECISIONS = ("float32", "bfloat16")
 # The baseline's first layer has half its width, in four groups.
@@ -49,7 +49,7 @@ class RecipeConfig:
     fused_optimizer: bool = False
 
     # Processes that load ahead: changes no number, so another attempt may change it.
-    loader_workers: int = 0
+    loader_workers: LoaderWorkers = 0
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -63,8 +63,10 @@ class RecipeConfig:
         epochs = [field.name for field in fields(self) if field.name.endswith("epochs")]
         for name in ("num_threads", "num_shards", "width", "num_layers", "num_heads", *epochs):
             check_at_least(name, getattr(self, name), 1)
-        for name in ("position_weight", "weight_decay", "loader_workers"):
+        for name in ("position_weight", "weight_decay"):
             check_at_least(name, getattr(self, name), 0.0)
+        if self.loader_workers != "auto":
+            check_at_least("loader_workers", self.loader_workers, 0)
         check_above_0("learning_rate", self.learning_rate)
         if not 0.0 <= self.dropout < 1.0:
             raise ValueError(f"dropout is {self.dropout}; give at least 0 and less than 1")

@@ -18,7 +18,7 @@ from torch import Tensor
 from training.randomness import shuffled
 from training.trajectory.clips import FRAME_SIZE
 from training.trajectory.dataset import TrajectoryData, open_dataset
-from training.workload import Inputs
+from training.workload import Inputs, Order
 
 Batch: TypeAlias = dict[str, Tensor]
 Item: TypeAlias = tuple[Tensor, int]  # what the model sees, and the clip's number
@@ -105,7 +105,7 @@ class ClipSamples:
             batch["strip_clips"] = torch.tensor(with_strip)
         return batch
 
-    def order(self, epoch: int, seed: int) -> Sequence[int]:
+    def order(self, epoch: int, seed: int) -> Order:
         return shuffled(len(self.indices), epoch, seed)
 
 

@@ -1,9 +1,14 @@
 """Every number of ranks trains on the same global batches, each sample once per epoch."""
 
+import hashlib
+from pathlib import Path
+
 import pytest
 
+from tests.training.forked import in_fork
 from training.engine.batches import BatchPlan
 from training.randomness import shuffled
+from training.record.sample_digest import sample_digest
 from training.workload import Samples, Settings
 
 
@@ -54,3 +59,31 @@ def test_every_sample_comes_once_per_epoch_and_the_loader_s_order_is_the_loop_s(
         assert sorted(i for step in steps for i in whole.ids(step)) == list(range(30))
     ahead = list(whole.shares(5, 1))
     assert ahead == [micro for step in range(5, 12) for micro in whole.share(step, 1)]
+
+
+def test_the_order_of_a_seed_and_epoch_never_changes() -> None:
+    assert shuffled(10, 3, 7).tolist() == [7, 0, 8, 1, 3, 6, 9, 2, 4, 5]
+    of_imagenet = shuffled(1_281_167, 2, 7).numpy().tobytes()
+    assert hashlib.sha256(of_imagenet).hexdigest().startswith("ce2abf8c564e7a7f")
+
+
+def test_an_epoch_of_imagenet_is_kept_in_64_mib() -> None:
+    def act() -> tuple[int, int, int]:
+        before = _peak_kib()
+        settings = Settings(epochs=2, global_batch=256, micro_batch=128)
+        whole = BatchPlan(Numbers(1_281_167), settings, 7, 2)  # type: ignore[arg-type]
+        samples = 0
+        for step, micros in zip(range(whole.steps_per_epoch), whole.shares(0, 0), strict=False):
+            sample_digest(whole.ids(step), whole.num_samples)
+            samples += sum(len(micro.ids) for micro in whole.micro_batches(step))
+            assert len(micros.ids) in (128, 15)
+        return samples, whole.steps_per_epoch, _peak_kib() - before
+
+    samples, steps, kib = in_fork(act)
+    assert (samples, steps) == (1_281_167, 5005)
+    assert kib < 64 * 1024
+
+
+def _peak_kib() -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))

@@ -1,22 +1,38 @@
-"""A batch depends on seed, epoch and ids alone, and workers leave every signal to the trainer."""
+"""A batch depends on seed, epoch and ids alone, and stays as it is; no worker is lost unnoticed."""
 
+import gc
+import multiprocessing
 import os
+import re
 import signal
-from collections.abc import Sequence
-from typing import Any
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from tests.training.runs import Run
+from tests.training.forked import in_fork
+from tests.training.hooks import interrupt_at
+from tests.training.runs import Run, assert_equal, wait_for
+from training.engine import loader as engine_loader
 from training.engine.batches import MicroBatch
-from training.engine.loader import Loader
+from training.engine.exit_code import exit_code_of
+from training.engine.loader import Loader, num_workers
+from training.engine.loader_worker import Maker
+from training.errors import EXIT_FAILED, EXIT_INTERRUPTED, UserError
 from training.interruption.notice import Interruption
 from training.randomness import derive_seed, derive_seeds
+from training.stacking import stack
+from training.workload import LoaderWorkers, Order
+
+CPU = torch.device("cpu")
 
 
-class Augmented:
+class Stacked:
     """Samples with randomness, whose last bits depend on the number of threads."""
 
     def __init__(self) -> None:
@@ -26,41 +42,103 @@ class Augmented:
         return 10
 
     def get(self, index: int, rng: torch.Generator) -> Any:
-        return self.table[index] + torch.rand(6000, generator=rng), os.getpid()
+        x = self.table[index] + torch.rand(6000, generator=rng)
+        return {
+            "sum": x.sum(),
+            "x": (x.view(60, 100).T, x[:7].bfloat16()),
+            "array": np.arange(index, index + 3, dtype=np.int16),
+            "numbers": [index, index / 3, index > 4],
+        }
 
-    def collate(self, items: Sequence[Any]) -> Any:
-        return {"x": torch.stack([x for x, _ in items]).sum(), "pids": [pid for _, pid in items]}
+    collate: Callable[[Sequence[Any]], Any] = staticmethod(stack)
 
-    def order(self, epoch: int, seed: int) -> Sequence[int]:
+    def order(self, epoch: int, seed: int) -> Order:
         return range(10)
 
 
+class Pair(NamedTuple):
+    boxes: list[Tensor]
+    about: list[dict[str, Any]]
+
+
+class Padded(Stacked):
+    """Samples of different sizes, some of them empty, in a batch of everything that there is."""
+
+    def collate(self, items: Sequence[Any]) -> Any:  # type: ignore[override]
+        numbers = [int(item["numbers"][0]) for item in items]
+        padded = torch.zeros(len(items), max(numbers) + 1, 3)
+        boxes = [
+            item["x"][0][: number % 4, :4] for item, number in zip(items, numbers, strict=True)
+        ]
+        for row, number in enumerate(numbers):
+            padded[row, :number] = items[row]["sum"]
+        pictures = torch.stack([item["x"][0].reshape(20, 50, 6) for item in items])
+        return {
+            "padded": padded,
+            "targets": Pair(boxes, [{"id": number, "name": f"n{number}"} for number in numbers]),
+            "strided": items[0]["x"][0][:, ::7],
+            "expanded": items[0]["sum"].expand(5, 2),
+            "pictures": pictures.permute(0, 3, 1, 2),
+            "half": items[0]["x"][1],
+            "array": np.stack([item["array"] for item in items]),
+            "learned": torch.nn.Parameter(items[0]["sum"]),
+            "sparse": padded[0].to_sparse(),
+            "none": None,
+        }
+
+
 MICRO_BATCHES = [
-    MicroBatch(number=0, epoch=epoch, ids=(first, first + 1))
+    MicroBatch(number=0, epoch=epoch, ids=range(first, min(first + 3, 10)))
     for epoch in range(2)
-    for first in range(0, 10, 2)
+    for first in range(0, 10, 3)
 ]
 
 
-def batches(num_workers: int, first: int = 0) -> list[tuple[Tensor, int]]:
+def loaded(samples: Any, num_workers: int, first: int = 0) -> list[Any]:
     micro_batches = MICRO_BATCHES[first:]
-    loader = Loader(Augmented(), 7, micro_batches, num_workers=num_workers, pin_memory=False)
+    loader = Loader(samples, 7, micro_batches, num_workers=num_workers, device=CPU)
     made = [loader.next() for _ in micro_batches]
+    with pytest.raises(StopIteration):
+        loader.next()
     loader.close()
-    return [(batch["x"], batch["pids"][0]) for batch in made]
+    return made
 
 
-def test_batches_depend_neither_on_workers_nor_on_where_the_loader_begins() -> None:
+def assert_same(one: Any, other: Any) -> None:
+    assert type(one) is type(other)
+    if isinstance(one, Tensor):
+        assert (one.dtype, one.shape, one.layout) == (other.dtype, other.shape, other.layout)
+        if one.layout is torch.strided:
+            assert one.stride() == other.stride()
+            assert one.data_ptr() % 64 == other.data_ptr() % 64 or not one.numel()
+        assert torch.equal(one.to_dense(), other.to_dense())
+    elif isinstance(one, np.ndarray):
+        assert one.dtype == other.dtype
+        assert np.array_equal(one, other)
+    elif isinstance(one, dict):
+        assert list(one) == list(other)
+        for name in one:
+            assert_same(one[name], other[name])
+    elif isinstance(one, list | tuple):
+        assert len(one) == len(other)
+        for mine, theirs in zip(one, other, strict=True):
+            assert_same(mine, theirs)
+    else:
+        assert one == other
+
+
+@pytest.mark.parametrize("samples", [Stacked(), Padded()], ids=["stacked", "own collate"])
+def test_batches_depend_neither_on_workers_nor_on_where_the_loader_begins(samples: Any) -> None:
     torch.set_num_threads(2)
     try:
-        alone, shared, late = batches(0), batches(2), batches(1, first=4)
+        alone, shared, late = loaded(samples, 0), loaded(samples, 3), loaded(samples, 1, first=4)
     finally:
         torch.set_num_threads(1)
-    assert [x for x, _ in alone] == [x for x, _ in shared]
-    assert [x for x, _ in alone[4:]] == [x for x, _ in late]
-    assert len({float(x) for x, _ in alone}) == 10, "each epoch is augmented differently"
-    assert {pid for _, pid in alone} == {os.getpid()}
-    assert len({pid for _, pid in shared}) == 2
+    assert_same(alone, shared)
+    assert_same(alone[4:], late)
+    if isinstance(samples, Stacked) and not isinstance(samples, Padded):
+        sums = torch.cat([batch["sum"] for batch in alone])
+        assert len(set(sums.tolist())) == 20, "each epoch is augmented differently"
 
 
 def test_seeds_of_samples_are_derived_like_every_other() -> None:
@@ -70,27 +148,253 @@ def test_seeds_of_samples_are_derived_like_every_other() -> None:
     ]
 
 
+class Slow(Stacked):
+    """Samples that tell which process made them; that of `at` does what it is told."""
+
+    def __init__(self, at: int = -1, act: Callable[[], Any] = os.getpid) -> None:
+        super().__init__()
+        self.at, self.act = at, act
+
+    def get(self, index: int, rng: torch.Generator) -> Any:
+        if index == self.at:
+            self.act()
+        return os.getpid()
+
+
+def test_the_workers_share_the_work_on_one_stacked_batch() -> None:
+    class Waiting(Slow):
+        def get(self, index: int, rng: torch.Generator) -> Any:
+            time.sleep(0.01)
+            return os.getpid()
+
+    whole = [MicroBatch(number=0, epoch=0, ids=range(10))]
+    loader = Loader(Waiting(), 7, whole, num_workers=2, device=CPU)
+    pids = set(loader.next().tolist())
+    loader.close()
+    assert len(pids) == 2
+    assert os.getpid() not in pids
+    assert not any(is_alive(pid) for pid in pids)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_a_batch_stays_as_it_is_as_long_as_anything_refers_to_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(engine_loader, "_BATCHES_IN_USE", 8)  # more than that are kept here
+    ids = [MicroBatch(number=0, epoch=epoch, ids=range(4)) for epoch in range(40)]
+    for samples in (Stacked(), Padded()):
+        maker = Maker(samples, 7)
+        weight = torch.ones((), requires_grad=True)
+        loader = Loader(samples, 7, ids, num_workers=1, device=CPU)
+        kept, arrays, products = [], [], []
+        for number, micro in enumerate(ids):
+            batch = loader.next()
+            assert_same(batch, maker.batch(micro))
+            if number % 2:
+                kept.append((micro, batch))
+            elif isinstance(samples, Padded):
+                arrays.append((micro, batch["array"][1:], batch["padded"].numpy()))
+            else:
+                products.append((micro, weight * batch["x"][0]))
+            del batch
+        loader.close()
+        for micro, batch in kept:
+            assert_same(batch, maker.batch(micro))
+        for micro, rows, values in arrays:
+            assert np.array_equal(rows, maker.batch(micro)["array"][1:])
+            assert np.array_equal(values, maker.batch(micro)["padded"].numpy())
+        for micro, product in products:  # autograd keeps what it was computed from
+            weight.grad = None
+            product.sum().backward()
+            assert weight.grad is not None
+            assert weight.grad.item() == maker.batch(micro)["x"][0].sum().item()
+
+
+@pytest.mark.parametrize("samples", [Stacked(), Padded()], ids=["stacked", "own collate"])
+def test_memory_is_used_again_as_soon_as_nothing_refers_to_it(samples: Any) -> None:
+    ids = [MicroBatch(number=0, epoch=epoch, ids=range(4)) for epoch in range(60)]
+    loader = Loader(samples, 7, ids, num_workers=1, device=CPU)
+    places = set()
+    for _ in ids:
+        batch = loader.next()
+        places.add((batch["x"][0] if "x" in batch else batch["padded"]).data_ptr())
+        del batch
+    loader.close()
+    assert len(places) <= 4, "two ahead, one in use, one that was just given back"
+
+
 def test_workers_ignore_what_is_meant_for_the_trainer() -> None:
     interruption = Interruption(budget_seconds=120)
     interruption.listen()
     try:
-        loader = Loader(Augmented(), 7, MICRO_BATCHES, num_workers=1, pin_memory=False)
-        worker = loader.next()["pids"][0]
-        (process,) = loader._batches._workers  # type: ignore[attr-defined]
+        loader = Loader(Slow(), 7, MICRO_BATCHES, num_workers=1, device=CPU)
+        worker = int(loader.next()[0])
         for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT):
             os.kill(worker, number)
-        assert len([loader.next() for _ in MICRO_BATCHES[1:]]) == 9
+        assert len([loader.next() for _ in MICRO_BATCHES[1:]]) == 7
         assert not interruption.wait(0.2), "a worker's signal is no notice to the trainer"
         loader.close()
-        assert process.exitcode == 0, "it ends by itself, and is not killed after a timeout"
     finally:
         interruption.close()
-    with pytest.raises(ProcessLookupError):
-        os.kill(worker, 0)
+    assert not is_alive(worker)
 
 
-def test_a_run_with_workers_equals_the_one_without(run: Run, whole: Run) -> None:
-    assert run.attempt("--override=loader_workers=2") == 0
-    assert run.head.weights_sha256 == whole.head.weights_sha256
-    assert run.losses() == whole.losses()
+@pytest.mark.parametrize("samples", [Stacked, Padded], ids=["stacked", "own collate"])
+def test_fails_in_a_sentence_when_a_worker_is_killed(
+    samples: type[Stacked], capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Killed(samples):  # type: ignore[misc, valid-type]
+        def get(self, index: int, rng: torch.Generator) -> Any:
+            if index == 7:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return super().get(index, rng)
+
+    loader = Loader(Killed(), 7, MICRO_BATCHES, num_workers=2, device=CPU)
+
+    def act() -> int:
+        return len([loader.next() for _ in MICRO_BATCHES])
+
+    assert exit_code_of(act) == EXIT_FAILED
+    loader.close()
+    said = capsys.readouterr().err
+    assert re.match(r"error: loader worker \d+ was killed by SIGKILL, perhaps because", said)
+
+
+class OfItsOwnError(Exception):
+    """Cannot be unpickled: it takes more than one argument."""
+
+    def __init__(self, one: int, two: int) -> None:
+        super().__init__(f"{one} and {two}")
+
+
+def refuse() -> None:
+    raise UserError("image 7 is damaged; remove it")
+
+
+def look_up() -> None:
+    {}["x"]
+
+
+def raise_its_own() -> None:
+    raise OfItsOwnError(1, 2)
+
+
+@pytest.mark.parametrize(
+    ("act", "kind", "says"),
+    [
+        (refuse, UserError, "^image 7 is"),
+        (look_up, KeyError, "x"),
+        (raise_its_own, RuntimeError, "1 and 2"),
+    ],
+)
+def test_an_error_of_the_workload_is_raised_at_its_batch_with_its_traceback(
+    act: Callable[[], Any], kind: type[Exception], says: str
+) -> None:
+    loader = Loader(Slow(7, act), 7, MICRO_BATCHES, num_workers=2, device=CPU)
+    for _ in range(2):
+        loader.next()
+    with pytest.raises(kind, match=says) as error:
+        loader.next()
+    loader.close()
+    told = str(error.value) + "".join(getattr(error.value, "__notes__", []))
+    assert f"in {act.__name__}" in told
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_fails_to_stack_samples_of_different_shapes(num_workers: int) -> None:
+    class Growing(Stacked):
+        def get(self, index: int, rng: torch.Generator) -> Any:
+            return torch.zeros(1 + (index > 6), 2)
+
+    loader = Loader(Growing(), 7, MICRO_BATCHES, num_workers=num_workers, device=CPU)
+    with pytest.raises(UserError, match=r"is float32\[1, 2\], another float32\[2, 2\]; let `get`"):
+        for _ in MICRO_BATCHES:
+            loader.next()
+    loader.close()
+
+
+def test_closing_waits_for_no_worker() -> None:
+    loader = Loader(Slow(3, lambda: time.sleep(600)), 7, MICRO_BATCHES, num_workers=2, device=CPU)
+    pids = {int(pid) for pid in loader.next()}
+    loader.close()
+    assert not any(is_alive(pid) for pid in pids)
+
+
+def test_workers_end_when_the_trainer_is_killed() -> None:
+    def act() -> list[int]:
+        loader = Loader(Slow(), 7, MICRO_BATCHES, num_workers=2, device=CPU)
+        assert loader._workers is not None
+        return [process.pid or 0 for process in loader._workers._processes]
+
+    pids = in_fork(act)  # it exits without closing its loader
+    wait_for(lambda: not any(is_alive(pid) for pid in pids))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "device", "num_threads", "num_ranks", "expected"),
+    [
+        (3, "cpu", 4, 1, 3),
+        ("auto", "cpu", 2, 1, 6),
+        ("auto", "cpu", 8, 1, 0),  # they would only take turns with the trainer
+        ("auto", "cuda", 4, 1, 7),
+        ("auto", "cuda", 4, 4, 1),
+    ],
+)
+def test_as_many_workers_as_the_vcpus_leave_beside_the_training(
+    wanted: LoaderWorkers,
+    device: str,
+    num_threads: int,
+    num_ranks: int,
+    expected: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
+    found = num_workers(
+        wanted, device=torch.device(device), num_threads=num_threads, num_ranks=num_ranks
+    )
+    assert found == expected
+
+
+def test_an_interrupted_run_with_workers_equals_the_whole_one_without(
+    run: Run, whole: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2})
+    interrupt_at("first", 5, signal.SIGTERM)
+    assert run.attempt("--override=loader_workers=auto") == EXIT_INTERRUPTED
+    assert multiprocessing.active_children() == []
+    assert run.attempt("--override=loader_workers=1") == 0
+    assert_equal(run, whole)
     assert all(0 <= line["data_wait"] <= 1 for line in run.lines("step"))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_batch_is_not_overwritten_while_the_gpu_copies_it(num_workers: int) -> None:
+    class Large(Stacked):
+        def get(self, index: int, rng: torch.Generator) -> Any:
+            return torch.full((2_000_000,), float(torch.rand((), generator=rng)))
+
+    device = torch.device("cuda", 0)
+    ids = [MicroBatch(number=0, epoch=epoch, ids=range(4)) for epoch in range(40)]
+    maker = Maker(Large(), 7)
+    loader = Loader(Large(), 7, ids, num_workers=num_workers, device=device)
+    busy = torch.ones(8192, 8192, device=device)
+    for first in range(0, 40, 10):
+        for _ in range(30):
+            busy = busy @ busy / 8192  # so that the copies below wait for their turn
+        on_gpu = []
+        for _ in range(10):
+            batch = loader.next()
+            assert batch.is_pinned()
+            on_gpu.append(batch.to(device, non_blocking=True))
+            del batch
+        for micro, copied in zip(ids[first : first + 10], on_gpu, strict=True):
+            assert torch.equal(copied.cpu(), maker.batch(micro))
+    loader.close()
+    gc.collect()

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -106,6 +107,9 @@ def test_fails_for_a_wrong_result(act: Callable[[], Any], says: str) -> None:
         ([[0, 1, 1]], "does not return each of 3 indices exactly once"),
         ([[0, 1]], "does not return each of 3 indices exactly once"),
         ([[0, 1, 2, 3]], "never change the number of samples"),
+        ([[0, 1, -1]], "does not return each of 3 indices exactly once"),
+        ([[0, 1, 1.5]], "does not return each of 3 indices exactly once"),
+        ([torch.tensor([0, 1, 3])], "does not return each of 3 indices exactly once"),
         ([[0, 1, 2], [0, 2, 1]], "returns another order each time"),
     ],
 )
@@ -113,6 +117,27 @@ def test_fails_for_an_order_that_loses_samples(orders: Any, says: str) -> None:
     with pytest.raises(UserError) as error:
         stage_checks.checked_order(cast(Samples, Ordered(*orders)), 0, 7, twice=True)
     assert says in str(error.value)
+
+
+def test_fails_for_one_order_that_is_shuffled_in_place() -> None:
+    class Shuffling:
+        own = torch.arange(3)
+
+        def __len__(self) -> int:
+            return 3
+
+        def order(self, epoch: int, seed: int) -> torch.Tensor:
+            self.own[[0, 1]] = self.own[[1, 0]]
+            return self.own
+
+    with pytest.raises(UserError, match="returns another order each time"):
+        stage_checks.checked_order(cast(Samples, Shuffling()), 0, 7, twice=True)
+
+
+@pytest.mark.parametrize("kind", [list, tuple, np.array, torch.tensor])
+def test_an_order_may_be_any_sequence_of_indices(kind: Callable[[list[int]], Any]) -> None:
+    samples = cast(Samples, Ordered(kind([2, 0, 1]), kind([2, 0, 1])))
+    assert stage_checks.checked_order(samples, 0, 7, twice=True).tolist() == [2, 0, 1]
 
 
 def test_right_results_are_passed_through() -> None:
@@ -125,8 +150,7 @@ def test_right_results_are_passed_through() -> None:
     assert stage_checks.checked_metrics(STAGE, {"a": torch.tensor(0.5)}) == {"a": 0.5}
     order = torch.tensor([2, 0, 1])
     found = stage_checks.checked_order(cast(Samples, Ordered(order, order)), 0, 7, twice=True)
-    # Numbers that JSON can hold: they are written with each step.
-    assert [(index, type(index)) for index in found] == [(2, int), (0, int), (1, int)]
+    assert (found.dtype, found.tolist()) == (np.int64, [2, 0, 1])
 
 
 def test_fails_for_an_object_that_is_no_workload(capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,6 +20,7 @@ from training.workload import (
     Batch,
     Inputs,
     Loss,
+    Order,
     Partial,
     Prepare,
     Samples,
@@ -128,12 +129,13 @@ class _FewSamples:
                 )
         return item
 
-    def collate(self, items: Sequence[Any]) -> Batch:
-        return self.inner.collate(items)
+    @property
+    def collate(self) -> Callable[[Sequence[Any]], Batch]:
+        return self.inner.collate  # the function itself: the loader knows `stack`
 
-    def order(self, epoch: int, seed: int) -> Sequence[int]:
+    def order(self, epoch: int, seed: int) -> Order:
         order = checked_order(self.inner, epoch, seed, twice=True)
-        return [index for index in order if index < self.count]
+        return order[order < self.count]
 
 
 def _generator(state: Tensor) -> torch.Generator:

@@ -21,6 +21,7 @@ from training.workload import (
     Batch,
     Inputs,
     Loss,
+    Order,
     Partial,
     Precision,
     Prepare,
@@ -94,7 +95,7 @@ class Rows:
         x, y = zip(*items, strict=True)
         return {"x": torch.stack(x), "y": torch.stack(y)}
 
-    def order(self, epoch: int, seed: int) -> Sequence[int]:
+    def order(self, epoch: int, seed: int) -> Order:
         return shuffled(len(self), epoch, seed)
 
 

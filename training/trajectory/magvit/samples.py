@@ -9,6 +9,7 @@ import torch
 from training.randomness import shuffled
 from training.trajectory.dataset import TrajectoryData
 from training.trajectory.samples import Batch
+from training.workload import Order
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,5 +35,5 @@ class FrameSamples:
             "shown": torch.tensor([clip in self.shown for clip in items]),
         }
 
-    def order(self, epoch: int, seed: int) -> Sequence[int]:
+    def order(self, epoch: int, seed: int) -> Order:
         return shuffled(len(self.indices), epoch, seed)
