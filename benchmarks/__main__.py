@@ -22,6 +22,7 @@ from benchmarks import (
     loader,
     overhead,
     plan,
+    s3,
     spot,
     synth,
     walks,
@@ -47,6 +48,9 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     saves.add_argument("--rounds", type=int, default=7, help="alternating, default: %(default)s")
     saves.add_argument("--megabytes", type=int, default=512, help="default: %(default)s")
     saves.add_argument("--folder", type=Path, help="on the disk to measure (default: temporary)")
+    transfers = commands.add_parser("s3", help="uploads and downloads beside other clients of S3")
+    transfers.add_argument("--rounds", type=int, default=5, help="alternating: %(default)s")
+    transfers.add_argument("--megabytes", type=int, default=512, help="default: %(default)s")
     plans = commands.add_parser("plan", help="plans over all sizes and recipes")
     plans.add_argument("--calls", type=int, default=1000, help="default: %(default)s")
     cached = commands.add_parser("cached", help="frozen features cached or computed every epoch")
@@ -83,6 +87,9 @@ _MEASURES: Mapping[str, Callable[[argparse.Namespace], Sequence[dict[str, Any]]]
     "forecast": lambda given: forecast.measure(folder=given.traces, num_starts=given.starts),
     "checkpoint": lambda given: checkpoint.columns(
         checkpoint.measure(rounds=given.rounds, megabytes=given.megabytes, folder=given.folder)
+    ),
+    "s3": lambda given: checkpoint.columns(
+        s3.measure(rounds=given.rounds, megabytes=given.megabytes)
     ),
     "plan": lambda given: plan.measure(calls=given.calls),
     "cached": lambda given: cached_features.measure(rounds=given.rounds, clips=given.clips),

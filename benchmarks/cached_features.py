@@ -98,7 +98,7 @@ def _epoch(
             "labels": torch.tensor([data.labels[k] for k in ids]),
             "future": track,
         }
-        loss = stage.loss(head, batch, 0)
+        loss = stage.loss(head, batch, 0, 1)
         optimizer.zero_grad()
         (loss.total / len(ids)).backward()  # type: ignore[no-untyped-call]
         optimizer.step()

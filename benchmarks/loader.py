@@ -39,7 +39,7 @@ class Images:
     def __len__(self) -> int:
         return len(self.encoded)
 
-    def get(self, index: int, rng: torch.Generator) -> dict[str, Any]:
+    def get(self, index: int, epoch: int, rng: torch.Generator) -> dict[str, Any]:
         area, top, left, flip = torch.rand(4, generator=rng).tolist()
         side = _HEIGHT * (0.3 + 0.7 * area)
         top, left = top * (_HEIGHT - side), left * (_WIDTH - side)
@@ -67,7 +67,7 @@ class _Indexed(Dataset[dict[str, Any]]):
         self._images = images
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        return self._images.get(index, torch.Generator().manual_seed(index))
+        return self._images.get(index, 0, torch.Generator().manual_seed(index))
 
     def __len__(self) -> int:
         return len(self._images)
@@ -165,7 +165,7 @@ def _decoded(images: Images, index: int) -> Any:
 
 
 def _made(images: Images, index: int) -> Any:
-    return images.get(index, torch.Generator().manual_seed(index))
+    return images.get(index, 0, torch.Generator().manual_seed(index))
 
 
 def _rate_alone(images: Images, act: Callable[[Images, int], Any]) -> float:

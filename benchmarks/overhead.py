@@ -77,6 +77,7 @@ def _row(loop: str, rounds: list[_Seconds], base: list[_Seconds]) -> dict[str, A
         "median ms": 1000 * step,
         "min ms": 1000 * min(one.step for one in rounds),
         "outside the model's work, ms": 1000 * outside,
+        "ms more than DataLoader": 1000 * (outside - before),
         "x DataLoader, by what is outside": (work + outside) / (work + before),
     }
 
@@ -189,4 +190,4 @@ class _Samples(Dataset[Any]):
         return len(self._rows)
 
     def __getitem__(self, index: int) -> Any:
-        return self._rows.get(index, self._generator)
+        return self._rows.get(index, 0, self._generator)

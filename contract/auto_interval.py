@@ -23,7 +23,7 @@ class IntervalChoice:
     """Seconds between two saves, and what they rest on."""
 
     seconds: float
-    cost_seconds: float  # that one save takes from training
+    cost_seconds: float  # that one save takes from training: it waits, and steps become slower
     durable_seconds: float  # from a boundary to its commit
     life_seconds: float  # between two interruptions
     why: str

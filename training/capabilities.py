@@ -11,7 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 from torch import nn
 
 from training.sources import SourceFile
-from training.workload import Batch, Loss, Partial, Progress
+from training.workload import Batch, Inputs, Loss, Partial, Progress
 
 
 @runtime_checkable
@@ -40,6 +40,7 @@ class HasImport(Protocol):
 class HasExample(Protocol):
     """A Train stage whose step can be measured and tried without data (`measure`, the ladder).
 
+    It is the stage's last step: what grows with the steps, such as a resolution, is largest there.
     Its `model` must then read the config only: no dataset, no artifacts, no `prior`.
     """
 
@@ -78,6 +79,24 @@ class HasShards(Protocol):
 
 
 @runtime_checkable
+class HasNumerics(Protocol):
+    """A Train stage whose code chooses by machine what changes the bits: a kernel, an algorithm.
+
+    What is chosen at the stage's start is committed with it, as a part of the numerics key; another
+    choice later is recorded like a change of GPU model.
+    """
+
+    def numerics(
+        self, m: nn.Module, i: Inputs, started_with: Mapping[str, str]
+    ) -> Mapping[str, str]:
+        """Choose, let `m` compute with it, and return the choice: what -> which.
+
+        Called in every attempt right after `model`. `started_with` is the choice at the stage's
+        start, empty there: keep it where this machine can. Other ranks are given rank 0's choice.
+        """
+
+
+@runtime_checkable
 class HasShapeKey(Protocol):
     """A Train stage with `compile_mode` that says for which batches code is compiled anew.
 
@@ -99,11 +118,20 @@ class HasPredict(Protocol):
 
 
 @runtime_checkable
-class HasPictures(Protocol):
-    """A Train stage that draws pictures of its last evaluation; they go to evaluation/."""
+class HasShow(Protocol):
+    """A Train stage that shows at its end what it has learned: pictures, text, tables.
 
-    def illustrate(self, parts: Sequence[Partial], out: Path) -> None:
-        """Write pictures of an evaluation, given its parts, into the folder `out`."""
+    The files go to evaluation/ with those of the last evaluation; the report has pictures, .txt and
+    .md as they are, and .csv as tables.
+    """
+
+    def show(self, m: nn.Module, i: Inputs, parts: Sequence[Partial], out: Path) -> None:
+        """Write files for people into `out`, given the model and its last evaluation's parts.
+
+        `m` is as in an evaluation: in eval mode, without gradients, with the moving average if
+        there is one. torch is seeded. Rank 0 is asked alone, unless ranks share the model: then
+        all act together, and rank 0's files are kept. What is interrupted in it is done again.
+        """
 
 
 @runtime_checkable

@@ -1,6 +1,7 @@
 """Proxies of a workload and its stages: subclasses observe or change single methods.
 
-A protocol's members must be found on the class itself, not by __getattr__ (Python 3.12 and later).
+A protocol's members, optional ones too, must be found on the class itself, not by __getattr__
+(Python 3.12 and later).
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,9 +19,16 @@ class WorkloadProxy:
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
+        kind = type(self)
+        found = [n for n in dir(inner) if not n.startswith("_") and not hasattr(kind, n)]
+        self.__class__ = type(kind.__name__, (kind,), {n: _forwarded(n) for n in found})
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
+
+
+def _forwarded(name: str) -> property:
+    return property(lambda proxy: getattr(proxy._inner, name))
 
 
 class PrepareProxy(WorkloadProxy):
@@ -71,8 +79,8 @@ class TrainProxy(WorkloadProxy):
     def weight(self, b: Batch) -> float:
         return self._inner.weight(b)
 
-    def loss(self, m: nn.Module, b: Batch, step: int) -> Loss:
-        return self._inner.loss(m, b, step)
+    def loss(self, m: nn.Module, b: Batch, step: int, num_steps: int) -> Loss:
+        return self._inner.loss(m, b, step, num_steps)
 
     def evaluate(self, m: nn.Module, b: Batch) -> Partial:
         return self._inner.evaluate(m, b)

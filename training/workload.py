@@ -7,7 +7,7 @@ cursor) and alone saves it; a workload and its stages hold none. The slowest imp
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeAlias, TypeVar, get_args, runtime_checkable
+from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
@@ -15,19 +15,21 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+# What a workload needs of the settings, under the one import that it has anyway.
+from training.settings import CompileMode as CompileMode
+from training.settings import LoaderWorkers as LoaderWorkers
+from training.settings import Milestones as Milestones
+from training.settings import Precision as Precision
+from training.settings import Schedule as Schedule
+from training.settings import Settings as Settings
+from training.settings import Sharding as Sharding
+
 # Any pytree (dict, list, tuple, tensor) whose tensors the loop moves to the device.
 Batch: TypeAlias = Any
 # Indices of samples. A list of a million takes 16 times the memory of a tensor while it is read.
 Order: TypeAlias = Tensor | NDArray[np.int64] | Sequence[int]
 # done, total: called during long work of a workload, a few times per second at most.
 Progress: TypeAlias = Callable[[int, int], None]
-
-Precision: TypeAlias = Literal["float32", "bfloat16", "float16"]
-Schedule: TypeAlias = Literal["constant", "cosine"]
-Sharding: TypeAlias = Literal["none", "full"]
-# "auto": as many processes as this machine's vCPUs leave to each rank.
-LoaderWorkers: TypeAlias = int | Literal["auto"]
-CompileMode: TypeAlias = Literal["default", "reduce-overhead", "max-autotune-no-cudagraphs"]
 
 
 class Config(Protocol):
@@ -51,6 +53,10 @@ class Config(Protocol):
 
 
 C = TypeVar("C", bound=Config)
+
+# Parameter name -> name in its optimizer's state (step, exp_avg ...) -> value: a tensor on the CPU,
+# or a number. Parameters without state are left out; a shared one is under each of its names.
+OptimizerState: TypeAlias = Mapping[str, Mapping[str, Any]]
 
 
 class Dataset(Protocol):
@@ -81,13 +87,15 @@ class Prior:
     """The committed result of the last Train stage, read from the store (never from memory).
 
     Its tensors are there for a Prepare stage, and for a Train stage until it has started: then
-    their memory is freed.
+    their memory is freed. `optimizer()` reads the state of its optimizer, which nobody else holds:
+    as large as the model once or twice.
     """
 
     stage: str
     step: int  # global over the run's Train stages
     model: Mapping[str, Tensor]  # state_dict on the CPU, each tensor in memory of its own
     metrics: Mapping[str, float]  # of the stage's last evaluation
+    optimizer: Callable[[], OptimizerState]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,86 +120,17 @@ class Inputs:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Settings:
-    """How to train a Train stage. Learning rate and weight decay belong to the stage's optimizer.
-
-    The schedule multiplies each parameter group's own learning rate: up linearly over
-    `warmup_steps`, then constant, or along half a cosine down to `final_lr_fraction` at the stage's
-    last step. A step takes `global_batch` samples over all ranks, in micro-batches of
-    `micro_batch`; the last step of an epoch takes the remainder, so every sample is seen exactly
-    once per epoch. A step whose batches weigh 0, such as images without objects, is a step like any
-    other (`Loss`). Evaluation runs on split "validation" every `evaluate_every_epochs` epochs (0:
-    only at the end) and always at the end of the stage; the checkpoint with the best
-    `best_metric` is kept.
-
-    With `ema_decay` an exponential moving average of the parameters is what is evaluated and what
-    the stage passes on to the next stage and to final/. `find_unused_parameters` (of DDP) is for
-    models some of whose parameters take no part in some steps, such as experts without tokens.
-    With `sharding` "full" each of several ranks keeps a share of parameters, gradients and
-    optimizer state (FSDP2), in the blocks that the stage names (`HasShards`) or all in one; a
-    single process shards nothing. `--override sharding=full` needs such a field in the config.
-    `loader_workers` processes make batches ahead of the step, with "auto" as many as the machine's
-    vCPUs leave; batches do not depend on their number, so the workload names its field in
-    `placement_fields`.
-    """
-
-    epochs: int
-    global_batch: int
-    micro_batch: int
-    eval_batch: int = 64
-    schedule: Schedule = "cosine"
-    warmup_steps: int = 0
-    final_lr_fraction: float = 0.0
-    clip_norm: float | None = None
-    evaluate_every_epochs: int = 1
-    precision: Precision = "float32"
-    compile_mode: CompileMode | None = None
-    ema_decay: float | None = None
-    best_metric: str | None = None
-    best_mode: Literal["max", "min"] = "max"
-    find_unused_parameters: bool = False
-    sharding: Sharding = "none"
-    loader_workers: LoaderWorkers = 0
-
-    def __post_init__(self) -> None:
-        for name in ("epochs", "global_batch", "micro_batch", "eval_batch"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; give at least 1")
-        for name in ("warmup_steps", "evaluate_every_epochs", "loader_workers"):
-            if getattr(self, name) != "auto" and getattr(self, name) < 0:
-                raise ValueError(f"{name} is {getattr(self, name)}; give at least 0")
-        if self.global_batch % self.micro_batch:
-            raise ValueError(
-                f"global_batch {self.global_batch} is not a multiple of micro_batch "
-                f"{self.micro_batch}; change one of them"
-            )
-        if self.clip_norm is not None and self.clip_norm <= 0:
-            raise ValueError(f"clip_norm is {self.clip_norm}; give a positive norm or None")
-        if self.precision not in get_args(Precision):
-            known = ", ".join(get_args(Precision))
-            raise ValueError(f"precision is {self.precision!r}; give one of {known}")
-        if self.compile_mode is not None and self.compile_mode not in get_args(CompileMode):
-            known = ", ".join(get_args(CompileMode))
-            raise ValueError(f"compile_mode is {self.compile_mode!r}; give None or one of {known}")
-        if self.sharding not in get_args(Sharding):
-            known = ", ".join(get_args(Sharding))
-            raise ValueError(f"sharding is {self.sharding!r}; give one of {known}")
-        if self.sharding != "none" and self.find_unused_parameters:
-            raise ValueError(
-                "sharding='full' with find_unused_parameters: FSDP2 reduces the gradients that a "
-                "rank has, and waits forever if another rank has others; let every parameter "
-                "take part in every step (0.0 * parameter.sum()), or give sharding='none'"
-            )
-        if self.ema_decay is not None and not 0.0 < self.ema_decay < 1.0:
-            raise ValueError(f"ema_decay is {self.ema_decay}; give None or a number in (0, 1)")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Start:
-    """The result of `Train.start`: failed checks as sentences (they stop the run), and facts."""
+    """The result of `Train.start`: failed checks as sentences (they stop the run), and facts.
+
+    With `optimizer` the stage's optimizer starts from that state, which may be made from that of
+    `i.prior.optimizer()`; parameters that it does not name start without. Refused if the model is
+    sharded over ranks.
+    """
 
     failures: Sequence[str] = ()
     facts: Mapping[str, float] = field(default_factory=dict)
+    optimizer: OptimizerState = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -218,12 +157,15 @@ class Partial:
 
 
 class Samples(Protocol):
-    """An indexed set of samples. A sample depends on nothing but (seed, epoch, index)."""
+    """An indexed set of samples. A sample depends on nothing but (seed, epoch, index).
+
+    Epochs count from 0 within the stage; samples that are evaluated have the epoch -1.
+    """
 
     def __len__(self) -> int:
         """Number of samples."""
 
-    def get(self, index: int, rng: torch.Generator) -> Any:
+    def get(self, index: int, epoch: int, rng: torch.Generator) -> Any:
         """One sample; augmentation draws from `rng` (CPU, seeded from seed, epoch and index)."""
 
     def collate(self, items: Sequence[Any]) -> Batch:
@@ -266,7 +208,7 @@ class Train(Protocol):
 
     @property
     def settings(self) -> Settings:
-        """Batches, epochs, schedule, precision."""
+        """Length, batches, schedule, precision."""
 
     def model(self, i: Inputs) -> nn.Module:
         """A freshly initialised model on the CPU (torch is seeded before the call)."""
@@ -283,8 +225,8 @@ class Train(Protocol):
     def weight(self, b: Batch) -> float:
         """What to divide the loss by (tokens, images, boxes), known before forward; 0: nothing."""
 
-    def loss(self, m: nn.Module, b: Batch, step: int) -> Loss:
-        """Forward in train mode; `step` counts within the stage from 0."""
+    def loss(self, m: nn.Module, b: Batch, step: int, num_steps: int) -> Loss:
+        """Forward in train mode; `step` counts the stage's `num_steps` steps from 0."""
 
     def evaluate(self, m: nn.Module, b: Batch) -> Partial:
         """Forward in eval mode, without gradients."""

@@ -95,7 +95,7 @@ class Windows:
     def __len__(self) -> int:
         return self.count
 
-    def get(self, index: int, rng: torch.Generator) -> Tensor:
+    def get(self, index: int, epoch: int, rng: torch.Generator) -> Tensor:
         first = torch.randint(self.config.vocabulary, (1,), generator=rng)
         return (first + 7 * torch.arange(self.config.num_tokens + 1)) % self.config.vocabulary
 
@@ -151,7 +151,7 @@ class TrainLanguage:
     def weight(self, b: Batch) -> float:
         return float(b["y"].numel())
 
-    def loss(self, m: nn.Module, b: Batch, step: int) -> Loss:
+    def loss(self, m: nn.Module, b: Batch, step: int, num_steps: int) -> Loss:
         return Loss(total=_surprise(m, b))
 
     def evaluate(self, m: nn.Module, b: Batch) -> Partial:

@@ -214,14 +214,14 @@ def _bare_rate(session: Session, overrides: dict[str, object]) -> float:
     optimizer, samples = stage.optimizer(model), stage.samples(inputs, "train")
     rng = torch.Generator().manual_seed(0)
     size = stage.settings.micro_batch
-    batch = samples.collate([samples.get(k, rng) for k in range(size)])
+    batch = samples.collate([samples.get(k, 0, rng) for k in range(size)])
     batch = {name: tensor.to(session.device) for name, tensor in batch.items()}
 
     def steps(count: int) -> None:
         for _ in range(count):
             optimizer.zero_grad(set_to_none=True)
             with torch.autocast(session.device.type, torch.bfloat16):
-                loss: Tensor = stage.loss(model, batch, 0).total / stage.weight(batch)
+                loss: Tensor = stage.loss(model, batch, 0, 1).total / stage.weight(batch)
             loss.backward()  # type: ignore[no-untyped-call]
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()

@@ -113,7 +113,7 @@ def show_plan(plan: Plan, findings: Findings) -> None:
         [
             {
                 "stage": stage.footprint.stage,
-                "epochs": stage.footprint.epochs,
+                "epochs": f"{stage.footprint.epochs:g}",
                 "steps each": stage.footprint.steps_per_epoch,
                 "a step": duration(stage.step.seconds),
                 "GPU MiB": round(stage.memory.need),

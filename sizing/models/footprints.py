@@ -34,9 +34,10 @@ class Footprint:
     global_batch: int
     precision: str
     samples_per_epoch: int
-    epochs: int
+    epochs: float  # a stage of steps may end within one
+    steps_per_epoch: int
     validation_samples: int
-    eval_every_epochs: int
+    evaluations: int
     parameters: int
     parameter_bytes: int
     gradient_bytes: int
@@ -50,11 +51,6 @@ class Footprint:
     kernels_per_step: int | None
     basis: Basis
     source: str
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """Optimizer steps of one epoch; the last one takes the remaining samples."""
-        return -(-self.samples_per_epoch // self.global_batch)
 
 
 @cache
@@ -159,17 +155,18 @@ def _footprint(
     first: Mapping[str, Any], row: Mapping[str, Any], rows: list[dict[str, Any]]
 ) -> Footprint:
     prepares = first["kind"] == "prepare"
-    micro_batch = int(row["micro_batch"])
+    micro_batch, samples = int(row["micro_batch"]), int(row["samples_per_epoch"])
     return Footprint(
         stage=str(row["stage"]),
         kind=row["kind"],
         micro_batch=micro_batch,
         global_batch=int(row.get("global_batch", micro_batch)),
         precision=str(row.get("precision", "float32")),
-        samples_per_epoch=int(row["samples_per_epoch"]),
-        epochs=int(row["epochs"]),
+        samples_per_epoch=samples,
+        epochs=float(row["epochs"]),
+        steps_per_epoch=int(row.get("steps_per_epoch", -(-samples // micro_batch))),
         validation_samples=int(row.get("validation_samples", 0)),
-        eval_every_epochs=int(row.get("evaluate_every_epochs", 1)),
+        evaluations=0 if prepares else int(row["evaluations"]),
         parameters=int(row["parameters"]),
         parameter_bytes=int(row["parameter_bytes"]) + int(row.get("buffer_bytes", 0)),
         gradient_bytes=int(row.get("gradient_bytes", 0)),

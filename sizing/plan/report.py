@@ -52,7 +52,7 @@ def _stage(stage: StagePlan) -> dict[str, Any]:
     return {
         "stage": stage.footprint.stage,
         "micro_batch": stage.footprint.micro_batch,
-        "steps": stage.footprint.steps_per_epoch * stage.footprint.epochs,
+        "steps": round(stage.footprint.steps_per_epoch * stage.footprint.epochs),
         "step_seconds": rounded(step.seconds),
         "epoch_seconds": rounded(stage.epoch_seconds),
         "seconds": rounded(stage.seconds),

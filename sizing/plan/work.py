@@ -80,10 +80,9 @@ def _stage(footprint: Footprint, inputs: Inputs, host: HostMemory) -> StagePlan:
         )
         waits |= {"loader CPU": data.loader, "disk": data.disk}
     bound_by = max(waits, key=lambda name: waits[name])
-    evaluations = -(-footprint.epochs // max(1, footprint.eval_every_epochs))
     # Forward is a third of a step's work.
     a_sample = (step.compute + step.traffic) / footprint.global_batch / 3
-    evaluation = footprint.validation_samples * a_sample * evaluations * request.runs
+    evaluation = footprint.validation_samples * a_sample * footprint.evaluations * request.runs
     return StagePlan(
         footprint=footprint,
         step=step,

@@ -23,6 +23,7 @@ def row(stage: str, micro_batch: int, **changes: Any) -> dict[str, Any]:
         "samples_per_epoch": 8000,
         "epochs": 10,
         "steps_per_epoch": 125,
+        "evaluations": 10,
         "validation_samples": 2000,
         "eval_batch": 64,
         "parameters": parameters // 4,

@@ -73,7 +73,7 @@ def _layer(x: Tensor, scale: Tensor) -> Tensor:
 class Numbers(Rows):
     """The first of the tiny dataset's features, as they are."""
 
-    def get(self, index: int, rng: torch.Generator) -> Tensor:
+    def get(self, index: int, epoch: int, rng: torch.Generator) -> Tensor:
         return self._x[index, :1].view(1, 1)
 
     def collate(self, items: Sequence[Tensor]) -> Batch:
@@ -110,7 +110,7 @@ class Shrink:
     def weight(self, b: Batch) -> float:
         return float(len(b))
 
-    def loss(self, m: nn.Module, b: Batch, step: int) -> Loss:
+    def loss(self, m: nn.Module, b: Batch, step: int, num_steps: int) -> Loss:
         return Loss(total=m(b).square().sum())
 
     def evaluate(self, m: nn.Module, b: Batch) -> Partial:

@@ -37,7 +37,7 @@ class Images:
     def __len__(self) -> int:
         return len(PATTERN)
 
-    def get(self, index: int, rng: torch.Generator) -> Sample:
+    def get(self, index: int, epoch: int, rng: torch.Generator) -> Sample:
         own = torch.Generator().manual_seed(index)
         height, width = torch.randint(8, 33, (2,), generator=own).tolist()
         points = torch.rand(0 if index in EMPTY else 1 + index % 3, 2, generator=own)
@@ -121,7 +121,7 @@ class Detect:
     def weight(self, b: Batch) -> float:
         return float(sum(len(points) for points in b["points"]))
 
-    def loss(self, m: nn.Module, b: Batch, step: int) -> Loss:
+    def loss(self, m: nn.Module, b: Batch, step: int, num_steps: int) -> Loss:
         reached(self.name, step)
         scores, found = m(b["images"])
         total = F.softplus(scores).sum()

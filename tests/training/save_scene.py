@@ -72,7 +72,7 @@ class Scene:
     """A checkpointer, its schedule and its store, and a state of one tensor."""
 
     def __init__(self, root: Path, interval: str = "1steps") -> None:
-        self.store = GatedStore(root / "run")
+        self.store = self.open_store(root)
         lease = acquire(self.store, "run-1", "i-1", 60, lambda s: False, lambda holder: None)
         assert isinstance(lease, Lease)
         self.context = AttemptContext(
@@ -89,6 +89,9 @@ class Scene:
         self.schedule = Schedule(self.context.interval)
         self.checkpointer = Checkpointer(self.context, self.schedule, None)
         self.weights = torch.zeros(1000)
+
+    def open_store(self, root: Path) -> Any:
+        return GatedStore(root / "run")
 
     def position(self, step: int, **fields: Any) -> Position:
         return Position(stage="a", stage_step=step, step=step, **fields)

@@ -55,6 +55,8 @@ class TinyConfig:
     deterministic: bool = True
     epochs: int = 3
     second_epochs: int | None = None
+    second_steps: int | None = None  # instead of epochs
+    evaluate_every_steps: int | None = None
     schedule: Schedule = "cosine"
     learning_rate: float = 0.01
     clip_norm: float | None = 1.0
@@ -69,6 +71,10 @@ class TinyConfig:
     precision: Precision = "float32"
     compile_mode: CompileMode | None = None
     ema_decay: float | None = None
+    ema_every_steps: int = 1
+    ema_buffers: bool = False
+    optimizer_in_backward: bool = False
+    drop_last: bool = False
     best_metric: str | None = None
     sharding: Sharding = "none"
     blocks: bool = False  # of the sharded model, instead of all as one
@@ -102,7 +108,7 @@ class Rows:
     def __len__(self) -> int:
         return len(self._x)
 
-    def get(self, index: int, rng: torch.Generator) -> Any:
+    def get(self, index: int, epoch: int, rng: torch.Generator) -> Any:
         x = self._x[index]
         return x + 0.1 * torch.randn(x.shape, generator=rng, dtype=x.dtype), x.sum() > 0
 
@@ -120,11 +126,14 @@ class TinyTrain:
     name: str
     width: int
     epochs: int | None = None
+    steps: int | None = None
 
     @property
     def settings(self) -> Settings:
         return Settings(
-            epochs=self.epochs or self.config.epochs,
+            epochs=None if self.steps else self.epochs or self.config.epochs,
+            steps=self.steps,
+            evaluate_every_steps=self.config.evaluate_every_steps,
             schedule=self.config.schedule,
             global_batch=8,
             micro_batch=self.config.micro_batch,
@@ -135,6 +144,10 @@ class TinyTrain:
             precision=self.config.precision,
             compile_mode=self.config.compile_mode,
             ema_decay=self.config.ema_decay,
+            ema_every_steps=self.config.ema_every_steps,
+            ema_buffers=self.config.ema_buffers,
+            optimizer_in_backward=self.config.optimizer_in_backward,
+            drop_last=self.config.drop_last,
             best_metric=self.config.best_metric,
             sharding=self.config.sharding,
         )
@@ -177,7 +190,7 @@ class TinyTrain:
     def weight(self, b: Batch) -> float:
         return float(len(b["y"]))
 
-    def loss(self, m: nn.Module, b: Batch, step: int) -> Loss:
+    def loss(self, m: nn.Module, b: Batch, step: int, num_steps: int) -> Loss:
         reached(self.name, step)
         time.sleep(self.config.step_seconds)
         total = F.cross_entropy(m(b["x"]), b["y"], reduction="sum")
@@ -228,7 +241,9 @@ class Tiny:
         return (
             Doubled(),
             TinyTrain(config=c, name="first", width=4),
-            TinyTrain(config=c, name="second", width=8, epochs=c.second_epochs),
+            TinyTrain(
+                config=c, name="second", width=8, epochs=c.second_epochs, steps=c.second_steps
+            ),
         )
 
     def rungs(self, c: TinyConfig) -> Sequence[Rung]:

@@ -45,7 +45,7 @@ class Checkpointer:
         self._context = context
         self._committed = committed
         self._last_line = -_LINE_SECONDS
-        self._copies = HostCopies()
+        self._copies = HostCopies(context.store.part_process)
         self._leader: ShardedLeader | None = None
         self._current: CheckpointWrite | None = None  # under way, or over and not collected
         self._staged: CheckpointWrite | None = None
@@ -59,7 +59,7 @@ class Checkpointer:
         `num_copiers` processes of this machine copy their state at the same moment.
         """
         self._leader = leader
-        self._copies = HostCopies(num_copiers)
+        self._copies = HostCopies(self._context.store.part_process, num_copiers)
 
     def holds(self, position: Position) -> bool:
         """Whether nothing changed since the last commit (a stage's start is derived, not saved)."""
@@ -257,12 +257,15 @@ class Checkpointer:
         self._committed = write.position
         self.last_cost, step = write.cost, write.position.step
         durable = write.cost.durable_seconds
+        # What runs behind the training may run on its cores, or hold its interpreter lock.
+        slowed = self.schedule.pace.take_lost_seconds(max(0.0, durable - write.blocked_seconds))
         self._context.metrics.write(
             "commit",
             step=step,
             checkpoint_kind=write.kind,
             seconds=round(durable, 4),
             blocked_seconds=round(write.blocked_seconds, 4),
+            slowed_seconds=round(slowed, 4),
             bytes=write.cost.bytes,
         )
         now = time.monotonic()
@@ -271,9 +274,7 @@ class Checkpointer:
             size = write.cost.bytes / 1e6
             line = "[checkpoint] step %d, %s: %.1f MB committed in %.2f s"
             _log.info(line, step, write.kind, size, durable)
-        # On a CPU what runs behind the training runs on its cores.
-        cost = write.blocked_seconds if write.source.device.type == "cuda" else durable
-        if (choice := self.schedule.measure(cost, durable)) is not None:
+        if (choice := self.schedule.measure(write.blocked_seconds + slowed, durable)) is not None:
             _log.info("[interval] auto: %s", choice)
             self._context.metrics.write("interval", step=step, **asdict(choice))
 

@@ -78,15 +78,25 @@ def view_of(block: Tensor) -> memoryview:
     return memoryview(array)
 
 
-def allocate(size: int, device: torch.device) -> Tensor:
+def open_shared(size: int) -> int:
+    """The file descriptor of memory that another process can map; of at least one byte."""
+    memory = os.memfd_create("host-copy")
+    os.truncate(memory, max(size, 1))
+    return memory
+
+
+def allocate(size: int, device: torch.device, shared: int = -1) -> Tensor:
     """Allocate bytes on the host, aligned to a page; page-locked for copies from a GPU.
+
+    `shared` is a file descriptor of `open_shared`; by default the memory is this process's own.
 
     The memory is returned to the system with the tensor, and forked children have none of it.
     Page-locked memory from `torch.empty` would be rounded up to a power of two, too much for a copy
     of a whole state.
     """
     # At least one byte: a mapping cannot be empty.
-    block = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    kind = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS if shared < 0 else mmap.MAP_SHARED
+    block = mmap.mmap(shared, max(size, 1), flags=kind)
     if size >= _HUGE_PAGE and hasattr(mmap, "MADV_HUGEPAGE"):
         block.madvise(mmap.MADV_HUGEPAGE)
     if hasattr(mmap, "MADV_DONTFORK"):

@@ -118,6 +118,13 @@ class CheckpointPolicy:
         )
 
     def _save_if_due(self, checkpointer: Checkpointer, position: Position) -> bool:
+        pace = checkpointer.schedule.pace
+        pace.end_step(position)
+        has_saved = self._save_at_boundary(checkpointer, position)
+        pace.begin_step(position, is_saving=checkpointer.is_saving)
+        return has_saved
+
+    def _save_at_boundary(self, checkpointer: Checkpointer, position: Position) -> bool:
         checkpointer.poll()
         schedule, is_saving = checkpointer.schedule, checkpointer.is_saving
         if self._context.interruption.take_rebalance():

@@ -1,7 +1,9 @@
 """When the next save is due: by the interval, at a new best, or sooner after one that failed."""
 
 import math
+import statistics
 import time
+from collections import deque
 from collections.abc import Mapping
 
 from contract.auto_interval import (
@@ -21,6 +23,8 @@ _FIRST_RETRY_SECONDS = 5.0
 _LONGEST_RETRY_SECONDS = 120.0
 # The first save under `auto` comes early, to measure what one costs here.
 _FIRST_SECONDS = 60.0
+# Enough for a median that one slow step does not move.
+_PACE_STEPS = 100
 
 
 class Schedule:
@@ -35,6 +39,7 @@ class Schedule:
         interruptions: int = 0,
     ) -> None:
         self.failed = FailedSaves()
+        self.pace = StepPace()
         self._interval = interval
         self._auto = AutoInterval(spent_seconds=spent_seconds, interruptions=interruptions)
         self._best = best or {}
@@ -117,6 +122,41 @@ class FailedSaves:
     def clear(self) -> None:
         """Forget the failures: a save was committed."""
         self.count = 0
+
+
+class StepPace:
+    """How long steps take while a save is under way, and while none is."""
+
+    def __init__(self) -> None:
+        self._alone: deque[float] = deque(maxlen=_PACE_STEPS)
+        self._beside: deque[float] = deque(maxlen=_PACE_STEPS)
+        self._num_beside = 0
+        self._before: tuple[Position, bool, float] | None = None
+
+    def end_step(self, position: Position) -> None:
+        """Record that training has reached this boundary."""
+        if self._before is None:
+            return
+        (before, is_saving, since), self._before = self._before, None
+        if before.stage != position.stage:
+            self._alone.clear()
+        elif before.step + 1 == position.step:  # else it was an evaluation
+            (self._beside if is_saving else self._alone).append(time.monotonic() - since)
+            self._num_beside += is_saving
+
+    def begin_step(self, position: Position, *, is_saving: bool) -> None:
+        """Record that training goes on from this boundary."""
+        self._before = position, is_saving, time.monotonic()
+
+    def take_lost_seconds(self, most: float) -> float:
+        """How much longer the steps beside the save that is over took; at most what it took."""
+        beside, count = list(self._beside), self._num_beside
+        self._beside.clear()
+        self._num_beside = 0
+        if not beside or not self._alone:
+            return most
+        longer = statistics.median(beside) - statistics.median(self._alone)
+        return min(most, max(0.0, count * longer))
 
 
 class AutoInterval:

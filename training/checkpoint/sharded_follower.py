@@ -29,7 +29,7 @@ class ShardedFollower:
     def __init__(self, context: AttemptContext, num_copiers: int) -> None:
         self._context = context
         self._world = context.world
-        self._copies = HostCopies(num_copiers)
+        self._copies = HostCopies(context.store.part_process, num_copiers)
         self._writes: list[ShareWrite] = []  # under way, or over
         self._live: ShareWrite | None = None  # reads tensors that training changes
         self._staged: ShareWrite | None = None

@@ -5,7 +5,9 @@ Nothing here writes: a `Contents` gives any part of a file, straight from the li
 """
 
 import json
+import os
 import secrets
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
@@ -14,8 +16,9 @@ import torch
 from torch import Tensor
 
 from training.checkpoint.layout import Layout, TensorSpan, lay_out
-from training.checkpoint.memory import allocate, available_bytes, view_of
+from training.checkpoint.memory import allocate, available_bytes, open_shared, view_of
 from training.errors import DivergedError, Divergence
+from training.store.protocol import PartSender
 
 STATE = "state.json"
 # What a copy of the state must leave to everything else on the machine.
@@ -108,9 +111,12 @@ class LiveFile:
 class HostCopyFile:
     """A safetensors file in host memory, exactly as it will be written."""
 
-    def __init__(self, part: str, layout: Layout, device: torch.device) -> None:
+    def __init__(self, part: str, layout: Layout, device: torch.device, *, is_shared: bool) -> None:
         self.name = f"{part}.safetensors"
-        self._block = allocate(layout.size, device)
+        self.memory = open_shared(layout.size) if is_shared else -1  # its file descriptor
+        if is_shared:
+            weakref.finalize(self, os.close, self.memory)
+        self._block = allocate(layout.size, device, self.memory)
         header = torch.frombuffer(bytearray(layout.header), dtype=torch.uint8)
         self._block[: len(header)].copy_(header)
         self._bytes = view_of(self._block)
@@ -127,12 +133,12 @@ class HostCopyFile:
 class HostCopy:
     """A copy of a live state on the host; its memory is reused for states of the same shapes."""
 
-    def __init__(self, live: LiveState) -> None:
+    def __init__(self, live: LiveState, *, is_shared: bool = False) -> None:
         self.state: Mapping[str, Any] = {}
         self.device = live.device  # where it was copied from
         self._shapes = _shapes(live)
         self._files = {
-            part: HostCopyFile(part, lay_out(tensors), live.device)
+            part: HostCopyFile(part, lay_out(tensors), live.device, is_shared=is_shared)
             for part, tensors in live.tensors.items()
         }
 
@@ -169,8 +175,9 @@ class HostCopy:
 class HostCopies:
     """At most two copies, whose memory is reused: one that is being written, and the next."""
 
-    def __init__(self, num_copiers: int = 1) -> None:
+    def __init__(self, sender: PartSender | None = None, num_copiers: int = 1) -> None:
         self._copies: list[HostCopy] = []
+        self._sender = sender
         self._num_copiers = num_copiers  # processes of this machine that copy at the same moment
 
     def copy(self, live: LiveState, writing: HostCopy | None) -> HostCopy | None:
@@ -181,7 +188,7 @@ class HostCopies:
             free = available_bytes()
             if free is not None and free - self._num_copiers * live.num_bytes < _SPARE_BYTES:
                 return None
-            copy = HostCopy(live)
+            copy = HostCopy(live, is_shared=self._sender is not None and self._sender.start())
             self._copies.append(copy)
         copy.fill(live)
         return copy

@@ -2,27 +2,31 @@
 
 The checksum of a file of one part is its SHA-256; of several parts, the SHA-256 of their
 concatenated digests: S3's composite checksum, so that S3 verifies on arrival what a reader verifies
-later. Memory: one part per thread.
+later. Memory: one part of PART_BYTES per thread.
 """
 
 import hashlib
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TypeGuard
 
 import torch
 from torch import Tensor
 
 from training.checkpoint.memory import allocate, view_of
-from training.checkpoint.state import Contents
+from training.checkpoint.state import Contents, HostCopyFile
 from training.record.checkpoint_entry import FileEntry
-from training.store.protocol import Store, Upload
+from training.store.protocol import SharedUpload, Store, Upload
 
 # With 16 threads half of the 256 MiB that streaming may take; 10,000 parts in S3 hold 80 GiB.
 PART_BYTES = 8 * 1024 * 1024
 _MAX_PARTS = 10_000
+# Fewer and larger requests cost less CPU (benchmarks/LOG.md), if each of 16 connections has two.
+_SHARED_PART_BYTES = 32 * 1024 * 1024
+_SHARED_PARTS = 32
 
 
 class CancelledError(RuntimeError):
@@ -43,10 +47,16 @@ class Progress:
             self.done_bytes += size
 
 
-def part_bytes_of(size: int) -> int:
-    """Bytes per part of a file of `size` bytes."""
+def part_bytes_of(size: int, *, is_shared: bool = False) -> int:
+    """Bytes per part of a file of `size` bytes, which needs no buffers if memory is shared."""
     parts = -(-size // PART_BYTES)
-    return PART_BYTES * max(1, -(-parts // _MAX_PARTS))
+    larger = min(_SHARED_PART_BYTES // PART_BYTES, parts // _SHARED_PARTS) if is_shared else 1
+    return PART_BYTES * max(1, larger, -(-parts // _MAX_PARTS))
+
+
+def lies_in_shared_memory(file: Contents) -> TypeGuard[HostCopyFile]:
+    """Whether another process can read the file."""
+    return isinstance(file, HostCopyFile) and file.memory >= 0
 
 
 def checksum_of(digests: Sequence[bytes]) -> str:
@@ -68,12 +78,14 @@ def send(
 
     The tasks `beside` run meanwhile; if one fails, everything fails.
     """
-    sizes = [part_bytes_of(file.size) for file in files]
+    sizes = [part_bytes_of(file.size, is_shared=lies_in_shared_memory(file)) for file in files]
     uploads: list[Upload] = []
     try:
         for file, size in zip(files, sizes, strict=True):
             uploads.append(store.upload(prefix + file.name, file.size, size, progress.stop))
-        digests = _send_parts(store, files, sizes, uploads, device, progress, beside)
+        sending = _Sending(files, sizes, uploads, device, progress)
+        tasks = [*beside, *sending.tasks()]
+        run_all(tasks, store.num_threads, progress.stop, sending.fail)
         run_all([upload.finish for upload in uploads], store.num_threads, progress.stop)
     except BaseException:
         for upload in uploads:
@@ -81,59 +93,96 @@ def send(
         raise
     return tuple(
         FileEntry(name=file.name, bytes=file.size, sha256=checksum_of(own), part_bytes=size)
-        for file, size, own in zip(files, sizes, digests, strict=True)
+        for file, size, own in zip(files, sizes, sending.digests, strict=True)
     )
 
 
-def _send_parts(
-    store: Store,
-    files: Sequence[Contents],
-    sizes: Sequence[int],
-    uploads: Sequence[Upload],
-    device: torch.device,
-    progress: Progress,
-    beside: Sequence[Callable[[], None]],
-) -> list[list[bytes]]:
-    digests = [[b""] * num_parts(file.size, size) for file, size in zip(files, sizes, strict=True)]
-    of_thread = threading.local()
+class _Sending:
+    """The parts of some files on their way to the store, and their digests."""
 
-    def buffer(size: int) -> Tensor:
-        if getattr(of_thread, "block", None) is None or len(of_thread.block) < size:
-            of_thread.block = allocate(size, device)
-        block: Tensor = of_thread.block
-        return block[:size]
+    def __init__(
+        self,
+        files: Sequence[Contents],
+        sizes: Sequence[int],
+        uploads: Sequence[Upload],
+        device: torch.device,
+        progress: Progress,
+    ) -> None:
+        self.digests = [
+            [b""] * num_parts(file.size, size) for file, size in zip(files, sizes, strict=True)
+        ]
+        self._files, self._sizes, self._uploads = files, sizes, uploads
+        self._device = device
+        self._progress = progress
+        self._of_thread = threading.local()
+        self._has_failed = False
 
-    def send_part(number: int, part: int) -> None:
-        file, size = files[number], sizes[number]
+    def tasks(self) -> Iterator[Callable[[], None]]:
+        """One task for each part, or for a whole file whose parts another process sends."""
+        for number, (file, upload) in enumerate(zip(self._files, self._uploads, strict=True)):
+            if (
+                lies_in_shared_memory(file)
+                and isinstance(upload, SharedUpload)
+                and upload.is_ready()
+            ):
+                yield partial(self._put_shared, number, file, upload)
+            else:
+                parts = range(len(self.digests[number]))
+                yield from (partial(self._put, number, part) for part in parts)
+
+    def fail(self) -> None:
+        """Withdraw what another process still sends: a task has failed."""
+        self._has_failed = True
+
+    def _put(self, number: int, part: int) -> None:
+        file, size = self._files[number], self._sizes[number]
         start, stop = part * size, min((part + 1) * size, file.size)
-        data = file.read(start, stop, buffer)
+        data = file.read(start, stop, self._buffer)
         digest = hashlib.sha256(data).digest()
-        uploads[number].put(part, start, data, digest)
-        digests[number][part] = digest
-        progress.add(stop - start)
+        self._uploads[number].put(part, start, data, digest)
+        self._arrived(number, part, digest)
 
-    parts = [
-        partial(send_part, number, part)
-        for number in range(len(files))
-        for part in range(len(digests[number]))
-    ]
-    run_all([*beside, *parts], store.num_threads, progress.stop)
-    return digests
+    def _put_shared(self, number: int, file: HostCopyFile, upload: SharedUpload) -> None:
+        for part, digest in upload.put_shared(
+            file.memory, file.size, self._sizes[number], self._must_stop
+        ):
+            self._arrived(number, part, digest)
+
+    def _must_stop(self) -> bool:
+        return self._has_failed or self._progress.stop.is_set()
+
+    def _arrived(self, number: int, part: int, digest: bytes) -> None:
+        self.digests[number][part] = digest
+        size = self._sizes[number]
+        self._progress.add(min(size, self._files[number].size - part * size))
+
+    def _buffer(self, size: int) -> Tensor:
+        block: Tensor | None = getattr(self._of_thread, "block", None)
+        if block is None or len(block) < size:
+            block = self._of_thread.block = allocate(size, self._device)
+        return block[:size]
 
 
 def receive(store: Store, key: str, entry: FileEntry, place: Callable[[int, Tensor], None]) -> bool:
-    """Read a file in parts, passing each to `place(start, bytes)`; return whether it is intact."""
+    """Read a file in parts, passing its bytes to `place(start, bytes)`, which copies them.
+
+    Return whether it is intact.
+    """
     size = entry.part_bytes or max(entry.bytes, 1)
     digests = [b""] * num_parts(entry.bytes, size)
 
     def read_part(part: int) -> None:
         start, stop = part * size, min((part + 1) * size, entry.bytes)
         # Not torch.empty: its allocator would keep a block per thread to the end of the process.
-        block = allocate(stop - start, torch.device("cpu"))
-        data = view_of(block)
-        store.read_into(key, start, data)
-        digests[part] = hashlib.sha256(data).digest()
-        place(start, block)
+        buffer = allocate(min(PART_BYTES, stop - start), torch.device("cpu"))
+        digest = hashlib.sha256()
+        for first in range(start, max(stop, start + 1), PART_BYTES):
+            block = buffer[: stop - first]
+            data = view_of(block)
+            store.read_into(key, first, data)
+            digest.update(data)
+            place(first, block)
+        digests[part] = digest.digest()
 
     run_all([partial(read_part, part) for part in range(len(digests))], store.num_threads)
     return checksum_of(digests) == entry.sha256
@@ -145,9 +194,14 @@ def num_parts(size: int, part_bytes: int) -> int:
 
 
 def run_all(
-    tasks: Sequence[Callable[[], None]], num_threads: int, stop: threading.Event | None = None
+    tasks: Sequence[Callable[[], None]],
+    num_threads: int,
+    stop: threading.Event | None = None,
+    when_failing: Callable[[], None] | None = None,
 ) -> None:
     """Run tasks in threads; raise the first error, or CancelledError once `stop` is set.
+
+    `when_failing` is called at the first error, while other tasks are still under way.
 
     The threads are daemons, unlike those of an executor: a hung connection must not keep the
     process alive after its lease is released.
@@ -170,6 +224,8 @@ def run_all(
                 task()
             except BaseException as error:  # raised again below, in the caller's thread
                 errors.append(error)
+                if when_failing is not None:
+                    when_failing()
 
     threads = [
         threading.Thread(target=work, name="transfer", daemon=True)

@@ -6,7 +6,6 @@ docs/sizing.md explains each key of a footprint; a stage has one for each of som
 
 import argparse
 import json
-import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -94,7 +93,8 @@ def _train(
 ) -> Iterator[dict[str, Any]]:
     from training.preflight.footprint import measure_evaluation, measure_step
 
-    settings = stage.settings
+    settings, train = stage.settings, samples["train"]
+    per_epoch = settings.steps_per_epoch(train)
     evaluation = measure_evaluation(stage, config, settings.eval_batch)
     # Not 1 if the recipe has more: batch norm cannot train on one sample.
     least = min(2, settings.micro_batch)
@@ -107,9 +107,10 @@ def _train(
             "recipe_micro_batch": settings.micro_batch,
             "global_batch": settings.global_batch,
             "precision": settings.precision,
-            "samples_per_epoch": samples["train"],
-            "epochs": settings.epochs,
-            "steps_per_epoch": math.ceil(samples["train"] / settings.global_batch),
+            "samples_per_epoch": train,
+            "epochs": settings.epochs or settings.num_steps(train) / per_epoch,
+            "steps_per_epoch": per_epoch,
+            "evaluations": settings.num_evaluations(train),
             "validation_samples": samples["validation"],
             "eval_batch": settings.eval_batch,
             "evaluation_peak_bytes": evaluation,

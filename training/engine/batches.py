@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from training.engine.stage_checks import checked_order
+from training.errors import UserError
 from training.workload import Samples, Settings
 
 
@@ -31,9 +32,16 @@ class BatchPlan:
     def __init__(self, samples: Samples, settings: Settings, seed: int, world_size: int) -> None:
         # Ranks gather a sharded model together, so each must compute equally often.
         self._is_even = settings.sharding != "none"
-        self.steps_per_epoch = math.ceil(len(samples) / settings.global_batch)
         self.num_samples = len(samples)
-        self.num_steps = self.steps_per_epoch * settings.epochs
+        self.steps_per_epoch = settings.steps_per_epoch(self.num_samples)
+        if self.steps_per_epoch < 1:
+            raise UserError(
+                f"drop_last with {self.num_samples} training samples leaves no step of "
+                f"{settings.global_batch}; give a smaller global_batch, or drop_last=False"
+            )
+        self.num_steps = settings.num_steps(self.num_samples)
+        self.num_epochs = math.ceil(self.num_steps / self.steps_per_epoch)
+        self.steps_per_evaluation = settings.steps_per_evaluation(self.num_samples)
         self._samples = samples
         self._seed = seed
         self._world_size = world_size
@@ -45,8 +53,13 @@ class BatchPlan:
         """The epoch of step `step`, which is also the number of complete epochs before it."""
         return step // self.steps_per_epoch
 
+    def describe(self, steps: int) -> str:
+        """That many steps in words: whole epochs as such."""
+        epochs, rest = divmod(steps, self.steps_per_epoch)
+        return f"step {steps}" if rest else f"epoch {epochs}"
+
     def ids(self, step: int) -> NDArray[np.int64]:
-        """The sample ids of one step; the last step of an epoch takes the remainder."""
+        """The sample ids of one step; the last one of an epoch takes the remainder, if any does."""
         first = step % self.steps_per_epoch * self._global_batch
         return self._order(self.epoch(step))[first : first + self._global_batch]
 

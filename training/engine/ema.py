@@ -1,4 +1,4 @@
-"""The exponential moving average of a model's parameters, swapped in for evaluation."""
+"""The exponential moving average of a model, swapped in for evaluation."""
 
 import contextlib
 from collections.abc import Iterator, Mapping
@@ -10,22 +10,26 @@ from training.checkpoint.slices import is_sharded
 
 
 class MovingAverage:
-    """Averages parameters; buffers are used as they are in the model."""
+    """Averages parameters, and floating-point buffers if asked; the rest is as in the model."""
 
-    def __init__(self, model: nn.Module, decay: float) -> None:
+    def __init__(self, model: nn.Module, decay: float, *, with_buffers: bool = False) -> None:
         self._average = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
-        self._parameters = list(model.parameters())
-        self._averages = [parameter.detach().clone() for parameter in self._parameters]
-        places = {id(parameter): place for place, parameter in enumerate(self._parameters)}
-        # A shared parameter under each of its names, as in the model's state_dict.
-        self._places = {
-            name: places[id(parameter)]
-            for name, parameter in model.named_parameters(remove_duplicate=False)
-        }
+        named: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
+        if with_buffers:
+            saved = model.state_dict().keys()
+            for name, buffer in model.named_buffers(remove_duplicate=False):
+                if name in saved and buffer.is_floating_point():
+                    named[name] = buffer
+        unique = {id(tensor): tensor for tensor in named.values()}
+        self._tensors = list(unique.values())
+        self._averages = [tensor.detach().clone() for tensor in self._tensors]
+        places = {number: place for place, number in enumerate(unique)}
+        # A shared tensor under each of its names, as in the model's state_dict.
+        self._places = {name: places[id(tensor)] for name, tensor in named.items()}
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """The averages by parameter name."""
+        """The averages by name."""
         return {name: self._averages[place] for name, place in self._places.items()}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
@@ -35,7 +39,7 @@ class MovingAverage:
 
     def update(self) -> None:
         """Update the averages after an optimizer step."""
-        self._average(self._averages, self._parameters, 0)
+        self._average(self._averages, self._tensors, 0)
 
     @contextlib.contextmanager
     def swapped_in(self) -> Iterator[None]:
@@ -47,13 +51,13 @@ class MovingAverage:
             self._swap()
 
     def _swap(self) -> None:
-        for place, parameter in enumerate(self._parameters):
+        for place, tensor in enumerate(self._tensors):
             average = self._averages[place]
-            if is_sharded(parameter):
+            if is_sharded(tensor):
                 # FSDP gathers from its own memory, of which the parameter is a view.
-                mine, other = parameter.detach().to_local(), average.to_local()  # type: ignore[attr-defined]
+                mine, other = tensor.detach().to_local(), average.to_local()  # type: ignore[attr-defined]
                 before = mine.clone()
                 mine.copy_(other)
                 other.copy_(before)
             else:
-                parameter.data, self._averages[place] = average, parameter.data
+                tensor.data, self._averages[place] = average, tensor.data

@@ -1,23 +1,27 @@
 """One evaluation of a stage: batches split by rank, parts gathered in order, summarized once."""
 
 import logging
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
+from torch import nn
 
-from training.capabilities import HasPictures
+from training.capabilities import HasShow
 from training.engine.batches import MicroBatch
 from training.engine.learner import Learner
 from training.engine.loader import Loader
+from training.engine.parallel import Parallel
 from training.engine.precision import autocast
-from training.engine.stage_checks import checked_metrics
+from training.engine.stage_checks import checked_metrics, checked_partial
 from training.engine.trees import to_device
 from training.randomness import seed_torch
 from training.ranks.context import AttemptContext
 from training.report.page import EVALUATION
-from training.workload import Inputs, Partial, Samples, Train
+from training.workload import Batch, Inputs, Partial, Samples, Train
 
 _log = logging.getLogger(__name__)
 
@@ -37,7 +41,8 @@ def evaluate(
 ) -> dict[str, float]:
     """The metrics of split "validation"; raises between two batches if the attempt must stop.
 
-    What an evaluation leaves for people is published under evaluation/; the last one is drawn too.
+    What an evaluation leaves for people is published under evaluation/; after the last one the
+    stage shows what it has learned.
     """
     world = context.world
     samples = stage.samples(inputs, "validation")
@@ -50,7 +55,7 @@ def evaluate(
     loader = Loader.of_stage(samples, mine, stage.settings, inputs)
     parts: list[Partial] = []
     try:
-        with learner.evaluating() as evaluate_batch:
+        with learner.evaluating() as model:
             for turn in range(turns):
                 context.consensus.stop_if_due(may_use_extra_time=True)
                 if turn < len(mine):
@@ -59,12 +64,24 @@ def evaluate(
                         inputs.device, "evaluate", inputs.seed, stage.name, mine[turn].number
                     )
                     with torch.no_grad(), autocast(stage.settings.precision, inputs.device):
-                        part = evaluate_batch(batch)
+                        part = model.use(partial(_evaluated, stage, batch))
                     if mine[turn].counts:
                         parts.append(part)
+            ordered = _of_all_ranks(context, parts)
+            out = _empty_folder(context, name)
+            metrics = _summarized(context, stage, ordered, out)
+            is_shown = is_last and (context.world.leads or learner.is_sharded)
+            if is_shown and isinstance(stage, HasShow):
+                _show(stage, inputs, model, ordered, out)
     finally:
         loader.close()
-    return _summarize(context, stage, name, _of_all_ranks(context, parts), is_last=is_last)
+    if context.world.leads:
+        _keep_files(context, name, out)
+    return context.world.share(metrics)
+
+
+def _evaluated(stage: Train, batch: Batch, model: nn.Module) -> Partial:
+    return checked_partial(stage, stage.evaluate(model, batch))
 
 
 def in_order(samples: Samples, size: int) -> list[MicroBatch]:
@@ -89,18 +106,29 @@ def _of_all_ranks(context: AttemptContext, parts: Sequence[Partial]) -> list[Par
     return [of_rank[turn] for turn in range(turns) for of_rank in by_rank if turn < len(of_rank)]
 
 
-def _summarize(
-    context: AttemptContext, stage: Train, name: str, parts: Sequence[Partial], *, is_last: bool
+def _empty_folder(context: AttemptContext, name: str) -> Path:
+    """Where this rank's files for people go; only rank 0's are kept."""
+    out = context.scratch / "evaluation" / f"rank-{context.world.rank}" / name
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir(parents=True)
+    return out
+
+
+def _summarized(
+    context: AttemptContext, stage: Train, parts: Sequence[Partial], out: Path
 ) -> dict[str, float]:
-    metrics: dict[str, float] = {}
-    if context.world.leads and parts:
-        out = context.scratch / "evaluation" / name
-        out.mkdir(parents=True, exist_ok=True)
-        metrics = checked_metrics(stage, stage.summarize(parts, out))
-        if is_last and isinstance(stage, HasPictures):
-            stage.illustrate(parts, out)
-        _keep_files(context, name, out)
-    return context.world.share(metrics)
+    if not context.world.leads or not parts:
+        return {}
+    return checked_metrics(stage, stage.summarize(parts, out))
+
+
+def _show(
+    stage: HasShow, inputs: Inputs, model: Parallel, parts: Sequence[Partial], out: Path
+) -> None:
+    assert isinstance(stage, Train)
+    seed_torch(inputs.device, "show", inputs.seed, stage.name)
+    with torch.no_grad(), autocast(stage.settings.precision, inputs.device):
+        model.use(lambda own: stage.show(own, inputs, parts, out))
 
 
 def _keep_files(context: AttemptContext, name: str, out: Path) -> None:

@@ -15,12 +15,14 @@ from torch import Tensor, nn
 
 from contract.keys import artifact_prefix
 from training.artifacts.prepare import INDEX, open_artifact
+from training.capabilities import HasNumerics
 from training.checkpoint.read import WEIGHTS, read_checkpoint
 from training.checkpoint.weights import OpenRun, Weights, load_weights
 from training.config import resolve_config
 from training.engine.batches import MicroBatch
 from training.engine.evaluation import in_order
 from training.engine.loader import Loader
+from training.engine.named_state import OPTIMIZER, state_by_name
 from training.engine.numerics import configure
 from training.engine.precision import autocast
 from training.engine.stage_checks import checked_metrics, checked_partial
@@ -110,6 +112,8 @@ def load_trained(
             artifacts.add(stage, inputs)
         elif stage.name == stage_name:
             model = stage.model(inputs)
+            if isinstance(stage, HasNumerics):
+                stage.numerics(model, inputs, {})
             load_weights(model, weights, stage.name)
             return TrainedStage(stage=stage, inputs=inputs, model=model.to(device).eval())
         else:
@@ -157,4 +161,10 @@ def _prior(run: OpenRun, stage: str) -> Prior | None:
     snapshot = read_checkpoint(run.store, ends[-1], WEIGHTS)
     metrics: Mapping[str, Any] = snapshot.state["position"]["results"][stage]
     model = {**snapshot.tensors["model"], **snapshot.tensors.get("ema", {})}
-    return Prior(stage=stage, step=ends[-1].step, model=model, metrics=metrics)
+    return Prior(
+        stage=stage,
+        step=ends[-1].step,
+        model=model,
+        metrics=metrics,
+        optimizer=lambda: state_by_name(read_checkpoint(run.store, ends[-1], {OPTIMIZER})),
+    )

@@ -1,30 +1,37 @@
 """The mutable state of a Train stage (model, optimizer, loss scale, average), and its steps."""
 
 import contextlib
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from training.capabilities import HasNumerics
 from training.checkpoint.read import Snapshot
 from training.checkpoint.sharded import ShardedSnapshot
 from training.checkpoint.slices import is_sharded as has_shards
 from training.checkpoint.state import LiveState, flatten_state, unflatten_state
 from training.engine.batches import MicroBatch, micro_batch_of
 from training.engine.ema import MovingAverage
+from training.engine.in_backward import step_in_backward
+from training.engine.named_state import OPTIMIZER_NAMES, parameter_names, start_state
 from training.engine.optimizer_state import create_optimizer_state, load_optimizer_state
-from training.engine.parallel import broadcast_from_rank_0, is_sharded, parallel
+from training.engine.parallel import Parallel, broadcast_from_rank_0, is_sharded, parallel
 from training.engine.precision import Scaling, autocast
 from training.engine.prior import release_prior
 from training.engine.scalars import Scalars
-from training.engine.stage_checks import checked_optimizer, checked_start, checked_weight
+from training.engine.stage_checks import (
+    checked_numerics,
+    checked_optimizer,
+    checked_start,
+    checked_weight,
+)
 from training.errors import RunFailedError, UserError
 from training.randomness import seed_torch
 from training.ranks.world import World
-from training.workload import Batch, Inputs, Partial, Settings, Start, Train
+from training.workload import Batch, Inputs, Start, Train
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,6 +61,7 @@ class Learner:
         inputs: Inputs,
         world: World,
         snapshot: Snapshot | ShardedSnapshot | None,
+        started_with: Mapping[str, str],
     ) -> None:
         self._stage = stage
         self._inputs = inputs
@@ -62,24 +70,37 @@ class Learner:
         self.start = Start()
         self._names: set[tuple[str, ...]] | None = None
         self.is_sharded = is_sharded(self._settings, world.size)
-        self.model = self._build_model(snapshot)
+        self.chosen: Mapping[str, str] = {}  # by the stage, for this machine
+        self.model = self._build_model(snapshot, started_with)
         refuse_unequal_batch_norm(stage, self.model, world.size)
+        refuse_in_backward(stage, world.size)
         self._parallel = parallel(stage, self.model, world)
         self._optimizer = checked_optimizer(stage, stage.optimizer(self.model), self.model)
         for group in self._optimizer.param_groups:
             group.setdefault("initial_lr", float(group["lr"]))
         # Whoever compiled or captured the optimizer holds these: they are changed in place.
         self._rates = [group["lr"] for group in self._optimizer.param_groups]
+        self._start_optimizer()
+        if self._settings.optimizer_in_backward:
+            step_in_backward(self._optimizer)
         self._scaling = Scaling(self._settings.precision, inputs.device)
-        decay = self._settings.ema_decay
-        self._average = None if decay is None else MovingAverage(self.model, decay)
+        settings = self._settings
+        self._average: MovingAverage | None = None
+        if settings.ema_decay is not None:
+            self._average = MovingAverage(
+                self.model, settings.ema_decay, with_buffers=settings.ema_buffers
+            )
         if snapshot is not None:
             self._load(snapshot)
 
-    def _build_model(self, snapshot: Snapshot | ShardedSnapshot | None) -> nn.Module:
+    def _build_model(
+        self, snapshot: Snapshot | ShardedSnapshot | None, started_with: Mapping[str, str]
+    ) -> nn.Module:
         stage, inputs = self._stage, self._inputs
         seed_torch(inputs.device, "model", inputs.seed, stage.name)
         model = stage.model(inputs)
+        if isinstance(stage, HasNumerics):
+            self.chosen = self._choose(stage, model, started_with)
         if snapshot is None:
             seed_torch(inputs.device, "start", inputs.seed, stage.name)
             self.start = checked_start(stage, stage.start(model, inputs))
@@ -95,6 +116,30 @@ class Learner:
         if self._settings.compile_mode is not None:
             model.compile(mode=self._settings.compile_mode)
         return model.train()
+
+    def _choose(
+        self, stage: HasNumerics, model: nn.Module, started_with: Mapping[str, str]
+    ) -> dict[str, str]:
+        """Rank 0 chooses, and the others after it."""
+
+        def choose(like: Mapping[str, str]) -> dict[str, str]:
+            return checked_numerics(self._stage, stage.numerics(model, self._inputs, like))
+
+        first = self._world.share(choose(started_with) if self._world.leads else {})
+        if not self._world.leads:
+            choose(first)
+        return first
+
+    def _start_optimizer(self) -> None:
+        """Give the optimizer the state that the stage starts it with, and keep no copy of it."""
+        state, self.start = self.start.optimizer, replace(self.start, optimizer={})
+        if state and self.is_sharded:
+            raise UserError(
+                f"stage {self._stage.name!r}: start gave a state to start the optimizer from, "
+                "which is whole, but the model is sharded over ranks; give sharding='none', or "
+                "let the optimizer start without state"
+            )
+        start_state(self._stage, self._optimizer, self.model, state)
 
     def _load(self, snapshot: Snapshot | ShardedSnapshot) -> None:
         if isinstance(snapshot, ShardedSnapshot):
@@ -132,7 +177,12 @@ class Learner:
             parts["ema"] = self._average.tensors
         return LiveState(
             tensors=parts,
-            state={"position": position, "optimizer": skeleton, "scaler": self._scaling.state()},
+            state={
+                "position": position,
+                "optimizer": skeleton,
+                OPTIMIZER_NAMES: parameter_names(self._optimizer, self.model),
+                "scaler": self._scaling.state(),
+            },
         )
 
     def step(
@@ -143,12 +193,12 @@ class Learner:
         num_micro_batches: int,
         step: int,
         num_steps: int,
+        lr_factor: float,
     ) -> StepResult:
         """Make one optimizer step; weight and number of micro-batches count all ranks."""
         weight = checked_weight(self._stage, weight, step)
-        factor = schedule_factor(self._settings, step, num_steps)
         for group, own in zip(self._optimizer.param_groups, self._rates, strict=True):
-            rate = group["initial_lr"] * factor
+            rate = group["initial_lr"] * lr_factor
             group["lr"] = own.fill_(rate) if isinstance(own, Tensor) else rate
         self._optimizer.zero_grad(set_to_none=True)
         self._parallel.begin_step()
@@ -165,7 +215,7 @@ class Learner:
             )
             with self._parallel.reducing(place == len(batches) - 1):
                 with autocast(self._settings.precision, self._inputs.device):
-                    loss, mean, metrics = self._parallel.losses(batch, step)
+                    loss, mean, metrics = self._parallel.losses(batch, step, num_steps)
                     # 0 / 0 is no number: what weighs nothing has no gradient either.
                     loss = loss / weight if weight else loss * 0.0
                     if mean is not None:
@@ -181,8 +231,12 @@ class Learner:
                 elif name in sums:
                     value, count = sums[name][0] + value, sums[name][1] + count
                 sums[name] = (value, count)
-        skipped, norm = self._scaling.step(self._optimizer, self.model, self._settings.clip_norm)
-        if self._average is not None and not skipped:
+        skipped, norm = False, None
+        if not self._settings.optimizer_in_backward:
+            clip_norm = self._settings.clip_norm
+            skipped, norm = self._scaling.step(self._optimizer, self.model, clip_norm)
+        is_averaged = (step + 1) % self._settings.ema_every_steps == 0
+        if self._average is not None and is_averaged and not skipped:
             self._average.update()
         names = self._same_names(tuple(sorted(sums)))
         numbers = [number for name in names for number in sums[name]]
@@ -191,7 +245,7 @@ class Learner:
             scalars=Scalars(
                 [total, self._own_part(norm), *numbers], self._inputs.device, self._world
             ),
-            learning_rate=self._optimizer.param_groups[0]["initial_lr"] * factor,
+            learning_rate=self._optimizer.param_groups[0]["initial_lr"] * lr_factor,
             is_skipped=skipped,
             has_norm=norm is not None,
         )
@@ -216,23 +270,34 @@ class Learner:
         return names
 
     @contextlib.contextmanager
-    def evaluating(self) -> Iterator[Callable[[Batch], Partial]]:
-        """Yield a function that evaluates a batch in eval mode, with the moving average if any.
+    def evaluating(self) -> Iterator[Parallel]:
+        """Yield the model in eval mode, with the moving average if any.
 
-        All ranks start with the same state. If the model is sharded, each must evaluate equally
-        many batches.
+        All ranks start with the same state. If the model is sharded, each must use it equally
+        often.
         """
-        self._world.share_buffers(self.model)
         self.model.eval()
         average = contextlib.nullcontext() if self._average is None else self._average.swapped_in()
         try:
             with average:
+                # Of the averages too: each rank has averaged buffers of its own.
+                self._world.share_buffers(self.model)
                 try:
-                    yield self._parallel.evaluate
+                    yield self._parallel
                 finally:
                     self._parallel.end_evaluation()
         finally:
             self.model.train()
+
+
+def refuse_in_backward(stage: Train, world_size: int) -> None:
+    """Refuse an optimizer in backward on several ranks, which sum their gradients first."""
+    if stage.settings.optimizer_in_backward and world_size > 1:
+        raise UserError(
+            f"stage {stage.name!r} has optimizer_in_backward: {world_size} processes would each "
+            "update with gradients of their own; give --num-processes 1, or "
+            "optimizer_in_backward=False"
+        )
 
 
 def refuse_unequal_batch_norm(stage: Train, model: nn.Module, world_size: int) -> None:
@@ -248,14 +313,3 @@ def refuse_unequal_batch_norm(stage: Train, model: nn.Module, world_size: int) -
         f"micro-batches of that size; give --num-processes at most "
         f"{settings.global_batch // settings.micro_batch}"
     )
-
-
-def schedule_factor(settings: Settings, step: int, num_steps: int) -> float:
-    """The factor for each group's own learning rate at `step` (from 0) of `num_steps`."""
-    if step < settings.warmup_steps:
-        return (step + 1) / settings.warmup_steps
-    if settings.schedule == "constant":
-        return 1.0
-    done = (step - settings.warmup_steps) / max(1, num_steps - 1 - settings.warmup_steps)
-    low = settings.final_lr_fraction
-    return low + (1 - low) * 0.5 * (1 + math.cos(math.pi * min(done, 1.0)))

@@ -55,15 +55,15 @@ class Maker:
     def items(self, epoch: int, ids: Sequence[int]) -> list[Any]:
         """Samples of an epoch."""
         derive = derive_seeds("sample", self._seed, epoch)
-        return [self._get(index, derive(index)) for index in ids]
+        return [self._get(index, epoch, derive(index)) for index in ids]
 
     def collate(self, items: Sequence[Any]) -> Batch:
         """The workload's own way to combine samples."""
         return self._samples.collate(items)
 
-    def _get(self, index: int, seed: int) -> Any:
+    def _get(self, index: int, epoch: int, seed: int) -> Any:
         self._rng.manual_seed(seed)
-        return self._samples.get(index, self._rng)
+        return self._samples.get(index, epoch, self._rng)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from training.checkpoint.state import LiveState
 from training.engine.batches import BatchPlan, MicroBatch
 from training.engine.evaluation import evaluate
 from training.engine.learner import Learner, StepResult
+from training.engine.learning_rate import schedule_factor
 from training.engine.loader import Loader
 from training.engine.pace import Pace, StepTime
 from training.engine.step_log import StepLog
@@ -49,17 +50,18 @@ class StageLoop:
         self._stage = stage
         self._inputs = inputs
         self._settings = stage.settings
-        self._position = position
         self._skipped_steps = skipped_steps
         samples = stage.samples(inputs, "train")
         if len(samples) < 1:
             raise RunFailedError(f"stage {stage.name!r} has no training samples")
         self._plan = BatchPlan(samples, self._settings, inputs.seed, context.world.size)
         with context.supervisor.long_work.doing("model"):
-            self._learner = Learner(stage, inputs, context.world, snapshot)
-        if self._learner.start.facts:
-            facts = dict(self._learner.start.facts)
-            context.metrics.write("start", stage=stage.name, facts=facts)
+            before = position.numerics.get(stage.name, {})
+            self._learner = Learner(stage, inputs, context.world, snapshot, before)
+        facts, chosen = dict(self._learner.start.facts), dict(self._learner.chosen)
+        if facts or chosen:
+            context.metrics.write("start", stage=stage.name, facts=facts, numerics=chosen)
+        self._position = position.choosing(chosen)
         shares = self._plan.shares(position.stage_step, context.world.rank)
         self._loader = Loader.of_stage(samples, shares, self._settings, inputs)
         self._unread: tuple[Position, StepResult, StepTime] | None = None
@@ -138,6 +140,9 @@ class StageLoop:
                 num_micro_batches=self._plan.num_micro_batches(step),
                 step=step,
                 num_steps=self._plan.num_steps,
+                lr_factor=schedule_factor(
+                    self._settings, step, self._plan.num_steps, self._plan.steps_per_epoch
+                ),
             )
             self._read_last()
         self._advance()
@@ -201,9 +206,8 @@ class StageLoop:
 
     @property
     def _is_evaluation_due(self) -> bool:
-        step, every = self._position.stage_step, self._settings.evaluate_every_epochs
-        is_epoch = step > 0 and step % self._plan.steps_per_epoch == 0
-        is_due = self._is_at_the_end or (is_epoch and every > 0 and self._epoch % every == 0)
+        step, every = self._position.stage_step, self._plan.steps_per_evaluation
+        is_due = self._is_at_the_end or (every > 0 and step > 0 and step % every == 0)
         return is_due and self._position.evaluated_step != step
 
     def _evaluated(self, *, is_last: bool) -> dict[str, float]:
@@ -242,7 +246,7 @@ class StageLoop:
         )
         values = ", ".join(f"{name} {value:.4f}" for name, value in list(metrics.items())[:4])
         values = values or "nothing to evaluate: split 'validation' has no samples"
-        _log.info("[%s] after epoch %d: %s", self._stage.name, self._epoch, values)
+        _log.info("[%s] after %s: %s", self._stage.name, self._plan.describe(step), values)
         self._pace.skip()
         if not is_end:
             self._save_if_due()

@@ -21,13 +21,20 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Origin:
-    """An origin as in config.json; only an extended run has `epochs` and `dataset`."""
+    """An origin as in config.json; only an extended run has a length and `dataset`."""
 
     uri: str
     weights_sha256: str
     stage: str  # the stage that gets the weights, or is extended
-    epochs: int | None = None  # of the extended stage in total; None: only weights are taken
+    # Of the extended stage in total, in one of the two; without both only weights are taken.
+    epochs: int | None = None
+    steps: int | None = None
     dataset: str | None = None  # its fingerprint: with another one, steps would differ
+
+    @property
+    def extends(self) -> bool:
+        """Whether it is a run's final state, to train on from, and not only its weights."""
+        return self.epochs is not None or self.steps is not None
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> "Origin":
@@ -58,7 +65,7 @@ class _WithOrigin(WorkloadProxy):
         self._origin = origin
 
     def stages(self, c: Any) -> Sequence[Prepare | Train]:
-        kind = _FromWeights if self._origin.epochs is None else _Extended
+        kind = _Extended if self._origin.extends else _FromWeights
         return [
             kind(stage, self._origin)
             if isinstance(stage, Train) and stage.name == self._origin.stage
@@ -94,8 +101,8 @@ class _Extended(TrainProxy):
 
     @property
     def settings(self) -> Settings:
-        assert self._origin.epochs is not None
-        return replace(self._inner.settings, epochs=self._origin.epochs)
+        origin = self._origin
+        return replace(self._inner.settings, epochs=origin.epochs, steps=origin.steps)
 
     def samples(self, i: Inputs, split: str) -> Samples:
         if i.dataset.fingerprint != self._origin.dataset:

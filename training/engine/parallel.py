@@ -5,31 +5,34 @@ are whole, wherever they are stored.
 """
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from training.capabilities import HasShards
-from training.engine.stage_checks import checked_loss, checked_partial
+from training.engine.stage_checks import checked_loss
 from training.errors import UserError
 from training.ranks.world import World
-from training.workload import Batch, Partial, Settings, Train
+from training.workload import Batch, Settings, Train
+
+T = TypeVar("T")
 
 
 class Parallel(Protocol):
     """A stage's model as the ranks train it together."""
 
     def losses(
-        self, batch: Batch, step: int
+        self, batch: Batch, step: int, num_steps: int
     ) -> tuple[Tensor, Tensor | None, Mapping[str, tuple[Tensor | float, float]]]:
         """Compute the stage's loss of one micro-batch: total, mean, metrics."""
 
-    def evaluate(self, batch: Batch) -> Partial:
-        """Evaluate one batch."""
+    def use(self, act: Callable[[nn.Module], T]) -> T:
+        """Act with the whole model, without gradients; if it is sharded, on all ranks alike."""
 
     def reducing(self, is_last: bool) -> AbstractContextManager[None]:
         """Context for forward and backward of a micro-batch; `is_last`: of its step."""
@@ -53,19 +56,21 @@ def parallel(stage: Train, model: nn.Module, world: World) -> Parallel:
     return _Replicated(stage, model.to(world.device), world)
 
 
-class _StageWork(nn.Module):
-    """A stage's loss or evaluation (`step` None) as a module's forward."""
+class _Work(nn.Module):
+    """Anything that is done with a model, such as its loss, as a module's forward."""
 
-    def __init__(self, stage: Train, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
-        self._stage = stage
 
-    def forward(self, batch: Batch, step: int | None) -> Any:
-        if step is None:
-            return checked_partial(self._stage, self._stage.evaluate(self.model, batch))
-        loss = checked_loss(self._stage, self._stage.loss(self.model, batch, step))
-        return loss.total, loss.mean, loss.metrics
+    def forward(self, act: Callable[[nn.Module], Any]) -> Any:
+        return act(self.model)
+
+
+def _losses(stage: Train, batch: Batch, step: int, num_steps: int, model: nn.Module) -> Any:
+    """The stage's loss with its tensors in the open, where DDP and FSDP find them."""
+    loss = checked_loss(stage, stage.loss(model, batch, step, num_steps))
+    return loss.total, loss.mean, loss.metrics
 
 
 class _Replicated:
@@ -74,7 +79,7 @@ class _Replicated:
     def __init__(self, stage: Train, model: nn.Module, world: World) -> None:
         self._stage = stage
         self._model = model
-        self._work: nn.Module = _StageWork(stage, model)
+        self._work: nn.Module = _Work(model)
         if world.size > 1:
             self._work = DistributedDataParallel(
                 self._work,
@@ -82,11 +87,11 @@ class _Replicated:
                 gradient_as_bucket_view=True,
             )
 
-    def losses(self, batch: Batch, step: int) -> Any:
-        return self._work(batch, step)
+    def losses(self, batch: Batch, step: int, num_steps: int) -> Any:
+        return self._work(partial(_losses, self._stage, batch, step, num_steps))
 
-    def evaluate(self, batch: Batch) -> Partial:
-        return checked_partial(self._stage, self._stage.evaluate(self._model, batch))
+    def use(self, act: Callable[[nn.Module], T]) -> T:
+        return act(self._model)
 
     def reducing(self, is_last: bool) -> AbstractContextManager[None]:
         """Reduce gradients with the last micro-batch of a step only."""
@@ -115,7 +120,8 @@ class _Sharded:
 
         self._world = world
         self._model = model
-        self._work = _StageWork(stage, model)
+        self._stage = stage
+        self._work = _Work(model)
         blocks = _blocks(stage, model)
         mesh = init_device_mesh(world.device.type, (world.size,))
         before = _shared_names(model)
@@ -134,12 +140,12 @@ class _Sharded:
             )
         self._gathered = [m for m in self._work.modules() if isinstance(m, FSDPModule)]
 
-    def losses(self, batch: Batch, step: int) -> Any:
-        return self._work(batch, step)
+    def losses(self, batch: Batch, step: int, num_steps: int) -> Any:
+        return self._work(partial(_losses, self._stage, batch, step, num_steps))
 
-    def evaluate(self, batch: Batch) -> Partial:
-        partial: Partial = self._work(batch, None)
-        return partial
+    def use(self, act: Callable[[nn.Module], T]) -> T:
+        result: T = self._work(act)
+        return result
 
     def reducing(self, is_last: bool) -> AbstractContextManager[None]:
         return contextlib.nullcontext()

@@ -24,6 +24,19 @@ def checked_start(stage: Train, start: Any) -> Start:
     return start
 
 
+def checked_numerics(stage: Train, chosen: Any) -> dict[str, str]:
+    """Check the result of `HasNumerics.numerics`, which is kept as JSON and compared."""
+    if not isinstance(chosen, Mapping):
+        raise _wrong(stage, "numerics", chosen, "a mapping of what was chosen to which")
+    for name, value in chosen.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise UserError(
+                f"stage {stage.name!r}: numerics returned {_described(value)} as {name!r}; "
+                "return strings, which can be compared in later attempts"
+            )
+    return dict(chosen)
+
+
 def checked_optimizer(stage: Train, optimizer: Any, model: nn.Module) -> Optimizer:
     """Check the result of `Train.optimizer`: it must change the model that the run saves."""
     if not isinstance(optimizer, Optimizer):

@@ -5,6 +5,7 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from training.checkpoint.resume import AnySnapshot, find_newest, follow, share_s
 from training.checkpoint.schedule import Schedule
 from training.engine.job import Job
 from training.engine.loop import StageLoop
+from training.engine.named_state import OPTIMIZER, state_by_name
 from training.engine.parallel import is_sharded
 from training.engine.prior import PriorTensors
 from training.ranks.context import AttemptContext
@@ -27,8 +29,8 @@ from training.record.position import Position
 from training.record.run_config import RunConfig, changed_parts
 from training.report.receipt import write_receipt
 from training.store.local_dataset import LocalDataset
-from training.store.protocol import StoreError
-from training.workload import Inputs, Prepare, Prior, Train
+from training.store.protocol import Store, StoreError
+from training.workload import Inputs, OptimizerState, Prepare, Prior, Train
 
 _log = logging.getLogger(__name__)
 
@@ -138,6 +140,7 @@ class StageSequence:
             stage=stage.name,
             step=before.step,
             results=before.results,
+            numerics=before.numerics,
             numerics_changed=before.numerics_changed,
         )
 
@@ -211,23 +214,21 @@ class StageSequence:
         """The committed end of the last Train stage, read by rank 0 for all."""
         if position is None or not position.results:
             return None
-        world = self._context.world
-        prior = self._read_prior(position) if world.leads else None
-        about = world.share(None if prior is None else replace(prior, model={}))
-        assert about is not None
-        shared = world.share_tensors(None if prior is None else prior.model)
-        return replace(about, model=PriorTensors(shared))
-
-    def _read_prior(self, position: Position) -> Prior:
-        """Read it from the store even if this process has just written it."""
-        with _explained():
-            entry, snapshot = self._read_end(position)
-        return Prior(
-            stage=entry.stage,
-            step=entry.step,
+        world, end, weights = self._context.world, None, None
+        if world.leads:
+            # From the store even if this process has just written it.
+            with _explained():
+                end, snapshot = self._read_end(position)
             # What was evaluated: the moving average where the stage has one.
-            model={**snapshot.tensors["model"], **snapshot.tensors.get("ema", {})},
-            metrics=position.results[entry.stage],
+            weights = {**snapshot.tensors["model"], **snapshot.tensors.get("ema", {})}
+        end = world.share(end)
+        assert end is not None
+        return Prior(
+            stage=end.stage,
+            step=end.step,
+            model=PriorTensors(world.share_tensors(weights)),
+            metrics=position.results[end.stage],
+            optimizer=partial(_read_optimizer, self._context.store, end),
         )
 
     def _read_end(self, position: Position) -> tuple[CheckpointEntry, Snapshot]:
@@ -283,6 +284,12 @@ class StageSequence:
         context.events.emit("finished", "ok", step=position.step, weights_sha256=weights)
         context.lease.finish(weights)
         _log.info("[ok] finished: %d steps, weights %s", position.step, weights)
+
+
+def _read_optimizer(store: Store, end: CheckpointEntry) -> OptimizerState:
+    """Each rank that asks for it reads it, alone."""
+    with _explained():
+        return state_by_name(read_checkpoint(store, end, {OPTIMIZER}))
 
 
 @contextmanager

@@ -69,7 +69,7 @@ class StepLog:
         step = position.stage_step - 1
         epoch, rate = self._plan.epoch(step) + 1, len(self._plan.ids(step)) / time.seconds
         text = (
-            f"epoch {epoch}/{self._stage.settings.epochs} loss {loss:.4f} lr {learning_rate:.2e} "
+            f"epoch {epoch}/{self._plan.num_epochs} loss {loss:.4f} lr {learning_rate:.2e} "
             f"{rate:.0f} samples/s, {time.waited_share:.0%} waiting for data"
         )
         self.bar.show(position.stage_step, f"{text}{self._context.meter.text()}")

@@ -8,7 +8,6 @@ the learning rate follows the schedule of the longer training.
 import hashlib
 import json
 import logging
-import math
 import secrets
 import tempfile
 from dataclasses import replace
@@ -75,22 +74,18 @@ def extended(run: OpenRun, text: str) -> Origin:
     span = parse_span(text)
     if span is None:
         raise UserError(f"--extend-to {text!r} cannot be read; write 8epochs or 4000steps")
-    epochs = span.value
-    if span.unit == "steps":
-        position = _state(run.store, end)["position"]
-        epochs = math.ceil(epochs * end.epoch / position["stage_step"])
-        _log.info(f"--extend-to {text}: {epochs} whole epochs of stage {end.stage!r}")
-    if epochs <= end.epoch:
+    steps: int = _state(run.store, end)["position"]["stage_step"]
+    if span.value <= (end.epoch if span.unit == "epochs" else steps):
         raise UserError(
             f"--extend-to {text}: the run {run.store.uri} has already trained stage {end.stage!r} "
-            f"for {end.epoch} epochs; give more"
+            f"for {steps} steps, {end.epoch} whole epochs; give more"
         )
     assert run.head.weights_sha256 is not None
     return Origin(
         uri=run.store.uri,
         weights_sha256=run.head.weights_sha256,
         stage=end.stage,
-        epochs=epochs,
+        **{span.unit: span.value},
         dataset=run.record.dataset,
     )
 

@@ -26,9 +26,10 @@ from torch.utils.flop_counter import (
 )
 
 from training.capabilities import HasExample, HasSurrogate, Probe
+from training.engine.in_backward import step_in_backward
 from training.errors import UserError
 from training.preflight.data_reads import refusing_reads
-from training.preflight.standalone import standalone_inputs
+from training.preflight.standalone import LAST_STEP, standalone_inputs
 from training.workload import Batch, Loss, Train
 
 _ALLOCATION_BYTES = 512
@@ -219,6 +220,8 @@ class _Step:
             # What torch chooses for tensors on a GPU.
             if group.get("foreach", False) is None and not group.get("fused"):
                 group["foreach"] = True
+        if stage.settings.optimizer_in_backward:
+            step_in_backward(optimizer)
 
     def run(self, num_micro: int) -> None:
         """Gradients of `num_micro` equal micro-batches, then the optimizer."""
@@ -230,7 +233,8 @@ class _Step:
             torch.nn.utils.clip_grad_norm_(
                 self._model.parameters(), self._stage.settings.clip_norm, foreach=True
             )
-        self._optimizer.step()
+        if not self._stage.settings.optimizer_in_backward:
+            self._optimizer.step()
 
     def forward_backward(self) -> None:
         self._memory.phase = "forward"
@@ -325,7 +329,7 @@ def _loss(stage: Train, model: nn.Module, batch: Batch) -> Loss:
     """The loss, or what stands for one that reads data."""
     if isinstance(stage, HasSurrogate):
         return stage.surrogate(model, batch)
-    return stage.loss(model, batch, 0)
+    return stage.loss(model, batch, *LAST_STEP)
 
 
 def _explained(stage: Train) -> AbstractContextManager[None]:

@@ -15,11 +15,12 @@ from torch.utils._pytree import tree_map_only
 
 from training.capabilities import HasExample
 from training.config import resolve_config
+from training.engine.in_backward import step_in_backward
 from training.engine.numerics import configure
 from training.engine.precision import Scaling, autocast
 from training.preflight.ladder import apply_rungs
 from training.preflight.limits import is_out_of_memory, limit_memory
-from training.preflight.standalone import standalone_inputs
+from training.preflight.standalone import LAST_STEP, standalone_inputs
 from training.workload import Train
 from training.workloads import load_workload
 
@@ -58,8 +59,13 @@ def main() -> int:
 def _refusal(before: Any, after: Any, config: Any) -> str:
     """Why the last rung must not be applied; empty if it may."""
     for old, new in zip(before, after, strict=True):
-        if not isinstance(old, Train) or old.settings.micro_batch == new.settings.micro_batch:
+        if not isinstance(old, Train):
             continue
+        try:
+            if old.settings.micro_batch == new.settings.micro_batch:
+                continue
+        except ValueError as error:
+            return f"(stage {new.name!r}: {error})"
         model = new.model(standalone_inputs(new.name, config))
         if any(isinstance(module, _BatchNorm) for module in model.modules()):
             return f"(stage {new.name!r} has BatchNorm, which computes with its micro-batch)"
@@ -74,16 +80,19 @@ def _steps(stage: Train, config: Any, device: torch.device) -> None:
     model = stage.model(standalone_inputs(stage.name, config)).to(device).train()
     average = [p.detach().clone() for p in model.parameters() if settings.ema_decay is not None]
     optimizer = stage.optimizer(model)
+    if settings.optimizer_in_backward:
+        step_in_backward(optimizer)
     scaling = Scaling(settings.precision, device)
     num_micro = 2 if settings.global_batch > settings.micro_batch else 1
     for _ in range(_NUM_STEPS):
         optimizer.zero_grad(set_to_none=True)
         for _ in range(num_micro):
             with autocast(settings.precision, device):
-                loss = stage.loss(model, batch, 0)
+                loss = stage.loss(model, batch, *LAST_STEP)
                 total = loss.total / weight + (0.0 if loss.mean is None else loss.mean)
             scaling.backward(total)
-        scaling.step(optimizer, model, settings.clip_norm)
+        if not settings.optimizer_in_backward:
+            scaling.step(optimizer, model, settings.clip_norm)
     optimizer.zero_grad(set_to_none=True)
     _evaluate(stage, model, device)
     del average
@@ -93,7 +102,7 @@ def _evaluate(stage: Train, model: nn.Module, device: torch.device) -> None:
     example = stage.example(stage.settings.eval_batch)  # type: ignore[attr-defined]
     batch = tree_map_only(Tensor, lambda tensor: tensor.to(device), example)
     with torch.no_grad(), autocast(stage.settings.precision, device):
-        stage.loss(model.eval(), batch, 0)
+        stage.loss(model.eval(), batch, *LAST_STEP)
 
 
 def _print(outcome: str, message: str, peak_bytes: int | None) -> int:

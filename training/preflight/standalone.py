@@ -8,6 +8,9 @@ import torch
 from training.errors import UserError
 from training.workload import Dataset, Inputs
 
+# (step, num_steps): what grows over a stage, such as a resolution, is largest in the last step.
+LAST_STEP = (999, 1000)
+
 
 class _NoDataset:
     """A placeholder for the dataset that explains on any access why there is none."""

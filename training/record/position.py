@@ -1,7 +1,7 @@
 """The position of a run: a step boundary without its tensors, as in a checkpoint's JSON."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 
@@ -18,7 +18,17 @@ class Position:
     best: Mapping[str, float] = field(default_factory=dict)  # step and value of the best metric
     results: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # of ended stages
     artifacts: Mapping[str, str] = field(default_factory=dict)  # Prepare stage -> key
+    # Stage -> what its code chose at its start that changes the bits; part of the numerics key.
+    numerics: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     numerics_changed: tuple[str, ...] = ()  # parts of the key that some attempt changed
+
+    def choosing(self, chosen: Mapping[str, str]) -> "Position":
+        """With what the stage's code has chosen now: its first choice, or changes from that."""
+        first = self.numerics.get(self.stage, chosen)
+        parts = sorted(n for n in first.keys() | chosen.keys() if first.get(n) != chosen.get(n))
+        changed = {*self.numerics_changed, *(f"{self.stage}.{name}" for name in parts)}
+        numerics = {**self.numerics, self.stage: first} if first else self.numerics
+        return replace(self, numerics=numerics, numerics_changed=tuple(sorted(changed)))
 
     def to_json(self) -> dict[str, Any]:
         """The record to keep in a checkpoint."""

@@ -4,12 +4,15 @@ Written at the end of every run, and by `python -m training report` at any time.
 """
 
 import base64
+import csv
 import html
 import itertools
 import json
 import logging
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import PurePosixPath
 from typing import Any
 
 from contract.keys import RECEIPT, REPORT
@@ -24,8 +27,10 @@ _log = logging.getLogger(__name__)
 
 EVALUATION = "evaluation/"
 _PICTURES = {".png": "image/png", ".svg": "image/svg+xml", ".jpg": "image/jpeg"}
-_MOST_PICTURE_BYTES = 400_000
-_MOST_PICTURES = 12
+_TEXTS = (".txt", ".md", ".csv")
+# Of each kind; more, and larger ones, are links.
+_MOST_BYTES = 400_000
+_MOST_SHOWN = 12
 _MOST_CURVES = 4
 _MOST_PASSED_OVER = 5
 _COLOURS = {
@@ -44,6 +49,7 @@ _PAGE = """<!doctype html>
     overflow-wrap: anywhere; vertical-align: top }}
   th, td:first-child {{ overflow-wrap: normal; white-space: nowrap }}
   svg text {{ font: 12px system-ui, sans-serif }} img {{ max-width: 100% }}
+  pre {{ white-space: pre-wrap }}
 </style>
 <h1>{title}</h1>
 <p>{summary}</p>
@@ -208,24 +214,33 @@ def _about(store: Store, record: RunConfig, head: Head) -> Iterator[tuple[str, s
 
 
 def _files(store: Store, history: History) -> str:
-    """Pictures embedded in the page, other files as links."""
+    """Pictures, texts and tables embedded in the page, other files as links."""
     sizes = store.sizes(EVALUATION)
     last = {f"{s}-{steps['stage_step'][-1]}" for s, steps in history.steps.by_stage().items()}
     keys = [key for key in sizes if key.removeprefix(EVALUATION).partition("/")[0] in last]
-    parts, num_pictures = [], 0
+    parts, num_shown = [], Counter[bool]()
     for key in keys:
-        kind = _PICTURES.get(key[key.rfind(".") :].lower())
-        name = html.escape(key.removeprefix(EVALUATION))
+        suffix = PurePosixPath(key).suffix.lower()
+        name, is_picture = html.escape(key.removeprefix(EVALUATION)), suffix in _PICTURES
         found = None
-        if kind and sizes[key] <= _MOST_PICTURE_BYTES and num_pictures < _MOST_PICTURES:
-            found = store.get(key)
+        if (is_picture or suffix in _TEXTS) and sizes[key] <= _MOST_BYTES:
+            found = store.get(key) if num_shown[is_picture] < _MOST_SHOWN else None
         if found is not None:
-            num_pictures += 1
-            data = base64.b64encode(found.data).decode()
-            parts.append(f'<p>{name}<br><img alt="{name}" src="data:{kind};base64,{data}"></p>')
+            num_shown[is_picture] += 1
+            parts.append(f"<p>{name}</p>{_shown(name, suffix, found.data)}")
         else:
             parts.append(f'<p><a href="{html.escape(key)}">{name}</a> ({sizes[key]} bytes)</p>')
     return "".join(parts) or "<p>None.</p>"
+
+
+def _shown(name: str, suffix: str, data: bytes) -> str:
+    if kind := _PICTURES.get(suffix):
+        return f'<img alt="{name}" src="data:{kind};base64,{base64.b64encode(data).decode()}">'
+    text = data.decode(errors="replace")
+    if suffix != ".csv":
+        return f"<pre>{html.escape(text)}</pre>"
+    head, *rows = list(csv.reader(text.splitlines())) or [[]]
+    return _table(rows, head)
 
 
 def _table(

@@ -55,7 +55,10 @@ def write_receipt(
         "stages": {stage: dict(metrics) for stage, metrics in position.results.items()},
         **accuracies,
         "weights_sha256": weights,
-        "numerics_key": dict(numerics_key),
+        "numerics_key": {
+            **numerics_key,
+            **({"chosen": dict(position.numerics)} if position.numerics else {}),
+        },
         "numerics_changed": sorted(changed),
         "seconds": round((datetime.now(UTC) - created).total_seconds(), 3),
         "last_attempt_seconds": round(time.monotonic() - began, 3),

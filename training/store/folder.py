@@ -32,6 +32,7 @@ class FolderStore:
 
     # Some hash while others write: with four, both often waited at once (benchmarks/LOG.md).
     num_threads = 8
+    part_process = None
 
     def __init__(self, root: Path) -> None:
         if root.exists() and not root.is_dir():

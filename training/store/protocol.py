@@ -3,11 +3,11 @@
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from training.errors import UserError
 
@@ -54,6 +54,32 @@ class Upload(Protocol):
         """
 
 
+@runtime_checkable
+class SharedUpload(Upload, Protocol):
+    """An upload whose parts another process can send out of shared memory."""
+
+    def is_ready(self) -> bool:
+        """Whether that process takes orders; waits while it starts."""
+
+    def put_shared(
+        self, memory: int, size: int, part_bytes: int, must_stop: Callable[[], bool]
+    ) -> Iterator[tuple[int, bytes]]:
+        """Have it write every part of the memory with this file descriptor.
+
+        Yields number and SHA-256 of each; ends early once it `must_stop`.
+        """
+
+
+class PartSender(Protocol):
+    """A process that sends what lies in shared memory, so that hashing and sending stay there."""
+
+    def start(self) -> bool:
+        """Start it unless it runs; return False if there can be none."""
+
+    def is_ready(self) -> bool:
+        """Whether it takes orders; waits while it starts."""
+
+
 class Store(Protocol):
     """Keys are relative, with slashes; prefixes end with a slash or are empty.
 
@@ -63,6 +89,10 @@ class Store(Protocol):
     @property
     def num_threads(self) -> int:
         """How many parts are best transferred at once."""
+
+    @property
+    def part_process(self) -> PartSender | None:
+        """The process that sends what lies in shared memory; None: this process sends all."""
 
     @property
     def uri(self) -> str:

@@ -5,8 +5,6 @@ response the nonce (training/record/head.py) decides. Parts of large objects are
 by one, and everything else by botocore.
 """
 
-import base64
-import io
 import random
 import threading
 import time
@@ -16,6 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from training.errors import UserError
+from training.store.part_process import PartProcess
 from training.store.protocol import (
     AnswerLostError,
     PreconditionFailedError,
@@ -24,6 +23,7 @@ from training.store.protocol import (
     Upload,
     refuse_outside,
 )
+from training.store.s3_upload import S3Upload, put_part
 
 Answer = TypeVar("Answer")
 
@@ -50,6 +50,7 @@ class S3Store:
 
         self._bucket = bucket
         self._prefix = f"{prefix}/" if prefix else ""
+        self.part_process = PartProcess(bucket, prefix)
         session = boto3.session.Session()
         timeouts: dict[str, Any] = {"connect_timeout": 5, "read_timeout": 30}
         pool = {"max_pool_connections": 32}
@@ -133,7 +134,28 @@ class S3Store:
 
     def upload(self, key: str, size: int, part_bytes: int, stop: threading.Event) -> Upload:
         """Start an upload: one request if it is one part, else a multipart upload."""
-        return _S3Upload(self, key, num_parts=max(1, -(-size // part_bytes)), stop=stop)
+        return S3Upload(
+            self._parts,
+            lambda call: self.repeating(key, stop, call),
+            {"Bucket": self._bucket, "Key": self._prefix + key},
+            num_parts=max(1, -(-size // part_bytes)),
+            process=self.part_process,
+            abort=self._abort,
+        )
+
+    def put_part(
+        self,
+        where: dict[str, str],
+        number: int,
+        data: memoryview,
+        sha256: bytes,
+        stop: threading.Event,
+    ) -> str:
+        """Send a part of an upload that another process started; return its ETag."""
+        key = where["Key"].removeprefix(self._prefix)
+        return put_part(
+            self._parts, lambda call: self.repeating(key, stop, call), where, number, data, sha256
+        )
 
     def read_into(self, key: str, start: int, data: memoryview) -> None:
         where = {"Bucket": self._bucket, "Key": self._prefix + key}
@@ -206,6 +228,13 @@ class S3Store:
     def sweep(self, prefix: str) -> None:
         """No-op: the bucket's lifecycle rule deletes unfinished uploads after a day."""
 
+    def _abort(self, where: dict[str, str]) -> None:
+        """Try once: the bucket's lifecycle rule deletes what is left after a day."""
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        with suppress(ClientError, BotoCoreError):
+            self._once.abort_multipart_upload(**where)
+
     @contextmanager
     def _errors(self, key: str, *, conditional: bool = False) -> Iterator[None]:
         from boto3.exceptions import Boto3Error
@@ -238,102 +267,6 @@ class S3Store:
         if status == 404:
             raise FileNotFoundError(where) from error
         raise StoreError(f"{where}: {error}") from error
-
-
-class _S3Upload:
-    """Parts of one object, each retried by itself; S3 verifies the SHA-256 of each."""
-
-    def __init__(self, store: S3Store, key: str, *, num_parts: int, stop: threading.Event) -> None:
-        self._store = store
-        self._key = key
-        self._stop = stop
-        self._where: dict[str, Any] = {"Bucket": store._bucket, "Key": store._prefix + key}
-        self._is_whole = num_parts == 1
-        self._sums = [""] * num_parts
-        self._tags = [""] * num_parts
-        if not self._is_whole:
-            answer = self._repeating(
-                lambda: store._parts.create_multipart_upload(
-                    **self._where, ChecksumAlgorithm="SHA256"
-                )
-            )
-            self._where["UploadId"] = answer["UploadId"]
-
-    def put(self, number: int, start: int, data: memoryview, sha256: bytes) -> None:
-        checksum = base64.b64encode(sha256).decode()
-        client, where = self._store._parts, self._where
-
-        def send() -> Any:
-            body: Any = _Body(data) if len(data) else b""
-            if self._is_whole:
-                return client.put_object(**where, Body=body, ChecksumSHA256=checksum)
-            return client.upload_part(
-                **where, PartNumber=number + 1, Body=body, ChecksumSHA256=checksum
-            )
-
-        self._tags[number] = self._repeating(send)["ETag"]
-        self._sums[number] = checksum
-
-    def finish(self) -> None:
-        if self._is_whole:
-            return
-        parts = [
-            {"PartNumber": number, "ETag": tag, "ChecksumSHA256": checksum}
-            for number, (tag, checksum) in enumerate(zip(self._tags, self._sums, strict=True), 1)
-        ]
-
-        def complete() -> None:
-            try:
-                self._store._parts.complete_multipart_upload(
-                    **self._where, MultipartUpload={"Parts": parts}
-                )
-            except self._store._parts.exceptions.NoSuchUpload:
-                # Completed by an earlier attempt whose response was lost, or it does not exist.
-                self._store._parts.head_object(Bucket=self._where["Bucket"], Key=self._where["Key"])
-
-        self._repeating(complete)
-
-    def abort(self) -> None:
-        """Try once: the bucket's lifecycle rule deletes what is left after a day."""
-        from botocore.exceptions import BotoCoreError, ClientError
-
-        if not self._is_whole:
-            with suppress(ClientError, BotoCoreError):
-                self._store._once.abort_multipart_upload(**self._where)
-
-    def _repeating(self, call: Callable[[], Any]) -> Any:
-        return self._store.repeating(self._key, self._stop, call)
-
-
-class _Body(io.RawIOBase):
-    """Memory as a request's body, sent without a copy in blocks of one mebibyte."""
-
-    def __init__(self, data: memoryview) -> None:
-        self._data = data
-        self._at = 0
-
-    def __len__(self) -> int:
-        return len(self._data)
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: len(self._data)}[whence]
-        self._at = base + offset
-        return self._at
-
-    def read(self, size: int = -1) -> Any:
-        # The sender asks for 16 KiB at a time, and would take the interpreter lock for each.
-        block = self._data[self._at : self._at + max(size, _MEBIBYTE)]
-        self._at += len(block)
-        return block
 
 
 def _is_repeatable(error: Any) -> bool:

@@ -75,7 +75,7 @@ class TrainClassifier:
     def weight(self, b: Batch) -> float:
         return float(len(b["labels"]))
 
-    def loss(self, m: nn.Module, b: Batch, step: int) -> Loss:
+    def loss(self, m: nn.Module, b: Batch, step: int, num_steps: int) -> Loss:
         logits_BK, future_B2 = evaluation.classify(m, b)
         return self.loss_of(b, logits_BK, future_B2)
 
@@ -101,8 +101,9 @@ class TrainClassifier:
     def summarize(self, parts: Sequence[Partial], out: Path) -> Mapping[str, float]:
         return evaluation.summarize(parts, out, self.classes)
 
-    def illustrate(self, parts: Sequence[Partial], out: Path) -> None:
-        evaluation.illustrate(parts, out, self.name, self.classes)
+    def show(self, m: nn.Module, i: Inputs, parts: Sequence[Partial], out: Path) -> None:
+        if parts:
+            evaluation.illustrate(parts, out, self.name, self.classes)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -147,7 +148,7 @@ class TrainHead(TrainClassifier):
             samples = self.samples(i, "train")
             rng = torch.Generator().manual_seed(i.seed)
             num = min(_NUM_STATISTICS, len(samples))
-            m.set_statistics(torch.stack([samples.get(k, rng)[0] for k in range(num)]))
+            m.set_statistics(torch.stack([samples.get(k, 0, rng)[0] for k in range(num)]))
         return start
 
 

@@ -75,7 +75,7 @@ class ClipSamples:
     def __len__(self) -> int:
         return len(self.indices)
 
-    def get(self, index: int, rng: torch.Generator) -> Item:
+    def get(self, index: int, epoch: int, rng: torch.Generator) -> Item:
         """Sample `index` of the split; only the shuffled control draws from `rng`."""
         clip = self.indices[index]
         x = self.seen[clip]

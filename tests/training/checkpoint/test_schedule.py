@@ -1,9 +1,32 @@
 """`auto` measures what a save costs, and chooses by that."""
 
+from pathlib import Path
+
 import pytest
 
 from contract.auto_interval import MEAN_LIFE_SECONDS
-from training.checkpoint.schedule import AutoInterval
+from tests.training.runs import wait_for
+from tests.training.save_scene import Scene
+from training.checkpoint.policy import CheckpointPolicy
+from training.checkpoint.schedule import AutoInterval, StepPace
+from training.record.position import Position
+
+
+class Clock:
+    """A clock that only the test moves."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        monkeypatch.setattr("time.monotonic", lambda: self.now)
+
+    def step(self, pace: StepPace, step: int, seconds: float, *, is_saving: bool) -> None:
+        pace.begin_step(position(step - 1), is_saving=is_saving)
+        self.now += seconds
+        pace.end_step(position(step))
+
+
+def position(step: int, stage: str = "a") -> Position:
+    return Position(stage=stage, stage_step=step, step=step)
 
 
 def test_the_run_s_own_history_moves_the_rate() -> None:
@@ -47,3 +70,56 @@ def test_the_pace_of_the_stage_gives_the_length_of_an_epoch(
     assert not auto.is_due(39.0)
     auto.reach("b", 0, steps_per_epoch=10)
     assert not auto.is_due(40.0), "another stage has another pace"
+
+
+def test_a_save_costs_what_steps_beside_it_take_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, pace = Clock(monkeypatch), StepPace()
+    for step in range(1, 6):
+        clock.step(pace, step, 1.0, is_saving=False)
+    for step in range(6, 10):
+        clock.step(pace, step, 3.0, is_saving=True)
+    assert pace.take_lost_seconds(12.0) == pytest.approx(8.0)
+    for step in range(10, 13):
+        clock.step(pace, step, 0.9, is_saving=True)
+    assert pace.take_lost_seconds(12.0) == 0.0
+
+
+def test_neither_an_evaluation_nor_another_stage_counts_as_a_slow_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock, pace = Clock(monkeypatch), StepPace()
+    for step in range(1, 6):
+        clock.step(pace, step, 1.0, is_saving=False)
+    clock.step(pace, 6, 1.5, is_saving=True)
+    pace.begin_step(position(6), is_saving=True)
+    clock.now += 100.0
+    pace.end_step(position(6))  # after the evaluation
+    assert pace.take_lost_seconds(60.0) == pytest.approx(0.5)
+    pace.begin_step(position(6), is_saving=True)
+    clock.now += 100.0
+    pace.end_step(position(7, stage="b"))
+    assert pace.take_lost_seconds(3.0) == 3.0, "nothing is known of this stage: all of the save"
+
+
+def test_auto_counts_what_a_save_behind_the_training_slows_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene, clock = Scene(tmp_path, "auto"), Clock(monkeypatch)
+    step = 0
+    policy = CheckpointPolicy(
+        scene.context, scene.checkpointer, 1000, lambda: scene.capture(step), is_sharded=False
+    )
+    scene.store.gate.clear()
+    while not policy.save_if_due(position(step)):
+        step, clock.now = step + 1, clock.now + 1.0
+    for _ in range(4):
+        step, clock.now = step + 1, clock.now + 3.0
+        policy.save_if_due(position(step))
+    scene.store.gate.set()
+    wait_for(lambda: scene.checkpointer.wait(0))
+    step, clock.now = step + 1, clock.now + 3.0
+    policy.save_if_due(position(step))
+    choice = scene.schedule._auto.choice
+    assert choice is not None
+    assert (choice.cost_seconds, choice.durable_seconds) == (10.0, 12.0)
+    scene.context.metrics.close()

@@ -68,6 +68,27 @@ def test_a_file_never_has_more_parts_than_s3_takes(monkeypatch: pytest.MonkeyPat
     assert -(-(10**13) // part_bytes_of(10**13)) <= 10_000
 
 
+@pytest.mark.parametrize(
+    ("mebibytes", "part_mebibytes"), [(1, 8), (300, 8), (520, 16), (10_000, 32), (10**6, 104)]
+)
+def test_parts_of_shared_memory_grow_once_every_connection_has_two(
+    monkeypatch: pytest.MonkeyPatch, mebibytes: int, part_mebibytes: int
+) -> None:
+    monkeypatch.setattr("training.checkpoint.transfer.PART_BYTES", 8 * 2**20)
+    assert part_bytes_of(mebibytes * 2**20, is_shared=True) == part_mebibytes * 2**20
+
+
+def test_a_part_is_read_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else every thread would need memory for the largest part that anybody sent."""
+    store = FolderStore(tmp_path)
+    store.put("x/file", bytes(range(200)))
+    digests = [hashlib.sha256(bytes(range(200))[at : at + 150]).digest() for at in (0, 150)]
+    entry = FileEntry(name="file", bytes=200, sha256=checksum_of(digests), part_bytes=150)
+    places: dict[int, int] = {}
+    assert receive(store, "x/file", entry, lambda at, block: places.update({at: len(block)}))
+    assert places == {0: 64, 64: 64, 128: 22, 150: 50}
+
+
 def test_a_flipped_bit_in_any_part_of_any_file_is_found(tmp_path: Path) -> None:
     store = FolderStore(tmp_path)
     tensors = {"w": torch.arange(100.0), "b": torch.ones(3)}

@@ -7,6 +7,7 @@ import pytest
 
 from tests.training.forked import in_fork
 from training.engine.batches import BatchPlan
+from training.errors import UserError
 from training.randomness import shuffled
 from training.record.sample_digest import sample_digest
 from training.workload import Samples, Settings
@@ -25,9 +26,11 @@ class Numbers:
         return shuffled(self._length, epoch, seed)
 
 
-def plan(world_size: int, *, length: int = 30, micro_batch: int = 4) -> BatchPlan:
+def plan(
+    world_size: int, *, length: int = 30, micro_batch: int = 4, drop_last: bool = False
+) -> BatchPlan:
     samples: Samples = Numbers(length)  # type: ignore[assignment]
-    settings = Settings(epochs=3, global_batch=8, micro_batch=micro_batch)
+    settings = Settings(epochs=3, global_batch=8, micro_batch=micro_batch, drop_last=drop_last)
     return BatchPlan(samples, settings, 7, world_size)
 
 
@@ -59,6 +62,22 @@ def test_every_sample_comes_once_per_epoch_and_the_loader_s_order_is_the_loop_s(
         assert sorted(i for step in steps for i in whole.ids(step)) == list(range(30))
     ahead = list(whole.shares(5, 1))
     assert ahead == [micro for step in range(5, 12) for micro in whole.share(step, 1)]
+
+
+def test_a_dropped_remainder_is_another_one_in_every_epoch() -> None:
+    whole = plan(2, drop_last=True)
+    assert (whole.steps_per_epoch, whole.num_steps, whole.epoch(3)) == (3, 9, 1)
+    left = []
+    for epoch in range(3):
+        ids = [i for step in range(3 * epoch, 3 * epoch + 3) for i in whole.ids(step)]
+        assert len(set(ids)) == len(ids) == 24
+        left.append(frozenset(range(30)) - set(ids))
+    assert len(set(left)) == 3
+
+
+def test_fails_where_dropping_leaves_no_step() -> None:
+    with pytest.raises(UserError, match="drop_last with 7 training samples leaves no step of 8"):
+        plan(1, length=7, drop_last=True)
 
 
 def test_the_order_of_a_seed_and_epoch_never_changes() -> None:

@@ -35,7 +35,7 @@ class Boxes(TrainProxy):
     def weight(self, b: Batch) -> float:
         return float(len(b["boxes"]))
 
-    def loss(self, m: nn.Module, b: Batch, step: int) -> Loss:
+    def loss(self, m: nn.Module, b: Batch, step: int, num_steps: int) -> Loss:
         total = m(torch.ones(1, 2)).sum() + 7.0
         mean = m(torch.tensor([[0.0, 3.0]])).sum() if b["has_mean"] else None
         return Loss(total=total, mean=mean)
@@ -51,6 +51,7 @@ def stepped(learner: Learner, batch: Mapping[str, Any], step: int) -> float:
         num_micro_batches=1,
         step=step,
         num_steps=2,
+        lr_factor=(0.5, 1.0)[step],  # as in a warmup
     ).read()
     return loss
 
@@ -58,7 +59,7 @@ def stepped(learner: Learner, batch: Mapping[str, Any], step: int) -> float:
 @pytest.fixture
 def learner() -> Learner:
     world = World(RankEnvironment(), CPU)
-    return Learner(STAGE, standalone_inputs("boxes", CONFIG), world, None)
+    return Learner(STAGE, standalone_inputs("boxes", CONFIG), world, None, {})
 
 
 def weights(learner: Learner) -> Tensor:
@@ -78,7 +79,6 @@ def test_a_step_that_weighs_nothing_has_the_loss_and_gradient_of_its_mean_terms(
 
 
 def test_in_a_step_that_weighs_nothing_the_optimizer_steps_as_usual(learner: Learner) -> None:
-    # Warmed up over two steps to the stage's own rate.
     rates = (0.5, 1.0)
     before = weights(learner)
     stepped(learner, {"boxes": [1, 2], "has_mean": False}, 0)
@@ -100,10 +100,10 @@ def test_the_stage_before_is_there_until_the_start_and_to_read_it_later_is_refus
             return Start()
 
     tensors = PriorTensors({"weight": torch.ones(3)})
-    prior = Prior(stage="before", step=4, model=tensors, metrics={})
+    prior = Prior(stage="before", step=4, model=tensors, metrics={}, optimizer=dict)
     inputs = replace(standalone_inputs("boxes", CONFIG), prior=prior)
     stage = Starting(TinyTrain(config=CONFIG, name="boxes", width=2))
-    Learner(stage, inputs, World(RankEnvironment(), CPU), None)
+    Learner(stage, inputs, World(RankEnvironment(), CPU), None, {})
     assert [tensor.tolist() for tensor in read] == [[1.0, 1.0, 1.0]]
     with pytest.raises(UserError, match="reads the tensors of `prior` after its start"):
         prior.model["weight"]

@@ -41,7 +41,7 @@ class Stacked:
     def __len__(self) -> int:
         return 10
 
-    def get(self, index: int, rng: torch.Generator) -> Any:
+    def get(self, index: int, epoch: int, rng: torch.Generator) -> Any:
         x = self.table[index] + torch.rand(6000, generator=rng)
         return {
             "sum": x.sum(),
@@ -155,7 +155,7 @@ class Slow(Stacked):
         super().__init__()
         self.at, self.act = at, act
 
-    def get(self, index: int, rng: torch.Generator) -> Any:
+    def get(self, index: int, epoch: int, rng: torch.Generator) -> Any:
         if index == self.at:
             self.act()
         return os.getpid()
@@ -163,7 +163,7 @@ class Slow(Stacked):
 
 def test_the_workers_share_the_work_on_one_stacked_batch() -> None:
     class Waiting(Slow):
-        def get(self, index: int, rng: torch.Generator) -> Any:
+        def get(self, index: int, epoch: int, rng: torch.Generator) -> Any:
             time.sleep(0.01)
             return os.getpid()
 
@@ -250,10 +250,10 @@ def test_fails_in_a_sentence_when_a_worker_is_killed(
     samples: type[Stacked], capsys: pytest.CaptureFixture[str]
 ) -> None:
     class Killed(samples):  # type: ignore[misc, valid-type]
-        def get(self, index: int, rng: torch.Generator) -> Any:
+        def get(self, index: int, epoch: int, rng: torch.Generator) -> Any:
             if index == 7:
                 os.kill(os.getpid(), signal.SIGKILL)
-            return super().get(index, rng)
+            return super().get(index, epoch, rng)
 
     loader = Loader(Killed(), 7, MICRO_BATCHES, num_workers=2, device=CPU)
 
@@ -309,7 +309,7 @@ def test_an_error_of_the_workload_is_raised_at_its_batch_with_its_traceback(
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_fails_to_stack_samples_of_different_shapes(num_workers: int) -> None:
     class Growing(Stacked):
-        def get(self, index: int, rng: torch.Generator) -> Any:
+        def get(self, index: int, epoch: int, rng: torch.Generator) -> Any:
             return torch.zeros(1 + (index > 6), 2)
 
     loader = Loader(Growing(), 7, MICRO_BATCHES, num_workers=num_workers, device=CPU)
@@ -377,7 +377,7 @@ def test_an_interrupted_run_with_workers_equals_the_whole_one_without(
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_batch_is_not_overwritten_while_the_gpu_copies_it(num_workers: int) -> None:
     class Large(Stacked):
-        def get(self, index: int, rng: torch.Generator) -> Any:
+        def get(self, index: int, epoch: int, rng: torch.Generator) -> Any:
             return torch.full((2_000_000,), float(torch.rand((), generator=rng)))
 
     device = torch.device("cuda", 0)

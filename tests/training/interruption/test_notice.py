@@ -15,11 +15,9 @@ import pytest
 from tests.training import tiny
 from tests.training.hooks import notice
 from tests.training.runs import Run, assert_equal, wait_for
-from training.engine.learner import schedule_factor
 from training.interruption.notice import Interruption
 from training.store.folder import FolderStore
 from training.store.protocol import Upload
-from training.workload import Settings
 
 
 @pytest.fixture
@@ -175,27 +173,3 @@ def test_an_upload_too_slow_for_the_notice_is_given_up_and_the_lease_released(
     assert "the upload was too slow; the last commit stays" in capsys.readouterr().out
     assert run.head.state == "released"
     assert run.head.checkpoints == ()
-
-
-def test_the_schedule_goes_up_and_down() -> None:
-    settings = Settings(
-        epochs=1, global_batch=1, micro_batch=1, warmup_steps=4, final_lr_fraction=0.1
-    )
-    factors = [schedule_factor(settings, step, 20) for step in range(20)]
-    assert factors[:4] == [0.25, 0.5, 0.75, 1.0]
-    assert factors[4] == 1.0
-    assert factors[4:] == sorted(factors[4:], reverse=True)
-    assert factors[-1] == pytest.approx(0.1)
-
-
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        ({"micro_batch": 3}, "not a multiple of micro_batch 3"),
-        ({"epochs": 0}, "epochs is 0; give at least 1"),
-        ({"clip_norm": 0.0}, "clip_norm is 0.0"),
-    ],
-)
-def test_fails_for_settings_that_cannot_be(changes: dict[str, float], says: str) -> None:
-    with pytest.raises(ValueError, match=says):
-        Settings(**{"epochs": 1, "global_batch": 8, "micro_batch": 4, **changes})  # type: ignore[arg-type]

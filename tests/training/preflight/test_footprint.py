@@ -32,10 +32,16 @@ class Linear:
     name: str = "linear"
     global_batch: int = BATCH
     momentum: float = 0.0
+    in_backward: bool = False
 
     @property
     def settings(self) -> Settings:
-        return Settings(epochs=1, global_batch=self.global_batch, micro_batch=BATCH)
+        return Settings(
+            epochs=1,
+            global_batch=self.global_batch,
+            micro_batch=BATCH,
+            optimizer_in_backward=self.in_backward,
+        )
 
     def example(self, size: int) -> Batch:
         return torch.zeros(size, IN)
@@ -49,7 +55,7 @@ class Linear:
     def weight(self, b: Batch) -> float:
         return float(len(b))
 
-    def loss(self, m: nn.Module, b: Batch, step: int) -> Loss:
+    def loss(self, m: nn.Module, b: Batch, step: int, num_steps: int) -> Loss:
         return Loss(total=m(b).sum())
 
 
@@ -78,6 +84,12 @@ def test_optimizer_state_is_part_of_peak_and_checkpoint() -> None:
     assert momentum.optimizer_bytes == matrix
     assert momentum.checkpoint_bytes == 2 * matrix
     assert momentum.peak_bytes - plain.peak_bytes == matrix
+
+
+def test_an_optimizer_in_backward_leaves_no_gradient_after_it() -> None:
+    plain, ours = measure(Linear(momentum=0.9)), measure(Linear(momentum=0.9, in_backward=True))
+    assert (ours.gradient_bytes, ours.peak_bytes) == (0, plain.peak_bytes)
+    assert ours.optimizer_bytes == plain.optimizer_bytes == IN * OUT * FLOAT
 
 
 def test_gradients_stay_while_the_next_micro_batch_is_computed() -> None:
@@ -138,7 +150,7 @@ class Matching(Linear):
         super().__init__(name="matcher")
         self.read = read
 
-    def loss(self, m: nn.Module, b: Batch, step: int) -> Loss:
+    def loss(self, m: nn.Module, b: Batch, step: int, num_steps: int) -> Loss:
         out = m(b)
         self.read(out.detach())
         return Loss(total=out.sum())
@@ -209,7 +221,7 @@ def allocated_peak(stage: Train, size: int) -> int:
         optimizer = AdamW(stage.optimizer(model).param_groups, lr=1e-3, foreach=True)
         for _ in range(2):
             optimizer.zero_grad(set_to_none=True)
-            (stage.loss(model, batch, 0).total / size).backward()  # type: ignore[no-untyped-call]
+            (stage.loss(model, batch, 0, 1).total / size).backward()  # type: ignore[no-untyped-call]
             nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=True)
             optimizer.step()
     events = allocations(found.profiler.kineto_results.experimental_event_tree())

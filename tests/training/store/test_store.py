@@ -1,6 +1,5 @@
 """Both stores keep the same promises: whole objects and conditional writes with one winner."""
 
-import fcntl
 import hashlib
 import subprocess
 import sys
@@ -22,7 +21,8 @@ from training.store.protocol import (
     Upload,
     create,
 )
-from training.store.s3 import S3Store, _Body
+from training.store.s3 import S3Store
+from training.store.s3_upload import Body
 
 
 def test_a_first_write_wins_once(store_uri: str) -> None:
@@ -146,23 +146,6 @@ def test_fails_for_a_key_that_leaves_the_store(store_uri: str, tmp_path: Path, k
             call()
     assert store.sizes("") == {"a/b": 4}
     assert (tmp_path / "x").read_bytes() == b"mine"
-
-
-def test_a_folder_write_that_breaks_leaves_the_old_content(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = FolderStore(tmp_path)
-    store.put("a", b"old")
-
-    def broken(self: Path, target: Path) -> Path:
-        raise OSError("disk full")
-
-    monkeypatch.setattr(Path, "replace", broken)
-    with pytest.raises(StoreError, match="a: disk full"):
-        store.put("a", b"new")
-    monkeypatch.undo()
-    assert store.get("a") is not None
-    assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
 def _answers(store: S3Store, answers: list[Callable[[], Any]]) -> None:
@@ -340,7 +323,7 @@ def test_fails_at_once_for_what_no_repetition_mends(s3: S3Store) -> None:
 
 def test_a_part_is_sent_from_where_it_lies() -> None:
     data = bytearray(range(256)) * 8192
-    body = _Body(memoryview(data))
+    body = Body(memoryview(data))
     assert len(body) == len(data)
     block = body.read(16384)
     assert isinstance(block, memoryview)
@@ -388,14 +371,3 @@ def test_fails_when_a_key_cannot_be_created(tmp_path: Path) -> None:
 
     with pytest.raises(StoreError, match=r"config\.json could not be written: .*no answer"):
         create(Silent(tmp_path), "config.json", b"mine")
-
-
-def test_fails_when_a_stopped_process_holds_the_folder_s_lock(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("training.store.folder._LOCK_SECONDS", 0.1)
-    with (tmp_path / ".lock").open("wb") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(StoreError, match=r"\.lock was locked by another process"):
-            FolderStore(tmp_path).put_if("head.json", b"x", None)
-    FolderStore(tmp_path).put_if("head.json", b"x", None)

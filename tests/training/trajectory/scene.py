@@ -66,4 +66,4 @@ def started(stage: TrainClassifier, inputs: Inputs) -> torch.nn.Module:
 
 def batch_of(stage: TrainClassifier, inputs: Inputs, size: int) -> dict[str, Tensor]:
     samples = stage.samples(inputs, "train")
-    return samples.collate([samples.get(k, NO_RANDOMNESS) for k in range(size)])
+    return samples.collate([samples.get(k, 0, NO_RANDOMNESS) for k in range(size)])

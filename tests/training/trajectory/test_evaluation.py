@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from tests.training.trajectory.scene import batch_of, started, train_stage
 from training.trajectory import evaluation, pictures
@@ -33,14 +34,14 @@ def parts_of(inputs: Inputs, name: str) -> list[Partial]:
     stage = train_stage(inputs.config, name)
     model = started(stage, inputs).eval()
     samples = stage.samples(inputs, "validation")
-    items = [samples.get(k, torch.Generator().manual_seed(k)) for k in range(len(samples))]
+    items = [samples.get(k, 0, torch.Generator().manual_seed(k)) for k in range(len(samples))]
     with torch.no_grad():
         return [stage.evaluate(model, samples.collate(items[k : k + 4])) for k in (0, 4, 8)]
 
 
 def test_the_last_evaluation_is_drawn(inputs: Inputs, tmp_path: Path) -> None:
     stage = train_stage(inputs.config, "head")
-    stage.illustrate(parts_of(inputs, "head"), tmp_path)
+    stage.show(nn.Identity(), inputs, parts_of(inputs, "head"), tmp_path)
     drawn = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     assert set(drawn) == {"confusion.png", "reliability.png", "clips.jpg"}
     kinds = {"png": PNG, "jpg": JPEG}
@@ -73,7 +74,7 @@ def test_without_matplotlib_the_numbers_are_written_and_one_line_says_so(
     stage = train_stage(inputs.config, "head")
     parts = parts_of(inputs, "head")
     stage.summarize(parts, tmp_path)
-    stage.illustrate(parts, tmp_path)
+    stage.show(nn.Identity(), inputs, parts, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["confusion.json"]
     assert "matplotlib is not installed" in capsys.readouterr().out
 

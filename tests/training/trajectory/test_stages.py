@@ -159,8 +159,8 @@ def test_the_single_frame_is_the_middle_one(inputs: Inputs) -> None:
     whole = train_stage(inputs.config, "head").samples(inputs, "validation")
     single = train_stage(inputs.config, "single_frame").samples(inputs, "validation")
     for index in range(len(whole)):
-        features, clip = whole.get(index, NO_RANDOMNESS)
-        frame, same_clip = single.get(index, NO_RANDOMNESS)
+        features, clip = whole.get(index, 0, NO_RANDOMNESS)
+        frame, same_clip = single.get(index, 0, NO_RANDOMNESS)
         assert torch.equal(frame[0], features[8]) and clip == same_clip
 
 
@@ -169,10 +169,10 @@ def test_shuffled_has_the_same_frames_in_an_order_that_the_generator_decides(
 ) -> None:
     whole = train_stage(inputs.config, "head").samples(inputs, "train")
     mixed = train_stage(inputs.config, "shuffled").samples(inputs, "train")
-    features, _ = whole.get(0, NO_RANDOMNESS)
-    one, _ = mixed.get(0, torch.Generator().manual_seed(1))
-    other, _ = mixed.get(0, torch.Generator().manual_seed(2))
-    again, _ = mixed.get(0, torch.Generator().manual_seed(1))
+    features, _ = whole.get(0, 0, NO_RANDOMNESS)
+    one, _ = mixed.get(0, 0, torch.Generator().manual_seed(1))
+    other, _ = mixed.get(0, 0, torch.Generator().manual_seed(2))
+    again, _ = mixed.get(0, 0, torch.Generator().manual_seed(1))
     assert torch.equal(one, again) and not torch.equal(one, other)
     assert not torch.equal(one, features)
     order = torch.randperm(len(features), generator=torch.Generator().manual_seed(1))
@@ -198,7 +198,7 @@ def test_samples_hold_each_clip_of_their_split_with_its_label(
         assert len(samples) == len(indices)
         assert sorted(samples.order(3, 0)) == list(range(len(indices)))
         for place, clip in enumerate(indices):
-            item = samples.get(place, NO_RANDOMNESS)
+            item = samples.get(place, 0, NO_RANDOMNESS)
             assert torch.equal(item[0], all_features[clip]) and item[1] == clip
             assert samples.collate([item])["labels"].item() == data.labels[clip]
 
@@ -225,7 +225,7 @@ def test_steps_on_a_fixed_batch_decrease_its_loss(inputs: Inputs, name: str) -> 
     batch = batch_of(stage, inputs, 16)
     losses = []
     for step in range(4):
-        loss = stage.loss(model, batch, step)
+        loss = stage.loss(model, batch, step, 100)
         losses.append(loss.total.item() / stage.weight(batch))
         optimizer.zero_grad()
         (loss.total / stage.weight(batch)).backward()
@@ -247,7 +247,7 @@ def test_each_recipe_runs_a_step_on_the_cpu(dataset: FakeDataset, recipe: Any) -
         torch.manual_seed(0)
         model = stage.model(inputs)
         optimizer = stage.optimizer(model)
-        loss = stage.loss(model, stage.example(2), 0)
+        loss = stage.loss(model, stage.example(2), 0, 1)
         loss.total.backward()
         optimizer.step()
         assert loss.total.isfinite()
@@ -261,8 +261,8 @@ def test_the_loss_is_a_sum_so_micro_batches_add_up(inputs: Inputs) -> None:
     halves = [
         {key: value[part] for key, value in batch.items()} for part in (slice(8), slice(8, 16))
     ]
-    whole = stage.loss(model, batch, 0)
-    parts = [stage.loss(model, half, 0) for half in halves]
+    whole = stage.loss(model, batch, 0, 1)
+    parts = [stage.loss(model, half, 0, 1) for half in halves]
     assert torch.allclose(whole.total, parts[0].total + parts[1].total, rtol=1e-5)
     assert stage.weight(batch) == sum(stage.weight(half) for half in halves) == 16.0
     assert whole.metrics["accuracy"][1] == 16.0
@@ -283,7 +283,7 @@ def test_evaluation_counts_each_clip_and_writes_the_confusion(
     stage = train_stage(inputs.config, "head")
     model = started(stage, inputs).eval()
     samples = stage.samples(inputs, "train")
-    items = [samples.get(k, NO_RANDOMNESS) for k in range(len(samples))]
+    items = [samples.get(k, 0, NO_RANDOMNESS) for k in range(len(samples))]
     with torch.no_grad():
         parts = [stage.evaluate(model, samples.collate(items[k : k + 20])) for k in (0, 20, 40)]
         expected = model(samples.collate(items)["x"])[0].argmax(dim=1)

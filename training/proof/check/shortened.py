@@ -32,6 +32,8 @@ from training.workload import (
 NUM_EPOCHS = 2
 _FULL_STEPS = 3
 STEPS_PER_EPOCH = _FULL_STEPS + 1
+# Where a stage of steps ends: in the last epoch that one of epochs has.
+_MID_EPOCH = NUM_EPOCHS * STEPS_PER_EPOCH - 1
 
 # stage, what was reached ("step", "evaluation", "shard"), number from 0
 Reached = Callable[[str, str, int], None]
@@ -40,7 +42,7 @@ Reached = Callable[[str, str, int], None]
 class Shortened(WorkloadProxy):
     """The workload `inner`, shortened; calls `reached` at every point where it may be interrupted.
 
-    Stages have two epochs, or as many as `num_steps` needs.
+    Stages have two epochs, one of steps all but the last step of them, or what `num_steps` needs.
     """
 
     def __init__(
@@ -79,9 +81,13 @@ class _ShortenedTrain(TrainProxy):
     @property
     def settings(self) -> Settings:
         own = self._inner.settings
-        if self._num_steps is None:
-            return replace(own, epochs=min(own.epochs, NUM_EPOCHS))
-        return replace(own, epochs=math.ceil(self._num_steps / STEPS_PER_EPOCH))
+        if own.evaluate_every_steps:
+            own = replace(own, evaluate_every_steps=min(own.evaluate_every_steps, _FULL_STEPS))
+        if own.steps is not None:
+            return replace(own, steps=self._num_steps or min(own.steps, _MID_EPOCH))
+        if self._num_steps is not None:
+            return replace(own, epochs=math.ceil(self._num_steps / STEPS_PER_EPOCH))
+        return replace(own, epochs=min(own.epochs or 1, NUM_EPOCHS))
 
     def samples(self, i: Inputs, split: str) -> Samples:
         inner = self._inner.samples(i, split)
@@ -89,9 +95,9 @@ class _ShortenedTrain(TrainProxy):
         count = min(len(inner), num_samples(self.settings)) if split == "train" else len(inner)
         return _FewSamples(inner, count, what)
 
-    def loss(self, m: nn.Module, b: Batch, step: int) -> Loss:
+    def loss(self, m: nn.Module, b: Batch, step: int, num_steps: int) -> Loss:
         self._reached(self.name, "step", step)
-        return super().loss(m, b, step)
+        return super().loss(m, b, step, num_steps)
 
     def evaluate(self, m: nn.Module, b: Batch) -> Partial:
         self._reached(self.name, "evaluation", self._num_batches)
@@ -117,11 +123,11 @@ class _FewSamples:
     def __len__(self) -> int:
         return self.count
 
-    def get(self, index: int, rng: torch.Generator) -> Any:
+    def get(self, index: int, epoch: int, rng: torch.Generator) -> Any:
         state = rng.get_state()
-        item = self.inner.get(index, rng)
+        item = self.inner.get(index, epoch, rng)
         if index < 2:  # two are enough to find samples that are not a function of the generator
-            again = self.inner.get(index, _generator(state))
+            again = self.inner.get(index, epoch, _generator(state))
             if not _equal(item, again):
                 raise UserError(
                     f"{self.what}: get({index}, rng) returns different samples for the same state "

@@ -8,14 +8,14 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 from contract.keys import CONFIG, HEAD, RECEIPT
 from training.proof.torture.injector import Injector
-from training.store.protocol import AnswerLostError, Store, StoreError, Upload
+from training.store.protocol import AnswerLostError, SharedUpload, Store, StoreError, Upload
 
 _log = logging.getLogger(__name__)
 # Possible faults of each kind of operation, with weights.
@@ -137,6 +137,16 @@ class FaultyUpload:
         """Upload one part."""
         act = partial(self._upload.put, number, start, data, sha256)
         self._store.perform("put a part", self._key, self._phase, act)
+
+    def is_ready(self) -> bool:
+        """Whether another process takes orders."""
+        return isinstance(self._upload, SharedUpload) and self._upload.is_ready()
+
+    def put_shared(self, *arguments: Any) -> Iterator[tuple[int, bytes]]:
+        """Have another process upload every part."""
+        assert isinstance(self._upload, SharedUpload)
+        sent = self._upload.put_shared(*arguments)
+        yield from self._store.perform("put a part", self._key, self._phase, lambda: list(sent))
 
     def finish(self) -> None:
         """Finish the upload."""

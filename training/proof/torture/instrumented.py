@@ -48,9 +48,9 @@ class _InstrumentedTrain(TrainProxy):
         with self._injector.doing("start of a stage"):
             return super().start(m, i)
 
-    def loss(self, m: nn.Module, b: Batch, step: int) -> Loss:
+    def loss(self, m: nn.Module, b: Batch, step: int, num_steps: int) -> Loss:
         with self._injector.doing("step"):
-            return super().loss(m, b, step)
+            return super().loss(m, b, step, num_steps)
 
     def evaluate(self, m: nn.Module, b: Batch) -> Partial:
         with self._injector.doing("evaluation"):

@@ -88,7 +88,7 @@ class Rows:
     def __len__(self) -> int:
         return len(self.x)
 
-    def get(self, index: int, rng: torch.Generator) -> Any:
+    def get(self, index: int, epoch: int, rng: torch.Generator) -> Any:
         return self.x[index] + 0.1 * torch.randn(NUM_INPUTS, generator=rng), self.y[index]
 
     def collate(self, items: Sequence[Any]) -> Batch:
@@ -150,7 +150,7 @@ class Classify:
     def weight(self, b: Batch) -> float:
         return float(len(b["y"]))
 
-    def loss(self, m: nn.Module, b: Batch, step: int) -> Loss:
+    def loss(self, m: nn.Module, b: Batch, step: int, num_steps: int) -> Loss:
         every = self.config.loss_doubles_every
         unit = 2.0 ** min(step // every, _MOST_DOUBLINGS) if every else 1.0
         return Loss(total=unit * F.cross_entropy(m(b["x"]), b["y"], reduction="sum"))

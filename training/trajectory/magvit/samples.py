@@ -23,7 +23,7 @@ class FrameSamples:
     def __len__(self) -> int:
         return len(self.indices)
 
-    def get(self, index: int, rng: torch.Generator) -> int:
+    def get(self, index: int, epoch: int, rng: torch.Generator) -> int:
         """The clip number of sample `index`; `collate` reads the frames of a batch at once."""
         return self.indices[index]
 

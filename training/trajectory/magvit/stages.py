@@ -79,7 +79,7 @@ class TrainTokenizer:
     def weight(self, b: Batch) -> float:
         return float(len(b["clips"]))
 
-    def loss(self, m: nn.Module, b: Batch, step: int) -> Loss:
+    def loss(self, m: nn.Module, b: Batch, step: int, num_steps: int) -> Loss:
         """Squared error, with the additional weight `motion_weight` for moving pixels."""
         pixels_BTHW3, _ = m(b["frames"])
         truth_BTHW3 = b["frames"].float() / 255.0
@@ -94,8 +94,9 @@ class TrainTokenizer:
     def summarize(self, parts: Sequence[Partial], out: Path) -> Mapping[str, float]:
         return reconstruction.summarize(parts)
 
-    def illustrate(self, parts: Sequence[Partial], out: Path) -> None:
-        reconstruction.illustrate(parts, out)
+    def show(self, m: nn.Module, i: Inputs, parts: Sequence[Partial], out: Path) -> None:
+        if parts:
+            reconstruction.illustrate(parts, out)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -177,7 +178,7 @@ class TrainTransformer(TrainClassifier):
             dropout=c.dropout,
         )
 
-    def loss(self, m: nn.Module, b: Batch, step: int) -> Loss:
+    def loss(self, m: nn.Module, b: Batch, step: int, num_steps: int) -> Loss:
         """Class and position of unmasked clips, masked tokens of the others.
 
         In a masked clip the share cos(u pi / 2) of the tokens is hidden, with u uniform (MaskGIT,

@@ -65,14 +65,14 @@ class Remembering(TrainProxy):
 
 
 class Timed(TrainProxy):
-    def loss(self, m: nn.Module, b: Batch, step: int) -> Loss:
-        loss = super().loss(m, b, step)
+    def loss(self, m: nn.Module, b: Batch, step: int, num_steps: int) -> Loss:
+        loss = super().loss(m, b, step, num_steps)
         return Loss(total=loss.total * (1 + 1e-3 * (time.monotonic_ns() % 1000)))
 
 
 class GloballyAugmented(Rows):
-    def get(self, index: int, rng: torch.Generator) -> Any:
-        x, y = super().get(index, rng)
+    def get(self, index: int, epoch: int, rng: torch.Generator) -> Any:
+        x, y = super().get(index, epoch, rng)
         return x + random.random(), y
 
 
@@ -96,8 +96,8 @@ class Repeating(TrainProxy):
 
 
 class Averaging(TrainProxy):
-    def loss(self, m: nn.Module, b: Batch, step: int) -> Loss:
-        return Loss(total=super().loss(m, b, step).total.detach())
+    def loss(self, m: nn.Module, b: Batch, step: int, num_steps: int) -> Loss:
+        return Loss(total=super().loss(m, b, step, num_steps).total.detach())
 
 
 THREE = Three()

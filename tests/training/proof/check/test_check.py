@@ -120,6 +120,6 @@ def test_what_is_wrong_with_the_protocol_is_named(capsys: pytest.CaptureFixture[
     said = findings(f"{FAULTY}:HALF", capsys)
     assert "placement_fields names loaders, which the config lacks" in said
     assert "stage 'half': model must take (i)" in said
-    assert "stage 'half' has no loss(m, b, step): Forward in train mode" in said
+    assert "stage 'half' has no loss(m, b, step, num_steps): Forward in train mode" in said
     said = findings(f"{FAULTY}:BAD_CONFIG", capsys)
     assert "recipe 'quick': the config is a dict; make it a frozen dataclass" in said

@@ -41,7 +41,7 @@ def prior_of(config: MagvitConfig, seed: int = 0) -> Prior:
     model = Tokenizer(
         stem=config.stem, width=config.tokenizer_width, levels=config.num_levels
     ).state_dict()
-    return Prior(stage="tokenizer", step=1, model=model, metrics={})
+    return Prior(stage="tokenizer", step=1, model=model, metrics={}, optimizer=dict)
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +92,7 @@ def test_each_recipe_runs_a_step_on_the_cpu(dataset: FakeDataset, recipe: Any) -
         torch.manual_seed(0)
         model = stage.model(inputs_of(dataset, config))
         optimizer = stage.optimizer(model)
-        loss = stage.loss(model, stage.example(2), 0)
+        loss = stage.loss(model, stage.example(2), 0, 1)
         assert loss.total.isfinite()
         (loss.total if loss.mean is None else loss.total + loss.mean).backward()
         optimizer.step()
@@ -106,10 +106,10 @@ def test_steps_on_the_tokenizer_bring_its_clips_closer(dataset: FakeDataset) -> 
     model = stage.model(inputs)
     optimizer = stage.optimizer(model)
     samples = stage.samples(inputs, "train")
-    batch = samples.collate([samples.get(k, torch.Generator()) for k in range(2)])
+    batch = samples.collate([samples.get(k, 0, torch.Generator()) for k in range(2)])
     losses = []
     for step in range(8):
-        loss = stage.loss(model, batch, step).total
+        loss = stage.loss(model, batch, step, 100).total
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -136,7 +136,7 @@ def test_the_transformer_guesses_what_is_masked_only(inputs: Inputs) -> None:
     torch.manual_seed(0)
     model = stage.model(inputs).eval()
     samples = stage.samples(inputs, "train")
-    codes = samples.collate([samples.get(k, torch.Generator()) for k in range(3)])["x"]
+    codes = samples.collate([samples.get(k, 0, torch.Generator()) for k in range(3)])["x"]
     masked = torch.zeros((2, *codes.shape[1:]), dtype=torch.bool)
     masked[1, 3:5] = True
     logits, future, guesses = model(codes, masked)
@@ -155,7 +155,7 @@ def test_the_loss_of_the_transformer_masks_a_share_of_the_clips(inputs: Inputs) 
     torch.manual_seed(0)
     model = stage.model(inputs)
     samples = stage.samples(inputs, "train")
-    batch = samples.collate([samples.get(k, torch.Generator()) for k in range(6)])
+    batch = samples.collate([samples.get(k, 0, torch.Generator()) for k in range(6)])
     seen = []
     forward = TokenTransformer.forward
 
@@ -165,7 +165,7 @@ def test_the_loss_of_the_transformer_masks_a_share_of_the_clips(inputs: Inputs) 
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(TokenTransformer, "forward", watched)
-        loss = stage.loss(model, batch, 0)
+        loss = stage.loss(model, batch, 0, 1)
     (masked,) = seen
     assert len(masked) == 1 and masked.any()
     guess, count = loss.metrics["masked_loss"]
@@ -215,7 +215,7 @@ def test_a_perfect_tokenizer_would_have_no_error_in_the_crop(
     stage = TrainTokenizer(config=SMALL)
     inputs = inputs_of(dataset, SMALL)
     samples = stage.samples(inputs, "validation")
-    batch = samples.collate([samples.get(k, torch.Generator()) for k in range(3)])
+    batch = samples.collate([samples.get(k, 0, torch.Generator()) for k in range(3)])
 
     class Perfect(Tokenizer):
         def forward(self, clips: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -227,7 +227,7 @@ def test_a_perfect_tokenizer_would_have_no_error_in_the_crop(
     assert part.sums["squared_crop"][0] == pytest.approx(0.0, abs=1e-6)
     assert part.tensors["codes"].sum() == 3 * 16 * 256
     assert torch.equal(part.tensors["truth"], part.tensors["reconstructed"])
-    stage.illustrate([part], tmp_path)
+    stage.show(model, inputs, [part], tmp_path)
     assert (tmp_path / "reconstructions.png").read_bytes()[:4] == b"\x89PNG"
 
 
@@ -272,7 +272,7 @@ def test_the_two_stems_have_the_tokens_that_they_say() -> None:
 def test_clips_of_a_sample_are_those_of_the_file(dataset: FakeDataset) -> None:
     samples = TrainTokenizer(config=SMALL).samples(inputs_of(dataset, SMALL), "test")
     data = open_dataset(dataset.folder)
-    batch = samples.collate([samples.get(k, torch.Generator()) for k in (0, 2)])
+    batch = samples.collate([samples.get(k, 0, torch.Generator()) for k in (0, 2)])
     clips = [data.splits["test"][0], data.splits["test"][2]]
     assert batch["clips"].tolist() == clips
     assert torch.equal(batch["frames"], torch.from_numpy(data.frames[clips]))

@@ -1,0 +1,86 @@
+"""How long a stage is and when it is evaluated; what does not fit together is refused."""
+
+from typing import Any
+
+import pytest
+
+from training.settings import Milestones, Settings
+
+
+def settings(**changes: Any) -> Settings:
+    length = {} if "steps" in changes else {"epochs": 3}
+    return Settings(**{"global_batch": 8, "micro_batch": 4, **length, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "steps", "evaluations"),
+    [
+        ({}, 12, 3),
+        ({"evaluate_every_epochs": 2}, 12, 2),
+        ({"evaluate_every_epochs": 0}, 12, 1),
+        ({"evaluate_every_steps": 5}, 12, 3),
+        ({"steps": 10}, 10, 3),
+        ({"steps": 10, "evaluate_every_steps": 0}, 10, 1),
+        ({"steps": 10, "evaluate_every_steps": 5}, 10, 2),
+        ({"drop_last": True}, 9, 3),
+        ({"drop_last": True, "evaluate_every_epochs": 2}, 9, 2),
+    ],
+)
+def test_a_stage_has_so_many_steps_and_evaluations(
+    changes: dict[str, Any], steps: int, evaluations: int
+) -> None:
+    """Of 30 samples: an epoch has four steps."""
+    stage = settings(**changes)
+    assert (stage.num_steps(30), stage.num_evaluations(30)) == (steps, evaluations)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"micro_batch": 3}, "not a multiple of micro_batch 3"),
+        ({"epochs": 0}, "epochs is 0; give at least 1"),
+        ({"steps": 0}, "steps is 0; give at least 1"),
+        ({"epochs": 1, "steps": 9}, "epochs is 1 and steps is 9; give one of the two"),
+        ({"epochs": None}, "epochs is None and steps is None; give one of the two"),
+        (
+            {"evaluate_every_epochs": 1, "evaluate_every_steps": 9},
+            "evaluate_every_epochs is 1 and evaluate_every_steps is 9; give one of the two",
+        ),
+        ({"evaluate_every_steps": -1}, "evaluate_every_steps is -1; give at least 0"),
+        ({"clip_norm": 0.0}, "clip_norm is 0.0"),
+        ({"ema_decay": 1.0}, "ema_decay is 1.0; give None or a number in"),
+        (
+            {"ema_buffers": True},
+            "or ema_buffers without an average; give ema_decay",
+        ),
+        ({"ema_decay": 0.9, "ema_every_steps": 0}, "ema_every_steps is 0; give at least 1"),
+        ({"optimizer_in_backward": True}, "with global_batch 8 and micro_batch 4: the first"),
+        (
+            {"optimizer_in_backward": True, "micro_batch": 8, "clip_norm": 1.0},
+            "optimizer_in_backward with clip_norm 1.0: the norm is known when all gradients are",
+        ),
+        (
+            {"optimizer_in_backward": True, "micro_batch": 8, "precision": "float16"},
+            "optimizer_in_backward with precision 'float16': whether a step is skipped",
+        ),
+        ({"schedule": "step"}, "schedule is 'step'; give Milestones, a function or one of"),
+    ],
+)
+def test_fails_for_settings_that_cannot_be(changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        settings(**changes)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"factor": 0.0, "steps": (1,)}, "factor is 0.0; give a positive number"),
+        ({"factor": 0.1}, r"at epochs \(\) and steps \(\); give one of the two"),
+        ({"factor": 0.1, "epochs": (3,), "steps": (1,)}, "give one of the two"),
+        ({"factor": 0.1, "epochs": (3, 2)}, r"milestones at \(3, 2\); give increasing numbers"),
+        ({"factor": 0.1, "steps": (0, 2)}, "give increasing numbers from 1"),
+    ],
+)
+def test_fails_for_milestones_that_cannot_be(given: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        Milestones(**given)

@@ -1,0 +1,194 @@
+"""How a Train stage is trained: its length, batches, learning-rate schedule, precision, average.
+
+Everything that does not fit together is refused here, in one sentence each.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias, get_args
+
+Precision: TypeAlias = Literal["float32", "bfloat16", "float16"]
+Schedule: TypeAlias = Literal["constant", "cosine", "linear"]
+Sharding: TypeAlias = Literal["none", "full"]
+# "auto": as many processes as this machine's vCPUs leave to each rank.
+LoaderWorkers: TypeAlias = int | Literal["auto"]
+CompileMode: TypeAlias = Literal["default", "reduce-overhead", "max-autotune-no-cudagraphs"]
+# (step, num_steps) -> factor, as a function of nothing else: `step` counts within the stage from 0.
+ScheduleFunction: TypeAlias = Callable[[int, int], float]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Milestones:
+    """A schedule that multiplies the learning rate by `factor` at each of these epochs or steps."""
+
+    factor: float
+    epochs: tuple[int, ...] = ()
+    steps: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.factor > 0:
+            raise ValueError(f"the milestones' factor is {self.factor}; give a positive number")
+        at = self.epochs or self.steps
+        if not at or (self.epochs and self.steps):
+            raise ValueError(
+                f"milestones at epochs {self.epochs} and steps {self.steps}; give one of the two"
+            )
+        if min(at) < 1 or list(at) != sorted(set(at)):
+            raise ValueError(f"milestones at {at}; give increasing numbers from 1")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settings:
+    """How to train a Train stage. Learning rate and weight decay belong to the stage's optimizer.
+
+    A stage takes `epochs` epochs, or `steps` steps, after which it may end in mid-epoch. A step
+    takes `global_batch` samples over all ranks, in micro-batches of `micro_batch`; the last step of
+    an epoch takes the remainder, so every sample is seen exactly once per epoch. With `drop_last`
+    the remainder, another one in every epoch, is not seen instead. A step whose batches weigh 0,
+    such as images without objects, is a step like any other (`Loss`).
+
+    The schedule multiplies each parameter group's own learning rate: up linearly over
+    `warmup_steps`, and by one of these: constant; along half a cosine, or linearly, from the end of
+    the warmup down to `final_lr_fraction` at the stage's last step; `Milestones`; or any function
+    (step, num_steps) -> factor. Such a function is code, like the loss: it depends on its arguments
+    and the config alone.
+
+    Evaluation runs on split "validation" every `evaluate_every_epochs` epochs or
+    `evaluate_every_steps` steps of the stage (0: only at the end; neither: every epoch) and always
+    at the end of the stage; the checkpoint with the best `best_metric` is kept.
+
+    With `ema_decay` an exponential moving average of the parameters, updated after every
+    `ema_every_steps` steps, is what is evaluated and what the stage passes on to the next stage and
+    to final/; `ema_buffers` averages the model's floating-point buffers, such as BatchNorm's
+    statistics, as well. `optimizer_in_backward` updates each parameter, and frees its gradient, as
+    soon as backward has computed it: for optimizers that treat every parameter by itself.
+    `find_unused_parameters` (of DDP) is for models some of whose parameters take no part in some
+    steps, such as experts without tokens.
+    With `sharding` "full" each of several ranks keeps a share of parameters, gradients and
+    optimizer state (FSDP2), in the blocks that the stage names (`HasShards`) or all in one; a
+    single process shards nothing. `--override sharding=full` needs such a field in the config.
+    `loader_workers` processes make batches ahead of the step, with "auto" as many as the machine's
+    vCPUs leave; batches do not depend on their number, so the workload names its field in
+    `placement_fields`.
+    """
+
+    epochs: int | None = None
+    steps: int | None = None
+    global_batch: int
+    micro_batch: int
+    drop_last: bool = False
+    eval_batch: int = 64
+    schedule: Schedule | Milestones | ScheduleFunction = "cosine"
+    warmup_steps: int = 0
+    final_lr_fraction: float = 0.0
+    clip_norm: float | None = None
+    optimizer_in_backward: bool = False
+    evaluate_every_epochs: int | None = None
+    evaluate_every_steps: int | None = None
+    precision: Precision = "float32"
+    compile_mode: CompileMode | None = None
+    ema_decay: float | None = None
+    ema_every_steps: int = 1
+    ema_buffers: bool = False
+    best_metric: str | None = None
+    best_mode: Literal["max", "min"] = "max"
+    find_unused_parameters: bool = False
+    sharding: Sharding = "none"
+    loader_workers: LoaderWorkers = 0
+
+    def __post_init__(self) -> None:
+        self._check_numbers()
+        _check_choice("precision", self.precision, Precision)
+        if self.compile_mode is not None:
+            _check_choice("compile_mode", self.compile_mode, CompileMode, "None or ")
+        _check_choice("sharding", self.sharding, Sharding)
+        if not isinstance(self.schedule, Milestones) and not callable(self.schedule):
+            _check_choice("schedule", self.schedule, Schedule, "Milestones, a function or ")
+        if self.sharding != "none" and self.find_unused_parameters:
+            raise ValueError(
+                "sharding='full' with find_unused_parameters: FSDP2 reduces the gradients that a "
+                "rank has, and waits forever if another rank has others; let every parameter "
+                "take part in every step (0.0 * parameter.sum()), or give sharding='none'"
+            )
+        if self.ema_decay is None and (self.ema_every_steps != 1 or self.ema_buffers):
+            raise ValueError("ema_every_steps or ema_buffers without an average; give ema_decay")
+        if self.optimizer_in_backward:
+            self._check_in_backward()
+
+    def _check_numbers(self) -> None:
+        if (self.epochs is None) == (self.steps is None):
+            raise ValueError(
+                f"epochs is {self.epochs} and steps is {self.steps}; give one of the two"
+            )
+        if self.evaluate_every_epochs is not None and self.evaluate_every_steps is not None:
+            raise ValueError(
+                f"evaluate_every_epochs is {self.evaluate_every_epochs} and evaluate_every_steps "
+                f"is {self.evaluate_every_steps}; give one of the two"
+            )
+        least_one = ("epochs", "steps", "global_batch", "micro_batch", "eval_batch")
+        for name in (*least_one, "ema_every_steps"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise ValueError(f"{name} is {value}; give at least 1")
+        every = ("evaluate_every_epochs", "evaluate_every_steps")
+        for name in ("warmup_steps", *every, "loader_workers"):
+            if (value := getattr(self, name)) not in (None, "auto") and value < 0:
+                raise ValueError(f"{name} is {value}; give at least 0")
+        if self.global_batch % self.micro_batch:
+            raise ValueError(
+                f"global_batch {self.global_batch} is not a multiple of micro_batch "
+                f"{self.micro_batch}; change one of them"
+            )
+        if self.clip_norm is not None and self.clip_norm <= 0:
+            raise ValueError(f"clip_norm is {self.clip_norm}; give a positive norm or None")
+        if self.ema_decay is not None and not 0.0 < self.ema_decay < 1.0:
+            raise ValueError(f"ema_decay is {self.ema_decay}; give None or a number in (0, 1)")
+
+    def _check_in_backward(self) -> None:
+        """More than one rank is refused where their number is known."""
+        if self.global_batch > self.micro_batch:
+            raise ValueError(
+                f"optimizer_in_backward with global_batch {self.global_batch} and micro_batch "
+                f"{self.micro_batch}: the first backward would update before the gradients are "
+                "accumulated; give a micro_batch of the global_batch"
+            )
+        if self.clip_norm is not None:
+            raise ValueError(
+                f"optimizer_in_backward with clip_norm {self.clip_norm}: the norm is known when "
+                "all gradients are, and by then they are used; give clip_norm=None"
+            )
+        if self.precision == "float16":
+            raise ValueError(
+                "optimizer_in_backward with precision 'float16': whether a step is skipped is "
+                "known when all its gradients are; give 'bfloat16' or 'float32'"
+            )
+
+    def steps_per_epoch(self, num_samples: int) -> int:
+        """The steps of a whole epoch over that many training samples."""
+        whole = num_samples // self.global_batch
+        return whole if self.drop_last else math.ceil(num_samples / self.global_batch)
+
+    def num_steps(self, num_samples: int) -> int:
+        """The stage's length in steps."""
+        if self.steps is not None:
+            return self.steps
+        assert self.epochs is not None
+        return self.epochs * self.steps_per_epoch(num_samples)
+
+    def steps_per_evaluation(self, num_samples: int) -> int:
+        """Steps from one evaluation to the next; 0: only at the end."""
+        if self.evaluate_every_steps is not None:
+            return self.evaluate_every_steps
+        epochs = 1 if self.evaluate_every_epochs is None else self.evaluate_every_epochs
+        return epochs * self.steps_per_epoch(num_samples)
+
+    def num_evaluations(self, num_samples: int) -> int:
+        """The stage's number of evaluations, that at its end included."""
+        every = self.steps_per_evaluation(num_samples)
+        return math.ceil(self.num_steps(num_samples) / every) if every else 1
+
+
+def _check_choice(name: str, value: Any, choices: Any, other: str = "") -> None:
+    if value not in get_args(choices):
+        known = ", ".join(get_args(choices))
+        raise ValueError(f"{name} is {value!r}; give {other}one of {known}")

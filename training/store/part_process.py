@@ -1,0 +1,158 @@
+"""A process that sends parts of uploads out of shared memory, as the trainer sees it.
+
+Hashing and sending in threads of the trainer would take the interpreter lock from the training.
+Once the process has ended by itself no other is started: this attempt then sends its parts itself.
+"""
+
+import contextlib
+import json
+import logging
+import os
+import select
+import socket
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from training.errors import UserError
+from training.store.protocol import StoreError
+
+_log = logging.getLogger(__name__)
+
+_PROGRAM = "training.store.part_worker"
+_ROOT = Path(__file__).parents[2]
+# It imports boto3 and little else; far longer than that takes on a machine under full load.
+_START_SECONDS = 60.0
+_TICK_SECONDS = 0.1
+_ANSWER_BYTES = 64 * 1024
+_ERRORS = {"UserError": UserError, "FileNotFoundError": FileNotFoundError}
+READY = b"ready"
+
+
+class PartProcess:
+    """Starts when it is first wanted, and ends with the trainer (part_worker.py)."""
+
+    def __init__(self, bucket: str, prefix: str) -> None:
+        self._where = (bucket, prefix)
+        self._lock = threading.Lock()
+        self._worker: _Worker | None = None
+        # Linux only. Elsewhere, on somebody's laptop, the trainer sends all.
+        self._can_start = hasattr(os, "memfd_create") and hasattr(os, "pidfd_open")
+
+    def start(self) -> bool:
+        """Start it unless it runs; return False if there can be none."""
+        with self._lock:
+            if self._worker is not None and self._worker.owner != os.getpid():
+                self._worker = None  # it is the parent's: this process is a fork
+            if self._can_start and self._worker is None:
+                try:
+                    self._worker = _Worker(*self._where)
+                except OSError as error:
+                    self._give_up(f"cannot be started: {error}")
+                else:
+                    weakref.finalize(self, self._worker.close)
+            elif self._worker is not None and not self._worker.is_alive:
+                self._give_up(f"ended with {self._worker.process.poll()}")
+            return self._can_start
+
+    def is_ready(self) -> bool:
+        """Whether it takes orders; waits while it starts."""
+        worker = self._worker if self.start() else None
+        if worker is None:
+            return False
+        if not worker.is_ready():
+            self._give_up("did not start")
+        return self._can_start
+
+    def send(
+        self, order: Mapping[str, Any], memory: int, must_stop: Callable[[], bool]
+    ) -> Iterator[tuple[int, str, bytes]]:
+        """Have every part of the memory sent: number, ETag and SHA-256 of each, as they arrive.
+
+        Once it `must_stop` it ends early. It ends when nothing more of the order is being sent.
+        """
+        worker = self._worker
+        assert worker is not None
+        with worker.ordered(order, memory) as answers:
+            while "end" not in (answer := worker.next_answer(answers, must_stop)):
+                yield answer["part"], answer["tag"], bytes.fromhex(answer["sha256"])
+        if answer["end"]:
+            raise _ERRORS.get(answer["kind"], StoreError)(answer["end"])
+
+    def _give_up(self, why: str) -> None:
+        self._can_start = False
+        _log.warning("[save] the process that sends checkpoints %s; the trainer sends them", why)
+
+
+class _Worker:
+    """A process that runs part_worker.py, and the socket on which it takes orders."""
+
+    def __init__(self, bucket: str, prefix: str) -> None:
+        self.owner = os.getpid()
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        path = os.pathsep.join([str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+        command = [sys.executable, "-m", _PROGRAM, str(self.owner)]
+        with theirs:
+            self.process = subprocess.Popen(
+                [*command, bucket, prefix],
+                stdin=theirs.fileno(),
+                env={**os.environ, "PYTHONPATH": path},
+            )
+        self._lock = threading.Lock()
+        self._is_ready = False
+
+    @property
+    def is_alive(self) -> bool:
+        return self.process.poll() is None
+
+    def is_ready(self) -> bool:
+        """Whether it takes orders; waits while it starts."""
+        with self._lock:
+            if not self._is_ready and select.select([self._control], [], [], _START_SECONDS)[0]:
+                self._is_ready = self._control.recv(len(READY)) == READY
+            return self._is_ready
+
+    @contextlib.contextmanager
+    def ordered(self, order: Mapping[str, Any], memory: int) -> Iterator[socket.socket]:
+        """Give an order; its answers come on a socket of its own, whose closing withdraws it."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with ours:
+            with theirs:
+                try:
+                    text = json.dumps(order).encode()
+                    socket.send_fds(self._control, [text], [memory, theirs.fileno()])
+                except OSError as error:
+                    raise StoreError(f"the process that sends takes no order: {error}") from error
+            ours.settimeout(_TICK_SECONDS)
+            try:
+                yield ours
+            finally:
+                # Not by closing: a process that was forked meanwhile holds the socket open.
+                ours.shutdown(socket.SHUT_RDWR)
+
+    def next_answer(self, answers: socket.socket, must_stop: Callable[[], bool]) -> dict[str, Any]:
+        """Wait for the next answer; withdraw the order once it `must_stop`."""
+        while True:
+            try:
+                message = answers.recv(_ANSWER_BYTES)
+            except TimeoutError:
+                if must_stop():
+                    answers.shutdown(socket.SHUT_WR)
+                if self.is_alive:
+                    continue
+                message = b""
+            if not message:
+                raise StoreError(f"the process that sends ended with {self.process.poll()}")
+            answer: dict[str, Any] = json.loads(message)
+            return answer
+
+    def close(self) -> None:
+        """End it; in a fork of the trainer, only leave it."""
+        self._control.close()
+        if self.owner == os.getpid():
+            self.process.kill()
+            self.process.wait()
