@@ -61,9 +61,13 @@ class _Order:
         try:
             if not self._stop.is_set():
                 self._answer(self._sent(number))
-        except (StoreError, UserError, FileNotFoundError) as error:
+        except (StoreError, FileNotFoundError) as error:
             self._stop.set()
-            self._end = {"kind": type(error).__name__, "end": str(error)}
+            self._end = {"end": str(error)}
+        except UserError as error:
+            # The trainer found its credentials, and this process none: every order would fail.
+            os.write(sys.stderr.fileno(), f"{error}\n".encode())
+            os._exit(1)
         with self._lock:
             self._left -= 1
             is_last = self._left == 0
@@ -93,11 +97,11 @@ def main(trainer: int, bucket: str, prefix: str) -> None:
     for _ in range(store.num_threads):
         threading.Thread(target=_work, args=(tasks,), daemon=True).start()
     control = socket.socket(fileno=sys.stdin.fileno())
-    with suppress(BrokenPipeError):
+    with suppress(ConnectionError):  # the trainer has ended
         control.send(READY)
-    while control.fileno() in select.select([control.fileno(), alive], [], [])[0]:
-        if not _take_order(control, store, tasks):
-            return
+        while control.fileno() in select.select([control.fileno(), alive], [], [])[0]:
+            if not _take_order(control, store, tasks):
+                return
 
 
 def _take_order(
