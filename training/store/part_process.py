@@ -27,8 +27,8 @@ _ROOT = Path(__file__).parents[2]
 # It imports boto3 and little else; far longer than that takes on a machine under full load.
 _START_SECONDS = 60.0
 _TICK_SECONDS = 0.1
-# Some part arrives sooner even on a slow line, or has failed for good: this process is stopped.
-_SILENT_SECONDS = 600.0
+# Longer than all attempts at a part take (s3.py), shorter than the trainer's watchdog waits.
+_SILENT_SECONDS = 400.0
 _ANSWER_BYTES = 64 * 1024
 READY = b"ready"
 

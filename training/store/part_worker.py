@@ -41,7 +41,7 @@ class _Order:
         self._answers = socket.socket(fileno=answers)
         self._lock = threading.Lock()
         self._stop = threading.Event()
-        self._end: dict[str, Any] = {"end": ""}
+        self._error = ""
         self._memory = mmap.mmap(memory, self._size, prot=mmap.PROT_READ)
         os.close(memory)
 
@@ -63,7 +63,7 @@ class _Order:
                 self._answer(self._sent(number))
         except (StoreError, FileNotFoundError) as error:
             self._stop.set()
-            self._end = {"end": str(error)}
+            self._error = str(error)
         except UserError as error:
             # The trainer found its credentials, and this process none: every order would fail.
             os.write(sys.stderr.fileno(), f"{error}\n".encode())
@@ -72,7 +72,7 @@ class _Order:
             self._left -= 1
             is_last = self._left == 0
         if is_last:
-            self._answer(self._end)
+            self._answer({"end": self._error})
 
     def _sent(self, number: int) -> dict[str, Any]:
         start = number * self._part_bytes
