@@ -89,7 +89,10 @@ class _Order:
 
 def main(trainer: int, bucket: str, prefix: str) -> None:
     """Take orders from standard input until the trainer has ended or closes it."""
-    alive = os.pidfd_open(trainer)
+    try:
+        alive = os.pidfd_open(trainer)
+    except ProcessLookupError:
+        return
     if os.getppid() != trainer:
         return
     store = S3Store(bucket, prefix)

@@ -3,7 +3,11 @@
 import hashlib
 import os
 import resource
+import select
 import signal
+import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -235,6 +239,23 @@ def test_a_killed_trainer_leaves_no_sender(bucket_uri: str) -> None:
         assert psutil.pid_exists(loader)
     finally:
         os.kill(loader, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("moment", ["before it starts", "before it is heard"])
+def test_a_sender_whose_trainer_has_ended_says_nothing(bucket_uri: str, moment: str) -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    trainer = os.getpid()
+    if moment == "before it starts":
+        ended = subprocess.Popen([sys.executable, "-c", ""])
+        ended.wait()
+        trainer = ended.pid
+    command = [sys.executable, "-m", "training.store.part_worker", str(trainer), "bucket", ""]
+    with theirs, subprocess.Popen(command, stdin=theirs, stderr=subprocess.PIPE) as worker:
+        if moment == "before it is heard":
+            assert select.select([ours], [], [], 60)[0]
+        ours.close()
+        assert worker.communicate()[1] == b""
+        assert worker.returncode == 0
 
 
 def test_a_fork_has_a_sender_of_its_own(bucket_uri: str) -> None:
