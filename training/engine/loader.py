@@ -229,7 +229,8 @@ class Workers(Iterator[Batch]):
             if answer.layout != first.layout and (other := pickle.loads(answer.layout)) != layout:
                 raise differing(layout, other)
         memory = self._memory.hand_out(ahead.slot, begin + layout.num_bytes(ahead.size))
-        values = torch.frombuffer(memory, dtype=torch.uint8, offset=begin)
+        # Not torch's frombuffer, which refuses samples without any bytes.
+        values = torch.from_numpy(np.frombuffer(memory, np.uint8, offset=begin))
         return layout.batch(layout.columns(values, ahead.size))
 
 

@@ -137,11 +137,11 @@ def _done(task: Task, maker: Maker, memory: BatchMemory) -> Answer:
 def _pickled(error: BaseException) -> bytes:
     """The exception with its traceback, which is lost otherwise, as a note."""
     text = "In a loader worker:\n" + "".join(traceback.format_exception(error))
-    error.add_note(text)
     try:
+        error.add_note(text)
         sent = pickle.dumps(error)
-        pickle.loads(sent)  # which some exceptions refuse
-    except (pickle.PickleError, TypeError, AttributeError):
+        pickle.loads(sent)
+    except BaseException:  # it runs the exception's own code, which may do anything
         return pickle.dumps(RuntimeError(text))
     return sent
 
