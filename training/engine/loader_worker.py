@@ -149,7 +149,5 @@ def _pickled(error: BaseException) -> bytes:
 def _leave_signals_to_the_trainer() -> None:
     """Ignore a notice or Ctrl-C, sent to the whole process group: workers run until the save."""
     signal.set_wakeup_fd(-1)
-    for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
-    # systemd stops all processes of a unit with it.
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
