@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from contract.errors import EXIT_FAILED as EXIT_FAILED
 from contract.errors import EXIT_FINISHED as EXIT_FINISHED
@@ -15,6 +16,32 @@ from contract.errors import UserError as UserError
 
 class RunFailedError(RuntimeError):
     """The run cannot continue and a restart would not help: one sentence with the reason."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Divergence:
+    """What is not finite, and the step that left it so."""
+
+    step: int  # of the run
+    message: str  # one clause, which names stage and step
+    loss: float | None = None
+    gradient_norm: float | None = None
+
+
+class DivergedError(RunFailedError):
+    """This rank has found a divergence; the ranks go back to the last commit together."""
+
+    def __init__(self, divergence: Divergence) -> None:
+        super().__init__(f"{divergence.message}; nothing was published")
+        self.divergence = divergence
+
+
+class GoBackError(RuntimeError):
+    """Raised on all ranks alike, after a divergence that at least rank 0 knows."""
+
+    def __init__(self, divergence: Divergence | None) -> None:
+        super().__init__("training diverged")
+        self.divergence = divergence
 
 
 class OutOfMemoryError(RuntimeError):

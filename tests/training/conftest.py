@@ -36,6 +36,7 @@ def _no_hooks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     tiny.HOOKS.clear()
     yield
     tiny.HOOKS.clear()
+    tiny.LOSSES.clear()
     hooks.LISTENING.clear()
 
 

@@ -14,7 +14,7 @@ from training.checkpoint.schedule import Schedule
 from training.checkpoint.sharded_leader import ShardedLeader, Verb
 from training.checkpoint.state import HostCopies, HostCopy, LiveState
 from training.checkpoint.write import CheckpointWrite, NoticeSave, SaveRequest
-from training.errors import RunFailedError
+from training.errors import DivergedError, RunFailedError
 from training.interruption.notice import Notice
 from training.ranks.context import AttemptContext
 from training.record.lease import LeaseLostError
@@ -25,6 +25,7 @@ _log = logging.getLogger(__name__)
 
 # What a save under way gets when the time is over already: nothing else can still be kept.
 _GRACE_SECONDS = 2.0
+_PIECE_SECONDS = 0.5
 # How long the end of an attempt waits for a save under way,
 _CLOSE_SECONDS = 60.0
 # and for one whose lease was lost, to delete what it uploaded.
@@ -240,7 +241,9 @@ class Checkpointer:
 
     def _collect_at_end(self, write: CheckpointWrite) -> bool:
         """Collect a save that is over when the attempt ends; return whether it was committed."""
-        if isinstance(write.error, RunFailedError | LeaseLostError):
+        is_grave = isinstance(write.error, RunFailedError | LeaseLostError)
+        # One that diverged need not end the run: the next attempt resumes before it.
+        if write.error is not None and is_grave and not isinstance(write.error, DivergedError):
             raise write.error
         if write.error is not None:
             _log.warning("[save] failed: %s; the last commit stays", write.error)
@@ -326,11 +329,17 @@ class Checkpointer:
             self._collect_at_end(current)
 
     def _end_with(self, write: CheckpointWrite, end: NoticeSave) -> bool:
-        write.notice_save = end
-        patience = max(0.0, end.notice.seconds_left - reserve_of(end.notice))
-        if write.kind != "emergency":
-            patience = max(patience, _GRACE_SECONDS)
-        if not write.wait(patience) and write.cancel():
+        write.notice_save, asked = end, time.monotonic()
+        grace = 0.0 if write.kind == "emergency" else _GRACE_SECONDS
+
+        def seconds_left() -> float:
+            in_notice = end.notice.seconds_left - reserve_of(end.notice)
+            return max(0.0, in_notice, asked + grace - time.monotonic())
+
+        # In pieces: another notice may bring the deadline nearer.
+        while not write.wait(min(seconds_left(), _PIECE_SECONDS)) and seconds_left():
+            pass
+        if not write.is_over and write.cancel():
             _log.warning("[emergency] the upload was too slow; the last commit stays")
             return False
         write.wait()  # the head is being written, which is bounded

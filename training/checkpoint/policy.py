@@ -53,42 +53,28 @@ class CheckpointPolicy:
 
     def save_if_due(self, position: Position) -> bool:
         """Save if the schedule or a rebalance recommendation says so; return whether it did."""
-        return self._lead(lambda checkpointer: self._save_if_due(checkpointer, position))
+        return self.lead(lambda checkpointer: self._save_if_due(checkpointer, position))
 
     def protect(self, position: Position, work: Work) -> None:
         """Before work during which a notice could not be answered: stage a copy, or else commit."""
-        self._lead(lambda checkpointer: self._protect(checkpointer, position, work))
+        self.lead(lambda checkpointer: self._protect(checkpointer, position, work))
 
     def save_stage_end(self, position: Position) -> None:
         """Commit the end of the stage: what comes next is read back from this checkpoint."""
-        self._lead(lambda checkpointer: checkpointer.save(self._request(position, "stage-end")))
+        self.lead(lambda checkpointer: checkpointer.save(self.request(position, "stage-end")))
 
     def answer_notice(self, position: Position, work_seconds: float | None) -> None:
         """Commit; raise InterruptedRunError, on all ranks alike, unless there is time to train on.
 
-        The first commit makes the state safe at once. Then training continues for as long as the
-        next work (None: of unknown duration) and a last save still fit; that save also releases.
+        The next work (None: of unknown duration) is expected to take `work_seconds`.
         """
-        consensus, extra_time = self._context.consensus, self._context.extra_time
-        if extra_time.is_granted:
-            if consensus.all_agree(extra_time.allows(work_seconds)):
-                return
-            notice = consensus.take_notice()
-            self._lead(
-                lambda checkpointer: checkpointer.save_and_release(
-                    self._request(position, "emergency"), notice
-                )
-            )
-        else:
-            notice = consensus.take_notice()
-            cost = self._save_at_notice(position, work_seconds, notice)
-            if consensus.all_agree(extra_time.would_allow(work_seconds, cost)):
-                assert cost is not None
-                consensus.continue_after(notice, cost)
-                return
-        if self._follower is not None:
-            self._follower.give_up()
-        raise InterruptedRunError(notice.cause)
+        context, saves = self._context, _NoticeSaves(self, self._context, position)
+        try:
+            context.supervisor.extra_time.answer(context.consensus, work_seconds, saves)
+        except InterruptedRunError:
+            if self._follower is not None:
+                self._follower.give_up()
+            raise
 
     def close(self) -> None:
         """Finish: the stage, or the attempt, is over."""
@@ -107,7 +93,7 @@ class CheckpointPolicy:
         else:
             self._follower = ShardedFollower(self._context, num_here)
 
-    def _lead(self, act: Callable[[Checkpointer], bool | None]) -> bool:
+    def lead(self, act: Callable[[Checkpointer], bool | None]) -> bool:
         """Act on rank 0 while the others of a sharded stage follow; return whether it acted."""
         if self._follower is not None:
             return self._follower.obey(self._capture)
@@ -118,7 +104,7 @@ class CheckpointPolicy:
         with self._leader.leading():
             return bool(act(self._checkpointer))
 
-    def _request(self, position: Position, kind: Kind) -> SaveRequest:
+    def request(self, position: Position, kind: Kind) -> SaveRequest:
         """A request for the state as it is now."""
         assert self._checkpointer is not None
         live = self._capture()
@@ -142,10 +128,10 @@ class CheckpointPolicy:
         checkpointer.poll()
         schedule, is_saving = checkpointer.schedule, checkpointer.is_saving
         if self._context.interruption.take_rebalance():
-            checkpointer.save(self._request(position, "rebalance"))
+            checkpointer.save(self.request(position, "rebalance"))
         elif schedule.is_due(position, self._steps_per_epoch, is_saving=is_saving):
             is_best = position.best.get("step") == position.step
-            checkpointer.save_async(self._request(position, "best" if is_best else "periodic"))
+            checkpointer.save_async(self.request(position, "best" if is_best else "periodic"))
         else:
             return False
         return True
@@ -153,32 +139,49 @@ class CheckpointPolicy:
     def _protect(self, checkpointer: Checkpointer, position: Position, work: Work) -> None:
         if not self._context.supervisor.long_work.is_long(work) or checkpointer.holds(position):
             return
-        if not checkpointer.stage(self._request(position, "emergency")):
-            checkpointer.save(self._request(position, "periodic"))
+        if not checkpointer.stage(self.request(position, "emergency")):
+            checkpointer.save(self.request(position, "periodic"))
 
-    def _save_at_notice(
-        self, position: Position, work_seconds: float | None, notice: Notice
-    ) -> float | None:
-        """Save at a notice; return what the last save will take, None if there is not to be one.
 
-        Ranks without a checkpointer return 0: rank 0 does the arithmetic.
-        """
+class _NoticeSaves:
+    """What can be saved of one boundary in a notice; the extra time decides what is."""
+
+    def __init__(self, policy: CheckpointPolicy, context: AttemptContext, at: Position) -> None:
+        self._policy = policy
+        self._context = context
+        self._position = at
+
+    def begin(self) -> tuple[float, float]:
+        """Ranks without a checkpointer return 0: rank 0 does the arithmetic."""
+        position, seconds = self._position, (0.0, 0.0)
         self._context.metrics.write(
             "notice", stage=position.stage, step=position.step, stage_step=position.stage_step
         )
-        cost: float | None = 0.0 if self._checkpointer is None else None
+
+        def estimate(checkpointer: Checkpointer) -> None:
+            nonlocal seconds
+            last = checkpointer.estimate(self._policy.request(position, "emergency")).seconds
+            seconds = (0.0 if checkpointer.holds(position) else last), last
+
+        self._policy.lead(estimate)
+        return seconds
+
+    def commit(self, notice: Notice) -> float | None:
+        cost: float | None = None if self._context.world.leads else 0.0
 
         def save(checkpointer: Checkpointer) -> None:
             nonlocal cost
-            request = self._request(position, "emergency")
-            expected = checkpointer.estimate(request).seconds
-            first = 0.0 if checkpointer.holds(position) else expected
-            if not self._context.extra_time.would_allow(work_seconds, expected, first):
-                checkpointer.save_and_release(request, notice)
-            elif checkpointer.save_at_notice(request, notice):
+            request = self._policy.request(self._position, "emergency")
+            if checkpointer.save_at_notice(request, notice):
                 measured = checkpointer.estimate(request)
                 cost = measured.seconds if measured.is_measured else None
-                _log.info("[notice] safe, %.1f s left", notice.seconds_left)
 
-        self._lead(save)
+        self._policy.lead(save)
         return cost
+
+    def end(self, notice: Notice) -> None:
+        self._policy.lead(
+            lambda checkpointer: checkpointer.save_and_release(
+                self._policy.request(self._position, "emergency"), notice
+            )
+        )

@@ -13,9 +13,9 @@ from training.checkpoint.sharded_leader import (
     share_key,
 )
 from training.checkpoint.slices import SLICES
-from training.checkpoint.state import HostCopies, HostCopy, LiveState, refuse_nan
+from training.checkpoint.state import HostCopies, HostCopy, LiveState, refuse_nan, step_of
 from training.checkpoint.transfer import CancelledError, Progress, send
-from training.errors import RunFailedError
+from training.errors import DivergedError
 from training.ranks.context import AttemptContext
 from training.ranks.world import World
 
@@ -164,12 +164,12 @@ class ShareWrite:
                 source.files,
                 source.device,
                 self._progress,
-                beside=[lambda: refuse_nan(source.tensors, self.name)],
+                beside=[lambda: refuse_nan(source.tensors, step_of(self.name), self.name)],
             )
         except CancelledError:
             return None
-        except RunFailedError as error:
-            return WrittenShare(error=str(error), is_hopeless=True)
+        except DivergedError as error:
+            return WrittenShare(error=error.divergence.message, has_nan=True)
         except (OSError, RuntimeError, ValueError, TypeError) as error:
             return WrittenShare(error=str(error))
         return WrittenShare(files=files, slices=self._slices)

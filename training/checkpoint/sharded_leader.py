@@ -14,8 +14,9 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, TypeAlias
 
 from training.checkpoint.slices import SLICES
+from training.checkpoint.state import step_of
 from training.checkpoint.transfer import CancelledError
-from training.errors import RunFailedError
+from training.errors import DivergedError, Divergence
 from training.ranks.world import World
 from training.record.checkpoint_entry import FileEntry
 from training.store.protocol import StoreError
@@ -47,7 +48,7 @@ class WrittenShare:
     files: tuple[FileEntry, ...] = ()
     slices: Mapping[str, Any] | None = None
     error: str = ""
-    is_hopeless: bool = False  # the run fails: its weights hold a NaN
+    has_nan: bool = False  # `error` says where in the weights
 
     def to_text(self) -> str:
         """Serialize for the board."""
@@ -75,7 +76,11 @@ class ShardedLeader:
     @contextlib.contextmanager
     def leading(self) -> Iterator[None]:
         """The other ranks obey inside this context."""
-        yield
+        try:
+            yield
+        except DivergedError:
+            self._world.share_flag(False)  # the ranks go on, and then back, together
+            raise
         self._world.share_flag(False)
 
     def order(self, verb: Verb, name: str) -> None:
@@ -100,7 +105,7 @@ class ShardedLeader:
                 if (text := self._world.note(share_key(name, rank))) is not None:
                     found[rank] = WrittenShare.from_text(text)
                     del missing[rank]
-                    _raise_for(rank, found[rank])
+                    _raise_for(rank, found[rank], step_of(name))
                     continue
                 now = self._world.note(f"{share_key(name, rank)}/tick") or ""
                 if now != tick:
@@ -112,9 +117,9 @@ class ShardedLeader:
         return [found[rank] for rank in sorted(found)]
 
 
-def _raise_for(rank: int, written: WrittenShare) -> None:
-    if written.is_hopeless:
-        raise RunFailedError(f"rank {rank}: {written.error}")
+def _raise_for(rank: int, written: WrittenShare, step: int) -> None:
+    if written.has_nan:
+        raise DivergedError(Divergence(step=step, message=f"rank {rank}: {written.error}"))
     if written.error:
         raise StoreError(f"rank {rank}: {written.error}")
     assert written.slices is not None, f"rank {rank} announced no {SLICES}"

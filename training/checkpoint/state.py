@@ -17,7 +17,7 @@ from torch import Tensor
 
 from training.checkpoint.layout import Layout, TensorSpan, lay_out
 from training.checkpoint.memory import allocate, available_bytes, open_shared, view_of
-from training.errors import RunFailedError
+from training.errors import DivergedError, Divergence
 from training.store.protocol import PartSender
 
 STATE = "state.json"
@@ -199,6 +199,11 @@ def checkpoint_name(step: int, generation: int) -> str:
     return f"{step:08d}-g{generation:04d}-{secrets.token_hex(4)}"
 
 
+def step_of(name: str) -> int:
+    """The step in a name that `checkpoint_name` made."""
+    return int(name.partition("-")[0])
+
+
 def state_file(state: Mapping[str, Any]) -> Text:
     """The checkpoint's JSON file."""
     return Text(name=STATE, data=json.dumps(state).encode())
@@ -250,14 +255,12 @@ def find_nan(tensors: Mapping[str, Tensor]) -> str | None:
     return None
 
 
-def refuse_nan(tensors: Mapping[str, Mapping[str, Tensor]], where: str) -> None:
-    """Raise RunFailedError if any weight of the model is NaN."""
+def refuse_nan(tensors: Mapping[str, Mapping[str, Tensor]], step: int, where: str) -> None:
+    """Raise DivergedError if any weight of the model is NaN."""
     for part, own in tensors.items():
         if part.split(".")[0] == "model" and (name := find_nan(own)) is not None:
-            raise RunFailedError(
-                f"{where}: {name} contains a NaN; "
-                "nothing was published, lower the learning rate or clip the gradients"
-            )
+            message = f"{where}: {name} contains a NaN"
+            raise DivergedError(Divergence(step=step, message=message))
 
 
 def _shapes(live: LiveState) -> dict[str, list[tuple[str, torch.dtype, torch.Size]]]:

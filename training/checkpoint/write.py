@@ -211,7 +211,8 @@ class CheckpointWrite:
 
     def _refuse_nan(self) -> None:
         position = self.position
-        refuse_nan(self.source.tensors, f"stage {position.stage!r}, step {position.step}")
+        where = f"stage {position.stage!r}, step {position.step}"
+        refuse_nan(self.source.tensors, position.step, where)
 
     def _delete(self) -> None:
         """Delete the files after a lost lease: no later take-over may come to sweep them.

@@ -22,6 +22,7 @@ COMMANDS = {
     "data": ("dataset", "make, check, upload and sync datasets"),
     "measure": ("measure", "what each stage needs, without a GPU"),
     "fail": ("run", "mark a run failed, whoever holds it"),
+    "reopen": ("reopen", "take back a failed run, or resume one from a chosen checkpoint"),
     "export": ("weights", "weights of a run or checkpoint, as a safetensors file"),
     "evaluate": ("weights", "metrics of a run's weights on a split"),
     "predict": ("weights", "what a run's weights predict for each sample"),

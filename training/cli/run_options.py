@@ -20,6 +20,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     """Add every option, in the order in which --help shows them."""
     _add_what(parser)
     _add_saving(parser)
+    _add_divergence(parser)
     _add_limits(parser)
     _add_records(parser)
 
@@ -154,6 +155,27 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_divergence(parser: argparse.ArgumentParser) -> None:
+    """Add what is done where a loss, a gradient norm or a weight is not finite."""
+    add = parser.add_argument
+    add(
+        "--nan-retries",
+        type=count,
+        default=2,
+        metavar="N",
+        help="where training diverges: go back to the last commit this often without progress past "
+        "the step, then fail the run (default: %(default)s)",
+    )
+    add(
+        "--nan-skips",
+        type=count,
+        default=0,
+        metavar="N",
+        help="and leave the step out on the retry, which every later attempt does too: at most N "
+        "steps of the run (default: %(default)s)",
+    )
+
+
 def _add_records(parser: argparse.ArgumentParser) -> None:
     """Add what is kept beside checkpoints, and what goes into the run's record."""
     add = parser.add_argument
@@ -190,6 +212,13 @@ def positive_int(text: str) -> int:
     if value <= 0:
         raise argparse.ArgumentTypeError(f"{text} is not positive")
     return value
+
+
+def count(text: str) -> int:
+    """Parse a whole number, 0 or more."""
+    if not text.isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number, 0 or more")
+    return int(text)
 
 
 def count_or_auto(text: str) -> int | None:

@@ -8,13 +8,14 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch.distributed as dist
 
 from training.code_fingerprint import code_fingerprint
+from training.engine.divergence import Retries
 from training.engine.job import Job, RunOptions, run_dataset
 from training.engine.numerics import configure, numerics_key
 from training.engine.stages import StageSequence
@@ -75,9 +76,12 @@ def run_attempt(options: RunOptions, job: Job, supervisor: Supervisor) -> int:
         if isinstance(lease, Head):
             return world.share((_report_ended(options.store, lease), run_config))[0]
         supervisor.last_resort.hold(lease)
+        supervisor.extra_time.hold(options.store, lease)
         world.share((None, run_config))
         context = _leading_context(options, supervisor, lease, world, key, began)
-        return _lead(context, StageSequence(context, job, dataset, run_config), run_config)
+        return _lead(
+            context, run_config, lambda: _train(options, context, job, dataset, run_config)
+        )
 
 
 @contextlib.contextmanager
@@ -142,11 +146,24 @@ def _leading_context(
     )
 
 
-def _lead(context: AttemptContext, stages: StageSequence, run_config: RunConfig) -> int:
+def _train(
+    options: RunOptions,
+    context: AttemptContext,
+    job: Job,
+    dataset: LocalDataset,
+    run_config: RunConfig,
+) -> None:
+    """Go through the stages, and again from the last commit where training diverges."""
+    retries = Retries(context, num_retries=options.nan_retries, num_skips=options.nan_skips)
+    retries.train(lambda: StageSequence(context, job, dataset, run_config).run())
+
+
+def _lead(context: AttemptContext, run_config: RunConfig, train: Callable[[], None]) -> int:
     """Rank 0: train, and leave nothing behind however that ends."""
     try:
         with _leaving(context.world), _ending(context):
-            stages.run()
+            context.lease.start_heartbeat()
+            train()
     finally:
         if context.profiler is not None:
             context.profiler.close()
@@ -184,7 +201,7 @@ def _follow(
         numerics=key,
     )
     with _leaving(world):
-        StageSequence(context, job, dataset, run_config).run()
+        _train(options, context, job, dataset, run_config)
     return EXIT_FINISHED
 
 
@@ -204,8 +221,12 @@ def _report_ended(store: Store, head: Head) -> int:
     if head.state == "finished":
         _log.info("[ok] %s is finished: weights %s", store.uri, head.weights_sha256)
         return EXIT_FINISHED
-    _log.error("[failed] %s has failed: %s; start a new run id", store.uri, head.reason)
+    _log.error("[failed] %s has failed: %s; %s", store.uri, head.reason, _how_to_reopen(store))
     return EXIT_FAILED
+
+
+def _how_to_reopen(store: Store) -> str:
+    return f"take it back with: python -m training reopen --run-uri {store.uri}"
 
 
 @contextlib.contextmanager
@@ -217,6 +238,7 @@ def _ending(context: AttemptContext) -> Iterator[None]:
         context.metrics.flush()
         context.events.emit("failed", "failed", message=str(error))
         context.lease.fail(str(error))
+        _log.error("[failed] the run has failed; %s", _how_to_reopen(context.store))
         raise
     finally:
         context.supervisor.last_resort.stand_down()

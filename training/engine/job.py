@@ -46,6 +46,8 @@ class RunOptions:
     interval: Interval
     retention: Retention = KEEP_NEWEST
     lease_ttl_seconds: float
+    nan_retries: int = 2
+    nan_skips: int = 0
     memory_limit_mib: int | None = None
     no_adapt: bool = False
     metrics_file: Path | None = None

@@ -11,6 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from training.capabilities import HasNumerics
 from training.checkpoint.read import Snapshot
 from training.checkpoint.sharded import ShardedSnapshot
+from training.checkpoint.slices import is_sharded as has_shards
 from training.checkpoint.state import LiveState, flatten_state, unflatten_state
 from training.engine.batches import MicroBatch, micro_batch_of
 from training.engine.ema import MovingAverage
@@ -38,15 +39,17 @@ class StepResult:
     """The result of a step, whose numbers may still be on the device."""
 
     names: tuple[str, ...]  # of the metrics
-    scalars: Scalars  # the loss, then sum and count of each metric
+    scalars: Scalars  # the loss, the gradients' norm, then sum and count of each metric
     learning_rate: float
-    is_skipped: bool
+    is_skipped: bool  # by the loss scaler
+    has_norm: bool
 
-    def read(self) -> tuple[float, dict[str, float]]:
-        """Return loss and metrics of the global batch."""
-        loss, *pairs = self.scalars.read()
+    def read(self) -> tuple[float, float | None, dict[str, float]]:
+        """Return loss, gradient norm where it is known, and metrics of the global batch."""
+        loss, norm, *pairs = self.scalars.read()
         sums = zip(self.names, pairs[::2], pairs[1::2], strict=True)
-        return loss, {name: value / count for name, value, count in sums if count}
+        metrics = {name: value / count for name, value, count in sums if count}
+        return loss, norm if self.has_norm else None, metrics
 
 
 class Learner:
@@ -74,7 +77,9 @@ class Learner:
         self._parallel = parallel(stage, self.model, world)
         self._optimizer = checked_optimizer(stage, stage.optimizer(self.model), self.model)
         for group in self._optimizer.param_groups:
-            group.setdefault("initial_lr", group["lr"])
+            group.setdefault("initial_lr", float(group["lr"]))
+        # Whoever compiled or captured the optimizer holds these: they are changed in place.
+        self._rates = [group["lr"] for group in self._optimizer.param_groups]
         self._start_optimizer()
         if self._settings.optimizer_in_backward:
             step_in_backward(self._optimizer)
@@ -192,8 +197,9 @@ class Learner:
     ) -> StepResult:
         """Make one optimizer step; weight and number of micro-batches count all ranks."""
         weight = checked_weight(self._stage, weight, step)
-        for group in self._optimizer.param_groups:
-            group["lr"] = group["initial_lr"] * lr_factor
+        for group, own in zip(self._optimizer.param_groups, self._rates, strict=True):
+            rate = group["initial_lr"] * lr_factor
+            group["lr"] = own.fill_(rate) if isinstance(own, Tensor) else rate
         self._optimizer.zero_grad(set_to_none=True)
         self._parallel.begin_step()
         total: Tensor | float = 0.0
@@ -225,9 +231,10 @@ class Learner:
                 elif name in sums:
                     value, count = sums[name][0] + value, sums[name][1] + count
                 sums[name] = (value, count)
-        skipped = False
+        skipped, norm = False, None
         if not self._settings.optimizer_in_backward:
-            skipped = self._scaling.step(self._optimizer, self.model, self._settings.clip_norm)
+            clip_norm = self._settings.clip_norm
+            skipped, norm = self._scaling.step(self._optimizer, self.model, clip_norm)
         is_averaged = (step + 1) % self._settings.ema_every_steps == 0
         if self._average is not None and is_averaged and not skipped:
             self._average.update()
@@ -235,10 +242,19 @@ class Learner:
         numbers = [number for name in names for number in sums[name]]
         return StepResult(
             names=names,
-            scalars=Scalars([total, *numbers], self._inputs.device, self._world),
-            learning_rate=self._optimizer.param_groups[0]["lr"],
+            scalars=Scalars(
+                [total, self._own_part(norm), *numbers], self._inputs.device, self._world
+            ),
+            learning_rate=self._optimizer.param_groups[0]["initial_lr"] * lr_factor,
             is_skipped=skipped,
+            has_norm=norm is not None,
         )
+
+    def _own_part(self, norm: Tensor | None) -> Tensor | float:
+        """The norm in a sum over the ranks, all of which have it: rank 0's alone counts."""
+        if norm is not None and has_shards(norm):
+            norm = norm.full_tensor()
+        return 0.0 if norm is None or not self._world.leads else norm
 
     def _same_names(self, names: tuple[str, ...]) -> tuple[str, ...]:
         """Check that all ranks have the same metrics in every step, as the ranks sum them."""

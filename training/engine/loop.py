@@ -7,10 +7,8 @@ and before anything of that step is published.
 
 import logging
 import math
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from training.checkpoint.checkpointer import Checkpointer
 from training.checkpoint.policy import CheckpointPolicy
@@ -22,14 +20,14 @@ from training.engine.evaluation import evaluate
 from training.engine.learner import Learner, StepResult
 from training.engine.learning_rate import schedule_factor
 from training.engine.loader import Loader
+from training.engine.pace import Pace, StepTime
+from training.engine.step_log import StepLog
 from training.engine.trees import CompiledShapes, to_device
 from training.errors import RunFailedError
 from training.interruption.long_work import Work
 from training.interruption.notice import InterruptedRunError
 from training.ranks.context import AttemptContext
 from training.record.position import Position
-from training.record.sample_digest import sample_digest
-from training.report.progress import ProgressBar
 from training.workload import Batch, Inputs, Train
 
 _log = logging.getLogger(__name__)
@@ -46,12 +44,13 @@ class StageLoop:
         inputs: Inputs,
         position: Position,
         snapshot: Snapshot | ShardedSnapshot | None,
+        skipped_steps: Container[int] = (),
     ) -> None:
         self._context = context
         self._stage = stage
         self._inputs = inputs
         self._settings = stage.settings
-        self._position = position
+        self._skipped_steps = skipped_steps
         samples = stage.samples(inputs, "train")
         if len(samples) < 1:
             raise RunFailedError(f"stage {stage.name!r} has no training samples")
@@ -65,9 +64,8 @@ class StageLoop:
         self._position = position.choosing(chosen)
         shares = self._plan.shares(position.stage_step, context.world.rank)
         self._loader = Loader.of_stage(samples, shares, self._settings, inputs)
-        # A step, its result, its seconds, and the share of them spent waiting for data.
-        self._unread: tuple[Position, StepResult, tuple[float, float]] | None = None
-        self._pace = _Pace()
+        self._unread: tuple[Position, StepResult, StepTime] | None = None
+        self._pace = Pace()
         self._compiled = CompiledShapes(stage)
         self._policy = CheckpointPolicy(
             context,
@@ -76,12 +74,12 @@ class StageLoop:
             self._capture,
             is_sharded=self._learner.is_sharded,
         )
-        self._bar = ProgressBar(stage.name, self._plan.num_steps, position.stage_step)
+        self._steps = StepLog(context, stage, self._plan, position.stage_step)
 
     def run(self) -> Position:
         """Train and commit the end of the stage; after a notice raise InterruptedRunError."""
         try:
-            with self._bar:
+            with self._steps.bar:
                 self._train()
         finally:
             self._policy.close()
@@ -91,7 +89,9 @@ class StageLoop:
             has_ended=True,
             results={**self._position.results, self._stage.name: self._position.metrics},
         )
-        self._policy.save_stage_end(self._position)
+        with self._context.consensus.noting_divergence():
+            self._policy.save_stage_end(self._position)
+        self._context.consensus.go_back_if_diverged()
         # It and this loop hold each other, and with them the model until the next collection.
         del self._policy
         return self._position
@@ -99,15 +99,18 @@ class StageLoop:
     def _train(self) -> None:
         batches = self._fetch(self._position.stage_step)
         while True:
-            weight, must_stop = self._context.consensus.end_vote()
-            if must_stop or self._context.extra_time.is_granted:
+            vote = self._context.consensus.end_vote()
+            if vote.is_noticed:
                 self._answer_notice(self._next_seconds(batches))
             self._evaluate_if_due()
             if self._is_at_the_end:
                 return
             # Fetched and voted on by the ranks while this step computes.
             following = self._fetch(self._position.stage_step + 1)
-            self._step(batches, weight)
+            if self._position.step + 1 in self._skipped_steps:
+                self._skip()
+            else:
+                self._step(batches, vote.weight)
             self._save_if_due()
             batches = following
 
@@ -129,7 +132,7 @@ class StageLoop:
 
     def _step(self, batches: Sequence[tuple[MicroBatch, Batch]], weight: float) -> None:
         step, work = self._position.stage_step, self._work(batches)
-        self._policy.protect(self._position, work)
+        self._protect(work)
         with self._context.supervisor.long_work.doing(work):
             result = self._learner.step(
                 batches,
@@ -141,13 +144,23 @@ class StageLoop:
                     self._settings, step, self._plan.num_steps, self._plan.steps_per_epoch
                 ),
             )
-            self._read()
-        self._position = replace(self._position, stage_step=step + 1, step=self._position.step + 1)
+            self._read_last()
+        self._advance()
         self._unread = self._position, result, self._pace.next(self._loader.wait_seconds)
         if work == "step":
             self._pace.remember()
         if self._context.profiler is not None:
             self._context.profiler.step()
+
+    def _skip(self) -> None:
+        """Leave out a step that diverged: its samples count as seen, nothing else changes."""
+        self._read_last()
+        self._advance()
+        self._steps.record_skipped(self._position, self._pace.next(self._loader.wait_seconds))
+
+    def _advance(self) -> None:
+        before = self._position
+        self._position = replace(before, stage_step=before.stage_step + 1, step=before.step + 1)
 
     def _work(self, batches: Sequence[tuple[MicroBatch, Batch]]) -> Work:
         is_known = self._compiled.have(batch for _, batch in batches)
@@ -160,42 +173,21 @@ class StageLoop:
         """Read and record the numbers of the last step, before anything of it is published."""
         if self._unread is None:
             return
-        (position, result, (seconds, waited)), self._unread = self._unread, None
-        loss, metrics = result.read()
-        if not math.isfinite(loss):
-            raise RunFailedError(
-                f"stage {self._stage.name!r}, step {position.step}: the loss is {loss}; "
-                "nothing was published, lower the learning rate or clip the gradients"
-            )
-        step = position.stage_step - 1
-        ids, epoch = self._plan.ids(step), self._plan.epoch(step)
-        rate = len(ids) / seconds
-        digest = sample_digest(ids, self._plan.num_samples)
-        extra: dict[str, Any] = {"metrics": metrics} if metrics else {}
-        if result.is_skipped:
-            extra["skipped"] = True
-        self._context.metrics.write(
-            "step",
-            stage=self._stage.name,
-            step=position.step,
-            stage_step=position.stage_step,
-            epoch=epoch,
-            loss=loss,
-            lr=result.learning_rate,
-            samples_per_second=round(rate, 2),
-            data_wait=round(waited, 4),
-            **digest,
-            **extra,
-        )
-        if self._bar.is_due or position.stage_step == self._plan.num_steps:
-            text = f"epoch {epoch + 1}/{self._plan.num_epochs} loss {loss:.4f}"
-            rates = (
-                f"lr {result.learning_rate:.2e} {rate:.0f} samples/s, {waited:.0%} waiting for data"
-            )
-            self._bar.show(position.stage_step, f"{text} {rates}{self._context.meter.text()}")
+        unread, self._unread = self._unread, None
+        self._steps.record(*unread)
+
+    def _read_last(self) -> None:
+        with self._context.consensus.noting_divergence():
+            self._read()
+
+    def _read_together(self) -> None:
+        """Read on all ranks alike, before what only a state that is good is worth."""
+        self._read_last()
+        self._context.consensus.go_back_if_diverged()
 
     def _answer_notice(self, work_seconds: float | None) -> None:
         """Commit; the next work starts only if it ends in the time that is left."""
+        self._read_together()
         self._policy.answer_notice(self._position, work_seconds)
         self._pace.skip()
 
@@ -222,7 +214,7 @@ class StageLoop:
         """The metrics; after a notice in the middle of it, the evaluation is repeated."""
         name = f"{self._stage.name}-{self._position.stage_step}"
         while True:
-            self._policy.protect(self._position, "evaluation")
+            self._protect("evaluation")
             try:
                 with self._context.supervisor.long_work.doing("evaluation"):
                     return evaluate(
@@ -236,7 +228,7 @@ class StageLoop:
     def _evaluate_if_due(self) -> None:
         if not self._is_evaluation_due:
             return
-        self._read()
+        self._read_together()
         step, is_end = self._position.stage_step, self._is_at_the_end
         metrics = self._evaluated(is_last=is_end)
         self._position = replace(
@@ -269,6 +261,10 @@ class StageLoop:
                 f"stage {self._stage.name!r}: best_metric is {name!r}, the evaluation gave "
                 f"{', '.join(metrics)}; name one of these"
             )
+        if not math.isfinite(metrics[name]):
+            line = "[%s] after epoch %d: %s is %s, which is never best"
+            _log.warning(line, self._stage.name, self._epoch, name, metrics[name])
+            return best
         sign = 1.0 if self._settings.best_mode == "max" else -1.0
         if best and sign * metrics[name] <= sign * best["value"]:
             return best
@@ -278,32 +274,11 @@ class StageLoop:
         self._read()
         return self._learner.capture(self._position.to_json())
 
+    def _protect(self, work: Work) -> None:
+        with self._context.consensus.noting_divergence():
+            self._policy.protect(self._position, work)
+
     def _save_if_due(self) -> None:
-        if self._policy.save_if_due(self._position):
-            self._pace.skip()
-
-
-class _Pace:
-    """Measures how long a step took, and the share of it spent waiting for data."""
-
-    def __init__(self) -> None:
-        self._since = time.monotonic()
-        self._waited = 0.0
-        self._last_seconds = 0.0
-        self.longest_seconds: float | None = None  # of recent steps, waiting for data included
-
-    def next(self, wait_seconds: float) -> tuple[float, float]:
-        """Seconds and share of the step that has just ended, given the loader's total wait."""
-        now = time.monotonic()
-        seconds = max(now - self._since, 1e-9)
-        share = min(1.0, (wait_seconds - self._waited) / seconds)
-        self._since, self._waited, self._last_seconds = now, wait_seconds, seconds
-        return seconds, share
-
-    def remember(self) -> None:
-        """Count the step that has just ended as typical; slow ones are forgotten slowly."""
-        self.longest_seconds = max(self._last_seconds, 0.99 * (self.longest_seconds or 0.0))
-
-    def skip(self) -> None:
-        """Leave out what happened since: an evaluation or a commit is not a step."""
-        self._since = time.monotonic()
+        with self._context.consensus.noting_divergence():
+            if self._policy.save_if_due(self._position):
+                self._pace.skip()

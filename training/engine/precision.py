@@ -27,18 +27,25 @@ class Scaling:
         """Backpropagate the scaled loss."""
         self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
 
-    def step(self, optimizer: Optimizer, model: nn.Module, clip_norm: float | None) -> bool:
-        """Clip gradients, step, adapt the scale; return whether the step was skipped."""
+    def step(
+        self, optimizer: Optimizer, model: nn.Module, clip_norm: float | None
+    ) -> tuple[bool, Tensor | None]:
+        """Clip gradients, step, adapt the scale.
+
+        Return whether the step was skipped, and the norm of the gradients if they are clipped:
+        then it is known anyway, otherwise it would cost another pass over them.
+        """
+        norm: Tensor | None = None
         if clip_norm is not None:
             self._scaler.unscale_(optimizer)
-            torch.nn.utils.clip_grad_norm_(model.parameters(), clip_norm)
+            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), clip_norm)
         if not self._scaler.is_enabled():
             optimizer.step()
-            return False
+            return False, norm
         before = self._scaler.get_scale()
         self._scaler.step(optimizer)
         self._scaler.update()
-        return self._scaler.get_scale() < before
+        return self._scaler.get_scale() < before, norm
 
     def state(self) -> dict[str, Any]:
         """The state to keep in a checkpoint; empty if the loss is not scaled."""

@@ -52,6 +52,7 @@ class StageSequence:
         self._run_config = run_config
         self._artifacts: dict[str, str] = {}
         self._opened: dict[str, Sequence[Mapping[str, Tensor]]] = {}
+        self._skipped_steps: tuple[int, ...] = ()
         self._verified: tuple[CheckpointEntry, Snapshot] | None = None  # an end, read to resume
         self._snapshot: AnySnapshot | None = None  # until the stage that resumes from it has it
 
@@ -59,10 +60,11 @@ class StageSequence:
         """Resume from the newest valid checkpoint and train to the end of the run."""
         context = self._context
         if not context.world.leads:
+            self._skipped_steps = context.world.share(())
             self._snapshot = follow(context)
             self._train(None, self._shared(None))
             return
-        context.lease.start_heartbeat()
+        self._skipped_steps = context.world.share(context.lease.head.skipped_steps)
         position = self._resume()
         context.lease.sweep()
         state = self._snapshot.state if self._snapshot else {}
@@ -110,7 +112,9 @@ class StageSequence:
         start = before if snapshot and before else self._begin(stage, before)
         assert start.stage == stage.name
         start = replace(start, artifacts=dict(self._artifacts))
-        loop = StageLoop(self._context, checkpointer, stage, inputs, start, snapshot)
+        loop = StageLoop(
+            *(self._context, checkpointer, stage, inputs, start, snapshot), self._skipped_steps
+        )
         del snapshot  # what the loop needs of it, it has
         return loop.run()
 

@@ -51,8 +51,8 @@ class LastResort:
         """Release this lease at the end, from here on."""
         self._lease = lease
 
-    def save_with(self, staged_copy: StagedCopy) -> None:
-        """Save this staged copy at the end, from here on."""
+    def save_with(self, staged_copy: StagedCopy | None) -> None:
+        """Save this staged copy at the end, from here on; None: there is none any more."""
         self._staged_copy = staged_copy
 
     def follow(self) -> None:
@@ -108,8 +108,6 @@ class LastResort:
 
     def _last_moment(self, notice: Notice) -> float:
         budget = notice.deadline - notice.received
-        if budget <= 0:  # clocks differ, or the notice is old: there may still be time
-            return notice.received + _GRACE_SECONDS
         reserve = exit_reserve(budget)
         if self._staged_copy is not None:
             moment = self._staged_copy.must_start_by(notice) - reserve

@@ -30,9 +30,12 @@ class InterruptedRunError(RuntimeError):
     """The attempt stops: raised only at step boundaries, between evaluation batches or shards."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(kw_only=True, slots=True)
 class Notice:
-    """The cause of an interruption and its deadline, on this process's monotonic clock."""
+    """The cause of an interruption and its deadline, on this process's monotonic clock.
+
+    The deadline only ever comes nearer, for everyone who holds the notice.
+    """
 
     cause: Cause
     received: float
@@ -44,6 +47,10 @@ class Notice:
         """Seconds until the machine may be taken."""
         return self.deadline - time.monotonic()
 
+    def shorten(self, deadline: float) -> None:
+        """Move the deadline if that one is nearer."""
+        self.deadline = min(self.deadline, deadline)
+
 
 class Interruption:
     """The notices and recommendations received so far; any thread may read them."""
@@ -53,6 +60,8 @@ class Interruption:
         self.budget_seconds = budget_seconds
         self._notice_file = notice_file
         self._when_noticed: Callable[[Notice], None] | None = None
+        # Two threads may tell at once: the one that signals wake, and the main thread.
+        self._lock = threading.Lock()
         self._pending = threading.Event()
         self._shutdown = threading.Event()
         self._rebalance = threading.Event()
@@ -82,18 +91,28 @@ class Interruption:
         self._writer = None
 
     def tell(self, cause: Cause) -> None:
-        """Record a notice or shutdown; the first one sets the deadline."""
+        """Record a notice or shutdown; the first sets the deadline, a later one may shorten it.
+
+        A named time that has passed counts as none: this machine runs, so a clock or the file is
+        wrong, and the budget is the best guess.
+        """
         if cause == "shutdown":
             self._shutdown.set()
-        if self.notice is None:
-            now, named = time.monotonic(), _seconds_in(self._notice_file)
-            left = self.budget_seconds if named is None else min(self.budget_seconds, named)
-            self.notice = Notice(
+        now, named = time.monotonic(), _seconds_in(self._notice_file)
+        if named is not None and named <= 0:
+            named = None
+        left = self.budget_seconds if named is None else min(self.budget_seconds, named)
+        with self._lock:
+            if self.notice is not None:
+                self.notice.shorten(now + left)
+                return
+            notice = Notice(
                 cause=cause, received=now, deadline=now + left, is_dated=named is not None
             )
-            self._pending.set()
-            if self._when_noticed is not None:
-                self._when_noticed(self.notice)
+            self.notice, act = notice, self._when_noticed
+        self._pending.set()
+        if act is not None:
+            act(notice)
 
     def recommend_rebalance(self) -> None:
         """Ask for a save at the next step boundary."""
@@ -101,9 +120,10 @@ class Interruption:
 
     def when_noticed(self, act: Callable[[Notice], None]) -> None:
         """Call `act` in the receiving thread when a notice comes, or at once if one has."""
-        self._when_noticed = act
-        if self.notice is not None:
-            act(self.notice)
+        with self._lock:
+            self._when_noticed, notice = act, self.notice
+        if notice is not None:
+            act(notice)
 
     @property
     def is_pending(self) -> bool:

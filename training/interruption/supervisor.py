@@ -35,7 +35,7 @@ class Supervisor:
 
     def close(self) -> None:
         """Stop supervising: the process ends by itself."""
-        self.extra_time.ended.set()
+        self.extra_time.close()
         self.last_resort.stand_down()
         self.watchdog.close()
         self.interruption.close()

@@ -3,10 +3,12 @@
 Every method is called by all ranks in the same order. A single process decides alone.
 """
 
-import logging
+import contextlib
+from collections.abc import Iterator
 from typing import NamedTuple
 
-from training.interruption.extra_time import watch_for_candidates
+from training.errors import DivergedError, Divergence, GoBackError
+from training.interruption.extra_time import NothingToSave
 from training.interruption.long_work import Work
 from training.interruption.notice import InterruptedRunError, Notice
 from training.interruption.supervisor import Supervisor
@@ -15,14 +17,13 @@ from training.record.events import Events
 from training.record.lease import Lease, LeaseLostError
 from training.store.protocol import Store
 
-_log = logging.getLogger(__name__)
-
 
 class Vote(NamedTuple):
     """What all ranks have agreed on at a boundary."""
 
     weight: float  # the sum over the ranks
-    must_stop: bool
+    is_noticed: bool  # a notice or shutdown has come, to any rank
+    must_stop: bool  # and no time is left for the work in progress
 
 
 class Consensus:
@@ -41,6 +42,8 @@ class Consensus:
         self._lease = lease
         self._store = store
         self._events = events
+        self._is_notice_taken = False
+        self._divergence: Divergence | None = None  # that this rank has found
 
     def begin_vote(self, weight: float = 0.0) -> None:
         """Ask the other ranks ahead of a step boundary; `weight` is summed over the ranks."""
@@ -49,21 +52,41 @@ class Consensus:
         # Rank 0 saves, so it must learn of a recommendation to another machine's rank.
         interruption, extra_time = self._supervisor.interruption, self._supervisor.extra_time
         rebalance = not self._world.leads and interruption.take_rebalance()
-        self._world.begin_sum([extra_time.must_stop, is_lost, rebalance, weight])
+        has_diverged = self._divergence is not None
+        self._world.begin_sum([extra_time.must_stop, is_lost, has_diverged, rebalance, weight])
 
     def end_vote(self) -> Vote:
-        """The result at the boundary; raise LeaseLostError if the lease is lost."""
-        must_stop, is_lost, rebalance, weight = self._world.end_sum()
+        """The result at the boundary; LeaseLostError or GoBackError if a rank has reason for it."""
+        must_stop, is_lost, has_diverged, rebalance, weight = self._world.end_sum()
         if self._world.size == 1:
             # Nobody had to be asked ahead: what came in the meantime counts too.
             must_stop = self._supervisor.extra_time.must_stop
+            has_diverged = self._divergence is not None
             if self._lease is not None:
                 self._lease.check()
         if rebalance and self._world.leads:
             self._supervisor.interruption.recommend_rebalance()
         if is_lost:
             raise LeaseLostError(f"{self._store.uri} was taken over by another writer")
-        return Vote(weight, bool(must_stop))
+        if has_diverged:
+            divergence, self._divergence = self._divergence, None
+            raise GoBackError(divergence)
+        is_noticed = bool(must_stop) or self._supervisor.extra_time.is_granted
+        return Vote(weight, is_noticed, bool(must_stop))
+
+    @contextlib.contextmanager
+    def noting_divergence(self) -> Iterator[None]:
+        """What is found in here, perhaps by this rank alone, ends training at the next vote."""
+        try:
+            yield
+        except DivergedError as error:
+            # Not the error: its traceback holds the model. The first one is the telling one.
+            self._divergence = self._divergence or error.divergence
+
+    def go_back_if_diverged(self) -> None:
+        """Vote at once: what follows is expensive, or cannot be undone."""
+        self.begin_vote()
+        self.end_vote()
 
     def stop_if_due(self, *, may_use_extra_time: bool = False) -> None:
         """Raise InterruptedRunError if the attempt must stop; call where that loses only time.
@@ -71,23 +94,16 @@ class Consensus:
         In the extra time of a notice only work that was started with it in mind continues.
         """
         self.begin_vote()
-        must_stop = self.end_vote().must_stop
-        if must_stop or (self._supervisor.extra_time.is_granted and not may_use_extra_time):
+        vote = self.end_vote()
+        if vote.must_stop or (vote.is_noticed and not may_use_extra_time):
             raise InterruptedRunError(self.take_notice().cause)
 
     def stop_unless_time_for(self, work: Work) -> None:
         """As `stop_if_due`, but continue if `work`, which commits by itself, still fits."""
-        extra_time = self._supervisor.extra_time
         self.begin_vote()
-        if not self.end_vote().must_stop and not extra_time.is_granted:
-            return
-        seconds = self._supervisor.long_work.measured_seconds(work)
-        notice = None if extra_time.is_granted else self.take_notice()
-        if not self.all_agree(extra_time.would_allow(seconds, 0.0)):
-            raise InterruptedRunError(self.take_notice().cause)
-        if notice is not None:
-            _log.info("[notice] %.0f s left: %s after %s", notice.seconds_left, work, work)
-            self.continue_after(notice, 0.0)
+        if self.end_vote().is_noticed:
+            seconds = self._supervisor.long_work.measured_seconds(work)
+            self._supervisor.extra_time.answer(self, seconds, NothingToSave())
 
     def all_agree(self, is_in_favor: bool) -> bool:
         """Whether every rank is in favor."""
@@ -100,18 +116,14 @@ class Consensus:
         """
         self._supervisor.last_resort.stand_down()
         self._supervisor.interruption.tell("notice")  # no-op unless only another rank has it
-        notice, extra_time = self._supervisor.interruption.notice, self._supervisor.extra_time
+        notice = self._supervisor.interruption.notice
         assert notice is not None
-        if not extra_time.is_notice_taken:
-            extra_time.is_notice_taken = True
+        if not self._is_notice_taken:
+            self._is_notice_taken = True
             left = round(notice.seconds_left, 3)
             self._events.emit("notice", cause=notice.cause, seconds_left=left)
         return notice
 
-    def continue_after(self, notice: Notice, save_seconds: float) -> None:
-        """Use the time that is left; the last resort stops what takes longer."""
-        extra_time = self._supervisor.extra_time
-        extra_time.grant(save_seconds)
+    def leave_to_last_resort(self, notice: Notice) -> None:
+        """Have the last resort watch again: it stops what takes longer than the notice."""
         self._supervisor.last_resort.watch_again(notice)
-        if self._lease is not None:
-            watch_for_candidates(self._store, self._lease.head.generation, extra_time)

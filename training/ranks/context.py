@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from contract.grammar import Interval
-from training.interruption.extra_time import ExtraTime
 from training.interruption.notice import Interruption
 from training.interruption.supervisor import Supervisor
 from training.ranks.consensus import Consensus
@@ -47,11 +46,6 @@ class AttemptContext:
     def interruption(self) -> Interruption:
         """The notices and recommendations that this process has received."""
         return self.supervisor.interruption
-
-    @property
-    def extra_time(self) -> ExtraTime:
-        """The time that is left of a notice after its first commit."""
-        return self.supervisor.extra_time
 
     @property
     def lease(self) -> Lease:

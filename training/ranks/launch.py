@@ -5,6 +5,7 @@ kills a rank 0 that is still uploading 30 s after the first other rank has exite
 used anyway (several machines), its variables are honoured. Imports no torch.
 """
 
+import ctypes
 import os
 import queue
 import signal
@@ -15,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Protocol, TypeAlias
 
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 # How long another rank may take to notice that rank 0 has exited, before it is killed.
 _EXIT_SECONDS = 5.0
 
@@ -101,7 +103,13 @@ class OtherRanks:
 
 
 def end_with_rank_0() -> None:
-    """In a rank started by rank 0: exit when rank 0 does, even during a call that hangs."""
+    """In a rank started by rank 0: exit when rank 0 does, even during a call that hangs.
+
+    A process that is stopped, or hangs with the interpreter's lock, runs no thread to see the pipe
+    close; Linux kills it, when the thread that started it, rank 0's main one, has ended.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
     def wait() -> None:
         # Not sys.stdin.buffer: a thread that reads from it holds its lock, and Python aborts where

@@ -1,7 +1,8 @@
 """Ranks: one process per GPU (gloo on the CPU) that train one model together.
 
 Rank 0 leads: it alone holds the lease, commits, and writes metrics and events. Control messages use
-a gloo group besides the group that reduces gradients. A single process is a world of size 1.
+a gloo group of their own, and may be pickled: whoever could write into that group could as well
+write gradients. Nothing else is unpickled. A single process is a world of size 1.
 """
 
 import contextlib

@@ -43,6 +43,7 @@ class Head:
     reason: str | None = None
     weights_sha256: str | None = None
     checkpoints: tuple[CheckpointEntry, ...] = ()
+    skipped_steps: tuple[int, ...] = ()  # they diverged: no attempt trains on them
 
     @property
     def is_ended(self) -> bool:
@@ -61,12 +62,13 @@ class Head:
     @classmethod
     def _from_record(cls, record: dict[str, Any]) -> "Head":
         checkpoints = tuple(map(CheckpointEntry.from_json, record.pop("checkpoints")))
+        skipped = tuple(record.pop("skipped_steps", ()))
         counts = Counter(entry.name for entry in checkpoints)
         if twice := [name for name, count in counts.items() if count > 1]:
             raise ValueError(f"{twice[0]} is named twice")
         if record["generation"] < 0 or record["state"] not in get_args(State):
             raise ValueError("generation or state is wrong")
-        return cls(**record, checkpoints=checkpoints)
+        return cls(**record, checkpoints=checkpoints, skipped_steps=skipped)
 
 
 def read_head(store: Store) -> Head | None:

@@ -18,7 +18,7 @@ from training.store.protocol import Store, get_each
 
 _log = logging.getLogger(__name__)
 
-_ENDINGS = ("finished", "failed", "released")
+_ENDINGS = ("finished", "failed", "released", "diverged")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,7 +29,7 @@ class AttemptSummary:
     writer: str
     began: datetime
     last_heard: datetime
-    ended: str  # finished, failed, released, or silent: no event tells its end
+    ended: str  # finished, failed, released, diverged, or silent: no event tells its end
     cause: str | None  # notice or shutdown, where one came
     seconds_to_commit: float | None  # from the notice to its first commit
     gained_steps: int  # trained in the rest of the notice, and committed

@@ -64,6 +64,15 @@ class Lease:
         """The head as last written by this lease."""
         return self._head
 
+    def begin_generation(self, skipped_steps: tuple[int, ...]) -> None:
+        """Go on as the next generation would: what it writes wins over what this one has written.
+
+        Steps that are skipped stay so for every later attempt.
+        """
+        self._change(
+            lambda head: replace(head, generation=head.generation + 1, skipped_steps=skipped_steps)
+        )
+
     def check(self) -> None:
         """Raise LeaseLostError if a write has found another writer."""
         if self.lost.is_set():

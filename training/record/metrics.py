@@ -44,9 +44,6 @@ class Metrics:
 
     def __init__(self, store: Store, generation: int, nonce: str, local: Path | None) -> None:
         self._store = store
-        self._writer = f"{generation:04d}-{nonce}"
-        self._generation = generation
-        self._sequence = 0
         self._lock = threading.Lock()
         self._lines: list[str] = []
         self._flushed = time.monotonic()
@@ -57,6 +54,15 @@ class Metrics:
         if local is not None:
             local.parent.mkdir(parents=True, exist_ok=True)
             self._local = local.open("a", buffering=1)
+        self.begin_generation(generation, nonce)
+
+    def begin_generation(self, generation: int, nonce: str) -> None:
+        """Count the lines from here on as those of this generation."""
+        with self._lock:
+            self._send()
+            self._writer = f"{generation:04d}-{nonce}"
+            self._generation = generation
+            self._sequence = 0
 
     def write(self, kind: str, **fields: object) -> None:
         """Add one line: on the local disk at once, in the store within seconds."""

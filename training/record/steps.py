@@ -1,4 +1,4 @@
-"""The step lines of a run in columns: some 50 bytes a step, however long the run.
+"""The step lines of a run in columns: some 60 bytes a step, however long the run.
 
 No numpy: the command that marks a run failed writes a receipt under whatever interpreter there is.
 """
@@ -12,7 +12,7 @@ from typing import Any
 from contract.lineage import Line
 
 _INTEGERS = ("step", "stage_step", "generation", "stage")
-_NUMBERS = ("loss", "seconds")
+_NUMBERS = ("loss", "seconds", "gradient_norm")
 _NAN = float("nan")
 
 
@@ -71,7 +71,8 @@ class StepLines:
         rate, count = _number(line.get("samples_per_second")), _number(line.get("num_samples"))
         stage = self._stages.setdefault(line["stage"], len(self._stages))
         row = line["step"], line.get("stage_step", line["step"]), line["generation"], stage
-        numbers = _number(line.get("loss")), count / rate if rate else _NAN
+        seconds = count / rate if rate else _NAN
+        numbers = _number(line.get("loss")), seconds, _number(line.get("gradient_norm"))
         # All or none: the columns must stay equally long.
         values = (*array("q", row), *numbers)
         for column, value in zip(self._columns.values(), values, strict=True):

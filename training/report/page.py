@@ -33,7 +33,13 @@ _MOST_BYTES = 400_000
 _MOST_SHOWN = 12
 _MOST_CURVES = 4
 _MOST_PASSED_OVER = 5
-_COLOURS = {"finished": "#2e8b57", "failed": "#c8372d", "released": "#3b74c4", "silent": "#c48a1a"}
+_COLOURS = {
+    "finished": "#2e8b57",
+    "failed": "#c8372d",
+    "released": "#3b74c4",
+    "silent": "#c48a1a",
+    "diverged": "#8a5fb5",
+}
 _PAGE = """<!doctype html>
 <meta charset="utf-8"><title>{title}</title>
 <style>
@@ -107,6 +113,8 @@ def summary(history: History, head: Head, usd_per_hour: float | None) -> str:
             f" Computing took {busy:.0f} s: {busy * usd_per_hour / 3600:.4f} dollars at the "
             f"given {usd_per_hour:g} dollars per hour; booting is not included."
         )
+    if skipped := ", ".join(map(str, head.skipped_steps)):
+        text += f" These steps diverged and were skipped: {skipped}."
     if history.passed_over:
         named = "; ".join(history.passed_over[:_MOST_PASSED_OVER])
         text += f" Passed over ({len(history.passed_over)}): {named}."
@@ -116,11 +124,12 @@ def summary(history: History, head: Head, usd_per_hour: float | None) -> str:
 def _loss(history: History) -> str:
     parts = []
     for stage, steps in history.steps.by_stage().items():
-        shown = steps.take(row for row, loss in enumerate(steps["loss"]) if math.isfinite(loss))
-        curve = Curve(name=stage, x=shown["step"], y=shown["loss"])
         pairs = itertools.pairwise(zip(steps["generation"], steps["step"], strict=True))
         resumed = [step for (before, _), (after, step) in pairs if before != after]
-        parts.append(draw_curves([curve], resumed, "step"))
+        for key, name in (("loss", stage), ("gradient_norm", f"{stage}: norm of the gradients")):
+            shown = steps.take(row for row, value in enumerate(steps[key]) if math.isfinite(value))
+            curve = Curve(name=name, x=shown["step"], y=shown[key])
+            parts.append(draw_curves([curve], resumed, "step"))
     return "".join(parts) + "<p>Each step once; a red line marks where another attempt resumed.</p>"
 
 

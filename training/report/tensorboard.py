@@ -183,7 +183,7 @@ def _ctrl_c() -> Iterator[Callable[[], bool]]:
 def _values(line: Line) -> Iterator[tuple[str, float, int]]:
     """Tag, value and step of everything in a line that TensorBoard shows."""
     if line["kind"] == "step":
-        for name in ("loss", "lr", "samples_per_second", "data_wait"):
+        for name in ("loss", "gradient_norm", "lr", "samples_per_second", "data_wait"):
             if line.get(name) is not None:
                 yield f"{line['stage']}/{name}", line[name], line["step"]
         yield from _metrics(f"{line['stage']}/train", line)

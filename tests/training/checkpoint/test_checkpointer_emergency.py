@@ -168,3 +168,17 @@ def test_a_boundary_that_is_being_saved_needs_no_staging(scene: Scene) -> None:
     threading.Timer(0.1, scene.store.gate.set).start()
     assert scene.checkpointer.save_staged(scene.notice(60))
     assert scene.committed() == [(2, 2.0)]
+
+
+def test_a_nearer_deadline_ends_a_save_under_way(scene: Scene) -> None:
+    notice = scene.notice(600)
+    scene.store.gate.clear()
+
+    def shorten() -> None:
+        assert scene.store.is_at_gate.wait(60)
+        notice.shorten(time.monotonic() + 0.2)
+
+    threading.Thread(target=shorten).start()
+    assert not scene.checkpointer.save_and_release(scene.request(1, "emergency"), notice)
+    scene.store.gate.set()
+    assert scene.committed() == []

@@ -1,6 +1,6 @@
 """A sharded state is written by all ranks, published once, and read by any number of ranks."""
 
-import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from training.checkpoint.schedule import Schedule
 from training.checkpoint.sharded import ShardedSnapshot, slices_of
 from training.checkpoint.state import LiveState, flatten_state, unflatten_state
 from training.engine.optimizer_state import create_optimizer_state
-from training.errors import RunFailedError
+from training.errors import GoBackError
 from training.interruption.supervisor import Supervisor
 from training.ranks.context import AttemptContext
 from training.ranks.world import World
@@ -150,16 +150,18 @@ def write_with_a_nan(world: World, root: Path) -> None:
     if world.rank == 1:
         tensors["rows"]._local_tensor[0, 0] = float("nan")  # type: ignore[attr-defined]
     policy = policy_of(context, LiveState(tensors={"model": tensors}, state={}))
-    if world.leads:
-        with pytest.raises(RunFailedError, match=r"rank 1: .+rows contains a NaN"):
-            policy.save_stage_end(POSITION)
-        os._exit(0)
-    with pytest.raises(RuntimeError):
+    with context.consensus.noting_divergence():
         policy.save_stage_end(POSITION)
+    with pytest.raises(GoBackError) as raised:
+        context.consensus.go_back_if_diverged()
+    if world.leads:
+        assert raised.value.divergence is not None
+        assert raised.value.divergence.step == POSITION.step
+        assert re.match(r"rank 1: .+rows contains a NaN", raised.value.divergence.message)
     context.metrics.close()
 
 
-def test_fails_on_every_rank_where_one_has_weights_that_are_no_numbers(tmp_path: Path) -> None:
+def test_every_rank_goes_back_where_one_has_weights_that_are_no_numbers(tmp_path: Path) -> None:
     on_ranks(2, tmp_path, write_with_a_nan)
     head = read_head(FolderStore(tmp_path / "run"))
     assert head is not None

@@ -58,7 +58,7 @@ def test_a_finished_run_has_its_deliverables(whole: Run, tmp_path: Path) -> None
 def test_metrics_have_the_fields_of_the_contract(whole: Run) -> None:
     step = whole.lines("step")[0]
     fields = "kind stage step stage_step epoch generation loss lr samples_per_second metrics"
-    fields += " data_wait num_samples split_samples ids_sum ids_crc"
+    fields += " data_wait gradient_norm num_samples split_samples ids_sum ids_crc"
     assert set(step) == set(fields.split())
     assert (step["step"], step["stage_step"], step["epoch"]) == (1, 1, 0)
     evaluation = whole.lines("evaluation")[0]
@@ -137,34 +137,13 @@ def test_a_notice_file_that_is_there_at_the_start_exits_75(run: Run, tmp_path: P
     assert run.attempt(f"--notice-file={path}") == 75
 
 
-def test_a_notice_without_time_to_save_leaves_the_last_commit(
-    run: Run, whole: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "notice.json"
-
-    def hook(step: int) -> None:
-        if step == 7:
-            tiny.HOOKS.clear()
-            path.write_text('{"action": "terminate", "time": "2026-01-01T00:00:00Z"}')
-            os.kill(os.getpid(), signal.SIGUSR1)
-            time.sleep(0.02)
-
-    tiny.HOOKS["first"] = hook
-    assert run.attempt(f"--notice-file={path}") == 75
-    assert "not enough time; the last commit stays" in capsys.readouterr().out
-    assert run.head.state == "released"
-    assert run.head.checkpoints[-1].step == 6
-    assert run.attempt() == 0
-    assert run.losses() == whole.losses()
-    assert run.head.weights_sha256 == whole.head.weights_sha256
-
-
 def test_fails_on_a_loss_that_is_not_finite_and_publishes_nothing(
     run: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run.options = ["--override=nan_at_step=5"]
     assert run.attempt() == 1
-    assert "step 6: the loss is nan; nothing was published" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "step 6: the loss is nan, the norm of the gradients nan; nothing was published" in said
     assert run.head.state == "failed"
     assert [entry.step for entry in run.head.checkpoints] == [3]
     assert run.events("failed")
@@ -341,6 +320,7 @@ def test_help_names_every_command_and_exit_code() -> None:
         ("export", ["newest, best, a step"]),
         ("evaluate", ["{train,validation,test}", "--json"]),
         ("predict", ["one JSON line per sample"]),
+        ("reopen", ["would go back again", "--from-checkpoint STEP", "--json"]),
         ("check", ["package.module:NAME"]),
         ("report", ["report.html", "--usd-per-hour"]),
         ("tensorboard", ["tensorboard --logdir FOLDER"]),

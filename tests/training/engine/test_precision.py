@@ -84,12 +84,15 @@ def test_steps_whose_gradients_overflow_are_skipped_and_the_scale_is_halved() ->
     scaling = Scaling("float16", torch.device("cpu"))
     before = model.weight.detach().clone()
     scaling.backward(model(torch.ones(1, 2)).sum() * 1e38)
-    assert scaling.step(optimizer, model, clip_norm=1.0), "the step was skipped"
+    skipped, norm = scaling.step(optimizer, model, clip_norm=1.0)
+    assert skipped
+    assert norm is not None
+    assert bool(norm.isinf())
     assert torch.equal(model.weight, before)
     assert scaling.state()["scale"] == 32768.0
     optimizer.zero_grad()
     scaling.backward(model(torch.ones(1, 2)).sum())
-    assert not scaling.step(optimizer, model, clip_norm=None)
+    assert scaling.step(optimizer, model, clip_norm=None) == (False, None)
     assert torch.allclose(model.weight, before - 1.0)
 
 
