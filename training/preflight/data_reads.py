@@ -34,8 +34,8 @@ def refusing_reads(stage: str, what: str, remedy: str) -> Iterator[None]:
 
 def _place_of(error: BaseException) -> str:
     """The innermost line of the workload, or of what it calls, that the error came through."""
-    frames = traceback.extract_tb(error.__traceback__)
-    frames = [frame for frame in frames if not frame.filename.startswith(_BETWEEN)]
+    passed = traceback.extract_tb(error.__traceback__)
+    frames = [frame for frame in passed if not frame.filename.startswith(_BETWEEN)]
     if not frames:
         return "torch itself"  # called from this folder, as an optimizer is
     frame = frames[-1]
