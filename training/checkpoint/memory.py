@@ -1,6 +1,7 @@
 """Host memory: how much is free, and large blocks for copies of a state. Imports torch only."""
 
 import contextlib
+import errno
 import logging
 import mmap
 import os
@@ -96,7 +97,13 @@ def allocate(size: int, device: torch.device, shared: int = -1) -> Tensor:
     """
     # At least one byte: a mapping cannot be empty.
     kind = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS if shared < 0 else mmap.MAP_SHARED
-    block = mmap.mmap(shared, max(size, 1), flags=kind)
+    try:
+        block = mmap.mmap(shared, max(size, 1), flags=kind)
+    except OSError as error:
+        if error.errno != errno.ENOMEM:
+            raise
+        # As every other lack of memory is reported: it is no fault of a file or of the store.
+        raise MemoryError(f"{size} bytes of host memory: {error.strerror}") from error
     if size >= _HUGE_PAGE and hasattr(mmap, "MADV_HUGEPAGE"):
         block.madvise(mmap.MADV_HUGEPAGE)
     if hasattr(mmap, "MADV_DONTFORK"):

@@ -153,8 +153,11 @@ class _Pickler(pickle.Pickler):
     """Leaves the values of plain tensors outside of the pickle, as numpy does for its arrays."""
 
     def reducer_override(self, obj: Any) -> Any:
-        if type(obj) is not Tensor or not obj.numel() or not _is_plain(obj):
+        if type(obj) is not Tensor or not _is_plain(obj):
             return NotImplemented
+        if not obj.numel():
+            # Else all that it is an empty view of would be pickled.
+            return _empty, (obj.dtype, tuple(obj.shape), obj.stride())
         span = 1 + sum((n - 1) * step for n, step in zip(obj.shape, obj.stride(), strict=True))
         values = obj.as_strided((span,), (1,)).view(torch.uint8).numpy()
         return _tensor, (
@@ -169,6 +172,10 @@ def _is_plain(tensor: Tensor) -> bool:
     is_dense = tensor.layout is torch.strided and tensor.device.type == "cpu"
     is_lazy = tensor.is_conj() or tensor.is_neg() or tensor.is_quantized
     return is_dense and not is_lazy and not tensor.requires_grad
+
+
+def _empty(dtype: torch.dtype, shape: tuple[int, ...], stride: tuple[int, ...]) -> Tensor:
+    return torch.empty_strided(shape, stride, dtype=dtype)
 
 
 def _tensor(

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
+from multiprocessing.util import Finalize
 
 import numpy as np
 import torch
@@ -133,6 +134,8 @@ class Workers(Iterator[Batch]):
         self._answers: list[Connection] = []
         self._processes: list[BaseProcess] = []
         self._selector = selectors.DefaultSelector()
+        # They do not end by themselves while this process lives, not even while it exits.
+        self._end = Finalize(self, _end, (self._processes,), exitpriority=0)
         self._ask()
         for _ in range(num):
             self._fork()
@@ -151,10 +154,7 @@ class Workers(Iterator[Batch]):
 
     def close(self) -> None:
         """End the workers at once: they have nothing that could be lost."""
-        for process in self._processes:
-            process.kill()
-        for process in self._processes:
-            process.join()
+        self._end()
         self._selector.close()
         for connection in self._answers:
             connection.close()
@@ -229,8 +229,16 @@ class Workers(Iterator[Batch]):
             if answer.layout != first.layout and (other := pickle.loads(answer.layout)) != layout:
                 raise differing(layout, other)
         memory = self._memory.hand_out(ahead.slot, begin + layout.num_bytes(ahead.size))
-        values = torch.frombuffer(memory, dtype=torch.uint8, offset=begin)
+        # Not torch's frombuffer, which refuses samples without any bytes.
+        values = torch.from_numpy(np.frombuffer(memory, np.uint8, offset=begin))
         return layout.batch(layout.columns(values, ahead.size))
+
+
+def _end(processes: list[BaseProcess]) -> None:
+    for process in processes:
+        process.kill()
+    for process in processes:
+        process.join()
 
 
 def _run_worker(

@@ -137,11 +137,11 @@ def _done(task: Task, maker: Maker, memory: BatchMemory) -> Answer:
 def _pickled(error: BaseException) -> bytes:
     """The exception with its traceback, which is lost otherwise, as a note."""
     text = "In a loader worker:\n" + "".join(traceback.format_exception(error))
-    error.add_note(text)
     try:
+        error.add_note(text)
         sent = pickle.dumps(error)
-        pickle.loads(sent)  # which some exceptions refuse
-    except (pickle.PickleError, TypeError, AttributeError):
+        pickle.loads(sent)
+    except BaseException:  # it runs the exception's own code, which may do anything
         return pickle.dumps(RuntimeError(text))
     return sent
 
@@ -149,7 +149,5 @@ def _pickled(error: BaseException) -> bytes:
 def _leave_signals_to_the_trainer() -> None:
     """Ignore a notice or Ctrl-C, sent to the whole process group: workers run until the save."""
     signal.set_wakeup_fd(-1)
-    for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
-    # systemd stops all processes of a unit with it.
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)

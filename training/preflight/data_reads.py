@@ -27,13 +27,16 @@ def refusing_reads(stage: str, what: str, remedy: str) -> Iterator[None]:
         else:
             raise
         raise UserError(
-            f"stage {stage!r} cannot be measured: {what} ({operation} in {_line_of(error)}), and "
+            f"stage {stage!r} cannot be measured: {what} ({operation} in {_place_of(error)}), and "
             f"nothing but shapes is known here; {remedy}"
         ) from error
 
 
-def _line_of(error: BaseException) -> str:
+def _place_of(error: BaseException) -> str:
     """The innermost line of the workload, or of what it calls, that the error came through."""
-    frames = traceback.extract_tb(error.__traceback__)
-    frame = [frame for frame in frames if not frame.filename.startswith(_BETWEEN)][-1]
+    passed = traceback.extract_tb(error.__traceback__)
+    frames = [frame for frame in passed if not frame.filename.startswith(_BETWEEN)]
+    if not frames:
+        return "torch itself"  # called from this folder, as an optimizer is
+    frame = frames[-1]
     return f"{Path(frame.filename).name}, line {frame.lineno}: {frame.line}"

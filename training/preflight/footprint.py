@@ -234,7 +234,9 @@ class _Step:
                 self._model.parameters(), self._stage.settings.clip_norm, foreach=True
             )
         if not self._stage.settings.optimizer_in_backward:
-            self._optimizer.step()
+            what = f"its optimizer {type(self._optimizer).__name__} reads data"
+            with refusing_reads(self._stage.name, what, "measure it with another optimizer"):
+                self._optimizer.step()
 
     def forward_backward(self) -> None:
         self._memory.phase = "forward"

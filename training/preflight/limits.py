@@ -14,10 +14,11 @@ _MESSAGES = (
     "DefaultCPUAllocator: not enough",
     # A thread's stack counts as memory too, and may be what exceeds the limit.
     "can't start new thread",
-    # What CUDA itself, its driver and NCCL say (torch.AcceleratorError, or RuntimeError),
+    # What CUDA itself, its driver, NCCL and Triton say (torch.AcceleratorError, or RuntimeError),
     "CUDA error: out of memory",
     "CUDA driver error: out of memory",
     "Cuda failure 2 'out of memory'",
+    "Triton Error [CUDA]: out of memory",
     # and its libraries, which allocate beside torch: cuBLAS, cuDNN 8 and 9, cuSOLVER, cuSPARSE.
     "_STATUS_ALLOC_FAILED",
     "_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",

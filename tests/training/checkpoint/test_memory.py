@@ -15,6 +15,7 @@ from tests.training.forked import in_fork
 from training.checkpoint import memory
 from training.checkpoint.memory import allocate, available_bytes, view_of
 from training.checkpoint.state import HostCopy, LiveState
+from training.preflight.limits import limit_memory
 
 CPU = torch.device("cpu")
 GIB = 1024**3
@@ -65,6 +66,16 @@ def test_a_block_begins_at_a_page_and_can_be_written(size: int) -> None:
     assert block.data_ptr() % 4096 == 0
     block.fill_(7)
     assert set(view_of(block).tolist()) <= {7}
+
+
+def test_a_block_that_the_limit_refuses_is_a_lack_of_memory_like_any_other() -> None:
+    def refused() -> str:
+        limit_memory(50, CPU)
+        with pytest.raises(MemoryError) as error:
+            allocate(GIB, CPU)
+        return str(error.value)
+
+    assert in_fork(refused) == f"{GIB} bytes of host memory: Cannot allocate memory"
 
 
 def is_mapped(address: int) -> bool:

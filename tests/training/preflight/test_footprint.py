@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD, AdamW, Optimizer
+from torch.optim import SGD, Adafactor, AdamW, Optimizer
 from torch.profiler import ProfilerActivity, profile
 
 from tests.training.forked import in_fork
@@ -187,6 +187,16 @@ def test_fails_for_a_step_that_reads_data() -> None:
         assert said.endswith(
             "add `surrogate(model, batch)`, a step by shapes alone (training/capabilities.py)"
         )
+
+
+def test_fails_for_an_optimizer_that_reads_data() -> None:
+    class Factored(Linear):
+        def optimizer(self, m: nn.Module) -> Optimizer:
+            return Adafactor(m.parameters())
+
+    said = "'linear' cannot be measured: its optimizer Adafactor reads data .* in torch itself"
+    with pytest.raises(UserError, match=said):
+        measure(Factored())
 
 
 def test_a_stage_that_reads_data_is_measured_by_its_surrogate() -> None:

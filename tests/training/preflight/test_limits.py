@@ -32,6 +32,7 @@ HINT = "\nCUDA kernel errors might be asynchronously reported at some other API 
         RuntimeError(
             "NCCL error: unhandled cuda error\nLast error:\nCuda failure 2 'out of memory'"
         ),
+        RuntimeError("Triton Error [CUDA]: out of memory"),
         RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"),
     ],
 )
