@@ -136,4 +136,7 @@ def _metrics(folder: Path) -> _Lines:
 
 
 def _content(path: Path) -> bytes | None:
-    return path.read_bytes() if path.exists() else None
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:  # merged since it was listed
+        return None

@@ -12,7 +12,7 @@ from typing import Any
 from contract.grammar import Interval
 from training.config import resolve_config
 from training.engine.origin import Origin
-from training.errors import UserError
+from training.errors import EXIT_USER, UserError
 from training.interruption.watchdog import Watchdog
 from training.ranks.launch import StartRank
 from training.ranks.world import RankEnvironment
@@ -22,7 +22,7 @@ from training.report.progress import FileProgressBar
 from training.store.dataset import read_manifest
 from training.store.local_dataset import LocalDataset, is_syncing, open_dataset
 from training.store.open import open_store
-from training.store.protocol import Store
+from training.store.protocol import Store, StoreError
 from training.workload import Prepare, Train, Workload
 
 _POLL_SECONDS = 0.1
@@ -179,7 +179,9 @@ def _synced(uri: str, folder: Path, watchdog: Watchdog) -> Iterator[None]:
             watchdog.beat()
             time.sleep(_POLL_SECONDS)
         if sync.returncode:
-            raise UserError(f"the dataset {uri} could not be synced; see the lines above")
+            # Only a mistake is the user's: after anything else a restart may help.
+            kind = UserError if sync.returncode == EXIT_USER else StoreError
+            raise kind(f"the dataset {uri} could not be synced; see the lines above")
         yield
     finally:
         sync.terminate()

@@ -96,9 +96,14 @@ def create_extended(run: OpenRun, store: Store, run_id: str, writer: str) -> Non
     entries = []
     with tempfile.TemporaryDirectory(prefix="extend-") as folder:
         for entry in run.head.checkpoints:
-            if entry == end or (entry.kind == "stage-end" and entry.stage != end.stage):
-                _copy(run.store, store, checkpoint_prefix(entry.name), Path(folder))
-                entries.append(_reopened(run.store, store, entry) if entry == end else entry)
+            prefix = checkpoint_prefix(entry.name)
+            if entry == end:
+                # Never their state: another machine may have begun this run, with its own there.
+                _copy(run.store, store, prefix, Path(folder), without=prefix + STATE)
+                entries.append(_reopened(run.store, store, entry))
+            elif entry.kind == "stage-end" and entry.stage != end.stage:
+                _copy(run.store, store, prefix, Path(folder))
+                entries.append(entry)
         for key in _state(run.store, end)["position"]["artifacts"].values():
             _copy(run.store, store, artifact_prefix(key), Path(folder))
     head = Head(
@@ -158,9 +163,9 @@ def _state(store: Store, entry: CheckpointEntry) -> Any:
     return json.loads(found.data)
 
 
-def _copy(old: Store, new: Store, prefix: str, folder: Path) -> None:
-    """Copy every key below the prefix; JSON indexes last, as they promise that the rest exists."""
-    keys = sorted(old.sizes(prefix), key=lambda key: key.endswith(".json"))
+def _copy(old: Store, new: Store, prefix: str, folder: Path, *, without: str = "") -> None:
+    """Copy the keys below the prefix; JSON indexes last, as they promise that the rest exists."""
+    keys = sorted(old.sizes(prefix).keys() - {without}, key=lambda key: key.endswith(".json"))
     for key in keys:
         path = folder / "file"
         old.get_file(key, path)

@@ -85,11 +85,12 @@ def conclude(store: Store, record: RunConfig, head: Head) -> None:
 def _complete(store: Store, record: RunConfig, head: Head, history: History) -> None:
     """Write a failed run's receipt; say in it, or in a finished run's, what was passed over."""
     found = store.get(RECEIPT)
-    if found is None and head.state == "failed":
+    receipt = json.loads(found.data) if found else {}
+    # What says "finished" of a failed run was written just before its last attempt was killed.
+    is_missing = receipt.get("state") != head.state
+    if is_missing and head.state == "failed":
         receipt = _failed_receipt(record, head, history)
-    elif found is not None and history.passed_over:
-        receipt = json.loads(found.data)
-    else:
+    elif is_missing or not history.passed_over:
         return
     receipt |= {"passed_over": list(history.passed_over)} if history.passed_over else {}
     # Not over that of another attempt, which has reopened the run.

@@ -22,7 +22,7 @@ from training.store.local_dataset import (
     syncing,
 )
 from training.store.protocol import Store, Stored
-from training.store.unfinished import UnfinishedFile, sweep
+from training.store.unfinished import UnfinishedFile, sweep, writing
 from training.store.verified import Entry, VerifiedFiles, sha256_of
 
 
@@ -118,7 +118,7 @@ def sync_dataset(store: Store, out: Path, progress: FileProgress) -> SyncResult:
 
 
 def _write_whole(path: Path, data: bytes) -> None:
-    with UnfinishedFile(path) as unfinished:
+    with writing(path), UnfinishedFile(path) as unfinished:
         unfinished.path.write_bytes(data)
         unfinished.place()
 

@@ -15,6 +15,8 @@ from typing import Any, TypeAlias
 
 from contract.keys import MANIFEST
 from training.errors import UserError
+from training.store.protocol import StoreError
+from training.store.unfinished import writing
 from training.store.verified import RECORD, Entry, VerifiedFiles, sha256_of
 
 # The manifest of a folder that a sync is filling; the sync renames it when every file is there.
@@ -80,8 +82,9 @@ class LocalDataset:
 
     def _wait_for(self, entry: Entry, arriving: VerifiedFiles) -> None:
         while not arriving.holds(entry):
-            if not is_syncing(self._folder) and not arriving.holds(entry):
-                raise UserError(
+            # Hashed here where the sync could not record what it had verified.
+            if not is_syncing(self._folder) and not arriving.verify(entry):
+                raise StoreError(
                     f"the sync of {self._folder} ended without {entry['name']}; sync it again"
                 )
             self._waiting()
@@ -135,7 +138,8 @@ def open_dataset(
 ) -> LocalDataset:
     """Open a local dataset. Each file is hashed once per machine (`again`: now).
 
-    While a sync is filling the folder, the dataset opens at once and its files are waited for.
+    While a sync is filling the folder, the dataset opens at once and its files are waited for
+    (`again`: the sync's end is waited for).
     """
     if not folder.is_dir() or not any(folder.iterdir()):
         state = "does not exist"
@@ -146,6 +150,9 @@ def open_dataset(
             "`python -m training data make` or fetch one with `data sync`"
         )
     verified = VerifiedFiles(folder)
+    while again and is_syncing(folder):
+        waiting()
+        time.sleep(_POLL_SECONDS)
     with contextlib.suppress(FileNotFoundError):  # the sync has just ended
         if is_syncing(folder):
             manifest = parse_manifest((folder / ARRIVING).read_bytes(), str(folder))
@@ -179,8 +186,11 @@ def _checked(folder: Path, entry: Entry, verified: VerifiedFiles, *, again: bool
 @contextlib.contextmanager
 def syncing(folder: Path) -> Iterator[None]:
     """Hold the folder's lock, which ends with this process; waits for another sync to end."""
-    with (folder / _LOCK).open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    path = folder / _LOCK
+    with contextlib.ExitStack() as stack:
+        with writing(path):
+            lock = stack.enter_context(path.open("a"))
+            fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
@@ -189,10 +199,12 @@ def is_syncing(folder: Path) -> bool:
     try:
         with (folder / _LOCK).open() as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
+            # Closing is not enough: a process forked meanwhile has the file open too.
+            fcntl.flock(lock, fcntl.LOCK_UN)
     except BlockingIOError:
         return True
+    except OSError:
+        return False  # there is no lock, or the file system has none
     return False
 
 

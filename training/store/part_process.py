@@ -8,17 +8,16 @@ import contextlib
 import json
 import logging
 import os
-import select
 import socket
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from training.errors import UserError
 from training.store.protocol import StoreError
 
 _log = logging.getLogger(__name__)
@@ -28,8 +27,9 @@ _ROOT = Path(__file__).parents[2]
 # It imports boto3 and little else; far longer than that takes on a machine under full load.
 _START_SECONDS = 60.0
 _TICK_SECONDS = 0.1
+# Longer than all attempts at a part take (s3.py), shorter than the trainer's watchdog waits.
+_SILENT_SECONDS = 400.0
 _ANSWER_BYTES = 64 * 1024
-_ERRORS = {"UserError": UserError, "FileNotFoundError": FileNotFoundError}
 READY = b"ready"
 
 
@@ -48,14 +48,16 @@ class PartProcess:
         with self._lock:
             if self._worker is not None and self._worker.owner != os.getpid():
                 self._worker = None  # it is the parent's: this process is a fork
-            if self._can_start and self._worker is None:
+            if not self._can_start:
+                return False
+            if self._worker is None:
                 try:
                     self._worker = _Worker(*self._where)
                 except OSError as error:
                     self._give_up(f"cannot be started: {error}")
                 else:
                     weakref.finalize(self, self._worker.close)
-            elif self._worker is not None and not self._worker.is_alive:
+            elif not self._worker.is_alive:
                 self._give_up(f"ended with {self._worker.process.poll()}")
             return self._can_start
 
@@ -81,7 +83,7 @@ class PartProcess:
             while "end" not in (answer := worker.next_answer(answers, must_stop)):
                 yield answer["part"], answer["tag"], bytes.fromhex(answer["sha256"])
         if answer["end"]:
-            raise _ERRORS.get(answer["kind"], StoreError)(answer["end"])
+            raise StoreError(answer["end"])
 
     def _give_up(self, why: str) -> None:
         self._can_start = False
@@ -95,15 +97,18 @@ class _Worker:
         self.owner = os.getpid()
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         path = os.pathsep.join([str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-        command = [sys.executable, "-m", _PROGRAM, str(self.owner)]
+        # -P: not what lies in the working directory under the same name.
+        command = [sys.executable, "-P", "-m", _PROGRAM, str(self.owner)]
         with theirs:
             self.process = subprocess.Popen(
                 [*command, bucket, prefix],
                 stdin=theirs.fileno(),
                 env={**os.environ, "PYTHONPATH": path},
             )
+        self._control.settimeout(_START_SECONDS)
         self._lock = threading.Lock()
         self._is_ready = False
+        self._heard = 0.0
 
     @property
     def is_alive(self) -> bool:
@@ -112,8 +117,9 @@ class _Worker:
     def is_ready(self) -> bool:
         """Whether it takes orders; waits while it starts."""
         with self._lock:
-            if not self._is_ready and select.select([self._control], [], [], _START_SECONDS)[0]:
-                self._is_ready = self._control.recv(len(READY)) == READY
+            if not self._is_ready:
+                with contextlib.suppress(TimeoutError):
+                    self._is_ready = self._control.recv(len(READY)) == READY
             return self._is_ready
 
     @contextlib.contextmanager
@@ -127,6 +133,7 @@ class _Worker:
                     socket.send_fds(self._control, [text], [memory, theirs.fileno()])
                 except OSError as error:
                     raise StoreError(f"the process that sends takes no order: {error}") from error
+            self._heard = time.monotonic()
             ours.settimeout(_TICK_SECONDS)
             try:
                 yield ours
@@ -135,24 +142,29 @@ class _Worker:
                 ours.shutdown(socket.SHUT_RDWR)
 
     def next_answer(self, answers: socket.socket, must_stop: Callable[[], bool]) -> dict[str, Any]:
-        """Wait for the next answer; withdraw the order once it `must_stop`."""
+        """Wait for the next answer; withdraw the order once it `must_stop`.
+
+        A process that has not answered any order for long is ended.
+        """
         while True:
+            if must_stop():
+                answers.shutdown(socket.SHUT_WR)
             try:
                 message = answers.recv(_ANSWER_BYTES)
             except TimeoutError:
-                if must_stop():
-                    answers.shutdown(socket.SHUT_WR)
-                if self.is_alive:
+                if self.is_alive and time.monotonic() < self._heard + _SILENT_SECONDS:
                     continue
                 message = b""
             if not message:
-                raise StoreError(f"the process that sends ended with {self.process.poll()}")
+                self.process.kill()
+                raise StoreError(f"the process that sends ended with {self.process.wait()}")
+            self._heard = time.monotonic()
             answer: dict[str, Any] = json.loads(message)
             return answer
 
     def close(self) -> None:
         """End it; in a fork of the trainer, only leave it."""
-        self._control.close()
         if self.owner == os.getpid():
             self.process.kill()
             self.process.wait()
+        self._control.close()

@@ -41,7 +41,7 @@ class _Order:
         self._answers = socket.socket(fileno=answers)
         self._lock = threading.Lock()
         self._stop = threading.Event()
-        self._end: dict[str, Any] = {"end": ""}
+        self._error = ""
         self._memory = mmap.mmap(memory, self._size, prot=mmap.PROT_READ)
         os.close(memory)
 
@@ -61,14 +61,18 @@ class _Order:
         try:
             if not self._stop.is_set():
                 self._answer(self._sent(number))
-        except (StoreError, UserError, FileNotFoundError) as error:
+        except (StoreError, FileNotFoundError) as error:
             self._stop.set()
-            self._end = {"kind": type(error).__name__, "end": str(error)}
+            self._error = str(error)
+        except UserError as error:
+            # The trainer found its credentials, and this process none: every order would fail.
+            os.write(sys.stderr.fileno(), f"{error}\n".encode())
+            os._exit(1)
         with self._lock:
             self._left -= 1
             is_last = self._left == 0
         if is_last:
-            self._answer(self._end)
+            self._answer({"end": self._error})
 
     def _sent(self, number: int) -> dict[str, Any]:
         start = number * self._part_bytes
@@ -85,7 +89,10 @@ class _Order:
 
 def main(trainer: int, bucket: str, prefix: str) -> None:
     """Take orders from standard input until the trainer has ended or closes it."""
-    alive = os.pidfd_open(trainer)
+    try:
+        alive = os.pidfd_open(trainer)
+    except ProcessLookupError:
+        return
     if os.getppid() != trainer:
         return
     store = S3Store(bucket, prefix)
@@ -93,11 +100,11 @@ def main(trainer: int, bucket: str, prefix: str) -> None:
     for _ in range(store.num_threads):
         threading.Thread(target=_work, args=(tasks,), daemon=True).start()
     control = socket.socket(fileno=sys.stdin.fileno())
-    with suppress(BrokenPipeError):
+    with suppress(ConnectionError):  # the trainer has ended
         control.send(READY)
-    while control.fileno() in select.select([control.fileno(), alive], [], [])[0]:
-        if not _take_order(control, store, tasks):
-            return
+        while control.fileno() in select.select([control.fileno(), alive], [], [])[0]:
+            if not _take_order(control, store, tasks):
+                return
 
 
 def _take_order(

@@ -76,9 +76,6 @@ class PartSender(Protocol):
     def start(self) -> bool:
         """Start it unless it runs; return False if there can be none."""
 
-    def is_ready(self) -> bool:
-        """Whether it takes orders; waits while it starts."""
-
 
 class Store(Protocol):
     """Keys are relative, with slashes; prefixes end with a slash or are empty.

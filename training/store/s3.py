@@ -24,6 +24,7 @@ from training.store.protocol import (
     refuse_outside,
 )
 from training.store.s3_upload import S3Upload, put_part
+from training.store.unfinished import writing
 
 Answer = TypeVar("Answer")
 
@@ -121,7 +122,7 @@ class S3Store:
 
     def get_file(self, key: str, path: Path) -> None:
         # Not download_file: it would write beside `path`, and leave that there when it is killed.
-        with self._errors(key), path.open("wb") as file:
+        with self._errors(key), writing(path), path.open("wb") as file:
             self._client.download_fileobj(
                 self._bucket, self._prefix + key, file, Config=self._transfer
             )

@@ -28,7 +28,11 @@ class UnfinishedFile:
             for _ in range(_ATTEMPTS):
                 self.path = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
                 self.file = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
-                fcntl.flock(self.file, fcntl.LOCK_EX)
+                try:
+                    fcntl.flock(self.file, fcntl.LOCK_EX)
+                except OSError:  # the file system has no locks
+                    self.discard()
+                    raise
                 if os.fstat(self.file).st_nlink:
                     return
                 self._close()  # swept before it was locked

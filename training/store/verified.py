@@ -90,7 +90,7 @@ class VerifiedFiles:
             with (self._folder / RECORD).open("rb") as record:
                 record.seek(self._position)
                 data = record.read()
-        except FileNotFoundError:
+        except OSError:  # missing, or another user's
             return
         whole = data[: data.rfind(b"\n") + 1]
         self._position += len(whole)

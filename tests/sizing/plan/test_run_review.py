@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from contract.metrics import merge, metrics_objects
 from sizing.models.calibration import add_entry, calibrated, entries
 from sizing.plan.finished_run import FinishedRun, read_run
 from sizing.plan.plan import Plan, make_plan
@@ -52,6 +53,23 @@ def write_run(folder: Path, step_seconds: float, **receipt: Any) -> FinishedRun:
     lines = [json.dumps(step) for step in steps] + ['{"kind": "step", "cut off']
     (folder / "metrics" / "0001-a-00001.jsonl").write_text("\n".join(lines))
     return read_run(folder)
+
+
+def test_a_run_is_read_while_its_metrics_are_merged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_run(tmp_path / "run", 0.5)
+    read_bytes = Path.read_bytes
+
+    def read_late(path: Path) -> bytes:
+        monkeypatch.setattr(Path, "read_bytes", read_bytes)
+        name, data = merge(metrics_objects([f"metrics/{path.name}"]), [path.read_bytes()])
+        (tmp_path / "run" / name).write_bytes(data)
+        path.unlink()
+        return path.read_bytes()
+
+    monkeypatch.setattr(Path, "read_bytes", read_late)
+    assert read_run(tmp_path / "run").step_seconds == {"head": pytest.approx(0.5)}
 
 
 def test_a_run_is_read_from_its_folder(tmp_path: Path) -> None:

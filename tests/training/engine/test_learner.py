@@ -45,7 +45,7 @@ STAGE: Train = Boxes(TinyTrain(config=CONFIG, name="boxes", width=2))
 
 
 def stepped(learner: Learner, batch: Mapping[str, Any], step: int) -> float:
-    loss, _ = learner.step(
+    loss, _, _ = learner.step(
         [(MicroBatch(number=0, epoch=0, ids=(0,)), batch)],
         weight=STAGE.weight(batch),
         num_micro_batches=1,

@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.training import tiny
 from tests.training.runs import Run
+from training.checkpoint.read import read_checkpoint
 from training.checkpoint.weights import open_run, read_weights
 from training.cli.main import main
 from training.preflight.extend import create_extended
@@ -83,6 +84,28 @@ def test_an_extension_that_was_killed_in_its_copy_is_repeated_and_nothing_else_b
     ours.options = right
     assert ours.attempt() == 0
     assert ours.json("receipt.json")["steps"] == 28
+
+
+def test_a_second_machine_that_extends_too_never_replaces_what_the_first_resumes_from(
+    steady: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the first, if the second is killed in its copy, has no valid checkpoint any more."""
+    store = FolderStore(tmp_path / "ours")
+    create_extended(open_run(steady.uri), store, "ours", "i-1")
+    head = read_head(store)
+    assert head is not None
+    copied = list[str]()
+    put_file = FolderStore.put_file
+
+    def put_and_read(self: FolderStore, key: str, path: Path) -> None:
+        put_file(self, key, path)
+        copied.append(key)
+        for entry in head.checkpoints:
+            read_checkpoint(store, entry)
+
+    monkeypatch.setattr(FolderStore, "put_file", put_and_read)
+    create_extended(open_run(steady.uri), store, "ours", "i-2")
+    assert copied
 
 
 def test_fails_to_extend_where_another_run_is_being_extended(

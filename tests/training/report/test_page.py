@@ -9,6 +9,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.training import tiny
+from tests.training.hooks import interrupt_at
 from tests.training.runs import Run
 from training.cli.main import main
 from training.record.history import read_history
@@ -118,6 +119,18 @@ def test_event_files_show_each_step_once(interrupted: Run, tmp_path: Path) -> No
     accuracy = events.Scalars("second/validation/accuracy")[-1].value
     receipt = interrupted.json("receipt.json")
     assert accuracy == pytest.approx(receipt["stages"]["second"]["accuracy"])
+
+
+def test_a_run_that_fails_after_it_wrote_its_receipt_has_that_of_the_failure(
+    run: Run, whole: Run
+) -> None:
+    interrupt_at("first", 7)
+    assert run.attempt() == 75
+    # What an attempt leaves that is killed just before it marks the run finished.
+    run.store.put("receipt.json", json.dumps(whole.json("receipt.json")).encode())
+    assert main(["fail", f"--run-uri={run.uri}", "--reason=no restarts left"]) == 0
+    receipt = run.json("receipt.json")
+    assert (receipt["state"], receipt["reason"]) == ("failed", "no restarts left")
 
 
 def test_a_failed_run_leaves_receipt_and_report(run: Run) -> None:

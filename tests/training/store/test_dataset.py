@@ -1,6 +1,8 @@
 """Datasets: made, uploaded, synced again only where something is missing, and always verified."""
 
 import contextlib
+import errno
+import fcntl
 import json
 import multiprocessing
 import os
@@ -11,6 +13,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TextIO
 
 import pytest
 
@@ -24,6 +27,7 @@ from training.store.dataset import sync_dataset, upload_dataset
 from training.store.folder import FolderStore
 from training.store.local_dataset import LocalDataset, is_syncing, open_dataset
 from training.store.open import open_store
+from training.store.protocol import StoreError
 from training.store.verified import sha256_of
 
 
@@ -292,7 +296,7 @@ def test_who_waits_for_a_file_is_told_when_the_sync_ends_without_it(
     while not is_syncing(out):
         time.sleep(0.01)
     opened = open_dataset(out, waiting=process.kill)
-    with pytest.raises(UserError, match=r"ended without x\.safetensors; sync it again"):
+    with pytest.raises(StoreError, match=r"ended without x\.safetensors; sync it again"):
         opened.file("x.safetensors")
     process.join()
     with pytest.raises(UserError, match=r"has no manifest\.json; sync it again"):
@@ -313,6 +317,80 @@ def test_a_run_syncs_from_s3_and_leaves_no_sync_behind(
     scratch = str(run.scratch).encode()
     syncs = [words for words in commands if b"sync" in words and words[-2].startswith(scratch)]
     assert syncs == []
+
+
+def test_an_attempt_whose_sync_fails_may_be_restarted(
+    bucket_uri: str, dataset: Path, run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """2 would say that the user made a mistake, and end the run on a machine."""
+    upload_dataset(dataset, open_store(f"{bucket_uri}/tiny"), silent)
+    (tmp_path / "dataset" / "x.safetensors" / "in the way").mkdir(parents=True)
+    assert run.attempt(f"--dataset-uri={bucket_uri}/tiny", f"--scratch={tmp_path}") == 1
+    assert "sync" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_who_checks_a_dataset_waits_for_the_end_of_its_sync(
+    arriving: tuple[Slow, LocalDataset], tmp_path: Path
+) -> None:
+    store, _ = arriving
+
+    def go() -> None:
+        for event in store.may_go.values():
+            event.set()
+
+    assert not open_dataset(tmp_path / "out", again=True, waiting=go).is_arriving
+
+
+def test_a_process_forked_while_another_looks_for_a_sync_keeps_none_from_starting(
+    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, flock, copies = tmp_path / "out", fcntl.flock, list[int]()
+    sync_dataset(open_store(str(dataset)), out, silent)
+
+    def keep(file: TextIO, operation: int) -> None:
+        flock(file, operation)
+        copies.append(os.dup(file.fileno()))  # what a fork does at this moment
+
+    with monkeypatch.context() as patched:
+        patched.setattr(fcntl, "flock", keep)
+        assert not is_syncing(out)
+    with (out / ".sync.lock").open() as lock:
+        flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    for copy in copies:
+        os.close(copy)
+
+
+def test_a_sync_that_cannot_record_what_it_verified_is_waited_for(
+    dataset: Path, tmp_path: Path
+) -> None:
+    store, out = Slow(dataset), tmp_path / "out"
+    (out / ".verified.jsonl").mkdir(parents=True)
+    with ThreadPoolExecutor() as pool:
+        sync = pool.submit(sync_dataset, store, out, silent)
+        while not is_syncing(out):
+            time.sleep(0.01)
+        opened = open_dataset(out)
+        for event in store.may_go.values():
+            event.set()
+        assert (opened.folder / "x.safetensors").is_file()
+        sync.result()
+
+
+def test_fails_to_sync_where_no_file_can_be_locked(
+    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(file: object, operation: int) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    out, store = tmp_path / "out", open_store(str(dataset))
+    sync_dataset(store, out, silent)
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    open_dataset(out)
+    (out / "x.safetensors").unlink()
+    for _ in range(3):
+        with pytest.raises(StoreError, match=r"manifest\.json\.part: Function not implemented"):
+            sync_dataset(store, out, silent)
+    assert list(out.rglob("*.part")) == []
 
 
 def test_fails_to_train_on_a_dataset_that_is_not_in_s3(

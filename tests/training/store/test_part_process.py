@@ -2,10 +2,16 @@
 
 import hashlib
 import os
+import resource
+import select
 import signal
+import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +23,12 @@ import torch
 from tests.training.forked import in_fork
 from tests.training.runs import wait_for
 from tests.training.save_scene import CPU, Scene
+from training.checkpoint.memory import open_shared
 from training.checkpoint.state import HostCopies, HostCopy, LiveState
 from training.checkpoint.transfer import Progress, send
 from training.store.open import open_store
 from training.store.part_process import PartProcess
+from training.store.protocol import SharedUpload
 from training.store.s3 import S3Store
 
 
@@ -90,7 +98,9 @@ def test_the_bytes_and_checksums_are_those_that_the_trainer_would_send(bucket_ur
         assert hashlib.sha256(here.data).digest() == hashlib.sha256(there.data).digest()
 
 
-def test_a_killed_sender_is_a_failed_save_and_the_next_one_succeeds(scene: S3Scene) -> None:
+def test_a_killed_sender_is_a_failed_save_and_the_next_one_succeeds(
+    scene: S3Scene, caplog: pytest.LogCaptureFixture
+) -> None:
     scene.begin(1)
     scene.finish()
     scene.worker.suspend()
@@ -105,6 +115,7 @@ def test_a_killed_sender_is_a_failed_save_and_the_next_one_succeeds(scene: S3Sce
     assert scene.committed() == [(1, 1.0), (3, 3.0)]
     assert scene.schedule.failed.count == 0
     assert not scene.store.part_process.start()
+    assert caplog.text.count("the trainer sends them") == 1
 
 
 def test_a_sender_that_cannot_start_leaves_the_trainer_to_send(
@@ -153,6 +164,61 @@ def test_a_failure_beside_withdraws_what_is_being_sent(
     assert "x/model.safetensors" not in scene.store.sizes("x/")
 
 
+def test_a_sender_without_the_trainers_credentials_leaves_it_to_send(
+    scene: S3Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine's role is asked for them by each process, and may not answer the second one."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    scene.begin(1)
+    scene.finish()
+    scene.begin(2)
+    scene.finish()
+    assert scene.committed() == [(2, 2.0)]
+
+
+def test_a_sender_that_falls_silent_is_ended(
+    scene: S3Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise no later save would come, and the end of the stage would wait for ever."""
+    monkeypatch.setattr("training.store.part_process._SILENT_SECONDS", 0.5)
+    worker = scene.worker
+    worker.suspend()
+    scene.begin(1)
+    scene.finish()
+    assert not worker.is_running()
+    scene.begin(2)
+    scene.finish()
+    assert scene.committed() == [(2, 2.0)]
+
+
+def test_what_is_withdrawn_ends_although_answers_keep_coming(bucket_uri: str) -> None:
+    store, size = S3Store(bucket_uri.removeprefix("s3://"), ""), 400
+    assert store.part_process.is_ready()
+    upload = store.upload("x", size, 1, threading.Event())
+    assert isinstance(upload, SharedUpload)
+    sent = list(upload.put_shared(open_shared(size), size, 1, lambda: True))
+    upload.abort()
+    assert len(sent) < size
+
+
+def test_it_starts_among_many_open_files_and_beside_a_folder_of_our_name(
+    bucket_uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "training").mkdir()
+    (tmp_path / "training" / "__init__.py").touch()
+    monkeypatch.chdir(tmp_path)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(limits[0], 2048), limits[1]))
+    with ExitStack() as files:
+        for _ in range(1024):
+            files.enter_context(Path(os.devnull).open())
+        store = S3Store(bucket_uri.removeprefix("s3://"), "")
+        assert store.part_process.is_ready()
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
 def test_a_killed_trainer_leaves_no_sender(bucket_uri: str) -> None:
     """Not even while a process that the trainer forked, like a loader's, lives on."""
     reader, writer = os.pipe()
@@ -173,6 +239,23 @@ def test_a_killed_trainer_leaves_no_sender(bucket_uri: str) -> None:
         assert psutil.pid_exists(loader)
     finally:
         os.kill(loader, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("moment", ["before it starts", "before it is heard"])
+def test_a_sender_whose_trainer_has_ended_says_nothing(bucket_uri: str, moment: str) -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    trainer = os.getpid()
+    if moment == "before it starts":
+        ended = subprocess.Popen([sys.executable, "-c", ""])
+        ended.wait()
+        trainer = ended.pid
+    command = [sys.executable, "-m", "training.store.part_worker", str(trainer), "bucket", ""]
+    with theirs, subprocess.Popen(command, stdin=theirs, stderr=subprocess.PIPE) as worker:
+        if moment == "before it is heard":
+            assert select.select([ours], [], [], 60)[0]
+        ours.close()
+        assert worker.communicate()[1] == b""
+        assert worker.returncode == 0
 
 
 def test_a_fork_has_a_sender_of_its_own(bucket_uri: str) -> None:

@@ -35,6 +35,13 @@ def test_a_first_write_wins_once(store_uri: str) -> None:
     assert (found.data, found.etag) == (b"one", etag)
 
 
+def test_a_download_onto_a_full_disk_ends_in_one_sentence(store_uri: str) -> None:
+    store = open_store(store_uri)
+    store.put("a", b"some bytes")
+    with pytest.raises(StoreError, match="No space left on device"):
+        store.get_file("a", Path("/dev/full"))
+
+
 def test_a_stale_tag_is_refused(store_uri: str) -> None:
     store = open_store(store_uri)
     first = store.put_if("head.json", b"one", None)
