@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
+from training.errors import UserError
+
 Precision: TypeAlias = Literal["float32", "bfloat16", "float16"]
 Schedule: TypeAlias = Literal["constant", "cosine", "linear"]
 Sharding: TypeAlias = Literal["none", "full"]
@@ -164,7 +166,12 @@ class Settings:
             )
 
     def steps_per_epoch(self, num_samples: int) -> int:
-        """The steps of a whole epoch over that many training samples."""
+        """The steps of a whole epoch over that many training samples, at least one."""
+        if self.drop_last and num_samples < self.global_batch:
+            raise UserError(
+                f"drop_last with {num_samples} training samples leaves no step of "
+                f"{self.global_batch}; give a smaller global_batch, or drop_last=False"
+            )
         whole = num_samples // self.global_batch
         return whole if self.drop_last else math.ceil(num_samples / self.global_batch)
 

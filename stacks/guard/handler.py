@@ -71,6 +71,8 @@ class Ledger:
     attempts: dict[str, Attempt] = field(default_factory=dict)
     # When the Guard last stopped the fleet: a deploy after that starts a new series of attempts.
     stopped: float = 0.0
+    # The newest commit so far: `reopen --from-checkpoint` leaves only older ones in the head.
+    committed: float = 0.0
 
     def observe(self, instances: list[dict[str, Any]], now: float) -> None:
         """Bring the attempts up to date with what EC2 says about the run's instances."""
@@ -92,9 +94,9 @@ class Ledger:
     def billed_hours(self) -> float:
         return sum(max(0.0, each.seen - each.launched) for each in self.attempts.values()) / 3600
 
-    def barren_attempts(self, last_commit: float) -> int:
+    def barren_attempts(self) -> int:
         """Count ended attempts launched after the last commit and the Guard's last stop."""
-        since = max(last_commit, self.stopped)
+        since = max(self.committed, self.stopped)
         ended = [each for each in self.attempts.values() if not each.is_live]
         return sum(each.launched > since for each in ended)
 
@@ -161,14 +163,14 @@ def _fleet_id(settings: Settings) -> str | None:
 
 def _reason_to_stop(settings: Settings, now: float) -> str | None:
     """Return which of the four reasons to stop applies, if any."""
-    ledger = _update_ledger(settings, now)
     head, head_written = _read_head(settings)
+    ledger = _update_ledger(settings, now, committed=_last_commit(settings, head))
     if head.get("state") in DONE_STATES:
         return f"the run is {head['state']}"
     hours = ledger.billed_hours()
     if hours > settings.max_billed_hours:
         return f"{hours:.1f} hours billed; max_hours is {settings.max_billed_hours:g}"
-    barren = ledger.barren_attempts(_last_commit(settings, head))
+    barren = ledger.barren_attempts()
     if barren >= settings.max_barren_attempts:
         return f"{barren} attempts in a row committed nothing"
     live = [each.launched for each in ledger.attempts.values() if each.is_live]
@@ -204,7 +206,9 @@ def _last_commit(settings: Settings, head: dict[str, Any]) -> float:
     return max((each["LastModified"].timestamp() for each in files.get("Contents", [])), default=0)
 
 
-def _update_ledger(settings: Settings, now: float, *, stopped: float | None = None) -> Ledger:
+def _update_ledger(
+    settings: Settings, now: float, *, stopped: float = 0.0, committed: float = 0.0
+) -> Ledger:
     """Update guard.json and return it; a writer that loses to another tries again."""
     instances = _instances(settings)
     for _ in range(MAX_WRITE_ATTEMPTS):
@@ -212,6 +216,7 @@ def _update_ledger(settings: Settings, now: float, *, stopped: float | None = No
         before = _encode(ledger)
         ledger.observe(instances, now)
         ledger.stopped = stopped or ledger.stopped
+        ledger.committed = max(committed, ledger.committed)
         if _encode(ledger) == before or _write_ledger(settings, ledger, etag):
             return ledger
     raise RuntimeError(
@@ -235,8 +240,8 @@ def _encode(ledger: Ledger) -> bytes:
         name: {"launched": each.launched, "seen": each.seen, "is_live": each.is_live}
         for name, each in ledger.attempts.items()
     }
-    document = {"format": 1, "stopped": ledger.stopped, "attempts": attempts}
-    return json.dumps(document, indent=1).encode()
+    times = {"stopped": ledger.stopped, "committed": ledger.committed}
+    return json.dumps({"format": 1, **times, "attempts": attempts}, indent=1).encode()
 
 
 def _read_ledger(settings: Settings) -> tuple[Ledger, str | None]:
@@ -250,7 +255,8 @@ def _read_ledger(settings: Settings) -> tuple[Ledger, str | None]:
         raise
     document = json.loads(answer["Body"].read())
     attempts = {name: Attempt(**each) for name, each in document["attempts"].items()}
-    return Ledger(attempts=attempts, stopped=document["stopped"]), answer["ETag"]
+    times = {name: document.get(name, 0.0) for name in ("stopped", "committed")}
+    return Ledger(attempts=attempts, **times), answer["ETag"]
 
 
 def _write_ledger(settings: Settings, ledger: Ledger, etag: str | None) -> bool:

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from training.errors import UserError
 from training.settings import Milestones, Settings
 
 
@@ -84,3 +85,10 @@ def test_fails_for_settings_that_cannot_be(changes: dict[str, Any], says: str) -
 def test_fails_for_milestones_that_cannot_be(given: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         Milestones(**given)
+
+
+def test_fails_where_drop_last_leaves_no_step() -> None:
+    """In `measure` too, which divides by the steps of an epoch."""
+    stage = settings(drop_last=True)
+    with pytest.raises(UserError, match="drop_last with 7 training samples leaves no step of 8"):
+        stage.steps_per_epoch(7)

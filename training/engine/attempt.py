@@ -123,17 +123,14 @@ def _leading_context(
 ) -> AttemptContext:
     """The context of rank 0, which alone writes what happens to the run."""
     generation = lease.head.generation
-    events = Events(options.store, options.writer)
-    price = {} if options.usd_per_hour is None else {"usd_per_hour": options.usd_per_hour}
-    events.emit("take-over", "ok", generation=generation, **price)
     profiler = None
     if options.profile_steps is not None:
         profiler = StepProfiler(options.profile_steps, options.store, generation, options.scratch)
-    return AttemptContext(
+    context = AttemptContext(
         store=options.store,
         own_lease=lease,
         metrics=Metrics(options.store, generation, lease.head.nonce, options.metrics_file),
-        events=events,
+        events=Events(options.store, options.writer),
         supervisor=supervisor,
         interval=options.interval,
         retention=options.retention,
@@ -144,6 +141,8 @@ def _leading_context(
         meter=Meter(usd_per_hour=options.usd_per_hour, began=began),
         profiler=profiler,
     )
+    context.tell_take_over()
+    return context
 
 
 def _train(

@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from training.engine.stage_checks import checked_order
-from training.errors import UserError
 from training.workload import Samples, Settings
 
 
@@ -34,11 +33,6 @@ class BatchPlan:
         self._is_even = settings.sharding != "none"
         self.num_samples = len(samples)
         self.steps_per_epoch = settings.steps_per_epoch(self.num_samples)
-        if self.steps_per_epoch < 1:
-            raise UserError(
-                f"drop_last with {self.num_samples} training samples leaves no step of "
-                f"{settings.global_batch}; give a smaller global_batch, or drop_last=False"
-            )
         self.num_steps = settings.num_steps(self.num_samples)
         self.num_epochs = math.ceil(self.num_steps / self.steps_per_epoch)
         self.steps_per_evaluation = settings.steps_per_evaluation(self.num_samples)

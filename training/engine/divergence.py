@@ -79,7 +79,7 @@ class Retries:
         context.metrics.flush()
         lease.begin_generation(skipped)
         context.metrics.begin_generation(context.generation, lease.head.nonce)
-        context.events.emit("take-over", "ok", generation=context.generation)
+        context.tell_take_over()
 
 
 def _in_vain(divergence: Divergence, num_retries: int) -> str:

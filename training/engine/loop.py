@@ -272,6 +272,7 @@ class StageLoop:
 
     def _capture(self) -> LiveState:
         self._read()
+        self._context.consensus.refuse_diverged()
         return self._learner.capture(self._position.to_json())
 
     def _protect(self, work: Work) -> None:

@@ -83,6 +83,11 @@ class Consensus:
             # Not the error: its traceback holds the model. The first one is the telling one.
             self._divergence = self._divergence or error.divergence
 
+    def refuse_diverged(self) -> None:
+        """DivergedError if one was noted: a state past it may look good, but is not to be saved."""
+        if self._divergence is not None:
+            raise DivergedError(self._divergence)
+
     def go_back_if_diverged(self) -> None:
         """Vote at once: what follows is expensive, or cannot be undone."""
         self.begin_vote()

@@ -53,6 +53,12 @@ class AttemptContext:
         assert self.own_lease is not None, "only rank 0 holds the lease"
         return self.own_lease
 
+    def tell_take_over(self) -> None:
+        """Write the event of a new generation, with the price that its report counts with."""
+        price = self.meter.usd_per_hour
+        known = {} if price is None else {"usd_per_hour": price}
+        self.events.emit("take-over", "ok", generation=self.generation, **known)
+
     @property
     def generation(self) -> int:
         """This attempt's number, from 1."""

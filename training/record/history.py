@@ -125,7 +125,12 @@ def _events(store: Store, passed_over: list[str]) -> Iterator[Line]:
 
 
 def _attempts(computed: Mapping[int, AttemptSteps], events: Sequence[Line]) -> list[AttemptSummary]:
-    events = [event for event in events if event.get("source") == "trainer"]
+    # Who reopens a run may do it a day later, under the name of the machine that trained.
+    events = [
+        event
+        for event in events
+        if event.get("source") == "trainer" and event["name"] != "reopened"
+    ]
     starts = [number for number, event in enumerate(events) if event["name"] == "take-over"]
     attempts = []
     for start, end in itertools.pairwise([*starts, len(events)]):

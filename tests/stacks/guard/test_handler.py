@@ -194,6 +194,16 @@ def test_a_commit_ends_the_count(scene: Scene) -> None:
     assert scene.tick()["action"] == "none"
 
 
+def test_a_commit_that_was_dropped_still_ends_the_count(scene: Scene) -> None:
+    """`reopen --from-checkpoint` goes back to one from before the latest attempts."""
+    scene.end(scene.start(), scene.start(), scene.start())
+    scene.write("checkpoints/00000010-g0003-a/state.safetensors", {})
+    scene.write("head.json", _head("running", "00000005-g0002-a", "00000010-g0003-a"))
+    scene.tick()
+    scene.write("head.json", _head("released", "00000005-g0002-a"))
+    assert scene.tick()["action"] == "none"
+
+
 def test_a_deploy_after_a_stop_begins_a_new_count(scene: Scene) -> None:
     scene.end(scene.start(), scene.start(), scene.start())
     assert scene.tick()["action"] == "to-zero"

@@ -10,6 +10,7 @@ from tests.training import tiny
 from tests.training.hooks import interrupt_at
 from tests.training.runs import Run, assert_equal
 from training.cli.main import main
+from training.record.history import read_history
 from training.record.lease import Lease, acquire
 from training.store.folder import FolderStore
 
@@ -61,6 +62,14 @@ def test_a_run_resumes_from_a_chosen_checkpoint_and_the_later_ones_go(
     assert_equal(failed, whole)
     assert not {path.name for path in folder.iterdir()} & set(later)
     assert min(line["step"] for line in failed.lines("step") if line["generation"] == 2) == 4
+
+
+def test_a_failed_attempt_is_over_when_it_failed(failed: Run) -> None:
+    """And not when somebody reopens the run on the same machine."""
+    before = read_history(failed.store).attempts
+    assert main(["reopen", f"--run-uri={failed.uri}"]) == 0
+    assert failed.events("reopened")
+    assert read_history(failed.store).attempts == before
 
 
 def test_a_second_failure_has_its_own_receipt(failed: Run) -> None:

@@ -88,6 +88,23 @@ def test_gradients_that_are_no_numbers_are_found_where_they_are_clipped(
     assert event["gradient_norm"] == "nan"
 
 
+def test_a_state_past_a_divergence_is_not_saved(run: Run, whole: Run) -> None:
+    """The loss alone is no number, so that a save at the next boundary finds nothing wrong."""
+    left = [2]
+
+    def poisoned(step: int, total: Tensor) -> Tensor:
+        if step != 4 or not left[0]:
+            return total
+        left[0] -= 1
+        return total + math.inf
+
+    tiny.LOSSES["first"] = poisoned
+    assert run.attempt("--usd-per-hour=2") == 0
+    assert_equal(run, whole)
+    assert min(line["step"] for line in run.lines("step") if line["generation"] == 2) == 4
+    assert [a.usd_per_hour for a in read_history(run.store).attempts] == [2, 2]
+
+
 def test_weights_that_are_no_numbers_are_found_by_the_save(run: Run, new_run: NewRun) -> None:
     """Without clipping nothing else tells, in the last step of a stage."""
     poison_gradients("first", 11)
