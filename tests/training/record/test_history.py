@@ -154,7 +154,8 @@ def test_objects_are_read_several_at_once_and_in_order(tmp_path: Path) -> None:
 
     class Meeting(FolderStore):
         def get(self, key: str) -> Stored | None:
-            together.wait(120)  # until four are reading
+            if key in keys[:4]:
+                together.wait(120)  # until four are reading
             return super().get(key)
 
     store = Meeting(tmp_path)

@@ -11,11 +11,10 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 import training.randomness
 from training.checkpoint.read import Snapshot
 from training.cli.main import main
+from training.engine import learner
 from training.engine.ema import MovingAverage
 from training.engine.learner import Learner
 from training.engine.precision import Scaling
@@ -84,7 +83,7 @@ def draws_noise_that_is_not_derived() -> None:
 
 def forgets_the_optimizer() -> None:
     """A checkpoint whose optimizer is not restored."""
-    torch.optim.AdamW.load_state_dict = lambda self, state: None  # type: ignore[method-assign]
+    learner.load_optimizer_state = lambda optimizer, saved: None
 
 
 def forgets_the_moving_average() -> None:
