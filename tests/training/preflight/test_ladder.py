@@ -103,7 +103,7 @@ def test_fails_for_batch_norm_in_smaller_micro_batches(dataset: Path, tmp_path: 
     done = run(dataset, tmp_path / "run", LIMIT, few, recipe="normed")
     assert done.returncode == 1
     assert "[memory] micro-batch 4: refused (stage 'shrink' has BatchNorm" in done.stdout
-    assert "not even with micro-batch 4, micro-batch 2, micro-batch 1; take a size" in done.stderr
+    assert "even with micro-batch 4, micro-batch 2, micro-batch 1; use a size" in done.stderr
 
 
 @pytest.mark.parametrize("name", [*WORKLOADS, NAME])
