@@ -22,7 +22,7 @@ from training.store.local_dataset import (
     syncing,
 )
 from training.store.protocol import Store, Stored
-from training.store.unfinished import UnfinishedFile, sweep, writing
+from training.store.unfinished import UnfinishedFile, sweep, write_whole
 from training.store.verified import Entry, VerifiedFiles, sha256_of
 
 
@@ -107,20 +107,14 @@ def sync_dataset(store: Store, out: Path, progress: FileProgress) -> SyncResult:
         open_dataset(out, again=True)
         return _synced(files, [], began)
     # Before the lock too: who sees the lock held finds this manifest, and no older one.
-    _write_whole(out / ARRIVING, found.data)
+    write_whole(out / ARRIVING, found.data)
     with syncing(out):
         sweep(out)
-        _write_whole(out / ARRIVING, found.data)
+        write_whole(out / ARRIVING, found.data)
         verified = VerifiedFiles(out)
         fetched = for_each_file(files, lambda entry: _fetch(store, entry, out, verified), progress)
         (out / ARRIVING).replace(out / MANIFEST)
     return _synced(files, fetched, began)
-
-
-def _write_whole(path: Path, data: bytes) -> None:
-    with writing(path), UnfinishedFile(path) as unfinished:
-        unfinished.path.write_bytes(data)
-        unfinished.place()
 
 
 def _fetch(store: Store, entry: Entry, out: Path, verified: VerifiedFiles) -> bool:

@@ -10,13 +10,14 @@ import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from contract.keys import MANIFEST
 from training.errors import UserError
 from training.store.protocol import StoreError
-from training.store.unfinished import writing
+from training.store.unfinished import write_whole, writing
 from training.store.verified import RECORD, Entry, VerifiedFiles, sha256_of
 
 # The manifest of a folder that a sync is filling; the sync renames it when every file is there.
@@ -62,12 +63,17 @@ class LocalDataset:
 
     def file(self, name: str) -> Path:
         """One verified file. Waits for the sync if one is filling the folder."""
-        entry = next((e for e in self.manifest["files"] if e["name"] == name), None)
+        entry = self._entries.get(name)
         if entry is None:
             raise UserError(f"the dataset {self._folder} has no file {name!r} in its {MANIFEST}")
         if self._arriving is not None:
             self._wait_for(entry, self._arriving)
         return self._folder / name
+
+    @cached_property
+    def _entries(self) -> Mapping[str, Entry]:
+        """By name: a workload may ask for a file for every sample."""
+        return {entry["name"]: entry for entry in self.manifest["files"]}
 
     @property
     def is_arriving(self) -> bool:
@@ -120,9 +126,7 @@ def write_manifest(folder: Path, workload: str, meta: Mapping[str, Any]) -> Loca
         "files": files,
         "meta": dict(meta),
     }
-    part = folder / ARRIVING
-    part.write_text(json.dumps(manifest, indent=1))
-    part.replace(folder / MANIFEST)
+    write_whole(folder / MANIFEST, json.dumps(manifest, indent=1).encode())
     verified = VerifiedFiles(folder)
     for entry in files:
         verified.add(entry)

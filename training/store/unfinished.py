@@ -63,6 +63,13 @@ class UnfinishedFile:
         os.close(file)
 
 
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file, or replace it, so that nobody ever reads a part of it."""
+    with writing(path), UnfinishedFile(path) as unfinished:
+        unfinished.path.write_bytes(data)
+        unfinished.place()
+
+
 def sweep(folder: Path) -> None:
     """Delete the unfinished files below `folder` whose writers have died."""
     for parent, _, names in os.walk(folder):
