@@ -54,7 +54,7 @@ def rank(
 
 def reasons(plan: Plan) -> tuple[str, ...]:
     """Return reason codes as AWS Compute Optimizer has them: {Resource}{Over,Under}provisioned."""
-    memory = plan.work.memory.need / plan.inputs.instance.gpu_memory_mib
+    memory = plan.gpu_memory_need / plan.inputs.instance.gpu_memory_mib
     host = plan.host.need / plan.inputs.instance.memory_gib
     found = [
         *_code("GPUMemory", memory),
@@ -69,7 +69,7 @@ def reasons(plan: Plan) -> tuple[str, ...]:
         found.append("GPUOverprovisioned")
     if not plan.notice.fits:
         found.append("NetworkBandwidthUnderprovisioned")
-    if plan.inputs.instance.num_gpus > plan.request.gpus:
+    if plan.inputs.instance.num_gpus > plan.used_gpus:
         found.append("GPUOverprovisioned")
     return tuple(dict.fromkeys(found))
 

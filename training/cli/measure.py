@@ -63,7 +63,7 @@ def measured(
         if isinstance(stage, Prepare):
             yield from _prepare(stage, samples, about)
         else:
-            yield from _train(stage, config, samples, about)
+            yield from train_footprints(stage, config, samples, about)
 
 
 def _prepare(
@@ -88,9 +88,10 @@ def _prepare(
     }
 
 
-def _train(
+def train_footprints(
     stage: Any, config: Any, samples: Mapping[str, int], about: Mapping[str, Any]
 ) -> Iterator[dict[str, Any]]:
+    """Yield a Train stage's footprints, around its own micro-batch."""
     from training.preflight.footprint import measure_evaluation, measure_step
 
     settings, train = stage.settings, samples["train"]
