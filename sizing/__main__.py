@@ -11,6 +11,8 @@ from importlib import import_module
 COMMANDS = (
     "catalogue",
     "plan",
+    "model",
+    "huggingface",
     "advise",
     "compare",
     "select",

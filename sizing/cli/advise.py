@@ -64,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
                 "fastest_at_half_as_much_again": fastest.plan.request.size,
                 "would_change": would_change(cheapest.plan),
                 "triggers": [_fired(each) for each in fired],
-                "candidates": [_candidate(each) for each in found],
+                "candidates": [candidate_row(each) for each in found],
             },
         )
         return 0
@@ -88,7 +88,7 @@ def _show(
         f"what would change this most: {would_change(cheapest.plan)}",
     ]
     show(
-        [_candidate(each) for each in found[:_SHOWN]],
+        [candidate_row(each) for each in found[:_SHOWN]],
         title="candidates, cheapest first (modelled)",
         notes=notes,
     )
@@ -99,7 +99,8 @@ def _show(
     )
 
 
-def _candidate(candidate: PlannedSize) -> dict[str, Any]:
+def candidate_row(candidate: PlannedSize) -> dict[str, Any]:
+    """Return a size's row, the same in table and JSON."""
     plan = candidate.plan
     return {
         "size": plan.request.size,

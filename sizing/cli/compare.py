@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise ValueError("give either a workload or --tables, such as `compare trajectory`")
     if arguments.tables:
         return show_claims(claims(arguments.tables), as_json=arguments.json)
-    plans = [make_plan(request(arguments, size)) for size in sizes(arguments.sizes)]
+    plans = [_plan(arguments, size) for size in sizes(arguments.sizes)]
     checked = [(plan, check_plan(plan)) for plan in plans]
     if arguments.json:
         print_json("compare", {"plans": [to_json(*each) for each in checked]})
@@ -67,6 +67,10 @@ def run(arguments: argparse.Namespace) -> int:
         ],
     )
     return 0
+
+
+def _plan(arguments: argparse.Namespace, size: str) -> Plan:
+    return make_plan(request(arguments, size), footprints_file=arguments.footprints)
 
 
 def sizes(text: str) -> list[str]:

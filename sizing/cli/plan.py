@@ -11,6 +11,7 @@ from typing import Any
 
 from sizing.catalogue.refresh import cache_file
 from sizing.cli.tables import console, print_json, show
+from sizing.models.footprints import FOOTPRINTS_FILE
 from sizing.plan.checks import Findings, check_plan
 from sizing.plan.plan import Plan, make_plan
 from sizing.plan.report import duration, figures, summary, to_json
@@ -33,9 +34,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def add_request_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options that a plan depends on beside workload and size."""
     parser.add_argument("--micro-batch", type=int, help="default: the recipe's")
-    parser.add_argument("--gpus", type=int, default=1, help="GPUs to use (default: %(default)s)")
+    parser.add_argument("--batch", type=int, help="samples of a step (default: the recipe's)")
+    parser.add_argument("--samples", type=int, help="of the dataset (default: the recipe's)")
+    parser.add_argument("--epochs", type=float, help="of every stage (default: the recipe's)")
     parser.add_argument(
-        "--runs", type=int, default=1, help="equal runs side by side (default: %(default)s)"
+        "--gpus",
+        "--world",
+        type=int,
+        default=1,
+        help="GPUs of one run, which share its batch (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--runs",
+        type=int,
+        default=1,
+        help="equal runs side by side, spread over the size's GPUs (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--footprints",
+        type=Path,
+        metavar="FILE",
+        default=FOOTPRINTS_FILE,
+        help="as `sizing model --keep FILE` wrote it (default: the workloads')",
     )
     parser.add_argument(
         "--unshared-gib",
@@ -72,6 +92,9 @@ def request(arguments: argparse.Namespace, size: str) -> Request:
         recipe=arguments.recipe,
         size=size,
         micro_batch=arguments.micro_batch,
+        batch=arguments.batch,
+        samples=arguments.samples,
+        epochs=arguments.epochs,
         gpus=arguments.gpus,
         runs=arguments.runs,
         unshared_gib=arguments.unshared_gib,
@@ -87,7 +110,7 @@ def request(arguments: argparse.Namespace, size: str) -> Request:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the plan; the exit code is 1 if it cannot work."""
-    plan = make_plan(request(arguments, arguments.size))
+    plan = make_plan(request(arguments, arguments.size), footprints_file=arguments.footprints)
     findings = check_plan(plan)
     if arguments.json:
         print_json("plan", to_json(plan, findings))

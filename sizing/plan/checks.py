@@ -241,6 +241,8 @@ def _knowledge_warnings(plan: Plan) -> list[str]:
     found = []
     if any(stage.footprint.basis == "modelled" for stage in plan.work.stages):
         found.append("this micro-batch was not counted: its memory is modelled from two others")
+    if plan.inputs.facts is not None and plan.inputs.facts.loader_cpu_seconds == 0:
+        found.append("the loader's CPU time is not known and left out")
     if not plan.inputs.knows_data:
         found.append(
             f"nothing is known of the data of {plan.request.workload}: loader, disk and sync are "

@@ -78,7 +78,7 @@ def look_up(
         ),
         request,
     )
-    facts = DATA.get(request.workload)
+    facts = DATA.get(request.workload) or _given_data(request, stages)
     price, spot_price = _prices(request)
     return Inputs(
         request=request,
@@ -123,6 +123,21 @@ def _scaled(stage: Footprint, share: float, epochs: float | None) -> Footprint:
         steps_per_epoch=math.ceil(samples / (stage.global_batch if trains else stage.micro_batch)),
         epochs=epochs,
         evaluations=evaluations,
+    )
+
+
+def _given_data(request: Request, stages: tuple[Footprint, ...]) -> DataFacts | None:
+    """Of a model without a workload: the given dataset, read once an epoch; its loader is free."""
+    if not request.dataset_gib:
+        return None
+    samples = max(stage.samples_per_epoch + stage.validation_samples for stage in stages)
+    each = request.dataset_gib * GIB / samples
+    return DataFacts(
+        dataset_bytes_per_sample=each,
+        epoch_bytes_per_sample=each,
+        loader_cpu_seconds=0.0,
+        basis="given",
+        source="--dataset-gib; the loader's CPU time is not known and left out",
     )
 
 

@@ -26,9 +26,10 @@ def saving_percent(plan: Plan) -> float:
     return 100 * (1 - (plan.spot.usd_p50 or 0.0) / plan.usd_on_demand)
 
 
-def spot_verdict(plan: Plan) -> SpotVerdict:
-    """Judge a plan: saving, end, notice, cost of an interruption, time limit."""
-    spot, saving = plan.spot, saving_percent(plan)
+def spot_verdict(plan: Plan, *, saving: float | None = None) -> SpotVerdict:
+    """Judge a plan: saving (its own, or a given one), notice, cost of interruptions, time limit."""
+    spot = plan.spot
+    saving = saving_percent(plan) if saving is None else saving
     if spot is None:
         return SpotVerdict(suits="no", reasons=("the run would never end on Spot",))
     each = (
@@ -44,9 +45,7 @@ def spot_verdict(plan: Plan) -> SpotVerdict:
         cares.append("the checkpoint does not fit the notice: what periodic saves left is lost")
     lost_hours = spot.interruptions * plan.interruption_seconds / 3600
     if lost_hours > _MANY * plan.hours_on_demand:
-        cares.append(
-            f"interruptions take {lost_hours:.1f} h of a run of {plan.hours_on_demand:.1f} h"
-        )
+        cares.append(f"interruptions add {lost_hours:.1f} h to {plan.hours_on_demand:.1f} h")
     limit = plan.request.max_hours
     if limit is not None and spot.hours_p90 > limit:
         cares.append(f"one run in ten takes {spot.hours_p90:.1f} h, the limit is {limit:g} h")

@@ -49,8 +49,8 @@ def _model(plan: Plan, megabytes: float) -> str:
     need = max(0.0, plan.gpu_memory_need + more)
     if need <= instance.gpu_memory_mib:
         return (
-            f"no: {megabytes:,.0f} MB of parameters need {need:,.0f} of {instance.gpu_memory_mib:,} "
-            "MiB (AdamW, activations unchanged), and a larger size has the same GPU"
+            f"no: {megabytes:,.0f} MB of parameters need {need:,.0f} MiB with AdamW (activations "
+            f"unchanged) of {instance.gpu_memory_mib:,}, and a larger size has the same GPU"
         )
     return f"yes, but a larger GPU, not a larger size: {_cheapest_with(need)} for {need:,.0f} MiB"
 

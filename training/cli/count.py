@@ -57,7 +57,7 @@ def _count(options: argparse.Namespace) -> int:
         raise UserError(str(error)) from None
     stage = ModelStage(options.target, make, settings, options.optimizer)
     samples = {"train": options.samples or 1000 * options.batch, "validation": 0}
-    about = {"workload": options.target, "recipe": "model"}
+    about = {"workload": options.target, "recipe": "full"}
     # Counting calls no more of a stage than this one has.
     rows = list(train_footprints(cast(Train, stage), SimpleNamespace(seed=0), samples, about))
     rows = [{**row, "stage": "model", "loss": stage.loss_is} for row in rows]
