@@ -96,7 +96,9 @@ def train_footprints(
 
     settings, train = stage.settings, samples["train"]
     per_epoch = settings.steps_per_epoch(train)
-    evaluation = measure_evaluation(stage, config, settings.eval_batch)
+    evaluation = 0
+    if samples["validation"]:
+        evaluation = measure_evaluation(stage, config, settings.eval_batch)
     # Not 1 if the recipe has more: batch norm cannot train on one sample.
     least = min(2, settings.micro_batch)
     for size in sorted({max(least, int(f * settings.micro_batch)) for f in _FACTORS}):
