@@ -14,8 +14,7 @@ import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from sizing import catalogue
-from sizing.cli.advise import candidate_row
+from sizing.cli.advise import DEFAULT_SIZE, candidate_row
 from sizing.cli.compare import sizes
 from sizing.cli.plan import add_request_arguments, request, show_plan
 from sizing.cli.tables import print_json, show
@@ -122,8 +121,7 @@ def _print(arguments: argparse.Namespace) -> int:
             show_plan(made, findings)
         return 1 if findings.problems else 0
     names = sizes(arguments.sizes) if arguments.sizes else None
-    least = names[0] if names else _with_gpus(arguments.gpus)[0]
-    found = rank(request(arguments, least), plan=plan, sizes=names or _with_gpus(arguments.gpus))
+    found = rank(request(arguments, DEFAULT_SIZE), plan=plan, sizes=names)
     cheapest, _ = best(found)
     if arguments.json:
         rows = {"candidates": [candidate_row(each) for each in found]}
@@ -136,10 +134,3 @@ def _print(arguments: argparse.Namespace) -> int:
     )
     show_plan(cheapest.plan, cheapest.findings)
     return 0
-
-
-def _with_gpus(gpus: int) -> list[str]:
-    found = [i.size for i in catalogue.trainable_by_price() if i.num_gpus >= gpus]
-    if not found:
-        raise ValueError(f"no size in the catalogue has {gpus} GPUs; give --gpus 8 or fewer")
-    return found

@@ -37,7 +37,11 @@ def rank(
     request: Request, *, plan: Callable[[Request], Plan] = make_plan, sizes: list[str] | None = None
 ) -> list[PlannedSize]:
     """Return the sizes, cheapest first; those that cannot work come last, with the reason."""
-    names = sizes or [instance.size for instance in catalogue.trainable_by_price()]
+    names = sizes or [
+        each.size for each in catalogue.trainable_by_price() if each.num_gpus >= request.gpus
+    ]
+    if not names:
+        raise ValueError(f"gpus is {request.gpus}; no size in the catalogue has as many")
     found = []
     for size in names:
         try:

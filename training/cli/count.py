@@ -33,6 +33,7 @@ def add_count(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tokens", type=int, help=f"of a sample, for config.json (default: {_DEFAULT_TOKENS})"
     )
+    parser.add_argument("--recipe", default="full", help="name of these settings in FILE")
     parser.add_argument("--out", type=Path, help="write the footprints to this file")
     parser.set_defaults(act=_count)
 
@@ -57,7 +58,7 @@ def _count(options: argparse.Namespace) -> int:
         raise UserError(str(error)) from None
     stage = ModelStage(options.target, make, settings, options.optimizer)
     samples = {"train": options.samples or 1000 * options.batch, "validation": 0}
-    about = {"workload": options.target, "recipe": "full"}
+    about = {"workload": options.target, "recipe": options.recipe}
     # Counting calls no more of a stage than this one has.
     rows = list(train_footprints(cast(Train, stage), SimpleNamespace(seed=0), samples, about))
     rows = [{**row, "stage": "model", "loss": stage.loss_is} for row in rows]
