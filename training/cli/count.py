@@ -63,7 +63,7 @@ def _count(options: argparse.Namespace) -> int:
     rows = list(train_footprints(cast(Train, stage), SimpleNamespace(seed=0), samples, about))
     rows = [{**row, "stage": "model", "loss": stage.loss_is} for row in rows]
     if options.out:
-        write_footprints(options.out, rows)
+        write_footprints(options.out, rows, command="python -m training count")
     print(json.dumps(rows, indent=1))
     return EXIT_FINISHED
 

@@ -158,7 +158,9 @@ def _recipes(options: argparse.Namespace) -> list[tuple[str, str]]:
     return [(name, recipe) for name in names for recipe in load_workload(name).recipes]
 
 
-def write_footprints(path: Path, footprints: Sequence[Mapping[str, Any]]) -> None:
+def write_footprints(
+    path: Path, footprints: Sequence[Mapping[str, Any]], *, command: str = _COMMAND
+) -> None:
     """Write the file; recipes that were not measured now keep their footprints in it."""
     import torch
 
@@ -171,11 +173,11 @@ def write_footprints(path: Path, footprints: Sequence[Mapping[str, Any]]) -> Non
         if kept and before["torch"] != version:
             raise UserError(
                 f"{path} was measured with torch {before['torch']}, but this is {version}; "
-                f"measure everything: {_COMMAND}"
+                f"measure everything: {command}"
             )
     rows = sorted([*kept, *footprints], key=lambda row: (row["workload"], row["recipe"]))
     lines = ",\n".join(f"  {json.dumps(row)}" for row in rows)
-    head = json.dumps({"format": 1, "torch": version, "command": _COMMAND}, indent=1)
+    head = json.dumps({"format": 1, "torch": version, "command": command}, indent=1)
     path.write_text(f'{head.rstrip()[:-2]},\n "footprints": [\n{lines}\n ]\n}}\n')
 
 
