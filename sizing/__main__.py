@@ -16,6 +16,8 @@ COMMANDS = (
     "advise",
     "compare",
     "select",
+    "rightsize",
+    "families",
     "simulate",
     "review",
     "accuracy",

@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 
 from sizing.cli.advise import DEFAULT_SIZE, candidate_row
 from sizing.cli.compare import sizes
-from sizing.cli.plan import add_request_arguments, request, show_plan
+from sizing.cli.plan import add_request_arguments, request, show_basis, show_plan
 from sizing.cli.tables import print_json, show
 from sizing.plan.advice import best, rank, would_change
 from sizing.plan.checks import check_plan
@@ -55,6 +55,9 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--keep", type=Path, metavar="FILE", help="keep what was counted")
     add_request_arguments(parser)
+    parser.add_argument(
+        "--explain", action="store_true", help="with --size: also every figure's basis"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
 
 
@@ -119,6 +122,8 @@ def _print(arguments: argparse.Namespace) -> int:
             print_json("model", {"plan": to_json(made, findings)})
         else:
             show_plan(made, findings)
+            if arguments.explain:
+                show_basis(made)
         return 1 if findings.problems else 0
     names = sizes(arguments.sizes) if arguments.sizes else None
     found = rank(request(arguments, DEFAULT_SIZE), plan=plan, sizes=names)

@@ -28,6 +28,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--recipe", default="full", help="default: %(default)s")
     parser.add_argument("--size", required=True, help="instance type, such as g5.2xlarge")
     add_request_arguments(parser)
+    parser.add_argument(
+        "--explain", action="store_true", help="also GPU memory by part, and every figure's basis"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
 
 
@@ -116,11 +119,13 @@ def run(arguments: argparse.Namespace) -> int:
         print_json("plan", to_json(plan, findings))
     else:
         show_plan(plan, findings)
+        if arguments.explain:
+            show_basis(plan)
     return 1 if findings.problems else 0
 
 
 def show_plan(plan: Plan, findings: Findings) -> None:
-    """Show the result, where the time goes, GPU memory, and the basis of each figure."""
+    """Show the result on one screen: what people want to know, and where the time goes."""
     asked = plan.request
     verdict = "cannot work" if findings.problems else "fits"
     show(
@@ -140,14 +145,19 @@ def show_plan(plan: Plan, findings: Findings) -> None:
                 "steps each": stage.footprint.steps_per_epoch,
                 "a step": duration(stage.step.seconds),
                 "GPU MiB": round(stage.memory.need),
-                "seconds": round(stage.seconds, 1),
+                "time": duration(stage.seconds),
+                "%": round(100 * stage.seconds / total),
                 "bound by": stage.bound_by,
-                "share": "#" * max(1, round(_BAR * stage.seconds / total)),
             }
             for stage in plan.work.stages
         ],
         title="where the time goes",
+        notes=["modelled; dollars are for the instance alone; --explain shows each figure's basis"],
     )
+
+
+def show_basis(plan: Plan) -> None:
+    """Show GPU memory by part, and every figure that decides with its basis."""
     show(memory_rows(plan), title=f"GPU memory of stage {plan.work.memory.stage}, MiB")
     show(
         [

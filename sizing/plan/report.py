@@ -6,6 +6,7 @@ from sizing.figures import Basis, Figure, rounded
 from sizing.models.constants import ABOUT
 from sizing.plan.checks import Findings
 from sizing.plan.plan import Plan
+from sizing.plan.spot_verdict import spot_verdict
 from sizing.plan.work import StagePlan
 
 
@@ -26,6 +27,8 @@ def to_json(plan: Plan, findings: Findings) -> dict[str, Any]:
         "checkpoint_interval_seconds": spot.interval_seconds if spot else None,
         "checkpoint_seconds": plan.notice.save,
         "restart_seconds": plan.restart.seconds,
+        "interruption_seconds": plan.interruption_seconds,
+        "usd_of_interruption": plan.usd_of_interruption,
     }
     return {
         "format": 1,
@@ -39,6 +42,7 @@ def to_json(plan: Plan, findings: Findings) -> dict[str, Any]:
         **{name: None if value is None else rounded(value) for name, value in seconds.items()},
         "checkpoint_bytes": plan.checkpoint_bytes,
         "notice_fits": plan.notice.fits,
+        "spot_suits": spot_verdict(plan).suits,
         "warnings": list(findings.warnings),
         "problems": dict(findings.problems),
         "calibrated_by": list(plan.inputs.calibrated_by),
@@ -132,11 +136,11 @@ def figures(plan: Plan) -> dict[str, Figure]:
 
 def summary(plan: Plan) -> list[tuple[str, str]]:
     """Return what people want to know, one line each."""
-    spot = plan.spot
+    spot, verdict = plan.spot, spot_verdict(plan)
     return [
         (
             "GPU memory",
-            f"{plan.work.memory.need:,.0f} of {plan.inputs.instance.gpu_memory_mib:,} MiB",
+            f"{plan.gpu_memory_need:,.0f} of {plan.inputs.instance.gpu_memory_mib:,} MiB",
         ),
         ("bound by", f"{plan.work.main.bound_by} (stage {plan.work.main.footprint.stage})"),
         ("epoch", duration(plan.work.main.epoch_seconds)),
@@ -155,7 +159,12 @@ def summary(plan: Plan) -> list[tuple[str, str]]:
             + (f", every {duration(spot.interval_seconds)}" if spot else ""),
         ),
         ("notice", f"{'fits' if plan.notice.fits else 'DOES NOT FIT'}: {plan.notice.sentence()}"),
-        ("restart", duration(plan.restart.seconds)),
+        (
+            "an interruption",
+            f"{duration(plan.interruption_seconds)} and ${plan.usd_of_interruption:.3f}, of which "
+            f"the restart {duration(plan.restart.seconds)}",
+        ),
+        ("Spot suits it", f"{verdict.suits}: {'; '.join(verdict.reasons)}"),
     ]
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from sizing import catalogue
 from sizing.catalogue import Instance
 from sizing.catalogue.gpus import find_gpu
+from sizing.models.burstable import baseline_percent, is_burstable
 from sizing.select.requirements import UNSUPPORTED, Prices
 
 # The most that an endpoint should use of its GPU or CPUs: beyond it, requests wait for each other.
@@ -45,7 +46,7 @@ def rightsize(
 ) -> list[Move]:
     """Return the sizes that carry the load for less, cheapest first.
 
-    memory_mib: GPU memory in use, by default what the size has.
+    memory_mib: memory in use, of a GPU or of a host without one; by default what the size has.
     """
     instance = catalogue.find(now)
     price, _ = prices(now)
@@ -59,7 +60,7 @@ def rightsize(
         if not _is_like(instance, other, memory_mib):
             continue
         busy = busy_percent(now, percent, other.size)
-        if busy <= TARGET_PERCENT:
+        if busy <= _most_percent(other):
             found.append(
                 Move(
                     size=other.size,
@@ -72,11 +73,19 @@ def rightsize(
     return sorted(found, key=lambda each: (bool(each.cautions), each.usd_per_hour))
 
 
+def _most_percent(instance: Instance) -> float:
+    """The share of a size that may be in use: of a burstable one what its credits sustain."""
+    if not is_burstable(instance.size):
+        return TARGET_PERCENT
+    return min(TARGET_PERCENT, baseline_percent(instance.size))
+
+
 def _is_like(now: Instance, other: Instance, memory_mib: float | None) -> bool:
     """Whether the same program runs there: GPUs of known speed with the memory, or CPUs."""
     if not now.num_gpus:
+        need = now.memory_gib * 1024 if memory_mib is None else memory_mib
         cpu = catalogue.families()[other.family].kind in ("cpu", "burstable")
-        return cpu and (memory_mib is None or other.memory_gib * 1024 >= memory_mib)
+        return cpu and other.memory_gib * 1024 >= need
     need = now.gpu_memory_mib if memory_mib is None else memory_mib
     try:
         find_gpu(other.gpu, other.gpu_memory_mib)
@@ -86,9 +95,5 @@ def _is_like(now: Instance, other: Instance, memory_mib: float | None) -> bool:
 
 
 def _cautions(instance: Instance) -> tuple[str, ...]:
-    found = []
-    if instance.family in UNSUPPORTED:
-        found.append(UNSUPPORTED[instance.family])
-    if catalogue.families()[instance.family].kind == "burstable":
-        found.append("burstable: its credits must cover the load")
-    return tuple(found)
+    unsupported = UNSUPPORTED.get(instance.family)
+    return () if unsupported is None else (unsupported,)
