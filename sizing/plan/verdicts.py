@@ -19,16 +19,17 @@ _COPIES = 4
 
 
 def _dataset(plan: Plan, samples: float) -> str:
-    if not plan.inputs.dataset_bytes:
+    facts = plan.inputs.facts
+    if facts is None:
         return "unknown: no byte of its data is known; give --dataset-gib"
-    # The plan has the given samples already; a threshold of its own scales it.
-    scale = samples / max(stage.footprint.samples_per_epoch for stage in plan.work.stages)
-    gib = plan.inputs.dataset_bytes * scale / GIB
+    gib = samples * facts.epoch_bytes_per_sample / GIB
     cache = plan.host.cache_bytes / GIB
     cached = gib <= cache
-    hours = plan.work.seconds / 3600 * scale
+    # The plan has as many samples where they were given.
+    whole = max(stage.footprint.samples_per_epoch for stage in plan.work.stages)
+    hours = plan.work.seconds / 3600 * samples / whole
     return (
-        f"{'no' if cached else 'yes'}: bytes decide, not samples; {gib:.1f} GiB "
+        f"{'no' if cached else 'yes'}: bytes decide, not samples; {gib:.1f} GiB an epoch "
         f"{'fit' if cached else 'do not fit'} the {cache:.1f} GiB page cache of "
         f"{plan.request.size}; the work takes {hours:.2g} h"
     )
