@@ -7,6 +7,7 @@ from sizing.models.constants import ABOUT
 from sizing.plan.checks import Findings
 from sizing.plan.plan import Plan
 from sizing.plan.work import StagePlan
+from sizing.spot.forecast import Estimate
 
 
 def to_json(plan: Plan, findings: Findings) -> dict[str, Any]:
@@ -23,6 +24,8 @@ def to_json(plan: Plan, findings: Findings) -> dict[str, Any]:
         "usd_spot_p50": spot.usd_p50 if spot else None,
         "usd_spot_p90": spot.usd_p90 if spot else None,
         "interruptions": spot.interruptions if spot else None,
+        "no_machine_share": spot.no_machine_share if spot else None,
+        "first_wait_hours": spot.first_wait_hours if spot else None,
         "checkpoint_interval_seconds": spot.interval_seconds if spot else None,
         "checkpoint_seconds": plan.notice.save,
         "restart_seconds": plan.restart.seconds,
@@ -149,6 +152,7 @@ def summary(plan: Plan) -> list[tuple[str, str]]:
             if spot
             else "would never end",
         ),
+        *([("first machine", _first_machine(spot))] if spot else []),
         (
             "checkpoint",
             f"{plan.checkpoint_bytes / 1e6:,.0f} MB, {duration(plan.notice.save)} to save"
@@ -157,6 +161,16 @@ def summary(plan: Plan) -> list[tuple[str, str]]:
         ("notice", f"{'fits' if plan.notice.fits else 'DOES NOT FIT'}: {plan.notice.sentence()}"),
         ("restart", duration(plan.restart.seconds)),
     ]
+
+
+def _first_machine(spot: Estimate) -> str:
+    """Say what a long p90 of a short run is: the chance that there is no machine when it starts."""
+    if spot.first_wait_hours is None:
+        return "comes at once"
+    return (
+        f"{1 - spot.no_machine_share:.0%} chance that it comes at once; else half of the waits "
+        f"last more than {duration(3600 * spot.first_wait_hours)}"
+    )
 
 
 def one_line(plan: Plan) -> str:
