@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sizing.cli.compare import sizes
-from sizing.cli.plan import add_request_arguments, request
+from sizing.cli.plan import add_request_arguments, price_ages, request
 from sizing.cli.tables import print_json, show
 from sizing.plan.advice import PlannedSize, best, rank, would_change
 from sizing.plan.finished_run import read_run
@@ -90,7 +90,7 @@ def _show(
     show(
         [_candidate(each) for each in found[:_SHOWN]],
         title="candidates, cheapest first (modelled)",
-        notes=notes,
+        notes=[*notes, price_ages(each.plan for each in found)],
     )
     show(
         [_fired(each) for each in fired],

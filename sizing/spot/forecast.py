@@ -24,8 +24,8 @@ MOST_MACHINES = 200_000
 class Estimate:
     """Hours of a run on Spot: `hours` by the clock, `machine_hours` paid for. All modelled.
 
-    `goodput` is useful seconds per paid second, `interruptions` their mean number in the middle 80 %
-    of runs: the worst pools interrupt a run dozens of times.
+    `goodput` is useful seconds per paid second, `interruptions` their mean number in the middle
+    80 % of runs: the worst pools interrupt a run dozens of times.
     `no_machine_share` is the chance that no machine comes at once, `first_wait_hours` half of these
     waits at most (None: there is always one).
     """

@@ -58,9 +58,9 @@ def test_alternates_never_have_less() -> None:
 def test_prices_say_how_far_to_believe_them() -> None:
     assert catalogue.hourly_price("g5.2xlarge").usd_per_hour == 1.212
     assert catalogue.hourly_price("g5.2xlarge").basis == "list price"
-    seen, modelled = catalogue.spot_price("g5.2xlarge"), catalogue.spot_price("g5.xlarge")
-    assert (seen.usd_per_hour, seen.basis) == (0.593, "snapshot")
-    assert (modelled.usd_per_hour, modelled.basis) == (0.4929, "modelled")
+    seen, modelled = catalogue.spot_price("g5.2xlarge"), catalogue.spot_price("p4d.24xlarge")
+    assert (seen.usd_per_hour, seen.basis) == (0.5933, "snapshot")
+    assert (round(modelled.usd_per_hour / 21.96, 2), modelled.basis) == (0.49, "modelled")
     assert "skypilot" in seen.source
 
 
