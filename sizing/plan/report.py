@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from sizing.catalogue import Price
 from sizing.figures import Basis, Figure, rounded
 from sizing.models.constants import ABOUT
 from sizing.plan.checks import Findings
@@ -35,6 +36,7 @@ def to_json(plan: Plan, findings: Findings) -> dict[str, Any]:
         "workload": plan.request.workload,
         "recipe": plan.request.recipe,
         "size": plan.request.size,
+        "region": plan.request.region,
         "fits": findings.fits,
         "gpu_memory_mib": round(plan.work.memory.need),
         "gpu_memory_there_mib": plan.inputs.instance.gpu_memory_mib,
@@ -101,13 +103,13 @@ def figures(plan: Plan) -> dict[str, Figure]:
         "on_demand": Figure(
             value=inputs.price.usd_per_hour,
             unit="$/h",
-            basis="published",
+            basis=_price_basis(inputs.price),
             source=inputs.price.source,
         ),
         "spot": Figure(
             value=inputs.spot_price.usd_per_hour,
             unit="$/h",
-            basis="modelled" if inputs.spot_price.basis == "modelled" else "published",
+            basis=_price_basis(inputs.spot_price),
             source=inputs.spot_price.source,
         ),
         "interruptions": Figure(
@@ -131,6 +133,12 @@ def figures(plan: Plan) -> dict[str, Figure]:
             value=plan.host.need, unit="GiB", basis="modelled", source=plan.host.sentence()
         ),
     }
+
+
+def _price_basis(price: Price) -> Basis:
+    if price.basis == "modelled" or price.basis == "given":
+        return price.basis
+    return "published"
 
 
 def summary(plan: Plan) -> list[tuple[str, str]]:
@@ -187,7 +195,7 @@ def one_line(plan: Plan) -> str:
         f"{costs}, ${plan.usd_on_demand:.2f} on demand; {work.memory.need:,.0f} of "
         f"{plan.inputs.instance.gpu_memory_mib:,} MiB GPU memory; bound by {work.main.bound_by}; "
         f"a checkpoint takes {plan.notice.total:.0f} of {plan.notice.budget:.0f} s of the notice "
-        "(modelled; details: TrainingStack.plan.json)"
+        f"(modelled, prices of {request.region}; details: TrainingStack.plan.json)"
     )
 
 
