@@ -171,7 +171,7 @@ def show_selection(selection: Selection, phase: str) -> None:
     for place, each in enumerate(shown[:3], start=1):
         lines.append(f"{place}. {each.size}: {'; '.join(each.reasons)}.")
         lines += [f"   note: {caution}" for caution in each.cautions]
-    later: list[Any] = [each for each in shown[3:] if not each.is_supported]
+    later: list[Any] = [each for each in selection.candidates[3:] if not each.is_supported]
     lines += [f"{each.size} is last: {each.cautions[0]}." for each in later]
     if hidden := len(selection.candidates) - len(shown):
         lines.append(f"{hidden} more expensive ones are not shown (--json has them).")
