@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sizing.cli.compare import sizes
-from sizing.cli.plan import add_request_arguments, request
+from sizing.cli.plan import add_request_arguments, price_ages, request
 from sizing.cli.tables import print_json, show
 from sizing.plan.advice import PlannedSize, best, rank, would_change
 from sizing.plan.budget import budget
@@ -120,7 +120,7 @@ def _show_candidates(found: list[PlannedSize]) -> None:
     show(
         [candidate_row(each) for each in found[:_SHOWN]],
         title="candidates, cheapest first (modelled)",
-        notes=notes,
+        notes=[*notes, price_ages(each.plan for each in found)],
     )
 
 

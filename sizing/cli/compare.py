@@ -11,7 +11,7 @@ from itertools import groupby
 from typing import Any, get_args
 
 from sizing import catalogue
-from sizing.cli.plan import add_request_arguments, request
+from sizing.cli.plan import add_request_arguments, price_ages, request
 from sizing.cli.tables import print_json, show
 from sizing.evidence.seed_tables import SEEDS, Claim, Verdict, claims
 from sizing.plan.checks import Findings, check_plan
@@ -66,6 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
                 for text in (*findings.problems.values(), *findings.warnings)
             ),
             "modelled; `python -m sizing plan` shows the basis of each figure",
+            price_ages(plans),
         ],
     )
     return 0

@@ -9,10 +9,9 @@ python -m sizing rightsize c5.2xlarge --cpu-percent 12 --memory-gib 3
 """
 
 import argparse
-from pathlib import Path
 
 from sizing import catalogue
-from sizing.catalogue.refresh import cache_file, load, prices
+from sizing.cli.prices import add_price_arguments, ages, answers_of_aws, prices_of
 from sizing.cli.tables import print_json, show
 from sizing.select.rightsizing import rightsize
 
@@ -31,9 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--memory-gib", type=float, metavar="N", help="in use, of a size without a GPU (as above)"
     )
-    parser.add_argument(
-        "--cache", type=Path, metavar="FILE", help="prices saved by catalogue --refresh"
-    )
+    add_price_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
 
@@ -52,13 +49,14 @@ def run(arguments: argparse.Namespace) -> int:
         if memory_mib is not None:
             raise ValueError(f"{instance.size} has no GPU: give --memory-gib")
         memory_mib = arguments.memory_gib and arguments.memory_gib * 1024
-    answers = load(arguments.cache or cache_file())
+    answers = answers_of_aws(arguments)
     moves = rightsize(
         instance.size,
         percent,
-        lambda size: prices(size, answers),
+        lambda size: prices_of(arguments, size, answers),
         memory_mib=memory_mib,
     )
+    moved = [move.size for move in moves]
     rows = [
         {
             "size": move.size,
@@ -73,5 +71,6 @@ def run(arguments: argparse.Namespace) -> int:
         print_json("rightsize", {"size": instance.size, "in_use_percent": percent, "moves": rows})
         return 0
     notes = [] if rows else [f"no cheaper size carries {percent:g} % of {instance.size}: keep it"]
+    notes.append(ages(prices_of(arguments, each, answers)[0] for each in (instance.size, *moved)))
     show(rows[:_SHOWN], title=f"{instance.size} at {percent:g} %: cheaper sizes", notes=notes)
     return 0

@@ -131,7 +131,7 @@ def test_review_shows_a_run_and_asks_for_its_size(
     assert "give --size" in capsys.readouterr().err
     assert main(["review", str(tmp_path), "--size", "g5.xlarge", "--json"]) == 0
     rows = {row["what"]: row for row in json.loads(capsys.readouterr().out)["rows"]}
-    assert rows["hours"]["actual"] == 1
+    assert rows["hours from the first attempt"]["actual"] == 1
 
 
 def test_a_plan_on_a_trace_takes_its_interruptions_from_it(
