@@ -7,11 +7,13 @@ python -m sizing advise trajectory --run out/demo/run     (signals from a finish
 """
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from sizing.cli.compare import sizes
 from sizing.cli.plan import add_request_arguments, price_ages, request
+from sizing.cli.prices import given_usd_per_hour
 from sizing.cli.tables import print_json, show
 from sizing.plan.advice import PlannedSize, best, rank, would_change
 from sizing.plan.budget import budget
@@ -61,7 +63,8 @@ def run(arguments: argparse.Namespace) -> int:
     asked = as_given(request(arguments, arguments.size), given)
 
     def plan(asked: Request) -> Plan:
-        return make_plan(asked, footprints_file=arguments.footprints)
+        own = given_usd_per_hour(arguments, asked.size)
+        return make_plan(replace(asked, usd_per_hour=own), footprints_file=arguments.footprints)
 
     current = plan(asked)
     if arguments.folder is not None:

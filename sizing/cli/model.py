@@ -11,12 +11,14 @@ python -m sizing advise my.module:detector --footprints detector.json
 import argparse
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from sizing.cli.advise import DEFAULT_SIZE, candidate_row
 from sizing.cli.compare import sizes
 from sizing.cli.plan import add_request_arguments, request, show_basis, show_plan
+from sizing.cli.prices import given_usd_per_hour
 from sizing.cli.tables import print_json, show
 from sizing.plan.advice import best, rank, would_change
 from sizing.plan.checks import check_plan
@@ -113,7 +115,8 @@ def count(arguments: argparse.Namespace, target: str, more: list[str]) -> None:
 
 def _print(arguments: argparse.Namespace) -> int:
     def plan(asked: Request) -> Plan:
-        return make_plan(asked, footprints_file=arguments.footprints)
+        own = given_usd_per_hour(arguments, asked.size)
+        return make_plan(replace(asked, usd_per_hour=own), footprints_file=arguments.footprints)
 
     if arguments.size:
         made = plan(request(arguments, arguments.size))

@@ -105,7 +105,10 @@ def test_every_trainable_size_is_ranked(capsys: pytest.CaptureFixture[str]) -> N
         (["advise", "trajectory", "--given", "parallel_jobs=-1"], "a number from 0"),
         (["advise", "trajectory", "--given", "parallel_jobs=2.5"], "a whole number from 1"),
         (["advise", "trajectory", "--hours-per-week", "200"], "at most 168"),
-        (["plan", "trajectory", "--size", "g5.xlarge", "--batch", "24"], "not a multiple of the micro-batch"),
+        (
+            ["plan", "trajectory", "--size", "g5.xlarge", "--batch", "24"],
+            "not a multiple of the micro-batch",
+        ),
         (["plan", "trajectory", "--size", "g5.xlarge", "--epochs", "0"], "epochs is 0"),
         (["rightsize", "g5.xlarge"], "give --gpu-percent"),
         (["rightsize", "inf1.xlarge", "--gpu-percent", "5"], "no NVIDIA GPU"),
