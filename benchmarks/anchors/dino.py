@@ -47,7 +47,7 @@ class _DeformableAttention(nn.Module):
         # Reference points are added, as the real one does.
         places = offsets + torch.zeros_like(offsets)
         weights = self.weights(queries_BQD).unflatten(-1, (_HEADS, -1)).softmax(-1)
-        found = _Sampled.apply(self.value(memory_BTD), places, weights)  # type: ignore[no-untyped-call]
+        found = _Sampled.apply(self.value(memory_BTD), places, weights)
         out: Tensor = self.out(found)
         return out
 
