@@ -76,7 +76,7 @@ def measure_step(stage: Train, config: Any, size: int) -> StepFootprint:
     """Measure an optimizer step with micro-batches of `size` samples."""
     example, weight = _example(stage, size)
     with _explained(stage), FakeTensorMode() as fake:
-        memory = _Memory()
+        memory = LiveMemory()
         with memory:
             batch = _fake(example, fake, memory)
             model = stage.model(standalone_inputs(stage.name, config)).train()
@@ -138,7 +138,7 @@ def starts_kernel(operation: Any) -> bool:
     return operation.namespace == "aten" and name not in _WITHOUT_KERNEL
 
 
-class _Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class LiveMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the live storages, and remembers those alive at the peak."""
 
     def __init__(self) -> None:
@@ -206,7 +206,7 @@ class _Step:
         optimizer: Optimizer,
         batch: Batch,
         weight: float,
-        memory: _Memory,
+        memory: LiveMemory,
     ) -> None:
         self.output_bytes = 0
         self._stage = stage
@@ -270,7 +270,7 @@ def _forward(
     size: int,
 ) -> ForwardFootprint:
     with FakeTensorMode() as fake, torch.no_grad():
-        memory = _Memory()
+        memory = LiveMemory()
         with memory:
             batch = _fake(example, fake, memory)
             model = build().eval()
@@ -287,7 +287,7 @@ def _forward(
     )
 
 
-def _fake(example: Batch, fake: FakeTensorMode, memory: _Memory) -> Batch:
+def _fake(example: Batch, fake: FakeTensorMode, memory: LiveMemory) -> Batch:
     batch = tree_map_only(Tensor, fake.from_tensor, example)
     memory.count(tree_leaves(batch))
     return batch
