@@ -37,7 +37,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("sizes", nargs="*", metavar="SIZE", help="default: all that match")
     parser.add_argument("--family", help="only this family, such as g5")
     parser.add_argument("--gpu", help="only sizes whose accelerator name contains this")
-    parser.add_argument("--fit", choices=FITS, help="only families for this purpose")
+    parser.add_argument(
+        "--fit", choices=FITS, metavar="PURPOSE", help=f"only families for {', '.join(FITS)}"
+    )
     parser.add_argument(
         "--refresh", action="store_true", help="ask AWS for prices, scores and quotas"
     )
@@ -58,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
     chosen = select(arguments)
     answers = answers_of_aws(arguments, [instance.size for instance in chosen])
     if arguments.json:
-        print_json([describe(instance, answers) for instance in chosen])
+        print_json("catalogue", {"sizes": [describe(instance, answers) for instance in chosen]})
     elif len(arguments.sizes) == 1:
         figures = describe(chosen[0], answers).items()
         show([{"figure": name, "value": _plain(value)} for name, value in figures])
@@ -133,7 +135,7 @@ def row(instance: Instance, answers: Refreshed | None) -> dict[str, Any]:
         "size": instance.size,
         "vCPU": instance.vcpus,
         "GiB": instance.memory_gib,
-        "accelerator": f"{instance.num_accelerators} x {instance.gpu}"
+        "accelerator": f"{instance.num_accelerators} x {instance.gpu.removeprefix('NVIDIA ')}"
         if instance.num_accelerators
         else (f"part of {instance.gpu}" if instance.gpu else None),
         "MiB each": instance.gpu_memory_mib or None,
@@ -149,7 +151,7 @@ def row(instance: Instance, answers: Refreshed | None) -> dict[str, Any]:
 
 
 def _span(base: float, most: float) -> str:
-    return f"{base:g}" if base == most else f"{base:g} to {most:g}"
+    return f"{base:g}" if base == most else f"{base:g}-{most:g}"
 
 
 def describe(instance: Instance, answers: Refreshed | None) -> dict[str, Any]:
@@ -190,7 +192,7 @@ def describe(instance: Instance, answers: Refreshed | None) -> dict[str, Any]:
 def notes(chosen: list[Instance], answers: Refreshed | None, region: str) -> list[str]:
     """Return where the figures of the table are from, and what they mean."""
     lines = [
-        f"{len(chosen)} sizes. Linux, {region}. `A to B`: baseline, and burst while credits last"
+        f"{len(chosen)} sizes. Linux, {region}. `A-B`: baseline, and burst while credits last"
         " (EBS: 30 minutes in 24 hours).",
         describe_age(answers, [each.size for each in chosen], datetime.now(UTC)),
     ]

@@ -18,7 +18,7 @@ from sizing.plan.request import Request
 from sizing.spot.traces import load_trace
 
 HELP = "one run on one size: fit, hours, dollars, notice"
-_BAR = 40
+_BAR = 24
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -90,7 +90,7 @@ def run(arguments: argparse.Namespace) -> int:
     plan = make_plan(request(arguments, arguments.size))
     findings = check_plan(plan)
     if arguments.json:
-        print_json(to_json(plan, findings))
+        print_json("plan", to_json(plan, findings))
     else:
         show_plan(plan, findings)
     return 1 if findings.problems else 0

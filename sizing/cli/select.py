@@ -32,7 +32,9 @@ SHOWN = 12
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
-    parser.add_argument("--phase", required=True, choices=PHASES)
+    parser.add_argument(
+        "--phase", required=True, choices=PHASES, metavar="PHASE", help=", ".join(PHASES)
+    )
     parser.add_argument("--model", help=f"published throughputs exist for {', '.join(models())}")
     parser.add_argument(
         "--throughput", action="append", default=[], metavar="SIZE=PER_SECOND", help="measured"
@@ -69,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
         reasons = "; ".join(f"{size}: {why}" for size, why in selection.left_out.items())
         raise ValueError(f"no size meets the requirements: {reasons or 'no throughput is known'}")
     if arguments.json:
-        print_json(asdict(selection))
+        print_json("select", asdict(selection))
     else:
         show_selection(selection, requirements.phase)
     return 0

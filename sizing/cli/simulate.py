@@ -3,7 +3,8 @@
   python -m sizing simulate --trace TRACE.json ...
   python -m sizing simulate --trace A.json B.json C.json --fleet --deadline-hours 60
 
-A trace is JSON as in skypilot-org/spot-traces: {"metadata": {"gap_seconds": 195}, "data": [1, 0]}.
+A trace is JSON as in skypilot-org/spot-traces: metadata with gap_seconds, and data, a list of 1
+(a machine) and 0 (none).
 Every policy has the same restarts and the same notices. The oracle knows the future and loses only
 restarts; with a deadline its cost is a bound that no policy can beat.
 """
@@ -79,12 +80,13 @@ def run(arguments: argparse.Namespace) -> int:
         draw(rows, arguments.chart)
     if arguments.json:
         print_json(
+            "simulate",
             {
                 "question": asdict(question),
                 "size": arguments.size,
                 "traces": [_describe(trace) for trace in traces],
                 "rows": [asdict(row) for row in rows],
-            }
+            },
         )
     else:
         show(table(rows), notes=notes(rows, traces, question, arguments.size))

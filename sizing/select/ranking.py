@@ -42,8 +42,8 @@ def _differences(requirements: Requirements, found: list[Candidate]) -> tuple[st
     if g4dn and best.usd < g4dn.usd and best.size.startswith(("c5", "m5")):
         lines.append(
             f"Compare accelerators: at this demand they idle (g4dn.xlarge: busy "
-            f"{g4dn.figures['busy %']:.0f} %, ${g4dn.usd:.2f} per million), and {best.size} meets "
-            f"the goal for ${best.usd:.2f}."
+            f"{g4dn.figures['busy_percent']:.0f} %, ${g4dn.usd:.2f} per million), and {best.size} "
+            f"meets the goal for ${best.usd:.2f}."
         )
     if requirements.model and "m5.large" not in by_size:
         lines.append(

@@ -131,7 +131,7 @@ def test_the_command_uses_the_cache_and_says_how_old_it_is(
     assert "Prices of 1 of 8 sizes are AWS's (us-east-1)" in shown
     assert "older than 7 days" in shown
     assert main(["catalogue", "g5.xlarge", "--cache", str(cache), "--json"]) == 0
-    figures = json.loads(capsys.readouterr().out)[0]
+    figures = json.loads(capsys.readouterr().out)["sizes"][0]
     assert figures["on_demand_basis"] == "refreshed"
     assert figures["on_demand_source"].endswith("us-east-1, asked 2026-01-01T00:00 UTC")
 

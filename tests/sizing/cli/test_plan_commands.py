@@ -41,7 +41,9 @@ def test_every_trainable_size_is_ranked(capsys: pytest.CaptureFixture[str]) -> N
     advice = json.loads(capsys.readouterr().out)
     sizes = [each["size"] for each in advice["candidates"]]
     assert len(sizes) == len(set(sizes)) > 30
-    dollars = [each["Spot $"] for each in advice["candidates"] if each["Spot $"] is not None]
+    dollars = [
+        each["usd_spot_p50"] for each in advice["candidates"] if each["usd_spot_p50"] is not None
+    ]
     assert dollars == sorted(dollars)
     assert advice["take"] == sizes[0]
 
