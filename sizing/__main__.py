@@ -17,6 +17,7 @@ COMMANDS = (
     "simulate",
     "review",
     "accuracy",
+    "fit",
 )
 
 

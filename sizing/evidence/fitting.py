@@ -13,7 +13,7 @@ import numpy as np
 
 from sizing.evidence import fit, memory
 from sizing.evidence.launches import launches
-from sizing.evidence.truths import Truth, gpu_of, predictable, step_of
+from sizing.evidence.truths import gpu_of, predictable, step_of
 from sizing.models.constants import MIB
 from sizing.models.fitted import FITTED_FILE, Fitted, Interval
 from sizing.models.step_time import features
@@ -45,15 +45,21 @@ def found() -> Fitted:
 
 def intervals() -> dict[str, Interval]:
     """Return the interval of each kind of run, on GPUs with published runs and without."""
-    truths = predictable("throughput")
-    kinds = sorted({step_of(truth).kind for truth in truths})
-    return {
-        f"{kind}, {seen}": interval(
-            [r for t, r in zip(truths, fit.without(what), strict=True) if step_of(t).kind == kind]
-        )
+    found = {
+        f"{kind}, {seen}": interval(_ratios(what, kind))
         for seen, what in SEEN.items()
-        for kind in kinds
+        for kind in sorted({step_of(truth).kind for truth in predictable("throughput")})
     }
+    for name, new in found.items():
+        # Nothing is known better of a GPU without published runs than of one with them.
+        known = found[name.replace("new GPU", "known GPU")]
+        found[name] = replace(new, low=min(new.low, known.low), high=max(new.high, known.high))
+    return found
+
+
+def _ratios(what: str, kind: str) -> list[float]:
+    rows = zip(predictable("throughput"), fit.without(what), strict=True)
+    return [ratio for truth, ratio in rows if step_of(truth).kind == kind]
 
 
 def interval(ratios: Sequence[float]) -> Interval:

@@ -18,7 +18,7 @@ from sizing.evidence.accuracy import counts
 from sizing.models.constants import GIB, MIB, Constants
 from sizing.models.data_path import DATA, GP3_MB_PER_SECOND, epoch_data, volume_rate
 from sizing.models.host import host_memory
-from sizing.models.step_time import roofline
+from sizing.models.step_time import Step, roofline
 from sizing.plan.plan import make_plan
 from sizing.plan.request import Request
 
@@ -135,14 +135,17 @@ def resnet50_hours(size: str) -> float:
     instance, constants, facts = catalogue.find(size), Constants(), DATA["imagenet"]
     count = counts()["resnet50"]
     step = roofline(
-        samples=256,
-        flops_per_sample=count["flops_per_sample"],
-        kept_bytes_per_sample=count["kept_bytes_per_sample"],
-        optimizer_traffic_bytes=count["parameters"] * accuracy.OPTIMIZER_BYTES["sgd"][0],
-        launches_seconds=count["kernels_per_step"] * constants.seconds_per_kernel,
-        precision="float16",
-        gpu=find_gpu(instance.gpu, instance.gpu_memory_mib),
-        constants=constants,
+        Step(
+            samples=256,
+            flops_per_sample=count["flops_per_sample"],
+            kept_bytes_per_sample=count["float16"]["kept_bytes_per_sample"],
+            optimizer_traffic_bytes=count["parameters"] * accuracy.OPTIMIZER_BYTES["sgd"][0],
+            precision="float16",
+            convolution_share=count["convolution_share"],
+        ),
+        find_gpu(instance.gpu, instance.gpu_memory_mib),
+        constants,
+        kernels=count["float16"]["kernels_per_step"],
     )
     data = epoch_data(
         samples=IMAGENET_SAMPLES,

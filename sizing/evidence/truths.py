@@ -19,7 +19,11 @@ TRUTHS_FILE = Path(__file__).with_name("ground_truths.csv")
 MODELS_FILE = Path(__file__).with_name("ground_truth_models.json")
 GPUS_FILE = Path(__file__).with_name("gpus.csv")
 # Reads gradients, reads and writes parameters and state; SGD has one state, AdamW two (float32).
-OPTIMIZER_BYTES: Mapping[str, tuple[int, int]] = {"sgd": (20, 4), "adamw": (28, 8)}
+OPTIMIZER_BYTES: Mapping[str, tuple[int, int]] = {
+    "sgd": (20, 4),
+    "adamw": (28, 8),
+    "none": (0, 0),
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,7 +105,7 @@ def step_of(truth: Truth) -> Step:
         flops_per_sample=count["flops_per_sample"],
         kept_bytes_per_sample=count[truth.counted_as]["kept_bytes_per_sample"],
         optimizer_traffic_bytes=count["parameters"] * OPTIMIZER_BYTES[truth.optimizer][0],
-        precision=truth.precision,
+        precision=truth.precision.removeprefix("pure "),
         convolution_share=count["convolution_share"],
         grouped_share=count["grouped_share"],
         channels_last=truth.layout == "nhwc",

@@ -134,10 +134,16 @@ def roofline(
         interval, basis = Interval(low=1.0, high=1.0, runs=1), "a run of this on this GPU"
     launch = launch or launch_of(gpu, found)
     return StepTime(
-        compute=step.samples * step.flops_per_sample / gpu.peak_flops(step.precision)
-        * factor * slower,
-        traffic=step.samples * step.kept_bytes_per_sample / bandwidth
-        * found.traffic_passes * slower,
+        compute=step.samples
+        * step.flops_per_sample
+        / gpu.peak_flops(step.precision)
+        * factor
+        * slower,
+        traffic=step.samples
+        * step.kept_bytes_per_sample
+        / bandwidth
+        * found.traffic_passes
+        * slower,
         optimizer=step.optimizer_traffic_bytes / bandwidth * scale,
         launches=kernels * launch.likely * scale,
         work_low=interval.low,

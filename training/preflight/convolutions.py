@@ -28,6 +28,16 @@ class Convolutions(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._add(args[0], args[1], args[2], args[7], args[9], passes=sum(args[10][:2]))
         return out
 
+    def shares(self, total_flops: int) -> dict[str, float]:
+        """Return the shares of a step's FLOPs, as a footprint has them."""
+        # torch counts the backward of groups wrongly, so that the total may be too small.
+        total = max(total_flops, self.flops, 1)
+        return {
+            "convolution_share": round(self.flops / total, 3),
+            "grouped_share": round(self.grouped_flops / total, 3),
+            "channels_last_share": round(self.channels_last_flops / max(self.flops, 1), 3),
+        }
+
     def _add(
         self, out: Tensor, given: Tensor, weight: Tensor, transposed: bool, groups: int, passes: int
     ) -> None:
