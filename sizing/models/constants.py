@@ -19,7 +19,7 @@ class Constants:
     """The constants, in the units of their names. `ABOUT` has each one's basis and source."""
 
     # GPU memory
-    context_mib: float = 500.0
+    context_mib: float = 700.0
     fragmentation_share: float = 0.10
     # Step time
     least_step_seconds: float = 0.010
@@ -60,7 +60,7 @@ class Constants:
 ABOUT: Mapping[str, tuple[Basis, str]] = {
     "context_mib": (
         "from memory",
-        "the CUDA context and the libraries' code, outside of what PyTorch allocates",
+        "the CUDA context and the libraries' code, outside of what PyTorch allocates: 0.5 to 1 GiB",
     ),
     "fragmentation_share": (
         "from memory",

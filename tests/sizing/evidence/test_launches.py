@@ -11,7 +11,7 @@ from sizing.models.fitted import fitted
 
 def test_a_step_that_keeps_the_gpu_busy_says_nothing_about_launches() -> None:
     bound = {t.name: launches.is_launch_bound(t, fitted()) for t in predictable("launches")}
-    assert bound["MatrixSP squeezenet1_1 RTX 5090"]
+    assert bound["MatrixSP mobilenet_v3_small RTX 5090"]
     assert not bound["MatrixSP vgg19 RTX 5090"]
 
 
