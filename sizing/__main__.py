@@ -21,6 +21,7 @@ COMMANDS = (
     "simulate",
     "review",
     "accuracy",
+    "fit",
 )
 
 

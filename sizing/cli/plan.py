@@ -189,6 +189,7 @@ def memory_rows(plan: Plan) -> list[dict[str, Any]]:
         "gradients": memory.gradients,
         "optimizer": memory.optimizer,
         f"activations (logits {memory.logits:,.1f})": memory.activations,
+        "workspace": memory.workspace,
         "fragments": memory.fragmentation,
         "context": memory.context,
         "free": there - memory.need,

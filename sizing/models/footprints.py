@@ -49,6 +49,9 @@ class Footprint:
     flops_per_sample: float
     kept_bytes_per_sample: float
     kernels_per_step: int | None
+    convolution_share: float
+    grouped_share: float
+    channels_last: bool
     basis: Basis
     source: str
 
@@ -189,6 +192,9 @@ def _footprint(
         flops_per_sample=float(row["flops_per_sample"]),
         kept_bytes_per_sample=0.0 if prepares else _kept_bytes_per_sample(rows),
         kernels_per_step=row.get("kernels"),
+        convolution_share=float(row.get("convolution_share", 0.0)),
+        grouped_share=float(row.get("grouped_share", 0.0)),
+        channels_last=float(row.get("channels_last_share", 0.0)) > 0.5,
         basis="modelled" if row.get("modelled") else "measured",
         source=f"{MEASURE}: a real step on fake tensors"
         + (", between counted micro-batches" if row.get("modelled") else ""),

@@ -7,6 +7,7 @@ from sizing import catalogue
 from sizing.catalogue.gpus import find_gpu
 from sizing.models import footprints
 from sizing.models.constants import GIB
+from sizing.models.fitted import fitted
 from sizing.models.memory import gpu_memory
 from sizing.models.notice import notice_fit
 from sizing.plan.plan import Plan
@@ -239,6 +240,8 @@ def _spot_warnings(plan: Plan) -> list[str]:
 
 def _knowledge_warnings(plan: Plan) -> list[str]:
     found = []
+    if plan.inputs.gpu.name not in fitted().runs and not plan.inputs.calibrated_by:
+        found.append(plan.work.main.step.basis)
     if any(stage.footprint.basis == "modelled" for stage in plan.work.stages):
         found.append("this micro-batch was not counted: its memory is modelled from two others")
     if plan.inputs.facts is not None and plan.inputs.facts.loader_cpu_seconds == 0:

@@ -71,6 +71,16 @@ class Plan:
         return (self.work.seconds + self.restart.seconds) / 3600
 
     @property
+    def hours_low(self) -> float:
+        """Those hours if every step is as fast as p10 of the published runs like it."""
+        return (self.work.seconds_low + self.restart.seconds) / 3600
+
+    @property
+    def hours_high(self) -> float:
+        """Those hours if every step is as slow as p90 of the published runs like it."""
+        return (self.work.seconds_high + self.restart.seconds) / 3600
+
+    @property
     def usd_on_demand(self) -> float:
         """Dollars of the instance alone for one uninterrupted run."""
         return self.hours_on_demand * self.inputs.price.usd_per_hour

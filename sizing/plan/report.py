@@ -18,6 +18,8 @@ def to_json(plan: Plan, findings: Findings) -> dict[str, Any]:
     seconds = {
         "epoch_seconds": plan.work.main.epoch_seconds,
         "hours_on_demand": plan.hours_on_demand,
+        "hours_on_demand_p10": plan.hours_low,
+        "hours_on_demand_p90": plan.hours_high,
         "hours_p50": spot.hours_p50 if spot else None,
         "hours_p90": spot.hours_p90 if spot else None,
         "usd_per_hour": plan.inputs.price.usd_per_hour,
@@ -63,6 +65,8 @@ def _stage(stage: StagePlan) -> dict[str, Any]:
         "micro_batch": stage.footprint.micro_batch,
         "steps": round(stage.footprint.steps_per_epoch * stage.footprint.epochs),
         "step_seconds": rounded(step.seconds),
+        "step_seconds_p10": rounded(step.seconds_low),
+        "step_seconds_p90": rounded(step.seconds_high),
         "epoch_seconds": rounded(stage.epoch_seconds),
         "seconds": rounded(stage.seconds),
         "bound_by": stage.bound_by,
@@ -75,6 +79,7 @@ def _stage(stage: StagePlan) -> dict[str, Any]:
                 "gradients",
                 "optimizer",
                 "activations",
+                "workspace",
                 "fragmentation",
                 "context",
                 "logits",
@@ -86,7 +91,7 @@ def _stage(stage: StagePlan) -> dict[str, Any]:
 def figures(plan: Plan) -> dict[str, Figure]:
     """Return the figures that decide, each with its basis and source."""
     inputs, measured = plan.inputs, plan.work.main.footprint
-    step: tuple[Basis, str] = ("modelled", "sizing/models/step_time.py: counted FLOPs and bytes")
+    step: tuple[Basis, str] = ("modelled", plan.work.main.step.basis)
     if inputs.calibrated_by:
         step = ("measured", f"calibrated by {', '.join(inputs.calibrated_by)}")
     return {
@@ -155,7 +160,11 @@ def summary(plan: Plan) -> list[tuple[str, str]]:
         ),
         ("bound by", f"{plan.work.main.bound_by} (stage {plan.work.main.footprint.stage})"),
         ("epoch", duration(plan.work.main.epoch_seconds)),
-        ("work", duration(plan.work.seconds)),
+        (
+            "work",
+            f"{duration(plan.work.seconds)}; {duration(plan.work.seconds_low)} to "
+            f"{duration(plan.work.seconds_high)} as like runs (p10 to p90)",
+        ),
         ("on demand", f"{duration(plan.hours_on_demand * 3600)}, ${plan.usd_on_demand:.2f}"),
         (
             "Spot",
@@ -201,7 +210,8 @@ def one_line(plan: Plan) -> str:
     )
     return (
         f"plan: {request.workload}/{request.recipe} on {request.size} takes "
-        f"{costs}, ${plan.usd_on_demand:.2f} on demand; {work.memory.need:,.0f} of "
+        f"{costs}, ${plan.usd_on_demand:.2f} on demand; its work {duration(work.seconds_low)} to "
+        f"{duration(work.seconds_high)} as like runs; {work.memory.need:,.0f} of "
         f"{plan.inputs.instance.gpu_memory_mib:,} MiB GPU memory; bound by {work.main.bound_by}; "
         f"a checkpoint takes {plan.notice.total:.0f} of {plan.notice.budget:.0f} s of the notice "
         f"(modelled, prices of {request.region}; details: TrainingStack.plan.json)"

@@ -1,5 +1,6 @@
 """The work of a run: each stage's time and memory, with no interruption and no start."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from sizing.models.data_path import epoch_data
@@ -22,6 +23,8 @@ class StagePlan:
     epoch_seconds: float
     evaluation_seconds: float
     seconds: float
+    seconds_low: float
+    seconds_high: float
     bound_by: str
     memory: GpuMemory
 
@@ -46,6 +49,16 @@ class Work:
     def seconds(self) -> float:
         """Seconds of training, preparing and evaluating."""
         return sum(stage.seconds for stage in self.stages)
+
+    @property
+    def seconds_low(self) -> float:
+        """The seconds if every step is as fast as its range allows (p10 of like runs)."""
+        return sum(stage.seconds_low for stage in self.stages)
+
+    @property
+    def seconds_high(self) -> float:
+        """The seconds if every step is as slow as its range allows (p90 of like runs)."""
+        return sum(stage.seconds_high for stage in self.stages)
 
     @property
     def longest_step_seconds(self) -> float:
@@ -106,6 +119,16 @@ def _stage(footprint: Footprint, inputs: Inputs, host: HostMemory) -> StagePlan:
         epoch_seconds=waits[bound_by],
         evaluation_seconds=evaluation,
         seconds=waits[bound_by] * footprint.epochs + evaluation,
+        seconds_low=_epoch(waits, step, step.seconds_low) * footprint.epochs
+        + evaluation * step.work_low,
+        seconds_high=_epoch(waits, step, step.seconds_high) * footprint.epochs
+        + evaluation * step.work_high,
         bound_by=bound_by,
         memory=gpu_memory(footprint, inputs.constants),
     )
+
+
+def _epoch(waits: Mapping[str, float], step: StepTime, step_seconds: float) -> float:
+    """Seconds of an epoch, had its steps taken `step_seconds` each: the slowest still decides."""
+    ratio = step_seconds / step.seconds
+    return max(waited * (ratio if n == step.bound_by else 1) for n, waited in waits.items())
