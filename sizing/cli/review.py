@@ -11,7 +11,7 @@ from pathlib import Path
 from sizing.cli.tables import print_json, show
 from sizing.models.calibration import CALIBRATION_FILE, Entry, add_entry
 from sizing.plan.finished_run import read_run
-from sizing.plan.run_review import calibration, compare, plan_of
+from sizing.plan.run_review import calibration, compare, plan_of, unplanned
 
 HELP = "a finished run beside its plan; calibrates"
 
@@ -52,12 +52,14 @@ def run(arguments: argparse.Namespace) -> int:
                 "rows": [
                     {**asdict(row), "ratio": row.ratio, "verdict": row.verdict} for row in rows
                 ],
+                "ignored_overrides": unplanned(finished),
                 "calibrated": asdict(entry) if entry else None,
             },
         )
         return 0
     origin = "config.json" if finished.prediction else "a plan made now"
     notes = [
+        *([f"the plan ignores {', '.join(unplanned(finished))}"] if unplanned(finished) else []),
         f"predicted: {origin}, for {size}; actual: {finished.device}, {finished.state}",
         *([_calibrated(entry, arguments.calibration)] if entry else []),
     ]

@@ -37,7 +37,11 @@ def rank(
     request: Request, *, plan: Callable[[Request], Plan] = make_plan, sizes: list[str] | None = None
 ) -> list[PlannedSize]:
     """Return the sizes, cheapest first; those that cannot work come last, with the reason."""
-    names = sizes or [instance.size for instance in catalogue.trainable_by_price()]
+    names = sizes or [
+        each.size for each in catalogue.trainable_by_price() if each.num_gpus >= request.gpus
+    ]
+    if not names:
+        raise ValueError(f"gpus is {request.gpus}; no size in the catalogue has as many")
     found = []
     for size in names:
         try:
@@ -54,7 +58,7 @@ def rank(
 
 def reasons(plan: Plan) -> tuple[str, ...]:
     """Return reason codes as AWS Compute Optimizer has them: {Resource}{Over,Under}provisioned."""
-    memory = plan.work.memory.need / plan.inputs.instance.gpu_memory_mib
+    memory = plan.gpu_memory_need / plan.inputs.instance.gpu_memory_mib
     host = plan.host.need / plan.inputs.instance.memory_gib
     found = [
         *_code("GPUMemory", memory),
@@ -69,7 +73,7 @@ def reasons(plan: Plan) -> tuple[str, ...]:
         found.append("GPUOverprovisioned")
     if not plan.notice.fits:
         found.append("NetworkBandwidthUnderprovisioned")
-    if plan.inputs.instance.num_gpus > plan.request.gpus:
+    if plan.inputs.instance.num_gpus > plan.used_gpus:
         found.append("GPUOverprovisioned")
     return tuple(dict.fromkeys(found))
 

@@ -2,11 +2,14 @@
 
 from typing import Any
 
+from sizing.catalogue import Price
 from sizing.figures import Basis, Figure, rounded
 from sizing.models.constants import ABOUT
 from sizing.plan.checks import Findings
 from sizing.plan.plan import Plan
+from sizing.plan.spot_verdict import spot_verdict
 from sizing.plan.work import StagePlan
+from sizing.spot.forecast import Estimate
 
 
 def to_json(plan: Plan, findings: Findings) -> dict[str, Any]:
@@ -25,15 +28,20 @@ def to_json(plan: Plan, findings: Findings) -> dict[str, Any]:
         "usd_spot_p50": spot.usd_p50 if spot else None,
         "usd_spot_p90": spot.usd_p90 if spot else None,
         "interruptions": spot.interruptions if spot else None,
+        "no_machine_share": spot.no_machine_share if spot else None,
+        "first_wait_hours": spot.first_wait_hours if spot else None,
         "checkpoint_interval_seconds": spot.interval_seconds if spot else None,
         "checkpoint_seconds": plan.notice.save,
         "restart_seconds": plan.restart.seconds,
+        "interruption_seconds": plan.interruption_seconds,
+        "usd_of_interruption": plan.usd_of_interruption,
     }
     return {
         "format": 1,
         "workload": plan.request.workload,
         "recipe": plan.request.recipe,
         "size": plan.request.size,
+        "region": plan.request.region,
         "fits": findings.fits,
         "gpu_memory_mib": round(plan.work.memory.need),
         "gpu_memory_there_mib": plan.inputs.instance.gpu_memory_mib,
@@ -41,6 +49,7 @@ def to_json(plan: Plan, findings: Findings) -> dict[str, Any]:
         **{name: None if value is None else rounded(value) for name, value in seconds.items()},
         "checkpoint_bytes": plan.checkpoint_bytes,
         "notice_fits": plan.notice.fits,
+        "spot_suits": spot_verdict(plan).suits,
         "warnings": list(findings.warnings),
         "problems": dict(findings.problems),
         "calibrated_by": list(plan.inputs.calibrated_by),
@@ -103,13 +112,13 @@ def figures(plan: Plan) -> dict[str, Figure]:
         "on_demand": Figure(
             value=inputs.price.usd_per_hour,
             unit="$/h",
-            basis="published",
+            basis=_price_basis(inputs.price),
             source=inputs.price.source,
         ),
         "spot": Figure(
             value=inputs.spot_price.usd_per_hour,
             unit="$/h",
-            basis="modelled" if inputs.spot_price.basis == "modelled" else "published",
+            basis=_price_basis(inputs.spot_price),
             source=inputs.spot_price.source,
         ),
         "interruptions": Figure(
@@ -135,13 +144,19 @@ def figures(plan: Plan) -> dict[str, Figure]:
     }
 
 
+def _price_basis(price: Price) -> Basis:
+    if price.basis == "modelled" or price.basis == "given":
+        return price.basis
+    return "published"
+
+
 def summary(plan: Plan) -> list[tuple[str, str]]:
     """Return what people want to know, one line each."""
-    spot = plan.spot
+    spot, verdict = plan.spot, spot_verdict(plan)
     return [
         (
             "GPU memory",
-            f"{plan.work.memory.need:,.0f} of {plan.inputs.instance.gpu_memory_mib:,} MiB",
+            f"{plan.gpu_memory_need:,.0f} of {plan.inputs.instance.gpu_memory_mib:,} MiB",
         ),
         ("bound by", f"{plan.work.main.bound_by} (stage {plan.work.main.footprint.stage})"),
         ("epoch", duration(plan.work.main.epoch_seconds)),
@@ -158,14 +173,30 @@ def summary(plan: Plan) -> list[tuple[str, str]]:
             if spot
             else "would never end",
         ),
+        *([("first machine", _first_machine(spot))] if spot else []),
         (
             "checkpoint",
             f"{plan.checkpoint_bytes / 1e6:,.0f} MB, {duration(plan.notice.save)} to save"
             + (f", every {duration(spot.interval_seconds)}" if spot else ""),
         ),
         ("notice", f"{'fits' if plan.notice.fits else 'DOES NOT FIT'}: {plan.notice.sentence()}"),
-        ("restart", duration(plan.restart.seconds)),
+        (
+            "an interruption",
+            f"{duration(plan.interruption_seconds)} and ${plan.usd_of_interruption:.3f}, of which "
+            f"the restart {duration(plan.restart.seconds)}",
+        ),
+        ("Spot suits it", f"{verdict.suits}: {'; '.join(verdict.reasons)}"),
     ]
+
+
+def _first_machine(spot: Estimate) -> str:
+    """Say what a long p90 of a short run is: the chance that there is no machine when it starts."""
+    if spot.first_wait_hours is None:
+        return "comes at once"
+    return (
+        f"{1 - spot.no_machine_share:.0%} chance that it comes at once; else half of the waits "
+        f"last more than {duration(3600 * spot.first_wait_hours)}"
+    )
 
 
 def one_line(plan: Plan) -> str:
@@ -183,7 +214,7 @@ def one_line(plan: Plan) -> str:
         f"{duration(work.seconds_high)} as like runs; {work.memory.need:,.0f} of "
         f"{plan.inputs.instance.gpu_memory_mib:,} MiB GPU memory; bound by {work.main.bound_by}; "
         f"a checkpoint takes {plan.notice.total:.0f} of {plan.notice.budget:.0f} s of the notice "
-        "(modelled; details: TrainingStack.plan.json)"
+        f"(modelled, prices of {request.region}; details: TrainingStack.plan.json)"
     )
 
 

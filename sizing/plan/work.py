@@ -71,14 +71,34 @@ def plan_work(inputs: Inputs, host: HostMemory) -> Work:
     return Work(stages=tuple(_stage(each, inputs, host) for each in inputs.footprints))
 
 
+def share_gpu(step: StepTime, *, runs_per_gpu: int, runs_per_vcpu: float) -> StepTime:
+    """Return a step of each of several equal runs on one GPU.
+
+    Their work on the GPU adds up. Their launches do not: each run launches from a CPU of its own,
+    and while one of them launches, the GPU works for another.
+    """
+    return replace(
+        step,
+        compute=step.compute * runs_per_gpu,
+        # The others' optimizers; one's own follows its own launches.
+        traffic=step.traffic * runs_per_gpu + step.optimizer * (runs_per_gpu - 1),
+        launches=step.launches * max(1.0, runs_per_vcpu),
+    )
+
+
 def _stage(footprint: Footprint, inputs: Inputs, host: HostMemory) -> StagePlan:
     """One stage's time: GPU, loader and disk work side by side, the slowest decides."""
-    request, facts = inputs.request, inputs.facts
+    request, facts, vcpus = inputs.request, inputs.facts, inputs.instance.vcpus
+    runs_per_gpu = request.runs_per_gpu(inputs.instance)
     step = step_time(footprint, inputs.gpu, inputs.constants, world=request.gpus)
     if request.gpus > 1:
         exchanged = 2 * footprint.gradient_bytes * (request.gpus - 1) / request.gpus
         step = replace(step, optimizer=step.optimizer + exchanged / 1e9 / _ALLREDUCE_GB_PER_SECOND)
-    waits = {step.bound_by: step.seconds * footprint.steps_per_epoch * request.runs}
+    # Forward is a third of a step's work.
+    a_sample = (step.compute + step.traffic) / footprint.global_batch / 3
+    evaluation = footprint.validation_samples * a_sample * footprint.evaluations * runs_per_gpu
+    step = share_gpu(step, runs_per_gpu=runs_per_gpu, runs_per_vcpu=request.runs / vcpus)
+    waits = {step.bound_by: step.seconds * footprint.steps_per_epoch}
     if facts is not None:
         prepares = footprint.kind == "prepare"
         each = facts.dataset_bytes_per_sample if prepares else facts.epoch_bytes_per_sample
@@ -93,9 +113,6 @@ def _stage(footprint: Footprint, inputs: Inputs, host: HostMemory) -> StagePlan:
         )
         waits |= {"loader CPU": data.loader, "disk": data.disk}
     bound_by = max(waits, key=lambda name: waits[name])
-    # Forward is a third of a step's work.
-    a_sample = (step.compute + step.traffic) / footprint.global_batch / 3
-    evaluation = footprint.validation_samples * a_sample * footprint.evaluations * request.runs
     return StagePlan(
         footprint=footprint,
         step=step,

@@ -39,6 +39,12 @@ def test_the_helps_example_costs_what_idle_instances_cost(ask: Any) -> None:
     assert "out of reach" in answer["left_out"]["c5.18xlarge"]
 
 
+def test_an_experiment_is_never_put_where_torch_does_not_fit(ask: Any) -> None:
+    answer = ask("--phase", "experiment")
+    assert answer["candidates"][0]["size"] == "t3.medium"
+    assert answer["left_out"]["t3.nano"] == "a Python process with torch takes 3 GiB"
+
+
 def test_what_is_no_longer_supported_is_last_and_common_advice_is_contradicted(ask: Any) -> None:
     answer = ask(*BERT)
     assert answer["candidates"][0]["size"] == "c5.2xlarge"
@@ -84,7 +90,7 @@ def test_experiments_go_to_burstable_sizes_until_their_credits_run_out(ask: Any)
 
 def test_training_takes_what_fits_and_what_the_image_has_a_driver_for(ask: Any) -> None:
     answer = ask("--phase", "train", "--gpu-memory-mib", "30000")
-    assert answer["candidates"][0]["size"] == "g6e.xlarge"
+    assert answer["candidates"][0]["size"] == "g6e.4xlarge"
     assert answer["left_out"]["g5.xlarge"] == "22,888 MiB is less than 30,000 MiB"
     assert "Neuron" in answer["left_out"]["trn1.2xlarge"]
     assert "does not name it" in answer["left_out"]["g7e.2xlarge"]
