@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from statistics import median
 
 from sizing.evidence import fit, memory
-from sizing.evidence.truths import OPTIMIZER_BYTES, Truth, counts, predictable, truths
+from sizing.evidence.truths import Truth, predictable, truths
 
-__all__ = ["OPTIMIZER_BYTES", "counts"]  # the tables of the seeds read them here
 THROUGHPUT_LIMIT, MEMORY_LIMIT, RANKING_LIMIT = 0.30, 0.15, 0.90
 
 

@@ -130,9 +130,13 @@ def roofline(
     values = features(step, gpu)
     slower = scale * math.exp(sum(found.exponents[name] * value for name, value in values.items()))
     interval, basis = found.interval(step.kind, gpu.name)
+    launch = launch or launch_of(gpu, found)
     if scale != 1:
         interval, basis = Interval(low=1.0, high=1.0, runs=1), "a run of this on this GPU"
-    launch = launch or launch_of(gpu, found)
+    if scale != 1 or constants.launch_factor != 1:
+        launch = Launch(
+            low=launch.likely, likely=launch.likely, high=launch.likely, hosts="its own"
+        )
     return StepTime(
         compute=step.samples
         * step.flops_per_sample

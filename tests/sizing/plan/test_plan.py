@@ -82,7 +82,7 @@ def test_launches_that_decide_make_the_range(tmp_path: Path) -> None:
 
 
 def test_a_loader_that_decides_has_no_range_of_steps(tmp_path: Path) -> None:
-    idle = {"flops_per_sample": 1000, "kernels": 1, "activations_each": 1024}
+    idle = {"flops_per_sample": 1, "kernels": 1, "activations_each": 1024, "parameter_bytes": 1024}
     slow = plan(tmp_path, size="g5.xlarge", footprint=idle)
     assert slow.work.main.bound_by == "loader CPU"
     epochs = [slow.work.seconds_low, slow.work.seconds, slow.work.seconds_high]
