@@ -1,7 +1,7 @@
 """A detector of DINO's shape (ResNet-50, four scales), to be counted before it is a workload.
 
 B images, T tokens of all scales, Q queries, D width, H heads, L levels, P points. Attention is that
-of the CUDA operator, which keeps its inputs only; every image has the largest size.
+of the CUDA operator, which keeps its inputs only.
 
 python -m sizing model benchmarks.anchors.dino:dino --batch 2 --precision float32 --samples 2935
 """
@@ -20,6 +20,11 @@ _HEIGHT, _WIDTH = 800, 1333
 def dino(samples: int) -> tuple[nn.Module, Tensor, Any]:
     """DINO-4scale with 900 queries and 100 pairs of denoising queries."""
     return _Detector(), torch.zeros(samples, 3, _HEIGHT, _WIDTH), _loss
+
+
+def dino_padded(samples: int) -> tuple[nn.Module, Tensor, Any]:
+    """The batch that takes the most memory: a wide and a tall image, both padded to a square."""
+    return _Detector(), torch.zeros(samples, 3, _WIDTH, _WIDTH), _loss
 
 
 class _Sampled(torch.autograd.Function):
@@ -77,7 +82,8 @@ class _DecoderLayer(nn.Module):
         self.classes, self.box = nn.Linear(_D, _CLASSES), _box()
 
     def forward(self, x_BQD: Tensor, memory_BTD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        y_BQD = self.own(x_BQD, x_BQD, x_BQD, need_weights=False)[0]
+        # The authors' code asks for the weights and drops them, which keeps them for backward.
+        y_BQD = self.own(x_BQD, x_BQD, x_BQD)[0]
         x_BQD = self.norms[0](x_BQD + y_BQD)
         x_BQD = self.norms[1](x_BQD + self.attention(x_BQD, memory_BTD))
         x_BQD = self.norms[2](x_BQD + self.ffn(x_BQD))

@@ -14,6 +14,7 @@ MODELS = (
     (f"{_LANGUAGE}:phase3_literal", "full", "float32", 8, 800),
     *((f"{_LANGUAGE}:phase{each}", "bfloat16", "bfloat16", 8, 800) for each in ("1", "2", "3")),
     ("benchmarks.anchors.dino:dino", "full", "float32", 2, 2935),
+    ("benchmarks.anchors.dino:dino_padded", "full", "float32", 2, 2935),
 )
 
 

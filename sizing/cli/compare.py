@@ -103,7 +103,7 @@ def row(plan: Plan, findings: Findings, highest: float) -> dict[str, Any]:
     return {
         "size": plan.request.size,
         "fits": findings.fits,
-        "GPU MiB": f"{plan.work.memory.need:,.0f} of {plan.inputs.instance.gpu_memory_mib:,}",
+        "GPU MiB": f"{plan.gpu_memory_need:,.0f} of {plan.inputs.instance.gpu_memory_mib:,}",
         "epoch s": round(plan.work.main.epoch_seconds, 1),
         "bound by": plan.work.main.bound_by,
         "hours": f"{spot.hours_p50:.2f} to {spot.hours_p90:.2f}" if spot else "no end",

@@ -5,11 +5,13 @@
 
 import argparse
 import json
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 from training.errors import EXIT_FINISHED, UserError
+from training.preflight.config_json import Shape, shape_of
 
 _DEFAULT_TOKENS = 512
 
@@ -39,12 +41,14 @@ def add_count(parser: argparse.ArgumentParser) -> None:
 
 
 def _count(options: argparse.Namespace) -> int:
+    # What is wrong with a config is said before torch is imported.
+    shape = _read_shape(options) if options.target.endswith(".json") else None
+    if shape is None and options.tokens is not None:
+        raise UserError("--tokens is for a config.json: the function makes its own batch")
     from training.cli.measure import train_footprints, write_footprints
-    from training.preflight.any_model import ModelStage
+    from training.preflight.any_model import ModelStage, load_function
     from training.workload import Settings, Train
 
-    is_config = options.target.endswith(".json")
-    make = _from_config(options) if is_config else _from_function(options)
     micro_batch = options.micro_batch or options.batch
     try:
         settings = Settings(
@@ -56,6 +60,7 @@ def _count(options: argparse.Namespace) -> int:
         )
     except ValueError as error:
         raise UserError(str(error)) from None
+    make = load_function(options.target) if shape is None else _maker(shape, options.tokens)
     stage = ModelStage(options.target, make, settings, options.optimizer)
     samples = {"train": options.samples or 1000 * options.batch, "validation": 0}
     about = {"workload": options.target, "recipe": options.recipe}
@@ -68,22 +73,8 @@ def _count(options: argparse.Namespace) -> int:
     return EXIT_FINISHED
 
 
-def _from_function(options: argparse.Namespace) -> Any:
-    from training.preflight.any_model import load_function
-
-    if options.tokens is not None:
-        raise UserError("--tokens is for a config.json: the function makes its own batch")
-    return load_function(options.target)
-
-
-def _from_config(options: argparse.Namespace) -> Any:
-    """A function that makes the transformer of a config.json with a batch and its loss."""
-    import torch
-    import torch.nn.functional as F
-
-    from training.preflight.config_json import shape_of
-    from training.preflight.transformer import Transformer
-
+def _read_shape(options: argparse.Namespace) -> Shape:
+    """The shape in a config.json; a file that describes none is the user's mistake."""
     path = Path(options.target)
     try:
         shape = shape_of(json.loads(path.read_text(encoding="utf-8")))
@@ -91,23 +82,31 @@ def _from_config(options: argparse.Namespace) -> Any:
         raise UserError(f"there is no {path}; give a transformer's config.json") from None
     except (ValueError, TypeError, AttributeError) as error:
         raise UserError(f"{path}: {error}") from None
-    tokens = options.tokens or min(_DEFAULT_TOKENS, shape.positions or _DEFAULT_TOKENS)
     if shape.patch and options.tokens:
         raise UserError("--tokens is for text: an image's number of patches is in its config")
-    if shape.positions and not shape.patch and tokens > shape.positions:
-        raise UserError(f"--tokens is {tokens}; this model has {shape.positions} positions")
+    if shape.positions and not shape.patch and (options.tokens or 0) > shape.positions:
+        raise UserError(f"--tokens is {options.tokens}; this model has {shape.positions} positions")
+    return shape
+
+
+def _maker(shape: Shape, tokens: int | None) -> Callable[[int], tuple[Any, ...]]:
+    """A function that makes the transformer with a batch of a size, and its loss."""
+    import torch
+    import torch.nn.functional as F
+
+    from training.preflight.transformer import Transformer
+
+    length = tokens or min(_DEFAULT_TOKENS, shape.positions or _DEFAULT_TOKENS)
+
+    def loss(model: Any, inputs: torch.Tensor) -> torch.Tensor:
+        scores = model(inputs).flatten(0, -2)
+        return F.cross_entropy(scores, torch.zeros(len(scores), dtype=torch.long))
 
     def make(size: int) -> tuple[Any, ...]:
         if shape.patch:
             batch = torch.zeros(size, shape.channels, shape.image, shape.image)
         else:
-            batch = torch.zeros(size, tokens, dtype=torch.long)
-
-        def loss(model: Any, inputs: torch.Tensor) -> torch.Tensor:
-            scores = model(inputs).flatten(0, -2)
-            labels = torch.zeros(len(scores), dtype=torch.long)
-            return F.cross_entropy(scores, labels)
-
+            batch = torch.zeros(size, length, dtype=torch.long)
         return Transformer(shape), batch, loss
 
     return make

@@ -1,14 +1,18 @@
 """The seed documents: every number is a claim with a row, computed again, or says why not."""
 
+import csv
 from collections.abc import Iterable
+from pathlib import Path
 
 import pytest
 
+from sizing.evidence.seed_figures import FACTS_FILE, fact
 from sizing.evidence.seed_model_figures import resnet50_hours
-from sizing.evidence.seed_tables import SEEDS, Claim, claims
+from sizing.evidence.seed_tables import CLAIMS_FILE, SEEDS, Claim, claims
 from tests.sizing.evidence import seed_text
 
 ALL = [claim for seed in SEEDS for claim in claims(seed)]
+USERS = (CLAIMS_FILE, FACTS_FILE.with_name("seed_model_figures.py"), Path(__file__))
 Rows = list[tuple[str, Iterable[int], str]]
 
 
@@ -88,6 +92,21 @@ def test_phase_3_does_not_fit_the_gpu_that_was_recommended() -> None:
     assert isinstance(need, float)
     assert isinstance(there, float)
     assert need > there * 1.073741824
+
+
+def test_the_detector_needs_what_its_author_reports() -> None:
+    need = find("003", "in all").ours
+    assert isinstance(need, float)
+    assert need == pytest.approx(fact("dino_reported_gb"), rel=0.15)
+
+
+def test_every_published_fact_has_a_use_and_a_source() -> None:
+    used = " ".join(row for file in USERS for row in file.read_text().splitlines())
+    with FACTS_FILE.open(newline="", encoding="utf-8") as lines:
+        for row in csv.DictReader(lines):
+            assert row["source"]
+            # SageMaker's prices are used by the name of the size.
+            assert row["name"] in used, row["name"]
 
 
 def test_five_digits_are_meant_exactly() -> None:
