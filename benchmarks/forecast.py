@@ -127,10 +127,11 @@ def _row(
     jobs: Sequence[Sequence[Ledger]],
     pattern: Pattern | None,
 ) -> dict[str, Any]:
-    """Return the shares below each quantile, averaged over the traces."""
-    shares = []
+    """Return the shares below each quantile: means over the traces, and of the worst trace."""
+    shares, p90s = [], []
     for each, own in zip(held_out, jobs, strict=True):
         forecast = _forecast(each, hours, pattern or each.pattern)
+        p90s.append(forecast.hours_p90)
         limits = (
             ("wall", forecast.hours_p50), ("wall", forecast.hours_p90),
             ("spot", forecast.machine_hours_p50), ("spot", forecast.machine_hours_p90),
@@ -139,7 +140,8 @@ def _row(
             [fmean(getattr(job, name) <= 3600 * limit + 1e-3 for job in own)
              for name, limit in limits]
         )  # fmt: skip
-    means = [100 * fmean(column) for column in zip(*shares, strict=True)]
+    columns = list(zip(*shares, strict=True))
+    means = [100 * fmean(column) for column in columns]
     return {
         "traces": kind,
         "work, h": hours,
@@ -148,4 +150,7 @@ def _row(
         "% below hours p90": round(means[1]),
         "% below dollars p50": round(means[2]),
         "% below dollars p90": round(means[3]),
+        "worst trace, hours p90": round(100 * min(columns[1])),
+        "worst trace, dollars p90": round(100 * min(columns[3])),
+        "hours p90": f"{min(p90s):.3g} to {max(p90s):.3g}",
     }

@@ -61,7 +61,10 @@ def hourly_price(size: str, region: str = PRICE_REGION) -> Price:
         and (other, PRICE_REGION) in seen.offers
     ]  # fmt: skip
     if here is None or not factors:
-        raise UnknownPriceError(f"size {size!r} has no {region} on-demand price in the catalogue")
+        raise UnknownPriceError(
+            f"size {size!r} has no {region} on-demand price in the catalogue: it may not be sold "
+            f"there; ask AWS: python -m sizing catalogue {size} --refresh --region {region}"
+        )
     return Price(
         usd_per_hour=round(here * median(factors), 4),
         basis="modelled",

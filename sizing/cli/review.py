@@ -8,6 +8,7 @@ import argparse
 from dataclasses import asdict
 from pathlib import Path
 
+from sizing.cli.plan import price_ages
 from sizing.cli.tables import print_json, show
 from sizing.models.calibration import CALIBRATION_FILE, Entry, add_entry
 from sizing.plan.finished_run import read_run
@@ -61,6 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
     notes = [
         *([f"the plan ignores {', '.join(unplanned(finished))}"] if unplanned(finished) else []),
         f"predicted: {origin}, for {size}; actual: {finished.device}, {finished.state}",
+        price_ages([plan]),
         *([_calibrated(entry, arguments.calibration)] if entry else []),
     ]
     show(

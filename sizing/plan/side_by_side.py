@@ -1,9 +1,11 @@
 """Several equal runs: one after the other, side by side, or each on a GPU of its own."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from sizing import catalogue
+from sizing.catalogue.prices import UnknownPriceError
 from sizing.plan.checks import find_problems
 from sizing.plan.plan import Plan, make_plan
 from sizing.plan.request import Request
@@ -35,7 +37,9 @@ def ways(plan: Plan, runs: int, *, make: Callable[[Request], Plan] | None = None
     found = [after, _way("side by side", make(replace(plan.request, runs=runs)))]
     several = _with_gpus(plan, runs * plan.request.gpus)
     if several:
-        found.append(_way("a GPU each", make(replace(plan.request, runs=runs, size=several))))
+        # A size that the region does not sell has no price, and is no way.
+        with suppress(UnknownPriceError):
+            found.append(_way("a GPU each", make(replace(plan.request, runs=runs, size=several))))
     return found
 
 

@@ -1,5 +1,6 @@
 """Prices by region and zone, how old they are, and what is refused."""
 
+import json
 from datetime import date
 from pathlib import Path
 
@@ -133,3 +134,25 @@ def test_fails_to_import_what_is_not_skypilots_file(
     assert "is not SkyPilot's vms.csv: it has no column" in capsys.readouterr().err
     assert main(["catalogue", "--import-snapshot", str(given), "--date", "today"]) == 2
     assert "--date takes a day such as" in capsys.readouterr().err
+
+
+def test_only_what_a_region_sells_is_advised_there(capsys: pytest.CaptureFixture[str]) -> None:
+    # The snapshot has no g6 in eu-west-1.
+    assert main(["advise", "trajectory", "--region", "eu-west-1", "--json"]) == 0
+    advised = {each["size"] for each in json.loads(capsys.readouterr().out)["candidates"]}
+    assert {size.split(".")[0] for size in advised} == {"g4dn", "g5"}
+    # A size asked for by name is not passed over in silence.
+    asked = ["advise", "trajectory", "--region", "eu-west-1", "--sizes", "g5.xlarge,g6.xlarge"]
+    assert main(asked) == 2
+    assert "'g6.xlarge' has no eu-west-1 on-demand price" in capsys.readouterr().err
+
+
+def test_a_snapshot_is_imported_by_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sizing.cli.catalogue.SNAPSHOT_FILE", tmp_path / "ours.csv")
+    given = tmp_path / "vms.csv"
+    given.write_text(HEAD + "g5.xlarge,A10G,1.006,0.45,us-west-2,usw2-az1\n")
+    assert main(["catalogue", "--import-snapshot", str(given), "--date", "2026-11-01"]) == 0
+    assert "1 sizes in 1 regions" in capsys.readouterr().out
+    assert read(tmp_path / "ours.csv").day == date(2026, 11, 1)

@@ -90,7 +90,7 @@ def test_experiments_go_to_burstable_sizes_until_their_credits_run_out(ask: Any)
 
 def test_training_takes_what_fits_and_what_the_image_has_a_driver_for(ask: Any) -> None:
     answer = ask("--phase", "train", "--gpu-memory-mib", "30000")
-    assert answer["candidates"][0]["size"] == "g6e.4xlarge"
+    assert answer["candidates"][0]["size"] == "g6e.2xlarge"
     assert answer["left_out"]["g5.xlarge"] == "22,888 MiB is less than 30,000 MiB"
     assert "Neuron" in answer["left_out"]["trn1.2xlarge"]
     assert "does not name it" in answer["left_out"]["g7e.2xlarge"]
