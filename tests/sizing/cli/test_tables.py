@@ -22,6 +22,7 @@ EVERY = [
     ["select", "--phase", "experiment"],
     ["select", "--phase", "serve-batch", "--model", "bert-base"],
     ["accuracy"],
+    ["fit", "--check"],
 ]
 
 
