@@ -18,6 +18,7 @@ from sizing.models.host import host_memory
 from sizing.models.serving import Service, published, serve_online
 from sizing.plan.plan import Plan, make_plan
 from sizing.plan.request import Request
+from sizing.plan.work import StagePlan
 from sizing.select.families import cost_level
 from sizing.select.rightsizing import busy_percent
 from sizing.spot.interruptions import HOURS_PER_MONTH, interruptions
@@ -78,32 +79,33 @@ def _plan(size: str, runs: int = 1) -> Plan:
     return make_plan(Request(workload="trajectory", recipe="full", size=size, runs=runs))
 
 
+def _trained() -> StagePlan:
+    """The Train stage that needs the most memory."""
+    trained = [stage for stage in _plan(_SIZE).work.stages if stage.footprint.kind == "train"]
+    return max(trained, key=lambda stage: stage.memory.need)
+
+
 def _memory_part_mb(part: str) -> float:
-    return float(getattr(_plan(_SIZE).work.memory, part)) * MIB / 1e6
+    return float(getattr(_trained().memory, part)) * MIB / 1e6
 
 
-def _each_sample_mb() -> float:
-    """What a further clip keeps on the GPU, in the stage that needs most."""
-    return max(s.footprint.kept_bytes_per_sample for s in _plan(_SIZE).work.stages) / 1e6
+def _free_bytes(held: float) -> float:
+    """What the GPU has beside context, fragments and `held` bytes."""
+    plan = _plan(_SIZE)
+    there = (plan.inputs.instance.gpu_memory_mib - plan.work.memory.context) * MIB
+    return there / (1 + plan.inputs.constants.fragmentation_share) - held
 
 
 def _largest_batch() -> float:
-    """The largest micro-batch of the largest stage on the GPU, from what each sample adds."""
-    plan = _plan(_SIZE)
-    memory, constants = plan.work.memory, plan.inputs.constants
-    footprint = next(s.footprint for s in plan.work.stages if s.footprint.stage == memory.stage)
-    there = (plan.inputs.instance.gpu_memory_mib - memory.context) * MIB
-    free = there / (1 + constants.fragmentation_share) - footprint.peak_bytes
+    """The largest micro-batch on the GPU, from what each sample adds."""
+    footprint = _trained().footprint
+    free = _free_bytes(footprint.peak_bytes)
     return footprint.micro_batch + free // footprint.kept_bytes_per_sample
 
 
 def _largest_model_mb() -> float:
     """Parameters of four bytes with gradients and AdamW's two states that fill the GPU."""
-    plan = _plan(_SIZE)
-    memory, constants = plan.work.memory, plan.inputs.constants
-    there = (plan.inputs.instance.gpu_memory_mib - memory.context) * MIB
-    free = there / (1 + constants.fragmentation_share) - memory.activations * MIB
-    return free / 4 / 1e6
+    return _free_bytes(_trained().memory.activations * MIB) / 4 / 1e6
 
 
 def _cached_samples(size: str) -> float:
@@ -197,7 +199,7 @@ FIGURES: Mapping[str, Callable[..., float | str]] = {
         (catalogue.find(_SIZE).gpu_memory_mib - _plan(_SIZE).work.memory.need) * MIB / 1e9
     ),
     "memory_part_mb": _memory_part_mb,
-    "each_sample_mb": _each_sample_mb,
+    "each_sample_mb": lambda: _trained().footprint.kept_bytes_per_sample / 1e6,
     "parameters_mb": lambda: _plan(_SIZE).work.main.footprint.parameter_bytes / 1e6,
     "gradients_of_parameters": lambda: (
         _plan(_SIZE).work.main.footprint.gradient_bytes

@@ -4,20 +4,21 @@ ResNet-50 on ImageNet, three language models and a detector: counted, then price
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 from sizing import catalogue
 from sizing.catalogue.gpus import find_gpu
-from sizing.evidence import memory
+from sizing.evidence.memory import needed_mib
 from sizing.evidence.seed_figures import fact, usd
-from sizing.evidence.truths import OPTIMIZER_BYTES, counts, truths
+from sizing.evidence.truths import Truth, counts, predictable, step_of
 from sizing.models.constants import MIB, Constants
 from sizing.models.data_path import DATA, GP3_MB_PER_SECOND, epoch_data, volume_rate
 from sizing.models.footprints import stages
 from sizing.models.host import host_memory
 from sizing.models.memory import GpuMemory, gpu_memory
-from sizing.models.step_time import Step, StepTime, roofline, step_time
+from sizing.models.step_time import StepTime, roofline, step_time
 
 MODELS_FILE = Path(__file__).with_name("seed_models.json")
 _SIZE = "g5.2xlarge"
@@ -30,20 +31,13 @@ _SHOWN_STEPS = 90
 def resnet50_hours(size: str) -> float:
     """Return the hours of 90 epochs of ImageNet: the slowest of GPUs, loader and disk."""
     instance, constants, facts = catalogue.find(size), Constants(), DATA["imagenet"]
-    count, samples = counts()["resnet50"], fact("imagenet_samples")
     step = roofline(
-        Step(
-            samples=256,
-            flops_per_sample=count["flops_per_sample"],
-            kept_bytes_per_sample=count["float16"]["kept_bytes_per_sample"],
-            optimizer_traffic_bytes=count["parameters"] * OPTIMIZER_BYTES["sgd"][0],
-            precision="float16",
-            convolution_share=count["convolution_share"],
-        ),
+        replace(step_of(_resnet50()), samples=256, precision="float16"),
         find_gpu(instance.gpu, instance.gpu_memory_mib),
         constants,
-        kernels=count["float16"]["kernels_per_step"],
+        kernels=counts()["resnet50"]["float16"]["kernels_per_step"],
     )
+    samples = fact("imagenet_samples")
     data = epoch_data(
         samples=samples,
         facts=facts,
@@ -59,9 +53,14 @@ def resnet50_hours(size: str) -> float:
     return fact("resnet50_epochs") * max(gpu, data.loader, data.disk) / 3600
 
 
+def _resnet50() -> Truth:
+    """The published run whose model was counted in half precision and channels last."""
+    runs = (t for t in predictable("throughput") if t.model == "resnet50")
+    return next(t for t in runs if t.is_on_the_ladder)
+
+
 def _resnet50_memory_gb(batch: str) -> float:
-    truth = next(t for t in truths("throughput") if t.model == "resnet50" and t.is_on_the_ladder)
-    return memory.needed_mib(truth, int(batch), Constants()) * MIB / 1e9
+    return needed_mib(_resnet50(), int(batch), Constants()) * MIB / 1e9
 
 
 # The models of seed_models.json: three language models and a detector.

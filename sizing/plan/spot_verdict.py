@@ -39,6 +39,8 @@ def spot_verdict(plan: Plan, *, saving: float | None = None) -> SpotVerdict:
     if saving < _LEAST_SAVING_PERCENT:
         return SpotVerdict(suits="no", reasons=(f"it saves {saving:.0f} % (p50)", each))
     reasons, cares = [f"it saves {saving:.0f} % (p50)", each], []
+    if spot.no_machine_share:
+        reasons.append(f"{spot.no_machine_share:.0%} chance that no machine is free at the start")
     if plan.notice.fits:
         reasons.append(f"a notice is enough to save: {plan.notice.total:.0f} s of 120 s")
     else:

@@ -65,12 +65,12 @@ def _hours(plan: Plan, hours: float) -> str:
     bound = plan.work.main.bound_by
     data_bound = bound in ("loader CPU", "disk")
     usd = hours * plan.inputs.price.usd_per_hour
-    lost = hours * plan.inputs.interruptions.rate_per_hour
+    each = plan.spot.interruptions / plan.hours_on_demand if plan.spot else 0.0
     return (
         f"{'yes' if data_bound else 'no'}: the run is bound by {bound}, "
         f"{'which' if data_bound else 'not by what'} more vCPUs and EBS bandwidth relieve"
         f"{'' if data_bound else '; a faster GPU would'}; {hours:.3g} h cost ${usd:.2f} on demand, "
-        f"and Spot would interrupt them {lost:.2g} times"
+        f"and Spot would interrupt them {hours * each:.2g} times"
     )
 
 
