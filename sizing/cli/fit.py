@@ -26,6 +26,9 @@ def run(arguments: argparse.Namespace) -> int:
     found = fitting.found()
     if arguments.check:
         differing = fitting.differences(found)
+        if arguments.json:
+            print_json("fit", {"differences": differing})
+            return 1 if differing else 0
         for difference in differing:
             print(f"[failed] {difference}")
         print("[failed] write it: python -m sizing fit" if differing else f"[ok] {FITTED_FILE}")

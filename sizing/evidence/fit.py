@@ -140,8 +140,8 @@ def _step(rows: Rows, found: Values, prior: Values, sure: Values, damping: float
     )
     curvature = slopes.T @ (slopes * weights[:, None]) + np.diag(sure)
     slope = slopes.T @ (weights * errors) + (found - prior) * sure
-    step: Values = np.linalg.solve(curvature + damping * np.diag(np.diag(curvature)), slope)
-    return step
+    damped = curvature + damping * np.diag(np.diag(curvature))
+    return np.asarray(np.linalg.solve(damped, slope), dtype=np.float64)
 
 
 @cache
@@ -172,5 +172,5 @@ _LEFT_OUT: dict[str, Callable[[Truth], Any]] = {
 
 def _overlaps(what: str, truth: Truth, group: Any) -> bool:
     if what == "model and gpu":
-        return truth.model == group[0] or truth.gpu == group[1]
+        return bool(truth.model == group[0] or truth.gpu == group[1])
     return bool(_LEFT_OUT[what](truth) == group)

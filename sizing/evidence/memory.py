@@ -42,7 +42,8 @@ def allocated_gb(truth: Truth, found: Fitted | None = None) -> float:
 
 def needed_mib(truth: Truth, batch: int, constants: Constants, *, scale: float = 1.0) -> float:
     """Return the MiB that must be free on the GPU, as in sizing/models/memory.py."""
-    workspace = fitted().workspace_mib * counts()[truth.model].get("convolution_share", 1.0)
+    convolutions = float(counts()[truth.model].get("convolution_share", 1.0))
+    workspace = fitted().workspace_mib * convolutions
     allocated = counted_bytes(truth, batch) / MIB + workspace
     return (allocated * (1 + constants.fragmentation_share) + constants.context_mib) * scale
 

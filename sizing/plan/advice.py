@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from sizing import catalogue
 from sizing.catalogue.prices import UnknownPriceError
+from sizing.models.fitted import fitted
 from sizing.plan.checks import TIGHT, Findings, check_plan
 from sizing.plan.plan import Plan, make_plan
 from sizing.plan.request import Request
@@ -101,6 +102,8 @@ def would_change(plan: Plan) -> str:
     """Return the measurement that would change the verdict most."""
     if plan.inputs.calibrated_by:
         return "a run on another GPU: the step time on this one is calibrated"
+    if plan.inputs.gpu.name not in fitted().runs:
+        return f"the step time of a real run: {plan.work.main.step.basis}"
     if plan.work.main.bound_by == "kernel launches":
         return (
             "the step time of a real run: this one is bound by kernel launches, which no count "

@@ -25,6 +25,7 @@ EVERY = [
     ["select", "--phase", "experiment"],
     ["select", "--phase", "serve-batch", "--model", "bert-base"],
     ["accuracy"],
+    ["fit", "--check"],
 ]
 
 
