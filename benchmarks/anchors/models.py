@@ -80,7 +80,10 @@ def _classifier(name: str) -> Anchor:
             return model
         if name == "resnext101_32x4d":
             resnet = torchvision.models.resnet
-            return resnet.ResNet(resnet.Bottleneck, [3, 4, 23, 3], groups=32, width_per_group=4)
+            found: nn.Module = resnet.ResNet(
+                resnet.Bottleneck, [3, 4, 23, 3], groups=32, width_per_group=4
+            )
+            return found
         extra = {"aux_logits": False, "init_weights": False} if name == "inception_v3" else {}
         model = torchvision.models.get_model(name, weights=None, **extra)
         assert isinstance(model, nn.Module)
