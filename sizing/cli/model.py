@@ -20,6 +20,7 @@ from sizing.cli.compare import sizes
 from sizing.cli.plan import add_request_arguments, request, show_basis, show_plan
 from sizing.cli.prices import given_usd_per_hour
 from sizing.cli.tables import print_json, show
+from sizing.models.footprints import FOOTPRINTS_FILE
 from sizing.plan.advice import best, rank, would_change
 from sizing.plan.checks import check_plan
 from sizing.plan.plan import Plan, make_plan
@@ -70,6 +71,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def price(arguments: argparse.Namespace, target: str, more: list[str]) -> int:
     """Count `target` with the options `more` of its own, then print the plan or the ranking."""
+    if arguments.footprints != FOOTPRINTS_FILE:
+        raise ValueError("--footprints is for plan, advise and compare: this command counts anew")
     _set_length(arguments)
     with TemporaryDirectory() as folder:
         arguments.workload, arguments.recipe = target, "full"

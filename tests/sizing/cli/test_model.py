@@ -43,6 +43,7 @@ def test_fails_on_an_unknown_family_in_one_sentence(
     [
         (["model", MODEL, "--steps", "10", "--epochs", "1"], "--steps contradicts --samples"),
         (["model", MODEL, "--epochs", "3"], "--epochs needs --samples"),
+        (["model", MODEL, "--footprints", "kept.json"], "this command counts anew"),
         (["huggingface", "config.yaml"], "config.yaml is no config.json"),
     ],
 )
