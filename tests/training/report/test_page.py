@@ -151,7 +151,7 @@ def test_a_run_that_is_marked_failed_leaves_them_too(run: Run) -> None:
     assert run.attempt() == 75
     assert run.store.get("receipt.json") is None
     assert main(["fail", f"--run-uri={run.uri}", "--reason=restarts used up"]) == 0
-    assert run.json("receipt.json")["reason"] == "restarts used up"
+    assert run.json("receipt.json")["reason"].startswith("restarts used up; take it back with: ")
 
 
 def test_fails_for_a_folder_with_other_things_in_it(
