@@ -31,7 +31,7 @@ if [[ $service == training.service ]]; then
     why="training failed ($how): $last"
     if fault=$(python3 -m userdata.gpu_fault); then
         why="$fault ($how)"
-    else
+    elif ((status != 4)); then
         place=$(python3 -m userdata.failure_place)
     fi
 else

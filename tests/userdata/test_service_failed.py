@@ -112,6 +112,12 @@ def test_a_failed_gpu_ends_the_machine_wherever_others_failed(fail: Fail, root: 
     assert "place" not in event
 
 
+def test_a_data_volume_that_failed_says_nothing_of_the_place(fail: Fail) -> None:
+    _, (event,) = fail(status=4)
+    assert event["name"] == "machine-failed"
+    assert "place" not in event
+
+
 @pytest.mark.parametrize(("service", "status"), [("training", 2), ("training-boot", 78)])
 def test_what_no_machine_could_do_better_ends_the_run(
     fail: Fail, service: str, status: int
