@@ -9,8 +9,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-from aws_cdk import Annotations, Stack
+from aws_cdk import Annotations, Stack, Token
 
+from sizing.catalogue import PRICE_REGION, hourly_price
 from sizing.models.footprints import NotMeasuredError
 from sizing.plan.checks import check_plan
 from sizing.plan.plan import Plan, make_plan
@@ -28,9 +29,23 @@ _PREDICTED = (
 _SPOT_PROBLEMS = ("spot", "notice")
 
 
-def plan_run(parameters: StackParameters) -> Plan:
-    """Return the plan of the stack's run."""
-    return make_plan(_request(parameters))
+def plan_run(parameters: StackParameters, region: str = PRICE_REGION) -> Plan:
+    """Return the plan of the stack's run, at a region's prices."""
+    return make_plan(_request(parameters, region))
+
+
+def _price_region(stack: Stack, size: str) -> str:
+    """Return the stack's region where it is known and the size has a price there, else us-east-1.
+
+    Only the catalogue's own prices count: the same commit gives the same template.
+    """
+    if Token.is_unresolved(stack.region):
+        return PRICE_REGION
+    try:
+        hourly_price(size, stack.region)
+    except ValueError:
+        return PRICE_REGION
+    return stack.region
 
 
 def _accepted(parameters: StackParameters) -> tuple[str, ...]:
@@ -40,7 +55,7 @@ def _accepted(parameters: StackParameters) -> tuple[str, ...]:
     return parameters.accept
 
 
-def _request(p: StackParameters) -> Request:
+def _request(p: StackParameters, region: str) -> Request:
     overrides = dict(text.split("=", 1) for text in p.overrides)
     micro_batch = overrides.get(_MICRO_BATCH, "")
     return Request(
@@ -54,6 +69,7 @@ def _request(p: StackParameters) -> Request:
         trains_on_at_notice=p.notice_policy == "train-on",
         checkpoint_interval=p.checkpoint_interval,
         dataset_gib=p.dataset_gib or None,
+        region=region,
         # Each pair of zone and size is a Spot pool; without given zones there are two.
         pools=max(1, len(p.zones) or 2) * len(p.sizes),
         max_hours=p.max_hours,
@@ -67,7 +83,7 @@ def annotate(stack: Stack, parameters: StackParameters) -> dict[str, Any] | None
     """
     notes = Annotations.of(stack)
     try:
-        plan = plan_run(parameters)
+        plan = plan_run(parameters, _price_region(stack, parameters.size))
     except NotMeasuredError as unknown:
         notes.add_info_v2("plan:none", f"no plan: {unknown}")
         return None
