@@ -7,6 +7,18 @@ if [[ -e $run/notice.json ]]; then
     echo "this machine has had its Spot notice: training does not start"
     exit 75
 fi
+scratch=$root$DATA_MOUNT/scratch
+# After a failure: where a GPU failed the next attempt would fail too, or train without it.
+if [[ -s $root/var/log/training/training.log ]]; then
+    if python3 -m userdata.gpu_fault >/dev/null || ! "$PYTHON" userdata/import_torch.py; then
+        exit 4
+    fi
+fi
+# Not the user's mistake, which the trainer would take it for.
+if ! { mkdir -p "$scratch" && : >"$scratch/.writable"; }; then
+    echo "the data volume at $DATA_MOUNT can no longer be written to"
+    exit 4
+fi
 set -- run --workload "$WORKLOAD" --recipe "$RECIPE"
 # Overrides are words by contract; the shell must not expand a * in one to file names.
 set -o noglob
@@ -32,4 +44,4 @@ exec "$PYTHON" -m training "$@" \
     --metrics-file "$root/var/log/training/metrics.jsonl" \
     --writer "$INSTANCE_ID" \
     --bundle-uri "$BUNDLE_URI" \
-    --scratch "$root$DATA_MOUNT/scratch"
+    --scratch "$scratch"
