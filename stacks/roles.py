@@ -39,6 +39,27 @@ def may_modify_fleet_of(stack: Stack) -> iam.PolicyStatement:
     )
 
 
+def may_terminate_itself(stack: Stack) -> iam.PolicyStatement:
+    """Allow an instance of this stack to terminate itself, and no other.
+
+    The key is the instance that asks, the variable the one it asks for. The often seen condition
+    `aws:ARN = ${ec2:SourceInstanceARN}` never matches: there is no key of that name.
+    """
+
+    def instance(name: str) -> str:
+        return stack.format_arn(service="ec2", resource="instance", resource_name=name)
+
+    return iam.PolicyStatement(
+        sid="TerminateItself",
+        actions=["ec2:TerminateInstances"],
+        resources=[instance("*")],
+        conditions={
+            "ArnEquals": {"ec2:SourceInstanceARN": instance("${ec2:InstanceID}")},
+            "StringEquals": {"aws:ResourceTag/Stack": stack.stack_name},
+        },
+    )
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Objects:
     """What an instance uses in S3: its dataset, its run's prefix and its code bundle."""
@@ -99,6 +120,7 @@ class InstanceRole(Construct):
             *objects.statements(),
             _allow("FindOwnFleet", ["ssm:GetParameter"], [fleet_parameter.parameter_arn]),
             may_modify_fleet_of(stack),
+            may_terminate_itself(stack),
             _may_publish_metrics_of(stack),
             # In place of SSH. The managed policy would read every parameter of the account, too.
             _allow("SessionManager", SESSION_MANAGER, ["*"]),
@@ -112,6 +134,7 @@ class InstanceRole(Construct):
             self,
             {
                 **nag.OWN_FLEET_REASONS,
+                nag.ANY_INSTANCE: "Limited by a condition to the instance that asks.",
                 "IAM5[Resource::*]": "PutMetricData and Session Manager's channels take no "
                 "resources; a condition limits the metrics to the stack's own namespace.",
                 nag.objects_in(self, dataset, f"{objects.dataset_prefix}/"): "The manifest names "
