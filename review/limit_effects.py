@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
+from review.assembly import StackSide
 from review.changes import Change
 
 # The Guard's variables with a limit, and how a limit reads. In all but the first, 0 is none.
@@ -35,6 +36,15 @@ def find_limit_effects(change: Change) -> Iterator[str]:
         else:
             yield f"{text}, no longer {_of(spelling, before)}; what the run has used so far counts."
     yield from _deadline_effects(old.get(_DEADLINE, _NONE), new.get(_DEADLINE, _NONE))
+
+
+def has_deadline(stack: StackSide) -> bool:
+    """Whether the stack's Guard buys on-demand capacity to meet a deadline."""
+    return any(
+        _variables(each.get("Properties") or {}).get(_DEADLINE, _NONE) != _NONE
+        for each in stack.resources.values()
+        if each["Type"] == "AWS::Lambda::Function"
+    )
 
 
 def _of(spelling: str, value: str) -> str:
