@@ -56,8 +56,8 @@ def _deadline_effects(before: str, after: str) -> Iterator[str]:
         return
     if after == _NONE:
         yield (
-            f"**The deadline of {before} hours goes**: the Guard buys no on-demand capacity any "
-            "more, and the run waits for Spot as long as it takes."
+            f"**The deadline of {before} hours goes**: the Guard leaves the fleet as it is. An "
+            "on-demand instance that runs now stays; after it, the run waits for Spot."
         )
     elif before == _NONE:
         yield (
