@@ -296,4 +296,4 @@ def test_a_volume_that_outlives_its_instance_is_told(review_of: Reviewer) -> Non
         template.node.default_child.add_property_override(path, False)
 
     effects = review_of(keep_volumes).run_effects
-    assert any("leaves its volume sdf behind" in effect for effect in effects)
+    assert any("leaves its volume /dev/sdf behind" in effect for effect in effects)
