@@ -87,6 +87,10 @@ class Guard(Construct):
                 "RUN_PREFIX": run_prefix,
                 "TOPIC_ARN": topic.topic_arn,
                 "MAX_BILLED_HOURS": f"{parameters.max_hours:g}",
+                # In these three, 0 is no limit.
+                "MAX_USD": f"{parameters.max_usd:g}",
+                "MAX_WAIT_HOURS": f"{parameters.max_wait_hours:g}",
+                "DEADLINE_HOURS": f"{parameters.deadline_hours:g}",
                 "NOTICE_SECONDS": str(parameters.notice_budget_seconds),
                 "USD_PER_HOUR": json.dumps(_prices(parameters.sizes)),
                 "HEARTBEAT_TIMEOUT_SECONDS": str(parameters.heartbeat_timeout_seconds),
