@@ -85,6 +85,24 @@ def test_what_an_older_run_left_behind_is_terminated_and_not_counted(scene: Scen
     assert scene.capacity() == len(scene.live()) == 1
 
 
+def test_an_on_demand_instance_that_spot_replaced_is_terminated(scene: Scene) -> None:
+    """As after a deploy with on_demand_base=0: the fleet starts a Spot instance beside it."""
+    on_demand = scene.start()
+    assert scene.tick()["action"] == "none"
+    done = scene.tick(hours_later=GRACE_HOURS + 0.01)
+    assert done["reason"].startswith(f"{on_demand}: its fleet has had Spot capacity in its place")
+    assert len(scene.live()) == scene.capacity() == 1
+
+
+def test_the_on_demand_part_of_a_fleet_is_left_alone(scene: Scene) -> None:
+    client("ec2").modify_spot_fleet_request(
+        SpotFleetRequestId=scene.fleet_id, TargetCapacity=1, OnDemandTargetCapacity=1
+    )
+    scene.tick()
+    assert scene.tick(hours_later=0.5)["action"] == "none"
+    assert len(scene.live()) == 1
+
+
 def test_a_machine_that_failed_and_cannot_end_is_ended(scene: Scene) -> None:
     (machine,) = scene.live()
     scene.failed(machine, "CUDA error: no CUDA-capable device is detected")
