@@ -13,10 +13,6 @@ ROOT = Path(__file__).parent.parent.parent
 # Every wildcard that a policy of these stacks holds, by the policy's role, with its reason.
 WILDCARDS = {
     # What grant_read and grant_put write; the resources beside them set the bounds.
-    ("InstanceRole", "s3:GetBucket*"),
-    ("InstanceRole", "s3:GetObject*"),
-    ("InstanceRole", "s3:List*"),
-    ("InstanceRole", "s3:Abort*"),
     ("GuardRole", "s3:GetBucket*"),
     ("GuardRole", "s3:GetObject*"),
     ("GuardRole", "s3:List*"),
@@ -28,13 +24,14 @@ WILDCARDS = {
     ("GuardRole", "<RunBucket>/runs/run-1/events/*"),
     # Runs share derived data, which is named by what it was made of.
     ("InstanceRole", "<RunBucket>/artifacts/*"),
-    # A replacement runs the bundle that its run began with.
-    ("InstanceRole", "<assets>/*"),
     # By tag: naming the fleet would be a cycle.
     ("InstanceRole", "spot-fleet-request/*"),
     ("GuardRole", "spot-fleet-request/*"),
+    # A condition limits it to the instance that asks.
+    ("InstanceRole", "instance/*"),
+    # By tag: instances get their ids during the run.
     ("GuardRole", "instance/*"),
-    # PutMetricData knows no resources; its namespace is a condition.
+    # PutMetricData knows no resources, its namespace is a condition; Session Manager's channels.
     ("InstanceRole", "*"),
     # EC2's Describe calls know no resources.
     ("GuardRole", "*"),
@@ -43,7 +40,7 @@ WILDCARDS = {
 # With a key of one's own: grant_put writes both families of calls, beside that key only.
 KEY_WILDCARDS = {
     (role, f"kms:{action}")
-    for role in ("InstanceRole", "GuardRole")
+    for role in ("GuardRole",)
     for action in ("GenerateDataKey*", "ReEncrypt*")
 }
 # The same for policies that stand at a resource, allowing statements only: what it is, the
@@ -159,14 +156,51 @@ def test_spots_own_roles_may_use_the_key_and_nobody_else(all_on: dict[str, Any])
     assert grant["Condition"]["Bool"] == {"kms:GrantIsForAWSResource": "true"}
 
 
-def test_old_versions_are_out_of_the_instances_reach(resources: dict[str, Any]) -> None:
-    actions = {
-        action
-        for role, statement in _statements(resources)
-        if role == "InstanceRole"
-        for action in _listed(statement["Action"])
-    }
-    assert {action for action in actions if "Delete" in action} == {"s3:DeleteObject"}
+# Every call that boot, trainer and agent make, by the permission that AWS asks for it.
+INSTANCE_ACTIONS = {
+    "s3:GetObject",
+    "s3:ListBucket",
+    "s3:PutObject",
+    "s3:AbortMultipartUpload",
+    # Not s3:DeleteObjectVersion, nor any call that reads one: old versions are the safety net.
+    "s3:DeleteObject",
+    # The own fleet's id, nothing else that is a parameter.
+    "ssm:GetParameter",
+    "ec2:ModifySpotFleetRequest",
+    # Itself, where it cannot train.
+    "ec2:TerminateInstances",
+    "cloudwatch:PutMetricData",
+    # Session Manager; AWS's managed policy would read all parameters as well.
+    "ssm:UpdateInstanceInformation",
+    "ssmmessages:CreateControlChannel",
+    "ssmmessages:CreateDataChannel",
+    "ssmmessages:OpenControlChannel",
+    "ssmmessages:OpenDataChannel",
+}
+
+
+def test_an_instance_may_do_what_it_does_and_nothing_else(
+    resources: dict[str, Any], all_on: dict[str, Any]
+) -> None:
+    for deployed, more in ((resources, set()), (all_on, {"kms:Decrypt", "kms:GenerateDataKey"})):
+        actions = {
+            action
+            for role, statement in _statements(deployed)
+            if role == "InstanceRole"
+            for action in _listed(statement["Action"])
+        }
+        assert actions == INSTANCE_ACTIONS | more
+    (role,) = [name for name in resources if re.fullmatch("InstanceRole[0-9A-F]{8}", name)]
+    assert "ManagedPolicyArns" not in resources[role]["Properties"]
+
+
+def test_an_instance_reads_one_parameter_and_one_asset(resources: dict[str, Any]) -> None:
+    mine = [statement for role, statement in _statements(resources) if role == "InstanceRole"]
+    (parameter,) = [each["Resource"] for each in mine if each["Action"] == "ssm:GetParameter"]
+    assert str(parameter).endswith(":parameter/TrainingStack/fleet-id']]}")
+    (readable,) = [each["Resource"] for each in mine if each["Action"] == "s3:GetObject"]
+    (asset,) = [str(each) for each in readable if "cdk-" in str(each)]
+    assert re.search(r"-assets-[^/]*/[0-9a-f]{64}\.zip'", asset)
 
 
 def test_metrics_go_to_the_stacks_own_namespace_only(resources: dict[str, Any]) -> None:
@@ -202,6 +236,20 @@ def _conditions(resources: dict[str, Any], action: str) -> dict[str, Any]:
         for role, statement in _statements(resources)
         if action in _listed(statement["Action"])
     }
+
+
+def test_an_instance_may_terminate_itself_only(resources: dict[str, Any]) -> None:
+    (statement,) = [
+        statement
+        for role, statement in _statements(resources)
+        if role == "InstanceRole" and "ec2:TerminateInstances" in _listed(statement["Action"])
+    ]
+    condition = statement["Condition"]
+    assert condition["StringEquals"] == {"aws:ResourceTag/Stack": "TrainingStack"}
+    # The key is who asks, the variable what is asked for.
+    asks = condition["ArnEquals"]["ec2:SourceInstanceARN"]["Fn::Join"][1]
+    assert asks[-1] == ":instance/${ec2:InstanceID}"
+    assert asks[:-1] == statement["Resource"]["Fn::Join"][1][:-1]
 
 
 def test_another_accounts_fleet_cannot_take_the_fleets_role(resources: dict[str, Any]) -> None:
