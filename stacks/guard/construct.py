@@ -140,7 +140,7 @@ class Guard(Construct):
             {
                 **nag.bucket_grant_reasons(run_bucket),
                 **nag.OWN_FLEET_REASONS,
-                **nag.OWN_INSTANCES_REASONS,
+                nag.ANY_INSTANCE: "Limited by the tag Stack; instances get their ids in the run.",
                 "IAM5[Resource::*]": "EC2's Describe calls take no resources.",
                 nag.objects_in(self, run_bucket.bucket_name, f"{run_prefix}/"): "It reads the head "
                 "and the dates of checkpoints, which are named during the run.",
