@@ -24,18 +24,24 @@ SESSION_MANAGER = [
 ]
 
 
-def may_modify_fleet_of(stack: Stack) -> iam.PolicyStatement:
-    """Allow setting the capacity of this stack's fleet only.
+def may_modify_fleet_of(stack: Stack, *, to_zero_only: bool = False) -> iam.PolicyStatement:
+    """Allow setting the capacity of this stack's fleet only; to nothing but zero on request.
 
     By tag: a policy that named the fleet would be a cycle, because the fleet needs the role.
     """
+    # IfExists: the reference lists these keys for the call, but nothing public shows that EC2 sets
+    # them. Where it does not, the condition must not stand between a finished run and zero.
+    zero = {f"ec2:Attribute/{name}": "0" for name in ("TargetCapacity", "OnDemandTargetCapacity")}
     return iam.PolicyStatement(
         sid="ModifyOwnFleet",
         actions=["ec2:ModifySpotFleetRequest"],
         resources=[
             stack.format_arn(service="ec2", resource="spot-fleet-request", resource_name="*")
         ],
-        conditions={"StringEquals": {"aws:ResourceTag/Stack": stack.stack_name}},
+        conditions={
+            "StringEquals": {"aws:ResourceTag/Stack": stack.stack_name},
+            **({"StringEqualsIfExists": zero} if to_zero_only else {}),
+        },
     )
 
 
@@ -119,7 +125,7 @@ class InstanceRole(Construct):
         for statement in (
             *objects.statements(),
             _allow("FindOwnFleet", ["ssm:GetParameter"], [fleet_parameter.parameter_arn]),
-            may_modify_fleet_of(stack),
+            may_modify_fleet_of(stack, to_zero_only=True),
             may_terminate_itself(stack),
             _may_publish_metrics_of(stack),
             # In place of SSH. The managed policy would read every parameter of the account, too.

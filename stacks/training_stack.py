@@ -205,6 +205,7 @@ class TrainingStack(Stack):
             stack_name=self.stack_name,
             fleet_id=fleet.fleet_id,
             guard_name=guard.function.function_name,
+            clock_name=guard.clock.rule_name,
         )
         alarms = TrainingAlarms(
             self,

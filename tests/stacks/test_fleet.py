@@ -29,6 +29,10 @@ def test_the_fleet_replaces_what_it_loses(request_config: Any) -> None:
     assert "SpotPrice" not in request_config
 
 
+def test_the_fleet_has_no_end_date_that_each_synthesis_would_move(request_config: Any) -> None:
+    assert not {"ValidFrom", "ValidUntil", "TerminateInstancesWithExpiration"} & set(request_config)
+
+
 def test_every_size_is_tried_in_every_subnet(request_config: Any) -> None:
     (config,) = request_config["LaunchTemplateConfigs"]
     tried = {(each["InstanceType"], each["SubnetId"]["Ref"]) for each in config["Overrides"]}

@@ -29,6 +29,8 @@ WILDCARDS = {
     ("GuardRole", "spot-fleet-request/*"),
     # A condition limits it to the instance that asks.
     ("InstanceRole", "instance/*"),
+    # By tag: instances get their ids during the run.
+    ("GuardRole", "instance/*"),
     # PutMetricData knows no resources, its namespace is a condition; Session Manager's channels.
     ("InstanceRole", "*"),
     # EC2's Describe calls know no resources.
@@ -212,6 +214,30 @@ def test_metrics_go_to_the_stacks_own_namespace_only(resources: dict[str, Any]) 
     assert holders == ["InstanceRole"]
 
 
+def test_only_the_own_fleet_may_be_modified_and_by_an_instance_only_to_zero(
+    resources: dict[str, Any],
+) -> None:
+    own = {"StringEquals": {"aws:ResourceTag/Stack": "TrainingStack"}}
+    zero = {"ec2:Attribute/TargetCapacity": "0", "ec2:Attribute/OnDemandTargetCapacity": "0"}
+    assert _conditions(resources, "ec2:ModifySpotFleetRequest") == {
+        "GuardRole": own,
+        "InstanceRole": {**own, "StringEqualsIfExists": zero},
+    }
+
+
+def test_the_guard_ends_instances_of_its_own_stack_only(resources: dict[str, Any]) -> None:
+    found = _conditions(resources, "ec2:TerminateInstances")
+    assert found["GuardRole"] == {"StringEquals": {"aws:ResourceTag/Stack": "TrainingStack"}}
+
+
+def _conditions(resources: dict[str, Any], action: str) -> dict[str, Any]:
+    return {
+        role: statement["Condition"]
+        for role, statement in _statements(resources)
+        if action in _listed(statement["Action"])
+    }
+
+
 def test_an_instance_may_terminate_itself_only(resources: dict[str, Any]) -> None:
     (statement,) = [
         statement
@@ -224,17 +250,6 @@ def test_an_instance_may_terminate_itself_only(resources: dict[str, Any]) -> Non
     asks = condition["ArnEquals"]["ec2:SourceInstanceARN"]["Fn::Join"][1]
     assert asks[-1] == ":instance/${ec2:InstanceID}"
     assert asks[:-1] == statement["Resource"]["Fn::Join"][1][:-1]
-
-
-def test_only_the_own_fleet_may_be_modified(resources: dict[str, Any]) -> None:
-    holders = []
-    for role, statement in _statements(resources):
-        if "ec2:ModifySpotFleetRequest" in _listed(statement["Action"]):
-            holders.append(role)
-            assert statement["Condition"] == {
-                "StringEquals": {"aws:ResourceTag/Stack": "TrainingStack"}
-            }
-    assert sorted(holders) == ["GuardRole", "InstanceRole"]
 
 
 def test_another_accounts_fleet_cannot_take_the_fleets_role(resources: dict[str, Any]) -> None:
@@ -279,7 +294,7 @@ def test_every_alarm_reaches_a_topic_that_takes_it_and_a_key_that_opens(
 ) -> None:
     for deployed in (resources, all_on):
         alarms = [each for each in deployed.values() if each["Type"] == "AWS::CloudWatch::Alarm"]
-        assert len(alarms) == 10
+        assert len(alarms) == 11
         for alarm in alarms:
             (action,) = alarm["Properties"]["AlarmActions"]
             topic = deployed[action["Ref"]]["Properties"]
@@ -304,14 +319,35 @@ def _may_use(resources: dict[str, Any], type_name: str, action: str, mention: st
     return {"cloudwatch.amazonaws.com", "events.amazonaws.com"} <= allowed
 
 
-def test_the_fleets_events_reach_people_record_and_guard(resources: dict[str, Any]) -> None:
+def test_the_fleets_events_reach_record_and_guard_and_its_faults_reach_people(
+    resources: dict[str, Any],
+) -> None:
     rules = [each["Properties"] for each in resources.values() if each["Type"].endswith("::Rule")]
-    by_source = [each for each in rules if "aws.ec2spotfleet" in str(each.get("EventPattern"))]
-    targets = [str(target["Arn"]) for rule in by_source for target in rule["Targets"]]
-    for name in ("NotificationsTopic", "GuardFunction", "FleetEventsLog"):
-        assert any(name in target for target in targets), name
-    for rule in by_source:
-        assert "FleetRequest" in str(rule["EventPattern"]["resources"])
+    patterns = {}
+    for rule in rules:
+        if "aws.ec2spotfleet" in str(rule.get("EventPattern")):
+            assert "FleetRequest" in str(rule["EventPattern"]["resources"])
+            for target in rule["Targets"]:
+                patterns[str(target["Arn"])] = {
+                    name: rule["EventPattern"].get(name) for name in ("detail-type", "detail")
+                }
+
+    def pattern_to(name: str) -> Any:
+        (found,) = [each for target, each in patterns.items() if name in target]
+        return found
+
+    everything = {"detail-type": None, "detail": None}
+    assert pattern_to("GuardFunction") == pattern_to("FleetEventsLog") == everything
+    assert pattern_to("NotificationsTopic") == {
+        "detail-type": ["EC2 Spot Fleet Error"],
+        "detail": {
+            "sub-type": [
+                "iamFleetRoleInvalid",
+                "spotFleetRequestConfigurationInvalid",
+                "spotInstanceCountLimitExceeded",
+            ]
+        },
+    }
 
 
 def test_the_guard_hears_of_interruptions_and_of_time(resources: dict[str, Any]) -> None:
