@@ -9,9 +9,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-from aws_cdk import Annotations, Stack
+from aws_cdk import Annotations, Stack, Token
 
-from sizing.catalogue import hourly_price, spot_price
+from sizing.catalogue import PRICE_REGION, hourly_price, spot_price
 from sizing.models.footprints import NotMeasuredError
 from sizing.plan.checks import check_plan
 from sizing.plan.report import one_line, to_json
@@ -24,6 +24,20 @@ _PREDICTED = (
 )
 # Problems that only interruptions cause: accepted when no Spot instance is used.
 _SPOT_PROBLEMS = ("spot", "notice")
+
+
+def _price_region(stack: Stack, size: str) -> str:
+    """Return the stack's region where it is known and the size has a price there, else us-east-1.
+
+    Only the catalogue's own prices count: the same commit gives the same template.
+    """
+    if Token.is_unresolved(stack.region):
+        return PRICE_REGION
+    try:
+        hourly_price(size, stack.region)
+    except ValueError:
+        return PRICE_REGION
+    return stack.region
 
 
 def _accepted(parameters: StackParameters) -> tuple[str, ...]:
@@ -43,7 +57,7 @@ def annotate(stack: Stack, parameters: StackParameters) -> dict[str, Any] | None
     if parameters.sizes[1:]:
         notes.add_info_v2("plan:sizes", f"the fleet may start {offered(parameters)}")
     try:
-        plan = plan_run(parameters)
+        plan = plan_run(parameters, _price_region(stack, parameters.size))
     except NotMeasuredError as unknown:
         notes.add_info_v2("plan:none", f"no plan: {unknown}")
         return None
@@ -79,7 +93,7 @@ def offered(p: StackParameters) -> str:
     return (
         f"{', '.join(p.sizes)}; the dearest, {dearest}, costs ${usd[dearest]:.3f} an hour on "
         f"demand ({usd[dearest] / usd[p.size]:.1f} times {p.size}), ${spot.usd_per_hour:.3f} on "
-        f"Spot ({spot.basis})"
+        f"Spot ({spot.basis}), in {PRICE_REGION}"
     )
 
 
