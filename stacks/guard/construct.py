@@ -22,7 +22,7 @@ from stacks.guard.fleet import ON_DEMAND, SPOT
 from stacks.guard.tick import CALL_SECONDS
 from stacks.monitoring.metrics import GUARD_PERIOD
 from stacks.parameters import StackParameters
-from stacks.roles import may_modify_fleet_of
+from stacks.roles import allow, may_modify_fleet_of, may_use_key_of
 
 ROOT = Path(__file__).parents[2]
 # Like a .gitignore: first everything, then back in what the function imports.
@@ -63,9 +63,8 @@ class Guard(Construct):
             retention=logs.RetentionDays.ONE_MONTH,
             removal_policy=RemovalPolicy.DESTROY,
         )
-        role = self._role(run_bucket, run_prefix)
+        role = self._role(run_bucket, run_prefix, fleet_parameter)
         log_group.grant_write(role)
-        fleet_parameter.grant_read(role)
         topic.grant_publish(role)
         self.function = lambda_.Function(
             self,
@@ -106,7 +105,9 @@ class Guard(Construct):
             targets=[targets.LambdaFunction(self.function)],
         )
 
-    def _role(self, run_bucket: s3.IBucket, run_prefix: str) -> iam.Role:
+    def _role(
+        self, run_bucket: s3.IBucket, run_prefix: str, fleet_parameter: ssm.IStringParameter
+    ) -> iam.Role:
         """Create the role that reads the run, keeps the Guard's ledger and stops the fleet."""
         role = iam.Role(
             self,
@@ -114,11 +115,20 @@ class Guard(Construct):
             assumed_by=iam.ServicePrincipal("lambda.amazonaws.com"),
             description="Guard: read the run, stop this stack's fleet, end its instances",
         )
-        run_bucket.grant_read(role, f"{run_prefix}/*")
-        run_bucket.grant_put(role, f"{run_prefix}/{GUARD}")
-        run_bucket.grant_put(role, f"{run_prefix}/{EVENTS}*")
         stack = Stack.of(self)
-        role.add_to_policy(may_modify_fleet_of(stack))
+        own, ledger, records = (
+            run_bucket.arn_for_objects(f"{run_prefix}/{name}")
+            for name in ("*", GUARD, f"{EVENTS}*")
+        )
+        for statement in (
+            allow("ReadRun", ["s3:GetObject"], [own]),
+            allow("SeeWhatExists", ["s3:ListBucket"], [run_bucket.bucket_arn]),
+            allow("WriteLedgerAndEvents", ["s3:PutObject"], [ledger, records]),
+            allow("FindOwnFleet", ["ssm:GetParameter"], [fleet_parameter.parameter_arn]),
+            may_modify_fleet_of(stack),
+        ):
+            role.add_to_policy(statement)
+        may_use_key_of(run_bucket, role)
         role.add_to_policy(
             iam.PolicyStatement(
                 sid="EndOwnInstances",
@@ -138,9 +148,9 @@ class Guard(Construct):
         nag.acknowledge(
             role,
             {
-                **nag.bucket_grant_reasons(run_bucket),
                 **nag.OWN_FLEET_REASONS,
                 nag.ANY_INSTANCE: "Limited by the tag Stack; instances get their ids in the run.",
+                **nag.publish_reasons(run_bucket.encryption_key),
                 "IAM5[Resource::*]": "EC2's Describe calls take no resources.",
                 nag.objects_in(self, run_bucket.bucket_name, f"{run_prefix}/"): "It reads the head "
                 "and the dates of checkpoints, which are named during the run.",
