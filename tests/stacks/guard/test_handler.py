@@ -165,8 +165,9 @@ def test_a_deploy_after_a_stop_begins_a_new_count(scene: Scene) -> None:
 
 def test_a_failed_run_that_is_taken_back_begins_a_new_count(scene: Scene) -> None:
     scene.end(scene.start(), scene.start(), scene.start())
+    scene.set_capacity(0)  # by its machine
     scene.head("failed")
-    scene.tick()
+    assert scene.tick() == NOTHING
     scene.head("released")
     scene.set_capacity(1)
     assert scene.tick() == NOTHING
