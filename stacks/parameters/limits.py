@@ -66,7 +66,7 @@ def is_covered(p: ParameterFields) -> bool:
 
 
 def max_hours(p: ParameterFields) -> float:
-    """three times the plan's p90, at least 4; 72 without a plan of this run"""
+    """three times the plan's p90 of machine hours, at least 4; 72 without a plan of this run"""
     if not is_covered(p):
         return HOURS_WITHOUT_PLAN
     try:
@@ -74,7 +74,7 @@ def max_hours(p: ParameterFields) -> float:
     except NotMeasuredError:
         return HOURS_WITHOUT_PLAN
     on_spot = plan.spot if p.on_demand_base == 0 else None
-    hours = on_spot.hours_p90 if on_spot else plan.hours_on_demand
+    hours = on_spot.machine_hours_p90 if on_spot else plan.hours_on_demand
     return min(MAX_HOURS, math.ceil(max(LEAST_HOURS, PLAN_FACTOR * hours)))
 
 
