@@ -26,7 +26,7 @@ _PREDICTED = (
 _SPOT_PROBLEMS = ("spot", "notice")
 
 
-def _price_region(stack: Stack, size: str) -> str:
+def price_region(stack: Stack, size: str) -> str:
     """Return the stack's region where it is known and the size has a price there, else us-east-1.
 
     Only the catalogue's own prices count: the same commit gives the same template.
@@ -57,7 +57,7 @@ def annotate(stack: Stack, parameters: StackParameters) -> dict[str, Any] | None
     if parameters.sizes[1:]:
         notes.add_info_v2("plan:sizes", f"the fleet may start {offered(parameters)}")
     try:
-        plan = plan_run(parameters, _price_region(stack, parameters.size))
+        plan = plan_run(parameters, price_region(stack, parameters.size))
     except NotMeasuredError as unknown:
         notes.add_info_v2("plan:none", f"no plan: {unknown}")
         return None

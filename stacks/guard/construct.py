@@ -1,7 +1,7 @@
 """The Guard's function with its role, log group and schedule."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 
 from aws_cdk import Duration, IgnoreMode, RemovalPolicy, Stack
@@ -22,6 +22,7 @@ from stacks.guard.fleet import ON_DEMAND, SPOT
 from stacks.guard.tick import CALL_SECONDS
 from stacks.monitoring.metrics import GUARD_PERIOD
 from stacks.parameters import StackParameters
+from stacks.plan import price_region
 from stacks.roles import allow, may_modify_fleet_of, may_use_key_of
 
 ROOT = Path(__file__).parents[2]
@@ -92,7 +93,7 @@ class Guard(Construct):
                 "MAX_WAIT_HOURS": f"{parameters.max_wait_hours:g}",
                 "DEADLINE_HOURS": f"{parameters.deadline_hours:g}",
                 "NOTICE_SECONDS": str(parameters.notice_budget_seconds),
-                "USD_PER_HOUR": json.dumps(_prices(parameters.sizes)),
+                "USD_PER_HOUR": json.dumps(self._prices(parameters.sizes)),
                 "HEARTBEAT_TIMEOUT_SECONDS": str(parameters.heartbeat_timeout_seconds),
                 "MAX_BARREN_ATTEMPTS": str(parameters.max_barren_attempts),
             },
@@ -161,13 +162,13 @@ class Guard(Construct):
         )
         return role
 
-
-def _prices(sizes: Iterable[str]) -> dict[str, dict[str, float]]:
-    """Return dollars per hour by size and market: what the plan reckons with."""
-    return {
-        size: {
-            SPOT: catalogue.spot_price(size).usd_per_hour,
-            ON_DEMAND: catalogue.hourly_price(size).usd_per_hour,
+    def _prices(self, sizes: Sequence[str]) -> dict[str, dict[str, float]]:
+        """Return dollars per hour by size and market, the stack's own size first, as planned."""
+        regions = {size: price_region(Stack.of(self), size) for size in sizes}
+        return {
+            size: {
+                SPOT: catalogue.spot_price(size, region).usd_per_hour,
+                ON_DEMAND: catalogue.hourly_price(size, region).usd_per_hour,
+            }
+            for size, region in regions.items()
         }
-        for size in sizes
-    }

@@ -76,6 +76,7 @@ def test_a_run_that_gets_no_instance_ends_with_that_sentence(scene: Scene) -> No
     }
     (mail,) = scene.mails()
     assert "mix_gpus" in mail
+    assert f"--spot-fleet-request-id {scene.fleet_id} --target-capacity 1" in mail
     # A stopped fleet waits for nothing; raised again, it waits anew.
     assert scene.tick(hours_later=9, MAX_WAIT_HOURS=2) == NOTHING
     scene.set_capacity(1)
