@@ -1,8 +1,10 @@
-"""Expected dollars of each market until the deadline: a dynamic program over Spot's two states.
+"""Expected cost of each market until the deadline: a dynamic program over Spot's two states.
 
-Rows are steps in time, columns work left in steps. Lists, not arrays: it runs where numpy is not.
+Spot comes and goes at the rates seen so far. Steps in time, and at each step a row over the work
+left, in steps. Lists, not arrays: it runs where numpy is not.
 """
 
+import itertools
 import math
 from dataclasses import dataclass
 from functools import lru_cache
@@ -18,15 +20,23 @@ RATES_PER_OCTAVE = 2
 LATE = 20.0
 
 Row = list[float]
+# Without Spot, and with it.
+Pair = tuple[Row, Row]
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
-    """Cost by step and work left, in hours on demand: index 0 without Spot, 1 with it."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Values:
+    """At one step, by work left: what it costs from here to wait, to run on demand, to ride Spot.
 
-    wait: tuple[list[Row], list[Row]]
-    run: tuple[list[Row], list[Row]]
-    ride: list[Row]
+    In hours on demand.
+    """
+
+    wait: Pair
+    run: Pair
+    ride: Row
+
+
+Table = tuple[Values, ...]
 
 
 def expected_hours(situation: Situation, evidence: Evidence) -> dict[Market, float]:
@@ -42,19 +52,19 @@ def expected_hours(situation: Situation, evidence: Evidence) -> dict[Market, flo
         round((situation.until_next + situation.interval) / step, 6),
         math.ceil(situation.work / step),
     )
-    row = min(int(max(0.0, situation.now) / step), NUM_STEPS - 1)
+    values = table[min(int(max(0.0, situation.now) / step), NUM_STEPS - 1)]
     left = situation.left / step
     starting = 0.0 if situation.place == "on-demand" else change
     hold = (left + starting) * step / 3600
     if situation.spot_machine is not None:
         resuming = 0.0 if situation.place == "spot" else change
         return {
-            "spot": _at(table.ride[row], left + resuming),
-            "on-demand": min(hold, _at(table.run[1][row], left + starting)),
+            "spot": _at(values.ride, left + resuming),
+            "on-demand": min(hold, _at(values.run[1], left + starting)),
         }
     return {
-        "spot": _at(table.wait[0][row], left),
-        "bridge": _at(table.run[0][row], left + starting),
+        "spot": _at(values.wait[0], left),
+        "bridge": _at(values.run[0], left + starting),
         "on-demand": hold,
     }
 
@@ -76,46 +86,56 @@ def make_table(
     at_risk: float,
     units: int,
 ) -> Table:
-    """Return the expected costs to the deadline; a restart adds `change` steps to the work.
+    """Return the expected costs to the deadline, from its last step back to the first.
 
-    `at_risk` steps may be lost between decisions: whoever cannot afford it stays on demand.
-    `share` is the Spot price's share of the price on demand; the rates are powers of two.
+    `loss` and `arrival` are rates as powers of two, `share` is the Spot price's share of the price
+    on demand, a restart adds `change` steps of work. `at_risk` steps may be wasted between two
+    decisions: whoever cannot afford that stays on demand.
     """
     lost = -math.expm1(-(2 ** (loss / RATES_PER_OCTAVE)) * step_hours)
     won = -math.expm1(-(2 ** (arrival / RATES_PER_OCTAVE)) * step_hours)
     width = units + 2 + math.ceil(2 * change)
     late = [LATE * column * step_hours for column in range(width)]
     work = [min(column, 1) * step_hours for column in range(width)]
-    # The best values at the next step: idle and on demand, without and with Spot; riding Spot.
-    idle, demand, spot = (late, late), (late, late), late
-    wait: tuple[list[Row], list[Row]] = ([], [])
-    run: tuple[list[Row], list[Row]] = ([], [])
-    ride: list[Row] = []
     hold = [column * step_hours for column in range(width)]
     start = [(column + change) * step_hours for column in range(width)]
+    # The best values at the next step: idle and on demand, and riding Spot.
+    idle: Pair = (late, late)
+    demand: Pair = (late, late)
+    spot = late
+    rows = []
     for steps_left in range(1, NUM_STEPS + 1):
-        # More work than this is in danger: it goes on demand and stays there.
+        # Who has more work than these steps is in danger: idle or on Spot, and on demand.
         safe = max(0, math.floor(steps_left - at_risk - change) + 1)
         tries = max(0, math.floor(steps_left - at_risk - 2 * change) + 1)
-        waits = _mix(*idle, won), _mix(*idle, 1 - lost)
-        runs = _step(_mix(*demand, won), work), _step(_mix(*demand, 1 - lost), work)
-        rides = _ride(spot, idle[0], work, lost, share)
-        waits = [row[:safe] + start[safe:] for row in waits]
-        runs = [row[:tries] + hold[tries:] for row in runs]
-        rides = rides[:safe] + start[safe:]
-        for rows, values in zip((*wait, *run, ride), (*waits, *runs, rides), strict=True):
-            rows.append(values)
-        none = waits[0], list(map(min, waits[1], _shifted(rides, change)))
+        waits = _capped(_expect(idle, won, lost), start, safe)
+        runs = _expect(demand, won, lost)
+        runs = _capped((_step(runs[0], work), _step(runs[1], work)), hold, tries)
+        spot = _ride(spot, idle[0], work, lost, share)
+        spot = spot[:safe] + start[safe:]
+        rows.append(Values(wait=waits, run=runs, ride=spot))
+        leaves: Pair = (waits[0], _least(waits[1], _shifted(spot, change)))
         idle = (
-            list(map(min, none[0], _shifted(runs[0], change))),
-            list(map(min, none[1], _shifted(runs[1], change))),
+            _least(leaves[0], _shifted(runs[0], change)),
+            _least(leaves[1], _shifted(runs[1], change)),
         )
-        none = none[0][:tries] + hold[tries:], none[1][:tries] + hold[tries:]
-        demand = list(map(min, runs[0], none[0])), list(map(min, runs[1], none[1]))
-        spot = rides
-    for rows in (*wait, *run, ride):
-        rows.reverse()
-    return Table(wait, run, ride)
+        leaves = _capped(leaves, hold, tries)
+        demand = _least(runs[0], leaves[0]), _least(runs[1], leaves[1])
+    return tuple(reversed(rows))
+
+
+def _expect(values: Pair, won: float, lost: float) -> Pair:
+    """Return the expectation over whether Spot is there at the next step, by whether it is now."""
+    return _mix(*values, won), _mix(*values, 1 - lost)
+
+
+def _capped(values: Pair, forced: Row, safe: int) -> Pair:
+    """Return the values where up to `safe` steps of work are left, and `forced` beyond."""
+    return values[0][:safe] + forced[safe:], values[1][:safe] + forced[safe:]
+
+
+def _least(one: Row, other: Row) -> Row:
+    return list(map(min, one, other))
 
 
 def _mix(without: Row, with_spot: Row, chance: float) -> Row:
@@ -131,7 +151,7 @@ def _step(later: Row, work: Row) -> Row:
 def _ride(spot: Row, idle: Row, work: Row, lost: float, share: float) -> Row:
     """Return the cost of a step on Spot; a loss comes in the middle of it, on average."""
     kept = [spot[0], *spot[:-1]]
-    halves = [idle[0], *((a + b) / 2 for a, b in zip(idle[:-1], idle[1:], strict=True))]
+    halves = [idle[0], *((a + b) / 2 for a, b in itertools.pairwise(idle))]
     paid = share * (1 - lost / 2)
     return [
         (1 - lost) * a + lost * b + paid * c for a, b, c in zip(kept, halves, work, strict=True)
@@ -143,4 +163,4 @@ def _shifted(row: Row, change: float) -> Row:
     whole = int(change)
     part = change - whole
     padded = row[whole:] + [row[-1]] * (whole + 1)
-    return [a + part * (b - a) for a, b in zip(padded[: len(row)], padded[1:], strict=False)]
+    return [a + part * (b - a) for a, b in itertools.pairwise(padded)]

@@ -19,7 +19,7 @@ from sizing.spot.traces import Life
 class Clock:
     """When a policy decides: every `tick` seconds, and at `wakes` of the machines' events."""
 
-    tick: float = 60.0
+    tick: float = 120.0
     # EventBridge delivers an event within seconds, but promises nothing.
     wakes: float = 0.95
     # A schedule of one minute fires somewhere in its minute.
@@ -49,8 +49,12 @@ class Outcome:
         """Return the dollars that the machines cost."""
         return (self.spot * prices.spot + self.on_demand * prices.on_demand) / 3600
 
+    def is_done_by(self, hours: float) -> bool:
+        """Whether the job was done in so many hours, to the second."""
+        return self.is_done and self.seconds <= hours * 3600 + 1
 
-class Policy(Protocol):
+
+class Placement(Protocol):
     """Where to run; asked at every tick."""
 
     def choose(self, situation: Situation) -> Decision:
@@ -93,14 +97,14 @@ def replay_fleet(
     job: Job,
     save: float,
     saving: Saving,
-    policy: Policy,
+    placement: Placement,
     prices: Prices,
     clock: Clock,
     horizon: float,
     has_notice: Sequence[bool],
 ) -> Outcome:
     """Replay `job` from second 0 until it is done or the horizon is reached."""
-    return _Fleet(lives, has_notice, job, save, saving, policy, prices, clock).run(horizon)
+    return _Fleet(lives, has_notice, job, save, saving, placement, prices, clock).run(horizon)
 
 
 class _Fleet:
@@ -113,12 +117,12 @@ class _Fleet:
         job: Job,
         save: float,
         saving: Saving,
-        policy: Policy,
+        placement: Placement,
         prices: Prices,
         clock: Clock,
     ) -> None:
         self.lives, self.has_notice, self.job, self.save = lives, has_notice, job, save
-        self.saving, self.policy, self.prices, self.clock = saving, policy, prices, clock
+        self.saving, self.placement, self.prices, self.clock = saving, placement, prices, clock
         self.luck = random.Random(len(lives))
         self.now, self.index, self.committed = 0.0, 0, 0.0
         self.interval = saving.interval
@@ -219,7 +223,7 @@ class _Fleet:
         done = trainer.trained(self.now, job) if trainer else 0.0
         whole = done // self.interval * self.interval if trainer else 0.0
         start = trainer.base if trainer else self.committed
-        return self.policy.choose(
+        return self.placement.choose(
             Situation(
                 now=self.now,
                 deadline=job.deadline,
