@@ -55,15 +55,10 @@ def bucket_grant_reasons(bucket: s3.IBucket) -> dict[str, str]:
     }
 
 
+ANY_INSTANCE = "IAM5[Resource::arn:<AWS::Partition>:ec2:<AWS::Region>:<AWS::AccountId>:instance/*]"
 OWN_FLEET_REASONS = {
     "IAM5[Resource::arn:<AWS::Partition>:ec2:<AWS::Region>:<AWS::AccountId>"
     ":spot-fleet-request/*]": (
         "Limited by the tag Stack; naming the fleet would be a cycle, as the fleet needs the role."
-    )
-}
-
-OWN_INSTANCES_REASONS = {
-    "IAM5[Resource::arn:<AWS::Partition>:ec2:<AWS::Region>:<AWS::AccountId>:instance/*]": (
-        "Limited by the tag Stack; instances get their ids during the run."
     )
 }

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from aws_cdk import CfnOutput, Stack, Tags
+from aws_cdk import Annotations, CfnOutput, Stack, Tags
 from aws_cdk import aws_kms as kms
 from aws_cdk import aws_s3 as s3
 from aws_cdk import aws_sns as sns
@@ -24,7 +24,7 @@ from stacks.monitoring.metrics import RunMetrics
 from stacks.network import Network
 from stacks.parameters import StackParameters
 from stacks.plan import annotate, prediction
-from stacks.roles import FleetRole, InstanceRole
+from stacks.roles import FleetRole, InstanceRole, Objects
 
 ROOT = Path(__file__).parent.parent
 
@@ -63,7 +63,7 @@ class TrainingStack(Stack):
         run_bucket_name: str,
         key_arn: str,
         first_boot: str,
-        bundle_root: Path = ROOT,
+        wheels: Path | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(
@@ -85,7 +85,7 @@ class TrainingStack(Stack):
         )
         data = self._data(dataset_bucket_name, run_bucket_name, key_arn)
         network = Network(self, "Network", zones=parameters.zones)
-        role, template = self._machine(data, network, bundle_root, first_boot)
+        role, template = self._machine(data, network, wheels, first_boot)
         topic = TrainingTopic(
             self, "Notifications", email=parameters.alarm_email, key=data.key
         ).topic
@@ -128,18 +128,26 @@ class TrainingStack(Stack):
         )
 
     def _machine(
-        self, data: RunData, network: Network, bundle_root: Path, first_boot: str
+        self, data: RunData, network: Network, wheels: Path | None, first_boot: str
     ) -> tuple[InstanceRole, TrainingLaunchTemplate]:
         """Create the instances' role and launch template."""
-        bundle = CodeBundle(self, "Bundle", root=bundle_root)
+        bundle = CodeBundle(self, "Bundle", root=ROOT, wheels=wheels)
+        if bundle.packages_without_wheel:
+            Annotations.of(self).add_warning_v2(
+                "wheels",
+                f"the bundle lacks wheels of {', '.join(bundle.packages_without_wheel)}: if the "
+                "image lacks them too, each boot needs a package index; `make setup` fetches them",
+            )
         role = InstanceRole(
             self,
             "InstanceRole",
-            dataset_bucket=data.dataset_bucket,
-            dataset_prefix=data.dataset_prefix,
-            run_bucket=data.run_bucket,
-            run_prefix=data.run_prefix,
-            bundle=bundle,
+            objects=Objects(
+                dataset_bucket=data.dataset_bucket,
+                dataset_prefix=data.dataset_prefix,
+                run_bucket=data.run_bucket,
+                run_prefix=data.run_prefix,
+                bundle=bundle,
+            ),
             fleet_parameter=self._fleet_parameter,
         )
         run_env = user_data.run_env(
@@ -195,6 +203,7 @@ class TrainingStack(Stack):
             stack_name=self.stack_name,
             fleet_id=fleet.fleet_id,
             guard_name=guard.function.function_name,
+            clock_name=guard.clock.rule_name,
         )
         alarms = TrainingAlarms(
             self,

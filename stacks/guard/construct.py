@@ -21,12 +21,12 @@ from sizing import catalogue
 from stacks import acknowledgments as nag
 from stacks.guard.fleet import ON_DEMAND, SPOT
 from stacks.guard.tick import CALL_SECONDS
+from stacks.monitoring.metrics import GUARD_PERIOD
 from stacks.parameters import StackParameters
 from stacks.roles import may_modify_fleet_of
 
-EVERY = Duration.minutes(10)
 # A deadline is met with what the Guard knows at a call: every minute between calls is reserved.
-EVERY_WITH_DEADLINE = Duration.minutes(2)
+PERIOD_WITH_DEADLINE = Duration.minutes(2)
 # A schedule fires within the minute, and a call takes a moment.
 LATE_SECONDS = 60
 # The plan's restart is modelled: the time to reach a deadline is reckoned with this many of it.
@@ -54,6 +54,7 @@ class Guard(Construct):
     """Stops a run that no longer pays, and ends instances that run for nothing."""
 
     function: lambda_.Function
+    clock: events.Rule
 
     def __init__(
         self,
@@ -78,7 +79,7 @@ class Guard(Construct):
         log_group.grant_write(role)
         fleet_parameter.grant_read(role)
         topic.grant_publish(role)
-        every = EVERY_WITH_DEADLINE if parameters.deadline_hours else EVERY
+        every = PERIOD_WITH_DEADLINE if parameters.deadline_hours else GUARD_PERIOD
         self.function = lambda_.Function(
             self,
             "Function",
@@ -154,7 +155,7 @@ class Guard(Construct):
             {
                 **nag.bucket_grant_reasons(run_bucket),
                 **nag.OWN_FLEET_REASONS,
-                **nag.OWN_INSTANCES_REASONS,
+                nag.ANY_INSTANCE: "Limited by the tag Stack; instances get their ids in the run.",
                 "IAM5[Resource::*]": "EC2's Describe calls take no resources.",
                 nag.objects_in(self, run_bucket.bucket_name, f"{run_prefix}/"): "It reads the head "
                 "and the dates of checkpoints, which are named during the run.",

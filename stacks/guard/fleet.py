@@ -72,19 +72,22 @@ def own_fleet_id(settings: Settings) -> str:
     return str(parameter["Parameter"]["Value"])
 
 
-def target_capacity(fleet_id: str) -> int:
-    """Return how many instances the fleet is to keep: 0 for one that is cancelled or gone."""
+def read_capacity(fleet_id: str) -> tuple[int, int]:
+    """Return how many instances the fleet is to keep, and how many of them on demand.
+
+    A fleet that is cancelled or gone keeps none.
+    """
     try:
         found = client("ec2").describe_spot_fleet_requests(SpotFleetRequestIds=[fleet_id])
     except ClientError as error:
         if error.response["Error"]["Code"] == "InvalidSpotFleetRequestId.NotFound":
-            return 0
+            return 0, 0
         raise
-    return sum(
-        int(fleet["SpotFleetRequestConfig"]["TargetCapacity"])
-        for fleet in found["SpotFleetRequestConfigs"]
-        if fleet["SpotFleetRequestState"] in ("submitted", "active", "modifying")
-    )
+    for fleet in found["SpotFleetRequestConfigs"]:
+        if fleet["SpotFleetRequestState"] in ("submitted", "active", "modifying"):
+            config = fleet["SpotFleetRequestConfig"]
+            return int(config["TargetCapacity"]), int(config.get("OnDemandTargetCapacity") or 0)
+    return 0, 0
 
 
 def send_to_zero(fleet_id: str) -> None:
@@ -92,13 +95,6 @@ def send_to_zero(fleet_id: str) -> None:
     client("ec2").modify_spot_fleet_request(
         SpotFleetRequestId=fleet_id, TargetCapacity=0, OnDemandTargetCapacity=0
     )
-
-
-def on_demand_capacity(fleet_id: str) -> int:
-    """Return how many of the fleet's instances are to be on demand."""
-    found = client("ec2").describe_spot_fleet_requests(SpotFleetRequestIds=[fleet_id])
-    (fleet,) = found["SpotFleetRequestConfigs"]
-    return int(fleet["SpotFleetRequestConfig"].get("OnDemandTargetCapacity", 0))
 
 
 def set_on_demand_capacity(fleet_id: str, capacity: int, *, of: int) -> None:

@@ -39,13 +39,12 @@ def choose_market(tick: Tick) -> None:
     settings, fleet_id = tick.settings, tick.fleet_id
     if not settings.deadline_hours or settings.forecast is None:
         return
-    # Unknown, or at zero, perhaps by this call's own doing.
-    if tick.instances is None or tick.head is None or not tick.capacity.get(fleet_id or ""):
+    # What could not be read changes nothing; nor does a fleet at zero, also by this call's doing.
+    if tick.instances is None or tick.head is None or not tick.is_kept:
         return
-    assert fleet_id
-    asked = tick.known("on-demand capacity", partial(fleet.on_demand_capacity, fleet_id))
-    if asked is None:
+    if not fleet_id or not tick.capacity.get(fleet_id):
         return
+    asked = tick.on_demand[fleet_id]
     machines = [each for each in tick.live() if tick.fleet_of(each) == fleet_id]
     launches = [each.launched for each in tick.ledger.attempts.values()]
     began = tick.ledger.market.get("began") or min([tick.now, *launches])

@@ -20,6 +20,10 @@ GP3_MAX_IOPS_PER_GIB = 500
 GP3_MAX_GIB = 65_536
 # The Deep Learning AMI's snapshot was 30 to 140 GB over the years; no smaller root can launch.
 MIN_ROOT_GIB = 100
+# The volumes are made for Ubuntu, whose root device this is; Amazon Linux has /dev/xvda.
+ROOT_DEVICE_NAME = "/dev/sda1"
+# The first release whose own Python runs the boot programs: 22.04 has 3.10.
+MIN_UBUNTU = 24.04
 # Boot, package check and the start of a large dataset's sync, before any head is written.
 BOOT_ALLOWANCE_SECONDS = 600
 
@@ -36,7 +40,7 @@ _KEY = re.compile(r"arn:aws[a-z-]*:kms:[a-z0-9-]+:\d{12}:key/[A-Za-z0-9-]+")
 _OIDC_PROVIDER = re.compile(
     r"arn:aws[a-z-]*:iam::\d{12}:oidc-provider/token\.actions\.githubusercontent\.com"
 )
-_REPOSITORY = re.compile(r"[A-Za-z0-9-]+/[A-Za-z0-9._-]+")
+_REPOSITORY = re.compile(r"[A-Za-z0-9-]+/[A-Za-z0-9._-]+|[A-Za-z0-9-]+@\d+/[A-Za-z0-9._-]+@\d+")
 # As `kms`: create a key in DatasetStack. Any other value is the ARN of an existing key.
 NEW_KEY = "create"
 # Volume size per dataset size: the rest is for the file system and staged checkpoints.
@@ -94,6 +98,22 @@ def check_names(p: ParameterFields) -> None:
         p.pytorch_ami_parameter,
         _AMI,
         "give the name of an SSM parameter, starting with /, or an ami- id",
+    )
+    _check_image(p.pytorch_ami_parameter)
+
+
+def _check_image(name: str) -> None:
+    """Refuse the Deep Learning AMIs that could not boot, as far as their names tell."""
+    refuse_unless(
+        "amazon-linux" not in name,
+        f"pytorch_ami_parameter is {name!r}; the root device of Amazon Linux is not "
+        f"{ROOT_DEVICE_NAME}: give one of Ubuntu {MIN_UBUNTU} or newer",
+    )
+    release = re.search(r"ubuntu-(\d+\.\d+)", name)
+    refuse_unless(
+        release is None or float(release[1]) >= MIN_UBUNTU,
+        f"pytorch_ami_parameter is {name!r}; the Python of that release is too old to boot with: "
+        f"give one of Ubuntu {MIN_UBUNTU} or newer",
     )
 
 
@@ -254,6 +274,11 @@ def check_kept(p: ParameterFields) -> None:
     """Refuse protection of the buckets that this deployment cannot provide."""
     if p.kms and p.kms != NEW_KEY:
         _check_match("kms", p.kms, _KEY, f"give {NEW_KEY}, the ARN of a key, or nothing")
+    refuse_unless(
+        1 <= p.versions_kept_days <= 365,
+        f"versions_kept_days is {p.versions_kept_days}; give 1 to 365: what is deleted or replaced "
+        "in the run bucket stays this long",
+    )
     if not (p.dataset_bucket and p.run_bucket):
         return
     refuse_unless(
@@ -280,7 +305,8 @@ def check_review(p: ParameterFields) -> None:
     )
     advice = "give arn:aws:iam::ACCOUNT:oidc-provider/token.actions.githubusercontent.com"
     _check_match("review_oidc_provider", p.review_oidc_provider, _OIDC_PROVIDER, advice)
-    _check_match("review_repository", p.review_repository, _REPOSITORY, "give OWNER/NAME")
+    advice = "give OWNER/NAME, or OWNER@ID/NAME@ID, which a repository made since July 2026 needs"
+    _check_match("review_repository", p.review_repository, _REPOSITORY, advice)
 
 
 # In this order; limits.py has the checks of what a plan decides.

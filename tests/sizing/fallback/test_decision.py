@@ -64,7 +64,10 @@ def test_evidence_counts_hours_and_ends_of_both_states_and_forgets() -> None:
     # i-2 came in the same hour in which i-1 was lost.
     assert seen.losses == pytest.approx(2, rel=0.05)
     assert seen.arrivals == pytest.approx(2, rel=0.12)
-    assert (seen.up_hours, seen.down_hours) == (pytest.approx(4, rel=0.1), pytest.approx(1, rel=0.2))
+    assert (seen.up_hours, seen.down_hours) == (
+        pytest.approx(4, rel=0.1),
+        pytest.approx(1, rel=0.2),
+    )
     later = observe(seen, seconds=29 * HOUR, machine=None, asks=True)
     assert later.losses == pytest.approx(seen.losses / 2)
     assert Evidence(**asdict(later)) == later
