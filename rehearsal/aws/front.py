@@ -30,9 +30,13 @@ class Front:
             return answer(Request(environ), self.operations)(environ, start_response)
         # The body is read before the lock is taken, so that a slow client blocks nobody.
         environ["wsgi.input"] = io.BytesIO(_body_of(environ))
-        with self._locks[service]:
+        with self.alone_in(service):
             response = moto_services(environ)
         return response(environ, start_response)
+
+    def alone_in(self, service: str) -> threading.Lock:
+        """Return the lock that keeps the service's other requests waiting."""
+        return self._locks[service]
 
 
 def _body_of(environ: Mapping[str, Any]) -> bytes:

@@ -167,6 +167,7 @@ class Demo:
 
     def _fleet(self) -> tuple[Fleet, BucketFiles]:
         fleet_id = self.aws.client("ssm").get_parameter(Name="/TrainingStack/fleet-id")
+        self.aws.capacity.notice_seconds = self.settings.notice_seconds
         bus = EventBus(aws=self.aws, code_folder=self.settings.folder / "functions")
         identifier = fleet_id["Parameter"]["Value"]
         fleet = Fleet(
@@ -175,7 +176,6 @@ class Demo:
             id=identifier,
             arn=f"arn:aws:ec2:{self.aws.region}:{self.aws.account}:spot-fleet-request/{identifier}",
             boot=self._machine,
-            notice_seconds=self.settings.notice_seconds,
             say=self.say,
         )
         fleet.step()
@@ -223,6 +223,7 @@ class Demo:
             ami_id=instance.image_id,
             zone=instance.zone,
             account=self.aws.account,
+            market=instance.market,
             tags=instance.tags,
             user_data=instance.user_data,
         )

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -155,14 +156,22 @@ class ProcessMachine:
         self._release()
         return count
 
-    def power_off(self, seconds: float = 30.0) -> None:
-        """Shut down as systemd does: services stop and may save, then everything is killed."""
-        if self._init is not None and self._init.poll() is None:
+    def shut_down(self) -> None:
+        """Begin to shut down as systemd does: services stop and may save; do not wait."""
+        if self._init is not None and not self.is_off:
             self._init.send_signal(signal.SIGTERM)
-            try:
+
+    @property
+    def is_off(self) -> bool:
+        """Whether no first process runs: it ends last."""
+        return self._init is None or self._init.poll() is not None
+
+    def power_off(self, seconds: float = 30.0) -> None:
+        """Shut down and wait, then kill everything that is left."""
+        self.shut_down()
+        if self._init is not None:
+            with suppress(subprocess.TimeoutExpired):
                 self._init.wait(seconds)
-            except subprocess.TimeoutExpired:
-                self.kill()
         self.kill()
 
     def log_lines(self) -> list[str]:

@@ -21,6 +21,12 @@ class NoMachine:
 
     def notice(self, seconds: float) -> None: ...
 
+    def shut_down(self) -> None: ...
+
+    @property
+    def is_off(self) -> bool:
+        return True
+
     def kill(self) -> int:
         return 0
 
