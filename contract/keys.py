@@ -1,6 +1,6 @@
 """The names in S3: a run's objects below its prefix, and a dataset's manifest.
 
-The scripts of userdata/ and the Guard's one file spell them out; tests compare them with these.
+The scripts of userdata/ spell them out; a test compares them with these.
 """
 
 import re

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from aws_cdk import Duration, RemovalPolicy, Stack
+from aws_cdk import Duration, IgnoreMode, RemovalPolicy, Stack
 from aws_cdk import aws_events as events
 from aws_cdk import aws_events_targets as targets
 from aws_cdk import aws_iam as iam
@@ -19,6 +19,19 @@ from stacks.parameters import StackParameters
 from stacks.roles import may_modify_fleet_of
 
 EVERY = Duration.minutes(10)
+ROOT = Path(__file__).parents[2]
+# Like a .gitignore: first everything, then back in what the function imports.
+EXCLUDED = (
+    "/*",
+    "!/contract",
+    "!/stacks",
+    "/stacks/*",
+    "!/stacks/__init__.py",
+    "!/stacks/guard",
+    "/stacks/guard/construct.py",
+    "__pycache__",
+    "*.pyc",
+)
 
 
 class Guard(Construct):
@@ -54,8 +67,10 @@ class Guard(Construct):
             description="Stops the fleet of a run that is finished, over budget, silent or stuck",
             runtime=lambda_.Runtime.PYTHON_3_14,
             architecture=lambda_.Architecture.ARM_64,
-            handler="handler.handler",
-            code=lambda_.Code.from_asset(str(Path(__file__).parent), exclude=["*", "!handler.py"]),
+            handler="stacks.guard.handler.handler",
+            code=lambda_.Code.from_asset(
+                str(ROOT), exclude=list(EXCLUDED), ignore_mode=IgnoreMode.GIT
+            ),
             role=role,
             log_group=log_group,
             memory_size=256,

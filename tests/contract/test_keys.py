@@ -15,12 +15,6 @@ def spelled(pattern: str, *paths: Path) -> set[str]:
     return found
 
 
-def test_the_guard_names_them() -> None:
-    handler = REPOSITORY / "stacks" / "guard" / "handler.py"
-    found = spelled(r"run_prefix\}/([a-z.]+/?)", handler)
-    assert found == {keys.HEAD, keys.GUARD, keys.EVENTS, keys.CHECKPOINTS}
-
-
 def test_the_boot_scripts_name_them() -> None:
     scripts = sorted((REPOSITORY / "userdata").rglob("*.sh"))
     found = spelled(r"\$\{?(?:RUN_URI|DATASET_URI)(?::-)?\}?/([a-z.]+/?)", *scripts)

@@ -12,7 +12,8 @@ from moto import mock_aws
 from moto.sns.models import sns_backends
 
 from stacks.guard import handler as guard
-from stacks.guard.handler import client
+from stacks.guard import ledger
+from stacks.guard.settings import Settings, client
 
 ACCOUNT, REGION = "123456789012", "us-east-1"
 # One that moto knows without being told; it warns about others.
@@ -29,7 +30,7 @@ class Scene:
     topic_arn: str
 
     def tick(self, *, hours_later: float = 0, event: dict[str, Any] = TICK) -> dict[str, str]:
-        settings = guard.Settings.from_environment(
+        settings = Settings.from_environment(
             {
                 "STACK_NAME": "TrainingStack",
                 "FLEET_PARAMETER": "/TrainingStack/fleet-id",
@@ -271,16 +272,16 @@ def test_a_stack_without_a_fleet_is_nothing_to_guard(scene: Scene) -> None:
 
 
 def test_two_guards_at_once_lose_no_attempt(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    read = guard._read_ledger
+    read = ledger.read_ledger
     other = {"launched": 0.0, "seen": 36_000.0, "is_live": False}
 
-    def read_and_be_overtaken(settings: guard.Settings) -> Any:
+    def read_and_be_overtaken(settings: Settings) -> Any:
         found = read(settings)
-        monkeypatch.setattr(guard, "_read_ledger", read)
+        monkeypatch.setattr(ledger, "read_ledger", read)
         scene.write("guard.json", {"format": 1, "stopped": 0.0, "attempts": {"i-0other": other}})
         return found
 
-    monkeypatch.setattr(guard, "_read_ledger", read_and_be_overtaken)
+    monkeypatch.setattr(ledger, "read_ledger", read_and_be_overtaken)
     scene.tick()
     assert set(scene.read("guard.json")["attempts"]) == {"i-0other", *scene.instances()}
 
@@ -315,7 +316,5 @@ def test_lambda_calls_it_with_the_constructs_environment(
 
 def test_the_construct_sets_what_the_handler_reads(only: Any) -> None:
     function = only("AWS::Lambda::Function")
-    settings = guard.Settings.from_environment(
-        dict.fromkeys(function["Environment"]["Variables"], "1")
-    )
+    settings = Settings.from_environment(dict.fromkeys(function["Environment"]["Variables"], "1"))
     assert settings.max_barren_attempts == 1
