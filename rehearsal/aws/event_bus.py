@@ -53,6 +53,10 @@ class EventBus:
 
     aws: EmbeddedAws
     code_folder: Path
+    # What a rehearsal changes of the functions: variables that outrank the deployed ones, and
+    # whether anything invokes them at all.
+    variables: Mapping[str, str] = field(default_factory=dict)
+    invokes: bool = True
     invocations: list[Invocation] = field(default_factory=list)
     _pending: list[Future[None]] = field(default_factory=list)
     _worker: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
@@ -70,6 +74,11 @@ class EventBus:
     def tick(self) -> None:
         """Trigger every scheduled rule once, as its schedule would."""
         self._submit("aws.events", "Scheduled Event", {}, (), scheduled=True)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether everything published is delivered."""
+        return all(delivery.done() for delivery in self._pending)
 
     def close(self) -> None:
         """Wait until everything published is delivered; raise what a delivery raised."""
@@ -112,6 +121,8 @@ class EventBus:
 
     def _send(self, arn: str, event: dict[str, Any]) -> None:
         service = arn.split(":")[2]
+        if service == "lambda" and not self.invokes:
+            return
         if service == "lambda":
             self._invoke(arn.split(":")[6], event)
         elif service == "sns":
@@ -134,13 +145,19 @@ class EventBus:
         if not folder.exists():
             zipfile.ZipFile(io.BytesIO(function.code_bytes)).extractall(folder)
         configured = self.aws.client("lambda").get_function_configuration(FunctionName=name)
-        variables = configured.get("Environment", {}).get("Variables", {})
+        deployed = configured.get("Environment", {}).get("Variables", {})
+        variables = {**self.aws.environment(), **deployed, **self.variables}
         started = time.monotonic()
         done = subprocess.run(
             [sys.executable, "-c", INVOKE, configured["Handler"]],
             input=json.dumps(event),
             cwd=folder,
-            env={"PATH": os.environ["PATH"], **self.aws.environment(), **variables},
+            env={
+                "PATH": os.environ["PATH"],
+                **self.aws.environment(),
+                **variables,
+                **self.variables,
+            },
             capture_output=True,
             text=True,
             timeout=configured.get("Timeout", 60),

@@ -23,12 +23,14 @@ from cloudformation.resources import REGISTRY
 from cloudformation.service import CloudFormation
 from rehearsal.aws import moto_patches, spot_fleet
 from rehearsal.aws.capacity import Capacity
+from rehearsal.aws.denials import check_actions
 from rehearsal.aws.front import Front
 from rehearsal.aws.images import offer_images
 
 LIMITS = {
-    "permissions": "IAM policies are stored, not evaluated; of bucket policies, statements about "
-    "everybody are evaluated, with the operators of rehearsal/aws/bucket_policies.py",
+    "permissions": "IAM policies are stored, not evaluated; a drill names actions to deny to the "
+    "instances; of bucket policies, statements about everybody are evaluated, with the operators "
+    "of rehearsal/aws/bucket_policies.py",
     "CompleteMultipartUpload": "ignores If-Match and bucket policies on PutObject",
     "S3 metadata": "keys with underscores are lost in transit",
     "Lambda": "functions are stored with their code, not run: the rehearsal's event bus runs the "
@@ -160,6 +162,15 @@ class EmbeddedAws:
         )
         config = Config(retries={"max_attempts": 1}, max_pool_connections=32)
         return session.client(service, endpoint_url=self.endpoint, config=config)
+
+    @property
+    def denied_actions(self) -> frozenset[str]:
+        """The actions, like ec2:TerminateInstances, that no instance may take."""
+        return self._front.denied_actions
+
+    @denied_actions.setter
+    def denied_actions(self, actions: frozenset[str]) -> None:
+        self._front.denied_actions = check_actions(actions)
 
     def maintain_fleets(self) -> None:
         """Do what EC2 does by itself as time passes: take back, end, replace."""

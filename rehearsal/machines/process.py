@@ -18,6 +18,7 @@ from pathlib import Path
 
 import psutil
 
+from rehearsal.machines.lent import lend_environment
 from rehearsal.machines.metadata import MetadataServer
 from rehearsal.machines.processes import freeze_process, kill_processes, list_processes
 
@@ -71,6 +72,19 @@ EC2_DISKS = (
 )
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Quirks:
+    """What is wrong with one machine: programs of its own, environment, packages it lacks.
+
+    A program is the text of a shell script by name, found before all others; in it, `$real` is the
+    program that it hides. A lacking package is invisible to the machine's Python.
+    """
+
+    programs: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
+    lacks: tuple[str, ...] = ()
+
+
 @dataclass(kw_only=True, slots=True)
 class ProcessMachine:
     """One machine in `folder`, which must be empty or new; `environment` names its AWS.
@@ -86,6 +100,7 @@ class ProcessMachine:
     metadata: MetadataServer
     pytorch: Path = field(default_factory=lambda: Path(sys.prefix))
     disks: Sequence[Disk] = EC2_DISKS
+    quirks: Quirks = field(default_factory=Quirks)
     _init: subprocess.Popen[bytes] | None = None
     _leash: int | None = None
     _lines: list[str] = field(default_factory=list)
@@ -210,7 +225,7 @@ class ProcessMachine:
     def _furnish(self) -> None:
         for name in FOLDERS:
             (self.folder / name).mkdir(parents=True, exist_ok=True)
-        (self.folder / "opt/pytorch").symlink_to(self.pytorch.resolve())
+        self._furnish_programs()
         for disk in self.disks:
             content = json.dumps(asdict(disk), indent=1)
             (self.folder / f"sys/disks/{disk.name}.json").write_text(content + "\n")
@@ -220,11 +235,26 @@ class ProcessMachine:
         user_data.chmod(0o700)
         (self.folder / "run/machine.json").write_text(json.dumps(self._environment(), indent=1))
 
+    def _furnish_programs(self) -> None:
+        pytorch = self.folder / "opt/pytorch"
+        if self.quirks.lacks:
+            lend_environment(self.pytorch.resolve(), pytorch, self.quirks.lacks)
+        else:
+            pytorch.symlink_to(self.pytorch.resolve())
+        programs = self.folder / "opt/quirks"
+        for name, script in self.quirks.programs.items():
+            programs.mkdir(exist_ok=True)
+            find = f'real=$(PATH=${{PATH#"{programs.resolve()}":}} command -v {name})'
+            (programs / name).write_text(f"#!/bin/sh\n{find}\n{script}\n")
+            (programs / name).chmod(0o755)
+
     def _environment(self) -> dict[str, str]:
         """Return the processes' whole environment; credentials come only from the metadata."""
         nowhere = str(self._root / "nowhere")
-        path = (str(SHIMS), str(self._root / "opt/pytorch/bin"), "/usr/bin", "/bin")
+        quirks = [str(self._root / "opt/quirks")] if self.quirks.programs else []
+        path = (*quirks, str(SHIMS), str(self._root / "opt/pytorch/bin"), "/usr/bin", "/bin")
         return {
+            **self.quirks.environment,
             **{k: v for k, v in self.environment.items() if k not in NOT_PASSED_ON},
             "PATH": os.pathsep.join(path),
             "LANG": "C.UTF-8",
