@@ -13,13 +13,10 @@ from aws_cdk import Annotations, Stack
 
 from sizing.models.footprints import NotMeasuredError
 from sizing.plan.checks import check_plan
-from sizing.plan.plan import Plan, make_plan
 from sizing.plan.report import one_line, to_json
-from sizing.plan.request import Request
 from stacks.parameters import StackParameters
+from stacks.parameters.limits import MICRO_BATCH, plan_run
 
-# The only override that footprints cover; what others change, only a measurement shows.
-_MICRO_BATCH = "micro_batch"
 _PREDICTED = (
     *("size", "hours_p50", "hours_p90", "usd_on_demand", "usd_spot_p50", "usd_spot_p90"),
     *("usd_spot_per_hour", "gpu_memory_mib", "interruptions", "restart_seconds"),
@@ -28,36 +25,11 @@ _PREDICTED = (
 _SPOT_PROBLEMS = ("spot", "notice")
 
 
-def plan_run(parameters: StackParameters) -> Plan:
-    """Return the plan of the stack's run."""
-    return make_plan(_request(parameters))
-
-
 def _accepted(parameters: StackParameters) -> tuple[str, ...]:
     """Return the problems that become warnings instead of refusing the plan."""
     if parameters.on_demand_base >= parameters.target_capacity:
         return (*parameters.accept, *_SPOT_PROBLEMS)
     return parameters.accept
-
-
-def _request(p: StackParameters) -> Request:
-    overrides = dict(text.split("=", 1) for text in p.overrides)
-    micro_batch = overrides.get(_MICRO_BATCH, "")
-    return Request(
-        workload=p.workload,
-        recipe=p.recipe,
-        size=p.size,
-        micro_batch=int(micro_batch) if micro_batch.isdecimal() else None,
-        volume_gib=p.data_volume_gib,
-        volume_mib_per_second=p.data_volume_mib_per_second,
-        notice_seconds=p.notice_budget_seconds,
-        trains_on_at_notice=p.notice_policy == "train-on",
-        checkpoint_interval=p.checkpoint_interval,
-        dataset_gib=p.dataset_gib or None,
-        # Each pair of zone and size is a Spot pool; without given zones there are two.
-        pools=max(1, len(p.zones) or 2) * len(p.sizes),
-        max_hours=p.max_hours,
-    )
 
 
 def annotate(stack: Stack, parameters: StackParameters) -> dict[str, Any] | None:
@@ -87,7 +59,7 @@ def annotate(stack: Stack, parameters: StackParameters) -> dict[str, Any] | None
 def _unplanned(parameters: StackParameters) -> list[str]:
     """Warn of overrides that the plan does not cover."""
     names = [text.split("=")[0] for text in parameters.overrides]
-    others = sorted(set(names) - {_MICRO_BATCH})
+    others = sorted(set(names) - {MICRO_BATCH})
     if not others:
         return []
     return [

@@ -35,6 +35,9 @@ class Request:
     pools: int = 2
     price_cache: Path | None = None
     max_hours: float | None = None
+    max_usd: float | None = None
+    deadline_hours: float | None = None
+    on_demand: bool = False
 
     def __post_init__(self) -> None:
         for name in ("volume_gib", "runs"):

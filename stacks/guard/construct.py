@@ -1,5 +1,7 @@
 """The Guard's function with its role, log group and schedule."""
 
+import json
+from collections.abc import Iterable
 from pathlib import Path
 
 from aws_cdk import Duration, IgnoreMode, RemovalPolicy, Stack
@@ -14,7 +16,10 @@ from aws_cdk import aws_ssm as ssm
 from constructs import Construct
 
 from contract.keys import EVENTS, GUARD
+from sizing import catalogue
 from stacks import acknowledgments as nag
+from stacks.guard.fleet import ON_DEMAND, SPOT
+from stacks.guard.tick import CALL_SECONDS
 from stacks.parameters import StackParameters
 from stacks.roles import may_modify_fleet_of
 
@@ -35,7 +40,7 @@ EXCLUDED = (
 
 
 class Guard(Construct):
-    """Stops the fleet of a run that is finished, over budget, silent or stuck."""
+    """Stops a run that no longer pays, and ends instances that run for nothing."""
 
     function: lambda_.Function
 
@@ -64,7 +69,7 @@ class Guard(Construct):
         self.function = lambda_.Function(
             self,
             "Function",
-            description="Stops the fleet of a run that is finished, over budget, silent or stuck",
+            description="Stops a run that no longer pays, ends instances that run for nothing",
             runtime=lambda_.Runtime.PYTHON_3_14,
             architecture=lambda_.Architecture.ARM_64,
             handler="stacks.guard.handler.handler",
@@ -74,7 +79,7 @@ class Guard(Construct):
             role=role,
             log_group=log_group,
             memory_size=256,
-            timeout=Duration.minutes(1),
+            timeout=Duration.seconds(CALL_SECONDS),
             environment={
                 "STACK_NAME": Stack.of(self).stack_name,
                 "FLEET_PARAMETER": fleet_parameter.parameter_name,
@@ -82,6 +87,12 @@ class Guard(Construct):
                 "RUN_PREFIX": run_prefix,
                 "TOPIC_ARN": topic.topic_arn,
                 "MAX_BILLED_HOURS": f"{parameters.max_hours:g}",
+                # In these three, 0 is no limit.
+                "MAX_USD": f"{parameters.max_usd:g}",
+                "MAX_WAIT_HOURS": f"{parameters.max_wait_hours:g}",
+                "DEADLINE_HOURS": f"{parameters.deadline_hours:g}",
+                "NOTICE_SECONDS": str(parameters.notice_budget_seconds),
+                "USD_PER_HOUR": json.dumps(_prices(parameters.sizes)),
                 "HEARTBEAT_TIMEOUT_SECONDS": str(parameters.heartbeat_timeout_seconds),
                 "MAX_BARREN_ATTEMPTS": str(parameters.max_barren_attempts),
             },
@@ -100,12 +111,21 @@ class Guard(Construct):
             self,
             "Role",
             assumed_by=iam.ServicePrincipal("lambda.amazonaws.com"),
-            description="Guard: read the run, set this stack's fleet to zero",
+            description="Guard: read the run, stop this stack's fleet, end its instances",
         )
         run_bucket.grant_read(role, f"{run_prefix}/*")
         run_bucket.grant_put(role, f"{run_prefix}/{GUARD}")
         run_bucket.grant_put(role, f"{run_prefix}/{EVENTS}*")
-        role.add_to_policy(may_modify_fleet_of(Stack.of(self)))
+        stack = Stack.of(self)
+        role.add_to_policy(may_modify_fleet_of(stack))
+        role.add_to_policy(
+            iam.PolicyStatement(
+                sid="EndOwnInstances",
+                actions=["ec2:TerminateInstances"],
+                resources=[stack.format_arn(service="ec2", resource="instance", resource_name="*")],
+                conditions={"StringEquals": {"aws:ResourceTag/Stack": stack.stack_name}},
+            )
+        )
         role.add_to_policy(
             iam.PolicyStatement(
                 sid="SeeFleetAndInstances",
@@ -119,6 +139,7 @@ class Guard(Construct):
             {
                 **nag.bucket_grant_reasons(run_bucket),
                 **nag.OWN_FLEET_REASONS,
+                **nag.OWN_INSTANCES_REASONS,
                 "IAM5[Resource::*]": "EC2's Describe calls take no resources.",
                 nag.objects_in(self, run_bucket.bucket_name, f"{run_prefix}/"): "It reads the head "
                 "and the dates of checkpoints, which are named during the run.",
@@ -128,3 +149,14 @@ class Guard(Construct):
             },
         )
         return role
+
+
+def _prices(sizes: Iterable[str]) -> dict[str, dict[str, float]]:
+    """Return dollars per hour by size and market: what the plan reckons with."""
+    return {
+        size: {
+            SPOT: catalogue.spot_price(size).usd_per_hour,
+            ON_DEMAND: catalogue.hourly_price(size).usd_per_hour,
+        }
+        for size in sizes
+    }

@@ -1,49 +1,53 @@
-"""The stack's Spot fleet and the run's instances, as EC2 describes them."""
+"""The stack's Spot fleet and its instances: as EC2 describes them, and the two ways to end them."""
 
+from dataclasses import dataclass
 from typing import Any
 
 from botocore.exceptions import ClientError
 
 from stacks.guard.settings import Settings, client
 
-
-def fleet_above_zero(settings: Settings) -> str | None:
-    """Return the id of the fleet to stop; None if there is no fleet or it is at zero."""
-    try:
-        parameter = client("ssm").get_parameter(Name=settings.fleet_parameter)
-        fleet_id: str = parameter["Parameter"]["Value"]
-        fleets = client("ec2").describe_spot_fleet_requests(SpotFleetRequestIds=[fleet_id])
-    except ClientError as error:
-        # While the stack is created or destroyed, one of the two does not exist.
-        if error.response["Error"]["Code"] in (
-            "ParameterNotFound",
-            "InvalidSpotFleetRequestId.NotFound",
-        ):
-            return None
-        raise
-    for fleet in fleets["SpotFleetRequestConfigs"]:
-        is_active = fleet["SpotFleetRequestState"] in ("submitted", "active", "modifying")
-        if is_active and fleet["SpotFleetRequestConfig"]["TargetCapacity"] > 0:
-            return fleet_id
-    return None
+LIVE_STATES = frozenset(["pending", "running"])
+SPOT, ON_DEMAND = "spot", "on-demand"
+# EC2 gives it to every instance that a Spot fleet starts.
+FLEET_TAG = "aws:ec2spot:fleet-request-id"
 
 
-def send_to_zero(fleet_id: str) -> None:
-    """Ask the fleet for no instance, on Spot or on demand."""
-    client("ec2").modify_spot_fleet_request(
-        SpotFleetRequestId=fleet_id, TargetCapacity=0, OnDemandTargetCapacity=0
-    )
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Instance:
+    """One instance of the stack; `launched` is in seconds since 1970."""
+
+    id: str
+    run_id: str
+    fleet_id: str  # empty where the tag is missing
+    size: str
+    market: str
+    launched: float
+    is_live: bool
+
+    def __str__(self) -> str:
+        return f"{self.id} ({self.size}, {self.market})"
 
 
-def instances_of_run(settings: Settings) -> list[dict[str, Any]]:
-    """Return the run's instances, including those that ended within the last hour."""
-    mine = [
-        {"Name": "tag:Stack", "Values": [settings.stack_name]},
-        {"Name": "tag:RunId", "Values": [settings.run_id]},
-    ]
+def instances_of_stack(settings: Settings) -> list[Instance]:
+    """Return the stack's instances, of any run, including those of the last hour that ended."""
+    mine = [{"Name": "tag:Stack", "Values": [settings.stack_name]}]
     pages = client("ec2").get_paginator("describe_instances").paginate(Filters=mine)
     reservations = [each for page in pages for each in page["Reservations"]]
-    return [instance for each in reservations for instance in each["Instances"]]
+    return [_instance(one) for each in reservations for one in each["Instances"]]
+
+
+def _instance(described: dict[str, Any]) -> Instance:
+    tags = {each["Key"]: each["Value"] for each in described.get("Tags", [])}
+    return Instance(
+        id=described["InstanceId"],
+        run_id=tags.get("RunId", ""),
+        fleet_id=tags.get(FLEET_TAG, ""),
+        size=described["InstanceType"],
+        market=SPOT if described.get("InstanceLifecycle") == "spot" else ON_DEMAND,
+        launched=described["LaunchTime"].timestamp(),
+        is_live=described["State"]["Name"] in LIVE_STATES,
+    )
 
 
 def is_of_stack(settings: Settings, instance_id: str) -> bool:
@@ -53,3 +57,45 @@ def is_of_stack(settings: Settings, instance_id: str) -> bool:
         {"Name": "tag:Stack", "Values": [settings.stack_name]},
     ]
     return bool(client("ec2").describe_instances(Filters=mine)["Reservations"])
+
+
+def own_fleet_id(settings: Settings) -> str:
+    """Return the id of the stack's fleet; empty while the stack is created or destroyed."""
+    try:
+        parameter = client("ssm").get_parameter(Name=settings.fleet_parameter)
+    except ClientError as error:
+        if error.response["Error"]["Code"] == "ParameterNotFound":
+            return ""
+        raise
+    return str(parameter["Parameter"]["Value"])
+
+
+def target_capacity(fleet_id: str) -> int:
+    """Return how many instances the fleet is to keep: 0 for one that is cancelled or gone."""
+    try:
+        found = client("ec2").describe_spot_fleet_requests(SpotFleetRequestIds=[fleet_id])
+    except ClientError as error:
+        if error.response["Error"]["Code"] == "InvalidSpotFleetRequestId.NotFound":
+            return 0
+        raise
+    return sum(
+        int(fleet["SpotFleetRequestConfig"]["TargetCapacity"])
+        for fleet in found["SpotFleetRequestConfigs"]
+        if fleet["SpotFleetRequestState"] in ("submitted", "active", "modifying")
+    )
+
+
+def send_to_zero(fleet_id: str) -> None:
+    """Ask the fleet for no instance, on Spot or on demand."""
+    client("ec2").modify_spot_fleet_request(
+        SpotFleetRequestId=fleet_id, TargetCapacity=0, OnDemandTargetCapacity=0
+    )
+
+
+def terminate(instance_id: str) -> None:
+    """Shut an instance down for good; its trainer saves, as at every shutdown."""
+    try:
+        client("ec2").terminate_instances(InstanceIds=[instance_id])
+    except ClientError as error:
+        if error.response["Error"]["Code"] != "InvalidInstanceID.NotFound":
+            raise

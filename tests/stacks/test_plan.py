@@ -60,6 +60,35 @@ def test_fails_on_what_cannot_work_with_the_change_that_would_pass(stack: Stack)
         annotate(stack, StackParameters.for_size("g5.xlarge", **LARGE))
 
 
+@pytest.mark.parametrize(
+    ("limit", "sentence"),
+    [
+        (
+            {"deadline_hours": "0.05"},
+            r"deadline_hours is 0\.05, but on demand alone the run takes 0\.\d+ hours; give "
+            r"deadline_hours=0\.\d+ or more, or a faster size \(.*-c accept=deadline\)",
+        ),
+        (
+            {"max_usd": "0.01"},
+            r"max_usd is 0\.01, but half of all runs cost \$0\.\d+ or more.*budget",
+        ),
+        (
+            {"max_hours": "0.01"},
+            r"max_hours is 0\.01, but the run takes .* without an interruption",
+        ),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_fails_for_limits_that_the_planned_run_cannot_keep(
+    limit: dict[str, str], sentence: str, stack: Stack
+) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        annotate(stack, StackParameters.for_size("g5.xlarge", **limit))
+    annotate(stack, StackParameters.for_size("g5.xlarge", accept="deadline,budget", **limit))
+    # On demand is not part of a run that another override makes shorter.
+    annotate(stack, StackParameters.for_size("g5.xlarge", overrides="epochs=1", **limit))
+
+
 def test_a_refusal_can_be_accepted_by_name(stack: Stack) -> None:
     annotate(stack, StackParameters.for_size("g5.xlarge", accept="volume", **LARGE))
     Annotations.from_stack(stack).has_warning("*", Match.string_like_regexp("accepted: the data"))

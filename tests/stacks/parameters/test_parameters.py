@@ -137,6 +137,18 @@ def test_own_code_names_its_dataset() -> None:
         ("dataset_wait_seconds", "-1", "dataset_wait_seconds is -1; give 0 to 86400"),
         ("max_hours", "nan", "max_hours is 'nan'; give a number"),
         ("max_hours", "0", "max_hours is 0; give more than 0, at most 8760"),
+        ("max_usd", "-1", "max_usd is -1; give dollars, or 0 for no limit"),
+        ("max_usd", "much", "max_usd is 'much'; give a number"),
+        (
+            "max_wait_hours",
+            "-0.5",
+            "max_wait_hours is -0.5; give hours, at most 8760, or 0 to wait",
+        ),
+        ("deadline_hours", "-3", "deadline_hours is -3; give hours, at most 8760, or 0 for none"),
+        ("deadline_hours", "9000", "deadline_hours is 9000; give hours, at most 8760"),
+        ("alternates_price_factor", "0.5", "alternates_price_factor is 0.5; give 1 to 100"),
+        ("nan_retries", "-1", "nan_retries is -1; give 0 to 1000"),
+        ("nan_skips", "1.5", "nan_skips is '1.5'; give a whole number"),
         ("heartbeat_timeout_seconds", "900", "heartbeat_timeout_seconds is 900; give 2400 or more"),
     ],
 )
