@@ -62,8 +62,8 @@ def is_failure(event: Mapping[str, Any]) -> bool:
 
 
 def told(event: Mapping[str, Any]) -> str:
-    """Return an event as patterns see it: its name and its message."""
-    return f"{event.get('name')}: {event.get('message', '')}"
+    """Return an event as patterns see it: its name, its message, and what it quotes of others."""
+    return " ".join([f"{event.get('name')}: {event.get('message', '')}", *event.get("said", [])])
 
 
 def _failure(head: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> list[str]:
