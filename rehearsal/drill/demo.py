@@ -22,7 +22,7 @@ from rehearsal.drill.narrator import Narrator
 from rehearsal.drill.receipt import Rehearsed
 from rehearsal.drill.run_files import BucketFiles, FolderFiles, bucket_files
 from rehearsal.machines import ProcessMachine
-from rehearsal.machines.process import Quirks
+from rehearsal.machines.quirks import Quirks
 
 POLL_SECONDS = 0.2
 # The Guard runs every ten minutes; a rehearsal of a few minutes would never see that.

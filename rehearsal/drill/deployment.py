@@ -15,7 +15,7 @@ from rehearsal.drill.children import Child, Children
 from rehearsal.drill.fleet import Instance
 from rehearsal.machines import ProcessMachine
 from rehearsal.machines.metadata import MetadataServer
-from rehearsal.machines.process import Quirks
+from rehearsal.machines.quirks import Quirks
 
 REPOSITORY = Path(__file__).parents[2]
 STACKS = ("DatasetStack", "TrainingStack")

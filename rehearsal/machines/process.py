@@ -18,9 +18,9 @@ from pathlib import Path
 
 import psutil
 
-from rehearsal.machines.lent import lend_environment
 from rehearsal.machines.metadata import MetadataServer
 from rehearsal.machines.processes import freeze_process, kill_processes, list_processes
+from rehearsal.machines.quirks import Quirks
 
 REPOSITORY = Path(__file__).parent.parent.parent
 SHIMS = Path(__file__).parent / "bin"
@@ -70,19 +70,6 @@ EC2_DISKS = (
         signatures=("gpt",),
     ),
 )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Quirks:
-    """What is wrong with one machine: programs of its own, environment, packages it lacks.
-
-    A program is the text of a shell script by name, found before all others; in it, `$real` is the
-    program that it hides. A lacking package is invisible to the machine's Python.
-    """
-
-    programs: Mapping[str, str] = field(default_factory=dict)
-    environment: Mapping[str, str] = field(default_factory=dict)
-    lacks: tuple[str, ...] = ()
 
 
 @dataclass(kw_only=True, slots=True)
@@ -219,13 +206,17 @@ class ProcessMachine:
             shutil.rmtree(self.folder)
 
     @property
+    def _path(self) -> str:
+        return f"{SHIMS}:{self._root / 'opt/pytorch/bin'}:/usr/bin:/bin"
+
+    @property
     def _root(self) -> Path:
         return self.folder.resolve()
 
     def _furnish(self) -> None:
         for name in FOLDERS:
             (self.folder / name).mkdir(parents=True, exist_ok=True)
-        self._furnish_programs()
+        self.quirks.furnish(self._root, self.pytorch.resolve(), self._path)
         for disk in self.disks:
             content = json.dumps(asdict(disk), indent=1)
             (self.folder / f"sys/disks/{disk.name}.json").write_text(content + "\n")
@@ -235,28 +226,13 @@ class ProcessMachine:
         user_data.chmod(0o700)
         (self.folder / "run/machine.json").write_text(json.dumps(self._environment(), indent=1))
 
-    def _furnish_programs(self) -> None:
-        pytorch = self.folder / "opt/pytorch"
-        if self.quirks.lacks:
-            lend_environment(self.pytorch.resolve(), pytorch, self.quirks.lacks)
-        else:
-            pytorch.symlink_to(self.pytorch.resolve())
-        programs = self.folder / "opt/quirks"
-        for name, script in self.quirks.programs.items():
-            programs.mkdir(exist_ok=True)
-            find = f'real=$(PATH=${{PATH#"{programs.resolve()}":}} command -v {name})'
-            (programs / name).write_text(f"#!/bin/sh\n{find}\n{script}\n")
-            (programs / name).chmod(0o755)
-
     def _environment(self) -> dict[str, str]:
         """Return the processes' whole environment; credentials come only from the metadata."""
         nowhere = str(self._root / "nowhere")
-        quirks = [str(self._root / "opt/quirks")] if self.quirks.programs else []
-        path = (*quirks, str(SHIMS), str(self._root / "opt/pytorch/bin"), "/usr/bin", "/bin")
         return {
             **self.quirks.environment,
             **{k: v for k, v in self.environment.items() if k not in NOT_PASSED_ON},
-            "PATH": os.pathsep.join(path),
+            "PATH": self.quirks.path(self._root, self._path),
             "LANG": "C.UTF-8",
             "HOME": str(self._root),
             "TMPDIR": str(self._root / "tmp"),

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rehearsal.aws.capacity import Course, trace_steps
-from rehearsal.machines.process import Quirks
+from rehearsal.machines.quirks import Quirks
 
 FOLDER = Path(__file__).parent
 EQUAL, FAILURE = "equal result", "failure event"
@@ -79,8 +79,9 @@ class Scenario:
         found = [each.quirks for each in self.machines if each.covers(number)]
         programs = {name: text for each in found for name, text in each.programs.items()}
         environment = {name: text for each in found for name, text in each.environment.items()}
+        files = {path: text for each in found for path, text in each.files.items()}
         lacks = tuple(package for each in found for package in each.lacks)
-        return Quirks(programs=programs, environment=environment, lacks=lacks)
+        return Quirks(programs=programs, files=files, environment=environment, lacks=lacks)
 
 
 def known_scenarios() -> list[Scenario]:
@@ -160,6 +161,7 @@ def _machines(given: dict[str, Any]) -> Machines:
         programs["python3"] = _FAILING_STEP.format(step=step)
     quirks = {
         "programs": programs,
+        "files": _texts(given.pop("files", {})),
         "environment": _texts(given.pop("environment", {})),
         "lacks": tuple(given.pop("lacks", ())),
     }

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rehearsal.aws.capacity import Course
-from rehearsal.machines.process import Quirks
+from rehearsal.machines.quirks import Quirks
 from rehearsal.scenarios.scenario import Action, choose, known_scenarios, read_scenarios
 
 WHOLE = """
