@@ -158,7 +158,7 @@ class Demo:
             time.sleep(POLL_SECONDS)
 
     def _is_over(self, fleet: Fleet, run: BucketFiles) -> bool:
-        if fleet.running() or fleet.target_capacity() > 0:
+        if not fleet.is_over():
             return False
         head = read_json(run, HEAD)
         if head is None or head["state"] != "finished":

@@ -114,6 +114,10 @@ class Fleet:
             return 0
         return int(found["SpotFleetRequestConfig"]["TargetCapacity"])
 
+    def is_over(self) -> bool:
+        """Whether no machine runs and none is to come."""
+        return not self.running() and self.target_capacity() == 0
+
     def interrupt(self, life: Life, *, notice: bool) -> None:
         """Take an instance away: with a notice, or without one (SIGKILL now)."""
         reason = "interrupted with a notice" if notice else "killed without a notice"

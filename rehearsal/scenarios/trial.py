@@ -97,9 +97,9 @@ class Trial:
             progress.step()
             for life in self.fleet.lives.values():
                 self._narrator.relay(life)
-            is_over = not self.fleet.running() and self.fleet.target_capacity() == 0
-            acted = self._act(progress, is_over=is_over)
-            if is_over and not acted and self.fleet.bus.is_idle:
+            # With everything told, so that the Guard does not answer to what has changed since.
+            is_over = self.fleet.is_over() and self.fleet.bus.is_idle
+            if not self._act(progress, is_over=is_over) and is_over:
                 return
             if time.monotonic() >= next_tick and self.fleet.bus.is_idle:
                 self.fleet.bus.tick()
