@@ -4,8 +4,10 @@ EXIT_FINISHED = 0
 EXIT_FAILED = 1
 EXIT_USER = 2  # a UserError: a restart would not help
 EXIT_NO_MANIFEST = 3
+EXIT_MACHINE = 4  # this machine's GPU failed: another one goes on
 EXIT_INTERRUPTED = 75  # saved: another machine resumes
 EXIT_LEASE_LOST = 76
+EXIT_CONFIG = 78  # of a boot step: no other machine could do better
 EXIT_STOPPED = 130  # 128 + SIGINT, as shells say it
 
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from contract.run_env import Name
+from sizing import catalogue
 from stacks.parameters import StackParameters
 
 FIRST_BOOT_FILE = Path(__file__).parent.parent / "userdata" / "first_boot.sh"
@@ -14,7 +15,7 @@ MAX_BYTES = 16_384
 TOKEN_ALLOWANCE_BYTES = 512
 DATA_MOUNT = "/data"
 # The name in the block device mapping, which the volume repeats in its NVMe identify data.
-DATA_DEVICE_NAME = "sdf"
+DATA_DEVICE_NAME = "/dev/sdf"
 _END = "END_OF_RUN_ENV"
 
 
@@ -41,6 +42,8 @@ def run_env(
         "BUNDLE_URI": bundle_uri,
         "DATA_MOUNT": DATA_MOUNT,
         "DATA_DEVICE_NAME": DATA_DEVICE_NAME,
+        # Every size of the fleet has as many.
+        "NUM_GPUS": str(catalogue.find(parameters.size).num_gpus),
         "CHECKPOINT_INTERVAL": parameters.checkpoint_interval,
         "CHECKPOINTS_KEPT": parameters.checkpoints_kept,
         "NOTICE_BUDGET_SECONDS": str(parameters.notice_budget_seconds),

@@ -1,24 +1,21 @@
 #!/usr/bin/env bash
-# Boots this machine for its run, step by step; each step is safe to run twice. A failing step ends
-# the boot and sends the fleet to zero: a machine that cannot train must not cost money.
+# Boots this machine for its run, step by step; each step is safe to run twice. Run by
+# training-boot.service; if a step fails, service_failed.sh decides what that ends.
 set -o errexit -o nounset -o pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 run=${MACHINE_ROOT:-}/run/training
 
-give_up() {
-    bash userdata/give_up.sh "boot failed at $(cat "$run/boot-failure")"
-    exit 1
-}
+# After a restart of the machine /run is empty.
+mkdir -p "$run"
+rm -f "$run/boot-failure"
+[[ -e $run/boot-started ]] || : >"$run/boot-started"
+INSTANCE_ID=$(cat "${MACHINE_ROOT:-}/var/lib/cloud/data/instance-id")
+export INSTANCE_ID
 
 step() {
-    python3 -m userdata.run_step "$@" || give_up
+    python3 -m userdata.run_step "$@" || exit
 }
 
-if ! INSTANCE_ID=$(python3 -m userdata.metadata meta-data/instance-id); then
-    echo "metadata: the instance metadata service does not respond" >"$run/boot-failure"
-    give_up
-fi
-export INSTANCE_ID
 python3 -m userdata.events boot-fetch ok --since "$run/boot-started" --message "bundle fetched"
 step run-env python3 -m userdata.run_env "${MACHINE_ROOT:-}/etc/training/run.env"
 source userdata/lib.sh
@@ -27,22 +24,17 @@ step run-state bash userdata/steps/run_state.sh
 state=$(json_field "$run/head.json" state)
 if [[ $state == finished || $state == failed ]]; then
     echo "[ok] nothing to do: run $RUN_ID is $state"
-    exec bash userdata/fleet_to_zero.sh "the run is $state already"
+    # If that fails the machine waits for the Guard: a replacement would find the same.
+    bash userdata/fleet_to_zero.sh "the run is $state already" || true
+    exit 0
 fi
 first_bundle=$(json_field "$run/config.json" bundle_uri)
 if [[ -n $first_bundle && $first_bundle != "$BUNDLE_URI" ]]; then
-    # A run keeps the code of its first attempt, whatever the launch template says by now.
-    echo "[ok] run $RUN_ID continues with the bundle it started with: $first_bundle"
-    sed "s|^BUNDLE_URI=.*|BUNDLE_URI=$first_bundle|" "$root/etc/training/run.env" >"$run/run.env"
-    # An older bundle refuses variables that the launch template has gained since.
-    if ! aws_cli s3 cp --only-show-errors "$first_bundle" "$run/bundle.zip" ||
-        ! python3 -m userdata.older_bundle "$run/run.env" "$run/bundle.zip"; then
-        echo "older-bundle: $first_bundle cannot be read" >"$run/boot-failure"
-        give_up
-    fi
-    rm "$run/bundle.zip"
-    mv "$run/run.env" "$root/etc/training/run.env"
-    exec bash userdata/first_boot.sh
+    step older-bundle bash userdata/steps/older_bundle.sh "$first_bundle"
+    cd "$root/opt/training"
+    rm -rf bundle
+    mv bundle.new bundle
+    exec bash bundle/userdata/bootstrap.sh
 fi
 
 step interpreter bash userdata/steps/interpreter.sh
@@ -57,6 +49,6 @@ step data-volume bash userdata/steps/data_volume.sh
 python3 -m userdata.run_step cloudwatch-agent bash userdata/steps/cloudwatch_agent.sh || true
 step interruption-handler bash userdata/steps/interruption_handler.sh
 step dataset bash userdata/steps/dataset.sh
-wait "$torch" || give_up
+wait "$torch" || exit
 step training bash userdata/steps/training.sh
 python3 -m userdata.events boot ok --since "$run/boot-started" --message "training started"

@@ -1,7 +1,7 @@
 """Leave an event: a JSON file in the spool, which training-events.service sends to S3.
 
 It needs no network and cannot fail a boot. Run:
-python3 -m userdata.events NAME ok|failed|info [--since FILE] [--message TEXT] [name=number ...]
+python3 -m userdata.events NAME ok|failed|info [--since FILE] [--message TEXT] [--place PLACE]
 """
 
 import argparse
@@ -47,16 +47,15 @@ def main() -> int:
     parser.add_argument("status", choices=("ok", "failed", "info"))
     parser.add_argument("--since", type=Path, help="record the seconds since this file was written")
     parser.add_argument("--message")
-    parser.add_argument("numbers", nargs="*", metavar="name=number")
+    parser.add_argument("--place", help="where in the run a trainer failed")
     arguments = parser.parse_args()
     fields: dict[str, Value] = {}
     if arguments.since is not None:
         fields["seconds"] = round(max(0.0, time.time() - arguments.since.stat().st_mtime), 3)
     if arguments.message is not None:
         fields["message"] = arguments.message
-    for pair in arguments.numbers:
-        name, _, number = pair.partition("=")
-        fields[name] = float(number) if "." in number else int(number)
+    if arguments.place is not None:
+        fields["place"] = arguments.place
     leave_event(arguments.name, arguments.status, **fields)
     return 0
 

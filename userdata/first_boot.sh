@@ -1,33 +1,31 @@
 # shellcheck shell=bash
 # The tail of the launch template's user data, verbatim: fetches the bundle that run.env names and
-# starts its bootstrap. It always fetches it, so it may run twice. If the bootstrap cannot start,
-# nothing else of ours runs: this script then leaves the event and sends the fleet to zero itself.
+# starts its training-boot.service, which boots this machine now and after every restart. If that
+# cannot start, nothing else of ours runs: this script then says so and ends the machine itself.
 set -o errexit -o nounset -o pipefail
 
 root=${MACHINE_ROOT:-}
 mkdir -p "$root/opt/training" "$root/run/training" "$root/var/log/training"
-exec > >(tee -a "$root/var/log/training/boot.log") 2>&1
 : >"$root/run/training/boot-started"
 aws=$(command -v aws || echo "$root/opt/pytorch/bin/aws")
 
-give_up() {
+end_machine() {
     instance=$(cat "$root/var/lib/cloud/data/instance-id" || echo unknown)
-    why="no bootstrap started from ${BUNDLE_URI:-an unknown bundle}; read boot.log on $instance"
-    echo "[failed] boot-fetch: $why"
-    event='{"time": "%s", "instance_id": "%s", "name": "boot-fetch", '
+    why="boot failed at fetch: no boot started from ${BUNDLE_URI:-an unknown bundle}; "
+    why+="read /var/log/cloud-init-output.log on $instance"
+    echo "[failed] machine $instance: $why"
+    event='{"time": "%s", "instance_id": "%s", "name": "machine-failed", '
     event+='"status": "failed", "message": "%s"}'
     # shellcheck disable=SC2059  # the format is the text above
-    printf "$event" "$(date -u +%Y-%m-%dT%H:%M:%SZ)" "$instance" "$why" |
-        "$aws" s3 cp - "${RUN_URI:-}/events/$(date -u +%Y%m%dT%H%M%SZ)-$instance-boot-fetch.json" ||
-        true
-    fleet=$("$aws" ssm get-parameter --name "${FLEET_PARAMETER:-}" \
-        --query Parameter.Value --output text)
-    "$aws" ec2 modify-spot-fleet-request --spot-fleet-request-id "$fleet" \
-        --target-capacity 0 --on-demand-target-capacity 0 >/dev/null
-    echo "[ok] fleet $fleet to zero"
+    printf "$event" "$(date -u +%Y-%m-%dT%H:%M:%SZ)" "$instance" "$why" | "$aws" s3 cp - \
+        "${RUN_URI:-}/events/$(date -u +%Y%m%dT%H%M%SZ)-$instance-machine-failed.json" || true
+    # A fleet of type maintain replaces what was terminated; the Guard counts these machines.
+    until "$aws" ec2 terminate-instances --instance-ids "$instance" >/dev/null; do
+        sleep "${TERMINATE_RETRY_SECONDS:-60}"
+    done
+    echo "[ok] machine $instance: EC2 terminates it"
 }
-# Only exec leaves this script without the trap.
-trap give_up EXIT
+trap end_machine EXIT
 
 set -o allexport
 # shellcheck source=/dev/null
@@ -38,14 +36,23 @@ export AWS_DEFAULT_REGION="${AWS_REGION:?is missing in /etc/training/run.env}"
 
 cd "$root/opt/training"
 # Just after launch the role's credentials or the network may not be available yet.
-attempts=${FETCH_ATTEMPTS:-5}
+attempts=${FETCH_ATTEMPTS:-6} seconds=2
 : "${BUNDLE_URI:?is missing in /etc/training/run.env}"
 until "$aws" s3 cp --only-show-errors "$BUNDLE_URI" bundle.zip; do
     ((attempts -= 1)) || exit 1
-    sleep 2
+    echo "again in $seconds s"
+    sleep $seconds
+    ((seconds *= 2))
 done
 rm -rf bundle.new
 python3 -m zipfile -e bundle.zip bundle.new
 rm -rf bundle
 mv bundle.new bundle
-exec bash bundle/userdata/bootstrap.sh
+mkdir -p "$root/etc/systemd/system"
+cp bundle/userdata/units/*.service "$root/etc/systemd/system/"
+systemctl daemon-reload
+systemctl enable training-boot.service
+# Not waiting: a unit may be ordered after the user data.
+systemctl start --no-block training-boot.service
+# From here on OnFailure= of the unit ends the machine, whatever kills its script.
+trap - EXIT

@@ -1,4 +1,4 @@
-"""Check that this interpreter imports torch and that torch sees the machine's NVIDIA GPUs."""
+"""Check that this interpreter imports torch and that each of the machine's NVIDIA GPUs computes."""
 
 import os
 import sys
@@ -20,14 +20,34 @@ def num_gpus_on_bus(devices: Path) -> int:
     )
 
 
+def find_fault(devices: Path, num_of_size: int) -> str | None:
+    """Return what is wrong with the GPUs, in one sentence; a machine without a bus has none."""
+    if not devices.exists():
+        return None
+    seen, there = torch.cuda.device_count(), num_gpus_on_bus(devices)
+    if there < num_of_size:
+        return f"{there} NVIDIA GPUs are on the PCI bus, and the size has {num_of_size}"
+    if seen < there:
+        return (
+            f"torch {torch.__version__} sees {seen} of {there} NVIDIA GPUs: one has failed, or the "
+            "driver does not match (context pytorch_ami_parameter)"
+        )
+    for index in range(seen):
+        try:
+            torch.ones(1, device=f"cuda:{index}").item()
+        except RuntimeError as error:
+            return f"GPU {index} of {seen} does not compute: {str(error).splitlines()[0]}"
+    return None
+
+
 def main() -> int:
-    """Print what torch sees; fail if it misses a GPU, because training would run on the CPU."""
-    seen = torch.cuda.device_count()
-    there = num_gpus_on_bus(Path(os.environ.get("MACHINE_ROOT", "") + "/sys/bus/pci/devices"))
-    if there > seen:
-        print(f"torch {torch.__version__} sees {seen} of {there} NVIDIA GPUs: the driver does not")
-        print("match; use another Deep Learning AMI (context pytorch_ami_parameter)")
+    """Print what torch sees; fail if a GPU is missing: training would run without it."""
+    devices = Path(os.environ.get("MACHINE_ROOT", "") + "/sys/bus/pci/devices")
+    fault = find_fault(devices, int(os.environ["NUM_GPUS"]))
+    if fault is not None:
+        print(fault)
         return 1
+    seen = torch.cuda.device_count()
     names = sorted({torch.cuda.get_device_name(index) for index in range(seen)})
     print(f"torch {torch.__version__}, {seen} GPUs {', '.join(names)}".rstrip())
     return 0

@@ -7,6 +7,8 @@ trap 'echo >&2 "$0 line $LINENO: \"$BASH_COMMAND\" failed with status $?"' ERR
 root=${MACHINE_ROOT:-}
 # shellcheck disable=SC2034  # for the scripts that source this one
 run=$root/run/training
+# After a restart of the machine /run is empty.
+mkdir -p "$run"
 packages=$root/opt/training/packages
 
 # run.env is the contract; machine.env is what boot found out about this machine.
@@ -18,6 +20,8 @@ if [[ -e $root/opt/training/machine.env ]]; then
     source "$root/opt/training/machine.env"
 fi
 set +o allexport
+INSTANCE_ID=${INSTANCE_ID:-$(cat "$root/var/lib/cloud/data/instance-id")}
+export INSTANCE_ID
 # The AMI's AWS CLI v1 reads the region only from this variable.
 export AWS_DEFAULT_REGION=$AWS_REGION
 
@@ -25,6 +29,12 @@ export AWS_DEFAULT_REGION=$AWS_REGION
 fail() {
     echo >&2 "$*"
     exit 1
+}
+
+# refuse TEXT...: as fail, where no other machine could do better: that ends the run.
+refuse() {
+    echo >&2 "$*"
+    exit 78
 }
 
 aws_cli() {

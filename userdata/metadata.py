@@ -1,12 +1,11 @@
 """A client of the instance metadata service (IMDSv2 only), which fetches and renews its token.
 
 Standard library only: it must work before any package is installed. A path that does not exist is
-None, any other problem a MetadataError. Run: python3 -m userdata.metadata meta-data/instance-id
+None, any other problem a MetadataError.
 """
 
 import http.client
 import os
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -16,7 +15,6 @@ from dataclasses import dataclass, field
 ENDPOINT = "http://169.254.169.254"
 TOKEN_TTL_SECONDS = 21600
 TIMEOUT_SECONDS = 2.0
-ATTEMPTS = 10
 
 
 class MetadataError(RuntimeError):
@@ -81,25 +79,3 @@ class InstanceMetadata:
                 return error.code, ""
         except (OSError, http.client.HTTPException, UnicodeDecodeError) as error:
             raise MetadataError(f"{method} {self.endpoint}/latest/{path}: {error}") from error
-
-
-def main() -> int:
-    """Print one value; just after boot the network may need a few seconds."""
-    metadata = InstanceMetadata()
-    for attempt in range(1, ATTEMPTS + 1):
-        try:
-            text = metadata.read(sys.argv[1])
-        except MetadataError as error:
-            print(f"attempt {attempt} of {ATTEMPTS}: {error}", file=sys.stderr)
-            time.sleep(1)
-            continue
-        if text is None:
-            print(f"the instance metadata does not have {sys.argv[1]}", file=sys.stderr)
-            return 1
-        print(text)
-        return 0
-    return 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

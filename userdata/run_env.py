@@ -6,6 +6,7 @@ Refuses with one sentence that names what is wrong. Run: python3 -m userdata.run
 import sys
 from pathlib import Path
 
+from contract.errors import EXIT_CONFIG
 from contract.run_env import NAMES, find_fault
 
 EXAMPLE = Path(__file__).with_name("run.env.example")
@@ -45,11 +46,11 @@ def main() -> int:
     try:
         variables = read_run_env(path)
         faults = find_faults(variables)
-    except (OSError, ValueError) as error:
+    except ValueError as error:
         faults = [str(error)]
     if faults:
         print("; ".join(faults), file=sys.stderr)
-        return 1
+        return EXIT_CONFIG
     print(f"{len(variables)} variables for run {variables['RUN_ID']}")
     return 0
 

@@ -7,6 +7,16 @@ if [[ -e $run/notice.json ]]; then
     echo "this machine has had its Spot notice: training does not start"
     exit 75
 fi
+scratch=$root$DATA_MOUNT/scratch
+if fault=$(python3 -m userdata.gpu_fault); then
+    echo "$fault"
+    exit 4
+fi
+# Not the user's mistake, which the trainer would take it for.
+if ! { mkdir -p "$scratch" && : >"$scratch/.writable"; }; then
+    echo "the data volume at $DATA_MOUNT can no longer be written to"
+    exit 4
+fi
 set -- run --workload "$WORKLOAD" --recipe "$RECIPE"
 # Overrides are words by contract; the shell must not expand a * in one to file names.
 set -o noglob
@@ -34,4 +44,4 @@ exec "$PYTHON" -m training "$@" \
     --metrics-file "$root/var/log/training/metrics.jsonl" \
     --writer "$INSTANCE_ID" \
     --bundle-uri "$BUNDLE_URI" \
-    --scratch "$root$DATA_MOUNT/scratch"
+    --scratch "$scratch"

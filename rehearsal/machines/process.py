@@ -94,9 +94,14 @@ class ProcessMachine:
     _read: dict[Path, int] = field(default_factory=dict)
 
     @property
-    def boot_log(self) -> Path:
-        """The log of the user data and the boot steps."""
+    def user_data_log(self) -> Path:
+        """The log of the user data, which starts the boot."""
         return self.folder / "var/log/cloud-init-output.log"
+
+    @property
+    def boot_log(self) -> Path:
+        """The log of the boot steps."""
+        return self.folder / "var/log/training/boot.log"
 
     @property
     def training_log(self) -> Path:
@@ -178,7 +183,7 @@ class ProcessMachine:
 
     def log_lines(self) -> list[str]:
         """Return the lines of boot and training so far, in the order in which we saw them."""
-        for path in (self.boot_log, self.training_log):
+        for path in (self.user_data_log, self.boot_log, self.training_log):
             if not path.exists():
                 continue
             with path.open("rb") as file:

@@ -24,6 +24,7 @@ SERVICE = (
     "RestartMode",
     "SuccessExitStatus",
     "RestartPreventExitStatus",
+    "OOMPolicy",
     "KillMode",
     "KillSignal",
     "TimeoutStopSec",
@@ -36,6 +37,7 @@ CHOICES = {
     "Type": ("simple", "exec", "oneshot"),
     "Restart": ("no", "on-failure", "always"),
     "RestartMode": ("normal", "direct"),
+    "OOMPolicy": ("continue",),
     "KillMode": ("control-group", "mixed"),
     "StandardError": ("inherit",),
 }
@@ -90,6 +92,7 @@ def parse_unit(name: str, text: str) -> Unit:
         return tuple(word for value in directives.get(directive, []) for word in shlex.split(value))
 
     last("StandardError", "inherit")
+    last("OOMPolicy", "continue")
     starts = directives.get("ExecStart", [])
     if len(starts) != 1:
         raise UnitError(f"{name}: a service has one ExecStart=, this one has {len(starts)}")

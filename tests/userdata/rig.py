@@ -5,11 +5,15 @@ that way one bundle serves every test.
 """
 
 import json
+import subprocess
+import time
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from moto.ec2.models import ec2_backends
 
 from rehearsal.aws import EmbeddedAws
 from rehearsal.machines import ProcessMachine
@@ -19,7 +23,6 @@ from stacks.user_data import render
 
 REPOSITORY = Path(__file__).parents[2]
 USERDATA = REPOSITORY / "userdata"
-INSTANCE = "i-0123456789abcdef0"
 PATIENCE_SECONDS = 60.0
 
 TRAINER = '''
@@ -32,6 +35,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("command")
 parser.add_argument("--run-uri")
 parser.add_argument("--reason")
+parser.add_argument("--metrics-file")
 options, _ = parser.parse_known_args()
 root = Path(os.environ["MACHINE_ROOT"])
 
@@ -68,9 +72,22 @@ elif orders["run"] == "wait":
     put_head("released")
     sys.exit(75)
 else:
-    print("the trainer's last words", flush=True)
+    with open(options.metrics_file, "a") as file:
+        file.writelines(line + "\\n" for line in orders.get("lines", ()))
+    print(orders.get("words", "the trainer's last words"), flush=True)
     sys.exit(orders["run"])
 '''
+
+# The end of lib.sh: a step that the machine's variable FAULTS names fails, `once` or `always`.
+FAULTS = """
+script=${0##*/}
+if [[ " ${FAULTS:-} " == *" $script:once "* && ! -e $root/tmp/$script.failed ]]; then
+    : >"$root/tmp/$script.failed"
+    fail "$script is made to fail once"
+elif [[ " ${FAULTS:-} " == *" $script:always "* ]]; then
+    fail "$script is made to fail"
+fi
+"""
 
 
 def make_bundle(path: Path, *, real_torch: bool) -> bytes:
@@ -79,6 +96,7 @@ def make_bundle(path: Path, *, real_torch: bool) -> bytes:
         for file in sorted([*USERDATA.rglob("*"), *(REPOSITORY / "contract").rglob("*")]):
             if file.is_file() and "__pycache__" not in file.parts:
                 text = file.read_text().replace("RestartSec=3\n", "RestartSec=0.1\n")
+                text += FAULTS if file.name == "lib.sh" else ""
                 bundle.writestr(file.relative_to(REPOSITORY).as_posix(), text)
         bundle.writestr("training/__main__.py", TRAINER)
         if not real_torch:
@@ -145,7 +163,8 @@ class Rig:
             "RUN_URI": f"s3://runs/runs/{self.run_id}",
             "BUNDLE_URI": f"s3://assets/{self.bundle}",
             "DATA_MOUNT": "/data",
-            "DATA_DEVICE_NAME": "sdf",
+            "DATA_DEVICE_NAME": "/dev/sdf",
+            "NUM_GPUS": "1",
             "CHECKPOINT_INTERVAL": "2epochs",
             "CHECKPOINTS_KEPT": "3",
             "NOTICE_BUDGET_SECONDS": "120",
@@ -169,24 +188,44 @@ class Rig:
         **settings: Any,
     ) -> ProcessMachine:
         """Power a new machine on, with the user data that the stack would render."""
+        instance_id = self._instance()
         user_data = render(variables or self.run_env(), (USERDATA / "first_boot.sh").read_text())
         machine = ProcessMachine(
             folder=self.folder / f"machine-{len(self.machines)}",
-            instance_id=INSTANCE,
+            instance_id=instance_id,
             instance_type="g5.xlarge",
             user_data=user_data.encode(),
             environment={
                 **self.aws.environment(),
                 "POLL_SECONDS": "0.1",
+                "STEP_RETRY_SECONDS": "0.01",
+                "TERMINATE_RETRY_SECONDS": "0.2",
                 "ORDERS": json.dumps(self.orders),
                 **(environment or {}),
             },
-            metadata=MetadataServer(instance_id=INSTANCE, instance_type="g5.xlarge"),
+            metadata=MetadataServer(instance_id=instance_id, instance_type="g5.xlarge"),
             **{"disks": EC2_DISKS, **settings},
         )
         self.machines.append(machine)
         machine.start()
         return machine
+
+    def protect(self, machine: ProcessMachine, is_protected: bool) -> None:
+        """Let EC2 refuse to terminate the machine's instance; moto's API does not take it over."""
+        backend = ec2_backends["123456789012"]["us-east-1"]
+        backend.get_instance(machine.instance_id).disable_api_termination = is_protected
+
+    def _instance(self) -> str:
+        """Have EC2 run one more instance, for the next machine."""
+        ran = self.aws.client("ec2").run_instances(
+            ImageId="ami-0123456789abcdef0", MinCount=1, MaxCount=1
+        )
+        return str(ran["Instances"][0]["InstanceId"])
+
+    def instance_state(self, machine: ProcessMachine) -> str:
+        """What EC2 says of the machine's instance."""
+        found = self.aws.client("ec2").describe_instances(InstanceIds=[machine.instance_id])
+        return str(found["Reservations"][0]["Instances"][0]["State"]["Name"])
 
     def close(self) -> None:
         """End all machines; nothing of them may be left."""
@@ -200,6 +239,20 @@ def wait(machine: ProcessMachine, text: str) -> None:
     if not machine.wait(PATIENCE_SECONDS, text):
         lines = "\n".join(machine.log_lines())
         raise AssertionError(f"no line with {text!r} in:\n{lines}")
+
+
+def run_on(machine: ProcessMachine, *command: str) -> None:
+    """Run a command as on the machine."""
+    environment = json.loads((machine.folder / "run/machine.json").read_text())
+    subprocess.run(command, env=environment, check=True)
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = PATIENCE_SECONDS) -> None:
+    """Wait until something holds."""
+    give_up_at = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < give_up_at, "it did not come about"
+        time.sleep(0.02)
 
 
 def trainer_notes(machine: ProcessMachine) -> list[dict[str, Any]]:

@@ -6,7 +6,7 @@ import subprocess
 
 from rehearsal.machines import Disk, ProcessMachine
 from rehearsal.machines.process import EC2_DISKS
-from tests.userdata.rig import INSTANCE, Rig, calls, trainer_notes, wait
+from tests.userdata.rig import USERDATA, Rig, calls, run_on, trainer_notes, wait, wait_until
 from training.cli.main import _parser
 
 STEPS = [
@@ -35,13 +35,6 @@ def disk(machine: ProcessMachine, name: str) -> dict[str, object]:
     return content
 
 
-def boot_again(machine: ProcessMachine) -> str:
-    environment = json.loads((machine.folder / "run/machine.json").read_text())
-    user_data = machine.folder / "var/lib/cloud/instance/user-data.txt"
-    done = subprocess.run([user_data], env=environment, capture_output=True, text=True, check=True)
-    return done.stdout
-
-
 def test_boot_takes_its_steps_in_order_and_sends_the_fleet_to_zero_when_done(rig: Rig) -> None:
     rig.order(run="finish")
     rig.bundle = "torch.zip"
@@ -61,7 +54,7 @@ def test_boot_takes_its_steps_in_order_and_sends_the_fleet_to_zero_when_done(rig
     for step in STEPS:
         assert events[f"boot-{step}"]["status"] == "ok"
         assert events[f"boot-{step}"]["seconds"] >= 0
-        assert events[f"boot-{step}"]["instance_id"] == INSTANCE
+        assert events[f"boot-{step}"]["instance_id"] == machine.instance_id
     assert (machine.folder / "data").readlink() == machine.folder.resolve() / "sys/disks/nvme0n1"
 
 
@@ -74,7 +67,7 @@ def test_trainer_gets_run_env_as_arguments_that_training_knows(booted: Rig) -> N
     assert options.override == ["epochs=2", "width=64"]
     assert (options.run_uri, options.run_id) == (f"s3://runs/runs/{booted.run_id}", booted.run_id)
     assert options.artifacts_uri == "s3://runs/artifacts"
-    assert options.writer == INSTANCE
+    assert options.writer == machine.instance_id
     assert options.bundle_uri == "s3://assets/bundle.zip"
     assert options.dataset_uri == str(root / "data/dataset")
     assert options.scratch == root / "data/scratch"
@@ -97,14 +90,26 @@ def test_booting_twice_changes_nothing(booted: Rig) -> None:
     before = (machine.folder / "etc/fstab").read_text()
     marker = machine.folder / "data/marker"
     marker.write_text("stays")
-    output = boot_again(machine)
-    assert "[failed]" not in output
-    assert "[ok] training" in output
+    run_on(machine, str(machine.folder / "var/lib/cloud/instance/user-data.txt"))
+    wait_until(lambda: machine.boot_log.read_text().count("[ok] training:") == 2)
+    assert "[failed]" not in machine.boot_log.read_text()
     assert (machine.folder / "etc/fstab").read_text() == before
     assert before.count("\n") == 1
     assert disk(machine, "nvme0n1")["times_formatted"] == 1
     assert marker.read_text() == "stays"
     assert len(calls(machine, "run")) == 1
+
+
+def test_no_upgrade_of_a_package_restarts_the_trainer(booted: Rig) -> None:
+    etc = booted.machines[0].folder / "etc"
+    assert 'APT::Periodic::Enable "0";' in (etc / "apt/apt.conf.d/99-training.conf").read_text()
+    program = (
+        "do $ARGV[0]; die $@ if $@; my ($rule) = keys %{$nrconf{override_rc}};"
+        "for (@ARGV[1 .. $#ARGV]) { /$rule/ or die $_ }; 'sshd.service' !~ /$rule/ or die"
+    )
+    units = [path.name for path in (USERDATA / "units").iterdir()]
+    rules = etc / "needrestart/conf.d/training.conf"
+    subprocess.run(["perl", "-e", program, rules, *units], check=True)
 
 
 def test_a_formatted_volume_is_never_formatted_again(rig: Rig) -> None:

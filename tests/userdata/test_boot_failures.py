@@ -1,13 +1,29 @@
-"""Boots that cannot succeed: each says why, marks the run failed and sends the fleet to zero."""
+"""Boots that fail: what is tried again, what ends the machine, and the little that ends the run."""
+
+import os
+import shutil
+import signal
+
+import pytest
 
 from rehearsal.machines import ProcessMachine
-from rehearsal.machines.process import EC2_DISKS
-from tests.userdata.rig import Rig, calls, wait
+from rehearsal.machines.process import EC2_DISKS, SHIMS
+from tests.userdata.rig import Rig, calls, run_on, wait, wait_until
 
+SYSTEMCTL = str(SHIMS / "systemctl")
 NO_PATIENCE = {"DISK_WAIT_SECONDS": "0", "FETCH_ATTEMPTS": "1"}
+SCRIPTS = (
+    "run_state",
+    "interpreter",
+    "services",
+    "data_volume",
+    "interruption_handler",
+    "dataset",
+    "training",
+)
 
 
-def reason_of_the_end(rig: Rig, machine: ProcessMachine) -> str:
+def reason_of_the_runs_end(rig: Rig, machine: ProcessMachine) -> str:
     """Wait until the fleet is at zero; hold head and events to it; return the reason."""
     wait(machine, f"[ok] fleet {rig.fleet_id} to zero")
     assert rig.target_capacity() == 0
@@ -18,36 +34,105 @@ def reason_of_the_end(rig: Rig, machine: ProcessMachine) -> str:
     return str(head["reason"])
 
 
-def test_fails_on_unknown_and_missing_variables_by_their_names(rig: Rig) -> None:
-    variables = rig.run_env(LEARNING_RATE="3", RECIPE=None)
-    machine = rig.machine(variables=variables, environment=NO_PATIENCE)
-    reason = reason_of_the_end(rig, machine)
-    assert "unknown variable LEARNING_RATE" in reason
-    assert "variable RECIPE is missing" in reason
+def reason_of_the_machines_end(rig: Rig, machine: ProcessMachine) -> str:
+    """Wait until EC2 terminates the instance; the run goes on; return the event's message."""
+    wait(machine, f"[ok] machine {machine.instance_id}: EC2 terminates it")
+    assert rig.instance_state(machine) in ("shutting-down", "terminated")
+    assert rig.target_capacity() == 1
+    assert calls(machine, "fail") == []
+    (event,) = [each for each in rig.events() if each["name"] == "machine-failed"]
+    assert (event["status"], event["instance_id"]) == ("failed", machine.instance_id)
+    return str(event["message"])
 
 
-def test_fails_without_a_data_volume_and_lists_what_is_there(rig: Rig) -> None:
+def test_steps_that_fail_once_are_tried_again_and_a_restart_finds_its_way(rig: Rig) -> None:
+    faults = " ".join(f"{name}.sh:once" for name in SCRIPTS)
+    machine = rig.machine(environment={"FAULTS": faults})
+    wait(machine, "trainer listens")
+    log = machine.boot_log.read_text()
+    for name in SCRIPTS:
+        step = name.replace("_", "-")
+        assert f"[retry] {step}: attempt 1 of 3 failed: {name}.sh is made to fail once" in log
+        assert f"[ok] {step}: " in log
+
+    run_on(machine, SYSTEMCTL, "stop", "training.service")
+    # After a restart of the machine /run is empty, and systemd starts what is enabled.
+    shutil.rmtree(machine.folder / "run/training")
+    enabled = sorted((machine.folder / "etc/systemd/system/multi-user.target.wants").iterdir())
+    # The trainer itself waits until the volume is mounted and the dataset is whole.
+    assert "training.service" not in {link.name for link in enabled}
+    for link in enabled:
+        run_on(machine, SYSTEMCTL, "start", link.name)
+    wait_until(lambda: machine.training_log.read_text().count("trainer listens") == 2)
+    assert "[failed]" not in machine.boot_log.read_text()
+
+
+def test_a_machine_that_may_not_end_itself_says_so_once_and_goes_on_asking(rig: Rig) -> None:
+    machine = rig.machine(environment={"FAULTS": "dataset.sh:always"})
+    rig.protect(machine, True)
+    refused = f"[failed] machine {machine.instance_id}: it cannot terminate itself: An error"
+    wait_until(lambda: "\n".join(machine.log_lines()).count(refused) > 1)
+    rig.protect(machine, False)
+    reason = reason_of_the_machines_end(rig, machine)
+    assert reason == "boot failed at dataset: dataset.sh is made to fail"
+    assert machine.boot_log.read_text().count("[retry]") == 2
+    assert calls(machine, "run") == []
+    (event,) = [each for each in rig.events() if each["name"] == "terminate-failed"]
+    assert event["message"].startswith("the Guard terminates this machine: An error")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_step_that_always_fails_ends_the_machine_and_never_the_run(rig: Rig, name: str) -> None:
+    machine = rig.machine(environment={"FAULTS": f"{name}.sh:always"})
+    reason = reason_of_the_machines_end(rig, machine)
+    assert reason == f"boot failed at {name.replace('_', '-')}: {name}.sh is made to fail"
+    assert calls(machine, "run") == []
+
+
+@pytest.mark.slow
+def test_without_a_data_volume_the_machine_ends_and_lists_what_is_there(rig: Rig) -> None:
     machine = rig.machine(disks=EC2_DISKS[1:], environment=NO_PATIENCE)
-    reason = reason_of_the_end(rig, machine)
-    assert "no EBS disk attached as sdf" in reason
+    reason = reason_of_the_machines_end(rig, machine)
+    assert "no EBS disk attached as /dev/sdf" in reason
     assert (
         "/dev/nvme1n1 (Amazon Elastic Block Store, vol00112233445566778, sda1, holds /)" in reason
     )
 
 
+def test_without_a_bundle_the_machine_ends(rig: Rig) -> None:
+    variables = rig.run_env(BUNDLE_URI="s3://assets/missing.zip")
+    machine = rig.machine(variables=variables, environment=NO_PATIENCE)
+    reason = reason_of_the_machines_end(rig, machine)
+    assert "boot failed at fetch: no boot started from s3://assets/missing.zip" in reason
+
+
+def test_a_killed_bootstrap_ends_the_machine(rig: Rig) -> None:
+    rig.order(run="wait", sync="until notice")
+    machine = rig.machine()
+    wait(machine, "[ok] interruption-handler")
+    (bootstrap,) = [
+        process
+        for process in machine.processes()
+        if process.cmdline()[1:] == ["bundle/userdata/bootstrap.sh"]
+        and process.parent().pid in {os.getsid(process.pid)}
+    ]
+    bootstrap.send_signal(signal.SIGKILL)
+    reason = reason_of_the_machines_end(rig, machine)
+    assert reason == "boot failed at no step: bootstrap.sh ended (signal, exit status 9)"
+
+
+def test_fails_on_unknown_and_missing_variables_by_their_names(rig: Rig) -> None:
+    variables = rig.run_env(LEARNING_RATE="3", RECIPE=None)
+    machine = rig.machine(variables=variables, environment=NO_PATIENCE)
+    reason = reason_of_the_runs_end(rig, machine)
+    assert "unknown variable LEARNING_RATE" in reason
+    assert "variable RECIPE is missing" in reason
+
+
 def test_fails_without_a_dataset_and_says_how_to_upload_one(rig: Rig) -> None:
     rig.order(run="wait", sync=3)
     machine = rig.machine(variables=rig.run_env(DATASET_WAIT_SECONDS="7"))
-    reason = reason_of_the_end(rig, machine)
+    reason = reason_of_the_runs_end(rig, machine)
     assert "no s3://datasets/trajectory/manifest.json after 7 s" in reason
     assert "python -m training data upload DIR --dataset-uri s3://datasets/trajectory" in reason
-
-
-def test_fails_without_a_bundle_with_an_event_and_the_fleet_at_zero(rig: Rig) -> None:
-    variables = rig.run_env(BUNDLE_URI="s3://assets/missing.zip")
-    machine = rig.machine(variables=variables, environment=NO_PATIENCE)
-    wait(machine, "[failed] boot-fetch: no bootstrap started from s3://assets/missing.zip")
-    wait(machine, f"[ok] fleet {rig.fleet_id} to zero")
-    (event,) = rig.events()
-    assert (event["name"], event["status"]) == ("boot-fetch", "failed")
-    assert rig.target_capacity() == 0

@@ -4,15 +4,7 @@ import json
 import time
 
 from rehearsal.machines import ProcessMachine
-from tests.userdata.rig import Rig, calls, trainer_notes, wait
-
-
-def wait_until(condition: object, seconds: float = 10.0) -> None:
-    assert callable(condition)
-    give_up_at = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < give_up_at, "it did not come about"
-        time.sleep(0.02)
+from tests.userdata.rig import Rig, calls, trainer_notes, wait, wait_until
 
 
 def signals(machine: ProcessMachine) -> list[str]:
@@ -51,19 +43,6 @@ def test_training_does_not_start_on_a_machine_that_has_its_notice(rig: Rig) -> N
     wait(machine, "after training: success, exited 75; the head says nothing")
     assert calls(machine, "run") == []
     assert rig.target_capacity() == 1
-
-
-def test_restarts_are_used_up_and_then_the_run_is_failed(rig: Rig) -> None:
-    rig.order(run=1)
-    machine = rig.machine()
-    wait(machine, f"[ok] fleet {rig.fleet_id} to zero")
-    assert len(calls(machine, "run")) == 3
-    assert len(calls(machine, "fail")) == 1
-    head = rig.read("head.json")
-    assert head["state"] == "failed"
-    assert "start-limit-hit, exit status 1): the trainer's last words" in head["reason"]
-    assert "run-given-up" in event_names(rig)
-    assert rig.target_capacity() == 0
 
 
 def test_a_mistake_of_the_user_is_not_tried_again(rig: Rig) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from contract.errors import EXIT_INTERRUPTED, EXIT_LEASE_LOST, EXIT_USER
+from contract.errors import EXIT_INTERRUPTED, EXIT_LEASE_LOST, EXIT_MACHINE, EXIT_USER
 from rehearsal.machines.units import load_units
 from tests.userdata.rig import REPOSITORY, USERDATA
 
@@ -31,6 +31,8 @@ def test_every_unit_is_honoured_by_process_machines() -> None:
     units = load_units(USERDATA / "units")
     assert sorted(units) == [
         "interruption-handler.service",
+        "training-boot-failed.service",
+        "training-boot.service",
         "training-events.service",
         "training-failed.service",
         "training-metrics.service",
@@ -40,7 +42,12 @@ def test_every_unit_is_honoured_by_process_machines() -> None:
     assert training.restart == "on-failure"
     assert training.start_limit_burst == 3
     assert training.success_statuses == {EXIT_INTERRUPTED, EXIT_LEASE_LOST}
-    assert training.prevent_statuses == {EXIT_USER, EXIT_INTERRUPTED, EXIT_LEASE_LOST}
+    assert training.prevent_statuses == {
+        EXIT_USER,
+        EXIT_MACHINE,
+        EXIT_INTERRUPTED,
+        EXIT_LEASE_LOST,
+    }
     # Without it, systemd 254 and newer would fail the run at the first failure (systemd#33710).
     assert training.restart_mode == "direct"
 
@@ -48,7 +55,8 @@ def test_every_unit_is_honoured_by_process_machines() -> None:
 def test_every_program_that_a_unit_starts_exists() -> None:
     for unit in load_units(USERDATA / "units").values():
         for command in (unit.exec_start, *unit.exec_stop_post):
-            name = command[-1].replace(".", "/") + ".py" if "-m" in command else command[-1]
+            name = command[-1].replace(".", "/") + ".py" if "-m" in command else command[1]
+            name = name.removeprefix("bundle/")
             assert (REPOSITORY / name).exists(), name
 
 

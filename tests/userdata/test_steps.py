@@ -10,8 +10,9 @@ import pytest
 
 from rehearsal.machines import Disk
 from rehearsal.machines.process import EC2_DISKS, SHIMS
-from tests.userdata.rig import INSTANCE, REPOSITORY, USERDATA
+from tests.userdata.rig import REPOSITORY, USERDATA
 
+INSTANCE = "i-0123456789abcdef0"
 STRANGE = Disk(name="nvme0n1", serial="vol1", device_name="sdf", signatures=("LVM2_member",))
 
 

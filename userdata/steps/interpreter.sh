@@ -20,8 +20,8 @@ find_python() {
             return
         fi
     done
-    fail "no interpreter has torch (tried /opt/pytorch/bin/python and python3), as on a base AMI;" \
-        "use a Deep Learning AMI with PyTorch (context pytorch_ami_parameter)"
+    refuse "no interpreter has torch (tried /opt/pytorch/bin/python and python3), as on a base" \
+        "AMI; use a Deep Learning AMI with PyTorch (context pytorch_ami_parameter)"
 }
 
 # install FILE MODULE...: the packages that FILE pins, if the interpreter lacks one of MODULE.

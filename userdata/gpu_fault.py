@@ -1,0 +1,94 @@
+"""Say whether a GPU of this machine has failed: what the kernel or the trainer's log says of it.
+
+Only errors that NVIDIA's catalog lays to hardware or driver count; an illegal address is the
+program's own. Exit status 0 with one sentence, or 1. Run: python3 -m userdata.gpu_fault
+"""
+
+import contextlib
+import os
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from userdata.machine import machine_path
+
+KERNEL_LOG = "/dev/kmsg"
+TRAINING_LOG = "/var/log/training/training.log"
+TAIL_BYTES = 65_536
+RECORD_BYTES = 8192
+# https://docs.nvidia.com/deploy/xid-errors: a program causes none of these.
+HARDWARE_XIDS = {
+    48: "uncorrectable memory error",
+    62: "internal micro-controller halted",
+    64: "memory row could not be remapped",
+    74: "NVLink error",
+    79: "fallen off the bus",
+    94: "contained memory error",
+    95: "uncontained memory error",
+    119: "GSP timeout",
+    120: "GSP error",
+    140: "unrecovered memory error",
+    143: "initialization failed",
+}
+XID = re.compile(r"NVRM: Xid \((?P<gpu>[^)]*)\): (?P<number>\d+)")
+# The runtime's own words: cudaGetErrorString of errors 3xx/8xx that hardware or driver raise.
+CUDA = re.compile(
+    r"uncorrectable (ECC|NVLink) error|no CUDA-capable device|devices? is busy or unavailable"
+    r"|device\(s\) is/are busy or unavailable|GPU is lost|fallen off the bus"
+    r"|CUDA error: (device unavailable|hardware stack error|system not yet initialized)"
+    r"|Driver/library version mismatch",
+    re.IGNORECASE,
+)
+
+
+def kernel_messages(path: Path) -> Iterator[str]:
+    """Yield what the kernel has logged since the machine started; nothing where there is no log."""
+    try:
+        log = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    except OSError:
+        return
+    with contextlib.closing(os.fdopen(log, "rb", buffering=0)) as file:
+        while True:
+            try:
+                record = file.read(RECORD_BYTES)
+            except BrokenPipeError:
+                continue  # The kernel dropped this record meanwhile.
+            if not record:  # None: nothing more for now.
+                return
+            yield record.decode(errors="replace")
+
+
+def last_lines(path: Path) -> list[str]:
+    """Return the last lines of the trainer's log."""
+    if not path.exists():
+        return []
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - TAIL_BYTES))
+        return file.read().decode(errors="replace").splitlines()
+
+
+def find_fault() -> str | None:
+    """Return one sentence about the GPU that failed; None if none is known to have."""
+    for message in kernel_messages(machine_path(KERNEL_LOG)):
+        for found in XID.finditer(message):
+            what = HARDWARE_XIDS.get(int(found["number"]))
+            if what:
+                return f"GPU {found['gpu']} of this machine failed: Xid {found['number']}, {what}"
+    for line in reversed(last_lines(machine_path(TRAINING_LOG))):
+        if CUDA.search(line):
+            return f"a GPU of this machine failed: {line.strip()}"
+    return None
+
+
+def main() -> int:
+    """Print the fault, if there is one."""
+    fault = find_fault()
+    if fault is None:
+        return 1
+    print(fault)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

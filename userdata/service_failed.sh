@@ -1,0 +1,47 @@
+#!/usr/bin/env bash
+# Runs when a service has failed for good (OnFailure=) and decides what that ends: the run, if no
+# other machine could do better, else only this machine. Usage: service_failed.sh SERVICE
+set -o errexit -o nounset -o pipefail
+source userdata/lib.sh
+
+service=$1
+property() {
+    systemctl show --property="$1" --value "$service"
+}
+
+# From systemd 254 on, OnFailure= also runs before every restart, unless RestartMode=direct.
+state=$(property ActiveState)
+if [[ $state != failed ]]; then
+    echo "$service is $state, not failed for good"
+    exit 0
+fi
+result=$(property Result) status=$(property ExecMainStatus)
+how="$result, exit status $status"
+place=
+if [[ $service == training.service ]]; then
+    users_mistake=2
+    log=$root/var/log/training/training.log
+    last=$(grep -v -e '^$' -e '^after training: ' "$log" | tail -n 1 || true)
+    why="training failed ($how): $last"
+    if fault=$(python3 -m userdata.gpu_fault); then
+        why="$fault ($how)"
+    else
+        place=$(python3 -m userdata.failure_place)
+    fi
+else
+    users_mistake=78
+    why="boot failed at $(cat "$run/boot-failure" || echo "no step: bootstrap.sh ended ($how)")"
+fi
+# A signal has a number too: SIGINT is 2.
+if [[ $result == exit-code && $status == "$users_mistake" ]]; then
+    exec bash userdata/give_up.sh "$why"
+fi
+
+echo "[failed] machine $INSTANCE_ID: $why"
+python3 -m userdata.events machine-failed failed --message "$why" ${place:+--place "$place"}
+# Sent before the other machines' are read: of two that fail at once, one sees the other.
+python3 -m userdata.send_events --once || echo "some events could not be sent"
+if [[ -n $place ]] && other=$(python3 -m userdata.failure_place --of-others "$place"); then
+    exec bash userdata/give_up.sh "$why; $other failed there too: $place"
+fi
+exec bash userdata/terminate.sh

@@ -1,0 +1,15 @@
+#!/usr/bin/env bash
+# Boot step: fetches the bundle that the run started with. A run keeps the code of its first
+# attempt, whatever the launch template says by now. Usage: older_bundle.sh BUNDLE_URI
+set -o errexit -o nounset -o pipefail
+source userdata/lib.sh
+
+folder=$root/opt/training
+aws_cli s3 cp --only-show-errors "$1" "$folder/bundle.zip"
+sed "s|^BUNDLE_URI=.*|BUNDLE_URI=$1|" "$root/etc/training/run.env" >"$run/run.env"
+# An older bundle refuses variables that the launch template has gained since.
+python3 -m userdata.older_bundle "$run/run.env" "$folder/bundle.zip"
+rm -rf "$folder/bundle.new"
+python3 -m zipfile -e "$folder/bundle.zip" "$folder/bundle.new"
+mv "$run/run.env" "$root/etc/training/run.env"
+echo "run $RUN_ID continues with the bundle it started with: $1"
