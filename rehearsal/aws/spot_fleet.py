@@ -302,7 +302,7 @@ class Offer:
     """One override of a fleet, with its template and its pool."""
 
     config: dict[str, Any]
-    override: dict[str, Any]
+    override: Any
     pool: Pool
 
 

@@ -5,7 +5,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from rehearsal.aws.capacity import Course, trace_steps
 from rehearsal.machines.quirks import Quirks
@@ -17,6 +17,7 @@ DEEDS = ("kill", "notice", "capacity", "cancel-fleet", "reopen", "deploy")
 ENDED = "ended"
 # The run's steps of bootstrap.sh go through run_step; the first, the fetch, is cloud-init's own.
 FETCH = "fetch"
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -143,7 +144,9 @@ def _scenario(name: str, document: dict[str, Any], folder: Path) -> Scenario:
 
 
 def _expectation(given: dict[str, Any]) -> Expectation:
-    lists = {name: tuple(given[name]) for name in ("markets", "events") if name in given}
+    lists: dict[str, Any] = {
+        name: tuple(given[name]) for name in ("markets", "events") if name in given
+    }
     expect = _build(Expectation, {**given, **lists}, "[expect]")
     _choice("ends", expect.ends, ENDS)
     for pattern in expect.events:
@@ -217,9 +220,9 @@ def _choice(name: str, value: str, known: Sequence[str]) -> None:
         raise ValueError(f"{name} is {value!r}; give one of: {', '.join(known)}")
 
 
-def _build(kind: type[Any], values: Mapping[str, Any], where: str) -> Any:
+def _build(kind: type[Made], values: Mapping[str, Any], where: str) -> Made:
     """Build a dataclass; an unknown or missing field is a ValueError that names it."""
-    known = [each.name for each in fields(kind)]
+    known = [each.name for each in fields(cast(Any, kind))]
     for name in values:
         if name not in known:
             raise ValueError(f"{where} has no {name!r}; it has {', '.join(known)}")

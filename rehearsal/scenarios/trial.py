@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from rehearsal.aws.event_bus import EventBus
@@ -18,6 +18,8 @@ from rehearsal.scenarios.scenario import Action, Scenario
 
 # The Guard's ten minutes, as short as a run of seconds needs.
 TICK_SECONDS = 4.0
+# What a boot waits for between attempts, as short.
+WAITS = {"STEP_RETRY_SECONDS": "0.5", "FETCH_ATTEMPTS": "1", "TERMINATE_RETRY_SECONDS": "5"}
 
 
 @dataclass(kw_only=True, slots=True)
@@ -116,8 +118,10 @@ class Trial:
         if self.done == len(self.scenario.actions):
             return False
         action = self.scenario.actions[self.done]
-        candidates = [life for life in self.fleet.running() if life.ends_at is None] or [None]
-        for life in candidates:
+        candidates: list[Life | None] = [
+            life for life in self.fleet.running() if life.ends_at is None
+        ]
+        for life in candidates or [None]:
             line = {} if life is None else progress.latest(life)
             if action.is_due(line, is_over=is_over):
                 self.done += 1
@@ -149,11 +153,12 @@ class Trial:
             self.deployment.deploy(assembly, "TrainingStack")
 
     def _machine(self, instance: Instance) -> ProcessMachine:
+        quirks = self.scenario.quirks(len(self.fleet.lives) + 1)
         return self.deployment.machine(
             instance,
             self.folder / "machines",
             self.deployment.aws.capacity.notice_seconds,
-            self.scenario.quirks(len(self.fleet.lives) + 1),
+            replace(quirks, environment={**WAITS, **quirks.environment}),
         )
 
     def _tell(self, text: str) -> None:
