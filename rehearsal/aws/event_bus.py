@@ -148,28 +148,46 @@ class EventBus:
         deployed = configured.get("Environment", {}).get("Variables", {})
         variables = {**self.aws.environment(), **deployed, **self.variables}
         started = time.monotonic()
-        done = subprocess.run(
-            [sys.executable, "-c", INVOKE, configured["Handler"]],
-            input=json.dumps(event),
-            cwd=folder,
-            env={
-                "PATH": os.environ["PATH"],
-                **self.aws.environment(),
-                **variables,
-                **self.variables,
-            },
-            capture_output=True,
-            text=True,
-            timeout=configured.get("Timeout", 60),
-            check=False,
+        answer, error = _run(
+            configured["Handler"],
+            event,
+            folder=folder,
+            variables={"PATH": os.environ["PATH"], **variables},
+            timeout_seconds=configured.get("Timeout", 3),
         )
-        failed = done.returncode != 0
         self.invocations.append(
             Invocation(
                 function=name,
                 detail_type=event["detail-type"],
-                answer=None if failed else json.loads(done.stdout.strip().splitlines()[-1]),
-                error=done.stderr.strip() if failed else None,
+                answer=answer,
+                error=error,
                 seconds=time.monotonic() - started,
             )
         )
+
+
+def _run(
+    handler: str,
+    event: Mapping[str, Any],
+    *,
+    folder: Path,
+    variables: Mapping[str, str],
+    timeout_seconds: float,
+) -> tuple[dict[str, Any] | None, str | None]:
+    """Run a handler in a process of its own; return its answer, or its error."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", INVOKE, handler],
+            input=json.dumps(event),
+            cwd=folder,
+            env=dict(variables),
+            capture_output=True,
+            text=True,
+            timeout=timeout_seconds,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return None, f"Task timed out after {timeout_seconds:g} seconds"
+    if done.returncode != 0:
+        return None, done.stderr.strip()
+    return json.loads(done.stdout.strip().splitlines()[-1]), None
