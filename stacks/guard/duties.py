@@ -25,7 +25,7 @@ def stop(tick: Tick) -> None:
         tick.capacity[fleet_id] = 0
         tick.update(lambda ledger: _stopped(ledger, tick))
         _tell_stop(tick, reason, is_over=is_over, ways=["event", "mail"])
-    elif is_over:
+    elif is_over and tick.is_kept:  # without its ledger, each call would tell it again
         _tell_stop(tick, reason, is_over=True, ways=["mail"])
 
 

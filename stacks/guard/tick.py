@@ -32,6 +32,7 @@ class Tick:
     head: dict[str, Any] | None = None
     head_written: float = 0.0
     ledger: Ledger = field(default_factory=Ledger)
+    is_kept: bool = True  # whether guard.json took every change of this call
     done: list[tuple[str, str]] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
 
@@ -79,10 +80,14 @@ class Tick:
     def update(self, change: Callable[[Ledger], None]) -> None:
         """Change the ledger; if guard.json cannot be written, only what this call knows of it."""
         kept = self.known("ledger", lambda: records.update_ledger(self.settings, change))
-        if kept is None:
-            change(self.ledger)
-        else:
+        if kept is not None:
             self.ledger = kept
+            return
+        if self.is_kept:
+            self.is_kept = False
+            read = self.known("guard.json", lambda: records.read_ledger(self.settings)[0])
+            self.ledger = read or self.ledger
+        change(self.ledger)
 
     def note(self, note: Note, *, again_after: float) -> None:
         """Keep something to tell, once: of two calls at the same time, one claims its key."""
