@@ -51,10 +51,14 @@ class Action:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Expectation:
-    """How a run must end; each of `events` (a pattern) must match an event's name and message."""
+    """How a run must end; each of `events` (a pattern) must match an event's name and message.
+
+    `within_hours` is from the first machine's power-on to the last one's end.
+    """
 
     ends: str
     machines: int | None = None
+    within_hours: float | None = None
     markets: tuple[str, ...] = ()
     events: tuple[str, ...] = ()
 

@@ -24,6 +24,13 @@ class Ended:
     guard_errors: Sequence[str]
     undone: Sequence[str]
 
+    @property
+    def hours(self) -> float:
+        """From the first machine's power-on to the last one's end."""
+        ends = [life.ended or 0.0 for life in self.lives]
+        starts = [life.started for life in self.lives]
+        return (max(ends) - min(starts)) / 3600 if self.lives else 0.0
+
 
 def find_faults(ended: Ended, expect: Expectation) -> list[str]:
     """List what differs from the expectation; none after a drill that went as written."""
@@ -39,6 +46,8 @@ def find_faults(ended: Ended, expect: Expectation) -> list[str]:
         not in (None, len(ended.lives)),
         f"the machines' markets were {', '.join(markets)}": bool(expect.markets)
         and markets != expect.markets,
+        f"it took {ended.hours:.4f} hours": expect.within_hours is not None
+        and ended.hours > expect.within_hours,
         f"the fleet's target is {ended.target_capacity}, not 0": ended.target_capacity > 0,
         f"still running: {', '.join(ended.alive)}": bool(ended.alive),
         f"{ended.processes_left} processes were left behind": ended.processes_left > 0,

@@ -101,6 +101,13 @@ def test_fails_an_end_that_is_not_as_written(change: dict[str, Any], fault: str)
     assert fault in faults[0]
 
 
+def test_fails_a_run_that_ends_after_its_deadline() -> None:
+    took = ended(finished())
+    assert find_faults(took, replace(EQUAL, within_hours=1.5 / 3600)) == []
+    (fault,) = find_faults(took, replace(EQUAL, within_hours=0.5 / 3600))
+    assert fault == "it took 0.0003 hours"
+
+
 def test_fails_a_run_that_stopped_without_a_word() -> None:
     silent = {"name": "boot-fetch", "status": "ok", "message": "bundle fetched"}
     (fault,) = find_faults(ended(failed(silent)), FAILURE)
