@@ -24,16 +24,21 @@ help: ## list the targets
 
 setup: $(READY) ## create the virtual environment, with Node and the CDK CLI
 
-$(READY): requirements.txt package-lock.json
+$(READY): requirements.txt package-lock.json userdata/requirements.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "Python 3.11 or newer is required, but $(PYTHON) is $$($(PYTHON) -V 2>&1): run make PYTHON=python3.11" >&2; exit 1; }
-	@echo "setup 1/3: virtual environment in .venv"
+	@echo "setup 1/4: virtual environment in .venv"
 	@$(PYTHON) -m venv .venv
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
-	@echo "setup 2/3: Python packages (several GB the first time, for torch; uv caches them for later environments)"
+	@echo "setup 2/4: Python packages (several GB the first time, for torch; uv caches them for later environments)"
 	@VIRTUAL_ENV=$(CURDIR)/.venv $(BIN)/uv pip sync --require-hashes --compile-bytecode requirements.txt
-	@echo "setup 3/3: the CDK CLI, pinned in package.json"
+	@echo "setup 3/4: the CDK CLI, pinned in package.json"
 	@$(BIN)/npm ci --no-audit --no-fund --loglevel=error
+	@echo "setup 4/4: wheels for the instances, which the code bundle takes along"
+	@rm -rf .venv/wheels
+	@$(BIN)/python -m pip download --quiet --disable-pip-version-check --require-hashes --no-deps --only-binary=:all: \
+	  --platform manylinux_2_17_x86_64 --python-version 3.11 --dest .venv/wheels --requirement userdata/requirements.txt || \
+	  echo "setup: no wheels (see above); instances whose image lacks a package need an index at boot" >&2
 	@touch $@
 
 demo: $(READY) ## the main job on the embedded AWS: deploy, train, interrupt, resume, prove equality

@@ -19,8 +19,11 @@ from stacks.review_stack import ReviewStack  # noqa: E402
 from stacks.training_stack import TrainingStack  # noqa: E402
 from stacks.user_data import FIRST_BOOT_FILE  # noqa: E402
 
+# Left there by `make setup`; a review's base has the same environment, hence the same bundle.
+WHEELS = Path(sys.prefix) / "wheels"
 
-def build(app: App) -> TrainingStack:
+
+def build(app: App, wheels: Path | None = None) -> TrainingStack:
     """Add the stacks that `app`'s context asks for; a user's mistake is a ValueError."""
     parameters = StackParameters.from_context(app.node.get_all_context())
     dataset_bucket_name, run_bucket_name = parameters.dataset_bucket, parameters.run_bucket
@@ -39,6 +42,7 @@ def build(app: App) -> TrainingStack:
         run_bucket_name=run_bucket_name,
         key_arn=key_arn,
         first_boot=FIRST_BOOT_FILE.read_text(encoding="utf-8"),
+        wheels=wheels,
     )
     if dataset_stack is not None:
         training_stack.add_stack_dependency(dataset_stack)
@@ -57,7 +61,7 @@ def main() -> int:
     """Synthesize; a user's mistake is one sentence and exit code 2."""
     app = App()
     try:
-        training_stack = build(app)
+        training_stack = build(app, WHEELS)
     except ValueError as mistake:
         print(f"app.py: {mistake}", file=sys.stderr)
         return 2

@@ -55,6 +55,7 @@ def bucket_grant_reasons(bucket: s3.IBucket) -> dict[str, str]:
     }
 
 
+ANY_INSTANCE = "IAM5[Resource::arn:<AWS::Partition>:ec2:<AWS::Region>:<AWS::AccountId>:instance/*]"
 OWN_FLEET_REASONS = {
     "IAM5[Resource::arn:<AWS::Partition>:ec2:<AWS::Region>:<AWS::AccountId>"
     ":spot-fleet-request/*]": (

@@ -1,33 +1,61 @@
-"""The code bundle: the folders that run on an instance, as one zip that it fetches at boot."""
+"""The code bundle: the folders that run on an instance, as one zip that it fetches at boot.
 
+With the wheels that an image may lack, so that no boot needs a package index. `make setup` leaves
+them in the virtual environment; only those that userdata/requirements.txt pins are taken.
+"""
+
+import hashlib
+import re
+import shutil
+import tempfile
 from pathlib import Path
 
-from aws_cdk import IgnoreMode
 from aws_cdk import aws_s3_assets as s3_assets
 from constructs import Construct
 
 FOLDERS = ("contract", "training", "userdata")
-# Like a .gitignore: first everything, then back in these folders without what does not run.
-EXCLUDED = (
-    "/*",
-    *(f"!/{folder}" for folder in FOLDERS),
-    "/training/proof",
-    "__pycache__",
-    "*.pyc",
-    "tests",
-    ".*",
-    "*.md",
-)
+# What does not run on an instance.
+EXCLUDED = shutil.ignore_patterns("__pycache__", "*.pyc", "tests", ".*", "*.md")
+EXCLUDED_FOLDERS = ("training/proof",)
+REQUIREMENTS = "userdata/requirements.txt"
+WHEELS = "userdata/wheels"
 
 
 class CodeBundle(s3_assets.Asset):
-    """These folders of `root` as an asset, whose hash depends on their content alone."""
+    """These folders of `root` as an asset, whose hash depends on their content alone.
 
-    def __init__(self, scope: Construct, construct_id: str, *, root: Path) -> None:
-        super().__init__(
-            scope,
-            construct_id,
-            path=str(root),
-            exclude=list(EXCLUDED),
-            ignore_mode=IgnoreMode.GIT,
-        )
+    With `wheels`, a folder, also the pinned packages; `packages_without_wheel` are not in it.
+    """
+
+    packages_without_wheel: list[str]
+
+    def __init__(
+        self, scope: Construct, construct_id: str, *, root: Path, wheels: Path | None = None
+    ) -> None:
+        pinned = _pinned_wheels(root / REQUIREMENTS, wheels) if wheels else {}
+        with tempfile.TemporaryDirectory(prefix="bundle-") as folder:
+            for name in FOLDERS:
+                shutil.copytree(root / name, Path(folder, name), ignore=EXCLUDED)
+            for name in EXCLUDED_FOLDERS:
+                shutil.rmtree(Path(folder, name), ignore_errors=True)
+            for path in filter(None, pinned.values()):
+                Path(folder, WHEELS).mkdir(exist_ok=True)
+                shutil.copy(path, Path(folder, WHEELS))
+            super().__init__(scope, construct_id, path=folder)
+        self.packages_without_wheel = [name for name, path in pinned.items() if path is None]
+
+
+def _pinned_wheels(requirements: Path, folder: Path) -> dict[str, Path | None]:
+    """Return each pinned package's wheel in `folder`: by hash, whatever its name says."""
+    hashed = {
+        hashlib.sha256(path.read_bytes()).hexdigest(): path for path in sorted(folder.glob("*.whl"))
+    }
+    pins = re.split(r"^(?=\S)", requirements.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    found: dict[str, Path | None] = {}
+    for pin in pins:
+        if "==" in pin.partition("\n")[0]:
+            hashes = re.findall(r"--hash=sha256:([0-9a-f]{64})", pin)
+            found[pin.partition("==")[0]] = next(
+                (hashed[each] for each in hashes if each in hashed), None
+            )
+    return found

@@ -7,10 +7,8 @@ from aws_cdk import aws_kms as kms
 from constructs import Construct
 
 from stacks.parameters import StackParameters
+from stacks.parameters.checks import ROOT_DEVICE_NAME
 from stacks.user_data import DATA_DEVICE_NAME
-
-# Ubuntu's root device; Amazon Linux would call it /dev/xvda.
-ROOT_DEVICE_NAME = "/dev/sda1"
 
 
 class TrainingLaunchTemplate(Construct):

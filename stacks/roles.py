@@ -27,6 +27,27 @@ def may_modify_fleet_of(stack: Stack) -> iam.PolicyStatement:
     )
 
 
+def may_terminate_itself(stack: Stack) -> iam.PolicyStatement:
+    """Allow an instance of this stack to terminate itself, and no other.
+
+    The key is the instance that asks, the variable the one it asks for. The often seen condition
+    `aws:ARN = ${ec2:SourceInstanceARN}` never matches: there is no key of that name.
+    """
+
+    def instance(name: str) -> str:
+        return stack.format_arn(service="ec2", resource="instance", resource_name=name)
+
+    return iam.PolicyStatement(
+        sid="TerminateItself",
+        actions=["ec2:TerminateInstances"],
+        resources=[instance("*")],
+        conditions={
+            "ArnEquals": {"ec2:SourceInstanceARN": instance("${ec2:InstanceID}")},
+            "StringEquals": {"aws:ResourceTag/Stack": stack.stack_name},
+        },
+    )
+
+
 class InstanceRole(Construct):
     """What a training instance may do: read its dataset and bundle, write its own run."""
 
@@ -89,6 +110,7 @@ class InstanceRole(Construct):
         bundle.grant_read(self.role)
         fleet_parameter.grant_read(self.role)
         self.role.add_to_policy(may_modify_fleet_of(Stack.of(self)))
+        self.role.add_to_policy(may_terminate_itself(Stack.of(self)))
         nag.acknowledge(
             self,
             {
@@ -96,6 +118,7 @@ class InstanceRole(Construct):
                 "SSH; AWS keeps the policy in step with the agent.",
                 **nag.bucket_grant_reasons(run_bucket),
                 **nag.OWN_FLEET_REASONS,
+                nag.ANY_INSTANCE: "Limited by a condition to the instance that asks.",
                 "IAM5[Resource::*]": "PutMetricData takes no resources; a condition limits it to "
                 "the stack's own namespace.",
                 nag.objects_in(self, dataset_bucket.bucket_name, f"{dataset_prefix}/"): "The "

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from aws_cdk import CfnOutput, Stack, Tags
+from aws_cdk import Annotations, CfnOutput, Stack, Tags
 from aws_cdk import aws_kms as kms
 from aws_cdk import aws_s3 as s3
 from aws_cdk import aws_sns as sns
@@ -63,7 +63,7 @@ class TrainingStack(Stack):
         run_bucket_name: str,
         key_arn: str,
         first_boot: str,
-        bundle_root: Path = ROOT,
+        wheels: Path | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(
@@ -85,7 +85,7 @@ class TrainingStack(Stack):
         )
         data = self._data(dataset_bucket_name, run_bucket_name, key_arn)
         network = Network(self, "Network", zones=parameters.zones)
-        role, template = self._machine(data, network, bundle_root, first_boot)
+        role, template = self._machine(data, network, wheels, first_boot)
         topic = TrainingTopic(
             self, "Notifications", email=parameters.alarm_email, key=data.key
         ).topic
@@ -127,10 +127,16 @@ class TrainingStack(Stack):
         )
 
     def _machine(
-        self, data: RunData, network: Network, bundle_root: Path, first_boot: str
+        self, data: RunData, network: Network, wheels: Path | None, first_boot: str
     ) -> tuple[InstanceRole, TrainingLaunchTemplate]:
         """Create the instances' role and launch template."""
-        bundle = CodeBundle(self, "Bundle", root=bundle_root)
+        bundle = CodeBundle(self, "Bundle", root=ROOT, wheels=wheels)
+        if bundle.packages_without_wheel:
+            Annotations.of(self).add_warning_v2(
+                "wheels",
+                f"the bundle lacks wheels of {', '.join(bundle.packages_without_wheel)}: if the "
+                "image lacks them too, each boot needs a package index; `make setup` fetches them",
+            )
         role = InstanceRole(
             self,
             "InstanceRole",

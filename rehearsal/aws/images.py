@@ -3,6 +3,7 @@
 from typing import Any
 
 from moto.core.utils import utcnow
+from moto.ec2.models import ec2_backends
 from moto.ssm import models
 
 ROOT = "/aws/service/deeplearning/ami"
@@ -46,8 +47,12 @@ def offer_images(ec2: Any, ssm_backend: Any, account: str) -> None:
 
     SSM's API refuses names under /aws, as on AWS: the parameters go into moto's backend.
     """
+    backend = ec2_backends[account][ec2.meta.region_name]
     for parameter, name in offered_images().items():
         image_id = ec2.register_image(Name=name, Description=name)["ImageId"]
+        if "Amazon Linux" in name:
+            # moto's API does not take it over.
+            backend.amis[image_id].root_device_name = "/dev/xvda"
         # As moto's own code does, though its base class counts as abstract.
         make: Any = models.Parameter
         ssm_backend._parameters[parameter].append(

@@ -2,12 +2,14 @@
 
 import re
 from collections.abc import Iterator
+from typing import Any
 
 from botocore.exceptions import ClientError
 
 from sizing import catalogue
 from stacks.doctor.account import Account, Finding
 from stacks.network import NUM_ZONES_BY_DEFAULT
+from stacks.parameters.checks import MIN_UBUNTU, ROOT_DEVICE_NAME
 
 # On-demand quotas by the Spot quota of the same families (aws service-quotas list-service-quotas).
 _ON_DEMAND_QUOTA = {
@@ -144,7 +146,11 @@ def image_resolves(account: Account) -> Iterator[Finding]:
     sizes = [each.get("Ebs", {}).get("VolumeSize", 0) for each in image["BlockDeviceMappings"]
              if each["DeviceName"] == image.get("RootDeviceName")]  # fmt: skip
     what = f"{image_id}: {image.get('Name', '-')}"
-    if sizes and sizes[0] > p.root_volume_gib:
+    fault = _cannot_boot(image)
+    if fault:
+        what = f"{what}; {fault}"
+        yield Finding(check="image", state="problem", what=what, fix=_list_images(account))
+    elif sizes and sizes[0] > p.root_volume_gib:
         yield Finding(
             check="image",
             state="problem",
@@ -153,6 +159,17 @@ def image_resolves(account: Account) -> Iterator[Finding]:
         )
     else:
         yield Finding(check="image", state="ok", what=what)
+
+
+def _cannot_boot(image: dict[str, Any]) -> str | None:
+    """Return why an image that exists would fail at boot; its parameter's name may not tell."""
+    root = image.get("RootDeviceName")
+    if root != ROOT_DEVICE_NAME:
+        return f"its root device is {root}, and the launch template's {ROOT_DEVICE_NAME}"
+    release = re.search(r"Ubuntu (\d+\.\d+)", image.get("Name", ""))
+    if release and float(release[1]) < MIN_UBUNTU:
+        return f"the Python of Ubuntu {release[1]} is too old; {MIN_UBUNTU} or newer is needed"
+    return None
 
 
 def _list_images(account: Account) -> str:

@@ -20,6 +20,10 @@ GP3_MAX_IOPS_PER_GIB = 500
 GP3_MAX_GIB = 65_536
 # The Deep Learning AMI's snapshot was 30 to 140 GB over the years; no smaller root can launch.
 MIN_ROOT_GIB = 100
+# The volumes are made for Ubuntu, whose root device this is; Amazon Linux has /dev/xvda.
+ROOT_DEVICE_NAME = "/dev/sda1"
+# The first release whose own Python runs the boot programs: 22.04 has 3.10.
+MIN_UBUNTU = 24.04
 # Boot, package check and the start of a large dataset's sync, before any head is written.
 BOOT_ALLOWANCE_SECONDS = 600
 
@@ -94,6 +98,22 @@ def check_names(p: ParameterFields) -> None:
         p.pytorch_ami_parameter,
         _AMI,
         "give the name of an SSM parameter, starting with /, or an ami- id",
+    )
+    _check_image(p.pytorch_ami_parameter)
+
+
+def _check_image(name: str) -> None:
+    """Refuse the Deep Learning AMIs that could not boot, as far as their names tell."""
+    _refuse_unless(
+        "amazon-linux" not in name,
+        f"pytorch_ami_parameter is {name!r}; the root device of Amazon Linux is not "
+        f"{ROOT_DEVICE_NAME}: give one of Ubuntu {MIN_UBUNTU} or newer",
+    )
+    release = re.search(r"ubuntu-(\d+\.\d+)", name)
+    _refuse_unless(
+        release is None or float(release[1]) >= MIN_UBUNTU,
+        f"pytorch_ami_parameter is {name!r}; the Python of that release is too old to boot with: "
+        f"give one of Ubuntu {MIN_UBUNTU} or newer",
     )
 
 

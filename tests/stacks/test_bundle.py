@@ -1,5 +1,6 @@
 """The code bundle: which files are in it, and what its name depends on."""
 
+import hashlib
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import app as cdk_app
 from stacks.bundle import CodeBundle
 
 FILES = [
+    "userdata/requirements.txt",
     "contract/grammar.py",
     "training/cli/main.py",
     "training/trajectory/model.py",
@@ -24,9 +26,9 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "root"
 
 
-def _bundled(root: Path, out: Path) -> tuple[str, list[str]]:
+def _bundled(root: Path, out: Path, wheels: Path | None = None) -> tuple[str, list[str]]:
     app = cdk_app.App(outdir=str(out), builtin_cloud_formation_validation=False)
-    bundle = CodeBundle(Stack(app, "Bundle"), "Code", root=root)
+    bundle = CodeBundle(Stack(app, "Bundle"), "Code", root=root, wheels=wheels)
     folder = out / f"asset.{bundle.asset_hash}"
     files = sorted(str(each.relative_to(folder)) for each in folder.rglob("*") if each.is_file())
     return bundle.asset_hash, files
@@ -59,3 +61,28 @@ def test_what_runs_changes_the_name(root: Path, tmp_path: Path) -> None:
     (root / FILES[1]).write_text("changed")
     after, _ = _bundled(root, tmp_path / "after")
     assert after != before
+
+
+def test_pinned_wheels_travel_along_and_others_stay(root: Path, tmp_path: Path) -> None:
+    wheels = tmp_path / "wheels"
+    wheels.mkdir()
+    for name in ("six-1.0-py3-none-any.whl", "old-0.1-py3-none-any.whl"):
+        (wheels / name).write_text(name)
+    digest = hashlib.sha256(b"six-1.0-py3-none-any.whl").hexdigest()
+    pins = f"# Why.\nsix==1.0 \\\n    --hash=sha256:{'0' * 64} \\\n    --hash=sha256:{digest}\n"
+    (root / "userdata/requirements.txt").write_text(pins)
+    without, _ = _bundled(root, tmp_path / "without")
+    before, files = _bundled(root, tmp_path / "before", wheels)
+    assert files == sorted([*FILES, "userdata/wheels/six-1.0-py3-none-any.whl"])
+    assert before != without
+    # A wheel that nothing pins changes no hash, so nothing is deployed for it.
+    (wheels / "more-2.0-py3-none-any.whl").write_text("more")
+    after, _ = _bundled(root, tmp_path / "after", wheels)
+    assert after == before
+
+
+def test_a_package_without_its_wheel_is_named(root: Path, tmp_path: Path) -> None:
+    (root / "userdata/requirements.txt").write_text(f"six==1.0 --hash=sha256:{'0' * 64}\n")
+    stack = Stack(cdk_app.App(outdir=str(tmp_path / "out")), "Bundle")
+    bundle = CodeBundle(stack, "Code", root=root, wheels=tmp_path / "nothing")
+    assert bundle.packages_without_wheel == ["six"]

@@ -22,7 +22,7 @@ def test_metadata_needs_a_token_and_stays_on_the_instance(data: Any) -> None:
 
 def test_both_volumes_are_encrypted_and_go_with_the_instance(data: Any) -> None:
     root, dataset = data["BlockDeviceMappings"]
-    assert (root["DeviceName"], dataset["DeviceName"]) == ("/dev/sda1", "sdf")
+    assert (root["DeviceName"], dataset["DeviceName"]) == ("/dev/sda1", "/dev/sdf")
     for volume in (root["Ebs"], dataset["Ebs"]):
         assert volume["Encrypted"] is True
         assert volume["DeleteOnTermination"] is True

@@ -33,6 +33,8 @@ WILDCARDS = {
     # By tag: naming the fleet would be a cycle.
     ("InstanceRole", "spot-fleet-request/*"),
     ("GuardRole", "spot-fleet-request/*"),
+    # A condition limits it to the instance that asks.
+    ("InstanceRole", "instance/*"),
     # PutMetricData knows no resources; its namespace is a condition.
     ("InstanceRole", "*"),
     # EC2's Describe calls know no resources.
@@ -177,6 +179,20 @@ def test_metrics_go_to_the_stacks_own_namespace_only(resources: dict[str, Any]) 
             holders.append(role)
             assert statement["Condition"] == {"StringEquals": {"cloudwatch:namespace": namespace}}
     assert holders == ["InstanceRole"]
+
+
+def test_an_instance_may_terminate_itself_only(resources: dict[str, Any]) -> None:
+    (statement,) = [
+        statement
+        for role, statement in _statements(resources)
+        if role == "InstanceRole" and "ec2:TerminateInstances" in _listed(statement["Action"])
+    ]
+    condition = statement["Condition"]
+    assert condition["StringEquals"] == {"aws:ResourceTag/Stack": "TrainingStack"}
+    # The key is who asks, the variable what is asked for.
+    asks = condition["ArnEquals"]["ec2:SourceInstanceARN"]["Fn::Join"][1]
+    assert asks[-1] == ":instance/${ec2:InstanceID}"
+    assert asks[:-1] == statement["Resource"]["Fn::Join"][1][:-1]
 
 
 def test_only_the_own_fleet_may_be_modified(resources: dict[str, Any]) -> None:

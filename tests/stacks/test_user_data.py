@@ -61,7 +61,8 @@ def test_run_env_holds_the_decisions(script: str, tmp_path: Path) -> None:
     assert values["DATASET_URI"] == f"s3://{'b' * 63}/trajectory"
     assert values["OVERRIDES"] == '""'
     assert values["PREDICTION"].startswith('"size=g5.2xlarge hours_p50=')
-    assert values["DATA_DEVICE_NAME"] == "sdf"
+    assert values["DATA_DEVICE_NAME"] == "/dev/sdf"
+    assert values["NUM_GPUS"] == "1"
     assert values["FLEET_PARAMETER"] == "/TrainingStack/fleet-id"
     assert re.fullmatch(r"s3://\S+\.zip", values["BUNDLE_URI"])
 

@@ -6,7 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from contract.errors import EXIT_INTERRUPTED, EXIT_LEASE_LOST, EXIT_MACHINE, EXIT_USER
+from contract.errors import (
+    EXIT_CONFIG,
+    EXIT_INTERRUPTED,
+    EXIT_LEASE_LOST,
+    EXIT_MACHINE,
+    EXIT_NO_MANIFEST,
+    EXIT_USER,
+)
 from rehearsal.machines.units import load_units
 from tests.userdata.rig import REPOSITORY, USERDATA
 
@@ -50,6 +57,15 @@ def test_every_unit_is_honoured_by_process_machines() -> None:
     }
     # Without it, systemd 254 and newer would fail the run at the first failure (systemd#33710).
     assert training.restart_mode == "direct"
+
+
+def test_scripts_spell_the_exit_codes_of_the_contract() -> None:
+    assert f"exit {EXIT_CONFIG}\n" in (USERDATA / "lib.sh").read_text()
+    assert f"exit {EXIT_MACHINE}\n" in (USERDATA / "run_training.sh").read_text()
+    decides = (USERDATA / "service_failed.sh").read_text()
+    assert f"users_mistake={EXIT_USER}\n" in decides
+    assert f"users_mistake={EXIT_CONFIG}\n" in decides
+    assert f"status == {EXIT_NO_MANIFEST}" in (USERDATA / "steps/dataset.sh").read_text()
 
 
 def test_every_program_that_a_unit_starts_exists() -> None:

@@ -1,13 +1,18 @@
 """Single boot steps that fail before they need anything of a booted machine."""
 
+import hashlib
 import json
+import shutil
 import subprocess
 import sys
+import zipfile
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from contract.errors import EXIT_CONFIG
 from rehearsal.machines import Disk
 from rehearsal.machines.process import EC2_DISKS, SHIMS
 from tests.userdata.rig import REPOSITORY, USERDATA
@@ -28,15 +33,17 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run_step(root: Path, name: str) -> subprocess.CompletedProcess[str]:
-    return run_script(root, f"userdata/steps/{name}.sh")
+def run_step(root: Path, name: str, **settings: Any) -> subprocess.CompletedProcess[str]:
+    return run_script(root, f"userdata/steps/{name}.sh", **settings)
 
 
-def run_script(root: Path, name: str, **variables: str) -> subprocess.CompletedProcess[str]:
+def run_script(
+    root: Path, name: str, *, bundle: Path = REPOSITORY, **variables: str
+) -> subprocess.CompletedProcess[str]:
     path = f"{root / 'bin'}:{SHIMS}:{Path(sys.executable).parent}:/usr/bin:/bin"
     return subprocess.run(
         ["bash", name],
-        cwd=REPOSITORY,
+        cwd=bundle,
         env={"MACHINE_ROOT": str(root), "INSTANCE_ID": INSTANCE, "PATH": path, **variables},
         capture_output=True,
         text=True,
@@ -58,17 +65,15 @@ def test_fails_when_no_interpreter_has_torch_and_names_the_remedy(root: Path) ->
     python.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
     python.chmod(0o755)
     done = run_step(root, "interpreter")
-    assert done.returncode == 1
+    # No other machine with this image could do better.
+    assert done.returncode == EXIT_CONFIG
     assert "no interpreter has torch" in done.stderr
     assert "use a Deep Learning AMI with PyTorch" in done.stderr
     assert not (root / "opt/training/machine.env").exists()
 
 
-@pytest.mark.parametrize("lacking", [(), ("numpy",), ("safetensors",), ("boto3", "numpy")])
-def test_boot_installs_what_the_image_lacks_and_nothing_else(
-    root: Path, lacking: tuple[str, ...]
-) -> None:
-    # The image's interpreter, without some packages and without a network.
+def image_without(root: Path, *lacking: str, pip: str) -> Path:
+    """Make the image's interpreter: it lacks some packages, and runs `pip` for -m."""
     (root / "lacks.py").write_text(
         "import importlib.util, sys\n"
         "find = importlib.util.find_spec\n"
@@ -80,10 +85,20 @@ def test_boot_installs_what_the_image_lacks_and_nothing_else(
     python.parent.mkdir(parents=True)
     python.write_text(
         "#!/bin/bash\n"
-        f'[[ $1 == -m ]] && {{ echo "$*" >>{root}/installed; exit; }}\n'
+        f"[[ $1 == -m ]] && {{ {pip}; exit; }}\n"
         f'[[ $1 == -c ]] && exec {sys.executable} {root}/lacks.py "${{@:2}}"\n'
     )
     python.chmod(0o755)
+    return python
+
+
+@pytest.mark.parametrize("lacking", [(), ("numpy",), ("safetensors",), ("boto3", "numpy")])
+def test_boot_installs_what_the_image_lacks_and_nothing_else(
+    root: Path, lacking: tuple[str, ...]
+) -> None:
+    # No wheel fits: each is asked of the index next.
+    pip = f'echo "$*" >>{root}/installed; [[ $* != *--no-index* ]]'
+    python = image_without(root, *lacking, pip=pip)
     done = run_step(root, "interpreter")
     assert done.returncode == 0, done.stderr
     assert f"PYTHON={python}\n" in (root / "opt/training/machine.env").read_text()
@@ -93,8 +108,51 @@ def test_boot_installs_what_the_image_lacks_and_nothing_else(
         *(["userdata/requirements.txt"] if {"boto3", "safetensors"} & {*lacking} else []),
         *(["userdata/requirements-numpy.txt"] if "numpy" in lacking else []),
     ]
-    assert [line.split()[-1] for line in installed] == wanted
+    from_index = [line.split()[-1] for line in installed if "--no-index" not in line]
+    assert from_index == wanted
+    from_wheels = [line for line in installed if line.endswith("--find-links userdata/wheels")]
+    assert len(from_wheels) == len(wanted)
     assert all(f"--require-hashes --upgrade --target {root}/" in line for line in installed)
+
+
+def test_the_bundles_wheels_are_installed_while_the_index_is_down(
+    root: Path, tmp_path: Path
+) -> None:
+    bundle = tmp_path / "bundle"
+    for name in ("userdata", "contract"):
+        shutil.copytree(REPOSITORY / name, bundle / name)
+    (bundle / "userdata/wheels").mkdir()
+    wheel = bundle / "userdata/wheels/boto3-1.0-py3-none-any.whl"
+    about = "boto3-1.0.dist-info"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("boto3.py", "")
+        archive.writestr(f"{about}/METADATA", "Metadata-Version: 2.1\nName: boto3\nVersion: 1.0\n")
+        archive.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+        archive.writestr(f"{about}/RECORD", "")
+    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    pins = bundle / "userdata/requirements.txt"
+    pins.write_text(f"boto3==1.0 --hash=sha256:{digest}\n")
+    image_without(root, "boto3", pip=f'{sys.executable} "$@"')
+    no_index = {"PIP_INDEX_URL": "http://127.0.0.1:1/simple", "PIP_RETRIES": "0"}
+    done = run_step(root, "interpreter", bundle=bundle, **no_index)
+    assert done.returncode == 0, done.stderr
+    assert (root / "opt/training/packages/boto3.py").exists()
+    # Bytes that are not the pinned ones are never installed.
+    pins.write_text(f"boto3==1.0 --hash=sha256:{'0' * 64}\n")
+    done = run_step(root, "interpreter", bundle=bundle, **no_index)
+    assert done.returncode == 1
+    assert "the bundle has no wheels that fit" in done.stdout
+
+
+def test_fails_on_a_python_that_is_too_old(root: Path) -> None:
+    python = root / "opt/pytorch/bin/python"
+    python.parent.mkdir(parents=True)
+    is_old = '[[ $2 == *version_info* ]] && exit 1; [[ $1 == --version ]] && echo "Python 3.10.12"'
+    python.write_text(f"#!/bin/bash\n{is_old}; exit 0\n")
+    python.chmod(0o755)
+    done = run_step(root, "interpreter")
+    assert done.returncode == EXIT_CONFIG
+    assert "Python 3.10.12 of this image is too old: training needs 3.11" in done.stderr
 
 
 def test_metrics_carry_the_stack_and_never_only_the_instance(root: Path) -> None:

@@ -24,13 +24,24 @@ find_python() {
         "AMI; use a Deep Learning AMI with PyTorch (context pytorch_ami_parameter)"
 }
 
-# install FILE MODULE...: the packages that FILE pins, if the interpreter lacks one of MODULE.
+# install FILE MODULE...: the packages that FILE pins, if the interpreter lacks one of MODULE; from
+# the wheels in the bundle or, for another Python or platform, from the package index.
 install() {
-    has "$python" "${@:2}" || "$python" -m pip install --quiet --disable-pip-version-check \
-        --require-hashes --upgrade --target "$packages" --requirement "$1"
+    if has "$python" "${@:2}"; then
+        return
+    fi
+    local pip=("$python" -m pip install --quiet --disable-pip-version-check --require-hashes
+        --upgrade --target "$packages" --requirement "$1")
+    if ! "${pip[@]}" --no-index --find-links userdata/wheels; then
+        echo "the bundle has no wheels that fit: $1 comes from the package index"
+        "${pip[@]}"
+    fi
 }
 
 python=$(find_python)
+"$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
+    refuse "$("$python" --version) of this image is too old: training needs 3.11 or newer; use a" \
+        "newer Deep Learning AMI (context pytorch_ami_parameter)"
 install userdata/requirements.txt boto3 safetensors
 install userdata/requirements-numpy.txt numpy
 printf 'PYTHON=%s\nINSTANCE_ID=%s\n' "$python" "$INSTANCE_ID" >"$root/opt/training/machine.env"

@@ -255,6 +255,26 @@ def test_an_image_that_is_not_there_is_a_problem(healthy: Clinic, examine: Exami
     assert "is not available in us-east-1" in line["what"]
 
 
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("GPU PyTorch 2.7 (Ubuntu 22.04)", "the Python of Ubuntu 22.04 is too old"),
+        ("GPU PyTorch 2.12 (Amazon Linux 2023)", "its root device is /dev/xvda, and the launch"),
+    ],
+)
+def test_an_image_that_could_not_boot_is_a_problem(
+    healthy: Clinic, examine: Examine, name: str, what: str
+) -> None:
+    images = healthy.aws.client("ec2").describe_images(
+        Filters=[{"Name": "name", "Values": [f"*{name}*"]}]
+    )["Images"]
+    # An ami- id, as its name would be refused at synth.
+    (line,) = examine(healthy, f"pytorch_ami_parameter={images[0]['ImageId']}")["image"]
+    assert line["state"] == "problem"
+    assert what in line["what"]
+    assert "get-parameters-by-path" in line["fix"]
+
+
 def test_a_dataset_larger_than_its_volume_is_a_problem(healthy: Clinic, examine: Examine) -> None:
     upload(healthy, 300)
     (line,) = examine(healthy)["dataset"]

@@ -97,6 +97,16 @@ def test_own_code_names_its_dataset() -> None:
             "ubuntu",
             "pytorch_ami_parameter is 'ubuntu'; give the name of an SSM",
         ),
+        (
+            "pytorch_ami_parameter",
+            "/dlami/gpu-pytorch-2.12-amazon-linux-2023/latest/ami-id",
+            "the root device of Amazon Linux is not /dev/sda1: give one of Ubuntu 24.04 or newer",
+        ),
+        (
+            "pytorch_ami_parameter",
+            "/dlami/gpu-pytorch-2.7-ubuntu-22.04/latest/ami-id",
+            "the Python of that release is too old to boot with: give one of Ubuntu 24.04",
+        ),
         ("root_volume_gib", "50", "root_volume_gib is 50; give 100 to 65536"),
         ("data_volume_gib", "0", "data_volume_gib is 0; give 1 to 65536"),
         ("data_volume_gib", "big", "data_volume_gib is 'big'; give a whole number"),
