@@ -104,13 +104,13 @@ def check_names(p: ParameterFields) -> None:
 
 def _check_image(name: str) -> None:
     """Refuse the Deep Learning AMIs that could not boot, as far as their names tell."""
-    _refuse_unless(
+    refuse_unless(
         "amazon-linux" not in name,
         f"pytorch_ami_parameter is {name!r}; the root device of Amazon Linux is not "
         f"{ROOT_DEVICE_NAME}: give one of Ubuntu {MIN_UBUNTU} or newer",
     )
     release = re.search(r"ubuntu-(\d+\.\d+)", name)
-    _refuse_unless(
+    refuse_unless(
         release is None or float(release[1]) >= MIN_UBUNTU,
         f"pytorch_ami_parameter is {name!r}; the Python of that release is too old to boot with: "
         f"give one of Ubuntu {MIN_UBUNTU} or newer",
