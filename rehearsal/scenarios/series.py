@@ -73,13 +73,14 @@ class Series:
         self.say(f"ready after {time.monotonic() - started:.1f} s")
         outcomes = []
         for index, scenario in enumerate(self.scenarios):
-            synthesis.expect()
+            synthesis.wait()
+            ready = synthesis
             if index + 1 < len(self.scenarios):
                 synthesis = self._synthesize(index + 1)
-            outcomes.append(self._rehearse(index, scenario))
+            outcomes.append(self._rehearse(index, scenario, ready))
         return outcomes
 
-    def _rehearse(self, index: int, scenario: Scenario) -> Outcome:
+    def _rehearse(self, index: int, scenario: Scenario, synthesis: Child) -> Outcome:
         started = time.monotonic()
         self.say(f"{scenario.name} ...")
         overrides = self._context(index)["overrides"]
@@ -96,10 +97,12 @@ class Series:
                 log=lambda text: print(text, file=log, flush=True),
             )
             try:
+                synthesis.expect()
                 trial.run(self._assembly(index))
                 faults = self._faults(trial, overrides)
             except (RehearsalFailed, ChildFailed) as error:
                 faults = [str(error)]
+        trial.end_what_is_left()
         seconds = time.monotonic() - started
         self.say(f"{scenario.name}: {'; '.join(faults) or 'as written'}, {seconds:.1f} s")
         invocations = trial.fleet.bus.invocations if trial.is_deployed else []

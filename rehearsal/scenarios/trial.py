@@ -175,6 +175,11 @@ class Trial:
             for item in reservation["Instances"]
         ]
 
+    def end_what_is_left(self) -> None:
+        """Terminate every instance, so that no drill finds another one's."""
+        if alive := self.alive():
+            self.deployment.aws.client("ec2").terminate_instances(InstanceIds=alive)
+
     def processes_left(self) -> int:
         """Return how many processes of this drill's machines still run."""
         return len(processes_below(self.folder))
