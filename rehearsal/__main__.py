@@ -38,7 +38,27 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     """Read the command line."""
     parser = argparse.ArgumentParser(prog="python -m rehearsal", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    demo = commands.add_parser("demo", help="deploy, train, interrupt, resume, finish, prove")
+    _add_demo(commands.add_parser("demo", help="deploy, train, interrupt, resume, finish, prove"))
+    drill = commands.add_parser("drill", help="rehearse what can go wrong, one scenario each")
+    drill.add_argument(
+        "names", nargs="*", metavar="NAME", help="a drill of --list, or a .toml file; default: all"
+    )
+    drill.add_argument("--list", action="store_true", help="show the drills and run none")
+    drill.add_argument("--out", type=Path, default=Path("out/drill"), help="default: %(default)s")
+    drill.add_argument("--json", action="store_true", help="print the table as JSON")
+    aws = commands.add_parser("aws", help="start the embedded AWS, bootstrapped, until Ctrl-C")
+    aws.add_argument(
+        "--port", type=int, default=5566, help="0 for a free one, default: %(default)s"
+    )
+    alarms = commands.add_parser("alarms", help="try every alarm on its fault and on healthy runs")
+    alarms.add_argument(
+        "--template", type=Path, help="TrainingStack's template; by default cdk synth writes one"
+    )
+    alarms.add_argument("--json", action="store_true", help="print the table as JSON")
+    return parser.parse_args(arguments)
+
+
+def _add_demo(demo: argparse.ArgumentParser) -> None:
     demo.add_argument("--out", type=Path, default=Path("out/demo"), help="default: %(default)s")
     demo.add_argument("--size", default="g5.xlarge", help="instance type, default: %(default)s")
     demo.add_argument("--workload", default="trajectory", help="default: %(default)s")
@@ -66,23 +86,6 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     demo.add_argument("--no-interruptions", action="store_true", help="do not interrupt the run")
     demo.add_argument("--timeout-seconds", type=float, default=1500, help="default: %(default)s")
     demo.add_argument("--json", action="store_true", help="print the receipt as JSON")
-    drill = commands.add_parser("drill", help="rehearse what can go wrong, one scenario each")
-    drill.add_argument(
-        "names", nargs="*", metavar="NAME", help="a drill of --list, or a .toml file; default: all"
-    )
-    drill.add_argument("--list", action="store_true", help="show the drills and run none")
-    drill.add_argument("--out", type=Path, default=Path("out/drill"), help="default: %(default)s")
-    drill.add_argument("--json", action="store_true", help="print the table as JSON")
-    aws = commands.add_parser("aws", help="start the embedded AWS, bootstrapped, until Ctrl-C")
-    aws.add_argument(
-        "--port", type=int, default=5566, help="0 for a free one, default: %(default)s"
-    )
-    alarms = commands.add_parser("alarms", help="try every alarm on its fault and on healthy runs")
-    alarms.add_argument(
-        "--template", type=Path, help="TrainingStack's template; by default cdk synth writes one"
-    )
-    alarms.add_argument("--json", action="store_true", help="print the table as JSON")
-    return parser.parse_args(arguments)
 
 
 def _interruption_argument(text: str) -> PlannedInterruption:
