@@ -58,15 +58,16 @@ def find_faults(ended: Ended, expect: Expectation) -> list[str]:
 
 
 def why(run: Files) -> str:
-    """Return the sentence that tells why a run stopped, by its head or its last failure event."""
+    """Return the last thing that went wrong, in the words of the head or of an event."""
     head = read_json(run, HEAD) or {}
-    failures = [str(event.get("message", "")) for event in read_events(run) if is_failure(event)]
+    failures = [str(event["message"]) for event in read_events(run) if is_failure(event, head)]
     return str(head.get("reason") or (failures[-1] if failures else ""))
 
 
-def is_failure(event: Mapping[str, Any]) -> bool:
-    """Whether an event says that something failed or that the fleet was stopped, and why."""
-    is_bad = event.get("status") == "failed" or event.get("name") in ("to-zero", "terminated")
+def is_failure(event: Mapping[str, Any], head: Mapping[str, Any]) -> bool:
+    """Whether an event says that something failed, or that the Guard stopped it, and why."""
+    is_stop = event.get("name") == "to-zero" and head.get("state") != "finished"
+    is_bad = event.get("status") == "failed" or event.get("name") == "terminated" or is_stop
     return is_bad and bool(event.get("message"))
 
 
@@ -79,7 +80,7 @@ def _failure(head: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> li
     faults = []
     if head.get("state") == "finished":
         faults.append(f"the run finished, but a {FAILURE} was expected")
-    if not any(is_failure(event) for event in events):
+    if not any(is_failure(event, head) for event in events):
         faults.append("no event says that anything failed, and why")
     return faults
 
