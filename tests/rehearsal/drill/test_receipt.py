@@ -9,7 +9,7 @@ from rich.console import Console
 
 from rehearsal.aws import EmbeddedAws
 from rehearsal.drill.children import Children
-from rehearsal.drill.demo import Demo, DemoSettings, RehearsalFailed
+from rehearsal.drill.deployment import Deployment, RehearsalFailed
 from rehearsal.drill.receipt import baselines_of, find_faults, show_receipt
 
 GOOD: dict[str, Any] = {
@@ -106,21 +106,7 @@ class LacksOne(EmbeddedAws):
 
 
 def test_fails_a_deploy_that_lacks_a_resource_and_names_it(tmp_path: Path) -> None:
-    settings = DemoSettings(
-        folder=tmp_path,
-        size="g5.xlarge",
-        workload="trajectory",
-        recipe="laptop",
-        overrides="",
-        clips=100,
-        seed=0,
-        checkpoint_interval="2epochs",
-        notice_seconds=15.0,
-        lease_ttl_seconds=6.0,
-        plan=(),
-        timeout_seconds=10.0,
-    )
     children = Children(say=print, environment={}, folder=tmp_path)
-    demo = Demo(settings=settings, aws=LacksOne(), children=children, say=print)
+    deployment = Deployment(folder=tmp_path, aws=LacksOne(), children=children)
     with pytest.raises(RehearsalFailed, match="missing: TrainingStack/FleetRequest"):
-        demo.check_resources()
+        deployment.check_resources()

@@ -3,8 +3,8 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from sizing.policies.lookahead import Lookahead
+
 from sizing.policies.oracle import best_goodput, least_usd
 from sizing.policies.placements import Greedy, OnDemandOnly, UniformProgress
 from sizing.spot.replay import Job, Ledger, Placement, Saving, SpotOnly, replay

@@ -82,7 +82,7 @@ def test_a_machine_that_spot_sends_back_costs_its_overlap_and_no_work() -> None:
 def test_the_decision_costs_less_than_the_rules_where_spot_comes_and_goes() -> None:
     for work, deadline in ((4, 6), (24, 36)):
         job = Job(work=work * HOUR, deadline=deadline * HOUR, restart=300, checkpoint=5)
-        sums = {make: 0.0 for make in (Fallback, Greedy, UniformProgress, OnDemandOnly)}
+        sums = dict.fromkeys((Fallback, Greedy, UniformProgress, OnDemandOnly), 0.0)
         for seed in range(60 // work):
             lives = poisson_lives(seed=seed, mean=2 * HOUR, wait=3 * HOUR, total=3 * job.deadline)
             for make in sums:
