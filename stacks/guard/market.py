@@ -101,9 +101,12 @@ def _situation(
 
 
 def _trained(tick: Tick, machines: list[Instance], forecast: Forecast) -> float:
-    """Return the seconds that the machines have probably trained since the last commit."""
-    starts = [each.launched + forecast.restart_seconds for each in machines]
-    return max(0.0, tick.now - max(tick.ledger.committed, min(starts))) if starts else 0.0
+    """Return the seconds probably trained since the last commit: at most what one commit holds."""
+    if not machines:
+        return 0.0
+    start = min(each.launched for each in machines) + forecast.restart_seconds
+    since = max(tick.ledger.committed, start)
+    return min(max(0.0, tick.now - since), forecast.interval_seconds)
 
 
 def _observed(ledger: Ledger, now: Situation) -> Evidence:
