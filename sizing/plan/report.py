@@ -3,11 +3,13 @@
 from typing import Any
 
 from sizing import catalogue
+from sizing.catalogue import Price
 from sizing.figures import Basis, Figure, rounded
 from sizing.models.constants import ABOUT
 from sizing.plan.checks import Findings
 from sizing.plan.plan import Plan
 from sizing.plan.work import StagePlan
+from sizing.spot.forecast import Estimate
 
 
 def to_json(plan: Plan, findings: Findings) -> dict[str, Any]:
@@ -24,6 +26,8 @@ def to_json(plan: Plan, findings: Findings) -> dict[str, Any]:
         "usd_spot_p50": spot.usd_p50 if spot else None,
         "usd_spot_p90": spot.usd_p90 if spot else None,
         "interruptions": spot.interruptions if spot else None,
+        "no_machine_share": spot.no_machine_share if spot else None,
+        "first_wait_hours": spot.first_wait_hours if spot else None,
         "checkpoint_interval_seconds": spot.interval_seconds if spot else None,
         "checkpoint_seconds": plan.notice.save,
         "restart_seconds": plan.restart.seconds,
@@ -33,6 +37,7 @@ def to_json(plan: Plan, findings: Findings) -> dict[str, Any]:
         "workload": plan.request.workload,
         "recipe": plan.request.recipe,
         "size": plan.request.size,
+        "region": plan.request.region,
         "fits": findings.fits,
         "gpu_memory_mib": round(plan.work.memory.need),
         "gpu_memory_there_mib": plan.inputs.instance.gpu_memory_mib,
@@ -99,13 +104,13 @@ def figures(plan: Plan) -> dict[str, Figure]:
         "on_demand": Figure(
             value=inputs.price.usd_per_hour,
             unit="$/h",
-            basis="published",
+            basis=_price_basis(inputs.price),
             source=inputs.price.source,
         ),
         "spot": Figure(
             value=inputs.spot_price.usd_per_hour,
             unit="$/h",
-            basis="modelled" if inputs.spot_price.basis == "modelled" else "published",
+            basis=_price_basis(inputs.spot_price),
             source=inputs.spot_price.source,
         ),
         "interruptions": Figure(
@@ -131,6 +136,12 @@ def figures(plan: Plan) -> dict[str, Figure]:
     }
 
 
+def _price_basis(price: Price) -> Basis:
+    if price.basis == "modelled" or price.basis == "given":
+        return price.basis
+    return "published"
+
+
 def summary(plan: Plan) -> list[tuple[str, str]]:
     """Return what people want to know, one line each."""
     spot = plan.spot
@@ -150,6 +161,7 @@ def summary(plan: Plan) -> list[tuple[str, str]]:
             if spot
             else "would never end",
         ),
+        *([("first machine", _first_machine(spot))] if spot else []),
         (
             "checkpoint",
             f"{plan.checkpoint_bytes / 1e6:,.0f} MB, {duration(plan.notice.save)} to save"
@@ -173,6 +185,16 @@ def _alternates(size: str) -> str:
     )
 
 
+def _first_machine(spot: Estimate) -> str:
+    """Say what a long p90 of a short run is: the chance that there is no machine when it starts."""
+    if spot.first_wait_hours is None:
+        return "comes at once"
+    return (
+        f"{1 - spot.no_machine_share:.0%} chance that it comes at once; else half of the waits "
+        f"last more than {duration(3600 * spot.first_wait_hours)}"
+    )
+
+
 def one_line(plan: Plan) -> str:
     """Return the plan in one sentence, for cdk synth."""
     spot, request, work = plan.spot, plan.request, plan.work
@@ -187,7 +209,7 @@ def one_line(plan: Plan) -> str:
         f"{costs}, ${plan.usd_on_demand:.2f} on demand; {work.memory.need:,.0f} of "
         f"{plan.inputs.instance.gpu_memory_mib:,} MiB GPU memory; bound by {work.main.bound_by}; "
         f"a checkpoint takes {plan.notice.total:.0f} of {plan.notice.budget:.0f} s of the notice "
-        "(modelled; details: TrainingStack.plan.json)"
+        f"(modelled, prices of {request.region}; details: TrainingStack.plan.json)"
     )
 
 
