@@ -14,6 +14,7 @@ from aws_cdk import Annotations, Stack, Token
 from sizing.catalogue import PRICE_REGION, hourly_price, spot_price
 from sizing.models.footprints import NotMeasuredError
 from sizing.plan.checks import check_plan
+from sizing.plan.deadline import sentence, with_fallback
 from sizing.plan.report import one_line, to_json
 from stacks.parameters import StackParameters
 from stacks.parameters.limits import MICRO_BATCH, plan_run
@@ -72,6 +73,10 @@ def annotate(stack: Stack, parameters: StackParameters) -> dict[str, Any] | None
         names = ",".join(findings.problems)
         raise ValueError(f"{refused} (to deploy anyway: -c accept={names})")
     notes.add_info_v2("plan", one_line(plan))
+    fallback = with_fallback(plan)
+    if fallback is not None:
+        deadline = f"deadline_hours={fallback.deadline_hours:g}: {sentence(fallback)}"
+        notes.add_info_v2("plan:deadline", deadline)
     for warning in (*findings.warnings, *_unplanned(parameters)):
         # `cdk acknowledge` takes this id: the first words of the warning, without figures.
         words = re.findall(r"(?<!\S)[a-z]+(?!\S)", warning.lower())

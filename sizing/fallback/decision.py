@@ -1,6 +1,8 @@
 """The decision: on demand if the deadline is in danger, else the market of least expected cost."""
 
-from sizing.fallback.evidence import Evidence
+from dataclasses import dataclass, field
+
+from sizing.fallback.evidence import Evidence, observe
 from sizing.fallback.lookahead import expected_hours
 from sizing.fallback.situation import Decision, Situation
 
@@ -33,3 +35,20 @@ def decide(situation: Situation, evidence: Evidence) -> Decision:
         reason=f"expected until the end: {expected}",
         figures=figures,
     )
+
+
+@dataclass(slots=True)
+class Fallback:
+    """What the Guard does: the same decision, with the same evidence."""
+
+    evidence: Evidence = field(default_factory=Evidence)
+
+    def choose(self, situation: Situation) -> Decision:
+        """Learn what Spot did since the last decision, and decide."""
+        self.evidence = observe(
+            self.evidence,
+            seconds=situation.now,
+            machine=situation.spot_machine,
+            asks=situation.asks_for_spot,
+        )
+        return decide(situation, self.evidence)

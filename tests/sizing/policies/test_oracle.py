@@ -4,9 +4,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sizing.policies.fleet_replay import Clock, Placement, Prices, replay_fleet
+from sizing.fallback.decision import Fallback
 from sizing.policies.oracle import best_goodput, least_usd
-from sizing.policies.placements import Fallback, Greedy, OnDemandOnly, UniformProgress
+from sizing.policies.placements import Greedy, OnDemandOnly, UniformProgress
+from sizing.spot.fleet_replay import Clock, Placement, Prices, replay_fleet
 from sizing.spot.replay import Job, Ledger, Saving, SpotOnly, replay
 from sizing.spot.traces import Life
 

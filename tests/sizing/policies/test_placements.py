@@ -5,9 +5,10 @@ from collections.abc import Callable
 
 import pytest
 
+from sizing.fallback.decision import Fallback
 from sizing.fallback.situation import Place, Situation
-from sizing.policies.fleet_replay import Clock, Outcome, Placement, Prices, replay_fleet
-from sizing.policies.placements import Fallback, Greedy, OnDemandOnly, UniformProgress
+from sizing.policies.placements import Greedy, OnDemandOnly, UniformProgress
+from sizing.spot.fleet_replay import Clock, Outcome, Placement, Prices, replay_fleet
 from sizing.spot.replay import Job, Saving
 from sizing.spot.traces import Life
 from tests.sizing.sample_lives import poisson_lives
