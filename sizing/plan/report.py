@@ -59,7 +59,9 @@ def to_json(plan: Plan, findings: Findings) -> dict[str, Any]:
 def _with_fallback(plan: Plan) -> dict[str, Any] | None:
     """Return what the run costs with a deadline; null without one."""
     fallback = with_fallback(plan)
-    return fallback and {name: rounded(value) for name, value in asdict(fallback).items()}
+    if fallback is None:
+        return None
+    return {name: rounded(value) for name, value in asdict(fallback).items()}
 
 
 def _stage(stage: StagePlan) -> dict[str, Any]:

@@ -90,6 +90,13 @@ def test_the_table_shows_both_hashes_and_the_verdict_but_not_the_key() -> None:
     assert "yes, weights and losses" in shown(GOOD)
 
 
+def test_it_says_what_was_spent_by_market_and_whether_the_run_fell_back() -> None:
+    assert "spot $0.0126 for 108 s; fallback: none" in shown(GOOD)
+    both = {"spot": {"hours": 0.03, "usd": 0.0126}, "on-demand": {"hours": 0.01, "usd": 0.0101}}
+    text = shown({**GOOD, "spent": {"by_market": both, "moves": 2}})
+    assert "on-demand $0.0101 for 36 s; fallback: 2 moves" in text
+
+
 def test_the_stages_before_the_last_are_what_it_is_judged_by() -> None:
     stages = {
         "single_frame": {"accuracy": 0.2, "loss": 2.0},
