@@ -7,6 +7,8 @@ PYTHON ?= python3
 UV_VERSION := 0.13.8
 BIN := .venv/bin
 READY := .venv/.ready
+# What the code bundle takes along for instances whose image lacks it: no boot needs a package index.
+WHEELS := .venv/wheels
 # Node comes from the virtual environment, so the machine needs no installation of it.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 CDK := npx --no-install cdk
@@ -22,24 +24,25 @@ CHECKS := check-types check-templates check-style check-imports check-scripts
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
 
-setup: $(READY) ## create the virtual environment, with Node and the CDK CLI
+setup: $(READY) $(WHEELS) ## create the virtual environment, with Node and the CDK CLI
 
-$(READY): requirements.txt package-lock.json userdata/requirements.txt
+$(READY): requirements.txt package-lock.json
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "Python 3.11 or newer is required, but $(PYTHON) is $$($(PYTHON) -V 2>&1): run make PYTHON=python3.11" >&2; exit 1; }
-	@echo "setup 1/4: virtual environment in .venv"
+	@echo "setup 1/3: virtual environment in .venv"
 	@$(PYTHON) -m venv .venv
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
-	@echo "setup 2/4: Python packages (several GB the first time, for torch; uv caches them for later environments)"
+	@echo "setup 2/3: Python packages (several GB the first time, for torch; uv caches them for later environments)"
 	@VIRTUAL_ENV=$(CURDIR)/.venv $(BIN)/uv pip sync --require-hashes --compile-bytecode requirements.txt
-	@echo "setup 3/4: the CDK CLI, pinned in package.json"
+	@echo "setup 3/3: the CDK CLI, pinned in package.json"
 	@$(BIN)/npm ci --no-audit --no-fund --loglevel=error
-	@echo "setup 4/4: wheels for the instances, which the code bundle takes along"
-	@rm -rf .venv/wheels
-	@$(BIN)/python -m pip download --quiet --disable-pip-version-check --require-hashes --no-deps --only-binary=:all: \
-	  --platform manylinux_2_17_x86_64 --python-version 3.11 --dest .venv/wheels --requirement userdata/requirements.txt || \
-	  echo "setup: no wheels (see above); instances whose image lacks a package need an index at boot" >&2
 	@touch $@
+
+$(WHEELS): userdata/requirements.txt | $(READY)
+	@rm -rf $@ $@.new
+	@$(BIN)/python -m pip download --quiet --disable-pip-version-check --require-hashes --no-deps \
+	  --only-binary=:all: --platform manylinux_2_17_x86_64 --python-version 3.11 --dest $@.new --requirement $< && mv $@.new $@ || \
+	  echo "no wheels for the instances (see above): an image that lacks a package will need an index at boot" >&2
 
 demo: $(READY) ## the main job on the embedded AWS: deploy, train, interrupt, resume, prove equality
 	@$(BIN)/python -m rehearsal demo
@@ -93,19 +96,19 @@ format: $(READY) ## apply the formatter and the linter's safe fixes
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 
-synth: $(READY) ## cdk synth; ARGS="-c size=g5.2xlarge" passes options to this and the next five targets
+synth: $(READY) $(WHEELS) ## cdk synth; ARGS="-c size=g5.2xlarge" passes options to this and the next five targets
 	@$(CDK) synth --quiet $(ARGS)
 
-diff: $(READY) ## what a deploy would change
+diff: $(READY) $(WHEELS) ## what a deploy would change
 	@$(CDK) diff $(ARGS)
 
-review: $(READY) ## what this branch changes in data, runs, permissions and cost: make review BASE=main
+review: $(READY) $(WHEELS) ## what this branch changes in data, runs, permissions and cost: make review BASE=main
 	@$(BIN)/python -m review $(or $(BASE),main) $(ARGS)
 
 doctor: $(READY) ## what in your AWS account would stop a deploy or a run, with the fix
 	@$(BIN)/python -m stacks.doctor $(ARGS)
 
-deploy: $(READY) ## cdk deploy TrainingStack, with DatasetStack first
+deploy: $(READY) $(WHEELS) ## cdk deploy TrainingStack, with DatasetStack first
 	@$(CDK) deploy TrainingStack $(ARGS)
 
 destroy: $(READY) ## cdk destroy TrainingStack; the buckets of DatasetStack stay

@@ -17,6 +17,7 @@ GUARD = "guard.json"  # what the Guard remembers between calls
 CHECKPOINTS = "checkpoints/"
 METRICS = "metrics/"  # JSON lines, some objects for each attempt
 EVENTS = "events/"  # one JSON object each
+BUNDLES = "bundles/"  # a copy of the code that the run began with
 ARTIFACTS = "artifacts/"  # derived data; also beside runs/ where runs share it
 
 # In the run bucket.

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
+from review.assembly import StackSide
 from review.changes import Change
 
 # The Guard's variables with a limit, and how a limit reads. In all but the first, 0 is none.
@@ -37,6 +38,15 @@ def find_limit_effects(change: Change) -> Iterator[str]:
     yield from _deadline_effects(old.get(_DEADLINE, _NONE), new.get(_DEADLINE, _NONE))
 
 
+def has_deadline(stack: StackSide) -> bool:
+    """Whether the stack's Guard buys on-demand capacity to meet a deadline."""
+    return any(
+        _variables(each.get("Properties") or {}).get(_DEADLINE, _NONE) != _NONE
+        for each in stack.resources.values()
+        if each["Type"] == "AWS::Lambda::Function"
+    )
+
+
 def _of(spelling: str, value: str) -> str:
     return spelling.format(value)
 
@@ -46,8 +56,8 @@ def _deadline_effects(before: str, after: str) -> Iterator[str]:
         return
     if after == _NONE:
         yield (
-            f"**The deadline of {before} hours goes**: the Guard buys no on-demand capacity any "
-            "more, and the run waits for Spot as long as it takes."
+            f"**The deadline of {before} hours goes**: the Guard leaves the fleet as it is. An "
+            "on-demand instance that runs now stays; after it, the run waits for Spot."
         )
     elif before == _NONE:
         yield (

@@ -11,12 +11,17 @@ from importlib import import_module
 COMMANDS = (
     "catalogue",
     "plan",
+    "model",
+    "huggingface",
     "advise",
     "compare",
     "select",
+    "rightsize",
+    "families",
     "simulate",
     "review",
     "accuracy",
+    "fit",
 )
 
 

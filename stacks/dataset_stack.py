@@ -16,7 +16,7 @@ from contract.keys import ARTIFACTS, HEAD, RUNS
 from stacks import acknowledgments as nag
 from stacks.data_key import DataKey
 from stacks.parameters import StackParameters
-from stacks.parameters.checks import NEW_KEY
+from stacks.parameters.protection import NEW_KEY
 
 _NO_ACCESS_LOGS = (
     "Server access logs double the number of objects, and most training projects never read "

@@ -27,7 +27,7 @@ _PREDICTED = (
 _SPOT_PROBLEMS = ("spot", "notice")
 
 
-def _price_region(stack: Stack, size: str) -> str:
+def price_region(stack: Stack, size: str) -> str:
     """Return the stack's region where it is known and the size has a price there, else us-east-1.
 
     Only the catalogue's own prices count: the same commit gives the same template.
@@ -54,11 +54,11 @@ def annotate(stack: Stack, parameters: StackParameters) -> dict[str, Any] | None
     A plan that cannot work is a ValueError with the smallest change that would pass.
     """
     notes = Annotations.of(stack)
-    notes.add_info_v2("plan:limits", _limits(parameters))
+    notes.add_info_v2("plan:limits", limits(parameters))
     if parameters.sizes[1:]:
-        notes.add_info_v2("plan:alternates", _alternates(parameters))
+        notes.add_info_v2("plan:sizes", f"the fleet may start {offered(parameters)}")
     try:
-        plan = plan_run(parameters, _price_region(stack, parameters.size))
+        plan = plan_run(parameters, price_region(stack, parameters.size))
     except NotMeasuredError as unknown:
         if parameters.deadline_hours:
             raise ValueError(
@@ -84,27 +84,26 @@ def annotate(stack: Stack, parameters: StackParameters) -> dict[str, Any] | None
     return to_json(plan, findings)
 
 
-def _limits(p: StackParameters) -> str:
+def limits(p: StackParameters) -> str:
     """Say when the Guard ends this run, and what it buys to meet a deadline."""
-    limits = [f"{p.max_hours:g} billed hours"]
-    limits += [f"${p.max_usd:g}"] if p.max_usd else []
-    limits += [f"{p.max_wait_hours:g} hours without a machine"] if p.max_wait_hours else []
-    text = f"limits: the Guard stops the run at {' or '.join(limits)}"
+    ends = [f"{p.max_hours:g} billed hours"]
+    ends += [f"${p.max_usd:g}"] if p.max_usd else []
+    ends += [f"{p.max_wait_hours:g} hours without a machine"] if p.max_wait_hours else []
+    text = f"the Guard stops the run at {' or '.join(ends)}"
     if not p.deadline_hours:
         return f"{text}; there is no deadline, so it waits for Spot"
     return f"{text}; it buys on-demand capacity to end within {p.deadline_hours:g} hours"
 
 
-def _alternates(p: StackParameters) -> str:
-    """Name the sizes that may start in place of the wanted one, with the dearest's prices."""
+def offered(p: StackParameters) -> str:
+    """Say which sizes the fleet may start, and what the dearest costs."""
     usd = {size: hourly_price(size).usd_per_hour for size in p.sizes}
     dearest = max(usd, key=lambda size: usd[size])
     spot = spot_price(dearest)
     return (
-        f"alternates: the fleet may start {', '.join(p.sizes[1:])} in place of {p.size}; the "
-        f"dearest, {dearest}, costs ${usd[dearest]:.3f} an hour on demand "
-        f"({usd[dearest] / usd[p.size]:.1f} times {p.size}) and ${spot.usd_per_hour:.3f} on Spot "
-        f"({spot.basis}); -c alternates_price_factor={p.alternates_price_factor:g} limits it"
+        f"{', '.join(p.sizes)}; the dearest, {dearest}, costs ${usd[dearest]:.3f} an hour on "
+        f"demand ({usd[dearest] / usd[p.size]:.1f} times {p.size}), ${spot.usd_per_hour:.3f} on "
+        f"Spot ({spot.basis}), in {PRICE_REGION}"
     )
 
 

@@ -90,14 +90,14 @@ class Objects:
         buckets = [self.dataset_bucket.bucket_arn, self.run_bucket.bucket_arn]
         write = ["s3:PutObject", "s3:AbortMultipartUpload"]
         return [
-            _allow("Read", ["s3:GetObject"], [dataset, own, shared, code]),
-            _allow("WriteOwnRun", write, [own]),
-            _allow("DeleteOwnCheckpoints", ["s3:DeleteObject"], [own]),
+            allow("Read", ["s3:GetObject"], [dataset, own, shared, code]),
+            allow("WriteOwnRun", write, [own]),
+            allow("DeleteOwnCheckpoints", ["s3:DeleteObject"], [own]),
             # No delete: names contain checksums, and each run keeps a copy of what it read.
-            _allow("ShareDerivedData", write, [shared]),
+            allow("ShareDerivedData", write, [shared]),
             # Without it, S3 answers 403 instead of 404 for what does not exist yet; a condition on
             # the prefix would do the same, as a request for an object has none.
-            _allow("SeeWhatExists", ["s3:ListBucket"], buckets),
+            allow("SeeWhatExists", ["s3:ListBucket"], buckets),
         ]
 
 
@@ -124,17 +124,15 @@ class InstanceRole(Construct):
         )
         for statement in (
             *objects.statements(),
-            _allow("FindOwnFleet", ["ssm:GetParameter"], [fleet_parameter.parameter_arn]),
+            allow("FindOwnFleet", ["ssm:GetParameter"], [fleet_parameter.parameter_arn]),
             may_modify_fleet_of(stack, to_zero_only=True),
             may_terminate_itself(stack),
             _may_publish_metrics_of(stack),
             # In place of SSH. The managed policy would read every parameter of the account, too.
-            _allow("SessionManager", SESSION_MANAGER, ["*"]),
+            allow("SessionManager", SESSION_MANAGER, ["*"]),
         ):
             self.role.add_to_policy(statement)
-        if objects.run_bucket.encryption_key is not None:
-            # What S3 asks for reads, writes and the parts of an upload.
-            objects.run_bucket.encryption_key.grant(self.role, "kms:Decrypt", "kms:GenerateDataKey")
+        may_use_key_of(objects.run_bucket, self.role)
         dataset, runs = objects.dataset_bucket.bucket_name, objects.run_bucket.bucket_name
         nag.acknowledge(
             self,
@@ -153,7 +151,14 @@ class InstanceRole(Construct):
         )
 
 
-def _allow(sid: str, actions: list[str], resources: list[str]) -> iam.PolicyStatement:
+def may_use_key_of(bucket: s3.IBucket, role: iam.Role) -> None:
+    """Allow what S3 asks of a bucket's own key, if any: for reads, writes and parts of uploads."""
+    if bucket.encryption_key is not None:
+        bucket.encryption_key.grant(role, "kms:Decrypt", "kms:GenerateDataKey")
+
+
+def allow(sid: str, actions: list[str], resources: list[str]) -> iam.PolicyStatement:
+    """Return a statement without conditions."""
     return iam.PolicyStatement(sid=sid, actions=actions, resources=resources)
 
 

@@ -23,7 +23,7 @@ from stacks.monitoring.dashboard import TrainingDashboard
 from stacks.monitoring.metrics import RunMetrics
 from stacks.network import Network
 from stacks.parameters import StackParameters
-from stacks.plan import annotate, prediction
+from stacks.plan import annotate, limits, offered, prediction
 from stacks.roles import FleetRole, InstanceRole, Objects
 
 ROOT = Path(__file__).parent.parent
@@ -106,6 +106,9 @@ class TrainingStack(Stack):
             "RunUri": data.run_uri,
             "FleetIdOutput": fleet.fleet_id,
             "TopicArn": topic.topic_arn,
+            # Annotations are not in `cdk diff`; outputs are, and each deploy ends with them.
+            "Sizes": offered(parameters),
+            "Limits": limits(parameters),
         }
         for name, value in outputs.items():
             CfnOutput(self, name, value=value)

@@ -8,9 +8,11 @@ if [[ -e $run/notice.json ]]; then
     exit 75
 fi
 scratch=$root$DATA_MOUNT/scratch
-# After a failure: on a machine whose GPU failed the next attempt would too.
-if python3 -m userdata.gpu_fault >/dev/null; then
-    exit 4
+# After a failure: where a GPU failed the next attempt would fail too, or train without it.
+if [[ -s $root/var/log/training/training.log ]]; then
+    if python3 -m userdata.gpu_fault >/dev/null || ! "$PYTHON" userdata/import_torch.py; then
+        exit 4
+    fi
 fi
 # Not the user's mistake, which the trainer would take it for.
 if ! { mkdir -p "$scratch" && : >"$scratch/.writable"; }; then

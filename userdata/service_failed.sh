@@ -15,6 +15,12 @@ if [[ $state != failed ]]; then
     echo "$service is $state, not failed for good"
     exit 0
 fi
+if (fetch_object "$RUN_URI/head.json" "$run/head.json"); then
+    state=$(json_field "$run/head.json" state)
+    if [[ $state == finished || $state == failed ]]; then
+        exec bash userdata/fleet_to_zero.sh "the run is $state"
+    fi
+fi
 result=$(property Result) status=$(property ExecMainStatus)
 how="$result, exit status $status"
 place=
@@ -25,7 +31,7 @@ if [[ $service == training.service ]]; then
     why="training failed ($how): $last"
     if fault=$(python3 -m userdata.gpu_fault); then
         why="$fault ($how)"
-    else
+    elif ((status != 4)); then
         place=$(python3 -m userdata.failure_place)
     fi
 else

@@ -1,6 +1,6 @@
-"""Detection models of the ground truths: what a real forward pass on the CPU keeps.
+"""Detection models of the ground truths: what forward and backward on the CPU hold at their peak.
 
-Proposals depend on data, so fake tensors cannot run them: this takes 5 GB of memory and a minute.
+Proposals depend on data, so fake tensors cannot run them: this takes 10 GB of memory and minutes.
 """
 
 from collections.abc import Callable, Mapping
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks.anchors.kept import Kept
+from training.preflight.footprint import LiveMemory
 
 # Two images as COCO training pads them (800 x 1333), with COCO's seven objects each.
 _HEIGHT, _WIDTH, _OBJECTS = 800, 1333, 7
@@ -28,6 +28,8 @@ def detectors() -> Mapping[str, Callable[[], nn.Module]]:
         "mmdet_faster_rcnn_x101_64x4d_fpn": partial(
             _build, "FasterRCNN", "resnext101_64x4d", frozen=False
         ),
+        "faster_rcnn_r101_fpn": partial(_build, "FasterRCNN", "resnet101"),
+        "faster_rcnn_x101_32x8d_fpn": partial(_build, "FasterRCNN", "resnext101_32x8d"),
     }
 
 
@@ -57,25 +59,24 @@ def _build(head: str, backbone: str, *, frozen: bool = True) -> nn.Module:
     return model
 
 
-def footprint(model: nn.Module) -> dict[str, int | str]:
-    """Return the bytes kept of one image, from a forward pass of two."""
+def footprint(model: nn.Module) -> dict[str, Any]:
+    """Return the bytes of one image, from forward and backward of two."""
     torch.manual_seed(0)
     model.train()
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
             module.eval()
-    images = [torch.rand(3, _HEIGHT, _WIDTH) for _ in range(2)]
-    kept = Kept(model)
-    with kept.watching():
+    memory = LiveMemory()
+    memory.phase = "forward"
+    with memory:
+        images = [torch.rand(3, _HEIGHT, _WIDTH) for _ in range(2)]
         losses = model(images, [_target() for _ in images])
-        total = sum(losses.values())
-    assert isinstance(total, torch.Tensor)
+        sum(losses.values()).backward()
     trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
     return {
-        "counted_in": "float32",
         "parameters": sum(p.numel() for p in model.parameters()),
         "trainable_parameters": trainable,
-        "kept_bytes_per_sample": kept.bytes // 2,
+        "float32": {"peak_bytes_per_sample": memory.peak_bytes // 2, "peak_bytes_fixed": 0},
     }
 
 

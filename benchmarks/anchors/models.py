@@ -14,21 +14,27 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from benchmarks.anchors.bert import BERTS, Bert
+
 GROUND_TRUTHS_FILE = Path(__file__).parents[2] / "sizing" / "evidence" / "ground_truths.csv"
 # Counting needs no data: images of this many pixels a side, as in timm's table.
-IMAGE_SIZES = {"inception_v3": 299, "efficientnet_b2": 256, "efficientnet_v2_s": 288}
+IMAGE_SIZES = {
+    "inception_v3": 299,
+    "efficientnet_b2": 256,
+    "efficientnet_b4": 380,
+    "efficientnet_v2_s": 288,
+}
 _VITS = {"vit_tiny_16": (16, 3, 192), "vit_small_16": (16, 6, 384), "vit_small_32": (32, 6, 384)}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Anchor:
-    """One model: how to build it, its example batch, its loss, and the samples in the batch."""
+    """One model: how to build it, a batch of a size, its loss, and the samples to count with."""
 
     build: Callable[[], nn.Module]
-    batch: Callable[[], Any]
+    batch: Callable[[int], Any]
     loss: Callable[[nn.Module, Any], Tensor]
     samples: int
-    precision: str
 
 
 def anchors() -> Mapping[str, Anchor]:
@@ -36,12 +42,23 @@ def anchors() -> Mapping[str, Anchor]:
     language = {
         "growth_dense": _language_model(experts=0),
         "growth_moe": _language_model(experts=8),
-    }
+    } | {name: _bert(*shape) for name, shape in BERTS.items()}
+    return {name: language.get(name) or _classifier(name) for name in precisions()}
+
+
+def precisions() -> Mapping[str, list[str]]:
+    """Return in which precisions each model of the ground truths ran."""
+    found: dict[str, list[str]] = {}
     with GROUND_TRUTHS_FILE.open(newline="", encoding="utf-8") as lines:
-        # Detectors read their data, so anchors/detection.py has them.
-        rows = [row for row in csv.DictReader(lines) if "rcnn" not in row["model"]]
-    names = dict.fromkeys(row["model"] for row in rows if row["model"])
-    return {name: language.get(name) or _classifier(name) for name in names}
+        for row in csv.DictReader(lines):
+            # Detectors read their data, so anchors/detection.py has them.
+            if not row["model"] or "rcnn" in row["model"]:
+                continue
+            precision = "float32" if row["precision"] == "tf32" else row["precision"]
+            counted = found.setdefault(row["model"], [])
+            if precision not in counted:
+                counted.append(precision)
+    return found
 
 
 def _classifier(name: str) -> Anchor:
@@ -61,19 +78,25 @@ def _classifier(name: str) -> Anchor:
                 mlp_dim=4 * width,
             )
             return model
+        if name == "resnext101_32x4d":
+            resnet = torchvision.models.resnet
+            found: nn.Module = resnet.ResNet(
+                resnet.Bottleneck, [3, 4, 23, 3], groups=32, width_per_group=4
+            )
+            return found
         extra = {"aux_logits": False, "init_weights": False} if name == "inception_v3" else {}
         model = torchvision.models.get_model(name, weights=None, **extra)
         assert isinstance(model, nn.Module)
         return model
 
-    def batch() -> Any:
-        images = torch.zeros(4, 3, side, side).contiguous(memory_format=torch.channels_last)
-        return images, torch.zeros(4, dtype=torch.long)
+    def batch(size: int) -> Any:
+        images = torch.zeros(size, 3, side, side).contiguous(memory_format=torch.channels_last)
+        return images, torch.zeros(size, dtype=torch.long)
 
     def loss(model: nn.Module, given: Any) -> Tensor:
         return F.cross_entropy(model(given[0]), given[1])
 
-    return Anchor(build=build, batch=batch, loss=loss, samples=4, precision="float16")
+    return Anchor(build=build, batch=batch, loss=loss, samples=4)
 
 
 class _Norm(nn.Module):
@@ -146,8 +169,8 @@ class _LanguageModel(nn.Module):
 
 
 def _language_model(experts: int) -> Anchor:
-    def batch() -> Tensor:
-        return torch.zeros(8, 256, dtype=torch.long)
+    def batch(size: int) -> Tensor:
+        return torch.zeros(size, 256, dtype=torch.long)
 
     def loss(model: nn.Module, tokens_BT: Tensor) -> Tensor:
         return F.cross_entropy(model(tokens_BT).flatten(0, 1), tokens_BT.flatten())
@@ -157,5 +180,16 @@ def _language_model(experts: int) -> Anchor:
         batch=batch,
         loss=loss,
         samples=8,
-        precision="float32",
     )
+
+
+def _bert(layers: int, width: int, tokens: int) -> Anchor:
+    def batch(size: int) -> Tensor:
+        return torch.zeros(size, tokens, dtype=torch.long)
+
+    def loss(model: nn.Module, tokens_BT: Tensor) -> Tensor:
+        starts_ends_BT2: Tensor = model(tokens_BT)
+        answers = torch.zeros(len(tokens_BT), 2, dtype=torch.long)
+        return F.cross_entropy(starts_ends_BT2, answers)
+
+    return Anchor(build=partial(Bert, layers, width, tokens), batch=batch, loss=loss, samples=4)

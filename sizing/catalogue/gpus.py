@@ -48,9 +48,9 @@ class Gpu:
 
 
 @cache
-def gpus() -> dict[str, Gpu]:
-    """Return all known GPU models by name."""
-    with GPUS_FILE.open(newline="", encoding="utf-8") as lines:
+def gpus(path: Path = GPUS_FILE) -> dict[str, Gpu]:
+    """Return all GPU models of a file by name."""
+    with path.open(newline="", encoding="utf-8") as lines:
         return {row["gpu"]: _gpu(row) for row in csv.DictReader(lines)}
 
 

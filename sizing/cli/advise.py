@@ -2,23 +2,31 @@
 
 python -m sizing advise trajectory --recipe full --size g5.2xlarge
 python -m sizing advise trajectory --given parallel_jobs=4 --given gpu_utilization_percent=12
+python -m sizing advise trajectory --runs 4 --hours-per-week 5
 python -m sizing advise trajectory --run out/demo/run     (signals from a finished run)
 """
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from sizing.cli.compare import sizes
 from sizing.cli.plan import add_request_arguments, price_ages, request
+from sizing.cli.prices import given_usd_per_hour
 from sizing.cli.tables import print_json, show
 from sizing.plan.advice import PlannedSize, best, rank, would_change
+from sizing.plan.budget import budget
 from sizing.plan.finished_run import read_run
-from sizing.plan.plan import make_plan
-from sizing.plan.triggers import RULES_FILE, Fired, fire, load_rules
+from sizing.plan.plan import Plan, make_plan
+from sizing.plan.request import Request
+from sizing.plan.side_by_side import ways
+from sizing.plan.spot_verdict import spot_verdict
+from sizing.plan.triggers import RULES_FILE, Fired, as_given, fire, load_rules
 
 HELP = "which size to use and why; triggers with their evidence"
-_SHOWN = 12
+DEFAULT_SIZE = "g5.2xlarge"
+_SHOWN, _BUDGETED = 8, 4
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("workload", help="as in `python -m sizing plan`")
     parser.add_argument("--recipe", default="full", help="default: %(default)s")
     parser.add_argument(
-        "--size", default="g5.2xlarge", help="the size in use (default: %(default)s)"
+        "--size", default=DEFAULT_SIZE, help="the size in use (default: %(default)s)"
     )
     parser.add_argument("--sizes", help="candidates, separated by commas (default: all)")
     parser.add_argument(
@@ -42,64 +50,124 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--rules", type=Path, default=RULES_FILE, help="triggers as JSON (default: %(default)s)"
     )
+    parser.add_argument(
+        "--hours-per-week", type=float, metavar="N", help="show dollars a week, month and year"
+    )
     add_request_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the advice."""
-    asked = request(arguments, arguments.size)
-    current = make_plan(asked)
     given, origin = _given(arguments.given), "given"
+    asked = as_given(request(arguments, arguments.size), given)
+
+    def plan(asked: Request) -> Plan:
+        own = given_usd_per_hour(arguments, asked.size)
+        return make_plan(replace(asked, usd_per_hour=own), footprints_file=arguments.footprints)
+
+    current = plan(asked)
     if arguments.folder is not None:
         given, origin = {**read_run(arguments.folder).signals(), **given}, "measured"
     fired = fire(current, load_rules(arguments.rules), given, origin)
-    found = rank(asked, sizes=sizes(arguments.sizes) if arguments.sizes else None)
-    cheapest, fastest = best(found)
+    found = rank(asked, plan=plan, sizes=sizes(arguments.sizes) if arguments.sizes else None)
     if arguments.json:
-        print_json(
-            "advise",
-            {
-                "take": cheapest.plan.request.size,
-                "fastest_at_half_as_much_again": fastest.plan.request.size,
-                "would_change": would_change(cheapest.plan),
-                "triggers": [_fired(each) for each in fired],
-                "candidates": [_candidate(each) for each in found],
-            },
-        )
+        print_json("advise", _document(arguments, current, fired, found))
         return 0
-    _show(arguments.size, cheapest, fastest, fired, found)
-    return 0
-
-
-def _show(
-    size: str,
-    cheapest: PlannedSize,
-    fastest: PlannedSize,
-    fired: list[Fired],
-    found: list[PlannedSize],
-) -> None:
-    taken = cheapest.plan.request.size
-    notes = [
-        f"use {taken}: ${cheapest.usd:.2f} and {cheapest.hours:.2f} h (p50, Spot), bound by "
-        f"{cheapest.plan.work.main.bound_by}",
-        f"fastest for at most 1.5 times the cost: {fastest.plan.request.size}, "
-        f"${fastest.usd:.2f} and {fastest.hours:.2f} h",
-        f"what would change this most: {would_change(cheapest.plan)}",
-    ]
-    show(
-        [_candidate(each) for each in found[:_SHOWN]],
-        title="candidates, cheapest first (modelled)",
-        notes=[*notes, price_ages(each.plan for each in found)],
-    )
+    _show_candidates(found)
+    size = current.request.size
     show(
         [_fired(each) for each in fired],
         title=f"triggers that fire on {size}",
         notes=[] if fired else [f"no trigger fires on {size}"],
     )
+    if asked.runs > 1:
+        show(way_rows(current), title=f"{asked.runs} runs, on demand (modelled)")
+    if arguments.hours_per_week:
+        rows = budget_rows(current, found, arguments.hours_per_week)
+        show(rows, title=f"dollars at {arguments.hours_per_week:g} hours a week")
+    verdict = spot_verdict(current)
+    show([], notes=[f"Spot suits this on {size}: {verdict.suits}; {'; '.join(verdict.reasons)}"])
+    return 0
 
 
-def _candidate(candidate: PlannedSize) -> dict[str, Any]:
+def _document(
+    arguments: argparse.Namespace, current: Plan, fired: list[Fired], found: list[PlannedSize]
+) -> dict[str, Any]:
+    cheapest, fastest = best(found)
+    verdict, hours = spot_verdict(current), arguments.hours_per_week
+    return {
+        "take": cheapest.plan.request.size,
+        "fastest_at_half_as_much_again": fastest.plan.request.size,
+        "would_change": would_change(cheapest.plan),
+        "spot_suits": verdict.suits,
+        "spot_reasons": list(verdict.reasons),
+        "usd_of_interruption": current.usd_of_interruption,
+        "seconds_of_interruption": current.interruption_seconds,
+        "triggers": [_fired(each) for each in fired],
+        "candidates": [candidate_row(each) for each in found],
+        "ways": way_rows(current) if current.request.runs > 1 else [],
+        "budget": budget_rows(current, found, hours) if hours else [],
+    }
+
+
+def _show_candidates(found: list[PlannedSize]) -> None:
+    cheapest, fastest = best(found)
+    notes = [
+        f"use {cheapest.plan.request.size}: ${cheapest.usd:.2f} and {cheapest.hours:.2f} h (p50, "
+        f"Spot), bound by {cheapest.plan.work.main.bound_by}",
+        f"fastest for at most 1.5 times the cost: {fastest.plan.request.size}, "
+        f"${fastest.usd:.2f} and {fastest.hours:.2f} h",
+        f"what would change this most: {would_change(cheapest.plan)}",
+    ]
+    show(
+        [candidate_row(each) for each in found[:_SHOWN]],
+        title="candidates, cheapest first (modelled)",
+        notes=[*notes, price_ages(each.plan for each in found)],
+    )
+
+
+def way_rows(plan: Plan) -> list[dict[str, Any]]:
+    """Return the ways to do the plan's runs."""
+    return [
+        {
+            "way": way.what,
+            "size": way.size,
+            "hours": round(way.hours, 3),
+            "usd_on_demand": round(way.usd, 3),
+            "why_not": way.problem,
+        }
+        for way in ways(plan, plan.request.runs)
+    ]
+
+
+def budget_rows(
+    current: Plan, found: list[PlannedSize], hours_per_week: float
+) -> list[dict[str, Any]]:
+    """Return what the size in use and the first candidates cost at so many hours a week."""
+    plans = [current, *(each.plan for each in found[:_BUDGETED] if each.findings.fits)]
+    unique = {plan.request.size: plan for plan in plans}
+    now = budget(current.inputs.price.usd_per_hour, hours_per_week)
+    rows = []
+    for size, plan in unique.items():
+        spent = budget(plan.inputs.price.usd_per_hour, hours_per_week)
+        spot = budget(plan.inputs.spot_price.usd_per_hour, hours_per_week)
+        rows.append(
+            {
+                "size": size,
+                "usd_week": round(spent.week, 2),
+                "usd_month": round(spent.month, 2),
+                "usd_year": round(spent.year),
+                "usd_year_more": round(spent.year - now.year),
+                "spot_usd_week": round(spot.week, 2),
+                "spot_usd_year": round(spot.year),
+            }
+        )
+    return rows
+
+
+def candidate_row(candidate: PlannedSize) -> dict[str, Any]:
+    """Return a size's row, the same in table and JSON."""
     plan = candidate.plan
     return {
         "size": plan.request.size,

@@ -1,17 +1,19 @@
 """Compare sizes for one workload, or recompute the figures of published comparison tables.
 
 python -m sizing compare trajectory --sizes g5.xlarge,g5.2xlarge,g6e.xlarge
-python -m sizing compare --tables 002        (000: GPU sizes, 002: ImageNet, 003: detection)
+python -m sizing compare --tables 002
+
+Tables: 000 sizes and Spot, 001 language models, 002 ImageNet, 003 detection, 004 serving.
 """
 
 import argparse
 from itertools import groupby
-from typing import Any
+from typing import Any, get_args
 
 from sizing import catalogue
 from sizing.cli.plan import add_request_arguments, price_ages, request
 from sizing.cli.tables import print_json, show
-from sizing.evidence.seed_tables import SEEDS, Claim, claims
+from sizing.evidence.seed_tables import SEEDS, Claim, Verdict, claims
 from sizing.plan.checks import Findings, check_plan
 from sizing.plan.plan import Plan, make_plan
 from sizing.plan.report import to_json
@@ -48,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise ValueError("give either a workload or --tables, such as `compare trajectory`")
     if arguments.tables:
         return show_claims(claims(arguments.tables), as_json=arguments.json)
-    plans = [make_plan(request(arguments, size)) for size in sizes(arguments.sizes)]
+    plans = [_plan(arguments, size) for size in sizes(arguments.sizes)]
     checked = [(plan, check_plan(plan)) for plan in plans]
     if arguments.json:
         print_json("compare", {"plans": [to_json(*each) for each in checked]})
@@ -68,6 +70,10 @@ def run(arguments: argparse.Namespace) -> int:
         ],
     )
     return 0
+
+
+def _plan(arguments: argparse.Namespace, size: str) -> Plan:
+    return make_plan(request(arguments, size), footprints_file=arguments.footprints)
 
 
 def sizes(text: str) -> list[str]:
@@ -97,7 +103,7 @@ def row(plan: Plan, findings: Findings, highest: float) -> dict[str, Any]:
     return {
         "size": plan.request.size,
         "fits": findings.fits,
-        "GPU MiB": f"{plan.work.memory.need:,.0f} of {plan.inputs.instance.gpu_memory_mib:,}",
+        "GPU MiB": f"{plan.gpu_memory_need:,.0f} of {plan.inputs.instance.gpu_memory_mib:,}",
         "epoch s": round(plan.work.main.epoch_seconds, 1),
         "bound by": plan.work.main.bound_by,
         "hours": f"{spot.hours_p50:.2f} to {spot.hours_p90:.2f}" if spot else "no end",
@@ -109,46 +115,48 @@ def row(plan: Plan, findings: Findings, highest: float) -> dict[str, Any]:
 
 
 def show_claims(found: list[Claim], *, as_json: bool) -> int:
-    """Show the tables one after the other."""
+    """Show the tables one after the other, and how many claims hold."""
+    counts = {word: sum(claim.verdict == word for claim in found) for word in get_args(Verdict)}
     if as_json:
-        print_json(
-            "compare",
-            {
-                "claims": [
-                    {
-                        "table": c.table,
-                        "row": c.row,
-                        "what": c.what,
-                        "claimed": c.claimed,
-                        "ours": c.ours,
-                        "unit": c.unit,
-                        "difference": c.difference,
-                        "why": c.why,
-                    }
-                    for c in found
-                ]
-            },
-        )
+        rows = [claim_document(claim) for claim in found]
+        print_json("compare", {"claims": rows, "verdicts": counts}, version=2)
         return 0
     for table, group in groupby(found, key=lambda claim: claim.table):
-        show(
-            [
-                {
-                    "": claim.row,
-                    "what": claim.what,
-                    "claimed": claim.claimed,
-                    "ours": claim.ours,
-                    "unit": claim.unit,
-                    "claimed is": claim.difference,
-                    "why": claim.why if claim.difference != "same" else "",
-                }
-                for claim in group
-            ],
-            title=f"{found[0].seed}: {table}",
-        )
-    wrong = sum(claim.difference != "same" for claim in found)
+        show([claim_row(claim) for claim in group], title=f"{found[0].seed}: {table}")
     show(
         [],
-        notes=[f"{len(found)} figures, {wrong} differ. Ours: from the catalogue and the models."],
+        notes=[
+            f"{len(found)} claims: {', '.join(f'{n} {word}' for word, n in counts.items())}. "
+            "Ours: from the catalogue, the models and counted footprints."
+        ],
     )
     return 0
+
+
+def claim_document(claim: Claim) -> dict[str, Any]:
+    """Return a claim as JSON."""
+    return {
+        "table": claim.table,
+        "what": claim.what,
+        "lines": list(claim.lines),
+        "written": claim.written,
+        "claimed": claim.claimed,
+        "ours": claim.ours,
+        "unit": claim.unit,
+        "verdict": claim.verdict,
+        "difference": claim.difference,
+        "why": claim.why,
+    }
+
+
+def claim_row(claim: Claim) -> dict[str, Any]:
+    """Return a claim for people; of one that holds no more is said."""
+    unit = f" {claim.unit}" if claim.unit else ""
+    return {
+        "what": claim.what,
+        "line": claim.lines[0],
+        "claimed": f"{claim.claimed.replace('..', ' to ')}{unit}",
+        "ours": claim.ours,
+        "claimed is": "as ours" if claim.difference == "same" else claim.difference,
+        "why": claim.why if claim.verdict != "reproduced" else "",
+    }

@@ -12,6 +12,7 @@ from typing import Any
 
 from sizing.cli.prices import add_price_arguments, ages, given_usd_per_hour, price_cache
 from sizing.cli.tables import console, print_json, show
+from sizing.models.footprints import FOOTPRINTS_FILE
 from sizing.plan.checks import Findings, check_plan
 from sizing.plan.plan import Plan, make_plan
 from sizing.plan.report import duration, figures, summary, to_json
@@ -28,15 +29,37 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--recipe", default="full", help="default: %(default)s")
     parser.add_argument("--size", required=True, help="instance type, such as g5.2xlarge")
     add_request_arguments(parser)
+    parser.add_argument(
+        "--explain", action="store_true", help="also GPU memory by part, and every figure's basis"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
 
 
 def add_request_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options that a plan depends on beside workload and size."""
     parser.add_argument("--micro-batch", type=int, help="default: the recipe's")
-    parser.add_argument("--gpus", type=int, default=1, help="GPUs to use (default: %(default)s)")
+    parser.add_argument("--batch", type=int, help="samples of a step (default: the recipe's)")
+    parser.add_argument("--samples", type=int, help="of the dataset (default: the recipe's)")
+    parser.add_argument("--epochs", type=float, help="of every stage (default: the recipe's)")
     parser.add_argument(
-        "--runs", type=int, default=1, help="equal runs side by side (default: %(default)s)"
+        "--gpus",
+        "--world",
+        type=int,
+        default=1,
+        help="GPUs of one run, which share its batch (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--runs",
+        type=int,
+        default=1,
+        help="equal runs side by side, spread over the size's GPUs (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--footprints",
+        type=Path,
+        metavar="FILE",
+        default=FOOTPRINTS_FILE,
+        help="as `sizing model --keep FILE` wrote it (default: the workloads')",
     )
     parser.add_argument(
         "--unshared-gib",
@@ -73,6 +96,9 @@ def request(arguments: argparse.Namespace, size: str) -> Request:
         recipe=arguments.recipe,
         size=size,
         micro_batch=arguments.micro_batch,
+        batch=arguments.batch,
+        samples=arguments.samples,
+        epochs=arguments.epochs,
         gpus=arguments.gpus,
         runs=arguments.runs,
         unshared_gib=arguments.unshared_gib,
@@ -92,17 +118,19 @@ def request(arguments: argparse.Namespace, size: str) -> Request:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the plan; the exit code is 1 if it cannot work."""
-    plan = make_plan(request(arguments, arguments.size))
+    plan = make_plan(request(arguments, arguments.size), footprints_file=arguments.footprints)
     findings = check_plan(plan)
     if arguments.json:
         print_json("plan", to_json(plan, findings))
     else:
         show_plan(plan, findings)
+        if arguments.explain:
+            show_basis(plan)
     return 1 if findings.problems else 0
 
 
 def show_plan(plan: Plan, findings: Findings) -> None:
-    """Show the result, where the time goes, GPU memory, and the basis of each figure."""
+    """Show the result on one screen: what people want to know, and where the time goes."""
     asked = plan.request
     verdict = "cannot work" if findings.problems else "fits"
     show(
@@ -123,14 +151,19 @@ def show_plan(plan: Plan, findings: Findings) -> None:
                 "steps each": stage.footprint.steps_per_epoch,
                 "a step": duration(stage.step.seconds),
                 "GPU MiB": round(stage.memory.need),
-                "seconds": round(stage.seconds, 1),
+                "time": duration(stage.seconds),
+                "%": round(100 * stage.seconds / total),
                 "bound by": stage.bound_by,
-                "share": "#" * max(1, round(_BAR * stage.seconds / total)),
             }
             for stage in plan.work.stages
         ],
         title="where the time goes",
+        notes=["modelled; dollars are for the instance alone; --explain shows each figure's basis"],
     )
+
+
+def show_basis(plan: Plan) -> None:
+    """Show GPU memory by part, and every figure that decides with its basis."""
     show(memory_rows(plan), title=f"GPU memory of stage {plan.work.memory.stage}, MiB")
     show(
         [
@@ -163,6 +196,7 @@ def memory_rows(plan: Plan) -> list[dict[str, Any]]:
         "gradients": memory.gradients,
         "optimizer": memory.optimizer,
         f"activations (logits {memory.logits:,.1f})": memory.activations,
+        "workspace": memory.workspace,
         "fragments": memory.fragmentation,
         "context": memory.context,
         "free": there - memory.need,

@@ -1,202 +1,103 @@
-"""The seed documents' tables again, with computed figures beside the claimed ones.
+"""Every number that the seed documents claim, with a computed figure beside it.
 
-seed_claims.csv has the claims and how each figure is computed here: the column `ours` names a
-function, which uses the catalogue, the models and the footprints.
+seed_claims.csv has the claims with the lines they stand on, as written; its column `ours` names a
+function of seed_figures.py or seed_model_figures.py. A claim without one cannot be known.
 """
 
 import csv
 import math
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
+from typing import Literal
 
-from sizing import catalogue
-from sizing.catalogue.gpus import find_gpu
-from sizing.evidence import accuracy
-from sizing.evidence.accuracy import counts
-from sizing.models.constants import GIB, MIB, Constants
-from sizing.models.data_path import DATA, GP3_MB_PER_SECOND, epoch_data, volume_rate
-from sizing.models.host import host_memory
-from sizing.models.step_time import roofline
-from sizing.plan.plan import make_plan
-from sizing.plan.request import Request
+from sizing.evidence.seed_figures import FIGURES
+from sizing.evidence.seed_model_figures import MODEL_FIGURES
 
 CLAIMS_FILE = Path(__file__).with_name("seed_claims.csv")
-SEEDS = ("000", "002", "003")
-IMAGENET_SAMPLES = 1_281_167
-RESNET50_EPOCHS = 90
-# SageMaker training, us-east-1, from third-party tables of 2026-07; AWS publishes prices by API.
-SAGEMAKER_USD = {
-    "ml.g5.xlarge": 1.408,
-    "ml.g5.2xlarge": 1.515,
-    "ml.p3.2xlarge": 3.825,
-    "ml.p4d.24xlarge": 37.69,
-}
-# DN-Deformable-DETR-R50, 12 epochs of COCO in 55 h on one A100 (detrex issue 120); and CubiCasa5K.
-DETR_IMAGES_PER_SECOND, DETR_GPU = 7.2, "NVIDIA A100"
-CUBICASA_IMAGES = 2_935
+SEEDS = ("000", "001", "002", "003", "004")
+# Claims are rounded, as $1.21 for 1.212; those of five digits and more are not.
+_CLOSE, _EXACT, _EXACT_DIGITS = 0.015, 0.0005, 5
+Verdict = Literal["reproduced", "corrected", "cannot be known"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Claim:
-    """One figure of a seed document beside ours."""
+    """One figure of a seed document beside ours; `claimed` may be a range such as 1..2, or words.
+
+    `lines` are those of the document that say it, `written` how.
+    """
 
     seed: str
     table: str
-    row: str
+    lines: tuple[int, ...]
     what: str
-    claimed: float
+    written: str
+    claimed: str
     unit: str
-    ours: float
+    ours: float | str | None
     why: str
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether ours agrees; None for a figure that nothing here can compute."""
+        if self.ours is None:
+            return "cannot be known"
+        return "reproduced" if self.difference == "same" else "corrected"
 
     @property
     def difference(self) -> str:
         """Claimed relative to ours: a share, a factor where it is large, or `same`."""
-        if math.isclose(self.claimed, self.ours, rel_tol=0.015, abs_tol=0.006):
+        if self.ours is None:
+            return "-"
+        if isinstance(self.ours, str):
+            return "same" if self.ours == self.claimed else self.ours
+        low, high = self.range
+        near = min(max(self.ours, low), high)
+        if math.isclose(near, self.ours, rel_tol=self._tolerance):
             return "same"
-        if not self.ours or not self.claimed:
+        if not self.ours or not near:
             return "left out"
-        ratio = self.claimed / self.ours
-        if ratio >= 2 or ratio <= 0.5:
-            return f"{ratio:.2g} x"
-        return f"{ratio - 1:+.0%}"
+        ratio = near / self.ours
+        return f"{ratio:.2g} x" if not 0.5 < ratio < 2 else f"{ratio - 1:+.0%}"
+
+    @property
+    def _tolerance(self) -> float:
+        digits = self.claimed.replace(".", "").lstrip("0")
+        if "." not in self.claimed:
+            digits = digits.rstrip("0")
+        return _EXACT if digits.isdigit() and len(digits) >= _EXACT_DIGITS else _CLOSE
+
+    @property
+    def range(self) -> tuple[float, float]:
+        """The least and the most that is claimed, of a claim in numbers."""
+        low, _, high = self.claimed.partition("..")
+        return float(low), float(high or low)
 
 
 def claims(seed: str) -> list[Claim]:
-    """Return every figure of a seed document's tables."""
+    """Return every figure of a seed document, in the order of its tables."""
     if seed not in SEEDS:
-        raise ValueError(f"there are no tables {seed!r}; known are {', '.join(SEEDS)}")
+        raise ValueError(f"there is no document {seed!r}; known are {', '.join(SEEDS)}")
     with CLAIMS_FILE.open(newline="", encoding="utf-8") as lines:
         rows = [row for row in csv.DictReader(lines) if row["seed"] == seed]
     return [
         Claim(
             seed=seed,
             table=row["table"],
-            row=row["row"],
+            lines=tuple(int(line) for line in row["lines"].split()),
             what=row["what"],
-            claimed=float(row["claimed"]),
+            written=row["written"],
+            claimed=row["claimed"],
             unit=row["unit"],
-            ours=_ours(row["ours"]),
+            ours=evaluate(row["ours"]) if row["ours"] else None,
             why=row["why"],
         )
         for row in rows
     ]
 
 
-def _ours(text: str) -> float:
+def evaluate(text: str) -> float | str:
+    """Return what `name:argument,argument` of the column `ours` gives."""
     name, _, rest = text.partition(":")
-    return float(_HOW[name](*rest.split(",")))
-
-
-def _gpu_memory_each(size: str) -> float:
-    return catalogue.find(size).gpu_memory_mib / 1024
-
-
-def _gpu_memory(size: str) -> float:
-    return _gpu_memory_each(size) * catalogue.find(size).num_gpus
-
-
-def _product(*factors: str) -> float:
-    return math.prod(float(factor) for factor in factors) / 1e6
-
-
-def _times(text: str, divisor: float) -> float:
-    one, other = text.split("*")
-    return float(one) * float(other) / divisor
-
-
-def _host_gib(runs: str, num_bytes: str) -> float:
-    """Return decimal GB, as the document counts, of runs that each load and hold the dataset."""
-    memory = host_memory(
-        catalogue.find("g5.2xlarge"),
-        Constants(),
-        runs=int(runs),
-        data_bytes_each=float(num_bytes),
-        load_copies=2,
-    )
-    return memory.need * GIB / 1e9
-
-
-def _plan_memory_mb(workload: str, recipe: str, size: str) -> float:
-    plan = make_plan(Request(workload=workload, recipe=recipe, size=size))
-    return plan.work.memory.need * MIB / 1e6
-
-
-def _spot_saving(size: str) -> float:
-    share = catalogue.spot_price(size).usd_per_hour / catalogue.hourly_price(size).usd_per_hour
-    return 100 * (1 - share)
-
-
-@cache
-def resnet50_hours(size: str) -> float:
-    """Return the hours of 90 epochs of ImageNet: the slowest of GPUs, loader and disk."""
-    instance, constants, facts = catalogue.find(size), Constants(), DATA["imagenet"]
-    count = counts()["resnet50"]
-    step = roofline(
-        samples=256,
-        flops_per_sample=count["flops_per_sample"],
-        kept_bytes_per_sample=count["kept_bytes_per_sample"],
-        optimizer_traffic_bytes=count["parameters"] * accuracy.OPTIMIZER_BYTES["sgd"][0],
-        launches_seconds=count["kernels_per_step"] * constants.seconds_per_kernel,
-        precision="float16",
-        gpu=find_gpu(instance.gpu, instance.gpu_memory_mib),
-        constants=constants,
-    )
-    data = epoch_data(
-        samples=IMAGENET_SAMPLES,
-        facts=facts,
-        instance=instance,
-        volume=volume_rate(
-            instance, max(GP3_MB_PER_SECOND, instance.ebs_baseline_mb_per_second), constants
-        ),
-        cache_bytes=host_memory(instance, constants).cache_bytes,
-        epoch_bytes=IMAGENET_SAMPLES * facts.epoch_bytes_per_sample,
-        runs=1,
-    )
-    gpu = IMAGENET_SAMPLES * step.seconds / 256 / instance.num_gpus
-    return RESNET50_EPOCHS * max(gpu, data.loader, data.disk) / 3600
-
-
-def dino_hours(size: str, epochs: str) -> float:
-    """Return the hours of CubiCasa5K on all GPUs: a published run scaled by memory bandwidth."""
-    instance = catalogue.find(size.removeprefix("ml."))
-    gpu = find_gpu(instance.gpu, instance.gpu_memory_mib)
-    share = gpu.bandwidth_gb_per_second / find_gpu(DETR_GPU).bandwidth_gb_per_second
-    rate = DETR_IMAGES_PER_SECOND * share * instance.num_gpus
-    return int(epochs) * CUBICASA_IMAGES / rate / 3600
-
-
-def _usd(size: str) -> float:
-    return catalogue.hourly_price(size).usd_per_hour
-
-
-_HOW: Mapping[str, Callable[..., float]] = {
-    "number": float,
-    "product": _product,
-    "minutes": lambda text: _times(text, 60),
-    "megabytes": lambda text: _times(text, 1e9),
-    "price": _usd,
-    "spot_price": lambda size: catalogue.spot_price(size).usd_per_hour,
-    "spot_saving": _spot_saving,
-    "yearly": lambda size, hours, weeks: _usd(size) * float(hours) * float(weeks),
-    "gpus": lambda size: catalogue.find(size).num_gpus,
-    "gpu_memory": _gpu_memory,
-    "gpu_memory_each": _gpu_memory_each,
-    "vcpus": lambda size: catalogue.find(size).vcpus,
-    "memory": lambda size: catalogue.find(size).memory_gib,
-    "nvme": lambda size: catalogue.find(size).instance_store_gb,
-    "network_baseline": lambda size: catalogue.find(size).network_baseline_gbps,
-    "plan_memory_mb": _plan_memory_mb,
-    "host_gib": _host_gib,
-    "resnet50_hours": resnet50_hours,
-    "resnet50_days": lambda size: resnet50_hours(size) / 24,
-    "resnet50_usd": lambda size: resnet50_hours(size) * _usd(size),
-    "resnet50_spot_usd": lambda size: (
-        resnet50_hours(size) * catalogue.spot_price(size).usd_per_hour
-    ),
-    "sagemaker_price": lambda size: SAGEMAKER_USD[size],
-    "dino_hours": dino_hours,
-    "dino_usd": lambda size, epochs: dino_hours(size, epochs) * SAGEMAKER_USD[size],
-}
+    found = {**FIGURES, **MODEL_FIGURES}[name](*(rest.split(",") if rest else ()))
+    return found if isinstance(found, str) else float(found)

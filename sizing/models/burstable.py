@@ -43,13 +43,18 @@ def is_burstable(size: str) -> bool:
     return size in _CREDITS_PER_HOUR
 
 
+def baseline_percent(size: str) -> float:
+    """Return the share of each vCPU that the size's credits sustain."""
+    return 100 * _CREDITS_PER_HOUR[size] / 60 / catalogue.find(size).vcpus
+
+
 def day_of_work(size: str, *, cpu_percent: float, hours: float, usd_per_hour: float) -> Day:
     """Return the cost of `hours` a day at `cpu_percent` of all vCPUs; stopped, it earns none."""
     vcpus, rate = catalogue.find(size).vcpus, _CREDITS_PER_HOUR[size]
     spent, earned = vcpus * cpu_percent / 100 * 60 * hours, rate * hours
     surplus_hours = max(0.0, spent - earned) / 60
     return Day(
-        baseline_percent=100 * rate / 60 / vcpus,
+        baseline_percent=baseline_percent(size),
         earned=earned,
         spent=spent,
         usd=hours * usd_per_hour + surplus_hours * USD_PER_SURPLUS_VCPU_HOUR,

@@ -1,7 +1,6 @@
-"""Every constant of the models with its source; a calibration file may replace any of them.
+"""The constants that are not fitted, with their sources; a calibration may replace any of them.
 
-`python -m sizing accuracy` shows how well the step-time constants predict rows they were not fitted
-to.
+Those that are fitted to published runs are in fitted.json (`python -m sizing fit`).
 """
 
 import dataclasses
@@ -23,10 +22,6 @@ class Constants:
     context_mib: float = 700.0
     fragmentation_share: float = 0.10
     # Step time
-    half_time_factor: float = 1.0
-    float32_time_factor: float = 1.62
-    traffic_passes: float = 11.6
-    seconds_per_kernel: float = 10e-6
     least_step_seconds: float = 0.010
     time_factor: float = 1.0
     launch_factor: float = 1.0
@@ -64,23 +59,14 @@ class Constants:
 
 
 ABOUT: Mapping[str, tuple[Basis, str]] = {
-    "context_mib": ("from memory", "CUDA context with cuBLAS and cuDNN workspaces: 0.5 to 1 GiB"),
+    "context_mib": (
+        "from memory",
+        "the CUDA context and the libraries' code, outside of what PyTorch allocates: 0.5 to 1 GiB",
+    ),
     "fragmentation_share": (
         "from memory",
         "the caching allocator's fragmentation, a share of live memory",
     ),
-    "half_time_factor": (
-        "published",
-        "fitted to the calibrating rows of sizing/evidence/ground_truths.csv, not below 1: the "
-        "peak in sizing/catalogue/gpus.csv is what the best measured product reached",
-    ),
-    "float32_time_factor": ("published", "fitted to the row `growth dense 119 M` (A10G, float32)"),
-    "traffic_passes": (
-        "published",
-        "how often each kept byte crosses the memory bus in a step, at full bandwidth; fitted to "
-        "the calibrating rows of sizing/evidence/ground_truths.csv",
-    ),
-    "seconds_per_kernel": ("from memory", "an eager kernel launch from Python, autograd included"),
     "least_step_seconds": (
         "published",
         "liquid_mono_to_3d on an A10G: 13.3 s an epoch of 1,000 small steps, loading included; "

@@ -49,6 +49,9 @@ class Footprint:
     flops_per_sample: float
     kept_bytes_per_sample: float
     kernels_per_step: int | None
+    convolution_share: float
+    grouped_share: float
+    channels_last: bool
     basis: Basis
     source: str
 
@@ -87,9 +90,10 @@ def stages(
     recipe: str,
     *,
     micro_batch: int | None = None,
+    batch: int | None = None,
     path: Path = FOOTPRINTS_FILE,
 ) -> tuple[Footprint, ...]:
-    """Return the stages of a recipe in order, at its own micro-batch or a given one."""
+    """Return the stages of a recipe in order, at its own batch and micro-batch or given ones."""
     known = recipes(path)
     if workload not in known:
         raise NotMeasuredError(_unknown("workload", workload, list(known), workload, recipe))
@@ -104,7 +108,7 @@ def stages(
             # A stage with a batch of its own (another than the last stage's) keeps it.
             micro_batch if of_stage[0].get("recipe_micro_batch") == trained[-1] else None,
         )
-        for of_stage in ([row for row in rows if row["stage"] == name] for name in names)
+        for of_stage in (_of_batch(rows, name, batch) for name in names)
     )
 
 
@@ -113,6 +117,16 @@ def _unknown(what: str, name: str, known: Sequence[str], workload: str, recipe: 
         f"{what} {name!r} has no footprints ({suggest(name, known)}); measure it: "
         f"`{MEASURE} --workload {workload}` (recipe {recipe})"
     )
+
+
+def _of_batch(rows: list[dict[str, Any]], stage: str, batch: int | None) -> list[dict[str, Any]]:
+    """The rows of a stage, their global batch replaced by a given one."""
+    found = [row for row in rows if row["stage"] == stage]
+    if batch is None or found[0]["kind"] == "prepare":
+        return found
+    own = {"global_batch": batch, "recipe_micro_batch": min(batch, found[0]["recipe_micro_batch"])}
+    steps = -(-int(found[0]["samples_per_epoch"]) // batch)
+    return [{**row, **own, "steps_per_epoch": steps} for row in found]
 
 
 def _stage(rows: list[dict[str, Any]], micro_batch: int | None) -> Footprint:
@@ -178,6 +192,9 @@ def _footprint(
         flops_per_sample=float(row["flops_per_sample"]),
         kept_bytes_per_sample=0.0 if prepares else _kept_bytes_per_sample(rows),
         kernels_per_step=row.get("kernels"),
+        convolution_share=float(row.get("convolution_share", 0.0)),
+        grouped_share=float(row.get("grouped_share", 0.0)),
+        channels_last=float(row.get("channels_last_share", 0.0)) > 0.5,
         basis="modelled" if row.get("modelled") else "measured",
         source=f"{MEASURE}: a real step on fake tensors"
         + (", between counted micro-batches" if row.get("modelled") else ""),

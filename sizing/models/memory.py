@@ -1,12 +1,14 @@
 """GPU memory of a stage: the peak of its step's tensors, plus what no tensor accounts for.
 
-need = (peak of the counted step) * (1 + fragmentation) * memory_factor + context
+allocated = (peak of the counted step + workspace) * memory_factor
+need = allocated * (1 + fragmentation) + context
 """
 
 from dataclasses import dataclass
 
 from sizing.figures import Basis
 from sizing.models.constants import MIB, Constants
+from sizing.models.fitted import fitted
 from sizing.models.footprints import Footprint
 
 
@@ -19,6 +21,7 @@ class GpuMemory:
     gradients: float
     optimizer: float
     activations: float
+    workspace: float
     fragmentation: float
     context: float
     logits: float  # a part of the activations: what the model returns
@@ -27,7 +30,8 @@ class GpuMemory:
     @property
     def allocated(self) -> float:
         """MiB that torch.cuda.max_memory_allocated would report."""
-        return self.parameters + self.gradients + self.optimizer + self.activations
+        tensors = self.parameters + self.gradients + self.optimizer + self.activations
+        return tensors + self.workspace
 
     @property
     def need(self) -> float:
@@ -42,14 +46,17 @@ def gpu_memory(footprint: Footprint, constants: Constants) -> GpuMemory:
     # The peak may be in forward, before there are gradients; then it does not include them.
     rest = max(0, footprint.peak_bytes - fixed)
     gradients = min(footprint.gradient_bytes, max(0, rest - footprint.activation_bytes))
-    peak = footprint.peak_bytes * scale
+    # cuDNN's, of which one number for all is known; products need little.
+    workspace = fitted().workspace_mib * footprint.convolution_share * constants.memory_factor
+    allocated = footprint.peak_bytes * scale + workspace
     return GpuMemory(
         stage=footprint.stage,
         parameters=footprint.parameter_bytes * scale,
         gradients=gradients * scale,
         optimizer=footprint.optimizer_bytes * scale,
         activations=(rest - gradients) * scale,
-        fragmentation=peak * constants.fragmentation_share,
+        workspace=workspace,
+        fragmentation=allocated * constants.fragmentation_share,
         context=constants.context_mib,
         logits=footprint.output_bytes * scale,
         basis="modelled",

@@ -1,37 +1,84 @@
-"""Seconds of a training step on a GPU: a roofline whose two roofs are added, not overlapped.
+"""Seconds of a training step on a GPU: a roofline whose two roofs are added, with a range.
 
-step = n * max(FLOPs / peak * factor + passes * kept bytes / bandwidth, kernels * launch)
-       + optimizer bytes / bandwidth, for n micro-batches
+work = (FLOPs / peak * factor + passes * kept bytes / bandwidth) * exp(sum of exponent * feature)
+step = n * max(work, kernels * launch) + optimizer bytes / bandwidth, for n micro-batches
 
-FLOPs and kept bytes are counted, peak and bandwidth are in sizing/catalogue/gpus.csv, the two
-factors are fitted to published runs. Adding the roofs fits those better than taking their maximum:
-an eager step computes and then moves data, kernel by kernel.
+FLOPs and bytes are counted, peaks are in sizing/catalogue/gpus.csv, the rest is fitted to published
+runs (sizing/models/fitted.json). The range of the work is p10 to p90 of runs like it, that of the
+launches the published hosts like the GPU's.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sizing.catalogue.gpus import Gpu
 from sizing.models.constants import Constants
+from sizing.models.fitted import Fitted, Interval, Launch, fitted
 from sizing.models.footprints import Footprint
 
 # Frozen forward passes keep nothing for backward: each layer writes and reads its output once.
 _FORWARD_PASSES = 2.0
+_HALF = ("float16", "bfloat16")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Step:
+    """What a step computes and moves, as counted: `samples` samples in one optimizer step."""
+
+    samples: float
+    flops_per_sample: float
+    kept_bytes_per_sample: float
+    optimizer_traffic_bytes: float
+    precision: str
+    convolution_share: float = 0.0
+    grouped_share: float = 0.0
+    channels_last: bool = True
+
+    @property
+    def kind(self) -> str:
+        """What runs like it are: their errors are alike."""
+        if self.grouped_share >= 0.1:
+            return "grouped convolutions"
+        return "convolutions" if self.convolution_share >= 0.5 else "other"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepTime:
-    """Seconds of one optimizer step by what they are spent on."""
+    """Seconds of one optimizer step by what they are spent on, and the range of two of them.
+
+    `work_low` and `work_high` multiply compute and traffic, `launches_low` and `launches_high` the
+    launches; `basis` says which published runs the range is from.
+    """
 
     compute: float
     traffic: float
     optimizer: float
     launches: float
+    work_low: float = 1.0
+    work_high: float = 1.0
+    launches_low: float = 1.0
+    launches_high: float = 1.0
+    basis: str = ""
+
+    def _seconds(self, work: float, launches: float) -> float:
+        gpu = (self.compute + self.traffic) * work
+        return max(gpu, self.launches * launches) + self.optimizer
 
     @property
     def seconds(self) -> float:
         """Seconds of the whole step: launches hide behind the GPU's work, or it behind them."""
-        return max(self.compute + self.traffic, self.launches) + self.optimizer
+        return self._seconds(1.0, 1.0)
+
+    @property
+    def seconds_low(self) -> float:
+        """The step if work and launches are as fast as one in ten like runs (p10)."""
+        return self._seconds(self.work_low, self.launches_low)
+
+    @property
+    def seconds_high(self) -> float:
+        """The step if work and launches are as slow as one in ten like runs (p90)."""
+        return self._seconds(self.work_high, self.launches_high)
 
     @property
     def bound_by(self) -> str:
@@ -46,61 +93,100 @@ class StepTime:
         return max(parts, key=lambda name: parts[name])
 
 
-def matrix_factor(precision: str, constants: Constants) -> float:
-    """Return how many times longer than at peak the matrix products of `precision` take."""
-    if precision in ("float16", "bfloat16"):
-        return constants.half_time_factor
-    return constants.float32_time_factor
+def features(step: Step, gpu: Gpu) -> Mapping[str, float]:
+    """Return what makes steps of equal FLOPs and bytes run at other speeds, each from 0 to about 1.
+
+    cuDNN's half kernels want channels last; its kernels for groups do not.
+    """
+    half = step.precision in _HALF
+    bandwidth = math.log(gpu.bandwidth_gb_per_second / 1000)
+    return {
+        "convolution": step.convolution_share,
+        "convolution_by_log_bandwidth": step.convolution_share * bandwidth,
+        "convolution_in_half_channels_first": step.convolution_share
+        * (half and not step.channels_last),
+        "groups_channels_last": step.grouped_share * step.channels_last,
+    }
+
+
+def time_factor_of(precision: str) -> str:
+    """Return the name of the time factor of a precision in `Fitted.time_factors`."""
+    return "half" if precision in _HALF else precision
 
 
 def roofline(
-    *,
-    samples: float,
-    flops_per_sample: float,
-    kept_bytes_per_sample: float,
-    optimizer_traffic_bytes: float,
-    launches_seconds: float,
-    precision: str,
+    step: Step,
     gpu: Gpu,
     constants: Constants,
+    *,
+    kernels: float = 0.0,
+    launch: Launch | None = None,
+    found: Fitted | None = None,
 ) -> StepTime:
-    """Return the time of a step of `samples` samples on `gpu`."""
+    """Return the time of a step that starts `kernels` kernels, each as slow as `launch`."""
+    found, scale = found or fitted(), constants.time_factor
     bandwidth = gpu.bandwidth_gb_per_second * 1e9
-    factor = matrix_factor(precision, constants) * constants.time_factor
+    factor = found.time_factors[time_factor_of(step.precision)]
+    values = features(step, gpu)
+    slower = scale * math.exp(sum(found.exponents[name] * value for name, value in values.items()))
+    interval, basis = found.interval(step.kind, gpu.name)
+    launch = launch or launch_of(gpu, found)
+    if scale != 1:
+        interval, basis = Interval(low=1.0, high=1.0, runs=1), "a run of this on this GPU"
+    if scale != 1 or constants.launch_factor != 1:
+        launch = Launch(
+            low=launch.likely, likely=launch.likely, high=launch.likely, hosts="its own"
+        )
     return StepTime(
-        compute=samples * flops_per_sample / gpu.peak_flops(precision) * factor,
-        traffic=samples
-        * kept_bytes_per_sample
-        * constants.traffic_passes
+        compute=step.samples
+        * step.flops_per_sample
+        / gpu.peak_flops(step.precision)
+        * factor
+        * slower,
+        traffic=step.samples
+        * step.kept_bytes_per_sample
         / bandwidth
-        * constants.time_factor,
-        optimizer=optimizer_traffic_bytes / bandwidth * constants.time_factor,
-        launches=launches_seconds * constants.time_factor * constants.launch_factor,
+        * found.traffic_passes
+        * slower,
+        optimizer=step.optimizer_traffic_bytes / bandwidth * scale,
+        launches=kernels * launch.likely * scale * constants.launch_factor,
+        work_low=interval.low,
+        work_high=interval.high,
+        launches_low=launch.low / launch.likely,
+        launches_high=launch.high / launch.likely,
+        basis=basis,
     )
+
+
+def launch_of(gpu: Gpu, found: Fitted | None = None) -> Launch:
+    """Return the seconds of a kernel launch on the hosts that EC2 gives this GPU."""
+    launches = (found or fitted()).launches
+    return launches.get(gpu.name) or launches["other"]
 
 
 def step_time(footprint: Footprint, gpu: Gpu, constants: Constants, *, world: int = 1) -> StepTime:
     """Return the time of a stage's optimizer step, its global batch shared by `world` GPUs."""
     prepares = footprint.kind == "prepare"
     samples = footprint.micro_batch if prepares else footprint.global_batch / world
-    micro_batches = math.ceil(samples / footprint.micro_batch)
-    launches = constants.least_step_seconds
-    if footprint.kernels_per_step is not None:
-        launches = footprint.kernels_per_step * constants.seconds_per_kernel
-    elif prepares:
-        launches /= 3  # forward only
     # Reads gradients; reads and writes parameters and state.
     state = 2 * (footprint.parameter_bytes + footprint.optimizer_bytes) + footprint.gradient_bytes
     kept = footprint.kept_bytes_per_sample
     if prepares:
-        kept = footprint.activation_bytes * _FORWARD_PASSES / constants.traffic_passes
-    return roofline(
+        kept = footprint.activation_bytes * _FORWARD_PASSES / fitted().traffic_passes
+    counted = Step(
         samples=samples,
         flops_per_sample=footprint.flops_per_sample,
         kept_bytes_per_sample=kept,
         optimizer_traffic_bytes=0 if prepares else state,
-        launches_seconds=launches * micro_batches,
         precision=footprint.precision,
-        gpu=gpu,
-        constants=constants,
+        convolution_share=footprint.convolution_share,
+        grouped_share=footprint.grouped_share,
+        channels_last=footprint.channels_last,
+    )
+    kernels = footprint.kernels_per_step
+    if kernels is None:
+        least = constants.least_step_seconds / (3 if prepares else 1)  # forward only
+        kernels = round(least / launch_of(gpu).likely)
+    return roofline(
+        counted, gpu, constants, kernels=kernels * math.ceil(samples / footprint.micro_batch)
     )

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from sizing import catalogue
 from sizing.catalogue.prices import UnknownPriceError
+from sizing.models.fitted import fitted
 from sizing.plan.checks import TIGHT, Findings, check_plan
 from sizing.plan.plan import Plan, make_plan
 from sizing.plan.request import Request
@@ -38,7 +39,11 @@ def rank(
     request: Request, *, plan: Callable[[Request], Plan] = make_plan, sizes: list[str] | None = None
 ) -> list[PlannedSize]:
     """Return the sizes, cheapest first; those that cannot work come last, with the reason."""
-    names = sizes or [instance.size for instance in catalogue.trainable_by_price()]
+    names = sizes or [
+        each.size for each in catalogue.trainable_by_price() if each.num_gpus >= request.gpus
+    ]
+    if not names:
+        raise ValueError(f"gpus is {request.gpus}; no size in the catalogue has as many")
     found = []
     for size in names:
         try:
@@ -55,7 +60,7 @@ def rank(
 
 def reasons(plan: Plan) -> tuple[str, ...]:
     """Return reason codes as AWS Compute Optimizer has them: {Resource}{Over,Under}provisioned."""
-    memory = plan.work.memory.need / plan.inputs.instance.gpu_memory_mib
+    memory = plan.gpu_memory_need / plan.inputs.instance.gpu_memory_mib
     host = plan.host.need / plan.inputs.instance.memory_gib
     found = [
         *_code("GPUMemory", memory),
@@ -70,7 +75,7 @@ def reasons(plan: Plan) -> tuple[str, ...]:
         found.append("GPUOverprovisioned")
     if not plan.notice.fits:
         found.append("NetworkBandwidthUnderprovisioned")
-    if plan.inputs.instance.num_gpus > plan.request.gpus:
+    if plan.inputs.instance.num_gpus > plan.used_gpus:
         found.append("GPUOverprovisioned")
     return tuple(dict.fromkeys(found))
 
@@ -97,6 +102,8 @@ def would_change(plan: Plan) -> str:
     """Return the measurement that would change the verdict most."""
     if plan.inputs.calibrated_by:
         return "a run on another GPU: the step time on this one is calibrated"
+    if plan.inputs.gpu.name not in fitted().runs:
+        return f"the step time of a real run: {plan.work.main.step.basis}"
     if plan.work.main.bound_by == "kernel launches":
         return (
             "the step time of a real run: this one is bound by kernel launches, which no count "

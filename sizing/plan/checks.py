@@ -7,6 +7,7 @@ from sizing import catalogue
 from sizing.catalogue.gpus import find_gpu
 from sizing.models import footprints
 from sizing.models.constants import GIB
+from sizing.models.fitted import fitted
 from sizing.models.memory import gpu_memory
 from sizing.models.notice import notice_fit
 from sizing.plan.plan import Plan
@@ -73,8 +74,14 @@ def find_problems(plan: Plan) -> dict[str, str]:
 
 def _memory(plan: Plan) -> str | None:
     memory, there = plan.work.memory, plan.inputs.instance.gpu_memory_mib
-    if memory.need <= there:
+    if plan.gpu_memory_need <= there:
         return None
+    sharing = plan.request.runs_per_gpu(plan.inputs.instance)
+    if sharing > 1 and memory.need <= there:
+        return (
+            f"{sharing} runs on one GPU need {plan.gpu_memory_need:,.0f} MiB of its memory, "
+            f"{plan.request.size} has {there:,}; {math.floor(there / memory.need)} at a time fit"
+        )
     return (
         f"stage {memory.stage} needs {memory.need:,.0f} MiB of GPU memory, {plan.request.size} has "
         f"{there:,}; {_smaller_step(plan)}"
@@ -89,7 +96,11 @@ def _smaller_step(plan: Plan) -> str:
     for size in range(current - 1, 0, -1):
         try:
             stages = footprints.stages(
-                request.workload, request.recipe, micro_batch=size, path=plan.inputs.footprints_file
+                request.workload,
+                request.recipe,
+                micro_batch=size,
+                batch=request.batch,
+                path=plan.inputs.footprints_file,
             )
         except ValueError:
             continue
@@ -127,7 +138,7 @@ def _faster_upload(plan: Plan) -> str:
         if other.gpu_memory_mib < plan.work.memory.need or not other.network_baseline_gbps:
             continue
         fit = notice_fit(
-            checkpoint_bytes=plan.checkpoint_bytes,
+            checkpoint_bytes=plan.checkpoint_bytes * plan.request.runs,
             longest_step_seconds=plan.notice.step,
             gpu=find_gpu(other.gpu, other.gpu_memory_mib),
             instance=other,
@@ -207,7 +218,7 @@ def find_warnings(plan: Plan) -> tuple[str, ...]:
 def _resource_warnings(plan: Plan) -> list[str]:
     found = []
     main, gpu, instance = plan.work.main, plan.inputs.gpu, plan.inputs.instance
-    need, there = plan.work.memory.need, instance.gpu_memory_mib
+    need, there = plan.gpu_memory_need, instance.gpu_memory_mib
     if there * TIGHT < need <= there:
         found.append(f"GPU memory is tight: {need:,.0f} of {there:,} MiB")
     if plan.host.fits and plan.host.need > plan.host.usable * TIGHT:
@@ -223,7 +234,7 @@ def _resource_warnings(plan: Plan) -> list[str]:
     half = any(stage.footprint.precision == "bfloat16" for stage in plan.work.stages)
     if half and not gpu.has_bfloat16:
         found.append(f"{gpu.name} has no bfloat16 tensor cores: float32 rates are predicted")
-    idle = instance.num_gpus - plan.request.gpus
+    idle = instance.num_gpus - plan.used_gpus
     if idle:
         found.append(f"{idle} of {instance.num_gpus} GPUs of {plan.request.size} stay idle")
     return found
@@ -264,8 +275,12 @@ def _spot_warnings(plan: Plan) -> list[str]:
 
 def _knowledge_warnings(plan: Plan) -> list[str]:
     found = []
+    if plan.inputs.gpu.name not in fitted().runs and not plan.inputs.calibrated_by:
+        found.append(plan.work.main.step.basis)
     if any(stage.footprint.basis == "modelled" for stage in plan.work.stages):
         found.append("this micro-batch was not counted: its memory is modelled from two others")
+    if plan.inputs.facts is not None and plan.inputs.facts.loader_cpu_seconds == 0:
+        found.append("the loader's CPU time is not known and left out")
     if not plan.inputs.knows_data:
         found.append(
             f"nothing is known of the data of {plan.request.workload}: loader, disk and sync are "

@@ -1,5 +1,6 @@
 """Everything that a plan starts from: the request, and what is known of its size and workload."""
 
+import math
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -67,10 +68,17 @@ def look_up(
         request.workload, request.recipe, request.size, instance.gpu, path=calibration_file
     )
     used = constants or learned
-    stages = footprints.stages(
-        request.workload, request.recipe, micro_batch=request.micro_batch, path=footprints_file
+    stages = _as_asked(
+        footprints.stages(
+            request.workload,
+            request.recipe,
+            micro_batch=request.micro_batch,
+            batch=request.batch,
+            path=footprints_file,
+        ),
+        request,
     )
-    facts = DATA.get(request.workload)
+    facts = DATA.get(request.workload) or _given_data(request, stages)
     price, spot_price = _prices(request)
     return Inputs(
         request=request,
@@ -87,6 +95,49 @@ def look_up(
         interruptions=_interruptions(request),
         price=price,
         spot_price=spot_price,
+    )
+
+
+def _as_asked(stages: tuple[Footprint, ...], request: Request) -> tuple[Footprint, ...]:
+    """The stages with as many samples and epochs as the request gives; counts do not change.
+
+    `samples` is the whole dataset: every stage's share of it stays.
+    """
+    if request.samples is None and request.epochs is None:
+        return stages
+    whole = max(stage.samples_per_epoch for stage in stages)
+    share = (request.samples or whole) / whole
+    return tuple(_scaled(stage, share, request.epochs) for stage in stages)
+
+
+def _scaled(stage: Footprint, share: float, epochs: float | None) -> Footprint:
+    trains = stage.kind == "train"
+    if epochs is None or not trains:
+        epochs = stage.epochs
+    samples = max(1, round(stage.samples_per_epoch * share))
+    evaluations = math.ceil(stage.evaluations * epochs / stage.epochs)
+    return replace(
+        stage,
+        samples_per_epoch=samples,
+        validation_samples=round(stage.validation_samples * share),
+        steps_per_epoch=math.ceil(samples / (stage.global_batch if trains else stage.micro_batch)),
+        epochs=epochs,
+        evaluations=evaluations,
+    )
+
+
+def _given_data(request: Request, stages: tuple[Footprint, ...]) -> DataFacts | None:
+    """Of a model without a workload: the given dataset, read once an epoch; its loader is free."""
+    if not request.dataset_gib:
+        return None
+    samples = max(stage.samples_per_epoch + stage.validation_samples for stage in stages)
+    each = request.dataset_gib * GIB / samples
+    return DataFacts(
+        dataset_bytes_per_sample=each,
+        epoch_bytes_per_sample=each,
+        loader_cpu_seconds=0.0,
+        basis="given",
+        source="--dataset-gib; the loader's CPU time is not known and left out",
     )
 
 

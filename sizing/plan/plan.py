@@ -44,9 +44,41 @@ class Plan:
         return self.inputs.checkpoint_bytes
 
     @property
+    def gpu_memory_need(self) -> float:
+        """MiB that the runs of one GPU need together."""
+        return self.work.memory.need * self.request.runs_per_gpu(self.inputs.instance)
+
+    @property
+    def used_gpus(self) -> int:
+        """GPUs of the size that the runs use."""
+        there = self.inputs.instance.num_gpus // self.request.gpus
+        return self.request.gpus * min(self.request.runs, there)
+
+    @property
+    def interruption_seconds(self) -> float:
+        """Seconds that an interruption costs: the restart, and what was not saved."""
+        lost = 0.0 if self.spot is None else self.spot.interval_seconds / 2
+        return self.restart.seconds + (0.0 if self.notice.fits else lost)
+
+    @property
+    def usd_of_interruption(self) -> float:
+        """Dollars on Spot of those seconds: the replacement is paid for while it starts."""
+        return self.interruption_seconds / 3600 * self.inputs.spot_price.usd_per_hour
+
+    @property
     def hours_on_demand(self) -> float:
         """Hours of one uninterrupted run, its start included."""
         return (self.work.seconds + self.restart.seconds) / 3600
+
+    @property
+    def hours_low(self) -> float:
+        """Those hours if every step is as fast as p10 of the published runs like it."""
+        return (self.work.seconds_low + self.restart.seconds) / 3600
+
+    @property
+    def hours_high(self) -> float:
+        """Those hours if every step is as slow as p90 of the published runs like it."""
+        return (self.work.seconds_high + self.restart.seconds) / 3600
 
     @property
     def usd_on_demand(self) -> float:
@@ -78,7 +110,8 @@ def make_plan(
     )
     work = plan_work(inputs, host)
     notice = notice_fit(
-        checkpoint_bytes=inputs.checkpoint_bytes,
+        # Runs side by side save at the same notice over the same network.
+        checkpoint_bytes=inputs.checkpoint_bytes * request.runs,
         longest_step_seconds=work.longest_step_seconds,
         gpu=inputs.gpu,
         instance=inputs.instance,

@@ -10,6 +10,7 @@ from sizing.models.constants import ABOUT
 from sizing.plan.checks import Findings
 from sizing.plan.deadline import sentence, with_fallback
 from sizing.plan.plan import Plan
+from sizing.plan.spot_verdict import spot_verdict
 from sizing.plan.work import StagePlan
 from sizing.spot.forecast import Estimate
 
@@ -20,6 +21,8 @@ def to_json(plan: Plan, findings: Findings) -> dict[str, Any]:
     seconds = {
         "epoch_seconds": plan.work.main.epoch_seconds,
         "hours_on_demand": plan.hours_on_demand,
+        "hours_on_demand_p10": plan.hours_low,
+        "hours_on_demand_p90": plan.hours_high,
         "hours_p50": spot.hours_p50 if spot else None,
         "hours_p90": spot.hours_p90 if spot else None,
         "usd_per_hour": plan.inputs.price.usd_per_hour,
@@ -33,6 +36,8 @@ def to_json(plan: Plan, findings: Findings) -> dict[str, Any]:
         "checkpoint_interval_seconds": spot.interval_seconds if spot else None,
         "checkpoint_seconds": plan.notice.save,
         "restart_seconds": plan.restart.seconds,
+        "interruption_seconds": plan.interruption_seconds,
+        "usd_of_interruption": plan.usd_of_interruption,
     }
     return {
         "format": 1,
@@ -47,6 +52,7 @@ def to_json(plan: Plan, findings: Findings) -> dict[str, Any]:
         **{name: None if value is None else rounded(value) for name, value in seconds.items()},
         "checkpoint_bytes": plan.checkpoint_bytes,
         "notice_fits": plan.notice.fits,
+        "spot_suits": spot_verdict(plan).suits,
         "warnings": list(findings.warnings),
         "problems": dict(findings.problems),
         "calibrated_by": list(plan.inputs.calibrated_by),
@@ -71,6 +77,8 @@ def _stage(stage: StagePlan) -> dict[str, Any]:
         "micro_batch": stage.footprint.micro_batch,
         "steps": round(stage.footprint.steps_per_epoch * stage.footprint.epochs),
         "step_seconds": rounded(step.seconds),
+        "step_seconds_p10": rounded(step.seconds_low),
+        "step_seconds_p90": rounded(step.seconds_high),
         "epoch_seconds": rounded(stage.epoch_seconds),
         "seconds": rounded(stage.seconds),
         "bound_by": stage.bound_by,
@@ -83,6 +91,7 @@ def _stage(stage: StagePlan) -> dict[str, Any]:
                 "gradients",
                 "optimizer",
                 "activations",
+                "workspace",
                 "fragmentation",
                 "context",
                 "logits",
@@ -94,7 +103,7 @@ def _stage(stage: StagePlan) -> dict[str, Any]:
 def figures(plan: Plan) -> dict[str, Figure]:
     """Return the figures that decide, each with its basis and source."""
     inputs, measured = plan.inputs, plan.work.main.footprint
-    step: tuple[Basis, str] = ("modelled", "sizing/models/step_time.py: counted FLOPs and bytes")
+    step: tuple[Basis, str] = ("modelled", plan.work.main.step.basis)
     if inputs.calibrated_by:
         step = ("measured", f"calibrated by {', '.join(inputs.calibrated_by)}")
     return {
@@ -155,15 +164,19 @@ def _price_basis(price: Price) -> Basis:
 
 def summary(plan: Plan) -> list[tuple[str, str]]:
     """Return what people want to know, one line each."""
-    spot = plan.spot
+    spot, verdict = plan.spot, spot_verdict(plan)
     return [
         (
             "GPU memory",
-            f"{plan.work.memory.need:,.0f} of {plan.inputs.instance.gpu_memory_mib:,} MiB",
+            f"{plan.gpu_memory_need:,.0f} of {plan.inputs.instance.gpu_memory_mib:,} MiB",
         ),
         ("bound by", f"{plan.work.main.bound_by} (stage {plan.work.main.footprint.stage})"),
         ("epoch", duration(plan.work.main.epoch_seconds)),
-        ("work", duration(plan.work.seconds)),
+        (
+            "work",
+            f"{duration(plan.work.seconds)}; {duration(plan.work.seconds_low)} to "
+            f"{duration(plan.work.seconds_high)} as like runs (p10 to p90)",
+        ),
         ("on demand", f"{duration(plan.hours_on_demand * 3600)}, ${plan.usd_on_demand:.2f}"),
         (
             "Spot",
@@ -179,7 +192,12 @@ def summary(plan: Plan) -> list[tuple[str, str]]:
             + (f", every {duration(spot.interval_seconds)}" if spot else ""),
         ),
         ("notice", f"{'fits' if plan.notice.fits else 'DOES NOT FIT'}: {plan.notice.sentence()}"),
-        ("restart", duration(plan.restart.seconds)),
+        (
+            "an interruption",
+            f"{duration(plan.interruption_seconds)} and ${plan.usd_of_interruption:.3f}, of which "
+            f"the restart {duration(plan.restart.seconds)}",
+        ),
+        ("Spot suits it", f"{verdict.suits}: {'; '.join(verdict.reasons)}"),
         ("alternates", _alternates(plan.request.size)),
         *([("with fallback", sentence(fallback))] if (fallback := with_fallback(plan)) else []),
     ]
@@ -218,7 +236,8 @@ def one_line(plan: Plan) -> str:
     )
     return (
         f"plan: {request.workload}/{request.recipe} on {request.size} takes "
-        f"{costs}, ${plan.usd_on_demand:.2f} on demand; {work.memory.need:,.0f} of "
+        f"{costs}, ${plan.usd_on_demand:.2f} on demand; its work {duration(work.seconds_low)} to "
+        f"{duration(work.seconds_high)} as like runs; {work.memory.need:,.0f} of "
         f"{plan.inputs.instance.gpu_memory_mib:,} MiB GPU memory; bound by {work.main.bound_by}; "
         f"a checkpoint takes {plan.notice.total:.0f} of {plan.notice.budget:.0f} s of the notice "
         f"(modelled, prices of {request.region}; details: TrainingStack.plan.json)"

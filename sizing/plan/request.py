@@ -1,5 +1,6 @@
 """What is to be planned, as the command line, cdk synth or a finished run asks for it."""
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +22,9 @@ class Request:
     recipe: str
     size: str
     micro_batch: int | None = None
+    batch: int | None = None
+    samples: int | None = None
+    epochs: float | None = None
     gpus: int = 1
     runs: int = 1
     volume_gib: int = 200
@@ -43,9 +47,12 @@ class Request:
     on_demand: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("volume_gib", "runs"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; give at least 1")
+        for name in ("volume_gib", "runs", "batch", "samples"):
+            value = getattr(self, name)
+            if value is not None and not 1 <= value < 1e12:
+                raise ValueError(f"{name} is {value}; give at least 1")
+        if self.epochs is not None and not 0 < self.epochs < 1e9:
+            raise ValueError(f"epochs is {self.epochs:g}; give a number above 0")
         for name in ("dataset_gib", "unshared_gib", "rate_per_hour", "volume_mib_per_second"):
             value = getattr(self, name)
             if value is not None and not 0 <= value < 1e6:
@@ -69,6 +76,10 @@ class Request:
         if not 1 <= self.gpus <= instance.num_gpus:
             raise ValueError(f"gpus is {self.gpus}; {self.size} has {instance.num_gpus}")
         return instance
+
+    def runs_per_gpu(self, instance: Instance) -> int:
+        """The most runs that share a GPU: they are spread over all that the size has."""
+        return math.ceil(self.runs / (instance.num_gpus // self.gpus))
 
     def volume_mb_per_second(self, instance: Instance) -> float:
         """The volume's throughput: as given, else what the size sustains, at least gp3's floor."""

@@ -6,12 +6,14 @@ is checked against the models, because several common rules name the wrong remed
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from sizing.models.host import host_memory
 from sizing.plan.plan import Plan
+from sizing.plan.request import Request
+from sizing.plan.spot_verdict import saving_percent
+from sizing.plan.verdicts import VERDICTS
 from sizing.suggestion import suggest
 
 RULES_FILE = Path(__file__).with_name("rules.json")
@@ -94,19 +96,36 @@ def _check_signal(name: str, where: str = "") -> None:
 def signals(plan: Plan) -> dict[str, float]:
     """Return the signals that the plan has."""
     stage = plan.work.main.footprint
-    saving = 0.0
-    if plan.spot is not None and plan.usd_on_demand:
-        saving = 100 * (1 - (plan.spot.usd_p50 or 0.0) / plan.usd_on_demand)
     values = (
         float(max(s.footprint.samples_per_epoch for s in plan.work.stages)),
         float(stage.global_batch),
         plan.hours_on_demand,
         stage.parameter_bytes / 1e6,
-        100 * plan.work.memory.need / plan.inputs.instance.gpu_memory_mib,
+        100 * plan.gpu_memory_need / plan.inputs.instance.gpu_memory_mib,
         100 * plan.host.need / plan.inputs.instance.memory_gib,
-        saving,
+        saving_percent(plan),
     )
     return dict(zip(FROM_PLAN, values, strict=True))
+
+
+def as_given(request: Request, given: Mapping[str, float]) -> Request:
+    """Return the request with what the given signals change, so that all of the advice follows."""
+    for name in given:
+        _check_signal(name)
+    changed = request
+    if "dataset_samples" in given:
+        changed = replace(changed, samples=_count(given, "dataset_samples"))
+    if "batch_size" in given:
+        size = _count(given, "batch_size")
+        changed = replace(changed, batch=size, micro_batch=size)
+    jobs = [_count(given, name) for name in ("parallel_jobs", "researchers") if name in given]
+    return replace(changed, runs=max(jobs)) if jobs else changed
+
+
+def _count(given: Mapping[str, float], name: str) -> int:
+    if given[name] < 1 or given[name] != int(given[name]):
+        raise ValueError(f"{name} is {given[name]:g}; give a whole number from 1")
+    return int(given[name])
 
 
 def fire(
@@ -118,44 +137,9 @@ def fire(
     values = {name: (value, "predicted") for name, value in signals(plan).items()}
     values |= {name: (value, origin) for name, value in given.items()}
     return [
-        Fired(rule=rule, value=value, origin=where, verdict=_verdict(rule, value, plan))
+        Fired(rule=rule, value=value, origin=where, verdict=VERDICTS[rule.signal](plan, value))
         for rule in rules
         if rule.signal in values
         for value, where in [values[rule.signal]]
         if rule.fires(value)
     ]
-
-
-def _verdict(rule: Rule, value: float, plan: Plan) -> str:
-    """Return the models' verdict on the rule's advice."""
-    instance = plan.inputs.instance
-    if rule.signal in ("batch_size", "model_mb"):
-        return (
-            f"no: a larger size of the family has the same {instance.gpu}; memory is "
-            f"{plan.work.memory.need:,.0f} of {instance.gpu_memory_mib:,} MiB"
-        )
-    if rule.signal == "dataset_samples":
-        gib = plan.inputs.dataset_bytes / 2**30
-        cached = gib <= plan.host.cache_bytes / 2**30
-        return (
-            f"{'no' if cached else 'yes'}: bytes decide, not samples; {gib:.1f} GiB "
-            f"{'fit' if cached else 'do not fit'} the page cache of {instance.size}"
-        )
-    if rule.signal == "hours_per_experiment":
-        data_bound = plan.work.main.bound_by in ("loader CPU", "disk")
-        return (
-            f"{'yes' if data_bound else 'no'}: the run is bound by {plan.work.main.bound_by}, "
-            f"{'which' if data_bound else 'not by what'} more vCPUs and EBS bandwidth relieve"
-            f"{'' if data_bound else '; a faster GPU would'}"
-        )
-    if rule.signal in ("parallel_jobs", "researchers"):
-        runs = host_memory(instance, plan.inputs.constants, runs=max(1, int(value)))
-        return (
-            f"{'no' if runs.fits else 'yes'}: with memory-mapped data {runs.sentence()}; the runs "
-            "share the GPU, so each takes that many times longer (`plan --runs N`)"
-        )
-    if rule.signal == "data_wait_percent":
-        return f"yes: the step waits for its data; {instance.vcpus} vCPUs feed it now"
-    if rule.signal in ("gpu_memory_percent", "gpu_utilization_percent"):
-        return "see the ranking: the cheapest size that fits is first"
-    return "see the figures of `python -m sizing plan`"

@@ -5,6 +5,7 @@ from typing import Any
 from sizing import catalogue
 from sizing.catalogue import Instance, Price
 from sizing.models.burstable import FROM_MEMORY, day_of_work, is_burstable
+from sizing.models.constants import Constants
 from sizing.select.requirements import UNSUPPORTED, Candidate, Prices, Requirements
 
 
@@ -71,7 +72,7 @@ def working_candidates(
     requirements: Requirements, prices: Prices, left_out: dict[str, str]
 ) -> list[Candidate]:
     """Return the CPU sizes with the cost of a day of work, burst credits included."""
-    found = []
+    found, constants = [], Constants()
     for instance in catalogue.instances().values():
         kind = catalogue.families()[instance.family].kind
         if kind not in ("cpu", "burstable"):
@@ -79,6 +80,10 @@ def working_candidates(
         on_demand, _ = prices(instance.size)
         if instance.memory_gib < requirements.memory_gib or instance.vcpus < requirements.vcpus:
             left_out[instance.size] = "less memory or fewer vCPUs than required"
+        elif instance.memory_gib * constants.usable_memory_share < constants.process_gib:
+            left_out[instance.size] = (
+                f"a Python process with torch takes {constants.process_gib:g} GiB"
+            )
         elif requirements.phase == "prepare" and kind == "burstable":
             left_out[instance.size] = "data preparation keeps the CPUs busy: credits run out"
         elif on_demand is not None:

@@ -1,7 +1,7 @@
 """The Guard's function with its role, log group and schedule."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,8 @@ from stacks.guard.fleet import ON_DEMAND, SPOT
 from stacks.guard.tick import CALL_SECONDS
 from stacks.monitoring.metrics import GUARD_PERIOD
 from stacks.parameters import StackParameters
-from stacks.roles import may_modify_fleet_of
+from stacks.plan import price_region
+from stacks.roles import allow, may_modify_fleet_of, may_use_key_of
 
 # A deadline is met with what the Guard knows at a call: every minute between calls is reserved.
 PERIOD_WITH_DEADLINE = Duration.minutes(2)
@@ -75,9 +76,8 @@ class Guard(Construct):
             retention=logs.RetentionDays.ONE_MONTH,
             removal_policy=RemovalPolicy.DESTROY,
         )
-        role = self._role(run_bucket, run_prefix)
+        role = self._role(run_bucket, run_prefix, fleet_parameter)
         log_group.grant_write(role)
-        fleet_parameter.grant_read(role)
         topic.grant_publish(role)
         every = PERIOD_WITH_DEADLINE if parameters.deadline_hours else GUARD_PERIOD
         self.function = lambda_.Function(
@@ -108,7 +108,7 @@ class Guard(Construct):
                 "CALL_EVERY_SECONDS": str(every.to_seconds() + LATE_SECONDS),
                 "FORECAST": json.dumps(_forecast(plan)),
                 "NOTICE_SECONDS": str(parameters.notice_budget_seconds),
-                "USD_PER_HOUR": json.dumps(_prices(parameters.sizes)),
+                "USD_PER_HOUR": json.dumps(self._prices(parameters.sizes)),
                 "HEARTBEAT_TIMEOUT_SECONDS": str(parameters.heartbeat_timeout_seconds),
                 "MAX_BARREN_ATTEMPTS": str(parameters.max_barren_attempts),
             },
@@ -121,7 +121,9 @@ class Guard(Construct):
             targets=[targets.LambdaFunction(self.function)],
         )
 
-    def _role(self, run_bucket: s3.IBucket, run_prefix: str) -> iam.Role:
+    def _role(
+        self, run_bucket: s3.IBucket, run_prefix: str, fleet_parameter: ssm.IStringParameter
+    ) -> iam.Role:
         """Create the role that reads the run, keeps the Guard's ledger and stops the fleet."""
         role = iam.Role(
             self,
@@ -129,11 +131,20 @@ class Guard(Construct):
             assumed_by=iam.ServicePrincipal("lambda.amazonaws.com"),
             description="Guard: read the run, stop this stack's fleet, end its instances",
         )
-        run_bucket.grant_read(role, f"{run_prefix}/*")
-        run_bucket.grant_put(role, f"{run_prefix}/{GUARD}")
-        run_bucket.grant_put(role, f"{run_prefix}/{EVENTS}*")
         stack = Stack.of(self)
-        role.add_to_policy(may_modify_fleet_of(stack))
+        own, ledger, records = (
+            run_bucket.arn_for_objects(f"{run_prefix}/{name}")
+            for name in ("*", GUARD, f"{EVENTS}*")
+        )
+        for statement in (
+            allow("ReadRun", ["s3:GetObject"], [own]),
+            allow("SeeWhatExists", ["s3:ListBucket"], [run_bucket.bucket_arn]),
+            allow("WriteLedgerAndEvents", ["s3:PutObject"], [ledger, records]),
+            allow("FindOwnFleet", ["ssm:GetParameter"], [fleet_parameter.parameter_arn]),
+            may_modify_fleet_of(stack),
+        ):
+            role.add_to_policy(statement)
+        may_use_key_of(run_bucket, role)
         role.add_to_policy(
             iam.PolicyStatement(
                 sid="EndOwnInstances",
@@ -153,9 +164,9 @@ class Guard(Construct):
         nag.acknowledge(
             role,
             {
-                **nag.bucket_grant_reasons(run_bucket),
                 **nag.OWN_FLEET_REASONS,
                 nag.ANY_INSTANCE: "Limited by the tag Stack; instances get their ids in the run.",
+                **nag.publish_reasons(run_bucket.encryption_key),
                 "IAM5[Resource::*]": "EC2's Describe calls take no resources.",
                 nag.objects_in(self, run_bucket.bucket_name, f"{run_prefix}/"): "It reads the head "
                 "and the dates of checkpoints, which are named during the run.",
@@ -165,6 +176,17 @@ class Guard(Construct):
             },
         )
         return role
+
+    def _prices(self, sizes: Sequence[str]) -> dict[str, dict[str, float]]:
+        """Return dollars per hour by size and market, the stack's own size first, as planned."""
+        regions = {size: price_region(Stack.of(self), size) for size in sizes}
+        return {
+            size: {
+                SPOT: catalogue.spot_price(size, region).usd_per_hour,
+                ON_DEMAND: catalogue.hourly_price(size, region).usd_per_hour,
+            }
+            for size, region in regions.items()
+        }
 
 
 def _forecast(plan: Mapping[str, Any] | None) -> dict[str, Any] | None:
@@ -176,15 +198,4 @@ def _forecast(plan: Mapping[str, Any] | None) -> dict[str, Any] | None:
         "restart_seconds": round(plan["restart_seconds"] * RESTART_MARGIN, 1),
         "save_seconds": plan["checkpoint_seconds"],
         "interval_seconds": plan["checkpoint_interval_seconds"] or 0.0,
-    }
-
-
-def _prices(sizes: Iterable[str]) -> dict[str, dict[str, float]]:
-    """Return dollars per hour by size and market: what the plan reckons with."""
-    return {
-        size: {
-            SPOT: catalogue.spot_price(size).usd_per_hour,
-            ON_DEMAND: catalogue.hourly_price(size).usd_per_hour,
-        }
-        for size in sizes
     }

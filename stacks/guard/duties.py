@@ -37,6 +37,12 @@ def _stopped(ledger: Ledger, tick: Tick) -> None:
 def _tell_stop(tick: Tick, reason: Reason, *, is_over: bool, ways: list[str]) -> None:
     # A run that is over is told once, the rest at each stop.
     nonce = (tick.head or {}).get("nonce", "")
+    # A deploy does not raise it: CloudFormation compares templates.
+    resume = (
+        f"Then go on from the last commit: aws ec2 modify-spot-fleet-request "
+        f"--spot-fleet-request-id {tick.fleet_id} --target-capacity 1"
+    )
+    is_finished = (tick.head or {}).get("state") == "finished"
     headline = f"Fleet to zero: {reason.sentence}" if "event" in ways else reason.sentence
     tick.note(
         Note(
@@ -44,7 +50,7 @@ def _tell_stop(tick: Tick, reason: Reason, *, is_over: bool, ways: list[str]) ->
             time=tick.now,
             name="to-zero",
             headline=headline[0].upper() + headline[1:],
-            lines=[*reason.said, reason.advice],
+            lines=[*reason.said, reason.advice, *([] if is_finished else [resume])],
             fields={
                 "message": reason.sentence,
                 "fleet_id": tick.fleet_id,

@@ -56,12 +56,12 @@ def _too_dear(settings: Settings, ledger: Ledger) -> Reason | None:
     if hours > settings.max_billed_hours:
         return Reason(
             sentence=f"{hours:.1f} hours billed; max_hours is {settings.max_billed_hours:g}",
-            advice="To go on from the last commit, deploy with a larger max_hours.",
+            advice="First deploy with a larger max_hours.",
         )
     if settings.max_usd and usd > settings.max_usd:
         return Reason(
             sentence=f"${usd:.2f} billed; max_usd is {settings.max_usd:g}",
-            advice="To go on from the last commit, deploy with a larger max_usd.",
+            advice="First deploy with a larger max_usd.",
         )
     return None
 
@@ -72,7 +72,7 @@ def _barren(settings: Settings, ledger: Ledger) -> Reason | None:
         return None
     return Reason(
         sentence=f"{len(barren)} attempts in a row committed nothing",
-        advice="Mend what they say, then set the fleet's target capacity to 1, or deploy.",
+        advice="First mend what they say.",
         said=tuple(_words(name, each) for name, each in barren.items()),
     )
 

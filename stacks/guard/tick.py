@@ -60,11 +60,12 @@ class Tick:
         self.instances = self.known("instances", lambda: fleet.instances_of_stack(settings))
         self.fleet_id = self.known("fleet id", lambda: fleet.own_fleet_id(settings))
         own = [each for each in self.instances or () if each.run_id == settings.run_id]
-        if self.fleet_id is None and own:
-            # Its newest instance knows, too.
-            self.fleet_id = max(own, key=lambda each: each.launched).fleet_id or None
         for fleet_id in {self.fleet_of(each) for each in self.live()} | {self.fleet_id or ""}:
             self._look_at_fleet(fleet_id)
+        if self.fleet_id is None:
+            # The run's instances know, too.
+            wanted = [each.fleet_id for each in own if self.capacity.get(each.fleet_id)]
+            self.fleet_id = wanted[0] if wanted else None
         found = self.known("head", lambda: records.read_head(settings))
         if found is not None:
             self.head, self.head_written = found

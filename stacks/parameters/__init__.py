@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sizing import catalogue
-from stacks.parameters.checks import CHECKS
+from stacks.parameters import checks, protection
 from stacks.parameters.context import (
     LEFT_OPEN,
     defaults,
@@ -21,6 +21,18 @@ from stacks.parameters.context import (
 from stacks.parameters.decisions import DECISIONS
 from stacks.parameters.fields import ParameterFields
 from stacks.parameters.limits import PLANNED, check_limits
+
+# Of everything but limits, which a plan of checked parameters decides.
+CHECKS = (
+    checks.check_names,
+    checks.check_size,
+    checks.check_volumes,
+    checks.check_fleet,
+    checks.check_times,
+    checks.check_alarms,
+    protection.check_kept,
+    protection.check_review,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

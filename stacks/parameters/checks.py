@@ -3,7 +3,7 @@
 import difflib
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from contract.grammar import parse_interval, parse_kept
 from contract.notice import MAX_SECONDS, POLICIES
@@ -36,13 +36,6 @@ _ZONE = re.compile(r"[a-z]{2}(-[a-z]+)+-\d[a-z]")
 _OVERRIDE = re.compile(r"[A-Za-z_][\w.]*=[A-Za-z0-9_.,:+/@%-]+")
 _AMI = re.compile(r"ami-[0-9a-f]{8,17}|(/[A-Za-z0-9_.-]+)+")
 _EMAIL = re.compile(r"[^@\s,;]+@[^@\s,;.]+(\.[^@\s,;.]+)+")
-_KEY = re.compile(r"arn:aws[a-z-]*:kms:[a-z0-9-]+:\d{12}:key/[A-Za-z0-9-]+")
-_OIDC_PROVIDER = re.compile(
-    r"arn:aws[a-z-]*:iam::\d{12}:oidc-provider/token\.actions\.githubusercontent\.com"
-)
-_REPOSITORY = re.compile(r"[A-Za-z0-9-]+/[A-Za-z0-9._-]+|[A-Za-z0-9-]+@\d+/[A-Za-z0-9._-]+@\d+")
-# As `kms`: create a key in DatasetStack. Any other value is the ARN of an existing key.
-NEW_KEY = "create"
 # Volume size per dataset size: the rest is for the file system and staged checkpoints.
 VOLUME_PER_DATASET = 1.1
 # The user data is limited to 16,384 bytes in all; this is what the other values leave.
@@ -55,7 +48,8 @@ def refuse_unless(is_fine: object, message: str) -> None:
         raise ValueError(message)
 
 
-def _check_match(name: str, value: str, pattern: re.Pattern[str], advice: str) -> None:
+def check_match(name: str, value: str, pattern: re.Pattern[str], advice: str) -> None:
+    """Refuse a value that does not match, with advice."""
     refuse_unless(pattern.fullmatch(value), f"{name} is {value!r}; {advice}")
 
 
@@ -66,7 +60,7 @@ def _nearest(name: str, known: Iterable[str]) -> str:
 
 def check_names(p: ParameterFields) -> None:
     """Refuse names that S3, systemd or a shell would misread."""
-    _check_match("recipe", p.recipe, _NAME, "give letters, digits, - and _")
+    check_match("recipe", p.recipe, _NAME, "give letters, digits, - and _")
     if p.workload in workloads():
         known = recipes(p.workload)
         refuse_unless(
@@ -76,24 +70,24 @@ def check_names(p: ParameterFields) -> None:
         )
     else:
         advice = f"{_nearest(p.workload, workloads())} For your own, give package.module:NAME"
-        _check_match("workload", p.workload, _OWN_CODE, advice)
-    _check_match("run_id", p.run_id, _NAME, "give a letter, then letters, digits, - and _ (63)")
-    _check_match("dataset", p.dataset, _PREFIX, "give a key prefix like trajectory or clips/v2")
+        check_match("workload", p.workload, _OWN_CODE, advice)
+    check_match("run_id", p.run_id, _NAME, "give a letter, then letters, digits, - and _ (63)")
+    check_match("dataset", p.dataset, _PREFIX, "give a key prefix like trajectory or clips/v2")
     for override in p.overrides:
-        _check_match("overrides", override, _OVERRIDE, "give NAME=VALUE without shell characters")
+        check_match("overrides", override, _OVERRIDE, "give NAME=VALUE without shell characters")
     refuse_unless(
         len(" ".join(p.overrides)) <= _MAX_OVERRIDES_CHARACTERS,
         f"overrides are longer than {_MAX_OVERRIDES_CHARACTERS} characters; write a recipe instead",
     )
     for name in ("dataset_bucket", "run_bucket"):
         if getattr(p, name):
-            _check_match(name, getattr(p, name), _BUCKET, "give a bucket's name, or nothing")
+            check_match(name, getattr(p, name), _BUCKET, "give a bucket's name, or nothing")
     for zone in p.zones:
-        _check_match("zones", zone, _ZONE, "give zones like us-east-1a,us-east-1b, or nothing")
+        check_match("zones", zone, _ZONE, "give zones like us-east-1a,us-east-1b, or nothing")
     refuse_unless(
         len(set(p.zones)) == len(p.zones), f"zones are {', '.join(p.zones)}; give each only once"
     )
-    _check_match(
+    check_match(
         "pytorch_ami_parameter",
         p.pytorch_ami_parameter,
         _AMI,
@@ -243,7 +237,7 @@ def check_times(p: ParameterFields) -> None:
 def check_alarms(p: ParameterFields) -> None:
     """Refuse alarms that never or always fire, and an invalid e-mail address."""
     if p.alarm_email:
-        _check_match(
+        check_match(
             "alarm_email",
             p.alarm_email,
             _EMAIL,
@@ -268,55 +262,3 @@ def check_alarms(p: ParameterFields) -> None:
         f"alarm_commit_seconds is {p.alarm_commit_seconds}; give {least} to 86400: twice the "
         "checkpoint interval and ten minutes are healthy",
     )
-
-
-def check_kept(p: ParameterFields) -> None:
-    """Refuse protection of the buckets that this deployment cannot provide."""
-    if p.kms and p.kms != NEW_KEY:
-        _check_match("kms", p.kms, _KEY, f"give {NEW_KEY}, the ARN of a key, or nothing")
-    refuse_unless(
-        1 <= p.versions_kept_days <= 365,
-        f"versions_kept_days is {p.versions_kept_days}; give 1 to 365: what is deleted or replaced "
-        "in the run bucket stays this long",
-    )
-    if not (p.dataset_bucket and p.run_bucket):
-        return
-    refuse_unless(
-        p.kms != NEW_KEY,
-        f"kms is {NEW_KEY}, which would create the key in DatasetStack, but with both buckets "
-        "adopted that stack does not exist; give the ARN of a key",
-    )
-    refuse_unless(
-        not p.access_logs,
-        "access_logs is true, but both buckets are adopted; enable logging where they are "
-        "managed, and drop access_logs",
-    )
-
-
-def check_review(p: ParameterFields) -> None:
-    """Refuse only one of ReviewStack's two parameters, or trust in more than one repository."""
-    given = {name: getattr(p, name) for name in ("review_oidc_provider", "review_repository")}
-    if not any(given.values()):
-        return
-    missing = [name for name, value in given.items() if not value]
-    refuse_unless(
-        not missing,
-        f"{''.join(missing)} is missing; give both of ReviewStack's parameters or neither",
-    )
-    advice = "give arn:aws:iam::ACCOUNT:oidc-provider/token.actions.githubusercontent.com"
-    _check_match("review_oidc_provider", p.review_oidc_provider, _OIDC_PROVIDER, advice)
-    advice = "give OWNER/NAME, or OWNER@ID/NAME@ID, which a repository made since July 2026 needs"
-    _check_match("review_repository", p.review_repository, _REPOSITORY, advice)
-
-
-# In this order; limits.py has the checks of what a plan decides.
-CHECKS: tuple[Callable[[ParameterFields], None], ...] = (
-    check_names,
-    check_size,
-    check_volumes,
-    check_fleet,
-    check_times,
-    check_alarms,
-    check_kept,
-    check_review,
-)

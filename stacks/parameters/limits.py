@@ -28,7 +28,10 @@ MICRO_BATCH = "micro_batch"
 
 
 def plan_run(p: ParameterFields, region: str = PRICE_REGION) -> Plan:
-    """Return the plan of the stack's run at a region's prices, with the limits it can judge."""
+    """Return the plan of the stack's run, at a region's prices.
+
+    Of its limits it knows those that it can judge.
+    """
     overrides = dict(text.split("=", 1) for text in p.overrides)
     micro_batch = overrides.get(MICRO_BATCH, "")
     # A limit is judged by a plan of the run itself only.
@@ -63,7 +66,7 @@ def is_covered(p: ParameterFields) -> bool:
 
 
 def max_hours(p: ParameterFields) -> float:
-    """three times the plan's p90, at least 4; 72 without a plan of this run"""
+    """three times the plan's p90 of machine hours, at least 4; 72 without a plan of this run"""
     if not is_covered(p):
         return HOURS_WITHOUT_PLAN
     try:
@@ -71,7 +74,7 @@ def max_hours(p: ParameterFields) -> float:
     except NotMeasuredError:
         return HOURS_WITHOUT_PLAN
     on_spot = plan.spot if p.on_demand_base == 0 else None
-    hours = on_spot.hours_p90 if on_spot else plan.hours_on_demand
+    hours = on_spot.machine_hours_p90 if on_spot else plan.hours_on_demand
     return min(MAX_HOURS, math.ceil(max(LEAST_HOURS, PLAN_FACTOR * hours)))
 
 

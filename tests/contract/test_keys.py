@@ -18,6 +18,6 @@ def spelled(pattern: str, *paths: Path) -> set[str]:
 def test_the_boot_scripts_name_them() -> None:
     scripts = sorted((REPOSITORY / "userdata").rglob("*.sh"))
     found = spelled(r"\$\{?(?:RUN_URI|DATASET_URI)(?::-)?\}?/([a-z.]+/?)", *scripts)
-    assert found == {keys.HEAD, keys.CONFIG, keys.EVENTS, keys.MANIFEST}
+    assert found == {keys.HEAD, keys.CONFIG, keys.EVENTS, keys.BUNDLES, keys.MANIFEST}
     launcher = (REPOSITORY / "userdata" / "run_training.sh").read_text()
     assert f'"${{RUN_URI%/{keys.RUNS}*}}/{keys.ARTIFACTS[:-1]}"' in launcher

@@ -106,6 +106,17 @@ def test_a_new_limit_says_what_it_does_to_the_run(
     assert review.exit_code("destructive") == 0
 
 
+def test_an_update_of_the_fleet_takes_back_what_a_deadline_bought(
+    base: Side, make_side: Callable[..., Side]
+) -> None:
+    larger, sentence = make_side(data_volume_gib="400"), "sets the fleet back to Spot"
+    without = judge(base, larger, []).run_effects
+    deadline = {"DEADLINE_HOURS": "8"}
+    with_one = judge(limited(base, **deadline), limited(larger, **deadline), []).run_effects
+    assert not any(sentence in effect for effect in without)
+    assert any(sentence in effect for effect in with_one)
+
+
 def test_a_policy_that_allows_more_widens(review_of: Reviewer) -> None:
     def allow_more(app: Construct) -> None:
         role = app.node.find_child("TrainingStack").node.find_child("InstanceRole").role  # type: ignore[attr-defined]
@@ -285,4 +296,4 @@ def test_a_volume_that_outlives_its_instance_is_told(review_of: Reviewer) -> Non
         template.node.default_child.add_property_override(path, False)
 
     effects = review_of(keep_volumes).run_effects
-    assert any("leaves its volume sdf behind" in effect for effect in effects)
+    assert any("leaves its volume /dev/sdf behind" in effect for effect in effects)

@@ -42,6 +42,14 @@ def test_every_size_is_tried_in_every_subnet(request_config: Any) -> None:
     assert len(tried) == len(config["Overrides"]) == 4
 
 
+def test_a_diff_shows_sizes_prices_and_limits(templates: dict[str, Any]) -> None:
+    outputs = templates["TrainingStack"]["Outputs"]
+    assert outputs["Sizes"]["Value"].startswith(
+        "g5.2xlarge, g5.4xlarge; the dearest, g5.4xlarge, costs $1.624 an hour on demand (1.3 times"
+    )
+    assert outputs["Limits"]["Value"].startswith("the Guard stops the run at ")
+
+
 def test_no_size_in_the_fleet_costs_more_than_its_factor(synthesize: Callable[..., Any]) -> None:
     def offered(**context: str) -> set[str]:
         resources = synthesize(size="g5.xlarge", **context)["TrainingStack"]["Resources"]

@@ -12,11 +12,6 @@ ROOT = Path(__file__).parent.parent.parent
 
 # Every wildcard that a policy of these stacks holds, by the policy's role, with its reason.
 WILDCARDS = {
-    # What grant_read and grant_put write; the resources beside them set the bounds.
-    ("GuardRole", "s3:GetBucket*"),
-    ("GuardRole", "s3:GetObject*"),
-    ("GuardRole", "s3:List*"),
-    ("GuardRole", "s3:Abort*"),
     # Objects get their names in the run; the dataset's are in its manifest.
     ("InstanceRole", "<DatasetBucket>/trajectory/*"),
     ("InstanceRole", "<RunBucket>/runs/run-1/*"),
@@ -37,12 +32,8 @@ WILDCARDS = {
     ("GuardRole", "*"),
 }
 
-# With a key of one's own: grant_put writes both families of calls, beside that key only.
-KEY_WILDCARDS = {
-    (role, f"kms:{action}")
-    for role in ("GuardRole",)
-    for action in ("GenerateDataKey*", "ReEncrypt*")
-}
+# With a key of one's own: grant_publish writes it, beside that key only.
+KEY_WILDCARDS = {("GuardRole", "kms:GenerateDataKey*")}
 # The same for policies that stand at a resource, allowing statements only: what it is, the
 # statement, and what in it is a wildcard. A key's policy has to spell its own key as "*".
 RESOURCE_WILDCARDS = {

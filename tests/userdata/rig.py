@@ -23,7 +23,7 @@ from stacks.user_data import render
 
 REPOSITORY = Path(__file__).parents[2]
 USERDATA = REPOSITORY / "userdata"
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 300.0
 
 TRAINER = '''
 """Keeps to the command line of training/; what it does is ordered from outside."""

@@ -65,6 +65,7 @@ def test_scripts_spell_the_exit_codes_of_the_contract() -> None:
     decides = (USERDATA / "service_failed.sh").read_text()
     assert f"users_mistake={EXIT_USER}\n" in decides
     assert f"users_mistake={EXIT_CONFIG}\n" in decides
+    assert f"status != {EXIT_MACHINE})" in decides
     assert f"status == {EXIT_NO_MANIFEST}" in (USERDATA / "steps/dataset.sh").read_text()
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from contract.errors import EXIT_CONFIG
+from contract.errors import EXIT_CONFIG, EXIT_MACHINE
 from rehearsal.machines import Disk
 from rehearsal.machines.process import EC2_DISKS, SHIMS
 from tests.userdata.rig import REPOSITORY, USERDATA
@@ -153,6 +153,24 @@ def test_fails_on_a_python_that_is_too_old(root: Path) -> None:
     done = run_step(root, "interpreter")
     assert done.returncode == EXIT_CONFIG
     assert "Python 3.10.12 of this image is too old: training needs 3.11" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("log", "starts"), [("", True), ("the first attempt's last words\n", False)]
+)
+def test_the_trainer_starts_again_only_where_all_gpus_are_left(
+    root: Path, log: str, starts: bool
+) -> None:
+    python = root / "bin/python"
+    lost = "echo '0 NVIDIA GPUs are on the PCI bus, and the size has 1'; exit 1"
+    python.write_text(f'#!/bin/bash\n[[ $1 == *import_torch.py ]] && {{ {lost}; }}\necho "$*"\n')
+    python.chmod(0o755)
+    (root / "var/log/training").mkdir(parents=True)
+    (root / "var/log/training/training.log").write_text(log)
+    done = run_script(root, "userdata/run_training.sh", PYTHON=str(python))
+    assert done.returncode == (0 if starts else EXIT_MACHINE)
+    assert ("-m training run" in done.stdout) == starts
+    assert ("0 NVIDIA GPUs are on the PCI bus" in done.stdout) != starts
 
 
 def test_metrics_carry_the_stack_and_never_only_the_instance(root: Path) -> None:

@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from tests.userdata.rig import Rig, calls, wait
 
 AT_STEP_7 = (
@@ -10,6 +12,7 @@ AT_STEP_7 = (
 )
 
 
+@pytest.mark.slow
 def test_three_failures_end_the_machine_and_the_same_place_on_a_second_one_the_run(
     rig: Rig,
 ) -> None:

@@ -63,7 +63,7 @@ def measured(
         if isinstance(stage, Prepare):
             yield from _prepare(stage, samples, about)
         else:
-            yield from _train(stage, config, samples, about)
+            yield from train_footprints(stage, config, samples, about)
 
 
 def _prepare(
@@ -88,14 +88,17 @@ def _prepare(
     }
 
 
-def _train(
+def train_footprints(
     stage: Any, config: Any, samples: Mapping[str, int], about: Mapping[str, Any]
 ) -> Iterator[dict[str, Any]]:
+    """Yield a Train stage's footprints, around its own micro-batch."""
     from training.preflight.footprint import measure_evaluation, measure_step
 
     settings, train = stage.settings, samples["train"]
     per_epoch = settings.steps_per_epoch(train)
-    evaluation = measure_evaluation(stage, config, settings.eval_batch)
+    evaluation = 0
+    if samples["validation"]:
+        evaluation = measure_evaluation(stage, config, settings.eval_batch)
     # Not 1 if the recipe has more: batch norm cannot train on one sample.
     least = min(2, settings.micro_batch)
     for size in sorted({max(least, int(f * settings.micro_batch)) for f in _FACTORS}):
@@ -155,7 +158,9 @@ def _recipes(options: argparse.Namespace) -> list[tuple[str, str]]:
     return [(name, recipe) for name in names for recipe in load_workload(name).recipes]
 
 
-def write_footprints(path: Path, footprints: Sequence[Mapping[str, Any]]) -> None:
+def write_footprints(
+    path: Path, footprints: Sequence[Mapping[str, Any]], *, command: str = _COMMAND
+) -> None:
     """Write the file; recipes that were not measured now keep their footprints in it."""
     import torch
 
@@ -168,11 +173,11 @@ def write_footprints(path: Path, footprints: Sequence[Mapping[str, Any]]) -> Non
         if kept and before["torch"] != version:
             raise UserError(
                 f"{path} was measured with torch {before['torch']}, but this is {version}; "
-                f"measure everything: {_COMMAND}"
+                f"measure everything: {command}"
             )
     rows = sorted([*kept, *footprints], key=lambda row: (row["workload"], row["recipe"]))
     lines = ",\n".join(f"  {json.dumps(row)}" for row in rows)
-    head = json.dumps({"format": 1, "torch": version, "command": _COMMAND}, indent=1)
+    head = json.dumps({"format": 1, "torch": version, "command": command}, indent=1)
     path.write_text(f'{head.rstrip()[:-2]},\n "footprints": [\n{lines}\n ]\n}}\n')
 
 

@@ -20,6 +20,7 @@ from training.errors import EXIT_FINISHED
 from training.interruption.supervisor import Supervisor
 from training.ranks.launch import end_with_rank_0
 from training.record.head import mark_failed, read_head
+from training.record.reopen import with_way_back
 from training.record.run_config import read_run_config
 from training.report.receipt import conclude
 from training.store.open import open_store
@@ -120,7 +121,8 @@ def _is_same_finished_run(arguments: argparse.Namespace, store: Store) -> bool:
 def _fail(arguments: argparse.Namespace) -> int:
     store = open_store(arguments.run_uri)
     run_id = store.uri.rstrip("/").rpartition("/")[2]
-    head = mark_failed(store, run_id, arguments.writer, arguments.reason)
+    reason = with_way_back(arguments.reason, store.uri)
+    head = mark_failed(store, run_id, arguments.writer, reason)
     record = read_run_config(store)
     if record is not None:
         conclude(store, record, head)

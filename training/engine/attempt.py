@@ -29,6 +29,7 @@ from training.record.events import Events, SilentEvents
 from training.record.head import Head
 from training.record.lease import Lease, LeaseLostError, acquire
 from training.record.metrics import Metrics, SilentMetrics
+from training.record.reopen import with_way_back
 from training.record.run_config import RunConfig, ensure_run_config
 from training.report.meter import Meter
 from training.report.profiler import StepProfiler
@@ -220,12 +221,8 @@ def _report_ended(store: Store, head: Head) -> int:
     if head.state == "finished":
         _log.info("[ok] %s is finished: weights %s", store.uri, head.weights_sha256)
         return EXIT_FINISHED
-    _log.error("[failed] %s has failed: %s; %s", store.uri, head.reason, _how_to_reopen(store))
+    _log.error("[failed] %s has failed: %s", store.uri, head.reason)
     return EXIT_FAILED
-
-
-def _how_to_reopen(store: Store) -> str:
-    return f"take it back with: python -m training reopen --run-uri {store.uri}"
 
 
 @contextlib.contextmanager
@@ -235,9 +232,10 @@ def _ending(context: AttemptContext) -> Iterator[None]:
         yield
     except RunFailedError as error:
         context.metrics.flush()
-        context.events.emit("failed", "failed", message=str(error))
-        context.lease.fail(str(error))
-        _log.error("[failed] the run has failed; %s", _how_to_reopen(context.store))
+        reason = with_way_back(str(error), context.store.uri)
+        context.events.emit("failed", "failed", message=reason)
+        context.lease.fail(reason)
+        _log.error("[failed] the run has failed: %s", reason)
         raise
     finally:
         context.supervisor.last_resort.stand_down()

@@ -28,6 +28,7 @@ from torch.utils.flop_counter import (
 from training.capabilities import HasExample, HasSurrogate, Probe
 from training.engine.in_backward import step_in_backward
 from training.errors import UserError
+from training.preflight.convolutions import Convolutions
 from training.preflight.data_reads import refusing_reads
 from training.preflight.standalone import LAST_STEP, standalone_inputs
 from training.workload import Batch, Loss, Train
@@ -59,6 +60,9 @@ class StepFootprint:
     checkpoint_bytes: int
     kernels: int  # kernels started by one micro-batch's forward and backward
     flops_per_sample: int  # forward and backward; matrix products, convolutions and attention
+    convolution_share: float  # of the FLOPs
+    grouped_share: float  # of the FLOPs: convolutions in groups, not depthwise
+    channels_last_share: float  # of the convolutions' FLOPs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,13 +74,16 @@ class ForwardFootprint:
     peak_bytes: int
     kernels: int
     flops_per_sample: int
+    convolution_share: float
+    grouped_share: float
+    channels_last_share: float
 
 
 def measure_step(stage: Train, config: Any, size: int) -> StepFootprint:
     """Measure an optimizer step with micro-batches of `size` samples."""
     example, weight = _example(stage, size)
     with _explained(stage), FakeTensorMode() as fake:
-        memory = _Memory()
+        memory = LiveMemory()
         with memory:
             batch = _fake(example, fake, memory)
             model = stage.model(standalone_inputs(stage.name, config)).train()
@@ -88,7 +95,7 @@ def measure_step(stage: Train, config: Any, size: int) -> StepFootprint:
             memory.begin()
             step.run(num_micro)
             kernels = memory.kernels // num_micro
-        flops = _flops(step.forward_backward)
+        flops, shares = _flops(step.forward_backward)
     parameters, buffers = list(model.parameters()), list(model.buffers())
     gradients = [p.grad for p in parameters if p.grad is not None]
     state = [t for t in tree_leaves(optimizer.state_dict()) if isinstance(t, Tensor)]
@@ -108,6 +115,7 @@ def measure_step(stage: Train, config: Any, size: int) -> StepFootprint:
         checkpoint_bytes=_bytes(model.state_dict().values()) + _bytes(state),
         kernels=kernels,
         flops_per_sample=flops // size,
+        **shares,
     )
 
 
@@ -138,7 +146,7 @@ def starts_kernel(operation: Any) -> bool:
     return operation.namespace == "aten" and name not in _WITHOUT_KERNEL
 
 
-class _Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class LiveMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the live storages, and remembers those alive at the peak."""
 
     def __init__(self) -> None:
@@ -206,7 +214,7 @@ class _Step:
         optimizer: Optimizer,
         batch: Batch,
         weight: float,
-        memory: _Memory,
+        memory: LiveMemory,
     ) -> None:
         self.output_bytes = 0
         self._stage = stage
@@ -270,13 +278,13 @@ def _forward(
     size: int,
 ) -> ForwardFootprint:
     with FakeTensorMode() as fake, torch.no_grad():
-        memory = _Memory()
+        memory = LiveMemory()
         with memory:
             batch = _fake(example, fake, memory)
             model = build().eval()
             memory.begin()
             forward(model, batch)
-        flops = _flops(lambda: forward(model, batch))
+        flops, shares = _flops(lambda: forward(model, batch))
     parameters = list(model.parameters())
     return ForwardFootprint(
         parameters=sum(p.numel() for p in parameters),
@@ -284,25 +292,29 @@ def _forward(
         peak_bytes=memory.peak_bytes,
         kernels=memory.kernels,
         flops_per_sample=flops // size,
+        **shares,
     )
 
 
-def _fake(example: Batch, fake: FakeTensorMode, memory: _Memory) -> Batch:
+def _fake(example: Batch, fake: FakeTensorMode, memory: LiveMemory) -> Batch:
     batch = tree_map_only(Tensor, fake.from_tensor, example)
     memory.count(tree_leaves(batch))
     return batch
 
 
-def _flops(act: Callable[[], Any]) -> int:
+def _flops(act: Callable[[], Any]) -> tuple[int, dict[str, float]]:
+    """The FLOPs, and how many of them are convolutions."""
     # The counter of torch 2.14 does not know the CPU's attention, which fake tensors take.
     aten = torch.ops.aten
     attention = {
         aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops,
         aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward_flops,
     }
-    with FlopCounterMode(display=False, custom_mapping=attention) as counter:
+    convolutions = Convolutions()
+    with FlopCounterMode(display=False, custom_mapping=attention) as counter, convolutions:
         act()
-    return int(counter.get_total_flops())
+    flops = int(counter.get_total_flops())
+    return flops, convolutions.shares(flops)
 
 
 def _attention_flops(query: Any, key: Any, value: Any, *rest: Any, **more: Any) -> int:

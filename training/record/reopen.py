@@ -34,6 +34,11 @@ class Reopened:
         return [entry.name for entry in self.before.checkpoints[len(self.after.checkpoints) :]]
 
 
+def with_way_back(reason: str, uri: str) -> str:
+    """The reason of a failed run with the command that takes the run back."""
+    return f"{reason}; take it back with: python -m training reopen --run-uri {uri}"
+
+
 def reopen_run(
     store: Store,
     step: int | None,

@@ -92,7 +92,7 @@ def test_every_table_says_how_old_its_prices_are(
 
 
 def test_a_plan_takes_region_zone_and_own_price(capsys: pytest.CaptureFixture[str]) -> None:
-    asked = ["plan", "trajectory", "--size", "g5.xlarge", "--region", "us-west-2"]
+    asked = ["plan", "trajectory", "--size", "g5.xlarge", "--region", "us-west-2", "--explain"]
 
     def usd(*more: str) -> str:
         assert main([*asked, *more]) == 0

@@ -13,7 +13,11 @@ SHOWN = [
     ["compare", "trajectory", "--sizes", "g5.xlarge,g6"],
     ["compare", "--tables", "000"],
     ["compare", "--tables", "002"],
+    ["compare", "--seed", "001"],
     ["compare", "--seed", "003"],
+    ["compare", "--seed", "004"],
+    ["rightsize", "p3.2xlarge", "--gpu-percent", "10"],
+    ["families"],
     ["advise", "trajectory", "--given", "parallel_jobs=4"],
     ["accuracy"],
 ]
@@ -34,6 +38,45 @@ def test_a_plan_that_cannot_work_exits_with_one(capsys: pytest.CaptureFixture[st
     assert main([*arguments, "--unshared-gib", "7.4"]) == 1
     assert "refused (host): 4 runs need" in capsys.readouterr().out
     assert main(arguments) == 0
+
+
+def test_advice_has_the_spot_verdict_the_budget_and_the_ways(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    asked = ["advise", "trajectory", "--runs", "4", "--hours-per-week", "5", "--sizes", "g5"]
+    assert main([*asked, "--json"]) == 0
+    advice = json.loads(capsys.readouterr().out)
+    assert advice["spot_suits"] in ("yes", "with care", "no")
+    assert advice["usd_of_interruption"] > 0
+    assert [way["way"] for way in advice["ways"]] == [
+        "one after the other",
+        "side by side",
+        "a GPU each",
+    ]
+    now = advice["budget"][0]
+    assert (now["size"], now["usd_week"], now["usd_year"]) == ("g5.2xlarge", 6.06, 315)
+    assert main(asked) == 0
+    shown = capsys.readouterr().out
+    assert "dollars at 5 hours a week" in shown
+    assert "Spot suits this on g5.2xlarge" in shown
+
+
+def test_given_samples_change_the_ranking(capsys: pytest.CaptureFixture[str]) -> None:
+    def dollars(*given: str) -> dict[str, float]:
+        assert main(["advise", "trajectory", "--sizes", "g5", "--json", *given]) == 0
+        advice = json.loads(capsys.readouterr().out)
+        return {each["size"]: each["usd_on_demand"] for each in advice["candidates"]}
+
+    usual, many = dollars(), dollars("--given", "dataset_samples=200000")
+    assert all(many[size] > 2 * usual[size] for size in usual)
+
+
+def test_a_plan_fits_one_screen(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "trajectory", "--size", "g5.2xlarge"]) == 0
+    short = capsys.readouterr().out
+    assert len(short.splitlines()) <= 32
+    assert main(["plan", "trajectory", "--size", "g5.2xlarge", "--explain"]) == 0
+    assert "from memory" in capsys.readouterr().out.removeprefix(short)
 
 
 def test_every_trainable_size_is_ranked(capsys: pytest.CaptureFixture[str]) -> None:
@@ -60,6 +103,16 @@ def test_every_trainable_size_is_ranked(capsys: pytest.CaptureFixture[str]) -> N
         (["compare", "trajectory", "--sizes", ","], "names no size"),
         (["advise", "trajectory", "--given", "parallel_jobs=many"], "write SIGNAL=NUMBER"),
         (["advise", "trajectory", "--given", "parallel_jobs=-1"], "a number from 0"),
+        (["advise", "trajectory", "--given", "parallel_jobs=2.5"], "a whole number from 1"),
+        (["advise", "trajectory", "--hours-per-week", "200"], "at most 168"),
+        (
+            ["plan", "trajectory", "--size", "g5.xlarge", "--batch", "24"],
+            "not a multiple of the micro-batch",
+        ),
+        (["plan", "trajectory", "--size", "g5.xlarge", "--epochs", "0"], "epochs is 0"),
+        (["rightsize", "g5.xlarge"], "give --gpu-percent"),
+        (["rightsize", "inf1.xlarge", "--gpu-percent", "5"], "no NVIDIA GPU"),
+        (["rightsize", "c5.xlarge", "--cpu-percent", "120"], "from 0 to 100"),
         (["review", "nowhere"], "there is no nowhere"),
     ],
 )

@@ -39,6 +39,12 @@ def test_the_helps_example_costs_what_idle_instances_cost(ask: Any) -> None:
     assert "out of reach" in answer["left_out"]["c5.18xlarge"]
 
 
+def test_an_experiment_is_never_put_where_torch_does_not_fit(ask: Any) -> None:
+    answer = ask("--phase", "experiment")
+    assert answer["candidates"][0]["size"] == "t3.medium"
+    assert answer["left_out"]["t3.nano"] == "a Python process with torch takes 3 GiB"
+
+
 def test_what_is_no_longer_supported_is_last_and_common_advice_is_contradicted(ask: Any) -> None:
     answer = ask(*BERT)
     assert answer["candidates"][0]["size"] == "c5.2xlarge"

@@ -5,93 +5,76 @@ from pathlib import Path
 import pytest
 
 from sizing.cli.accuracy import markdown, summary
-from sizing.evidence import accuracy
-from sizing.evidence.accuracy import Row, Truth
+from sizing.evidence import accuracy, fitting, memory
+from sizing.evidence.accuracy import Row
+from sizing.evidence.truths import counts, predictable, truths
 from sizing.models.constants import Constants
 
-ROWS = {row.name: row for row in accuracy.rows()}
-TIMM = [truth for truth in accuracy.truths() if truth.is_timm]
-# Held-out rows that the model misses, and why; docs/sizing.md lists them too.
-MISSES = {
-    **dict.fromkeys(
-        [
-            *("timm regnetx_004", "timm regnetx_008", "timm regnety_008", "timm regnetx_016"),
-            *("timm regnety_016", "timm regnetx_032"),
-        ],
-        "3 to 4 x over: RegNet in half and channels last ran slowly in 2022, probably its groups",
-    ),
-    "timm swin_tiny_patch4_window7_224": "34 % over: probably the copies of window shifts",
-    "DLE ResNet-50 A100 TF32": "41 % over: the float32 factor is of an A10G without TF32",
-    "growth MoE 526 M": "52 % over: probably the loop over its experts",
-    **dict.fromkeys(
-        ["torchvision Faster R-CNN", "torchvision Mask R-CNN", "torchvision Keypoint R-CNN"],
-        "a third under: torchvision reports 5.2 GB where mmdet reports 4.0",
-    ),
-}
+DOCUMENT = Path(__file__).parents[3] / "docs" / "sizing.md"
+# The aims of this project for runs that a fit has not seen.
+AIM, FIRST_AIM = 0.80, 34
 
 
-def held_out(kind: str) -> list[object]:
-    found: list[object] = []
-    for row in accuracy.rows():
-        if (row.kind, row.role) == (kind, "held out"):
-            why = MISSES.get(row.name)
-            marks = [pytest.mark.xfail(reason=why, strict=True)] if why else []
-            found.append(pytest.param(row, id=row.name, marks=marks))
-    return found
+def share(rows: list[Row]) -> float:
+    return sum(row.is_hit is True for row in rows) / len(rows)
 
 
-@pytest.mark.parametrize("row", held_out("throughput"))
-def test_throughput_of_a_run_never_seen_is_within_thirty_percent(row: Row) -> None:
-    assert row.ratio is not None
-    assert abs(row.ratio - 1) <= accuracy.THROUGHPUT_LIMIT
+@pytest.mark.parametrize("left_out", ["model", "gpu", "lab", "model and gpu"])
+def test_four_runs_of_five_are_within_thirty_percent_unseen(left_out: str) -> None:
+    assert share(accuracy.throughput_rows(left_out)) >= AIM
 
 
-@pytest.mark.parametrize("row", held_out("memory"))
-def test_memory_of_a_detector_is_within_fifteen_percent(row: Row) -> None:
-    assert row.ratio is not None
-    assert abs(row.ratio - 1) <= accuracy.MEMORY_LIMIT
+def test_of_the_first_held_out_rows_thirty_four_are_within_thirty_percent() -> None:
+    first = [row for row in accuracy.throughput_rows() if row.truth.role == "held out"]
+    assert len(first) == 38
+    assert sum(row.is_hit is True for row in first) >= FIRST_AIM
 
 
-@pytest.mark.parametrize("truth", TIMM, ids=lambda truth: truth.name)
-def test_memory_explains_the_batch_that_fitted_and_the_one_that_did_not(truth: Truth) -> None:
-    assert accuracy.ladder_error(truth, Constants()) <= accuracy.MEMORY_LIMIT
+@pytest.mark.parametrize(("left_out", "group"), [("model", "model"), ("model and gpu", "gpu")])
+def test_ranges_hold_about_four_runs_of_five(left_out: str, group: str) -> None:
+    inside, rows = fitting.covered(left_out, group)
+    assert 0.75 <= inside / rows <= 0.90
 
 
-def test_most_models_get_the_very_batch_that_timm_found() -> None:
-    exact = [t for t in TIMM if accuracy.largest_batch(t, Constants()) == t.batch]
-    assert len(exact) >= 0.85 * len(TIMM)
+def test_a_step_s_range_is_wider_on_a_gpu_without_published_runs() -> None:
+    found = fitting.intervals()
+    for kind in ("convolutions", "grouped convolutions", "other"):
+        known, new = found[f"{kind}, known GPU"], found[f"{kind}, new GPU"]
+        assert (new.low <= known.low, new.high >= known.high) == (True, True)
 
 
-def test_models_are_ranked_as_they_ran() -> None:
-    assert accuracy.ranking(TIMM) > accuracy.RANKING_LIMIT
+def test_the_memory_that_tensors_need_is_less_than_every_library_takes() -> None:
+    assert all(row.ratio is not None and row.ratio < 1 for row in accuracy.tensors_rows())
 
 
-@pytest.mark.xfail(reason="six RegNets of the 32 run at a third of the prediction", strict=True)
-def test_held_out_models_are_ranked_as_they_ran() -> None:
-    unseen = [truth for truth in TIMM if truth.role == "held out"]
-    assert accuracy.ranking(unseen) > accuracy.RANKING_LIMIT
+def test_workspaces_explain_half_of_what_is_missing_in_memory() -> None:
+    assert share(accuracy.memory_rows()) >= 0.5
 
 
-def test_held_out_models_but_the_regnets_are_ranked_as_they_ran() -> None:
-    unseen = [t for t in TIMM if t.role == "held out" and not t.model.startswith("regnet")]
-    assert accuracy.ranking(unseen) > accuracy.RANKING_LIMIT
+def test_the_batch_that_fits_tells_ten_percent_of_memory() -> None:
+    rows, constants = accuracy.ladder(), Constants()
+
+    def exact(scale: float) -> int:
+        return sum(memory.largest_batch(r, constants, scale=scale) == r.batch for r in rows)
+
+    assert exact(1.0) >= 0.75 * len(rows)
+    assert exact(1.0) > max(exact(0.8), exact(1.2))
 
 
-def test_the_constants_in_use_are_those_that_the_fit_gives() -> None:
-    used = Constants()
-    assert accuracy.fit() == {
-        name: getattr(used, name)
-        for name in ("half_time_factor", "traffic_passes", "float32_time_factor")
-    }
+def test_models_never_seen_are_ranked_as_they_ran() -> None:
+    rows = [row for row in accuracy.throughput_rows() if row.truth.is_on_the_ladder]
+    assert accuracy.ranking(rows) > accuracy.RANKING_LIMIT
 
 
-def test_every_third_model_of_timm_calibrates_and_no_other() -> None:
-    by_speed = sorted(TIMM, key=lambda truth: -truth.measured)
-    assert all((t.role == "calibrates") == (n % 3 == 0) for n, t in enumerate(by_speed))
+def test_every_row_has_a_source_a_lab_and_counts_of_its_model() -> None:
+    assert all(truth.source and truth.lab for truth in truths())
+    for kind in ("throughput", "memory", "launches"):
+        assert {truth.model for truth in predictable(kind)} <= counts().keys()
 
 
-def test_a_miss_that_is_named_is_a_row_of_the_table() -> None:
-    assert set(MISSES) <= set(ROWS)
+def test_names_are_unique() -> None:
+    names = [truth.name for truth in truths()]
+    assert len(names) == len(set(names))
 
 
 def test_spearman_knows_order_and_its_reverse() -> None:
@@ -100,5 +83,10 @@ def test_spearman_knows_order_and_its_reverse() -> None:
 
 
 def test_the_table_of_the_documentation_is_what_the_command_prints() -> None:
-    document = Path(__file__).parents[3] / "docs" / "sizing.md"
-    assert markdown(summary()) in document.read_text(encoding="utf-8")
+    assert markdown(summary()) in DOCUMENT.read_text(encoding="utf-8")
+
+
+def test_every_miss_is_named_in_the_documentation() -> None:
+    text = DOCUMENT.read_text(encoding="utf-8")
+    missed = [row.truth.name for row in accuracy.rows() if row.is_hit is False]
+    assert [name for name in missed if name not in text] == []

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from sizing.models.fitted import fitted
 from sizing.plan.checks import Findings, check_plan
 from sizing.plan.report import one_line, to_json
 from tests.sizing import sample_footprints
@@ -55,6 +56,43 @@ def test_memory_is_peak_and_fragments_and_context(tmp_path: Path) -> None:
     found = plan(tmp_path)
     assert found.work.memory.allocated == pytest.approx(560)
     assert found.work.memory.need == pytest.approx(560 * 1.1 + 700)
+
+
+def test_convolutions_need_a_workspace_that_the_allocator_counts(tmp_path: Path) -> None:
+    found = plan(tmp_path, footprint={"convolution_share": 1.0}).work.memory
+    assert found.workspace == pytest.approx(fitted().workspace_mib)
+    assert found.allocated == pytest.approx(560 + found.workspace)
+    assert found.need == pytest.approx(found.allocated * 1.1 + 700)
+
+
+def test_the_hours_have_the_range_of_their_steps(tmp_path: Path) -> None:
+    found = plan(tmp_path)
+    assert found.hours_low < found.hours_on_demand < found.hours_high
+    shown = to_json(found, check_plan(found))
+    assert shown["hours_on_demand_p10"] == pytest.approx(found.hours_low, rel=1e-4)
+    assert "as like runs" in one_line(found)
+
+
+def test_launches_that_decide_make_the_range(tmp_path: Path) -> None:
+    tiny = {"kernels": 5000, "flops_per_sample": 1000, "activations_each": MIB}
+    main = plan(tmp_path, footprint=tiny).work.main
+    assert main.bound_by == "kernel launches"
+    launch = fitted().launches["NVIDIA A10G"]
+    assert main.seconds_high / main.seconds == pytest.approx(launch.high / launch.likely, rel=0.1)
+
+
+def test_a_loader_that_decides_has_no_range_of_steps(tmp_path: Path) -> None:
+    idle = {"flops_per_sample": 1, "kernels": 1, "activations_each": 1024, "parameter_bytes": 1024}
+    slow = plan(tmp_path, size="g5.xlarge", footprint=idle)
+    assert slow.work.main.bound_by == "loader CPU"
+    epochs = [slow.work.seconds_low, slow.work.seconds, slow.work.seconds_high]
+    assert epochs == pytest.approx([epochs[1]] * 3, rel=0.05)
+
+
+@pytest.mark.parametrize(("size", "says"), [("g6.xlarge", True), ("p3.2xlarge", False)])
+def test_a_gpu_without_published_runs_is_a_warning(tmp_path: Path, size: str, says: bool) -> None:
+    found = found_in(tmp_path, size=size).warnings
+    assert any("no published run on NVIDIA L4" in text for text in found) == says
 
 
 def test_a_run_costs_its_hours(tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ import pytest
 
 from sizing.plan.plan import Plan, make_plan
 from sizing.plan.request import Request
-from sizing.plan.triggers import Rule, fire, load_rules, signals
+from sizing.plan.triggers import FROM_PLAN, GIVEN, Rule, as_given, fire, load_rules, signals
+from sizing.plan.verdicts import VERDICTS
 from tests.sizing import sample_footprints
 
 
@@ -33,6 +34,62 @@ def test_four_jobs_fire_on_what_the_user_gives(plan: Plan) -> None:
     assert fired["jobs-4xlarge"].origin == "given"
     assert fired["jobs-4xlarge"].verdict.startswith("no: with memory-mapped data 4 runs need 12.0")
     assert "jobs-12xlarge" not in fired
+
+
+def test_given_samples_change_the_plan_and_every_verdict_on_it(plan: Plan) -> None:
+    def verdicts(samples: float) -> dict[str, str]:
+        given = {"dataset_samples": samples}
+        made = make_plan(
+            as_given(plan.request, given),
+            footprints_file=plan.inputs.footprints_file,
+            constants=plan.inputs.constants,
+        )
+        return {each.rule.name: each.verdict for each in fire(made, load_rules(), given)}
+
+    few, many = verdicts(100_000), verdicts(20_000_000)
+    assert few["dataset-4xlarge"].startswith("no: bytes decide")
+    assert many["dataset-4xlarge"].startswith("yes: bytes decide")
+    assert "hours-4xlarge" not in few
+    assert "h cost $" in many["hours-4xlarge"]
+
+
+@pytest.mark.parametrize(
+    ("signal", "one", "other"),
+    [
+        ("dataset_samples", 1e5, 2e5),
+        ("batch_size", 64, 128),
+        ("hours_per_experiment", 4, 40),
+        ("model_mb", 100, 10_000),
+        ("gpu_memory_percent", 10, 90),
+        ("host_memory_percent", 80, 95),
+        ("spot_saving_percent", 20, 60),
+        ("parallel_jobs", 3, 12),
+        ("researchers", 3, 12),
+        ("gpu_utilization_percent", 5, 30),
+        ("data_wait_percent", 20, 90),
+    ],
+)
+def test_every_verdict_depends_on_the_value_of_its_signal(
+    plan: Plan, signal: str, one: float, other: float
+) -> None:
+    def verdict(value: float) -> str:
+        made = make_plan(
+            as_given(plan.request, {signal: value}),
+            footprints_file=plan.inputs.footprints_file,
+            constants=plan.inputs.constants,
+        )
+        return VERDICTS[signal](made, value)
+
+    assert verdict(one) != verdict(other)
+
+
+def test_every_signal_has_a_verdict() -> None:
+    assert set(VERDICTS) == {*FROM_PLAN, *GIVEN}
+
+
+def test_fails_on_a_count_that_is_none(plan: Plan) -> None:
+    with pytest.raises(ValueError, match=r"parallel_jobs is 2.5; give a whole number from 1"):
+        as_given(plan.request, {"parallel_jobs": 2.5})
 
 
 def test_thresholds_can_be_changed(plan: Plan, tmp_path: Path) -> None:

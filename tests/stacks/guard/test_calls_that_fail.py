@@ -131,6 +131,19 @@ def test_two_calls_at_once_do_it_once(scene: Scene, leftover: str, call: str, be
     assert scene.read("guard.json")["notes"] == []
 
 
+def test_an_end_is_not_told_again_and_again_without_the_ledger(scene: Scene, before: Any) -> None:
+    scene.set_capacity(0)
+    scene.head("finished", nonce="abc")
+    before("PutObject guard.json", _throttled)
+    for hours_later in (0.1, 0.2):
+        with pytest.raises(GuardError):
+            scene.tick(hours_later=hours_later)
+    assert scene.mails() == []
+    before("nothing", _throttled)
+    scene.tick(hours_later=0.3)
+    assert len(scene.mails()) == 1
+
+
 def test_fails_when_others_always_write_first(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:

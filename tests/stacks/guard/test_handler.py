@@ -76,6 +76,7 @@ def test_a_run_that_gets_no_instance_ends_with_that_sentence(scene: Scene) -> No
     }
     (mail,) = scene.mails()
     assert "mix_gpus" in mail
+    assert f"--spot-fleet-request-id {scene.fleet_id} --target-capacity 1" in mail
     # A stopped fleet waits for nothing; raised again, it waits anew.
     assert scene.tick(hours_later=9, MAX_WAIT_HOURS=2) == NOTHING
     scene.set_capacity(1)
@@ -165,8 +166,9 @@ def test_a_deploy_after_a_stop_begins_a_new_count(scene: Scene) -> None:
 
 def test_a_failed_run_that_is_taken_back_begins_a_new_count(scene: Scene) -> None:
     scene.end(scene.start(), scene.start(), scene.start())
+    scene.set_capacity(0)  # by its machine
     scene.head("failed")
-    scene.tick()
+    assert scene.tick() == NOTHING
     scene.head("released")
     scene.set_capacity(1)
     assert scene.tick() == NOTHING

@@ -16,14 +16,16 @@ def parameters(**given: object) -> StackParameters:
 
 
 def taking(hours_p90: float) -> Plan:
-    """The plan of the default run, as if one in ten took so many hours."""
+    """The plan of the default run, as if one in ten took so many machine hours."""
     plan = plan_run(parameters())
     assert plan.spot is not None
-    return dataclasses.replace(plan, spot=dataclasses.replace(plan.spot, hours_p90=hours_p90))
+    return dataclasses.replace(
+        plan, spot=dataclasses.replace(plan.spot, machine_hours_p90=hours_p90)
+    )
 
 
 @pytest.mark.parametrize(("hours_p90", "most"), [(0.1, 4), (20.1, 61), (5000, 8760)])
-def test_the_hours_are_three_times_the_plans_p90_and_at_least_four(
+def test_the_hours_are_three_times_the_machine_hours_of_the_plan_and_at_least_four(
     hours_p90: float, most: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = taking(hours_p90)

@@ -1,0 +1,39 @@
+"""Count the models that the brief's documents name, before there are workloads for them.
+
+Writes sizing/evidence/seed_models.json: python -m benchmarks.anchors.seed_models
+"""
+
+import subprocess
+import sys
+
+FILE = "sizing/evidence/seed_models.json"
+_LANGUAGE = "benchmarks.anchors.language"
+# Target, recipe, precision, batch, samples of an epoch (a hundred steps; CubiCasa5K's images).
+MODELS = (
+    *((f"{_LANGUAGE}:phase{each}", "full", "float32", 8, 800) for each in ("1", "2", "3")),
+    (f"{_LANGUAGE}:phase3_literal", "full", "float32", 8, 800),
+    *((f"{_LANGUAGE}:phase{each}", "bfloat16", "bfloat16", 8, 800) for each in ("1", "2", "3")),
+    ("benchmarks.anchors.dino:dino", "full", "float32", 2, 2935),
+    ("benchmarks.anchors.dino:dino_padded", "full", "float32", 2, 2935),
+)
+
+
+def main() -> int:
+    """Count each with the command that counts anyone's model."""
+    for target, recipe, precision, batch, samples in MODELS:
+        options = {
+            "--recipe": recipe,
+            "--precision": precision,
+            "--batch": batch,
+            "--samples": samples,
+            "--out": FILE,
+        }
+        words = [str(word) for pair in options.items() for word in pair]
+        command = [sys.executable, "-m", "training", "count", target, *words]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        print(f"[counted] {target} {recipe}", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,147 @@
+"""Price any model, without a workload: its step is counted on fake tensors, as a workload's is.
+
+package.module:function returns (model, batch) or (model, batch, loss), for the number of samples in
+the batch if it takes one. Without --size every size is ranked.
+
+python -m sizing model my.module:detector --batch 16 --samples 118287 --epochs 12
+python -m sizing model my.module:detector --steps 1000 --size g5.2xlarge --keep detector.json
+python -m sizing advise my.module:detector --footprints detector.json
+"""
+
+import argparse
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from sizing.cli.advise import DEFAULT_SIZE, candidate_row
+from sizing.cli.compare import sizes
+from sizing.cli.plan import add_request_arguments, request, show_basis, show_plan
+from sizing.cli.prices import given_usd_per_hour
+from sizing.cli.tables import print_json, show
+from sizing.models.footprints import FOOTPRINTS_FILE
+from sizing.plan.advice import best, rank, would_change
+from sizing.plan.checks import check_plan
+from sizing.plan.plan import Plan, make_plan
+from sizing.plan.report import to_json
+from sizing.plan.request import Request
+
+HELP = "any model: counted, then priced"
+_SHOWN = 8
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    parser.add_argument("model", help="package.module:function")
+    add_model_arguments(parser)
+
+
+def add_model_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options that models from anywhere share."""
+    parser.add_argument("--size", help="instance type, such as g5.2xlarge (default: rank all)")
+    parser.add_argument("--sizes", help="rank these, separated by commas, or a family")
+    parser.add_argument("--steps", type=int, help="instead of --samples and --epochs")
+    parser.add_argument(
+        "--precision",
+        choices=("float32", "bfloat16", "float16"),
+        default="bfloat16",
+        metavar="NAME",
+        help="float32, bfloat16 or float16 (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--optimizer",
+        choices=("adamw", "sgd"),
+        default="adamw",
+        metavar="NAME",
+        help="adamw or sgd (default: %(default)s)",
+    )
+    parser.add_argument("--keep", type=Path, metavar="FILE", help="keep what was counted")
+    add_request_arguments(parser)
+    parser.add_argument(
+        "--explain", action="store_true", help="with --size: also every figure's basis"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Count, then print the plan or the ranking."""
+    return price(arguments, arguments.model, [])
+
+
+def price(arguments: argparse.Namespace, target: str, more: list[str]) -> int:
+    """Count `target` with the options `more` of its own, then print the plan or the ranking."""
+    if arguments.footprints != FOOTPRINTS_FILE:
+        raise ValueError("--footprints is for plan, advise and compare: this command counts anew")
+    _set_length(arguments)
+    with TemporaryDirectory() as folder:
+        arguments.workload, arguments.recipe = target, "full"
+        arguments.footprints = arguments.keep or Path(folder) / "footprints.json"
+        count(arguments, target, more)
+        return _print(arguments)
+
+
+def _set_length(arguments: argparse.Namespace) -> None:
+    """Turn --steps into samples and epochs; without any of them, a thousand steps."""
+    arguments.batch = arguments.batch or 8
+    given = (arguments.samples, arguments.epochs)
+    if arguments.steps is not None and given != (None, None):
+        raise ValueError("--steps contradicts --samples and --epochs; give one of the two")
+    if arguments.samples is None and arguments.epochs is not None:
+        raise ValueError("--epochs needs --samples: how many samples an epoch has")
+    if arguments.samples is None:
+        arguments.samples = (arguments.steps or 1000) * arguments.batch
+        arguments.epochs = 1.0
+
+
+def count(arguments: argparse.Namespace, target: str, more: list[str]) -> None:
+    """Have the trainer count the model; what it refuses is a ValueError with its sentence."""
+    per_gpu = max(1, arguments.batch // arguments.gpus)
+    asked = {
+        "--batch": arguments.batch,
+        "--micro-batch": arguments.micro_batch or per_gpu,
+        "--precision": arguments.precision,
+        "--optimizer": arguments.optimizer,
+        "--samples": arguments.samples,
+        "--out": arguments.footprints,
+    }
+    options = [text for name, value in asked.items() for text in (name, str(value))]
+    if not arguments.json:
+        print(f"counting {target} on fake tensors ...", file=sys.stderr)
+    # Another process, because only the trainer knows torch.
+    command = [sys.executable, "-m", "training", "count", target, *options, *more]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        raise ValueError(f"{target} was not counted: {said[-1].removeprefix('error: ')}")
+
+
+def _print(arguments: argparse.Namespace) -> int:
+    def plan(asked: Request) -> Plan:
+        own = given_usd_per_hour(arguments, asked.size)
+        return make_plan(replace(asked, usd_per_hour=own), footprints_file=arguments.footprints)
+
+    if arguments.size:
+        made = plan(request(arguments, arguments.size))
+        findings = check_plan(made)
+        if arguments.json:
+            print_json("model", {"plan": to_json(made, findings)})
+        else:
+            show_plan(made, findings)
+            if arguments.explain:
+                show_basis(made)
+        return 1 if findings.problems else 0
+    names = sizes(arguments.sizes) if arguments.sizes else None
+    found = rank(request(arguments, DEFAULT_SIZE), plan=plan, sizes=names)
+    cheapest, _ = best(found)
+    if arguments.json:
+        rows = {"candidates": [candidate_row(each) for each in found]}
+        print_json("model", {"take": cheapest.plan.request.size, **rows})
+        return 0
+    show(
+        [candidate_row(each) for each in found[:_SHOWN]],
+        title=f"{arguments.workload}: sizes, cheapest first (modelled)",
+        notes=[f"what would change this most: {would_change(cheapest.plan)}"],
+    )
+    show_plan(cheapest.plan, cheapest.findings)
+    return 0

@@ -1,0 +1,176 @@
+"""Fit the step-time constants to published runs, and predict each run from a fit without it.
+
+Least squares of log(predicted / measured), Huber's loss (one odd run must not move the rest), and a
+prior that keeps the few constants near what physics says. `python -m sizing fit` writes them.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sizing.evidence.truths import Truth, gpu_of, predictable, step_of
+from sizing.models.step_time import features, time_factor_of
+
+Values = npt.NDArray[np.float64]
+PRECISIONS = ("half", "tf32", "float32")
+# The prior: products at 0.77 of their peak, kept bytes moved 8 times; and how sure that is (a
+# standard deviation in log). A feature is worth nothing, to within a factor of exp(0.5).
+_FACTOR, _FACTOR_SURE = 1.3, 0.5
+_PASSES, _PASSES_SURE = 8.0, 1.0
+_FEATURE_SURE = 0.5
+# Runs scatter by this much; beyond `_HUBER` an error counts by its size, no longer by its square.
+_SCATTER, _HUBER = 0.14, 0.15
+_MOST_ROUNDS = 60
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rows:
+    """Published runs as arrays: seconds at peak, features and weights, one line for each run."""
+
+    compute: Values
+    traffic: Values
+    optimizer: Values
+    measured: Values
+    precisions: Values
+    features: Values
+    weights: Values
+
+    def where(self, chosen: npt.NDArray[np.bool_]) -> "Rows":
+        """Return some of the rows."""
+        return Rows(**{name: getattr(self, name)[chosen] for name in self.__slots__})
+
+
+def rows_of(truths: Sequence[Truth]) -> Rows:
+    """Return runs as arrays; a model that ran often weighs less each time."""
+    often = Counter(truth.model for truth in truths)
+    steps = [(truth, step_of(truth), gpu_of(truth)) for truth in truths]
+    bandwidths = [gpu.bandwidth_gb_per_second * 1e9 for _, _, gpu in steps]
+    weights = _array(often[truth.model] ** -0.5 for truth in truths)
+    return Rows(
+        compute=_array(
+            s.samples * s.flops_per_sample / g.peak_flops(s.precision) for _, s, g in steps
+        ),
+        traffic=_array(
+            s.samples * s.kept_bytes_per_sample / bandwidth
+            for (_, s, _), bandwidth in zip(steps, bandwidths, strict=True)
+        ),
+        optimizer=_array(
+            s.optimizer_traffic_bytes / bandwidth
+            for (_, s, _), bandwidth in zip(steps, bandwidths, strict=True)
+        ),
+        measured=_array(truth.batch / truth.measured for truth in truths),
+        precisions=_array(
+            [float(time_factor_of(s.precision) == name) for name in PRECISIONS] for _, s, _ in steps
+        ),
+        features=_array(list(features(s, g).values()) for _, s, g in steps),
+        weights=weights / weights.mean(),
+    )
+
+
+def _array(values: Any) -> Values:
+    return np.array(list(values), dtype=np.float64)
+
+
+def seconds(rows: Rows, found: Values) -> Values:
+    """Return the predicted seconds of each run's step."""
+    work, _, _ = _parts(rows, found)
+    return work + rows.optimizer
+
+
+def _parts(rows: Rows, found: Values) -> tuple[Values, Values, Values]:
+    """The work's seconds, and of it those of compute and of traffic."""
+    slower = np.exp(rows.features @ found[4:])
+    compute = rows.compute * np.exp(rows.precisions @ found[:3]) * slower
+    traffic = rows.traffic * np.exp(found[3]) * slower
+    return compute + traffic, compute, traffic
+
+
+def fit(rows: Rows) -> Values:
+    """Return the logarithms of three time factors and of the passes, then the exponents."""
+    num_features = rows.features.shape[1]
+    prior = np.log(_array([_FACTOR] * 3 + [_PASSES]))
+    prior = np.concatenate([prior, np.zeros(num_features)])
+    sure = _array([_FACTOR_SURE] * 3 + [_PASSES_SURE] + [_FEATURE_SURE] * num_features) ** -2
+    found, damping = prior, 1e-3
+    cost = _cost(rows, found, prior, sure)
+    for _ in range(_MOST_ROUNDS):
+        tried = found - _step(rows, found, prior, sure, damping)
+        now = _cost(rows, tried, prior, sure)
+        if now > cost:
+            damping *= 5
+            continue
+        is_done = cost - now < 1e-9 * cost
+        found, cost, damping = tried, now, damping / 3
+        if is_done:
+            break
+    return found
+
+
+def _errors(rows: Rows, found: Values) -> Values:
+    errors: Values = np.log(seconds(rows, found) / rows.measured)
+    return errors
+
+
+def _cost(rows: Rows, found: Values, prior: Values, sure: Values) -> float:
+    size = np.abs(_errors(rows, found))
+    huber = np.where(size < _HUBER, size**2, _HUBER * (2 * size - _HUBER))
+    away = (found - prior) ** 2 * sure
+    return float((rows.weights * huber).sum() / _SCATTER**2 + away.sum())
+
+
+def _step(rows: Rows, found: Values, prior: Values, sure: Values, damping: float) -> Values:
+    """Gauss-Newton with Levenberg's damping, each run weighed down by its error."""
+    work, compute, traffic = _parts(rows, found)
+    total = work + rows.optimizer
+    errors = np.log(total / rows.measured)
+    weights = rows.weights * np.minimum(1, _HUBER / np.maximum(np.abs(errors), 1e-12))
+    weights = weights / _SCATTER**2
+    slopes = np.concatenate(
+        [
+            rows.precisions * (compute / total)[:, None],
+            (traffic / total)[:, None],
+            rows.features * (work / total)[:, None],
+        ],
+        axis=1,
+    )
+    curvature = slopes.T @ (slopes * weights[:, None]) + np.diag(sure)
+    slope = slopes.T @ (weights * errors) + (found - prior) * sure
+    damped = curvature + damping * np.diag(np.diag(curvature))
+    return np.asarray(np.linalg.solve(damped, slope), dtype=np.float64)
+
+
+@cache
+def without(what: str) -> tuple[float, ...]:
+    """Return measured / predicted seconds of each throughput row, from a fit without its like.
+
+    `what` is left out with it: `model`, `gpu`, `lab`, or `model and gpu`.
+    """
+    truths = predictable("throughput")
+    rows = rows_of(truths)
+    ratios = np.zeros(len(truths))
+    left_out = _LEFT_OUT[what]
+    for group in dict.fromkeys(left_out(truth) for truth in truths):
+        same = np.array([left_out(truth) == group for truth in truths])
+        like = np.array([_overlaps(what, truth, group) for truth in truths])
+        found = fit(rows.where(~like))
+        ratios[same] = rows.measured[same] / seconds(rows.where(same), found)
+    return tuple(float(ratio) for ratio in ratios)
+
+
+_LEFT_OUT: dict[str, Callable[[Truth], Any]] = {
+    "model": lambda truth: truth.model,
+    "gpu": lambda truth: truth.gpu,
+    "lab": lambda truth: truth.lab,
+    "model and gpu": lambda truth: (truth.model, truth.gpu),
+}
+
+
+def _overlaps(what: str, truth: Truth, group: Any) -> bool:
+    if what == "model and gpu":
+        return bool(truth.model == group[0] or truth.gpu == group[1])
+    return bool(_LEFT_OUT[what](truth) == group)

@@ -1,0 +1,183 @@
+"""How the figures of the models that the seed documents name are computed.
+
+ResNet-50 on ImageNet, three language models and a detector: counted, then priced like a workload.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+from sizing import catalogue
+from sizing.catalogue.gpus import find_gpu
+from sizing.evidence.memory import needed_mib
+from sizing.evidence.seed_figures import fact, usd
+from sizing.evidence.truths import Truth, counts, predictable, step_of
+from sizing.models.constants import MIB, Constants
+from sizing.models.data_path import DATA, GP3_MB_PER_SECOND, epoch_data, volume_rate
+from sizing.models.footprints import stages
+from sizing.models.host import host_memory
+from sizing.models.memory import GpuMemory, gpu_memory
+from sizing.models.step_time import StepTime, roofline, step_time
+
+MODELS_FILE = Path(__file__).with_name("seed_models.json")
+_SIZE = "g5.2xlarge"
+_TOKENS = 256
+# Its largest batch: the memory that a run must have.
+_DETECTOR = "benchmarks.anchors.dino:dino_padded"
+# Until its last line of output a phase has made 90 of its 100 steps.
+_SHOWN_STEPS = 90
+
+
+@cache
+def resnet50_hours(size: str) -> float:
+    """Return the hours of 90 epochs of ImageNet: the slowest of GPUs, loader and disk."""
+    instance, constants, facts = catalogue.find(size), Constants(), DATA["imagenet"]
+    step = roofline(
+        replace(step_of(_resnet50()), samples=256, precision="float16"),
+        find_gpu(instance.gpu, instance.gpu_memory_mib),
+        constants,
+        kernels=counts()["resnet50"]["float16"]["kernels_per_step"],
+    )
+    samples = fact("imagenet_samples")
+    data = epoch_data(
+        samples=samples,
+        facts=facts,
+        instance=instance,
+        volume=volume_rate(
+            instance, max(GP3_MB_PER_SECOND, instance.ebs_baseline_mb_per_second), constants
+        ),
+        cache_bytes=host_memory(instance, constants).cache_bytes,
+        epoch_bytes=samples * facts.epoch_bytes_per_sample,
+        runs=1,
+    )
+    gpu = samples * step.seconds / 256 / instance.num_gpus
+    return fact("resnet50_epochs") * max(gpu, data.loader, data.disk) / 3600
+
+
+def _resnet50() -> Truth:
+    """The published run whose model was counted in half precision and channels last."""
+    runs = (t for t in predictable("throughput") if t.model == "resnet50")
+    return next(t for t in runs if t.is_on_the_ladder)
+
+
+def _resnet50_memory_gb(batch: str) -> float:
+    return needed_mib(_resnet50(), int(batch), Constants()) * MIB / 1e9
+
+
+# The models of seed_models.json: three language models and a detector.
+
+
+def _memory(target: str, recipe: str, micro_batch: int) -> GpuMemory:
+    found = stages(target, recipe, micro_batch=micro_batch, batch=micro_batch, path=MODELS_FILE)
+    return gpu_memory(found[0], Constants())
+
+
+@cache
+def _step(phase: str, batch: str, recipe: str) -> StepTime:
+    size = int(batch)
+    found = stages(_language(phase), recipe, micro_batch=size, batch=size, path=MODELS_FILE)
+    instance = catalogue.find(_SIZE)
+    return step_time(found[0], find_gpu(instance.gpu, instance.gpu_memory_mib), Constants())
+
+
+def _language(phase: str) -> str:
+    return f"benchmarks.anchors.language:phase{phase}"
+
+
+def _lm_seconds(phases: str, batch: str, steps: str = "1", recipe: str = "full") -> float:
+    """Seconds of `steps` steps of each of the phases, such as 123, on an A10G."""
+    return sum(int(steps) * _step(phase, batch, recipe).seconds for phase in phases)
+
+
+def _lm_parameters_m(phase: str) -> float:
+    return stages(_language(phase), "full", path=MODELS_FILE)[0].parameters / 1e6
+
+
+def _lm_active_m(phase: str) -> float:
+    """Parameters that a token uses: all but six of eight experts in the seven layers of them."""
+    width = 832 * (2 if phase == "3" else 1)
+    expert = 2 * width * 4 * width + 5 * width
+    return _lm_parameters_m(phase) - (0 if phase == "1" else 6 * 7 * expert / 1e6)
+
+
+def _lm_memory_gb(phase: str, batch: str, part: str = "need") -> float:
+    return float(getattr(_memory(_language(phase), "full", int(batch)), part)) * MIB / 1e9
+
+
+def _lm_state_gb(phase: str, copies: str) -> float:
+    """Parameters (1 copy), gradients (1) or AdamW's states (2) of four bytes."""
+    return _lm_parameters_m(phase) * 4e6 * int(copies) / 1e9
+
+
+def _lm_busy_percent(phase: str, batch: str) -> float:
+    step = _step(phase, batch, "full")
+    return 100 * min(1.0, (step.compute + step.traffic + step.optimizer) / step.seconds)
+
+
+def _lm_until_minutes(phase: str, batch: str) -> float:
+    """Minutes until the last line of a phase's output, all phases before included."""
+    before = "".join(str(each) for each in range(1, int(phase)))
+    shown = _lm_seconds(phase, batch, str(_SHOWN_STEPS))
+    return (_lm_seconds(before, batch, "100") + shown) / 60
+
+
+def _spot(size: str) -> float:
+    return catalogue.spot_price(size).usd_per_hour
+
+
+def _lm_hours(batch: str, steps: str) -> float:
+    return _lm_seconds("123", batch, steps) / 3600
+
+
+def dino_hours(size: str, epochs: str) -> float:
+    """Return the hours of CubiCasa5K on all GPUs: a published run scaled by memory bandwidth."""
+    instance = catalogue.find(size.removeprefix("ml."))
+    gpu = find_gpu(instance.gpu, instance.gpu_memory_mib)
+    share = gpu.bandwidth_gb_per_second / find_gpu("NVIDIA A100").bandwidth_gb_per_second
+    rate = fact("detr_images_per_second") * share * instance.num_gpus
+    return int(epochs) * fact("cubicasa_images") / rate / 3600
+
+
+def _dino_memory_gb(batch: str, part: str) -> float:
+    memory = _memory(_DETECTOR, "full", int(batch))
+    return float(getattr(memory, part)) * MIB / 1e9
+
+
+def _dino_free_percent() -> float:
+    there = catalogue.find(_SIZE).gpu_memory_mib
+    return 100 * (1 - _memory(_DETECTOR, "full", 2).need / there)
+
+
+MODEL_FIGURES: Mapping[str, Callable[..., float]] = {
+    "resnet50_hours": resnet50_hours,
+    "resnet50_days": lambda size: resnet50_hours(size) / 24,
+    "resnet50_usd": lambda size: resnet50_hours(size) * usd(size),
+    "resnet50_spot_usd": lambda size: resnet50_hours(size) * _spot(size),
+    "resnet50_memory_gb": _resnet50_memory_gb,
+    "imagenet_gb": lambda: (
+        fact("imagenet_samples") * DATA["imagenet"].dataset_bytes_per_sample / 1e9
+    ),
+    "lm_seconds": _lm_seconds,
+    "lm_minutes": lambda *how: _lm_seconds(*how) / 60,
+    "lm_tokens": lambda phase, batch: int(batch) * _TOKENS / _lm_seconds(phase, batch),
+    "lm_parameters_m": _lm_parameters_m,
+    "lm_active_m": _lm_active_m,
+    "lm_active_ratio": lambda one, other: _lm_active_m(one) / _lm_active_m(other),
+    "lm_until": _lm_until_minutes,
+    "lm_memory_gb": _lm_memory_gb,
+    "lm_state_gb": _lm_state_gb,
+    "lm_busy_percent": _lm_busy_percent,
+    "lm_hours": _lm_hours,
+    "lm_usd": lambda batch, steps: _lm_hours(batch, steps) * usd(_SIZE),
+    "lm_spot_usd": lambda batch, steps: _lm_hours(batch, steps) * _spot(_SIZE),
+    "lm_half_faster_percent": lambda: (
+        100 * (1 - _lm_seconds("123", "16", "1", "bfloat16") / _lm_seconds("123", "16"))
+    ),
+    "lm_half_minutes": lambda: _lm_seconds("123", "16", "100", "bfloat16") / 60,
+    "dino_hours": dino_hours,
+    "dino_usd": lambda size, epochs: dino_hours(size, epochs) * fact(size),
+    "dino_memory_gb": _dino_memory_gb,
+    "dino_memory_share": lambda: _dino_memory_gb("1", "need") / _dino_memory_gb("2", "need"),
+    "dino_free_percent": _dino_free_percent,
+}

@@ -1,0 +1,112 @@
+"""Runs that others measured and published, with what their models compute and keep.
+
+ground_truths.csv has the runs, each with its source; ground_truth_models.json what
+`python -m benchmarks.anchor_footprints` counted of their models; gpus.csv GPUs that EC2 lacks.
+"""
+
+import csv
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from sizing.catalogue.gpus import Gpu, find_gpu, gpus
+from sizing.models.step_time import Step
+
+TRUTHS_FILE = Path(__file__).with_name("ground_truths.csv")
+MODELS_FILE = Path(__file__).with_name("ground_truth_models.json")
+GPUS_FILE = Path(__file__).with_name("gpus.csv")
+# Reads gradients, reads and writes parameters and state; SGD has one state, AdamW two (float32).
+OPTIMIZER_BYTES: Mapping[str, tuple[int, int]] = {
+    "sgd": (20, 4),
+    "adamw": (28, 8),
+    "none": (0, 0),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Truth:
+    """One published measurement.
+
+    `role` says what it was for the first fit of this project: `calibrates`, `held out`, `added`
+    since, or `not predictable`. `lab` measured it; `host` is known where launches were measured.
+    """
+
+    name: str
+    kind: str
+    role: str
+    lab: str
+    host: str
+    model: str
+    gpu: str
+    precision: str
+    layout: str
+    optimizer: str
+    batch: int
+    measured: float
+    unit: str
+    torch: str
+    source: str
+
+    @property
+    def is_on_the_ladder(self) -> bool:
+        """Whether its batch is the largest that timm's benchmark found to fit."""
+        return self.gpu == "NVIDIA RTX 3090" and self.lab == "timm" and self.layout == "nhwc"
+
+    @property
+    def counted_as(self) -> str:
+        """The precision that its model was counted in: tf32 keeps what float32 keeps."""
+        return "float32" if self.precision == "tf32" else self.precision
+
+
+@cache
+def truths(kind: str | None = None) -> tuple[Truth, ...]:
+    """Return the rows of a kind, or all."""
+    with TRUTHS_FILE.open(newline="", encoding="utf-8") as lines:
+        rows = [
+            Truth(
+                **{
+                    **row,
+                    "batch": int(row["batch"]),
+                    "measured": float(row["measured"]),
+                }  # type: ignore[arg-type]
+            )
+            for row in csv.DictReader(lines)
+        ]
+    return tuple(row for row in rows if kind in (None, row.kind))
+
+
+def predictable(kind: str) -> tuple[Truth, ...]:
+    """Return the rows of a kind whose model is known."""
+    return tuple(t for t in truths(kind) if t.role != "not predictable")
+
+
+@cache
+def counts() -> Mapping[str, Mapping[str, Any]]:
+    """Return what `python -m benchmarks.anchor_footprints` counted, by model."""
+    found: Mapping[str, Mapping[str, Any]] = json.loads(MODELS_FILE.read_text(encoding="utf-8"))[
+        "models"
+    ]
+    return found
+
+
+def gpu_of(truth: Truth) -> Gpu:
+    """Return the GPU of a row, which need not be one of EC2's."""
+    return gpus(GPUS_FILE).get(truth.gpu) or find_gpu(truth.gpu)
+
+
+def step_of(truth: Truth) -> Step:
+    """Return what a step of the run computes and moves."""
+    count = counts()[truth.model]
+    return Step(
+        samples=truth.batch,
+        flops_per_sample=count["flops_per_sample"],
+        kept_bytes_per_sample=count[truth.counted_as]["kept_bytes_per_sample"],
+        optimizer_traffic_bytes=count["parameters"] * OPTIMIZER_BYTES[truth.optimizer][0],
+        precision=truth.precision.removeprefix("pure "),
+        convolution_share=count["convolution_share"],
+        grouped_share=count["grouped_share"],
+        channels_last=truth.layout == "nhwc",
+    )

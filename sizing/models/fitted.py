@@ -1,0 +1,76 @@
+"""The constants that are fitted to published runs, with how far off like runs were.
+
+`python -m sizing fit` writes fitted.json beside this file; nothing in it is written by hand.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+FITTED_FILE = Path(__file__).with_name("fitted.json")
+# Fewer published runs on a GPU than this say nothing about the next one.
+FEW_RUNS = 3
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Interval:
+    """Measured time / predicted time of like runs: p10 and p90, and of how many runs."""
+
+    low: float
+    high: float
+    runs: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Launch:
+    """Seconds of one kernel launch on a GPU's host: p10, median and p90; and from which hosts."""
+
+    low: float
+    likely: float
+    high: float
+    hosts: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fitted:
+    """What the fit found.
+
+    `time_factors`: by precision, how many times longer than at peak matrix products take.
+    `traffic_passes`: how often each kept byte crosses the memory bus in a step.
+    `exponents`: by feature of sizing/models/step_time.py. `runs`: published runs by GPU.
+    """
+
+    time_factors: Mapping[str, float]
+    traffic_passes: float
+    exponents: Mapping[str, float]
+    intervals: Mapping[str, Interval]
+    launches: Mapping[str, Launch]
+    runs: Mapping[str, int]
+    workspace_mib: float
+
+    def interval(self, kind: str, gpu: str) -> tuple[Interval, str]:
+        """Return the interval of runs like one of `kind` on `gpu`, and which runs those are."""
+        count = self.runs.get(gpu, 0)
+        known = count >= FEW_RUNS
+        found = self.intervals[f"{kind}, {'known' if known else 'new'} GPU"]
+        if known:
+            return found, f"{count} published runs on this GPU"
+        what = f"only {count} published runs on" if count else "no published run on"
+        return found, f"{what} {gpu}: the range is of GPUs that a fit had not seen"
+
+
+@cache
+def fitted(path: Path = FITTED_FILE) -> Fitted:
+    """Return the constants of a file that `python -m sizing fit` wrote."""
+    content = json.loads(path.read_text(encoding="utf-8"))
+    return Fitted(
+        time_factors=content["time_factors"],
+        traffic_passes=content["traffic_passes"],
+        exponents=content["exponents"],
+        intervals={name: Interval(**each) for name, each in content["intervals"].items()},
+        launches={name: Launch(**each) for name, each in content["launches"].items()},
+        runs=content["runs"],
+        workspace_mib=content["workspace_mib"],
+    )

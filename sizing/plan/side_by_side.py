@@ -1,0 +1,78 @@
+"""Several equal runs: one after the other, side by side, or each on a GPU of its own."""
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from sizing import catalogue
+from sizing.catalogue.prices import UnknownPriceError
+from sizing.plan.checks import find_problems
+from sizing.plan.plan import Plan, make_plan
+from sizing.plan.request import Request
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Way:
+    """Hours until the last run ends and dollars of them all, on demand; `problem` if it cannot."""
+
+    what: str
+    size: str
+    hours: float
+    usd: float
+    problem: str | None
+
+
+def ways(plan: Plan, runs: int, *, make: Callable[[Request], Plan] | None = None) -> list[Way]:
+    """Return the ways to do `runs` runs like the plan's, in the order of the docstring."""
+    make = make or _like(plan)
+    one = make(replace(plan.request, runs=1))
+    hours = (runs * one.work.seconds + one.restart.seconds) / 3600
+    after = Way(
+        what="one after the other",
+        size=plan.request.size,
+        hours=hours,
+        usd=hours * one.inputs.price.usd_per_hour,
+        problem=_problem(one),
+    )
+    found = [after, _way("side by side", make(replace(plan.request, runs=runs)))]
+    several = _with_gpus(plan, runs * plan.request.gpus)
+    if several:
+        # A size that the region does not sell has no price, and is no way.
+        with suppress(UnknownPriceError):
+            found.append(_way("a GPU each", make(replace(plan.request, runs=runs, size=several))))
+    return found
+
+
+def _like(plan: Plan) -> Callable[[Request], Plan]:
+    return lambda request: make_plan(
+        request, footprints_file=plan.inputs.footprints_file, constants=plan.inputs.constants
+    )
+
+
+def _way(what: str, plan: Plan) -> Way:
+    return Way(
+        what=what,
+        size=plan.request.size,
+        hours=plan.hours_on_demand,
+        usd=plan.usd_on_demand,
+        problem=_problem(plan),
+    )
+
+
+def _problem(plan: Plan) -> str | None:
+    found = {name: text for name, text in find_problems(plan).items() if name != "spot"}
+    return next(iter(found.values()), None)
+
+
+def _with_gpus(plan: Plan, gpus: int) -> str | None:
+    """The cheapest size that has as many of the plan's GPUs, if it is another one."""
+    instance = plan.inputs.instance
+    if instance.num_gpus >= gpus:
+        return None
+    same = (i.size for i in catalogue.trainable_by_price() if _is_same(i, instance, gpus))
+    return next(same, None)
+
+
+def _is_same(one: catalogue.Instance, other: catalogue.Instance, gpus: int) -> bool:
+    same = (one.gpu, one.gpu_memory_mib) == (other.gpu, other.gpu_memory_mib)
+    return same and one.num_gpus >= gpus

@@ -1,0 +1,54 @@
+"""Whether Spot suits a run: a verdict, with the reasons that decide it."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from sizing.plan.plan import Plan
+
+# Below this saving the interruptions are not worth it.
+_LEAST_SAVING_PERCENT = 10.0
+# Above this share of a run's hours, interruptions decide how long it takes.
+_MANY = 0.5
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SpotVerdict:
+    """`suits` is "with care" where only a reason that can be mended speaks against it."""
+
+    suits: Literal["yes", "with care", "no"]
+    reasons: tuple[str, ...]
+
+
+def saving_percent(plan: Plan) -> float:
+    """Percent of the on-demand dollars that Spot saves (p50); 0 where it would never end."""
+    if plan.spot is None or not plan.usd_on_demand:
+        return 0.0
+    return 100 * (1 - (plan.spot.usd_p50 or 0.0) / plan.usd_on_demand)
+
+
+def spot_verdict(plan: Plan, *, saving: float | None = None) -> SpotVerdict:
+    """Judge a plan: saving (its own, or a given one), notice, cost of interruptions, time limit."""
+    spot = plan.spot
+    saving = saving_percent(plan) if saving is None else saving
+    if spot is None:
+        return SpotVerdict(suits="no", reasons=("the run would never end on Spot",))
+    each = (
+        f"{spot.interruptions:.2g} interruptions are expected, each costs "
+        f"{plan.interruption_seconds / 60:.1f} min and ${plan.usd_of_interruption:.2f}"
+    )
+    if saving < _LEAST_SAVING_PERCENT:
+        return SpotVerdict(suits="no", reasons=(f"it saves {saving:.0f} % (p50)", each))
+    reasons, cares = [f"it saves {saving:.0f} % (p50)", each], []
+    if spot.no_machine_share:
+        reasons.append(f"{spot.no_machine_share:.0%} chance that no machine is free at the start")
+    if plan.notice.fits:
+        reasons.append(f"a notice is enough to save: {plan.notice.total:.0f} s of 120 s")
+    else:
+        cares.append("the checkpoint does not fit the notice: what periodic saves left is lost")
+    lost_hours = spot.interruptions * plan.interruption_seconds / 3600
+    if lost_hours > _MANY * plan.hours_on_demand:
+        cares.append(f"interruptions add {lost_hours:.1f} h to {plan.hours_on_demand:.1f} h")
+    limit = plan.request.max_hours
+    if limit is not None and spot.hours_p90 > limit:
+        cares.append(f"one run in ten takes {spot.hours_p90:.1f} h, the limit is {limit:g} h")
+    return SpotVerdict(suits="with care" if cares else "yes", reasons=(*cares, *reasons))

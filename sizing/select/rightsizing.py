@@ -1,0 +1,99 @@
+"""A smaller size for an endpoint that uses little of its own, from the share that it uses.
+
+The other size must have the speed in use at a target share of its own: for a GPU both its memory
+bandwidth and its half-precision peak, for CPUs its vCPUs. Modelled: a throughput that was measured
+(`select --throughput`) is better.
+"""
+
+from dataclasses import dataclass
+
+from sizing import catalogue
+from sizing.catalogue import Instance
+from sizing.catalogue.gpus import find_gpu
+from sizing.models.burstable import baseline_percent, is_burstable
+from sizing.select.requirements import UNSUPPORTED, Prices
+
+# The most that an endpoint should use of its GPU or CPUs: beyond it, requests wait for each other.
+TARGET_PERCENT = 70.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Move:
+    """A size that would carry the same load, what it would use, and what it saves."""
+
+    size: str
+    usd_per_hour: float
+    busy_percent: float
+    saving_percent: float
+    cautions: tuple[str, ...]
+
+
+def busy_percent(now: str, percent: float, other: str) -> float:
+    """Return what share of `other` the load would use that uses `percent` of `now`."""
+    if not 0 < percent <= 100:
+        raise ValueError(f"the share in use is {percent:g} %; give a number from 0 to 100")
+    one, two = catalogue.find(now), catalogue.find(other)
+    if not one.num_gpus:
+        return percent * one.vcpus / two.vcpus
+    ours, theirs = (find_gpu(each.gpu, each.gpu_memory_mib) for each in (one, two))
+    bandwidth = theirs.bandwidth_gb_per_second / ours.bandwidth_gb_per_second
+    peak = theirs.peak_flops("float16") / ours.peak_flops("float16")
+    return percent * one.num_gpus / (min(bandwidth, peak) * two.num_gpus)
+
+
+def rightsize(
+    now: str, percent: float, prices: Prices, *, memory_mib: float | None = None
+) -> list[Move]:
+    """Return the sizes that carry the load for less, cheapest first.
+
+    memory_mib: memory in use, of a GPU or of a host without one; by default what the size has.
+    """
+    instance = catalogue.find(now)
+    price, _ = prices(now)
+    if price is None:
+        raise ValueError(f"no price of {now} is known; give one with --cache")
+    found = []
+    for other in catalogue.instances().values():
+        there, _ = prices(other.size)
+        if there is None or there.usd_per_hour >= price.usd_per_hour:
+            continue
+        if not _is_like(instance, other, memory_mib):
+            continue
+        busy = busy_percent(now, percent, other.size)
+        if busy <= _most_percent(other):
+            found.append(
+                Move(
+                    size=other.size,
+                    usd_per_hour=there.usd_per_hour,
+                    busy_percent=busy,
+                    saving_percent=100 * (1 - there.usd_per_hour / price.usd_per_hour),
+                    cautions=_cautions(other),
+                )
+            )
+    return sorted(found, key=lambda each: (bool(each.cautions), each.usd_per_hour))
+
+
+def _most_percent(instance: Instance) -> float:
+    """The share of a size that may be in use: of a burstable one what its credits sustain."""
+    if not is_burstable(instance.size):
+        return TARGET_PERCENT
+    return min(TARGET_PERCENT, baseline_percent(instance.size))
+
+
+def _is_like(now: Instance, other: Instance, memory_mib: float | None) -> bool:
+    """Whether the same program runs there: GPUs of known speed with the memory, or CPUs."""
+    if not now.num_gpus:
+        need = now.memory_gib * 1024 if memory_mib is None else memory_mib
+        cpu = catalogue.families()[other.family].kind in ("cpu", "burstable")
+        return cpu and other.memory_gib * 1024 >= need
+    need = now.gpu_memory_mib if memory_mib is None else memory_mib
+    try:
+        find_gpu(other.gpu, other.gpu_memory_mib)
+    except ValueError:
+        return False
+    return other.num_gpus > 0 and other.gpu_memory_mib >= need
+
+
+def _cautions(instance: Instance) -> tuple[str, ...]:
+    unsupported = UNSUPPORTED.get(instance.family)
+    return () if unsupported is None else (unsupported,)

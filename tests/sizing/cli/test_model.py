@@ -1,0 +1,72 @@
+"""`sizing model` and `sizing huggingface`: counted by the trainer, priced like a workload."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from sizing.__main__ import main
+
+MODEL = "tests.training.preflight.models_to_count:with_loss"
+
+
+def test_a_model_without_a_workload_is_counted_planned_and_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept = tmp_path / "kept.json"
+    asked = ["--batch", "16", "--samples", "4000", "--epochs", "2", "--keep", str(kept)]
+    assert main(["model", MODEL, "--size", "g5.xlarge", "--json", *asked]) == 0
+    plan = json.loads(capsys.readouterr().out)["plan"]
+    assert (plan["workload"], plan["fits"]) == (MODEL, True)
+    assert plan["stages"][0]["steps"] == 2 * 4000 / 16
+    # What was counted answers later questions without counting again.
+    again = ["plan", MODEL, "--footprints", str(kept), "--size", "g6.xlarge", "--json"]
+    assert main([*again, "--samples", "8000", "--epochs", "4"]) == 0
+    assert json.loads(capsys.readouterr().out)["stages"][0]["steps"] == 4 * 8000 / 16
+    assert main(["advise", MODEL, "--footprints", str(kept), "--sizes", "g5", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["candidates"]
+
+
+def test_fails_on_an_unknown_family_in_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "config.json"
+    config.write_text('{"model_type": "t5"}')
+    assert main(["huggingface", str(config)]) == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert "model_type 't5' cannot be counted from its config; known are bert" in said
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["model", MODEL, "--steps", "10", "--epochs", "1"], "--steps contradicts --samples"),
+        (["model", MODEL, "--epochs", "3"], "--epochs needs --samples"),
+        (["model", MODEL, "--footprints", "kept.json"], "this command counts anew"),
+        (["huggingface", "config.yaml"], "config.yaml is no config.json"),
+    ],
+)
+def test_fails_before_counting(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("model", "size", "fits"),
+    [
+        ("benchmarks.anchors.language:phase1", "g5.2xlarge", True),
+        ("benchmarks.anchors.language:phase2", "g5.2xlarge", True),
+        ("benchmarks.anchors.language:phase3", "g5.2xlarge", False),
+        ("benchmarks.anchors.language:phase3", "g6e.xlarge", True),
+        ("benchmarks.anchors.dino:dino", "g5.2xlarge", True),
+    ],
+)
+def test_the_brief_s_models_are_planned_before_they_are_workloads(
+    model: str, size: str, fits: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept = ["--footprints", "sizing/evidence/seed_models.json"]
+    assert main(["plan", model, *kept, "--size", size, "--json"]) == (0 if fits else 1)
+    assert json.loads(capsys.readouterr().out)["fits"] is fits

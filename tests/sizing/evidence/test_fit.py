@@ -1,0 +1,83 @@
+"""The fit: it finds known constants again, ignores an odd run, and predicts as the models do."""
+
+import argparse
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from sizing.cli.fit import run
+from sizing.evidence import fit, fitting
+from sizing.evidence.truths import gpu_of, predictable, step_of
+from sizing.models.constants import Constants
+from sizing.models.fitted import fitted
+from sizing.models.step_time import roofline
+
+TRUTHS = predictable("throughput")
+ROWS = fit.rows_of(TRUTHS)
+
+
+def made_up(found: fit.Values) -> fit.Rows:
+    """The published rows, had they been as fast as these constants say."""
+    fields = {name: getattr(ROWS, name) for name in ROWS.__slots__}
+    return fit.Rows(**{**fields, "measured": fit.seconds(ROWS, found)})
+
+
+def known() -> fit.Values:
+    exponents = np.linspace(0.1, 0.4, ROWS.features.shape[1])
+    return np.concatenate([np.log([1.1, 1.4, 1.2, 9.0]), exponents])
+
+
+def test_the_fit_finds_the_constants_that_made_the_rows() -> None:
+    assert fit.fit(made_up(known())) == pytest.approx(known(), abs=0.1)
+
+
+def test_one_odd_run_does_not_move_the_constants() -> None:
+    rows = made_up(known())
+    rows.measured[0] *= 10
+    assert fit.fit(rows) == pytest.approx(known(), abs=0.12)
+
+
+def test_the_committed_constants_are_what_the_fit_gives() -> None:
+    assert fitting.differences(fitting.found()) == []
+
+
+def test_a_changed_constant_is_found(capsys: pytest.CaptureFixture[str]) -> None:
+    changed = replace(fitted(), traffic_passes=fitted().traffic_passes * 1.01)
+    assert [line.split(":")[0] for line in fitting.differences(changed)] == ["traffic_passes"]
+    assert run(argparse.Namespace(check=True, json=False)) == 0
+    assert "[ok]" in capsys.readouterr().out
+
+
+def test_the_model_predicts_with_the_constants_as_the_fit_does() -> None:
+    found = fitted()
+    values = np.array(
+        [
+            *(math.log(found.time_factors[name]) for name in fit.PRECISIONS),
+            math.log(found.traffic_passes),
+            *found.exponents.values(),
+        ]
+    )
+    ours = [roofline(step_of(t), gpu_of(t), Constants(), found=found).seconds for t in TRUTHS]
+    assert ours == pytest.approx(list(fit.seconds(ROWS, values)), rel=1e-6)
+
+
+def test_a_prediction_without_a_model_has_not_seen_it() -> None:
+    """Leaving out changes what is predicted of it, and the more so the odder it is."""
+    everything = fit.fit(ROWS)
+    seen = ROWS.measured / fit.seconds(ROWS, everything)
+    unseen = np.array(fit.without("model"))
+    assert np.abs(np.log(unseen)).sum() > np.abs(np.log(seen)).sum()
+
+
+def test_an_interval_holds_four_runs_of_five() -> None:
+    ratios = [0.5 + n / 100 for n in range(101)]
+    found = fitting.interval(ratios)
+    inside = [ratio for ratio in ratios if found.low <= ratio <= found.high]
+    assert 0.78 <= len(inside) / len(ratios) <= 0.86
+
+
+def test_few_runs_give_a_wide_interval_that_holds_the_prediction() -> None:
+    found = fitting.interval([1.2, 1.4])
+    assert (found.low, found.high, found.runs) == (1.0, 1.4, 2)

@@ -1,0 +1,61 @@
+"""Whether Spot suits a run, what an interruption costs, and what a week of work costs."""
+
+from pathlib import Path
+
+import pytest
+
+from sizing.plan.budget import budget
+from sizing.plan.spot_verdict import spot_verdict
+from tests.sizing import sample_footprints
+from tests.sizing.sample_plan import plan
+
+
+def test_a_short_run_that_saves_within_the_notice_suits_spot(tmp_path: Path) -> None:
+    found = spot_verdict(plan(tmp_path))
+    assert found.suits == "yes"
+    assert "a notice is enough to save" in "; ".join(found.reasons)
+
+
+def test_no_saving_speaks_against_spot(tmp_path: Path) -> None:
+    assert spot_verdict(plan(tmp_path), saving=3).suits == "no"
+    assert spot_verdict(plan(tmp_path), saving=60).suits == "yes"
+
+
+def test_many_interruptions_or_a_time_limit_ask_for_care(tmp_path: Path) -> None:
+    long = {"epochs": 200}
+    limited = plan(tmp_path, footprint=long, rate_per_hour=0.1, max_hours=0.1)
+    found = spot_verdict(limited)
+    assert found.suits == "with care"
+    assert found.reasons[0].endswith("the limit is 0.1 h")
+
+
+def test_a_checkpoint_too_large_for_the_notice_asks_for_care(tmp_path: Path) -> None:
+    large = {"checkpoint_bytes": 60_000 * sample_footprints.MIB}
+    made = plan(tmp_path, footprint=large, rate_per_hour=0.01)
+    assert "does not fit the notice" in spot_verdict(made).reasons[0]
+    # What was not saved is lost on top of the restart.
+    assert made.interruption_seconds > made.restart.seconds
+
+
+def test_an_interruption_costs_its_restart_at_the_spot_price(tmp_path: Path) -> None:
+    made = plan(tmp_path)
+    assert made.interruption_seconds == made.restart.seconds
+    hours = made.restart.seconds / 3600
+    price = made.inputs.spot_price.usd_per_hour
+    assert made.usd_of_interruption == pytest.approx(hours * price)
+
+
+def test_five_hours_a_week_cost_what_the_brief_says() -> None:
+    assert 4 * budget(1.21, 5).week == pytest.approx(24.20)
+    assert 4 * budget(0.20, 5).week == pytest.approx(4.00)
+    assert 4 * budget(0.42, 5).week == pytest.approx(8.40)
+    assert 4 * budget(4.46, 5).week == pytest.approx(89.20)
+    assert budget(0.40, 5).year == pytest.approx(104)
+    assert budget(1.21, 5).year - budget(0.40, 5).year == pytest.approx(211, abs=0.5)
+    assert budget(1.21, 5).month * 12 == pytest.approx(budget(1.21, 5).year)
+
+
+@pytest.mark.parametrize("hours", [0, -1, 169])
+def test_fails_on_hours_that_no_week_has(hours: float) -> None:
+    with pytest.raises(ValueError, match="at most 168"):
+        budget(1.0, hours)

@@ -1,0 +1,73 @@
+"""`python -m training count`: any model's footprints, in the form that sizing reads."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from training.cli.main import main
+
+MODELS = "tests.training.preflight.models_to_count"
+TINY = {
+    "model_type": "llama",
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+    "vocab_size": 64,
+}
+
+
+def test_footprints_of_a_function_are_written_beside_those_of_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "footprints.json"
+    for name in ("linear", "with_loss"):
+        assert main(["count", f"{MODELS}:{name}", "--batch", "8", "--out", str(out)]) == 0
+    content = json.loads(out.read_text())
+    assert content["command"] == "python -m training count"
+    kept = {row["workload"]: row for row in content["footprints"]}
+    assert set(kept) == {f"{MODELS}:linear", f"{MODELS}:with_loss"}
+    assert kept[f"{MODELS}:with_loss"]["loss"] == "the function's"
+    assert "for want of another" in kept[f"{MODELS}:linear"]["loss"]
+    assert json.loads(capsys.readouterr().out.split("\n]\n")[0] + "]")
+
+
+def test_a_config_is_counted_with_its_tokens(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(TINY))
+
+    assert main(["count", str(config), "--batch", "2", "--tokens", "32"]) == 0
+    first = json.loads(capsys.readouterr().out)[0]
+    # Two samples of 32 tokens, a score of two bytes for each of 64 words.
+    assert (first["micro_batch"], first["output_bytes"]) == (2, 2 * 32 * 64 * 2)
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        (["nowhere.json"], "there is no nowhere.json"),
+        ([f"{MODELS}:linear", "--tokens", "8"], "--tokens is for a config.json"),
+        ([f"{MODELS}:linear", "--batch", "8", "--micro-batch", "3"], "not a multiple"),
+        ([f"{MODELS}:linear", "--batch", "0"], "global_batch is 0"),
+    ],
+)
+def test_fails_in_one_sentence(
+    asked: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["count", *asked]) == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert "Traceback" not in said
+
+
+def test_fails_on_more_tokens_than_positions(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "config.json"
+    gpt2 = {"n_embd": 16, "n_layer": 1, "n_head": 2, "vocab_size": 64, "n_positions": 32}
+    config.write_text(json.dumps({"model_type": "gpt2", **gpt2}))
+    assert main(["count", str(config), "--tokens", "64"]) == 2
+    assert "--tokens is 64; this model has 32 positions" in capsys.readouterr().err

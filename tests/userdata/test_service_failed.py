@@ -1,0 +1,147 @@
+"""What a service that failed for good ends: the run, this machine, or nothing that is left."""
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rehearsal.machines.process import SHIMS
+from tests.userdata.rig import REPOSITORY, USERDATA
+
+# Of EC2, S3 and systemd only what the scripts ask; each call is noted.
+AWS = r"""#!/bin/bash
+echo "$*" >>"$MACHINE_ROOT/calls"
+case "$*" in
+s3\ cp*head.json*) [[ $HEAD ]] || { echo "(404)" >&2; exit 1; }; echo "$HEAD" >"${@: -1}" ;;
+s3\ mv*) cp "${@: -2:1}"/*.json "$MACHINE_ROOT/sent" ;;
+s3\ cp*machine-failed*) cp "$MACHINE_ROOT"/others/* "${@: -1}" ;;
+ssm*) echo sfr-1 ;;
+esac
+"""
+SYSTEMCTL = r"""#!/bin/bash
+for property in ActiveState=failed Result=$RESULT ExecMainStatus=$STATUS; do
+    [[ $* == *=${property%%=*} || $* == *=${property%%=*}\ * ]] && echo "${property#*=}"
+done
+exit 0
+"""
+PYTHON = """#!/bin/bash
+echo "$*" >>"$MACHINE_ROOT/calls"
+"""
+AT_STEP_7 = "stage head after step 7"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A machine whose trainer failed after step 7."""
+    for name in ("etc/training", "run/training", "opt/training", "bin", "sent", "others"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "var/log/training").mkdir(parents=True)
+    example = (USERDATA / "run.env.example").read_text()
+    (tmp_path / "etc/training/run.env").write_text(example)
+    for name, text in (("aws", AWS), ("systemctl", SYSTEMCTL), ("python", PYTHON)):
+        (tmp_path / "bin" / name).write_text(text)
+        (tmp_path / "bin" / name).chmod(0o755)
+    (tmp_path / "var/log/training/training.log").write_text("step 7\nthe last words\n")
+    step = {"kind": "step", "stage": "head", "step": 7}
+    (tmp_path / "var/log/training/metrics.jsonl").write_text(json.dumps(step) + "\n")
+    failed_before = {"name": "machine-failed", "instance_id": "i-1", "place": "stage head"}
+    (tmp_path / "others/1.json").write_text(json.dumps(failed_before))
+    return tmp_path
+
+
+Fail = Callable[..., tuple[list[str], list[dict[str, str]]]]
+
+
+@pytest.fixture
+def fail(root: Path) -> Fail:
+    """Return a function that runs the script; it returns the calls and the events sent."""
+
+    def run(
+        service: str = "training", *, result: str = "exit-code", status: int, head: str = ""
+    ) -> tuple[list[str], list[dict[str, str]]]:
+        subprocess.run(
+            ["bash", "userdata/service_failed.sh", f"{service}.service"],
+            cwd=REPOSITORY,
+            env={
+                "MACHINE_ROOT": str(root),
+                "PATH": f"{root / 'bin'}:{SHIMS}:/usr/bin:/bin",
+                "INSTANCE_ID": "i-2",
+                "PYTHON": str(root / "bin/python"),
+                "RESULT": result,
+                "STATUS": str(status),
+                "HEAD": head,
+            },
+            check=True,
+        )
+        calls = (root / "calls").read_text().splitlines()
+        known = ("ec2 terminate", "ec2 modify-spot-fleet", "-m training fail")
+        made = [next((name for name in known if call.startswith(name)), "") for call in calls]
+        sent = sorted((root / "sent").iterdir())
+        return list(filter(None, made)), [json.loads(path.read_text()) for path in sent]
+
+    return run
+
+
+def test_crashes_end_the_machine_and_the_event_says_where(fail: Fail) -> None:
+    made, (event,) = fail(result="start-limit-hit", status=1)
+    assert made == ["ec2 terminate"]
+    assert (event["name"], event["place"]) == ("machine-failed", AT_STEP_7)
+    assert event["message"] == "training failed (start-limit-hit, exit status 1): the last words"
+
+
+def test_a_place_where_another_machine_failed_too_ends_the_run(fail: Fail, root: Path) -> None:
+    failed = {"name": "machine-failed", "instance_id": "i-1", "place": AT_STEP_7}
+    (root / "others/1.json").write_text(json.dumps(failed))
+    made, events = fail(result="start-limit-hit", status=1)
+    assert made == ["-m training fail", "ec2 modify-spot-fleet"]
+    given_up = next(event for event in events if event["name"] == "run-given-up")
+    assert f"i-1 failed there too: {AT_STEP_7}; take it back with: " in given_up["message"]
+
+
+def test_a_failed_gpu_ends_the_machine_wherever_others_failed(fail: Fail, root: Path) -> None:
+    (root / "others/1.json").write_text(
+        json.dumps({"name": "machine-failed", "instance_id": "i-1", "place": AT_STEP_7})
+    )
+    (root / "dev").mkdir()
+    (root / "dev/kmsg").write_text("NVRM: Xid (PCI:0000:00:1e): 79, GPU has fallen off the bus.")
+    made, (event,) = fail(result="signal", status=6)
+    assert made == ["ec2 terminate"]
+    assert event["message"].startswith("GPU PCI:0000:00:1e of this machine failed: Xid 79")
+    assert "place" not in event
+
+
+def test_a_data_volume_that_failed_says_nothing_of_the_place(fail: Fail) -> None:
+    _, (event,) = fail(status=4)
+    assert event["name"] == "machine-failed"
+    assert "place" not in event
+
+
+@pytest.mark.parametrize(("service", "status"), [("training", 2), ("training-boot", 78)])
+def test_what_no_machine_could_do_better_ends_the_run(
+    fail: Fail, service: str, status: int
+) -> None:
+    made, events = fail(service, status=status)
+    assert made == ["-m training fail", "ec2 modify-spot-fleet"]
+    assert [event["name"] for event in events] == ["run-given-up", "fleet-to-zero"]
+
+
+@pytest.mark.parametrize(
+    ("service", "result", "status"),
+    [("training", "signal", 2), ("training-boot", "exit-code", 2), ("training-boot", "signal", 9)],
+)
+def test_signals_and_other_statuses_are_the_machines_fault(
+    fail: Fail, service: str, result: str, status: int
+) -> None:
+    made, events = fail(service, result=result, status=status)
+    assert made == ["ec2 terminate"]
+    assert [event["name"] for event in events] == ["machine-failed"]
+
+
+def test_where_the_trainer_has_failed_the_run_itself_nothing_is_the_machines_fault(
+    fail: Fail,
+) -> None:
+    made, events = fail(status=1, head='{"state": "failed"}')
+    assert made == ["ec2 modify-spot-fleet"]
+    assert [event["name"] for event in events] == ["fleet-to-zero"]
