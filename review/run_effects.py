@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contract.run_env import Name
 from review.assembly import Side, StackSide
 from review.changes import Change
+from review.limit_effects import find_limit_effects
 from review.run_env import boot_script, read_run_env
 from review.spelling import short
 from sizing import catalogue
@@ -186,3 +187,4 @@ def _surroundings(changes: Sequence[Change]) -> Iterator[str]:
             yield "The instance role's policy changes for the running trainer too, at once."
         elif change.type == "AWS::Lambda::Function" and change.action == "changed":
             yield f"{change.path.partition('/')[0]} uses the new code and settings at once."
+            yield from find_limit_effects(change)

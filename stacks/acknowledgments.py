@@ -62,9 +62,3 @@ OWN_FLEET_REASONS = {
         "Limited by the tag Stack; naming the fleet would be a cycle, as the fleet needs the role."
     )
 }
-
-OWN_INSTANCES_REASONS = {
-    "IAM5[Resource::arn:<AWS::Partition>:ec2:<AWS::Region>:<AWS::AccountId>:instance/*]": (
-        "Limited by the tag Stack; instances get their ids during the run."
-    )
-}

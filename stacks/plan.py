@@ -11,6 +11,7 @@ from typing import Any
 
 from aws_cdk import Annotations, Stack
 
+from sizing.catalogue import hourly_price, spot_price
 from sizing.models.footprints import NotMeasuredError
 from sizing.plan.checks import check_plan
 from sizing.plan.report import one_line, to_json
@@ -38,6 +39,9 @@ def annotate(stack: Stack, parameters: StackParameters) -> dict[str, Any] | None
     A plan that cannot work is a ValueError with the smallest change that would pass.
     """
     notes = Annotations.of(stack)
+    notes.add_info_v2("plan:limits", _limits(parameters))
+    if parameters.sizes[1:]:
+        notes.add_info_v2("plan:alternates", _alternates(parameters))
     try:
         plan = plan_run(parameters)
     except NotMeasuredError as unknown:
@@ -54,6 +58,30 @@ def annotate(stack: Stack, parameters: StackParameters) -> dict[str, Any] | None
         words = re.findall(r"(?<!\S)[a-z]+(?!\S)", warning.lower())
         notes.add_warning_v2("plan:" + "-".join(words[:5]), warning)
     return to_json(plan, findings)
+
+
+def _limits(p: StackParameters) -> str:
+    """Say when the Guard ends this run, and what it buys to meet a deadline."""
+    limits = [f"{p.max_hours:g} billed hours"]
+    limits += [f"${p.max_usd:g}"] if p.max_usd else []
+    limits += [f"{p.max_wait_hours:g} hours without a machine"] if p.max_wait_hours else []
+    text = f"limits: the Guard stops the run at {' or '.join(limits)}"
+    if not p.deadline_hours:
+        return f"{text}; there is no deadline, so it waits for Spot"
+    return f"{text}; it buys on-demand capacity to end within {p.deadline_hours:g} hours"
+
+
+def _alternates(p: StackParameters) -> str:
+    """Name the sizes that may start in place of the wanted one, with the dearest's prices."""
+    usd = {size: hourly_price(size).usd_per_hour for size in p.sizes}
+    dearest = max(usd, key=lambda size: usd[size])
+    spot = spot_price(dearest)
+    return (
+        f"alternates: the fleet may start {', '.join(p.sizes[1:])} in place of {p.size}; the "
+        f"dearest, {dearest}, costs ${usd[dearest]:.3f} an hour on demand "
+        f"({usd[dearest] / usd[p.size]:.1f} times {p.size}) and ${spot.usd_per_hour:.3f} on Spot "
+        f"({spot.basis}); -c alternates_price_factor={p.alternates_price_factor:g} limits it"
+    )
 
 
 def _unplanned(parameters: StackParameters) -> list[str]:

@@ -24,7 +24,7 @@ from stacks.monitoring.metrics import RunMetrics
 from stacks.network import Network
 from stacks.parameters import StackParameters
 from stacks.plan import annotate, prediction
-from stacks.roles import FleetRole, InstanceRole
+from stacks.roles import FleetRole, InstanceRole, Objects
 
 ROOT = Path(__file__).parent.parent
 
@@ -140,11 +140,13 @@ class TrainingStack(Stack):
         role = InstanceRole(
             self,
             "InstanceRole",
-            dataset_bucket=data.dataset_bucket,
-            dataset_prefix=data.dataset_prefix,
-            run_bucket=data.run_bucket,
-            run_prefix=data.run_prefix,
-            bundle=bundle,
+            objects=Objects(
+                dataset_bucket=data.dataset_bucket,
+                dataset_prefix=data.dataset_prefix,
+                run_bucket=data.run_bucket,
+                run_prefix=data.run_prefix,
+                bundle=bundle,
+            ),
             fleet_parameter=self._fleet_parameter,
         )
         run_env = user_data.run_env(
@@ -200,6 +202,7 @@ class TrainingStack(Stack):
             stack_name=self.stack_name,
             fleet_id=fleet.fleet_id,
             guard_name=guard.function.function_name,
+            clock_name=guard.clock.rule_name,
         )
         alarms = TrainingAlarms(
             self,

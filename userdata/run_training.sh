@@ -43,5 +43,5 @@ exec "$PYTHON" -m training "$@" \
     --nan-skips "$NAN_SKIPS" \
     --metrics-file "$root/var/log/training/metrics.jsonl" \
     --writer "$INSTANCE_ID" \
-    --bundle-uri "$BUNDLE_URI" \
+    --bundle-uri "$(kept_bundle)" \
     --scratch "$scratch"

@@ -20,10 +20,10 @@ from sizing import catalogue
 from stacks import acknowledgments as nag
 from stacks.guard.fleet import ON_DEMAND, SPOT
 from stacks.guard.tick import CALL_SECONDS
+from stacks.monitoring.metrics import GUARD_PERIOD
 from stacks.parameters import StackParameters
 from stacks.roles import may_modify_fleet_of
 
-EVERY = Duration.minutes(10)
 ROOT = Path(__file__).parents[2]
 # Like a .gitignore: first everything, then back in what the function imports.
 EXCLUDED = (
@@ -43,6 +43,7 @@ class Guard(Construct):
     """Stops a run that no longer pays, and ends instances that run for nothing."""
 
     function: lambda_.Function
+    clock: events.Rule
 
     def __init__(
         self,
@@ -101,7 +102,7 @@ class Guard(Construct):
             self,
             "Clock",
             description="Wakes the Guard",
-            schedule=events.Schedule.rate(EVERY),
+            schedule=events.Schedule.rate(GUARD_PERIOD),
             targets=[targets.LambdaFunction(self.function)],
         )
 
@@ -139,7 +140,7 @@ class Guard(Construct):
             {
                 **nag.bucket_grant_reasons(run_bucket),
                 **nag.OWN_FLEET_REASONS,
-                **nag.OWN_INSTANCES_REASONS,
+                nag.ANY_INSTANCE: "Limited by the tag Stack; instances get their ids in the run.",
                 "IAM5[Resource::*]": "EC2's Describe calls take no resources.",
                 nag.objects_in(self, run_bucket.bucket_name, f"{run_prefix}/"): "It reads the head "
                 "and the dates of checkpoints, which are named during the run.",

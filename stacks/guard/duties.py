@@ -69,15 +69,18 @@ def end_instances(tick: Tick) -> None:
 
 def _why_end(tick: Tick, instance: Instance) -> str | None:
     """Return why an instance is ended, once it has had the time to end by itself."""
-    fleet_id, notice = tick.fleet_of(instance), tick.settings.notice_seconds
-    since = tick.ledger.at_zero.get(fleet_id)
+    fleet_id, notice, now = tick.fleet_of(instance), tick.settings.notice_seconds, tick.now
+    since = tick.ledger.at_zero.get(fleet_id, now)
     # Spot instances get a notice when their fleet's capacity decreases, and as much time again.
     # On-demand instances get none, and would run on.
-    if tick.capacity.get(fleet_id) == 0 and since is not None and tick.now - since > 2 * notice:
-        return f"its fleet ({fleet_id or 'gone'}) has been at zero for {tick.now - since:.0f} s"
+    if tick.capacity.get(fleet_id) == 0 and now - since > 2 * notice:
+        return f"its fleet ({fleet_id or 'gone'}) has been at zero for {now - since:.0f} s"
+    since = tick.ledger.unwanted.get(instance.id, now)
+    if now - since > 2 * notice:
+        return f"its fleet has had Spot capacity in its place for {now - since:.0f} s"
     attempt = tick.ledger.attempts.get(instance.id)
-    if attempt and attempt.failed and tick.now - attempt.failed > notice:
-        return f"it failed {tick.now - attempt.failed:.0f} s ago and still runs: {attempt.said}"
+    if attempt and attempt.failed and now - attempt.failed > notice:
+        return f"it failed {now - attempt.failed:.0f} s ago and still runs: {attempt.said}"
     return None
 
 

@@ -70,19 +70,22 @@ def own_fleet_id(settings: Settings) -> str:
     return str(parameter["Parameter"]["Value"])
 
 
-def target_capacity(fleet_id: str) -> int:
-    """Return how many instances the fleet is to keep: 0 for one that is cancelled or gone."""
+def read_capacity(fleet_id: str) -> tuple[int, int]:
+    """Return how many instances the fleet is to keep, and how many of them on demand.
+
+    A fleet that is cancelled or gone keeps none.
+    """
     try:
         found = client("ec2").describe_spot_fleet_requests(SpotFleetRequestIds=[fleet_id])
     except ClientError as error:
         if error.response["Error"]["Code"] == "InvalidSpotFleetRequestId.NotFound":
-            return 0
+            return 0, 0
         raise
-    return sum(
-        int(fleet["SpotFleetRequestConfig"]["TargetCapacity"])
-        for fleet in found["SpotFleetRequestConfigs"]
-        if fleet["SpotFleetRequestState"] in ("submitted", "active", "modifying")
-    )
+    for fleet in found["SpotFleetRequestConfigs"]:
+        if fleet["SpotFleetRequestState"] in ("submitted", "active", "modifying"):
+            config = fleet["SpotFleetRequestConfig"]
+            return int(config["TargetCapacity"]), int(config.get("OnDemandTargetCapacity") or 0)
+    return 0, 0
 
 
 def send_to_zero(fleet_id: str) -> None:

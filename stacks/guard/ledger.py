@@ -69,6 +69,8 @@ class Ledger:
     waiting: float = 0.0
     # Since when each fleet has not been above zero.
     at_zero: dict[str, float] = field(default_factory=dict)
+    # Since when an on-demand instance has not been wanted any more.
+    unwanted: dict[str, float] = field(default_factory=dict)
     # Until when the run's events have been read.
     events_read: float = 0.0
     # What was done once, and when: of two calls at the same time, one finds it here.

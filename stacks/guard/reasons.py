@@ -53,15 +53,15 @@ def _over(settings: Settings, head: Mapping[str, Any] | None) -> Reason | None:
 
 def _too_dear(settings: Settings, ledger: Ledger) -> Reason | None:
     hours, usd = ledger.billed_hours(), ledger.billed_usd()
-    if settings.max_usd and usd > settings.max_usd:
-        return Reason(
-            sentence=f"${usd:.2f} billed; max_usd is {settings.max_usd:g}",
-            advice="To go on from the last commit, deploy with a larger max_usd.",
-        )
     if hours > settings.max_billed_hours:
         return Reason(
             sentence=f"{hours:.1f} hours billed; max_hours is {settings.max_billed_hours:g}",
             advice="To go on from the last commit, deploy with a larger max_hours.",
+        )
+    if settings.max_usd and usd > settings.max_usd:
+        return Reason(
+            sentence=f"${usd:.2f} billed; max_usd is {settings.max_usd:g}",
+            advice="To go on from the last commit, deploy with a larger max_usd.",
         )
     return None
 

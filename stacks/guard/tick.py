@@ -29,6 +29,7 @@ class Tick:
     instances: list[Instance] | None = None  # of the stack, of any run
     fleet_id: str | None = None  # of the stack's fleet; empty where there is none
     capacity: dict[str, int] = field(default_factory=dict)  # by fleet; 0 if cancelled or gone
+    on_demand: dict[str, int] = field(default_factory=dict)  # the part of it on demand
     head: dict[str, Any] | None = None
     head_written: float = 0.0
     ledger: Ledger = field(default_factory=Ledger)
@@ -77,6 +78,20 @@ class Tick:
         """Return the id of an instance's fleet; the stack's own where it has no tag."""
         return instance.fleet_id or self.fleet_id or ""
 
+    def unwanted(self) -> list[str]:
+        """Return on-demand instances above their fleet's part, where Spot has the rest.
+
+        A decrease ends Spot instances only: the other machine would wait for the run's lease.
+        """
+        found = []
+        for fleet_id, on_demand in self.on_demand.items():
+            own = [each for each in self.live() if self.fleet_of(each) == fleet_id]
+            spot = sum(each.market == fleet.SPOT for each in own)
+            if self.capacity[fleet_id] and spot >= self.capacity[fleet_id] - on_demand:
+                rest = [each for each in own if each.market == fleet.ON_DEMAND]
+                found += sorted(rest, key=lambda each: each.launched)[on_demand:]
+        return [each.id for each in found]
+
     def update(self, change: Callable[[Ledger], None]) -> None:
         """Change the ledger; if guard.json cannot be written, only what this call knows of it."""
         kept = self.known("ledger", lambda: records.update_ledger(self.settings, change))
@@ -119,9 +134,9 @@ class Tick:
 
     def _look_at_fleet(self, fleet_id: str) -> None:
         if fleet_id:
-            found = self.known("fleet", lambda: fleet.target_capacity(fleet_id))
+            found = self.known("fleet", lambda: fleet.read_capacity(fleet_id))
             if found is not None:
-                self.capacity[fleet_id] = found
+                self.capacity[fleet_id], self.on_demand[fleet_id] = found
         elif self.fleet_id == "":
             self.capacity[""] = 0
 
@@ -132,6 +147,9 @@ class Tick:
         def observe(ledger: Ledger) -> None:
             if self.instances is not None:
                 ledger.observe(self.settings, own, self.now)
+                ledger.unwanted = {
+                    each: ledger.unwanted.get(each, self.now) for each in self.unwanted()
+                }
             ledger.observe_fleets(self.capacity, self.fleet_id, self.now)
             ledger.committed = max(committed, ledger.committed)
             if head.get("state") in DONE_STATES and ledger.barren_attempts():

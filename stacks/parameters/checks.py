@@ -40,7 +40,7 @@ _KEY = re.compile(r"arn:aws[a-z-]*:kms:[a-z0-9-]+:\d{12}:key/[A-Za-z0-9-]+")
 _OIDC_PROVIDER = re.compile(
     r"arn:aws[a-z-]*:iam::\d{12}:oidc-provider/token\.actions\.githubusercontent\.com"
 )
-_REPOSITORY = re.compile(r"[A-Za-z0-9-]+/[A-Za-z0-9._-]+")
+_REPOSITORY = re.compile(r"[A-Za-z0-9-]+/[A-Za-z0-9._-]+|[A-Za-z0-9-]+@\d+/[A-Za-z0-9._-]+@\d+")
 # As `kms`: create a key in DatasetStack. Any other value is the ARN of an existing key.
 NEW_KEY = "create"
 # Volume size per dataset size: the rest is for the file system and staged checkpoints.
@@ -274,6 +274,11 @@ def check_kept(p: ParameterFields) -> None:
     """Refuse protection of the buckets that this deployment cannot provide."""
     if p.kms and p.kms != NEW_KEY:
         _check_match("kms", p.kms, _KEY, f"give {NEW_KEY}, the ARN of a key, or nothing")
+    refuse_unless(
+        1 <= p.versions_kept_days <= 365,
+        f"versions_kept_days is {p.versions_kept_days}; give 1 to 365: what is deleted or replaced "
+        "in the run bucket stays this long",
+    )
     if not (p.dataset_bucket and p.run_bucket):
         return
     refuse_unless(
@@ -300,7 +305,8 @@ def check_review(p: ParameterFields) -> None:
     )
     advice = "give arn:aws:iam::ACCOUNT:oidc-provider/token.actions.githubusercontent.com"
     _check_match("review_oidc_provider", p.review_oidc_provider, _OIDC_PROVIDER, advice)
-    _check_match("review_repository", p.review_repository, _REPOSITORY, "give OWNER/NAME")
+    advice = "give OWNER/NAME, or OWNER@ID/NAME@ID, which a repository made since July 2026 needs"
+    _check_match("review_repository", p.review_repository, _REPOSITORY, advice)
 
 
 # In this order; limits.py has the checks of what a plan decides.

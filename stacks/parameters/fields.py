@@ -20,6 +20,7 @@ class ParameterFields:
     dataset_gib: float
     dataset_bucket: str
     run_bucket: str
+    versions_kept_days: int
     access_logs: bool
     kms: str
     zones: tuple[str, ...]

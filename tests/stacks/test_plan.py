@@ -25,6 +25,45 @@ def test_the_plan_is_said_as_an_info(stack: Stack) -> None:
     assert said.find_warning("*", Match.any_value()) == []
 
 
+def test_the_dearest_alternate_and_its_price_are_said(stack: Stack) -> None:
+    annotate(stack, StackParameters.for_size("g5.xlarge"))
+    said = Annotations.from_stack(stack)
+    said.has_info(
+        "*",
+        Match.string_like_regexp(
+            r"may start g5\.2xlarge, g5\.4xlarge in place of g5\.xlarge; the dearest, g5\.4xlarge, "
+            r"costs \$1\.624 an hour on demand \(1\.6 times g5\.xlarge\) and \$0\.\d+ on Spot"
+        ),
+    )
+
+
+def test_no_alternates_are_no_news(stack: Stack) -> None:
+    annotate(stack, StackParameters.for_size("g5.48xlarge"))
+    infos = Annotations.from_stack(stack).find_info("*", Match.string_like_regexp("alternates"))
+    assert infos == []
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        (
+            {"max_hours": "9", "max_usd": "12.5"},
+            r"limits: the Guard stops the run at 9 billed hours or \$12\.5 or 24 hours without a "
+            "machine; there is no deadline, so it waits for Spot",
+        ),
+        (
+            {"max_hours": "9", "max_usd": "0", "max_wait_hours": "0", "deadline_hours": "6"},
+            "at 9 billed hours; it buys on-demand capacity to end within 6 hours",
+        ),
+        ({"workload": "my.code:OWN"}, r"at 72 billed hours or \$73 or 24 hours"),
+    ],
+    ids=["without a deadline", "with a deadline", "without a plan"],
+)
+def test_the_limits_are_said(given: dict[str, str], sentence: str, stack: Stack) -> None:
+    annotate(stack, StackParameters.for_size("g5.xlarge", **given))
+    Annotations.from_stack(stack).has_info("*", Match.string_like_regexp(sentence))
+
+
 def test_what_is_tight_is_a_warning(stack: Stack) -> None:
     annotate(stack, StackParameters.for_size("g4dn.xlarge", overrides="width=128"))
     said = Annotations.from_stack(stack)

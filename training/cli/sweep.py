@@ -22,6 +22,7 @@ from typing import Any
 from contract.keys import ARTIFACTS, RECEIPT
 from training.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_INTERRUPTED, UserError
 from training.record.head import read_head
+from training.record.json_record import parse_receipt
 from training.store.open import open_store
 
 _POLL_SECONDS = 0.2
@@ -213,8 +214,7 @@ def _report_end(one: _SweepRun, logs: Path) -> None:
 
 def _row(one: _SweepRun) -> dict[str, Any]:
     store = open_store(one.uri)
-    head, found = read_head(store), store.get(RECEIPT)
-    receipt: Mapping[str, Any] = json.loads(found.data) if found else {}
+    head, receipt = read_head(store), parse_receipt(store.get(RECEIPT))
     stages: Mapping[str, Mapping[str, float]] = receipt.get("stages", {})
     last = next(reversed(list(stages.values())), {})
     return {

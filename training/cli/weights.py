@@ -15,6 +15,7 @@ from training.report.progress import FileProgressBar
 from training.store.dataset import sync_dataset
 from training.store.local_dataset import LocalDataset, open_dataset
 from training.store.open import open_store
+from training.store.unfinished import UnfinishedFile
 
 if TYPE_CHECKING:
     from training.engine.inference import TrainedStage
@@ -74,9 +75,9 @@ def _export(options: argparse.Namespace) -> int:
 
     checked_file(options.out)
     weights = read_weights(options.run_uri, options.checkpoint)
-    part = options.out.with_name(f".{options.out.name}.part")
-    save_file(dict(weights.tensors), part, metadata=dict(weights.about))
-    part.replace(options.out)
+    with UnfinishedFile(options.out) as unfinished:
+        save_file(dict(weights.tensors), unfinished.path, metadata=dict(weights.about))
+        unfinished.place()
     if options.json:
         print(json.dumps(weights.about, indent=1))
     else:
@@ -112,10 +113,10 @@ def _predict(options: argparse.Namespace) -> int:
         if options.out is None:
             _write_predictions(trained, options.split, stdout)
             return EXIT_FINISHED
-        part = options.out.with_name(f".{options.out.name}.part")
-        with part.open("w") as stream:
-            num = _write_predictions(trained, options.split, stream)
-        part.replace(options.out)
+        with UnfinishedFile(options.out) as unfinished:
+            with unfinished.path.open("w") as stream:
+                num = _write_predictions(trained, options.split, stream)
+            unfinished.place()
     print(f"[ok] {options.out}: {num} predictions")
     return EXIT_FINISHED
 

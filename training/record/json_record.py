@@ -4,10 +4,15 @@ Imports no torch.
 """
 
 import json
+import logging
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from contract.keys import RECEIPT
 from training.errors import UserError
+from training.store.protocol import Stored
+
+_log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -30,3 +35,17 @@ def read_json_record(
         f"{name} has format {number}, but this version knows 1 to {newest_format}; "
         "run the bundle that config.json names, or a newer one"
     )
+
+
+def parse_receipt(found: Stored | None) -> dict[str, Any]:
+    """Return the receipt; {} if there is none, or a damaged one, which nothing depends on."""
+    if found is None:
+        return {}
+    try:
+        receipt = json.loads(found.data)
+        if isinstance(receipt, dict):
+            return receipt
+    except ValueError:
+        pass
+    _log.warning(f"{RECEIPT} is damaged ({len(found.data)} bytes) and is passed over")
+    return {}

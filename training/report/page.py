@@ -19,6 +19,7 @@ from contract.keys import RECEIPT, REPORT
 from contract.lineage import Line
 from training.record.head import Head
 from training.record.history import AttemptSummary, History, read_history
+from training.record.json_record import parse_receipt
 from training.record.run_config import RunConfig
 from training.report.charts import Curve, TimelineBar, draw_bars, draw_curves
 from training.store.protocol import Store, put_unless_changed
@@ -202,8 +203,7 @@ def _attempt_row(a: AttemptSummary, usd_per_hour: float | None) -> list[str]:
 def _about(store: Store, record: RunConfig, head: Head) -> Iterator[tuple[str, str]]:
     yield "URI", store.uri
     yield "state", head.state
-    found = store.get(RECEIPT)
-    receipt: dict[str, Any] = json.loads(found.data) if found else {}
+    receipt = parse_receipt(store.get(RECEIPT))
     for name, value in receipt.items():
         if name not in ("config", "stages", "format", "state") and value is not None:
             yield name, _readable(value)

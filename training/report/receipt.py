@@ -11,6 +11,7 @@ from contract.keys import RECEIPT, REPORT
 from training.record.compaction import compact
 from training.record.head import Head
 from training.record.history import History
+from training.record.json_record import parse_receipt
 from training.record.lease import Lease
 from training.record.position import Position
 from training.record.run_config import RunConfig, changed_parts
@@ -85,7 +86,7 @@ def conclude(store: Store, record: RunConfig, head: Head) -> None:
 def _complete(store: Store, record: RunConfig, head: Head, history: History) -> None:
     """Write a failed run's receipt; say in it, or in a finished run's, what was passed over."""
     found = store.get(RECEIPT)
-    receipt = json.loads(found.data) if found else {}
+    receipt = parse_receipt(found)
     # What says "finished" of a failed run was written just before its last attempt was killed.
     is_missing = receipt.get("state") != head.state
     if is_missing and head.state == "failed":

@@ -133,6 +133,18 @@ def test_a_run_that_fails_after_it_wrote_its_receipt_has_that_of_the_failure(
     assert (receipt["state"], receipt["reason"]) == ("failed", "no restarts left")
 
 
+def test_a_torn_receipt_is_passed_over_by_the_report_and_written_again_by_a_failure(
+    run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    interrupt_at("first", 7)
+    assert run.attempt() == 75
+    run.store.put("receipt.json", b'{"state": "fin')
+    assert main(["report", f"--run-uri={run.uri}"]) == 0
+    assert "receipt.json is damaged (14 bytes) and is passed over" in caplog.text
+    assert main(["fail", f"--run-uri={run.uri}", "--reason=no restarts left"]) == 0
+    assert run.json("receipt.json")["state"] == "failed"
+
+
 def test_a_failed_run_leaves_receipt_and_report(run: Run) -> None:
     run.options = ["--override=nan_at_step=5"]
     assert run.attempt() == 1
