@@ -45,6 +45,11 @@ def annotate(stack: Stack, parameters: StackParameters) -> dict[str, Any] | None
     try:
         plan = plan_run(parameters)
     except NotMeasuredError as unknown:
+        if parameters.deadline_hours:
+            raise ValueError(
+                f"deadline_hours is {parameters.deadline_hours:g}, but how long the run takes is "
+                f"not known: {unknown}"
+            ) from unknown
         notes.add_info_v2("plan:none", f"no plan: {unknown}")
         return None
     findings = check_plan(plan).accepting(_accepted(parameters))
