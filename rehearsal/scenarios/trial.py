@@ -99,7 +99,7 @@ class Trial:
             progress.step()
             for life in self.fleet.lives.values():
                 self._narrator.relay(life)
-            # What comes after the end waits until all is told: the Guard must not answer to it later.
+            # What is done after the end waits until all is told: the Guard answers to it late.
             is_over = self.fleet.is_over() and (not self.undone or self.fleet.bus.is_idle)
             if not self._act(progress, is_over=is_over) and is_over:
                 return
