@@ -1,103 +1,156 @@
-"""The forecast of hours on Spot beside jobs replayed on the public traces.
+"""The forecast of hours and dollars on Spot beside jobs replayed on traces it was not made from.
 
-A good p50 has half of the jobs below it, a good p90 nine of ten. `planned` is what `sizing plan`
-uses; it knows nothing of the trace. Its spreads come from the same five traces: this is in sample.
+Each zone is left out in turn: what is forecast for it comes from the other zones alone, its spread
+included. For zones of one time taken as a fleet, rate and waits come from those of other times.
+A good p50 has half of the jobs below it, a good p90 nine of ten.
 """
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
 from benchmarks.spot import find_traces, group_by_time
-from sizing.spot.forecast import estimate
-from sizing.spot.interruptions import interruptions
-from sizing.spot.pattern import POISSON, SEEN, Pattern
-from sizing.spot.replay import Job, Saving, SpotOnly, replay
-from sizing.spot.traces import Life, Trace, load_fleet, load_trace, statistics
+from sizing.spot.forecast import Estimate, estimate
+from sizing.spot.on_trace import replay_on_trace
+from sizing.spot.pattern import POISSON, SEEN, SEEN_IN_FLEETS, Pattern
+from sizing.spot.replay import Job, Ledger, Saving
+from sizing.spot.traces import Trace, load_fleet, load_trace, statistics
 
-HOURS = (2.0, 8.0, 24.0)
+HOURS = (0.5, 2.0, 8.0, 24.0)
 RESTART, CHECKPOINT, INTERVAL, NOTICE = 180.0, 1.0, 1800.0, 120.0
+# Beside what the seen zones differ by: sizing/spot/pattern.py.
+_OTHER_GPUS_AND_YEARS = 0.6
 
 
-def measure(*, folder: Path, num_starts: int) -> list[dict[str, Any]]:
-    """Return a row for each fleet, length and model: the shares of jobs below p50 and p90."""
-    paths = find_traces(folder)
-    fleets = [load_fleet(group) for group in group_by_time(paths) if len(group) > 1]
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LeftOut:
+    """A trace, and what the traces that are not of it say of the rate, the waits and spreads."""
+
+    trace: Trace
+    rate_per_hour: float
+    wait_hours: float
+    pattern: Pattern
+
+
+def measure(*, folder: Path) -> list[dict[str, Any]]:
+    """Return a row for each kind of trace, length and model: the jobs below p50 and p90."""
+    groups = group_by_time(find_traces(folder))
     rows = []
-    for pools, traces in ((1, [load_trace(path) for path in paths]), (2, fleets)):
-        for hours in HOURS if traces else ():
-            jobs = {trace.name: _jobs(trace, hours, num_starts) for trace in traces}
-            for name, pattern, knows in (
-                ("Poisson, the trace's own rate", POISSON, True),
-                ("Poisson, planned", POISSON, False),
-                ("bursty and unsure, planned", SEEN, False),
-            ):
-                rows.append(_row(pools, hours, name, pattern, knows, traces, jobs))
+    for kind, held_out in (("zone", zones_left_out(groups)), ("fleet", fleets_left_out(groups))):
+        for hours in HOURS if held_out else ():
+            jobs = [_jobs(each.trace, hours) for each in held_out]
+            rows += [
+                _row(f"left-out {kind}s", hours, "Poisson", held_out, jobs, POISSON),
+                _row(f"left-out {kind}s", hours, "planned with", held_out, jobs, None),
+            ]
     return rows
 
 
-def _jobs(trace: Trace, hours: float, num_starts: int) -> list[tuple[float, float]]:
-    """Return clock and machine hours of jobs from many starts; infinite if unfinished."""
-    done = []
-    for index in range(num_starts):
-        begin = 0.7 * trace.seconds * index / max(num_starts - 1, 1)
-        seen = replay(
-            [
-                Life(start=max(0.0, life.start - begin), end=life.end - begin)
-                for life in trace.lives
-                if life.end > begin
-            ],
-            job=Job(work=hours * 3600, restart=RESTART, checkpoint=CHECKPOINT),
-            saving=Saving(interval=INTERVAL, notice_idle=NOTICE),
-            placement=SpotOnly(),
-            horizon=trace.seconds - begin,
-        )
-        late = not seen.is_done
-        done.append((math.inf, math.inf) if late else (seen.wall / 3600, seen.spot / 3600))
-    return done
+def zones_left_out(groups: Sequence[Sequence[Path]]) -> list[LeftOut]:
+    """Each zone with what all others say; at least three others are needed for a spread."""
+    zones = [load_trace(path) for group in groups for path in group]
+    if len(zones) < 4:
+        raise ValueError(f"{len(zones)} traces are too few to leave one out: give at least 4")
+    return [_left_out(zone, [z for z in zones if z is not zone], SEEN) for zone in zones]
+
+
+def fleets_left_out(groups: Sequence[Sequence[Path]]) -> list[LeftOut]:
+    """Each time's zones as a fleet: rate of the zones of other times, wait of their fleets."""
+    found = []
+    for group in groups:
+        others = [other for other in groups if other is not group and len(other) > 1]
+        if len(group) > 1 and others:
+            zones = [load_trace(path) for other in others for path in other]
+            waits = [statistics([load_fleet(other)]).wait_hours for other in others]
+            found.append(
+                replace(
+                    _left_out(load_fleet(group), zones, SEEN_IN_FLEETS),
+                    wait_hours=_middle(waits),
+                    pattern=SEEN_IN_FLEETS,
+                )
+            )
+    return found
+
+
+def _left_out(trace: Trace, others: Sequence[Trace], pattern: Pattern) -> LeftOut:
+    rates = [statistics([other]).rate_per_hour for other in others]
+    waits = [statistics([other]).wait_hours for other in others]
+    return LeftOut(
+        trace=trace,
+        rate_per_hour=_middle(rates),
+        wait_hours=_middle(waits),
+        pattern=replace(
+            pattern,
+            rate_spread=math.hypot(stdev(map(math.log, rates)), _OTHER_GPUS_AND_YEARS),
+            wait_spread=stdev(map(math.log, waits)),
+        ),
+    )
+
+
+def _middle(values: Sequence[float]) -> float:
+    """The geometric mean: pools differ by factors."""
+    return math.exp(fmean(map(math.log, values)))
+
+
+def _jobs(trace: Trace, hours: float) -> list[Ledger]:
+    """Return jobs from many starts."""
+    return replay_on_trace(
+        trace,
+        job=Job(work=hours * 3600, restart=RESTART, checkpoint=CHECKPOINT),
+        saving=Saving(interval=INTERVAL, notice_idle=NOTICE),
+        notice_arrives=1.0,
+    )
+
+
+def _forecast(held_out: LeftOut, hours: float, pattern: Pattern) -> Estimate:
+    return estimate(
+        work_seconds=hours * 3600,
+        rate_per_hour=held_out.rate_per_hour,
+        wait_seconds=held_out.wait_hours * 3600,
+        restart_seconds=RESTART,
+        checkpoint_seconds=CHECKPOINT,
+        interval_seconds=INTERVAL,
+        notice_seconds=NOTICE,
+        notice_arrives=1.0,
+        pattern=pattern,
+    )
 
 
 def _row(
-    pools: int,
+    kind: str,
     hours: float,
-    name: str,
-    pattern: Pattern,
-    knows: bool,
-    traces: Sequence[Trace],
-    jobs: dict[str, list[tuple[float, float]]],
+    model: str,
+    held_out: Sequence[LeftOut],
+    jobs: Sequence[Sequence[Ledger]],
+    pattern: Pattern | None,
 ) -> dict[str, Any]:
-    """Return the shares below each quantile, averaged over the traces."""
-    planned = interruptions("g5.xlarge", pools=pools)
-    shares = []
-    for trace in traces:
-        seen = statistics([trace])
-        forecast = estimate(
-            work_seconds=hours * 3600,
-            rate_per_hour=seen.rate_per_hour if knows else planned.rate_per_hour,
-            wait_seconds=seen.wait_hours * 3600 if knows else planned.wait_seconds,
-            restart_seconds=RESTART,
-            checkpoint_seconds=CHECKPOINT,
-            interval_seconds=INTERVAL,
-            notice_seconds=NOTICE,
-            notice_arrives=1.0,
-            pattern=pattern,
-        )
+    """Return the shares below each quantile: means over the traces, and of the worst trace."""
+    shares, p90s = [], []
+    for each, own in zip(held_out, jobs, strict=True):
+        forecast = _forecast(each, hours, pattern or each.pattern)
+        p90s.append(forecast.hours_p90)
         limits = (
-            (0, forecast.hours_p50), (0, forecast.hours_p90),
-            (1, forecast.machine_hours_p50), (1, forecast.machine_hours_p90),
+            ("wall", forecast.hours_p50), ("wall", forecast.hours_p90),
+            ("spot", forecast.machine_hours_p50), ("spot", forecast.machine_hours_p90),
         )  # fmt: skip
-        own = jobs[trace.name]
         shares.append(
-            [sum(job[k] <= limit + 1e-6 for job in own) / len(own) for k, limit in limits]
-        )
-    means = [100 * sum(column) / len(column) for column in zip(*shares, strict=True)]
+            [fmean(getattr(job, name) <= 3600 * limit + 1e-3 for job in own)
+             for name, limit in limits]
+        )  # fmt: skip
+    columns = list(zip(*shares, strict=True))
+    means = [100 * fmean(column) for column in columns]
     return {
-        "fleet": "one zone" if pools == 1 else "zones of one time",
+        "traces": kind,
         "work, h": hours,
-        "model": name,
+        "model": model,
         "% below hours p50": round(means[0]),
-        "hours p90": round(means[1]),
-        "% below machine hours p50": round(means[2]),
-        "its p90": round(means[3]),
+        "% below hours p90": round(means[1]),
+        "% below dollars p50": round(means[2]),
+        "% below dollars p90": round(means[3]),
+        "worst trace, hours p90": round(100 * min(columns[1])),
+        "worst trace, dollars p90": round(100 * min(columns[3])),
+        "hours p90": f"{min(p90s):.3g} to {max(p90s):.3g}",
     }

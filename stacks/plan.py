@@ -9,11 +9,12 @@ import re
 from pathlib import Path
 from typing import Any
 
-from aws_cdk import Annotations, Stack
+from aws_cdk import Annotations, Stack, Token
 
-from sizing.catalogue import hourly_price, spot_price
+from sizing.catalogue import PRICE_REGION, hourly_price, spot_price
 from sizing.models.footprints import NotMeasuredError
 from sizing.plan.checks import check_plan
+from sizing.plan.deadline import sentence, with_fallback
 from sizing.plan.report import one_line, to_json
 from stacks.parameters import StackParameters
 from stacks.parameters.limits import MICRO_BATCH, plan_run
@@ -24,6 +25,20 @@ _PREDICTED = (
 )
 # Problems that only interruptions cause: accepted when no Spot instance is used.
 _SPOT_PROBLEMS = ("spot", "notice")
+
+
+def _price_region(stack: Stack, size: str) -> str:
+    """Return the stack's region where it is known and the size has a price there, else us-east-1.
+
+    Only the catalogue's own prices count: the same commit gives the same template.
+    """
+    if Token.is_unresolved(stack.region):
+        return PRICE_REGION
+    try:
+        hourly_price(size, stack.region)
+    except ValueError:
+        return PRICE_REGION
+    return stack.region
 
 
 def _accepted(parameters: StackParameters) -> tuple[str, ...]:
@@ -43,7 +58,7 @@ def annotate(stack: Stack, parameters: StackParameters) -> dict[str, Any] | None
     if parameters.sizes[1:]:
         notes.add_info_v2("plan:alternates", _alternates(parameters))
     try:
-        plan = plan_run(parameters)
+        plan = plan_run(parameters, _price_region(stack, parameters.size))
     except NotMeasuredError as unknown:
         if parameters.deadline_hours:
             raise ValueError(
@@ -58,6 +73,10 @@ def annotate(stack: Stack, parameters: StackParameters) -> dict[str, Any] | None
         names = ",".join(findings.problems)
         raise ValueError(f"{refused} (to deploy anyway: -c accept={names})")
     notes.add_info_v2("plan", one_line(plan))
+    fallback = with_fallback(plan)
+    if fallback is not None:
+        deadline = f"deadline_hours={fallback.deadline_hours:g}: {sentence(fallback)}"
+        notes.add_info_v2("plan:deadline", deadline)
     for warning in (*findings.warnings, *_unplanned(parameters)):
         # `cdk acknowledge` takes this id: the first words of the warning, without figures.
         words = re.findall(r"(?<!\S)[a-z]+(?!\S)", warning.lower())

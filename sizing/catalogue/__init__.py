@@ -4,7 +4,7 @@ Promises that nothing here is computed by a model unless it says so. Reads its C
 refresh.py asks AWS, and only when called. Uses no other room. Other packages use the names below.
 """
 
-from sizing.catalogue.prices import PRICE_REGION, Price, hourly_price, spot_price
+from sizing.catalogue.prices import PRICE_REGION, Price, age_note, hourly_price, spot_price
 from sizing.catalogue.sizes import (
     AMI_FAMILIES,
     MAX_ALTERNATES,
@@ -24,6 +24,7 @@ __all__ = [
     "Family",
     "Instance",
     "Price",
+    "age_note",
     "alternates",
     "families",
     "find",

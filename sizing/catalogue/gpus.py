@@ -7,6 +7,7 @@ import csv
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import cast
 
 from sizing.figures import Basis
 
@@ -63,7 +64,7 @@ def _gpu(row: dict[str, str]) -> Gpu:
         bandwidth_gb_per_second=float(row["bandwidth_gb_per_second"]),
         host_copy_gb_per_second=float(row["host_copy_gb_per_second"]),
         has_bfloat16=row["has_bfloat16"] == "True",
-        basis="measured" if row["basis"] == "measured" else "from memory",
+        basis=cast(Basis, row["basis"]),
         source=row["source"],
     )
 

@@ -1,55 +1,164 @@
-"""What an hour of an instance costs where AWS was not asked: list prices and Spot snapshots."""
+"""What an hour of an instance costs where AWS was not asked: list prices and a Spot snapshot.
 
+Spot differs by zone: without a zone the highest of the region counts, because a prediction that
+errs should err upwards. What the snapshot does not have is modelled, and says so.
+"""
+
+from collections.abc import Iterable
 from dataclasses import dataclass
+from datetime import date
+from statistics import median, quantiles
 from typing import Literal
 
 from sizing.catalogue.sizes import find
+from sizing.catalogue.snapshot import Offer, Snapshot, snapshot
+from sizing.suggestion import suggest
 
 PRICE_REGION = "us-east-1"
-_SPOT_SNAPSHOT = (
-    "skypilot-org/skypilot-catalog v8/aws/vms.csv, commit 00148f2: one snapshot of us-east-1, "
-    "mid-2026; its most expensive zone"
-)
-_SPOT_FIELD_REPORT = "a public field report of 2026-08-29: 96-100 % of the list price that day"
-# The only Spot prices known, the highest of each: a prediction that errs should err upwards.
-_SPOT_SEEN = {
-    "g5.2xlarge": (0.593, _SPOT_SNAPSHOT),
-    "g5.24xlarge": (3.18, _SPOT_SNAPSHOT),
-    "g6.2xlarge": (0.9776, _SPOT_FIELD_REPORT),
-}
-# 0.593 / 1.212: the smallest discount of a g5 in the snapshot. The field report shows that a
-# modelled Spot price is not a promise.
-_MODELLED_SPOT_SHARE = 0.49
+# When karpenter generated the list prices of instances.csv.
+_LISTED_ON = date(2026, 7, 20)
+# Spot prices move within days, list prices within years.
+STALE_DAYS = {"refreshed": 7, "snapshot": 30, "modelled": 30, "list price": 365}
+
+
+class UnknownPriceError(ValueError):
+    """A size whose price in a region nobody has told the catalogue."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Price:
-    """Dollars for one hour of one instance, with their basis."""
+    """Dollars for one hour of one instance, with their basis, and the day they are of."""
 
     usd_per_hour: float
-    basis: Literal["list price", "snapshot", "modelled", "refreshed"]
+    basis: Literal["list price", "snapshot", "modelled", "refreshed", "given"]
     source: str
+    day: date | None = None
 
 
-def hourly_price(size: str) -> Price:
-    """Return the on-demand list price (Linux, us-east-1); a ValueError where none is known."""
+def hourly_price(size: str, region: str = PRICE_REGION) -> Price:
+    """Return the on-demand price (Linux); a ValueError where none is known.
+
+    us-east-1: the list price. Elsewhere the snapshot's, or, where it has only others of the family,
+    us-east-1's times what those cost there compared with us-east-1.
+    """
     instance = find(size)
-    if instance.on_demand_usd_per_hour is None:
-        raise ValueError(f"size {size!r} has no {PRICE_REGION} on-demand price in the catalogue")
+    here = instance.on_demand_usd_per_hour
+    if region == PRICE_REGION and here is not None:
+        return Price(usd_per_hour=here, basis="list price", source=instance.source, day=_LISTED_ON)
+    seen = snapshot()
+    check_region(region, seen)
+    if (size, region) in seen.offers:
+        return Price(
+            usd_per_hour=seen.offers[size, region].on_demand_usd_per_hour,
+            basis="list price",
+            source=f"{seen.source}, {region}",
+            day=seen.day,
+        )
+    factors = [
+        offer.on_demand_usd_per_hour / seen.offers[other, PRICE_REGION].on_demand_usd_per_hour
+        for (other, where), offer in seen.offers.items()
+        if where == region and find(other).family == instance.family
+        and (other, PRICE_REGION) in seen.offers
+    ]  # fmt: skip
+    if here is None or not factors:
+        raise UnknownPriceError(
+            f"size {size!r} has no {region} on-demand price in the catalogue: it may not be sold "
+            f"there; ask AWS: python -m sizing catalogue {size} --refresh --region {region}"
+        )
     return Price(
-        usd_per_hour=instance.on_demand_usd_per_hour, basis="list price", source=instance.source
-    )
-
-
-def spot_price(size: str) -> Price:
-    """Return the assumed Spot price: a dated snapshot where there is one, else modelled."""
-    if size in _SPOT_SEEN:
-        usd_per_hour, source = _SPOT_SEEN[size]
-        return Price(usd_per_hour=usd_per_hour, basis="snapshot", source=source)
-    on_demand = hourly_price(size)
-    return Price(
-        usd_per_hour=round(on_demand.usd_per_hour * _MODELLED_SPOT_SHARE, 4),
+        usd_per_hour=round(here * median(factors), 4),
         basis="modelled",
-        source=f"{_MODELLED_SPOT_SHARE:.0%} of the on-demand price, as for g5.2xlarge in "
-        + _SPOT_SNAPSHOT,
+        source=f"us-east-1's list price x {median(factors):.3g}, as for others of "
+        f"{instance.family} in {region}: {seen.source}",
+        day=seen.day,
     )
+
+
+def spot_price(size: str, region: str = PRICE_REGION, zone: str | None = None) -> Price:
+    """Return the assumed Spot price: the snapshot's where it has one, else modelled."""
+    seen = snapshot()
+    check_region(region, seen)
+    check_zone(zone, region, seen)
+    offer = seen.offers.get((size, region))
+    if offer and offer.spot_usd_per_hour and (zone is None or zone in offer.spot_usd_per_hour):
+        return _seen(offer, zone, region, seen)
+    on_demand = hourly_price(size, region)
+    share, why = _modelled_share(size, region, seen)
+    return Price(
+        usd_per_hour=round(on_demand.usd_per_hour * share, 4),
+        basis="modelled",
+        source=f"{share:.0%} of the on-demand price, {why}: {seen.source}",
+        day=seen.day,
+    )
+
+
+def _seen(offer: Offer, zone: str | None, region: str, seen: Snapshot) -> Price:
+    zones = offer.spot_usd_per_hour
+    taken = zone or max(zones, key=lambda name: zones[name])
+    which = "" if zone else f", the dearest of {len(zones)} zones"
+    return Price(
+        usd_per_hour=zones[taken],
+        basis="snapshot",
+        source=f"{seen.source}, {region}, {taken}{which}",
+        day=seen.day,
+    )
+
+
+def _modelled_share(size: str, region: str, seen: Snapshot) -> tuple[float, str]:
+    """Return the share of the list price: the family's highest, else the upper quartile."""
+    shares = {
+        other: max(offer.spot_usd_per_hour.values()) / offer.on_demand_usd_per_hour
+        for (other, where), offer in seen.offers.items()
+        if where == region and offer.spot_usd_per_hour
+    }
+    family = find(size).family
+    own = [share for other, share in shares.items() if find(other).family == family]
+    if own:
+        return max(own), f"the highest share of {family} in {region}"
+    third = quantiles(shares.values(), n=4)[2] if len(shares) > 1 else max(shares.values())
+    return third, f"the upper quartile of all sizes seen in {region}"
+
+
+def check_region(region: str, seen: Snapshot | None = None) -> None:
+    """Refuse a region without prices in one sentence that says what to do."""
+    known = (seen or snapshot()).regions
+    if region not in known:
+        raise ValueError(
+            f"the catalogue has no prices of region {region!r}; {suggest(region, known)} "
+            f"Or ask AWS: python -m sizing catalogue --refresh --region {region}"
+        )
+
+
+def check_zone(zone: str | None, region: str, seen: Snapshot) -> None:
+    """Refuse a zone that the region does not have, or that is an account's own name for one."""
+    if zone is None:
+        return
+    known = sorted({z for (_, where), offer in seen.offers.items() if where == region
+                    for z in offer.spot_usd_per_hour})  # fmt: skip
+    if zone not in known:
+        raise ValueError(
+            f"zone {zone!r} is not a zone id of {region}; known are {', '.join(known)} "
+            "(each account names zones differently; aws ec2 describe-availability-zones has both)"
+        )
+
+
+def age_note(prices: Iterable[Price | None], today: date) -> str:
+    """Return one sentence: how old the prices are, and what to do where that is too old."""
+    oldest: dict[str, date] = {}
+    is_old = False
+    for price in prices:
+        if price is None or price.day is None:
+            continue
+        oldest[price.basis] = min(price.day, oldest.get(price.basis, price.day))
+        is_old |= (today - price.day).days > STALE_DAYS[price.basis]
+    if not oldest:
+        return "Prices: as given."
+    ages = ", ".join(
+        f"{basis} {(today - day).days} days old ({day})" for basis, day in sorted(oldest.items())
+    )
+    warning = (
+        " WARNING: old; python -m sizing catalogue --refresh asks AWS, --usd-per-hour replaces one."
+        if is_old
+        else ""
+    )
+    return f"Prices: {ages}.{warning}"

@@ -11,11 +11,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from sizing.catalogue.prices import PRICE_REGION, Price, hourly_price, spot_price
+from sizing.catalogue.prices import (
+    PRICE_REGION,
+    Price,
+    UnknownPriceError,
+    hourly_price,
+    spot_price,
+)
 from sizing.catalogue.sizes import find
 
 CACHE_FOLDER = Path.home() / ".cache" / "training-stack"
-STALE_DAYS = 7.0
 # With fewer than three sizes GetSpotPlacementScores returns low scores only.
 LEAST_FOR_SCORES = 3
 
@@ -62,50 +67,77 @@ def save(refreshed: Refreshed, path: Path) -> None:
     part.replace(path)
 
 
-def prices(size: str, refreshed: Refreshed | None) -> tuple[Price | None, Price | None]:
-    """Return on-demand and Spot price of a size: AWS's answer if known, else the catalogue's.
+def load_answers(path: Path, region: str) -> Refreshed:
+    """Read a cache file that was asked for: a missing one, or another region's, is a ValueError."""
+    answers = load(path)
+    if answers is None:
+        raise ValueError(
+            f"there is no {path}; write it with python -m sizing catalogue --refresh "
+            f"--region {region} --cache {path}"
+        )
+    if answers.region != region:
+        raise ValueError(
+            f"{path} has answers of {answers.region}, not {region}; give --region {answers.region}"
+        )
+    return answers
 
-    Spot differs by zone: the highest counts, because a prediction that errs should err upwards.
+
+def prices(
+    size: str,
+    refreshed: Refreshed | None,
+    *,
+    region: str = PRICE_REGION,
+    zone: str | None = None,
+    usd_per_hour: float | None = None,
+) -> tuple[Price | None, Price | None]:
+    """Return on-demand and Spot price of a size: as given, else AWS's answer, else the catalogue's.
+
+    None where nobody knows one. Without a zone the dearest counts.
     """
-    instance = find(size)
-    listed = instance.on_demand_usd_per_hour is not None
-    on_demand = hourly_price(size) if listed else None
-    spot = spot_price(size) if listed else None
-    if refreshed and size in refreshed.on_demand:
-        answer = refreshed.on_demand[size]
-        on_demand = _price(answer["value"], "pricing:GetProducts", refreshed.region, answer["at"])
-    if refreshed and size in refreshed.spot:
-        answer = refreshed.spot[size]
-        highest = max(answer["value"].values())
-        spot = _price(highest, "ec2:DescribeSpotPriceHistory", refreshed.region, answer["at"])
-    return on_demand, spot
+    on_demand = _answered(size, refreshed) or _known(lambda: hourly_price(size, region))
+    spot = _given(usd_per_hour) or _spot_answered(size, refreshed, zone)
+    return on_demand, spot or _known(lambda: spot_price(size, region, zone))
+
+
+def _known(find_price: Callable[[], Price]) -> Price | None:
+    try:
+        return find_price()
+    except UnknownPriceError:
+        return None
+
+
+def _given(usd_per_hour: float | None) -> Price | None:
+    if usd_per_hour is None:
+        return None
+    return Price(usd_per_hour=usd_per_hour, basis="given", source="given with --usd-per-hour")
+
+
+def _answered(size: str, refreshed: Refreshed | None) -> Price | None:
+    if refreshed is None or size not in refreshed.on_demand:
+        return None
+    answer = refreshed.on_demand[size]
+    return _price(answer["value"], "pricing:GetProducts", refreshed.region, answer["at"])
+
+
+def _spot_answered(size: str, refreshed: Refreshed | None, zone: str | None) -> Price | None:
+    if refreshed is None or size not in refreshed.spot:
+        return None
+    answer = refreshed.spot[size]
+    zones = answer["value"]
+    if zone is not None and zone not in zones:
+        raise ValueError(
+            f"AWS's answers have no zone {zone!r} for {size}; they have {', '.join(sorted(zones))}"
+        )
+    usd = zones[zone] if zone else max(zones.values())
+    return _price(usd, "ec2:DescribeSpotPriceHistory", refreshed.region, answer["at"])
 
 
 def _price(usd: float, call: str, region: str, at: str) -> Price:
     return Price(
-        usd_per_hour=usd, basis="refreshed", source=f"AWS {call}, {region}, asked {at[:16]} UTC"
-    )
-
-
-def age_days(figure: dict[str, Any], now: datetime) -> float:
-    """Return the days since AWS answered."""
-    return (now - datetime.fromisoformat(figure["at"])).total_seconds() / 86_400
-
-
-def describe_age(refreshed: Refreshed | None, sizes: Sequence[str], now: datetime) -> str:
-    """Return one sentence on how old the prices of these sizes are."""
-    if refreshed is None:
-        return "Prices are the catalogue's (its sources have the dates); --refresh asks AWS."
-    answers = [figures[size] for figures in (refreshed.on_demand, refreshed.spot)
-               for size in sizes if size in figures]  # fmt: skip
-    if not answers:
-        return "AWS was asked about none of these sizes; prices are the catalogue's."
-    oldest = max(age_days(answer, now) for answer in answers)
-    known = sum(size in refreshed.on_demand or size in refreshed.spot for size in sizes)
-    stale = f"; older than {STALE_DAYS:g} days: --refresh" if oldest > STALE_DAYS else ""
-    return (
-        f"Prices of {known} of {len(sizes)} sizes are AWS's ({refreshed.region}), the oldest "
-        f"{oldest:.1f} days old{stale}; the others are the catalogue's."
+        usd_per_hour=usd,
+        basis="refreshed",
+        source=f"AWS {call}, {region}, asked {at[:16]} UTC",
+        day=datetime.fromisoformat(at).date(),
     )
 
 

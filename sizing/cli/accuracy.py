@@ -34,14 +34,15 @@ def run(arguments: argparse.Namespace) -> int:
             {"constant": name, "fitted": value, "in use": getattr(used, name)}
             for name, value in found.items()
         ]
-        print_json(found) if arguments.json else show(rows)
+        print_json("accuracy", {"constants": found}) if arguments.json else show(rows)
         return 0
     if arguments.markdown:
         print(markdown(summary()))
         return 0
     rows_by_truth = accuracy.rows()
     if arguments.json:
-        print_json({"summary": summary(), "rows": [_shown(row) for row in rows_by_truth]})
+        found_rows = [_shown(row) for row in rows_by_truth]
+        print_json("accuracy", {"summary": summary(), "rows": found_rows})
         return 0
     show(summary(), title="summary")
     shown = [

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sizing.cli.compare import sizes
-from sizing.cli.plan import add_request_arguments, request
+from sizing.cli.plan import add_request_arguments, price_ages, request
 from sizing.cli.tables import print_json, show
 from sizing.plan.advice import PlannedSize, best, rank, would_change
 from sizing.plan.finished_run import read_run
@@ -19,8 +19,6 @@ from sizing.plan.triggers import RULES_FILE, Fired, fire, load_rules
 
 HELP = "which size to use and why; triggers with their evidence"
 _SHOWN = 12
-# The JSON keeps the keys that it had from the start.
-_HEADINGS = {"seed's advice": "consider", "seed": "rule of thumb"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -60,13 +58,14 @@ def run(arguments: argparse.Namespace) -> int:
     cheapest, fastest = best(found)
     if arguments.json:
         print_json(
+            "advise",
             {
                 "take": cheapest.plan.request.size,
                 "fastest_at_half_as_much_again": fastest.plan.request.size,
                 "would_change": would_change(cheapest.plan),
                 "triggers": [_fired(each) for each in fired],
                 "candidates": [_candidate(each) for each in found],
-            }
+            },
         )
         return 0
     _show(arguments.size, cheapest, fastest, fired, found)
@@ -91,10 +90,10 @@ def _show(
     show(
         [_candidate(each) for each in found[:_SHOWN]],
         title="candidates, cheapest first (modelled)",
-        notes=notes,
+        notes=[*notes, price_ages(each.plan for each in found)],
     )
     show(
-        [{_HEADINGS.get(key, key): value for key, value in _fired(each).items()} for each in fired],
+        [_fired(each) for each in fired],
         title=f"triggers that fire on {size}",
         notes=[] if fired else [f"no trigger fires on {size}"],
     )
@@ -104,22 +103,22 @@ def _candidate(candidate: PlannedSize) -> dict[str, Any]:
     plan = candidate.plan
     return {
         "size": plan.request.size,
-        "Spot $": round(candidate.usd, 3) if candidate.usd < float("inf") else None,
-        "hours": round(candidate.hours, 3) if candidate.hours < float("inf") else None,
-        "on demand $": round(plan.usd_on_demand, 3),
-        "bound by": plan.work.main.bound_by,
-        "reasons": ", ".join(candidate.reasons) or "-",
-        "why not": "; ".join(candidate.findings.problems.values()) or "-",
+        "usd_spot_p50": round(candidate.usd, 3) if candidate.usd < float("inf") else None,
+        "hours_p50": round(candidate.hours, 3) if candidate.hours < float("inf") else None,
+        "usd_on_demand": round(plan.usd_on_demand, 3),
+        "bound_by": plan.work.main.bound_by,
+        "reasons": list(candidate.reasons),
+        "why_not": list(candidate.findings.problems.values()),
     }
 
 
 def _fired(fired: Fired) -> dict[str, Any]:
     return {
         "trigger": fired.rule.condition,
-        "is": round(fired.value, 2),
+        "value": round(fired.value, 2),
         "from": fired.origin,
-        "seed's advice": fired.rule.consider,
-        "seed": fired.rule.says,
+        "consider": fired.rule.consider,
+        "rule_of_thumb": fired.rule.says,
         "verdict": fired.verdict,
     }
 

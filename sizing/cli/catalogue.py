@@ -3,32 +3,29 @@
 python -m sizing catalogue --family g5            sizes of a family
 python -m sizing catalogue --gpu L4 --fit train   by GPU and purpose
 python -m sizing catalogue g5.xlarge              everything about one size, with its sources
+python -m sizing catalogue --region eu-west-1     prices of another region
 """
 
 import argparse
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from sizing import catalogue
-from sizing.catalogue import PRICE_REGION, Instance
-from sizing.catalogue.refresh import (
-    CACHE_FOLDER,
-    Refreshed,
-    cache_file,
-    describe_age,
-    load,
-    prices,
-    refresh,
-    save,
-)
+from sizing.catalogue import Instance, Price
+from sizing.catalogue.refresh import Refreshed, cache_file, load_answers, refresh, save
+from sizing.catalogue.snapshot import SNAPSHOT_FILE, import_skypilot, snapshot, write
+from sizing.cli.prices import add_price_arguments, ages, answers_of_aws, prices_of
 from sizing.cli.tables import print_json, show
 from sizing.spot.interruptions import has_advisor_figure, interruptions
 from sizing.suggestion import suggest
 
 HELP = "sizes, limits and prices, each with its source"
+# On demand and on Spot, where known.
+Costs: TypeAlias = tuple[Price | None, Price | None]
 FITS = ("train", "serve", "prepare", "experiment", "graphics")
 
 
@@ -37,62 +34,81 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("sizes", nargs="*", metavar="SIZE", help="default: all that match")
     parser.add_argument("--family", help="only this family, such as g5")
     parser.add_argument("--gpu", help="only sizes whose accelerator name contains this")
-    parser.add_argument("--fit", choices=FITS, help="only families for this purpose")
+    parser.add_argument(
+        "--fit", choices=FITS, metavar="PURPOSE", help=f"only families for {', '.join(FITS)}"
+    )
     parser.add_argument(
         "--refresh", action="store_true", help="ask AWS for prices, scores and quotas"
     )
+    add_price_arguments(parser)
     parser.add_argument(
-        "--region", default=PRICE_REGION, help="for --refresh (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--cache",
+        "--import-snapshot",
         type=Path,
         metavar="FILE",
-        help=f"AWS's answers (default: {CACHE_FOLDER}/REGION.json)",
+        help="take all prices from SkyPilot's catalogs/v8/aws/vms.csv, for everyone: commit them",
     )
+    parser.add_argument("--date", metavar="DAY", help="the day of --import-snapshot's prices")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the sizes that match."""
+    if arguments.import_snapshot is not None:
+        return import_snapshot(arguments)
     chosen = select(arguments)
-    answers = answers_of_aws(arguments, [instance.size for instance in chosen])
+    answers = asked_of_aws(arguments, [instance.size for instance in chosen])
+    costs = {each.size: prices_of(arguments, each.size, answers) for each in chosen}
     if arguments.json:
-        print_json([describe(instance, answers) for instance in chosen])
+        sizes = [describe(each, costs[each.size], answers, arguments.region) for each in chosen]
+        print_json("catalogue", {"region": arguments.region, "sizes": sizes})
     elif len(arguments.sizes) == 1:
-        figures = describe(chosen[0], answers).items()
-        show([{"figure": name, "value": _plain(value)} for name, value in figures])
+        figures = describe(chosen[0], costs[chosen[0].size], answers, arguments.region).items()
+        show(
+            [{"figure": name, "value": _plain(value)} for name, value in figures],
+            notes=[ages(costs[chosen[0].size])],
+        )
     else:
-        rows = [row(instance, answers) for instance in chosen]
-        show(rows, notes=notes(chosen, answers, arguments.region))
+        rows = [row(each, costs[each.size]) for each in chosen]
+        show(rows, notes=notes(chosen, costs, answers, arguments.region))
     for problem in answers.problems if answers and arguments.refresh else ():
         print(f"not refreshed: {problem}", file=sys.stderr)
     return 0
 
 
-def answers_of_aws(arguments: argparse.Namespace, sizes: list[str]) -> Refreshed | None:
+def asked_of_aws(arguments: argparse.Namespace, sizes: list[str]) -> Refreshed | None:
     """Return AWS's saved answers, refreshed if asked for."""
-    path = arguments.cache or cache_file(arguments.region)
-    answers = load(path)
-    if answers and answers.region != arguments.region:
-        raise ValueError(f"{path} has answers of {answers.region}, not {arguments.region}")
-    if arguments.refresh:
-        # Slow to import, and only needed here.
-        import boto3
+    if not arguments.refresh:
+        return answers_of_aws(arguments)
+    # Slow to import, and only needed here.
+    import boto3
 
-        answers = refresh(
-            sizes,
-            session=boto3.Session(),
-            region=arguments.region,
-            earlier=answers,
-            now=datetime.now(UTC),
-        )
-        save(answers, path)
-    elif answers is None and arguments.region != PRICE_REGION:
-        raise ValueError(
-            f"the catalogue's prices are for {PRICE_REGION}; for {arguments.region} give --refresh"
-        )
+    path = arguments.cache or cache_file(arguments.region)
+    earlier = load_answers(path, arguments.region) if path.exists() else None
+    answers = refresh(
+        sizes,
+        session=boto3.Session(),
+        region=arguments.region,
+        earlier=earlier,
+        now=datetime.now(UTC),
+    )
+    save(answers, path)
     return answers
+
+
+def import_snapshot(arguments: argparse.Namespace) -> int:
+    """Replace the catalogue's snapshot by the prices of SkyPilot's file."""
+    if arguments.date is None:
+        raise ValueError("--import-snapshot needs --date, the day of the file's prices")
+    try:
+        day = date.fromisoformat(arguments.date)
+    except ValueError:
+        raise ValueError(f"--date takes a day such as 2026-07-01, got {arguments.date!r}") from None
+    source = "skypilot-org/skypilot-catalog v8/aws/vms.csv"
+    found = import_skypilot(arguments.import_snapshot, day=day, source=source)
+    write(found, SNAPSHOT_FILE)
+    sizes = {size for size, _ in found.offers}
+    print(f"{len(sizes)} sizes in {len(found.regions)} regions -> {SNAPSHOT_FILE}")
+    return 0
 
 
 def _plain(value: Any) -> Any:
@@ -126,14 +142,14 @@ def _unknown(what: str, name: str, known: list[str]) -> str:
     return f"no {what} {name!r} in the catalogue; {suggest(name, known, most=3, cutoff=0.4)}"
 
 
-def row(instance: Instance, answers: Refreshed | None) -> dict[str, Any]:
+def row(instance: Instance, cost: Costs) -> dict[str, Any]:
     """Return one row of the table."""
-    on_demand, spot = prices(instance.size, answers)
+    on_demand, spot = cost
     return {
         "size": instance.size,
         "vCPU": instance.vcpus,
         "GiB": instance.memory_gib,
-        "accelerator": f"{instance.num_accelerators} x {instance.gpu}"
+        "accelerator": f"{instance.num_accelerators} x {instance.gpu.removeprefix('NVIDIA ')}"
         if instance.num_accelerators
         else (f"part of {instance.gpu}" if instance.gpu else None),
         "MiB each": instance.gpu_memory_mib or None,
@@ -149,13 +165,15 @@ def row(instance: Instance, answers: Refreshed | None) -> dict[str, Any]:
 
 
 def _span(base: float, most: float) -> str:
-    return f"{base:g}" if base == most else f"{base:g} to {most:g}"
+    return f"{base:g}" if base == most else f"{base:g}-{most:g}"
 
 
-def describe(instance: Instance, answers: Refreshed | None) -> dict[str, Any]:
+def describe(
+    instance: Instance, cost: Costs, answers: Refreshed | None, region: str
+) -> dict[str, Any]:
     """Return everything known about one size, with sources."""
     family = catalogue.families()[instance.family]
-    on_demand, spot = prices(instance.size, answers)
+    on_demand, spot = cost
     known = asdict(instance)
     del known["on_demand_usd_per_hour"]
     planned = interruptions(instance.size)
@@ -164,7 +182,8 @@ def describe(instance: Instance, answers: Refreshed | None) -> dict[str, Any]:
         if has_advisor_figure(instance.size)
         else None
     )
-    zones = answers.spot.get(instance.size) if answers else None
+    asked = answers.spot.get(instance.size) if answers else None
+    seen = snapshot().offers.get((instance.size, region))
     quota = answers.quotas.get(instance.spot_quota_code) if answers else None
     return {
         **known,
@@ -175,10 +194,14 @@ def describe(instance: Instance, answers: Refreshed | None) -> dict[str, Any]:
         "on_demand_usd_per_hour": on_demand.usd_per_hour if on_demand else None,
         "on_demand_basis": on_demand.basis if on_demand else None,
         "on_demand_source": on_demand.source if on_demand else None,
+        "on_demand_day": _day(on_demand),
         "spot_usd_per_hour": spot.usd_per_hour if spot else None,
         "spot_basis": spot.basis if spot else None,
         "spot_source": spot.source if spot else None,
-        "spot_usd_per_hour_by_zone": zones["value"] if zones else None,
+        "spot_day": _day(spot),
+        "spot_usd_per_hour_by_zone": asked["value"]
+        if asked
+        else (dict(seen.spot_usd_per_hour) if seen else None),
         "spot_quota_vcpus": quota["value"] if quota else None,
         "planned_interruptions_per_machine_hour": planned.rate_per_hour,
         "planned_wait_seconds": planned.wait_seconds,
@@ -187,12 +210,18 @@ def describe(instance: Instance, answers: Refreshed | None) -> dict[str, Any]:
     }
 
 
-def notes(chosen: list[Instance], answers: Refreshed | None, region: str) -> list[str]:
+def _day(price: Price | None) -> str | None:
+    return price.day.isoformat() if price and price.day else None
+
+
+def notes(
+    chosen: list[Instance], costs: Mapping[str, Costs], answers: Refreshed | None, region: str
+) -> list[str]:
     """Return where the figures of the table are from, and what they mean."""
     lines = [
-        f"{len(chosen)} sizes. Linux, {region}. `A to B`: baseline, and burst while credits last"
+        f"{len(chosen)} sizes. Linux, {region}. `A-B`: baseline, and burst while credits last"
         " (EBS: 30 minutes in 24 hours).",
-        describe_age(answers, [each.size for each in chosen], datetime.now(UTC)),
+        ages(price for cost in costs.values() for price in cost),
     ]
     if answers:
         lines += [

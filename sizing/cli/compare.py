@@ -9,7 +9,7 @@ from itertools import groupby
 from typing import Any
 
 from sizing import catalogue
-from sizing.cli.plan import add_request_arguments, request
+from sizing.cli.plan import add_request_arguments, price_ages, request
 from sizing.cli.tables import print_json, show
 from sizing.evidence.seed_tables import SEEDS, Claim, claims
 from sizing.plan.checks import Findings, check_plan
@@ -18,13 +18,18 @@ from sizing.plan.report import to_json
 
 HELP = "sizes side by side; comparison tables recomputed"
 DEFAULT_SIZES = "g4dn.xlarge,g5.xlarge,g5.2xlarge,g5.4xlarge,g6.xlarge,g6e.xlarge"
-_BAR = 24
+_BAR = 10
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     parser.add_argument("workload", nargs="?", help="as in `python -m sizing plan`")
-    parser.add_argument("--tables", choices=SEEDS, help="recompute these comparison tables")
+    parser.add_argument(
+        "--tables",
+        choices=SEEDS,
+        metavar="NUMBER",
+        help=f"recompute these comparison tables: {', '.join(SEEDS)}",
+    )
     # The option's first name.
     parser.add_argument("--seed", dest="tables", choices=SEEDS, help=argparse.SUPPRESS)
     parser.add_argument("--recipe", default="full", help="default: %(default)s")
@@ -46,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
     plans = [make_plan(request(arguments, size)) for size in sizes(arguments.sizes)]
     checked = [(plan, check_plan(plan)) for plan in plans]
     if arguments.json:
-        print_json([to_json(*each) for each in checked])
+        print_json("compare", {"plans": [to_json(*each) for each in checked]})
         return 0
     highest = max(_dollars(plan) for plan in plans) or 1.0
     show(
@@ -59,6 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
                 for text in (*findings.problems.values(), *findings.warnings)
             ),
             "modelled; `python -m sizing plan` shows the basis of each figure",
+            price_ages(plans),
         ],
     )
     return 0
@@ -106,19 +112,22 @@ def show_claims(found: list[Claim], *, as_json: bool) -> int:
     """Show the tables one after the other."""
     if as_json:
         print_json(
-            [
-                {
-                    "table": c.table,
-                    "row": c.row,
-                    "what": c.what,
-                    "claimed": c.claimed,
-                    "ours": c.ours,
-                    "unit": c.unit,
-                    "difference": c.difference,
-                    "why": c.why,
-                }
-                for c in found
-            ]
+            "compare",
+            {
+                "claims": [
+                    {
+                        "table": c.table,
+                        "row": c.row,
+                        "what": c.what,
+                        "claimed": c.claimed,
+                        "ours": c.ours,
+                        "unit": c.unit,
+                        "difference": c.difference,
+                        "why": c.why,
+                    }
+                    for c in found
+                ]
+            },
         )
         return 0
     for table, group in groupby(found, key=lambda claim: claim.table):

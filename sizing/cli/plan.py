@@ -6,10 +6,11 @@ python -m sizing plan trajectory --recipe full --size g5.2xlarge --runs 4 --unsh
 """
 
 import argparse
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from sizing.catalogue.refresh import cache_file
+from sizing.cli.prices import add_price_arguments, ages, given_usd_per_hour, price_cache
 from sizing.cli.tables import console, print_json, show
 from sizing.plan.checks import Findings, check_plan
 from sizing.plan.plan import Plan, make_plan
@@ -18,7 +19,7 @@ from sizing.plan.request import Request
 from sizing.spot.traces import load_trace
 
 HELP = "one run on one size: fit, hours, dollars, notice"
-_BAR = 40
+_BAR = 24
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,17 +57,17 @@ def add_request_arguments(parser: argparse.ArgumentParser) -> None:
         help="a trace as for simulate, replayed instead of --rate",
     )
     parser.add_argument(
-        "--cache",
-        type=Path,
-        metavar="FILE",
-        help="prices saved by catalogue --refresh (default: its default file)",
+        "--deadline-hours",
+        type=float,
+        metavar="N",
+        help="on demand where Spot is not enough: what that costs (default: Spot only)",
     )
+    add_price_arguments(parser)
     parser.add_argument("--notice", type=float, help="seconds of notice (default: 120)")
 
 
 def request(arguments: argparse.Namespace, size: str) -> Request:
     """Return the request that the options describe."""
-    kept = cache_file()
     return Request(
         workload=arguments.workload,
         recipe=arguments.recipe,
@@ -81,7 +82,11 @@ def request(arguments: argparse.Namespace, size: str) -> Request:
         rate_per_hour=arguments.rate,
         trace=load_trace(arguments.trace) if arguments.trace else None,
         notice_seconds=arguments.notice,
-        price_cache=arguments.cache or (kept if kept.exists() else None),
+        deadline_hours=arguments.deadline_hours,
+        region=arguments.region,
+        zone=arguments.zone,
+        usd_per_hour=given_usd_per_hour(arguments, size),
+        price_cache=price_cache(arguments),
     )
 
 
@@ -90,7 +95,7 @@ def run(arguments: argparse.Namespace) -> int:
     plan = make_plan(request(arguments, arguments.size))
     findings = check_plan(plan)
     if arguments.json:
-        print_json(to_json(plan, findings))
+        print_json("plan", to_json(plan, findings))
     else:
         show_plan(plan, findings)
     return 1 if findings.problems else 0
@@ -106,6 +111,7 @@ def show_plan(plan: Plan, findings: Findings) -> None:
         notes=[
             *(f"refused ({name}): {text}" for name, text in findings.problems.items()),
             *(f"warning: {text}" for text in findings.warnings),
+            price_ages([plan]),
         ],
     )
     total = plan.work.seconds or 1.0
@@ -142,6 +148,11 @@ def show_plan(plan: Plan, findings: Findings) -> None:
         "measured: counted or run; modelled: computed; published: by others; "
         "from memory: unchecked. Dollars are for the instance alone."
     )
+
+
+def price_ages(plans: Iterable[Plan]) -> str:
+    """Return how old the prices of some plans are."""
+    return ages(price for plan in plans for price in (plan.inputs.price, plan.inputs.spot_price))
 
 
 def memory_rows(plan: Plan) -> list[dict[str, Any]]:

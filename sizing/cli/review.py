@@ -8,10 +8,11 @@ import argparse
 from dataclasses import asdict
 from pathlib import Path
 
+from sizing.cli.plan import price_ages
 from sizing.cli.tables import print_json, show
-from sizing.models.calibration import CALIBRATION_FILE, add_entry
+from sizing.models.calibration import CALIBRATION_FILE, Entry, add_entry
 from sizing.plan.finished_run import read_run
-from sizing.plan.run_review import calibration, compare, plan_of
+from sizing.plan.run_review import calibration, compare, plan_of, unplanned
 
 HELP = "a finished run beside its plan; calibrates"
 
@@ -44,6 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
         add_entry(entry, arguments.calibration)
     if arguments.json:
         print_json(
+            "review",
             {
                 "run": finished.run_id,
                 "size": size,
@@ -51,14 +53,17 @@ def run(arguments: argparse.Namespace) -> int:
                 "rows": [
                     {**asdict(row), "ratio": row.ratio, "verdict": row.verdict} for row in rows
                 ],
+                "ignored_overrides": unplanned(finished),
                 "calibrated": asdict(entry) if entry else None,
-            }
+            },
         )
         return 0
     origin = "config.json" if finished.prediction else "a plan made now"
     notes = [
+        *([f"the plan ignores {', '.join(unplanned(finished))}"] if unplanned(finished) else []),
         f"predicted: {origin}, for {size}; actual: {finished.device}, {finished.state}",
-        *([f"calibrated: {dict(entry.constants)} -> {arguments.calibration}"] if entry else []),
+        price_ages([plan]),
+        *([_calibrated(entry, arguments.calibration)] if entry else []),
     ]
     show(
         [
@@ -76,3 +81,8 @@ def run(arguments: argparse.Namespace) -> int:
         notes=notes,
     )
     return 0
+
+
+def _calibrated(entry: Entry, path: Path) -> str:
+    learned = ", ".join(f"{name} {value:g}" for name, value in entry.constants.items())
+    return f"calibrated: {learned}; written to {path}"

@@ -16,11 +16,10 @@ import argparse
 import difflib
 import math
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from sizing import catalogue
-from sizing.catalogue.refresh import cache_file, load, prices
+from sizing.cli.prices import add_price_arguments, ages, answers_of_aws, prices_of
 from sizing.cli.tables import print_json, show
 from sizing.models.serving import Throughput, models
 from sizing.select.ranking import select
@@ -32,7 +31,9 @@ SHOWN = 12
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
-    parser.add_argument("--phase", required=True, choices=PHASES)
+    parser.add_argument(
+        "--phase", required=True, choices=PHASES, metavar="PHASE", help=", ".join(PHASES)
+    )
     parser.add_argument("--model", help=f"published throughputs exist for {', '.join(models())}")
     parser.add_argument(
         "--throughput", action="append", default=[], metavar="SIZE=PER_SECOND", help="measured"
@@ -54,24 +55,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--needs-cuda", action="store_true", help="the model has CUDA kernels of its own"
     )
-    parser.add_argument(
-        "--cache", type=Path, metavar="FILE", help="prices saved by catalogue --refresh"
-    )
+    add_price_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the ranking."""
-    answers = load(arguments.cache or cache_file())
+    answers = answers_of_aws(arguments)
     requirements = make_requirements(arguments)
-    selection = select(requirements, lambda size: prices(size, answers))
+    selection = select(requirements, lambda size: prices_of(arguments, size, answers))
     if not selection.candidates:
         reasons = "; ".join(f"{size}: {why}" for size, why in selection.left_out.items())
         raise ValueError(f"no size meets the requirements: {reasons or 'no throughput is known'}")
     if arguments.json:
-        print_json(asdict(selection))
+        print_json("select", asdict(selection))
     else:
         show_selection(selection, requirements.phase)
+        used = [prices_of(arguments, each.size, answers) for each in selection.candidates]
+        show([], notes=[ages(price for cost in used for price in cost)])
     return 0
 
 
@@ -170,7 +171,7 @@ def show_selection(selection: Selection, phase: str) -> None:
     for place, each in enumerate(shown[:3], start=1):
         lines.append(f"{place}. {each.size}: {'; '.join(each.reasons)}.")
         lines += [f"   note: {caution}" for caution in each.cautions]
-    later: list[Any] = [each for each in shown[3:] if not each.is_supported]
+    later: list[Any] = [each for each in selection.candidates[3:] if not each.is_supported]
     lines += [f"{each.size} is last: {each.cautions[0]}." for each in later]
     if hidden := len(selection.candidates) - len(shown):
         lines.append(f"{hidden} more expensive ones are not shown (--json has them).")

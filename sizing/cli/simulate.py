@@ -3,7 +3,8 @@
   python -m sizing simulate --trace TRACE.json ...
   python -m sizing simulate --trace A.json B.json C.json --fleet --deadline-hours 60
 
-A trace is JSON as in skypilot-org/spot-traces: {"metadata": {"gap_seconds": 195}, "data": [1, 0]}.
+A trace is JSON as in skypilot-org/spot-traces: metadata with gap_seconds, and data, a list of 1
+(a machine) and 0 (none).
 Every policy has the same restarts and the same notices. The oracle knows the future and loses only
 restarts; with a deadline its cost is a bound that no policy can beat.
 """
@@ -18,6 +19,8 @@ from rich.console import Console
 from rich.progress import track
 
 from sizing import catalogue
+from sizing.catalogue import Price
+from sizing.cli.prices import add_price_arguments, ages, answers_of_aws, prices_of
 from sizing.cli.tables import print_json, show
 from sizing.policies.comparison import ORACLE, OURS, TODAY, Question, Row, compare
 from sizing.spot.traces import Statistics, Trace, load_fleet, load_trace, statistics
@@ -50,6 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         shown = text if default is None else f"{text} (default: %(default)s)"
         parser.add_argument(name, type=float, default=default, metavar="N", help=shown)
     parser.add_argument("--size", default="g5.xlarge", help="for its prices (default: %(default)s)")
+    add_price_arguments(parser)
     parser.add_argument(
         "--starts",
         type=int,
@@ -66,7 +70,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Replay, and print one table."""
     traces = read_traces(arguments.trace, is_fleet=arguments.fleet)
-    question = make_question(arguments)
+    costs = known_prices(arguments)
+    question = make_question(arguments, *costs)
     if arguments.chart and arguments.chart.suffix not in (".svg", ".png"):
         raise ValueError(f"--chart takes a file ending in .svg or .png, got {arguments.chart}")
     # A trace takes seconds; progress is shown on a terminal only.
@@ -79,15 +84,16 @@ def run(arguments: argparse.Namespace) -> int:
         draw(rows, arguments.chart)
     if arguments.json:
         print_json(
+            "simulate",
             {
                 "question": asdict(question),
                 "size": arguments.size,
                 "traces": [_describe(trace) for trace in traces],
                 "rows": [asdict(row) for row in rows],
-            }
+            },
         )
     else:
-        show(table(rows), notes=notes(rows, traces, question, arguments.size))
+        show(table(rows), notes=[*notes(rows, traces, question, arguments.size), ages(costs)])
     return 0
 
 
@@ -96,8 +102,18 @@ def read_traces(paths: Sequence[Path], *, is_fleet: bool) -> list[Trace]:
     return [load_fleet(paths)] if is_fleet else [load_trace(path) for path in paths]
 
 
-def make_question(arguments: argparse.Namespace) -> Question:
-    """Return what the options ask, at the size's prices."""
+def known_prices(arguments: argparse.Namespace) -> tuple[Price, Price]:
+    """Return on-demand and Spot price of the size; a ValueError where one is not known."""
+    size, region = arguments.size, arguments.region
+    on_demand, spot = prices_of(arguments, size, answers_of_aws(arguments))
+    return (
+        on_demand or catalogue.hourly_price(size, region),
+        spot or catalogue.spot_price(size, region, arguments.zone),
+    )
+
+
+def make_question(arguments: argparse.Namespace, on_demand: Price, spot: Price) -> Question:
+    """Return what the options ask, at these prices."""
     deadline = arguments.deadline_hours
     return Question(
         work_hours=arguments.work_hours,
@@ -106,8 +122,8 @@ def make_question(arguments: argparse.Namespace) -> Question:
         checkpoint=arguments.checkpoint_seconds,
         save=arguments.save_seconds,
         notice_arrives=arguments.notice_arrives,
-        spot_per_hour=catalogue.spot_price(arguments.size).usd_per_hour,
-        on_demand_per_hour=catalogue.hourly_price(arguments.size).usd_per_hour,
+        spot_per_hour=spot.usd_per_hour,
+        on_demand_per_hour=on_demand.usd_per_hour,
         num_starts=arguments.starts,
     )
 
@@ -144,8 +160,7 @@ def notes(rows: Sequence[Row], traces: Sequence[Trace], question: Question, size
         f"{question.num_starts} starts; restart {question.restart:g} s, periodic save "
         f"{question.checkpoint:g} s, commit at the notice {question.save:g} s; a notice precedes "
         f"{question.notice_arrives:.0%} of losses (assumed); {size}: "
-        f"${question.on_demand_per_hour:g}/h, Spot ${question.spot_per_hour:g}/h "
-        f"({catalogue.spot_price(size).basis})."
+        f"${question.on_demand_per_hour:g}/h, Spot ${question.spot_per_hour:g}/h."
     )
     lines = [
         asked,

@@ -1,16 +1,26 @@
-"""Plain tables and JSON for every command: numbers to the right, notes below."""
+"""Tables and JSON for every command: numbers to the right, notes below, one envelope of JSON.
+
+A row has the same keys in both: in JSON a key is a name with its unit (`usd_per_hour`), in a table
+it becomes a heading (`$/h`).
+"""
 
 import json
+import math
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-# Where the output is not a terminal, tables must not be folded to 80 columns.
-PLAIN_WIDTH = 200
+# Where the output is not a terminal: what a log, a pull request or a page shows without scrolling.
+PLAIN_WIDTH = 100
+_SHORTEST_TEXT = 4
+_WORDS = {
+    "usd": "$", "percent": "%", "spot": "Spot", "gpu": "GPU", "gpus": "GPUs", "vcpus": "vCPUs",
+    "mib": "MiB", "gib": "GiB", "gb": "GB", "ebs": "EBS", "mb": "MB", "gbps": "Gb/s",
+}  # fmt: skip
 
 
 def console() -> Console:
@@ -21,18 +31,58 @@ def console() -> Console:
 def show(
     rows: Sequence[Mapping[str, Any]], *, title: str | None = None, notes: Sequence[str] = ()
 ) -> None:
-    """Print the rows as a table, then each note on a line."""
+    """Print the rows as a table, then the notes; long text is folded between words."""
     screen = console()
     if rows:
-        table = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
-        for name in rows[0]:
-            numeric = all(isinstance(row[name], int | float | None) for row in rows)
-            table.add_column(name, justify="right" if numeric else "left")
-        for row in rows:
-            table.add_row(*(cell(value) for value in row.values()))
+        table = Table(
+            title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False
+        )
+        columns = [[heading(name), *(cell(row[name]) for row in rows)] for name in rows[0]]
+        numeric = [all(isinstance(row[n], int | float | None) for row in rows) for n in rows[0]]
+        for column, is_number, width in zip(
+            columns, numeric, _widths(columns, numeric, screen.width), strict=True
+        ):
+            justify: Literal["left", "right"] = "right" if is_number else "left"
+            table.add_column(column[0], justify=justify, overflow="fold", width=width)
+        for values in list(zip(*columns, strict=True))[1:]:
+            table.add_row(*values)
         screen.print(table)
     for note in notes:
         screen.print(note, markup=False)
+
+
+def _widths(columns: Sequence[Sequence[str]], numeric: Sequence[bool], available: int) -> list[int]:
+    """Return the columns' widths: text gives way, first between its words, then within them."""
+    widths = [max(len(text) for text in column) for column in columns]
+    words = [
+        max(len(word) for text in column for word in (*text.split(), "")) for column in columns
+    ]
+    # Beside each column its padding and the line to the next; a line at both ends.
+    most = available - 2 * len(columns) - 1
+    for floors in (words, [_SHORTEST_TEXT] * len(columns)):
+        # A number may fold its heading, never itself.
+        while sum(widths) > most and (
+            wide := [
+                place
+                for place, (is_number, floor) in enumerate(zip(numeric, floors, strict=True))
+                if widths[place] > (words[place] if is_number else floor)
+            ]
+        ):
+            widths[max(wide, key=lambda place: widths[place])] -= 1
+    return widths
+
+
+def heading(name: str) -> str:
+    """Return a key as a heading: `spot_usd_per_hour` is "spot $/h"; other text stays as it is."""
+    if not is_key(name):
+        return name
+    words = " ".join(_WORDS.get(word, word) for word in name.split("_"))
+    return words.replace(" per hour", "/h").replace(" per second", "/s")
+
+
+def is_key(name: str) -> bool:
+    """Whether `name` is a key of JSON: lower case, digits, underscores."""
+    return name.isidentifier() and name == name.lower()
 
 
 def cell(value: object) -> str:
@@ -45,9 +95,23 @@ def cell(value: object) -> str:
         return f"{value:,}"
     if isinstance(value, float):
         return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    if isinstance(value, list | tuple):
+        return ", ".join(str(each) for each in value) or "-"
     return str(value)
 
 
-def print_json(value: object) -> None:
-    """Print one JSON document."""
-    print(json.dumps(value, indent=2))
+def print_json(command: str, document: Mapping[str, Any], *, version: int = 1) -> None:
+    """Print the one JSON document of a command, with the version of its format and its name.
+
+    What no number can say (infinite hours) is null: JSON knows neither infinity nor NaN.
+    """
+    envelope = {"format": version, "command": command, **document}
+    print(json.dumps(_finite(envelope), indent=2, allow_nan=False))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {name: _finite(each) for name, each in value.items()}
+    return [_finite(each) for each in value] if isinstance(value, list | tuple) else value

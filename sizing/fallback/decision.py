@@ -1,14 +1,14 @@
 """The decision: on demand if the deadline is in danger, else the market of least expected cost."""
 
-from sizing.fallback.evidence import Evidence
+from dataclasses import dataclass, field
+
+from sizing.fallback.evidence import Evidence, observe
 from sizing.fallback.lookahead import expected_hours
 from sizing.fallback.situation import Decision, Situation
 
 
 def decide(situation: Situation, evidence: Evidence) -> Decision:
     """Choose a market until the next decision, with the figures that led to it."""
-    hours = expected_hours(situation, evidence)
-    usd = {market: each * situation.on_demand_per_hour for market, each in hours.items()}
     figures = {
         "hours_to_deadline": (situation.deadline - situation.now) / 3600,
         "hours_left": situation.left / 3600,
@@ -16,7 +16,6 @@ def decide(situation: Situation, evidence: Evidence) -> Decision:
         "least_slack_hours": situation.least_slack / 3600,
         "spot_losses_per_hour": evidence.losses_per_hour,
         "spot_arrivals_per_hour": evidence.arrivals_per_hour,
-        **{f"usd_{market.replace('-', '_')}": each for market, each in usd.items()},
     }
     if situation.is_in_danger:
         reason = (
@@ -24,7 +23,32 @@ def decide(situation: Situation, evidence: Evidence) -> Decision:
             f"and {situation.least_slack / 60:.1f} must remain"
         )
         return Decision(market="on-demand", reason=reason, figures=figures)
-    # A machine on Spot that is not in danger trains on: leaving it never pays.
-    market = "spot" if situation.place == "spot" else min(usd, key=lambda name: usd[name])
+    if situation.place == "spot":
+        # Leaving a machine that trains never pays.
+        return Decision(market="spot", reason="it trains, and no deadline is near", figures=figures)
+    hours = expected_hours(situation, evidence)
+    usd = {market: each * situation.on_demand_per_hour for market, each in hours.items()}
+    figures |= {f"usd_{market.replace('-', '_')}": each for market, each in usd.items()}
     expected = ", ".join(f"{name} ${each:.2f}" for name, each in usd.items())
-    return Decision(market=market, reason=f"expected until the end: {expected}", figures=figures)
+    return Decision(
+        market=min(usd, key=lambda name: usd[name]),
+        reason=f"expected until the end: {expected}",
+        figures=figures,
+    )
+
+
+@dataclass(slots=True)
+class Fallback:
+    """What the Guard does: the same decision, with the same evidence."""
+
+    evidence: Evidence = field(default_factory=Evidence)
+
+    def choose(self, situation: Situation) -> Decision:
+        """Learn what Spot did since the last decision, and decide."""
+        self.evidence = observe(
+            self.evidence,
+            seconds=situation.now,
+            machine=situation.spot_machine,
+            asks=situation.asks_for_spot,
+        )
+        return decide(situation, self.evidence)

@@ -43,14 +43,17 @@ def expected_hours(situation: Situation, evidence: Evidence) -> dict[Market, flo
     """Return what each market is expected to cost from now on, in on-demand hours."""
     step = situation.deadline / NUM_STEPS
     change = situation.change / step
+    at_risk = (situation.until_next + situation.interval) / step
     table = make_table(
         round(math.log2(evidence.losses_per_hour) * RATES_PER_OCTAVE),
         round(math.log2(evidence.arrivals_per_hour) * RATES_PER_OCTAVE),
         round(situation.spot_per_hour / situation.on_demand_per_hour, 4),
         step / 3600,
         round(change, 6),
-        round((situation.until_next + situation.interval) / step, 6),
-        math.ceil(situation.work / step),
+        reserve=math.ceil(at_risk + change),
+        return_reserve=math.ceil(at_risk + 2 * change),
+        # Rounded, so that a table serves for many lengths of the interval between commits.
+        units=8 * math.ceil(situation.work / step / 8),
     )
     values = table[min(int(max(0.0, situation.now) / step), NUM_STEPS - 1)]
     left = situation.left / step
@@ -83,14 +86,16 @@ def make_table(
     share: float,
     step_hours: float,
     change: float,
-    at_risk: float,
+    *,
+    reserve: int,
+    return_reserve: int,
     units: int,
 ) -> Table:
     """Return the expected costs to the deadline, from its last step back to the first.
 
     `loss` and `arrival` are rates as powers of two, `share` is the Spot price's share of the price
-    on demand, a restart adds `change` steps of work. `at_risk` steps may be wasted between two
-    decisions: whoever cannot afford that stays on demand.
+    on demand, a restart adds `change` steps of work. Who is idle or on Spot with less slack than
+    `reserve` steps is in danger, who is on demand may try Spot again with `return_reserve`.
     """
     lost = -math.expm1(-(2 ** (loss / RATES_PER_OCTAVE)) * step_hours)
     won = -math.expm1(-(2 ** (arrival / RATES_PER_OCTAVE)) * step_hours)
@@ -105,9 +110,8 @@ def make_table(
     spot = late
     rows = []
     for steps_left in range(1, NUM_STEPS + 1):
-        # Who has more work than these steps is in danger: idle or on Spot, and on demand.
-        safe = max(0, math.floor(steps_left - at_risk - change) + 1)
-        tries = max(0, math.floor(steps_left - at_risk - 2 * change) + 1)
+        safe = max(0, steps_left - reserve + 1)
+        tries = max(0, steps_left - return_reserve + 1)
         waits = _capped(_expect(idle, won, lost), start, safe)
         runs = _expect(demand, won, lost)
         runs = _capped((_step(runs[0], work), _step(runs[1], work)), hold, tries)

@@ -1,7 +1,8 @@
 """Calibration: constants measured by finished runs, which later plans use.
 
-`python -m sizing review RECEIPT --calibrate` adds an entry to sizing/calibration.json. An entry
-applies to its own workload, recipe and GPU; a machine's constants (restart) apply to its size.
+`python -m sizing review RECEIPT --calibrate` adds an entry to sizing/calibration.json. Of an entry,
+launches count for its workload and recipe on any GPU, because the host makes them; other times and
+memory on its own GPU; restarts on its own size.
 """
 
 import json
@@ -14,7 +15,8 @@ from statistics import geometric_mean
 from sizing.models.constants import Constants
 
 CALIBRATION_FILE = Path(__file__).parent.parent / "calibration.json"
-_OF_THE_WORK = frozenset(["time_factor", "memory_factor"])
+_OF_THE_HOST = frozenset(["launch_factor"])
+_OF_THE_GPU = frozenset(["time_factor", "memory_factor"])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,9 +53,15 @@ def calibrated(
     values: dict[str, list[float]] = {}
     runs: list[str] = []
     for entry in entries(path):
-        same_work = (entry.workload, entry.recipe, entry.gpu) == (workload, recipe, gpu)
+        same_work = (entry.workload, entry.recipe) == (workload, recipe)
         for name, value in entry.constants.items():
-            if same_work if name in _OF_THE_WORK else entry.size == size:
+            if name in _OF_THE_HOST:
+                counts = same_work
+            elif name in _OF_THE_GPU:
+                counts = same_work and entry.gpu == gpu
+            else:
+                counts = entry.size == size
+            if counts:
                 values.setdefault(name, []).append(value)
                 runs.append(entry.run)
     means = {name: geometric_mean(found) for name, found in values.items()}

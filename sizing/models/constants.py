@@ -29,6 +29,7 @@ class Constants:
     seconds_per_kernel: float = 10e-6
     least_step_seconds: float = 0.010
     time_factor: float = 1.0
+    launch_factor: float = 1.0
     memory_factor: float = 1.0
     # Host
     process_gib: float = 3.0
@@ -86,6 +87,7 @@ ABOUT: Mapping[str, tuple[Basis, str]] = {
         "used where kernels were not counted",
     ),
     "time_factor": ("modelled", "1 until `python -m sizing review` calibrates it"),
+    "launch_factor": ("modelled", "1 until `python -m sizing review` calibrates it"),
     "memory_factor": ("modelled", "1 until `python -m sizing review` calibrates it"),
     "process_gib": ("from memory", "resident memory of a Python process with torch and CUDA"),
     "usable_memory_share": ("modelled", "a host above 80 % of its memory cannot recover"),

@@ -12,11 +12,16 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from sizing import catalogue
+from sizing.catalogue import Instance
+from sizing.catalogue.gpus import find_gpu
 
 THROUGHPUTS_FILE = Path(__file__).with_name("throughputs.csv")
 # The share of requests that must meet the latency goal.
 IN_TIME = 0.95
 MAX_INSTANCES = 10_000
+# Turbo clock of all cores, GHz: c5 3.6, m5 3.1 (EC2's instance pages, from memory).
+_CLOCKS = {("c5", "m5"): 3.1 / 3.6}
+_SERVING_GPUS = ("g5", "g6", "g6e")
 Use = Literal["online", "batch"]
 
 
@@ -50,7 +55,7 @@ class Service:
 
 @cache
 def published(model: str, use: Use) -> tuple[Throughput, ...]:
-    """Return published throughputs of a model, and those of its CPU sizes scaled by vCPUs."""
+    """Return published throughputs of a model, and those of sizes like the published ones."""
     with THROUGHPUTS_FILE.open(newline="", encoding="utf-8") as lines:
         rows = [row for row in csv.DictReader(lines) if row["model"] == model]
     found = [_throughput(row) for row in rows if use in row["use"].split("|")]
@@ -77,26 +82,71 @@ def _throughput(row: dict[str, str]) -> Throughput:
 
 
 def _scaled(found: Sequence[Throughput]) -> list[Throughput]:
-    """Scale to half to four times the vCPUs of a CPU size: modelled, not measured."""
-    scaled = []
+    """Scale to sizes that are like a published one: modelled, not measured."""
+    others = catalogue.instances().values()
+    return [
+        scaled
+        for other in others
+        if (scaled := _on_cpu(found, other) if _kind(other) == "cpu" else _on_gpu(found, other))
+    ]
+
+
+def _kind(instance: Instance) -> str:
+    return catalogue.families()[instance.family].kind
+
+
+def _on_cpu(found: Sequence[Throughput], other: Instance) -> Throughput | None:
+    """Scale by vCPUs and clock, to half to four times the vCPUs: large sizes scale badly."""
     for base in found:
         instance = catalogue.find(base.size)
-        # Large sizes scale badly, as the c5.18xlarge shows.
-        if catalogue.families()[instance.family].kind != "cpu" or instance.vcpus > 8:
+        if _kind(instance) != "cpu" or instance.vcpus > 8 or instance == other:
             continue
-        for other in catalogue.instances().values():
-            share = other.vcpus / instance.vcpus
-            if other.family == instance.family and other != instance and 0.5 <= share <= 4:
-                scaled.append(
-                    replace(
-                        base,
-                        size=other.size,
-                        per_second=base.per_second * share,
-                        basis="scaled",
-                        note=f"{share:g} x {base.size} by vCPUs: modelled; {base.note}",
-                    )
-                )
-    return scaled
+        same = instance.family == other.family
+        clock = 1.0 if same else _CLOCKS.get((instance.family, other.family), 0.0)
+        share = other.vcpus / instance.vcpus
+        if clock and 0.5 <= share <= 4:
+            return _times(base, other, share * clock, "vCPUs" if same else "vCPUs and clock")
+    return None
+
+
+def _on_gpu(found: Sequence[Throughput], other: Instance) -> Throughput | None:
+    """Scale to a single GPU: one that was published, else the lowest of what others give."""
+    if other.family not in _SERVING_GPUS or other.num_gpus != 1:
+        return None
+    best: dict[str, Throughput] = {}
+    for base in found:
+        instance = catalogue.find(base.size)
+        if instance.num_gpus == 1 and base.per_second > _rate(best.get(instance.gpu)):
+            best[instance.gpu] = base
+    if other.gpu in best:
+        return _times(best[other.gpu], other, 1.0, "the same GPU")
+    scaled = [_by_roofs(base, other) for base in best.values()]
+    return min(scaled, key=lambda each: each.per_second, default=None)
+
+
+def _rate(throughput: Throughput | None) -> float:
+    return throughput.per_second if throughput else 0.0
+
+
+def _by_roofs(base: Throughput, other: Instance) -> Throughput:
+    """Scale by the lower of tensor rate and bandwidth: more of one is worth nothing alone."""
+    instance = catalogue.find(base.size)
+    one, two = (find_gpu(each.gpu, each.gpu_memory_mib) for each in (instance, other))
+    tensor = two.tensor_tflops / one.tensor_tflops
+    bandwidth = two.bandwidth_gb_per_second / one.bandwidth_gb_per_second
+    return _times(base, other, min(tensor, bandwidth), "the lower of tensor rate and bandwidth")
+
+
+def _times(base: Throughput, other: Instance, share: float, why: str) -> Throughput:
+    latency = base.latency_ms
+    return replace(
+        base,
+        size=other.size,
+        per_second=base.per_second * share,
+        latency_ms=latency / min(1.0, share) if latency else None,
+        basis="scaled",
+        note=f"{share:.3g} x {base.size} by {why}: modelled; {base.note}",
+    )
 
 
 def wait_ms(*, per_second: float, demand_per_second: float, share: float = IN_TIME) -> float:

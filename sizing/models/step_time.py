@@ -75,7 +75,7 @@ def roofline(
         / bandwidth
         * constants.time_factor,
         optimizer=optimizer_traffic_bytes / bandwidth * constants.time_factor,
-        launches=launches_seconds * constants.time_factor,
+        launches=launches_seconds * constants.time_factor * constants.launch_factor,
     )
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from sizing import catalogue
+from sizing.catalogue.prices import UnknownPriceError
 from sizing.plan.checks import TIGHT, Findings, check_plan
 from sizing.plan.plan import Plan, make_plan
 from sizing.plan.request import Request
@@ -42,10 +43,10 @@ def rank(
     for size in names:
         try:
             planned = plan(replace(request, size=size))
-        except ValueError as error:
-            if "no compute peak" in str(error):
-                continue  # a GPU without known peaks cannot be ranked
-            raise
+        except UnknownPriceError:
+            if sizes:
+                raise
+            continue  # probably not sold in this region
         found.append(
             PlannedSize(plan=planned, findings=check_plan(planned), reasons=reasons(planned))
         )

@@ -13,6 +13,7 @@ from typing import Any
 
 from contract.keys import CONFIG, METRICS, RECEIPT
 from contract.metrics import LineReader
+from sizing.plan.run_events import SeenRestarts, seen_restarts
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,6 +36,9 @@ class FinishedRun:
     peak_gpu_bytes: int | None
     usd: float | None
     prediction: Mapping[str, float]
+    overrides: Mapping[str, str]
+    world: int
+    restarts: SeenRestarts
 
     @property
     def interruptions(self) -> int:
@@ -78,6 +82,9 @@ def read_run(path: Path) -> FinishedRun:
         peak_gpu_bytes=receipt.get("peak_gpu_bytes"),
         usd=receipt.get("usd"),
         prediction={name: v for name, v in prediction.items() if isinstance(v, int | float)},
+        overrides={name: str(value) for name, value in (receipt.get("overrides") or {}).items()},
+        world=int((receipt.get("numerics_key") or {}).get("world", 1)),
+        restarts=seen_restarts(folder),
     )
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from sizing import catalogue
 from sizing.catalogue import Instance, Price
 from sizing.catalogue.gpus import Gpu, find_gpu
-from sizing.catalogue.refresh import load, prices
+from sizing.catalogue.refresh import load_answers, prices
 from sizing.models import footprints
 from sizing.models.calibration import calibrated
 from sizing.models.constants import GIB, Constants
@@ -116,9 +116,16 @@ def _interruptions(request: Request) -> Interruptions:
 
 def _prices(request: Request) -> tuple[Price, Price]:
     """On demand and Spot; a size without a known price is a ValueError that says so."""
-    answers = load(request.price_cache) if request.price_cache else None
-    price, spot_price = prices(request.size, answers)
+    cached = request.price_cache
+    answers = load_answers(cached, request.region) if cached else None
+    price, spot_price = prices(
+        request.size,
+        answers,
+        region=request.region,
+        zone=request.zone,
+        usd_per_hour=request.usd_per_hour,
+    )
     return (
-        price or catalogue.hourly_price(request.size),
-        spot_price or catalogue.spot_price(request.size),
+        price or catalogue.hourly_price(request.size, request.region),
+        spot_price or catalogue.spot_price(request.size, request.region, request.zone),
     )

@@ -128,6 +128,7 @@ def _forecast(
             notice_fits=notice.fits,
             notice_seconds=_idle_seconds(request, notice),
             wait_seconds=taken.wait_seconds,
+            pattern=taken.pattern,
             usd_per_hour=inputs.spot_price.usd_per_hour,
             trace=request.trace,
         )

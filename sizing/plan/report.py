@@ -1,13 +1,17 @@
 """A plan as JSON (for plan.json and `plan --json`) and as rows for people."""
 
+from dataclasses import asdict
 from typing import Any
 
 from sizing import catalogue
+from sizing.catalogue import Price
 from sizing.figures import Basis, Figure, rounded
 from sizing.models.constants import ABOUT
 from sizing.plan.checks import Findings
+from sizing.plan.deadline import sentence, with_fallback
 from sizing.plan.plan import Plan
 from sizing.plan.work import StagePlan
+from sizing.spot.forecast import Estimate
 
 
 def to_json(plan: Plan, findings: Findings) -> dict[str, Any]:
@@ -24,6 +28,8 @@ def to_json(plan: Plan, findings: Findings) -> dict[str, Any]:
         "usd_spot_p50": spot.usd_p50 if spot else None,
         "usd_spot_p90": spot.usd_p90 if spot else None,
         "interruptions": spot.interruptions if spot else None,
+        "no_machine_share": spot.no_machine_share if spot else None,
+        "first_wait_hours": spot.first_wait_hours if spot else None,
         "checkpoint_interval_seconds": spot.interval_seconds if spot else None,
         "checkpoint_seconds": plan.notice.save,
         "restart_seconds": plan.restart.seconds,
@@ -33,6 +39,7 @@ def to_json(plan: Plan, findings: Findings) -> dict[str, Any]:
         "workload": plan.request.workload,
         "recipe": plan.request.recipe,
         "size": plan.request.size,
+        "region": plan.request.region,
         "fits": findings.fits,
         "gpu_memory_mib": round(plan.work.memory.need),
         "gpu_memory_there_mib": plan.inputs.instance.gpu_memory_mib,
@@ -43,9 +50,16 @@ def to_json(plan: Plan, findings: Findings) -> dict[str, Any]:
         "warnings": list(findings.warnings),
         "problems": dict(findings.problems),
         "calibrated_by": list(plan.inputs.calibrated_by),
+        "with_fallback": _with_fallback(plan),
         "stages": [_stage(stage) for stage in plan.work.stages],
         "figures": {name: figure.to_json() for name, figure in figures(plan).items()},
     }
+
+
+def _with_fallback(plan: Plan) -> dict[str, Any] | None:
+    """Return what the run costs with a deadline; null without one."""
+    fallback = with_fallback(plan)
+    return fallback and {name: rounded(value) for name, value in asdict(fallback).items()}
 
 
 def _stage(stage: StagePlan) -> dict[str, Any]:
@@ -99,13 +113,13 @@ def figures(plan: Plan) -> dict[str, Figure]:
         "on_demand": Figure(
             value=inputs.price.usd_per_hour,
             unit="$/h",
-            basis="published",
+            basis=_price_basis(inputs.price),
             source=inputs.price.source,
         ),
         "spot": Figure(
             value=inputs.spot_price.usd_per_hour,
             unit="$/h",
-            basis="modelled" if inputs.spot_price.basis == "modelled" else "published",
+            basis=_price_basis(inputs.spot_price),
             source=inputs.spot_price.source,
         ),
         "interruptions": Figure(
@@ -131,6 +145,12 @@ def figures(plan: Plan) -> dict[str, Figure]:
     }
 
 
+def _price_basis(price: Price) -> Basis:
+    if price.basis == "modelled" or price.basis == "given":
+        return price.basis
+    return "published"
+
+
 def summary(plan: Plan) -> list[tuple[str, str]]:
     """Return what people want to know, one line each."""
     spot = plan.spot
@@ -150,6 +170,7 @@ def summary(plan: Plan) -> list[tuple[str, str]]:
             if spot
             else "would never end",
         ),
+        *([("first machine", _first_machine(spot))] if spot else []),
         (
             "checkpoint",
             f"{plan.checkpoint_bytes / 1e6:,.0f} MB, {duration(plan.notice.save)} to save"
@@ -158,6 +179,7 @@ def summary(plan: Plan) -> list[tuple[str, str]]:
         ("notice", f"{'fits' if plan.notice.fits else 'DOES NOT FIT'}: {plan.notice.sentence()}"),
         ("restart", duration(plan.restart.seconds)),
         ("alternates", _alternates(plan.request.size)),
+        *([("with fallback", sentence(fallback))] if (fallback := with_fallback(plan)) else []),
     ]
 
 
@@ -170,6 +192,16 @@ def _alternates(size: str) -> str:
     return (
         f"{', '.join(other.size for other in others)}; the dearest "
         f"${dearest.on_demand_usd_per_hour:.3f} an hour on demand"
+    )
+
+
+def _first_machine(spot: Estimate) -> str:
+    """Say what a long p90 of a short run is: the chance that there is no machine when it starts."""
+    if spot.first_wait_hours is None:
+        return "comes at once"
+    return (
+        f"{1 - spot.no_machine_share:.0%} chance that it comes at once; else half of the waits "
+        f"last more than {duration(3600 * spot.first_wait_hours)}"
     )
 
 
@@ -187,7 +219,7 @@ def one_line(plan: Plan) -> str:
         f"{costs}, ${plan.usd_on_demand:.2f} on demand; {work.memory.need:,.0f} of "
         f"{plan.inputs.instance.gpu_memory_mib:,} MiB GPU memory; bound by {work.main.bound_by}; "
         f"a checkpoint takes {plan.notice.total:.0f} of {plan.notice.budget:.0f} s of the notice "
-        "(modelled; details: TrainingStack.plan.json)"
+        f"(modelled, prices of {request.region}; details: TrainingStack.plan.json)"
     )
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from contract.notice import MAX_SECONDS
 from sizing import catalogue
-from sizing.catalogue import Instance
+from sizing.catalogue import PRICE_REGION, Instance
 from sizing.models.data_path import GP3_MB_PER_SECOND, MB_PER_MIB
 from sizing.spot.traces import Trace
 
@@ -33,6 +33,9 @@ class Request:
     rate_per_hour: float | None = None
     trace: Trace | None = None
     pools: int = 2
+    region: str = PRICE_REGION
+    zone: str | None = None
+    usd_per_hour: float | None = None
     price_cache: Path | None = None
     max_hours: float | None = None
     max_usd: float | None = None

@@ -42,9 +42,27 @@ class Compared:
         return f"correct {self.correct}" if self.correct else "differs"
 
 
+# The only override that a plan knows.
+_MICRO_BATCH = "micro_batch"
+
+
 def plan_of(run: FinishedRun, size: str) -> Plan:
-    """Return what would be predicted for the run today, on the size that it ran on."""
-    return make_plan(Request(workload=run.workload, recipe=run.recipe, size=size))
+    """Return what would be predicted for the run today: its size, GPUs and micro-batch."""
+    micro_batch = run.overrides.get(_MICRO_BATCH, "")
+    return make_plan(
+        Request(
+            workload=run.workload,
+            recipe=run.recipe,
+            size=size,
+            gpus=run.world,
+            micro_batch=int(micro_batch) if micro_batch.isdecimal() else None,
+        )
+    )
+
+
+def unplanned(run: FinishedRun) -> list[str]:
+    """Return the run's overrides that no plan knows, in whose effect the two may differ."""
+    return sorted(set(run.overrides) - {_MICRO_BATCH})
 
 
 def compare(run: FinishedRun, plan: Plan) -> list[Compared]:
@@ -52,11 +70,14 @@ def compare(run: FinishedRun, plan: Plan) -> list[Compared]:
     spot = plan.spot
     then = run.prediction
     hours = then.get("hours_p50", spot.hours_p50 if spot else None)
+    if hours is not None:
+        # A prediction begins when a machine is asked for, a receipt with its first attempt.
+        hours = max(0.0, hours - _boot_seconds(plan) / 3600)
     usd = then.get("usd_spot_p50", spot.usd_p50 if spot else None)
     memory = then.get("gpu_memory_mib", plan.work.memory.need)
     rows = [
         Compared(
-            what="hours",
+            what="hours from the first attempt",
             predicted=hours,
             actual=run.seconds / 3600,
             unit="h",
@@ -118,9 +139,26 @@ def compare(run: FinishedRun, plan: Plan) -> list[Compared]:
     ]
 
 
+def _boot_seconds(plan: Plan) -> float:
+    """Seconds from the launch of the first machine to its attempt: launch, user data, sync."""
+    return plan.restart.launch + plan.restart.user_data + plan.restart.sync
+
+
 def _usd(run: FinishedRun, plan: Plan) -> float:
     """Return the run's hours at the assumed Spot price, waits between machines included."""
     return run.seconds / 3600 * plan.inputs.spot_price.usd_per_hour
+
+
+def _step_constants(measured: float, plan: Plan) -> dict[str, float]:
+    """Return the constant that makes the plan's main step as long as the measured one.
+
+    What kernel launches bind is the host's doing: it holds on other GPUs too. The rest does not.
+    """
+    step, used = plan.work.main.step, plan.inputs.constants
+    launches = measured - step.optimizer
+    if step.bound_by == "kernel launches" and launches > step.compute + step.traffic:
+        return {"launch_factor": used.launch_factor * launches / step.launches}
+    return {"time_factor": used.time_factor * measured / step.seconds}
 
 
 def calibration(run: FinishedRun, plan: Plan) -> Entry:
@@ -140,8 +178,7 @@ def calibration(run: FinishedRun, plan: Plan) -> Entry:
             f"the run {run.run_id} has no metrics of stage {main!r} beside its receipt; "
             "give the run's whole folder"
         )
-    actual = run.step_seconds[main] / plan.work.main.step.seconds
-    constants = {"time_factor": plan.inputs.constants.time_factor * actual}
+    constants = {**_step_constants(run.step_seconds[main], plan), **run.restarts.constants()}
     if run.peak_gpu_bytes:
         ratio = run.peak_gpu_bytes / MIB / plan.work.memory.allocated
         constants["memory_factor"] = plan.inputs.constants.memory_factor * ratio

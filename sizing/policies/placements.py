@@ -1,32 +1,11 @@
-"""Where to run by a deadline: the Guard's decision, and the policies that it is compared with.
+"""Where to run by a deadline: the policies that the Guard's decision is compared with.
 
 All have the same safety net, so that all are in time. The paper is "Can't Be Late: Optimizing Spot
 Instance Savings under Deadlines" (NSDI'24); its words are used: d changeover delay, cp current and
 ep expected progress.
 """
 
-from dataclasses import dataclass, field
-
-from sizing.fallback.decision import decide
-from sizing.fallback.evidence import Evidence, observe
 from sizing.fallback.situation import Decision, Market, Situation
-
-
-@dataclass(slots=True)
-class Fallback:
-    """What the Guard does: the same decision, with the same evidence."""
-
-    evidence: Evidence = field(default_factory=Evidence)
-
-    def choose(self, situation: Situation) -> Decision:
-        """Learn what Spot did since the last decision, and decide."""
-        self.evidence = observe(
-            self.evidence,
-            seconds=situation.now,
-            machine=situation.spot_machine,
-            asks=situation.asks_for_spot,
-        )
-        return decide(situation, self.evidence)
 
 
 class OnDemandOnly:

@@ -30,12 +30,12 @@ def training_candidates(
                 size=instance.size,
                 usd=spot.usd_per_hour,
                 figures={
-                    "Spot $/h": spot.usd_per_hour,
-                    "Spot basis": spot.basis,
-                    "GPUs": f"{instance.num_gpus} x {instance.gpu}",
-                    "MiB each": instance.gpu_memory_mib,
-                    "vCPU": instance.vcpus,
-                    "GiB": instance.memory_gib,
+                    "spot_usd_per_hour": spot.usd_per_hour,
+                    "spot_basis": spot.basis,
+                    "gpus": f"{instance.num_gpus} x {instance.gpu}",
+                    "gpu_memory_mib": instance.gpu_memory_mib,
+                    "vcpus": instance.vcpus,
+                    "memory_gib": instance.memory_gib,
                 },
                 reasons=(
                     fits if wanted else "any GPU memory; give --gpu-memory-mib to filter",
@@ -88,7 +88,7 @@ def working_candidates(
 
 def _day(instance: Instance, requirements: Requirements, price: Price) -> Candidate:
     """Return a day's cost on one CPU size."""
-    figures: dict[str, Any] = {"$/h": price.usd_per_hour}
+    figures: dict[str, Any] = {"usd_per_hour": price.usd_per_hour}
     reasons, cautions = [], []
     usd = requirements.hours_per_day * price.usd_per_hour
     if is_burstable(instance.size):
@@ -115,7 +115,12 @@ def _day(instance: Instance, requirements: Requirements, price: Price) -> Candid
     return Candidate(
         size=instance.size,
         usd=usd,
-        figures={"$ a day": usd, **figures, "vCPU": instance.vcpus, "GiB": instance.memory_gib},
+        figures={
+            "usd_per_day": usd,
+            **figures,
+            "vcpus": instance.vcpus,
+            "memory_gib": instance.memory_gib,
+        },
         reasons=tuple(reasons),
         cautions=tuple(cautions),
     )

@@ -42,12 +42,13 @@ def _differences(requirements: Requirements, found: list[Candidate]) -> tuple[st
     if g4dn and best.usd < g4dn.usd and best.size.startswith(("c5", "m5")):
         lines.append(
             f"Compare accelerators: at this demand they idle (g4dn.xlarge: busy "
-            f"{g4dn.figures['busy %']:.0f} %, ${g4dn.usd:.2f} per million), and {best.size} meets "
-            f"the goal for ${best.usd:.2f}."
+            f"{g4dn.figures['busy_percent']:.0f} %, ${g4dn.usd:.2f} per million), and {best.size} "
+            f"meets the goal for ${best.usd:.2f}."
         )
-    if requirements.model and "m5.large" not in by_size:
+    m5 = by_size.get("m5.large")
+    if requirements.model and m5 and best is not m5 and "throughput" in m5.figures:
         lines.append(
-            "m5.large is a bottleneck: no published throughput of it was found; give yours with "
-            "--throughput m5.large=N."
+            f"m5.large is a bottleneck: {m5.figures['instances']} of them carry the load for "
+            f"${m5.usd:.2f} per million (its throughput is {m5.figures['throughput']}; measure it)."
         )
     return tuple(lines)

@@ -65,11 +65,11 @@ def _online(requirements: Requirements, throughput: Throughput, price: Price) ->
         throughput,
         usd=service.usd_per_million,
         figures={
-            "$ per million": service.usd_per_million,
+            "usd_per_million": service.usd_per_million,
             "instances": service.instances,
-            "$/h": service.usd_per_hour,
-            "busy %": 100 * service.utilization,
-            "p95 ms": service.latency_ms,
+            "usd_per_hour": service.usd_per_hour,
+            "busy_percent": 100 * service.utilization,
+            "p95_ms": service.latency_ms,
         },
         reasons=reasons,
         more=["one instance is a single point of failure: --min-instances 2"]
@@ -85,7 +85,7 @@ def _batch(throughput: Throughput, price: Price) -> Candidate:
         f"a million takes {1e6 / throughput.per_second / 3600:.3g} h at ${price.usd_per_hour:g}/h "
         f"on Spot ({price.basis})"
     )
-    figures = {"$ per million": usd, "Spot $/h": price.usd_per_hour}
+    figures = {"usd_per_million": usd, "spot_usd_per_hour": price.usd_per_hour}
     return _served(throughput, usd=usd, figures=figures, reasons=(reason,), more=[])
 
 
@@ -99,7 +99,7 @@ def _served(
 ) -> Candidate:
     instance = catalogue.find(throughput.size)
     cautions = list(more)
-    if throughput.latency_ms is None and "p95 ms" in figures:
+    if throughput.latency_ms is None and "p95_ms" in figures:
         cautions.append(
             f"no published latency: {throughput.service_ms:.0f} ms assumed, one request at a time"
         )
@@ -114,7 +114,7 @@ def _served(
         usd=usd,
         figures={
             **figures,
-            "per second": throughput.per_second,
+            "per_second": throughput.per_second,
             "throughput": throughput.basis,
         },
         reasons=(*reasons, f"throughput from {throughput.source}"),

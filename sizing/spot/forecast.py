@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sizing.spot.interval import NEVER, NOTICE_ARRIVES, recommend_interval
-from sizing.spot.on_trace import replay_on_trace
+from sizing.spot.on_trace import first_waits, replay_on_trace
 from sizing.spot.pattern import MACHINES, SEEN, Array, Pattern, draws_of
 from sizing.spot.replay import Job, Saving
 from sizing.spot.traces import Trace, statistics
@@ -24,7 +24,10 @@ MOST_MACHINES = 200_000
 class Estimate:
     """Hours of a run on Spot: `hours` by the clock, `machine_hours` paid for. All modelled.
 
-    `goodput` is useful seconds per paid second, `interruptions` the mean number of them.
+    `goodput` is useful seconds per paid second, `interruptions` their mean number in the middle
+    80 % of runs: the worst pools interrupt a run dozens of times.
+    `no_machine_share` is the chance that no machine comes at once, `first_wait_hours` half of these
+    waits at most (None: there is always one).
     """
 
     hours_p50: float
@@ -33,6 +36,8 @@ class Estimate:
     machine_hours_p90: float
     interruptions: float
     goodput: float
+    no_machine_share: float
+    first_wait_hours: float | None
     interval_seconds: float
     interval_why: str
     usd_p50: float | None = None
@@ -125,6 +130,7 @@ def estimate(
         pattern=pattern,
     )
     machine, clock, losses = _simulate(run) if trace is None else _replay(run, trace)
+    first = _first_waits(run) if trace is None else np.array(first_waits(trace))
     usd = usd_per_hour
     machine_p50, machine_p90 = (float(v) / 3600 for v in np.quantile(machine, (0.5, 0.9)))
     hours_p50, hours_p90 = (float(v) / 3600 for v in np.quantile(clock, (0.5, 0.9)))
@@ -135,6 +141,8 @@ def estimate(
         machine_hours_p90=machine_p90,
         interruptions=losses,
         goodput=run.work_seconds / float(machine.mean()),
+        no_machine_share=float((first > 0).mean()),
+        first_wait_hours=float(np.median(first[first > 0])) / 3600 if first.any() else None,
         interval_seconds=run.interval_seconds,
         interval_why=why,
         usd_p50=None if usd is None else machine_p50 * usd,
@@ -170,6 +178,13 @@ def _world(run: SimulatedRun, columns: int) -> tuple[Array, Array]:
         )
         waits[:, :, 0] = np.where(has_machine, 0.0, draws.rest_of_wait * mean_wait[:, :, 0])
     return lives, waits
+
+
+def _first_waits(run: SimulatedRun) -> Array:
+    """Return the wait of each sample for its first machine, in seconds."""
+    if run.rate_per_hour < NEVER:
+        return np.zeros(1)
+    return _world(run, 1)[1].ravel()
 
 
 def _simulate(run: SimulatedRun) -> tuple[Array, Array, float]:
@@ -208,7 +223,7 @@ def _simulate(run: SimulatedRun) -> tuple[Array, Array, float]:
     return (
         _extend(machine, parts).ravel(),
         _extend(clock, parts).ravel(),
-        float((last[:, :, 0] * parts).mean()),
+        _middle_mean(last[:, :, 0] * parts),
     )
 
 
@@ -240,6 +255,12 @@ def _check_it_ends(run: SimulatedRun, machines: Array, per_machine: Array) -> No
         f"leaves {np.median(per_machine):.3g} s of training after {run.restart_seconds:.0f} s of "
         "restart; use on-demand capacity, save more often, or restart faster"
     )
+
+
+def _middle_mean(values: Array) -> float:
+    """Return the mean without the lowest and the highest tenth."""
+    cut = values.size // 10
+    return float(np.sort(values, axis=None)[cut : values.size - cut].mean())
 
 
 def _extend(samples: Array, parts: Array) -> Array:

@@ -34,6 +34,17 @@ def replay_on_trace(
     return ledgers
 
 
+def first_waits(trace: Trace) -> list[float]:
+    """Return the seconds from each start until there is a machine, the trace being repeated."""
+    begins = [index * trace.seconds / NUM_STARTS for index in range(NUM_STARTS)]
+    again = trace.seconds + trace.lives[0].start
+    return [
+        min((max(0.0, life.start - begin) for life in trace.lives if life.end > begin),
+            default=again - begin)
+        for begin in begins
+    ]  # fmt: skip
+
+
 def _from_start(
     trace: Trace, begin: float, laps: int, job: Job, saving: Saving, notice_arrives: float
 ) -> Ledger:

@@ -5,15 +5,14 @@ answer.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
-from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
 
 # Samples: how bad the pools are, in equal steps of probability, times random draws in each.
-NUM_LEVELS, NUM_LUCKS = 10, 25
+NUM_LEVELS, NUM_LUCKS = 20, 12
 # Machines simulated in a row: as few as suffice; longer runs are extrapolated.
 MACHINES = (8, 24, 72)
 
@@ -26,7 +25,7 @@ class Pattern:
 
     life_shape, wait_shape   Weibull shapes: 1 is Poisson, less is many short and a few long
     rate_spread, wait_spread   standard deviation of the logarithm between pools, because the
-        quality of a run's pool is unknown
+        quality of a run's pool is unknown until it runs there; bad pools are bad in both
     starts_anywhen   the run starts at any moment, perhaps with no machine available
     """
 
@@ -41,10 +40,16 @@ POISSON = Pattern(
     life_shape=1.0, wait_shape=1.0, rate_spread=0.0, wait_spread=0.0, starts_anywhen=False
 )
 # From the five traces of sizing/spot/interruptions.py: shapes of lives 0.46 to 0.69, of waits 0.45
-# to 0.78; standard deviation of the logarithms between zones 0.9 (rate) and 0.7 (wait).
+# to 0.78; standard deviation of the logarithms between zones 0.93 (rate) and 0.68 (wait). Other
+# GPUs and years than those traced add 0.6 to the rate's (assumed): sqrt(0.93^2 + 0.6^2) = 1.1.
 SEEN = Pattern(
-    life_shape=0.55, wait_shape=0.6, rate_spread=0.9, wait_spread=0.7, starts_anywhen=True
+    life_shape=0.55, wait_shape=0.6, rate_spread=1.1, wait_spread=0.7, starts_anywhen=True
 )
+# With several pools to choose from, waits hardly depend on how often machines are lost: 0.43 h at
+# 0.09 losses an hour, 0.55 h at 0.35, so 1.1 * ln(0.55 / 0.43) / ln(0.35 / 0.09).
+SEEN_IN_FLEETS = replace(SEEN, wait_spread=0.2)
+# What five zones say of a sixth: Student's t with 4 degrees of freedom, their mean uncertain too.
+_ZONES_SEEN = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +73,13 @@ def draws_of(pattern: Pattern) -> Draws:
     generator = np.random.default_rng(20261121)
     shape = (NUM_LEVELS, NUM_LUCKS, MACHINES[-1])
 
+    # In equal steps of probability over the samples of a level, in random order for each machine:
+    # a level's mean is then hardly left to luck, and long runs extrapolate it.
+    steps = np.broadcast_to(np.arange(NUM_LUCKS)[:, None], shape)
+
     def weibull(k: float) -> Array:
-        return np.asarray(generator.weibull(k, size=shape) / math.gamma(1 + 1 / k))
+        share = (generator.permuted(steps, axis=1) + generator.random(shape)) / NUM_LUCKS
+        return np.asarray((-np.log1p(-share)) ** (1 / k) / math.gamma(1 + 1 / k))
 
     def rest(k: float) -> Array:
         # A random moment falls into long ones more often, and anywhere in them.
@@ -77,7 +87,7 @@ def draws_of(pattern: Pattern) -> Draws:
         return np.asarray(met * generator.random(shape[:2]))
 
     level = np.array(
-        [NormalDist().inv_cdf((i + 0.5) / NUM_LEVELS) for i in range(NUM_LEVELS)]
+        [unseen_zone((place + 0.5) / NUM_LEVELS) for place in range(NUM_LEVELS)]
     ).reshape(-1, 1, 1)
     return Draws(
         lives=weibull(pattern.life_shape),
@@ -89,3 +99,13 @@ def draws_of(pattern: Pattern) -> Draws:
         rate_factor=np.exp(pattern.rate_spread * level),
         wait_factor=np.exp(pattern.wait_spread * level),
     )
+
+
+def unseen_zone(share: float) -> float:
+    """Return where `share` of the zones that were not seen lie, in standard deviations of the seen.
+
+    Student's t with 4 degrees of freedom has this closed form (Shaw, "Sampling Student's T", 2006).
+    """
+    root = math.sqrt(4 * share * (1 - share))
+    quantile = 2 * math.sqrt(math.cos(math.acos(root) / 3) / root - 1)
+    return math.copysign(quantile, share - 0.5) * math.sqrt(1 + 1 / _ZONES_SEEN)

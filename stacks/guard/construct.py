@@ -26,7 +26,7 @@ from stacks.parameters import StackParameters
 from stacks.roles import may_modify_fleet_of
 
 # A deadline is met with what the Guard knows at a call: every minute between calls is reserved.
-EVERY_WITH_DEADLINE = Duration.minutes(2)
+PERIOD_WITH_DEADLINE = Duration.minutes(2)
 # A schedule fires within the minute, and a call takes a moment.
 LATE_SECONDS = 60
 # The plan's restart is modelled: the time to reach a deadline is reckoned with this many of it.
@@ -79,7 +79,7 @@ class Guard(Construct):
         log_group.grant_write(role)
         fleet_parameter.grant_read(role)
         topic.grant_publish(role)
-        every = EVERY_WITH_DEADLINE if parameters.deadline_hours else GUARD_PERIOD
+        every = PERIOD_WITH_DEADLINE if parameters.deadline_hours else GUARD_PERIOD
         self.function = lambda_.Function(
             self,
             "Function",

@@ -97,13 +97,6 @@ def send_to_zero(fleet_id: str) -> None:
     )
 
 
-def on_demand_capacity(fleet_id: str) -> int:
-    """Return how many of the fleet's instances are to be on demand."""
-    found = client("ec2").describe_spot_fleet_requests(SpotFleetRequestIds=[fleet_id])
-    (fleet,) = found["SpotFleetRequestConfigs"]
-    return int(fleet["SpotFleetRequestConfig"].get("OnDemandTargetCapacity", 0))
-
-
 def set_on_demand_capacity(fleet_id: str, capacity: int, *, of: int) -> None:
     """Ask for `capacity` of the fleet's instances on demand, and for the rest on Spot."""
     client("ec2").modify_spot_fleet_request(

@@ -39,13 +39,12 @@ def choose_market(tick: Tick) -> None:
     settings, fleet_id = tick.settings, tick.fleet_id
     if not settings.deadline_hours or settings.forecast is None:
         return
-    # Unknown, or at zero, perhaps by this call's own doing.
-    if tick.instances is None or tick.head is None or not tick.capacity.get(fleet_id or ""):
+    # What could not be read changes nothing; nor does a fleet at zero, also by this call's doing.
+    if tick.instances is None or tick.head is None or not tick.is_kept:
         return
-    assert fleet_id
-    asked = tick.known("on-demand capacity", partial(fleet.on_demand_capacity, fleet_id))
-    if asked is None:
+    if not fleet_id or not tick.capacity.get(fleet_id):
         return
+    asked = tick.on_demand[fleet_id]
     machines = [each for each in tick.live() if tick.fleet_of(each) == fleet_id]
     launches = [each.launched for each in tick.ledger.attempts.values()]
     began = tick.ledger.market.get("began") or min([tick.now, *launches])
@@ -102,9 +101,12 @@ def _situation(
 
 
 def _trained(tick: Tick, machines: list[Instance], forecast: Forecast) -> float:
-    """Return the seconds that the machines have probably trained since the last commit."""
-    starts = [each.launched + forecast.restart_seconds for each in machines]
-    return max(0.0, tick.now - max(tick.ledger.committed, min(starts))) if starts else 0.0
+    """Return the seconds probably trained since the last commit: at most what one commit holds."""
+    if not machines:
+        return 0.0
+    start = min(each.launched for each in machines) + forecast.restart_seconds
+    since = max(tick.ledger.committed, start)
+    return min(max(0.0, tick.now - since), forecast.interval_seconds)
 
 
 def _observed(ledger: Ledger, now: Situation) -> Evidence:

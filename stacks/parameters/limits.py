@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 
+from sizing.catalogue import PRICE_REGION
 from sizing.models.footprints import NotMeasuredError
 from sizing.plan.plan import Plan, make_plan
 from sizing.plan.request import Request
@@ -26,8 +27,8 @@ MAX_HOURS = 8760
 MICRO_BATCH = "micro_batch"
 
 
-def plan_run(p: ParameterFields) -> Plan:
-    """Return the plan of the stack's run; of its limits it knows those that it can judge."""
+def plan_run(p: ParameterFields, region: str = PRICE_REGION) -> Plan:
+    """Return the plan of the stack's run at a region's prices, with the limits it can judge."""
     overrides = dict(text.split("=", 1) for text in p.overrides)
     micro_batch = overrides.get(MICRO_BATCH, "")
     # A limit is judged by a plan of the run itself only.
@@ -44,6 +45,7 @@ def plan_run(p: ParameterFields) -> Plan:
             trains_on_at_notice=p.notice_policy == "train-on",
             checkpoint_interval=p.checkpoint_interval,
             dataset_gib=p.dataset_gib or None,
+            region=region,
             # Each pair of zone and size is a Spot pool; without given zones there are two.
             pools=max(1, len(p.zones) or 2) * len(p.sizes),
             on_demand=p.on_demand_base > 0,

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from aws_cdk import App, Stack
+from aws_cdk import App, Environment, Stack
 from aws_cdk.assertions import Annotations, Match
 
 from stacks.parameters import StackParameters
@@ -88,6 +88,19 @@ def test_the_stacks_own_settings_are_planned_with() -> None:
     assert (request.micro_batch, request.checkpoint_interval) == (8, "600s")
     assert request.pools == len(parameters.sizes)
     assert request.volume_mib_per_second == parameters.data_volume_mib_per_second
+
+
+def test_a_stack_with_a_region_is_planned_at_its_prices() -> None:
+    there = Stack(App(), "TrainingStack", env=Environment(region="us-west-2"))
+    plan = annotate(there, StackParameters.for_size("g5.xlarge"))
+    assert plan is not None
+    assert (plan["region"], plan["usd_spot_per_hour"]) == ("us-west-2", 0.5134)
+    # Where nobody knows a price, us-east-1's stand in, and the plan says so.
+    for region in ("eu-west-9", "eu-south-1"):
+        elsewhere = Stack(App(), "TrainingStack", env=Environment(region=region))
+        plan = annotate(elsewhere, StackParameters.for_size("g5.xlarge"))
+        assert plan is not None
+        assert plan["region"] == "us-east-1"
 
 
 # A dataset of which only the plan's own data model knows that it is larger than the volume.

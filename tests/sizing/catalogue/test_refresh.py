@@ -11,8 +11,9 @@ from botocore.stub import ANY, Stubber
 
 from rehearsal.aws import EmbeddedAws
 from sizing.__main__ import main
+from sizing.catalogue import age_note
 from sizing.catalogue import refresh as asked
-from sizing.catalogue.refresh import Refreshed, describe_age, load, prices, refresh, save
+from sizing.catalogue.refresh import Refreshed, load, prices, refresh, save
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 SIZES = ["g5.xlarge", "g5.2xlarge", "g5.4xlarge"]
@@ -107,9 +108,8 @@ def test_earlier_answers_about_other_sizes_stay_with_their_own_date(
     session.stubs["service-quotas"].add_client_error("get_service_quota", "Throttling")
     answers = ask(session, Refreshed(on_demand={"g6.xlarge": before}))
     assert answers.on_demand["g6.xlarge"] == before
-    assert "older than 7 days: --refresh" in describe_age(answers, ["g6.xlarge"], NOW)
-    assert "0.0 days old;" in describe_age(answers, ["g5.xlarge"], NOW)
-    assert "asked about none" in describe_age(answers, ["p5.48xlarge"], NOW)
+    assert "refreshed 30 days old" in age_note(prices("g6.xlarge", answers), NOW.date())
+    assert "WARNING" not in age_note([prices("g5.xlarge", answers)[1]], NOW.date())
 
 
 def test_the_embedded_aws_answers_for_spot_prices() -> None:
@@ -128,10 +128,10 @@ def test_the_command_uses_the_cache_and_says_how_old_it_is(
     assert main(["catalogue", "--family", "g5", "--cache", str(cache)]) == 0
     shown = capsys.readouterr().out
     assert "9.99" in shown
-    assert "Prices of 1 of 8 sizes are AWS's (us-east-1)" in shown
-    assert "older than 7 days" in shown
+    assert "(2026-01-01)" in shown
+    assert "WARNING: old; python -m sizing catalogue --refresh" in " ".join(shown.split())
     assert main(["catalogue", "g5.xlarge", "--cache", str(cache), "--json"]) == 0
-    figures = json.loads(capsys.readouterr().out)[0]
+    figures = json.loads(capsys.readouterr().out)["sizes"][0]
     assert figures["on_demand_basis"] == "refreshed"
     assert figures["on_demand_source"].endswith("us-east-1, asked 2026-01-01T00:00 UTC")
 
@@ -168,14 +168,24 @@ def test_fails_when_aws_answers_nothing() -> None:
         ask(refusing)
 
 
-def test_fails_for_a_region_that_was_never_asked(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["catalogue", "g5.xlarge"],
+        ["plan", "trajectory", "--size", "g5.xlarge"],
+        ["select", "--phase", "train"],
+        ["compare", "trajectory", "--sizes", "g5.xlarge"],
+    ],
+    ids=lambda command: command[0],
+)
+def test_fails_for_a_cache_that_is_missing_or_of_another_region(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cache = str(tmp_path / "cache.json")
-    assert main(["catalogue", "g5.xlarge", "--region", "eu-west-1", "--cache", cache]) == 2
-    assert "prices are for us-east-1; for eu-west-1 give --refresh" in capsys.readouterr().err
+    assert main([*command, "--cache", cache]) == 2
+    assert f"there is no {cache}; write it with" in capsys.readouterr().err
     save(Refreshed(region="eu-west-1"), Path(cache))
-    assert main(["catalogue", "g5.xlarge", "--cache", cache]) == 2
+    assert main([*command, "--cache", cache]) == 2
     assert "has answers of eu-west-1, not us-east-1" in capsys.readouterr().err
 
 

@@ -1,5 +1,6 @@
 """The instance catalogue: what it says about sizes known from elsewhere, and what it refuses."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from sizing import catalogue
+from sizing.catalogue.gpus import find_gpu
 
 ROOT = Path(__file__).parents[3]
 
@@ -73,9 +75,9 @@ def test_alternates_never_have_less() -> None:
 def test_prices_say_how_far_to_believe_them() -> None:
     assert catalogue.hourly_price("g5.2xlarge").usd_per_hour == 1.212
     assert catalogue.hourly_price("g5.2xlarge").basis == "list price"
-    seen, modelled = catalogue.spot_price("g5.2xlarge"), catalogue.spot_price("g5.xlarge")
-    assert (seen.usd_per_hour, seen.basis) == (0.593, "snapshot")
-    assert (modelled.usd_per_hour, modelled.basis) == (0.4929, "modelled")
+    seen, modelled = catalogue.spot_price("g5.2xlarge"), catalogue.spot_price("p4d.24xlarge")
+    assert (seen.usd_per_hour, seen.basis) == (0.5933, "snapshot")
+    assert (round(modelled.usd_per_hour / 21.96, 2), modelled.basis) == (0.49, "modelled")
     assert "skypilot" in seen.source
 
 
@@ -104,6 +106,22 @@ def test_the_catalogue_loads_neither_torch_nor_cdk() -> None:
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == "[]"
+
+
+def test_a_size_of_a_fixed_network_rate_has_it_as_base_and_peak() -> None:
+    # p3.8xlarge had 5 of its 10, p3.16xlarge 5 to 10 of its 25, trn2.3xlarge 50 of its 200.
+    for instance in catalogue.instances().values():
+        fixed = re.fullmatch(r"(\d+) Gigabit", instance.network_label)
+        if fixed:
+            rates = (instance.network_baseline_gbps, instance.network_peak_gbps)
+            assert rates == (float(fixed[1]),) * 2, instance.size
+
+
+def test_every_gpu_of_the_catalogue_has_its_peaks() -> None:
+    for instance in catalogue.instances().values():
+        if instance.num_gpus:
+            gpu = find_gpu(instance.gpu, instance.gpu_memory_mib)
+            assert gpu.tensor_tflops > gpu.tf32_tflops / 2 > 0
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,9 @@ def test_every_trainable_size_is_ranked(capsys: pytest.CaptureFixture[str]) -> N
     advice = json.loads(capsys.readouterr().out)
     sizes = [each["size"] for each in advice["candidates"]]
     assert len(sizes) == len(set(sizes)) > 30
-    dollars = [each["Spot $"] for each in advice["candidates"] if each["Spot $"] is not None]
+    dollars = [
+        each["usd_spot_p50"] for each in advice["candidates"] if each["usd_spot_p50"] is not None
+    ]
     assert dollars == sorted(dollars)
     assert advice["take"] == sizes[0]
 
@@ -79,7 +81,7 @@ def test_review_shows_a_run_and_asks_for_its_size(
     assert "give --size" in capsys.readouterr().err
     assert main(["review", str(tmp_path), "--size", "g5.xlarge", "--json"]) == 0
     rows = {row["what"]: row for row in json.loads(capsys.readouterr().out)["rows"]}
-    assert rows["hours"]["actual"] == 1
+    assert rows["hours from the first attempt"]["actual"] == 1
 
 
 def test_a_plan_on_a_trace_takes_its_interruptions_from_it(

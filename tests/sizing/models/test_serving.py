@@ -77,3 +77,11 @@ def test_scaled_throughputs_say_so_and_stay_near_what_was_measured() -> None:
     assert "modelled" in figures["c5.2xlarge"].note
     assert figures["c5.18xlarge"].basis == "measured"
     assert "c5.24xlarge" not in figures
+    # The GPU that was measured counts on every size that has one of it.
+    assert figures["g5.xlarge"].per_second == figures["g5.4xlarge"].per_second == 163
+    assert "by the same GPU" in figures["g5.xlarge"].note
+    # An L4 has half of an A10G's bandwidth, an L40S 1.4 times of it.
+    assert figures["g6.xlarge"].per_second == pytest.approx(163 / 2)
+    assert figures["g6e.xlarge"].per_second == pytest.approx(163 * 1.44)
+    assert figures["m5.xlarge"].per_second == pytest.approx(14.27 * 3.1 / 3.6)
+    assert figures["m5.large"].basis == "scaled"

@@ -11,17 +11,21 @@ from sizing.models.calibration import add_entry, calibrated, entries
 from sizing.plan.finished_run import FinishedRun, read_run
 from sizing.plan.plan import Plan, make_plan
 from sizing.plan.request import Request
-from sizing.plan.run_review import calibration, compare
+from sizing.plan.run_review import calibration, compare, plan_of, unplanned
 from tests.sizing import sample_footprints
 
 MIB = sample_footprints.MIB
 
 
-def planned(tmp_path: Path, calibration_file: str = "calibration.json") -> Plan:
+# A step that waits for the GPU, not for launches.
+HEAVY = {"flops_per_sample": 2_000_000_000_000}
+
+
+def planned(tmp_path: Path, size: str = "g5.2xlarge", **footprint: Any) -> Plan:
     return make_plan(
-        Request(workload="trajectory", recipe="full", size="g5.2xlarge"),
-        footprints_file=sample_footprints.write(tmp_path / "footprints.json"),
-        calibration_file=tmp_path / calibration_file,
+        Request(workload="trajectory", recipe="full", size=size),
+        footprints_file=sample_footprints.write(tmp_path / "footprints.json", **footprint),
+        calibration_file=tmp_path / "calibration.json",
     )
 
 
@@ -86,7 +90,7 @@ def test_a_step_slower_than_predicted_names_the_constant(tmp_path: Path) -> None
     assert rows["a step of head"].ratio == pytest.approx(3)
     assert rows["a step of head"].verdict == "correct time_factor"
     assert rows["checkpoint"].verdict == "as predicted"
-    assert rows["hours"].actual == 1
+    assert rows["hours from the first attempt"].actual == 1
 
 
 def test_a_calibrated_plan_predicts_the_run_that_taught_it(tmp_path: Path) -> None:
@@ -108,11 +112,66 @@ def test_a_calibrated_plan_predicts_the_run_that_taught_it(tmp_path: Path) -> No
 
 
 def test_what_a_run_teaches_counts_for_its_own_work_only(tmp_path: Path) -> None:
-    plan = planned(tmp_path)
-    add_entry(calibration(write_run(tmp_path / "run", 1.0), plan), tmp_path / "calibration.json")
+    plan = planned(tmp_path, **HEAVY)
+    assert plan.work.main.bound_by == "GPU compute"
+    add_entry(calibration(write_run(tmp_path / "run", 9.0), plan), tmp_path / "calibration.json")
     path = tmp_path / "calibration.json"
     assert calibrated("growth", "full", "g5.2xlarge", "NVIDIA A10G", path=path)[1] == ()
     assert calibrated("trajectory", "full", "g6.xlarge", "NVIDIA L4", path=path)[1] == ()
+
+
+def test_what_launches_bind_is_learned_for_every_gpu(tmp_path: Path) -> None:
+    sizes = ("g5.2xlarge", "g6e.2xlarge")
+    before = {size: planned(tmp_path, size) for size in sizes}
+    assert all(plan.work.main.bound_by == "kernel launches" for plan in before.values())
+    measured = 3 * before["g5.2xlarge"].work.main.step.seconds
+    run = write_run(tmp_path / "run", measured)
+    add_entry(calibration(run, before["g5.2xlarge"]), tmp_path / "calibration.json")
+    after = {size: planned(tmp_path, size) for size in sizes}
+    assert after["g5.2xlarge"].work.main.step.seconds == pytest.approx(measured, rel=1e-3)
+    # One run with an A10G must not make an L40S look three times as fast as it.
+    ratio = {
+        size: after[size].work.main.step.seconds / before[size].work.main.step.seconds
+        for size in sizes
+    }
+    assert ratio["g6e.2xlarge"] == pytest.approx(ratio["g5.2xlarge"], rel=0.1)
+    assert after["g6e.2xlarge"].inputs.calibrated_by == ("run-1",)
+
+
+def test_a_run_is_planned_with_its_own_gpus_and_micro_batch(tmp_path: Path) -> None:
+    key = {"device": "NVIDIA A10G", "world": 4}
+    run = write_run(
+        tmp_path / "run", 0.5, numerics_key=key, overrides={"micro_batch": "8", "epochs": "2"}
+    )
+    request = plan_of(run, "g5.12xlarge").request
+    assert (request.gpus, request.micro_batch) == (4, 8)
+    assert unplanned(run) == ["epochs"]
+
+
+def test_restarts_are_learned_from_the_events_of_replacements(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    write_run(folder, 0.5)
+    (folder / "events").mkdir()
+    boots = [("i-1", "10:00:00", 30.0, 20.0, None), ("i-2", "11:00:00", 40.0, 24.0, "11:00:33")]
+    events: list[dict[str, Any]] = []
+    for machine, booted, seconds, sync, resumed in boots:
+        of = {"instance_id": machine, "status": "ok"}
+        day = "2026-11-22T"
+        events += [
+            {**of, "name": "boot-dataset", "time": f"{day}{booted}Z", "seconds": sync},
+            {**of, "name": "boot", "time": f"{day}{booted}Z", "seconds": seconds},
+            *([{**of, "name": "resumed", "time": f"{day}{resumed}Z"}] if resumed else []),
+        ]
+    for number, event in enumerate(events):
+        (folder / "events" / f"{number}.json").write_text(json.dumps(event))
+    (folder / "events" / "torn.json").write_text('{"name": "boot"')
+    found = calibration(read_run(folder), planned(tmp_path)).constants
+    assert found["user_data_seconds"] == pytest.approx((10 + 16) / 2)
+    assert found["first_step_seconds"] == 33
+    add_entry(calibration(read_run(folder), planned(tmp_path)), tmp_path / "calibration.json")
+    assert planned(tmp_path).restart.first_step == 33
+    # Another size boots as it boots.
+    assert planned(tmp_path, "g5.xlarge").restart.first_step != 33
 
 
 def test_what_was_predicted_then_counts_before_what_is_predicted_now(tmp_path: Path) -> None:
@@ -120,7 +179,10 @@ def test_what_was_predicted_then_counts_before_what_is_predicted_now(tmp_path: P
     write_run(folder, 0.5)
     (folder / "config.json").write_text(json.dumps({"prediction": {"hours_p50": 2.0}}))
     rows = {row.what: row for row in compare(read_run(folder), planned(tmp_path))}
-    assert rows["hours"].predicted == 2.0
+    # Then, the clock started before launch, user data and sync; a receipt's starts after them.
+    boot = planned(tmp_path).restart
+    expected = 2.0 - (boot.launch + boot.user_data + boot.sync) / 3600
+    assert rows["hours from the first attempt"].predicted == pytest.approx(expected)
 
 
 def test_fails_to_learn_of_a_gpu_from_a_run_on_another_device(tmp_path: Path) -> None:

@@ -1,0 +1,158 @@
+"""Prices by region and zone, how old they are, and what is refused."""
+
+import json
+from datetime import date
+from pathlib import Path
+
+import pytest
+
+from sizing import catalogue
+from sizing.__main__ import main
+from sizing.catalogue.prices import Price, age_note
+from sizing.catalogue.refresh import prices
+from sizing.catalogue.snapshot import import_skypilot, read, snapshot, write
+
+HEAD = "InstanceType,AcceleratorName,Price,SpotPrice,Region,AvailabilityZone\n"
+
+
+def test_what_was_labelled_snapshot_is_in_the_snapshot() -> None:
+    # It said $0.98, which is the list price; the snapshot has 0.44 to 0.58.
+    spot = catalogue.spot_price("g6.2xlarge")
+    assert (spot.usd_per_hour, spot.basis) == (0.5772, "snapshot")
+    assert "use1-az1, the dearest of 4 zones" in spot.source
+    assert catalogue.spot_price("g6.2xlarge", zone="use1-az6").usd_per_hour == 0.4416
+
+
+def test_a_region_has_its_own_prices() -> None:
+    on_demand, spot = prices("g5.xlarge", None, region="eu-west-1")
+    assert on_demand and spot
+    assert (on_demand.usd_per_hour, on_demand.basis) == (1.123, "list price")
+    assert (spot.usd_per_hour, spot.basis) == (0.5765, "snapshot")
+
+
+def test_a_size_that_was_not_seen_in_a_region_costs_what_its_family_does_there() -> None:
+    on_demand = catalogue.hourly_price("g5.16xlarge", "eu-west-1")
+    assert on_demand.basis == "modelled"
+    assert on_demand.usd_per_hour == pytest.approx(4.096 * 1.123 / 1.006, rel=0.001)
+    # p4d was seen nowhere: nobody knows what it costs there.
+    assert prices("p4d.24xlarge", None, region="eu-west-1") == (None, None)
+
+
+def test_every_price_of_the_snapshot_is_possible() -> None:
+    seen = snapshot()
+    assert len(seen.regions) == 23
+    for (size, region), offer in seen.offers.items():
+        catalogue.find(size)
+        assert offer.spot_usd_per_hour
+        for zone, usd in offer.spot_usd_per_hour.items():
+            assert 0 < usd <= offer.on_demand_usd_per_hour * 1.0001, (size, region, zone)
+
+
+def test_skypilots_file_is_read_without_local_zones_and_other_sizes(tmp_path: Path) -> None:
+    given = tmp_path / "vms.csv"
+    given.write_text(
+        HEAD + "g5.xlarge,A10G,1.006,0.45,us-west-2,usw2-az1\n"
+        "g5.xlarge,A10G,1.006,,us-west-2,usw2-az2\n"
+        "g5.xlarge,A10G,1.006,0.01,us-west-2,usw2-lax1-az1\n"
+        "c1.medium,,0.13,0.04,us-west-2,usw2-az1\n"
+    )
+    found = import_skypilot(given, day=date(2026, 11, 1), source="theirs")
+    write(found, tmp_path / "ours.csv")
+    again = read(tmp_path / "ours.csv")
+    assert again == found
+    (offer,) = again.offers.values()
+    assert offer.spot_usd_per_hour == {"usw2-az1": 0.45}
+
+
+def test_an_old_price_says_so_and_a_new_one_does_not() -> None:
+    kept = Price(usd_per_hour=1, basis="snapshot", source="", day=date(2026, 7, 1))
+    assert age_note([kept], date(2026, 7, 8)) == "Prices: snapshot 7 days old (2026-07-01)."
+    assert "WARNING: old" in age_note([kept, None], date(2026, 9, 1))
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["catalogue", "--family", "g5"],
+        ["catalogue", "g5.xlarge"],
+        ["plan", "trajectory", "--size", "g5.xlarge"],
+        ["compare", "trajectory", "--sizes", "g5.xlarge"],
+        ["advise", "trajectory", "--sizes", "g5.xlarge"],
+        ["select", "--phase", "train"],
+    ],
+    ids=" ".join,
+)
+def test_every_table_says_how_old_its_prices_are(
+    command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(command) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "Prices: list price" in said
+    assert "days old (2026-07-01)" in said
+
+
+def test_a_plan_takes_region_zone_and_own_price(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["plan", "trajectory", "--size", "g5.xlarge", "--region", "us-west-2"]
+
+    def usd(*more: str) -> str:
+        assert main([*asked, *more]) == 0
+        said = capsys.readouterr().out
+        return next(line for line in said.splitlines() if line.strip().startswith("spot "))
+
+    assert "0.5134 $/h" in usd()
+    assert "0.4829 $/h" in usd("--zone", "usw2-az3")
+    assert "0.2 $/h" in usd("--usd-per-hour", "0.2")
+    assert "0.3 $/h" in usd("--usd-per-hour", "g5.xlarge=0.3", "--usd-per-hour", "g6.xlarge=9")
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--region", "eu-wst-1"], "no prices of region 'eu-wst-1'; did you mean eu-west-1?"),
+        (["--zone", "us-east-1a"], "zone 'us-east-1a' is not a zone id of us-east-1; known are"),
+        (["--usd-per-hour", "cheap"], "--usd-per-hour 'cheap' cannot be read; write dollars"),
+        (["--usd-per-hour", "g5.xl=1"], "'g5.xl' is not in the instance catalogue"),
+    ],
+)
+def test_fails_in_one_sentence(
+    options: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", "trajectory", "--size", "g5.xlarge", *options]) == 2
+    said = capsys.readouterr().err
+    assert says in said
+    assert said.count("\n") == 1
+
+
+def test_fails_to_import_what_is_not_skypilots_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = tmp_path / "other.csv"
+    given.write_text("a,b\n1,2\n")
+    assert main(["catalogue", "--import-snapshot", str(given)]) == 2
+    assert "needs --date" in capsys.readouterr().err
+    assert main(["catalogue", "--import-snapshot", str(given), "--date", "2026-11-01"]) == 2
+    assert "is not SkyPilot's vms.csv: it has no column" in capsys.readouterr().err
+    assert main(["catalogue", "--import-snapshot", str(given), "--date", "today"]) == 2
+    assert "--date takes a day such as" in capsys.readouterr().err
+
+
+def test_only_what_a_region_sells_is_advised_there(capsys: pytest.CaptureFixture[str]) -> None:
+    # The snapshot has no g6 in eu-west-1.
+    assert main(["advise", "trajectory", "--region", "eu-west-1", "--json"]) == 0
+    advised = {each["size"] for each in json.loads(capsys.readouterr().out)["candidates"]}
+    assert {size.split(".")[0] for size in advised} == {"g4dn", "g5"}
+    # A size asked for by name is not passed over in silence.
+    asked = ["advise", "trajectory", "--region", "eu-west-1", "--sizes", "g5.xlarge,g6.xlarge"]
+    assert main(asked) == 2
+    assert "'g6.xlarge' has no eu-west-1 on-demand price" in capsys.readouterr().err
+
+
+def test_a_snapshot_is_imported_by_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sizing.cli.catalogue.SNAPSHOT_FILE", tmp_path / "ours.csv")
+    given = tmp_path / "vms.csv"
+    given.write_text(HEAD + "g5.xlarge,A10G,1.006,0.45,us-west-2,usw2-az1\n")
+    assert main(["catalogue", "--import-snapshot", str(given), "--date", "2026-11-01"]) == 0
+    assert "1 sizes in 1 regions" in capsys.readouterr().out
+    assert read(tmp_path / "ours.csv").day == date(2026, 11, 1)
