@@ -183,7 +183,8 @@ class _Fleet:
 
     def _hand_over(self, machine: Machine, *, released: float = 0.0) -> None:
         """Let a machine train as soon as it has booted and the lease is free."""
-        if self.saving.retune:
+        # An on-demand machine is not lost: it saves no more often than the last one on Spot.
+        if self.saving.retune and machine.place == "spot":
             self.interval = self.saving.retune(self.outcome.losses, self.outcome.spot)
         machine.trains = max(machine.launched + self.job.restart, self.now, released)
         machine.base, machine.interval = self.committed, self.interval
