@@ -12,8 +12,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
+from rich.table import Table
 
 from contract.errors import EXIT_STOPPED
 from rehearsal.alarms.trial import trial_table, try_alarms
@@ -27,7 +29,7 @@ from rehearsal.drill.lineage import read_lineage
 from rehearsal.drill.receipt import find_faults, make_receipt, receipt_rows, show_receipt
 from rehearsal.drill.report import write_report
 from rehearsal.scenarios.scenario import choose
-from rehearsal.scenarios.series import Series, outcome_records, outcome_table, scenario_table
+from rehearsal.scenarios.series import Series, outcome_table, scenario_table
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 # After a notice training continues at most to the end of its stage: one stage is left to kill in.
@@ -178,32 +180,34 @@ def rehearse(arguments: argparse.Namespace, say: Callable[[str], None]) -> int:
 def run_drills(arguments: argparse.Namespace, say: Callable[[str], None]) -> int:
     """Rehearse the chosen scenarios; return 1 if one did not end as written."""
     scenarios = choose(arguments.names)
-    console = Console(width=None if sys.stdout.isatty() else 160)
     if arguments.list:
         records = [{"name": each.name, "about": each.about} for each in scenarios]
-        if arguments.json:
-            print(json.dumps(records, indent=2))
-        else:
-            console.print(scenario_table(scenarios))
+        _show(records, scenario_table(scenarios), as_json=arguments.json)
         return 0
     folder = (REPOSITORY / arguments.out).resolve()
     clear(folder)
+    outcomes = []
     with (folder / "cdk.log").open("a", encoding="utf-8") as log, EmbeddedAws() as aws:
 
         def keep(text: str) -> None:
             print(text, file=log, flush=True)
 
         with Children(say=keep, environment=child_environment(aws), folder=REPOSITORY) as children:
-            outcomes = Series(
-                scenarios=scenarios, folder=folder, aws=aws, children=children, say=say
-            ).run()
-    records = outcome_records(outcomes)
-    (folder / "drills.json").write_text(json.dumps(records, indent=2) + "\n")
-    if arguments.json:
+            series = Series(scenarios=scenarios, folder=folder, aws=aws, children=children, say=say)
+            for outcome in series.run():
+                outcomes.append(outcome)
+                # After each, so that Ctrl-C keeps those before it.
+                records = [asdict(each) for each in outcomes]
+                (folder / "drills.json").write_text(json.dumps(records, indent=2) + "\n")
+    _show(records, outcome_table(outcomes), as_json=arguments.json)
+    return 1 if any(each.faults for each in outcomes) else 0
+
+
+def _show(records: Sequence[dict[str, Any]], table: Table, *, as_json: bool) -> None:
+    if as_json:
         print(json.dumps(records, indent=2))
     else:
-        console.print(outcome_table(outcomes))
-    return 1 if any(each.faults for each in outcomes) else 0
+        Console(width=None if sys.stdout.isatty() else 160).print(table)
 
 
 def serve(arguments: argparse.Namespace, say: Callable[[str], None]) -> int:

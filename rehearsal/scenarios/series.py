@@ -1,10 +1,9 @@
 """Many drills on one embedded AWS: set up once, then each drill is a new run id of the stack."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from rich.table import Table
 
@@ -59,8 +58,8 @@ class Series:
     def deployment(self) -> Deployment:
         return Deployment(folder=self.folder, aws=self.aws, children=self.children)
 
-    def run(self) -> list[Outcome]:
-        """Rehearse all; a drill that breaks does not keep the next ones from running."""
+    def run(self) -> Iterator[Outcome]:
+        """Rehearse one after the other; one that breaks does not keep the next from running."""
         started = time.monotonic()
         synthesis = self._synthesize(0)
         making = self.deployment.start_dataset(workload=CONTEXT["workload"], count=CLIPS, seed=0)
@@ -71,14 +70,12 @@ class Series:
         self.deployment.upload(CONTEXT["workload"])
         self.aws.capacity.notice_seconds = NOTICE_SECONDS
         self.say(f"ready after {time.monotonic() - started:.1f} s")
-        outcomes = []
         for index, scenario in enumerate(self.scenarios):
             synthesis.wait()
             ready = synthesis
             if index + 1 < len(self.scenarios):
                 synthesis = self._synthesize(index + 1)
-            outcomes.append(self._rehearse(index, scenario, ready))
-        return outcomes
+            yield self._rehearse(index, scenario, ready)
 
     def _rehearse(self, index: int, scenario: Scenario, synthesis: Child) -> Outcome:
         started = time.monotonic()
@@ -186,8 +183,3 @@ def scenario_table(scenarios: Sequence[Scenario]) -> Table:
     for each in scenarios:
         table.add_row(each.name, each.expect.ends, each.about)
     return table
-
-
-def outcome_records(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
-    """Return the drills as JSON objects."""
-    return [asdict(each) for each in outcomes]

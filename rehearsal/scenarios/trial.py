@@ -99,8 +99,8 @@ class Trial:
             progress.step()
             for life in self.fleet.lives.values():
                 self._narrator.relay(life)
-            # With everything told, so that the Guard does not answer to what has changed since.
-            is_over = self.fleet.is_over() and self.fleet.bus.is_idle
+            # What is done after the end waits until all is told: the Guard answers to it late.
+            is_over = self.fleet.is_over() and (not self.undone or self.fleet.bus.is_idle)
             if not self._act(progress, is_over=is_over) and is_over:
                 return
             if time.monotonic() >= next_tick and self.fleet.bus.is_idle:
