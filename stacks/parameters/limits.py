@@ -17,7 +17,7 @@ from stacks.parameters.checks import refuse_unless
 from stacks.parameters.fields import ParameterFields
 
 # A plan that errs by this factor still lets the run finish; a run that takes longer hangs or is not
-# the run that was planned. Nothing is lost: a deploy with a higher limit goes on.
+# the run that was planned. Nothing is lost: with a higher limit it goes on.
 PLAN_FACTOR = 3
 # A shorter limit would end a run that only waits for its dataset or tries a second machine.
 LEAST_HOURS = 4

@@ -1,6 +1,7 @@
 """Drills are read from files; what they do not say right is refused in one sentence."""
 
 import json
+import re
 import subprocess
 from pathlib import Path
 
@@ -8,7 +9,9 @@ import pytest
 
 from rehearsal.aws.capacity import Course
 from rehearsal.machines.quirks import Quirks
-from rehearsal.scenarios.scenario import Action, choose, known_scenarios, read_scenarios
+from rehearsal.scenarios.scenario import FETCH, Action, choose, known_scenarios, read_scenarios
+
+REPOSITORY = Path(__file__).parents[3]
 
 WHOLE = """
 about = "all that a drill can say"
@@ -134,6 +137,17 @@ def test_every_drill_of_the_folder_can_be_read_and_chosen() -> None:
     assert [each.name for each in choose(["notice"])] == ["notice"]
     assert {each.name for each in choose(["boot-always"])} < set(names)
     assert choose([]) == known_scenarios()
+
+
+def test_drills_fail_every_step_that_a_boot_needs_once_and_always() -> None:
+    script = (REPOSITORY / "userdata/bootstrap.sh").read_text()
+    step = r"^(?:step|python3 -m userdata\.run_step) (\S+) (?!.*\|\| true$)"
+    steps = [FETCH, *re.findall(step, script, re.MULTILINE)]
+    always, (once,) = choose(["boot-always"]), choose(["boot-once"])
+    assert [each.name for each in always] == [f"boot-always {step}" for step in steps]
+    numbers = range(1, len(steps) + 1)
+    assert [once.quirks(number) for number in numbers] == [each.quirks(1) for each in always]
+    assert once.expect.machines == len(steps) + 1
 
 
 def test_fails_an_unknown_drill_by_name(tmp_path: Path) -> None:
