@@ -53,7 +53,7 @@ class Action:
 class Expectation:
     """How a run must end; each of `events` (a pattern) must match an event's name and message.
 
-    `within_hours` is from the first machine's power-on to the last one's end.
+    `within_hours` is from the deploy to the last machine's end.
     """
 
     ends: str

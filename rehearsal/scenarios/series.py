@@ -121,6 +121,7 @@ class Series:
             run=trial.run_files,
             reference=FolderFiles(folder=self._reference(overrides)),
             lives=list(trial.fleet.lives.values()),
+            deployed=trial.deployed,
             target_capacity=trial.fleet.target_capacity(),
             alive=trial.alive(),
             processes_left=trial.processes_left(),

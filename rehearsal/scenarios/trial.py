@@ -33,6 +33,7 @@ class Trial:
     say: Callable[[str], None]
     log: Callable[[str], None]
     done: int = 0
+    deployed: float = 0.0
     _fleet: Fleet | None = None
     _run: BucketFiles | None = None
     _narrator: Narrator = field(init=False)
@@ -92,8 +93,8 @@ class Trial:
 
     def _follow(self) -> None:
         progress = Drill(fleet=self.fleet, run=self.run_files, plan=())
-        started = time.monotonic()
-        next_tick = started + TICK_SECONDS
+        self.deployed = time.monotonic()
+        next_tick = self.deployed + TICK_SECONDS
         while True:
             self.fleet.step()
             progress.step()
@@ -106,7 +107,7 @@ class Trial:
             if time.monotonic() >= next_tick and self.fleet.bus.is_idle:
                 self.fleet.bus.tick()
                 next_tick = time.monotonic() + TICK_SECONDS
-            if time.monotonic() - started > self.scenario.timeout_seconds:
+            if time.monotonic() - self.deployed > self.scenario.timeout_seconds:
                 raise RehearsalFailed(
                     f"not over after {self.scenario.timeout_seconds:g} s; the machines' logs are "
                     f"in {self.folder / 'machines'}"

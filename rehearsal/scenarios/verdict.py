@@ -18,6 +18,7 @@ class Ended:
     run: Files
     reference: Files
     lives: Sequence[Life]
+    deployed: float
     target_capacity: int
     alive: Sequence[str]
     processes_left: int
@@ -26,10 +27,9 @@ class Ended:
 
     @property
     def hours(self) -> float:
-        """From the first machine's power-on to the last one's end."""
+        """From the deploy, machine or not, to the last machine's end."""
         ends = [life.ended or 0.0 for life in self.lives]
-        starts = [life.started for life in self.lives]
-        return (max(ends) - min(starts)) / 3600 if self.lives else 0.0
+        return (max([self.deployed, *ends]) - self.deployed) / 3600
 
 
 def find_faults(ended: Ended, expect: Expectation) -> list[str]:

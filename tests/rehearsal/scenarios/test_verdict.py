@@ -54,7 +54,7 @@ def life(market: str = "spot") -> Life:
 
 def ended(run: Written) -> Ended:
     return Ended(
-        run=run, reference=finished(), lives=[life()], target_capacity=0, alive=[],
+        run=run, reference=finished(), lives=[life()], deployed=0.0, target_capacity=0, alive=[],
         processes_left=0, guard_errors=[], undone=[],
     )  # fmt: skip
 
@@ -102,10 +102,10 @@ def test_fails_an_end_that_is_not_as_written(change: dict[str, Any], fault: str)
 
 
 def test_fails_a_run_that_ends_after_its_deadline() -> None:
-    took = ended(finished())
-    assert find_faults(took, replace(EQUAL, within_hours=1.5 / 3600)) == []
-    (fault,) = find_faults(took, replace(EQUAL, within_hours=0.5 / 3600))
-    assert fault == "it took 0.0003 hours"
+    waited = replace(ended(finished()), deployed=-1.0)
+    assert find_faults(waited, replace(EQUAL, within_hours=2.5 / 3600)) == []
+    (fault,) = find_faults(waited, replace(EQUAL, within_hours=1.5 / 3600))
+    assert fault == "it took 0.0006 hours"
 
 
 def test_fails_a_run_that_stopped_without_a_word() -> None:
