@@ -7,12 +7,14 @@ does not exist is 404, including notices and recommendations until they are anno
 import json
 import re
 import secrets
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 TOKEN_HEADER = "X-aws-ec2-metadata-token"
 TTL_HEADER = "X-aws-ec2-metadata-token-ttl-seconds"
@@ -34,6 +36,13 @@ class Credentials:
     token: str = field(default_factory=lambda: secrets.token_urlsafe(60))
 
 
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Pass over clients that hang up, as those of a machine that is killed do."""
+        if not isinstance(sys.exc_info()[1], ConnectionError):
+            super().handle_error(request, client_address)
+
+
 @dataclass(kw_only=True, slots=True)
 class MetadataServer:
     """Serves from `start` to `close`; `notice` and `rebalance` may be called at any time."""
@@ -51,7 +60,7 @@ class MetadataServer:
     clock: Callable[[], float] = time.monotonic
     _tokens: dict[str, float] = field(default_factory=dict)
     _announced: dict[str, str] = field(default_factory=dict)
-    _server: ThreadingHTTPServer | None = None
+    _server: _Server | None = None
     _thread: threading.Thread | None = None
 
     def __enter__(self) -> "MetadataServer":
@@ -64,8 +73,7 @@ class MetadataServer:
     def start(self) -> None:
         """Start serving on a free port."""
         handler = type("Handler", (_Handler,), {"metadata": self})
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-        self._server.daemon_threads = True
+        self._server = _Server(("127.0.0.1", 0), handler)
         # The poll interval decides how long close takes.
         serve = {"poll_interval": 0.05}
         self._thread = threading.Thread(

@@ -2,7 +2,11 @@
 
 import json
 import os
+import socket
+import struct
 import subprocess
+import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
@@ -53,6 +57,22 @@ def read(server: MetadataServer, path: str) -> tuple[int, str]:
 def test_fails_without_a_token(server: MetadataServer) -> None:
     assert ask(server, "/latest/meta-data/instance-id", {})[0] == 401
     assert ask(server, "/latest/meta-data/instance-id", {TOKEN_HEADER: "made up"})[0] == 401
+
+
+def test_says_nothing_of_a_client_that_hangs_up(
+    server: MetadataServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    host, port = server.endpoint.removeprefix("http://").split(":")
+    for _ in range(5):
+        client = socket.create_connection((host, int(port)))
+        # Closed with a reset, not in order: what a client that is killed leaves.
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        client.sendall(b"GET /latest/meta-data/instance-id HTTP/1.1\r\n\r\n")
+        client.close()
+    assert ask(server, "/latest/meta-data/instance-id", token(server)) == (200, "i-1")
+    while any("process_request_thread" in each.name for each in threading.enumerate()):
+        time.sleep(0.01)
+    assert capsys.readouterr().err == ""
 
 
 def test_fails_with_a_token_whose_time_is_over(server: MetadataServer) -> None:
