@@ -1,11 +1,14 @@
 """A plan as JSON (for plan.json and `plan --json`) and as rows for people."""
 
+from dataclasses import asdict
 from typing import Any
 
+from sizing import catalogue
 from sizing.catalogue import Price
 from sizing.figures import Basis, Figure, rounded
 from sizing.models.constants import ABOUT
 from sizing.plan.checks import Findings
+from sizing.plan.deadline import sentence, with_fallback
 from sizing.plan.plan import Plan
 from sizing.plan.spot_verdict import spot_verdict
 from sizing.plan.work import StagePlan
@@ -53,9 +56,18 @@ def to_json(plan: Plan, findings: Findings) -> dict[str, Any]:
         "warnings": list(findings.warnings),
         "problems": dict(findings.problems),
         "calibrated_by": list(plan.inputs.calibrated_by),
+        "with_fallback": _with_fallback(plan),
         "stages": [_stage(stage) for stage in plan.work.stages],
         "figures": {name: figure.to_json() for name, figure in figures(plan).items()},
     }
+
+
+def _with_fallback(plan: Plan) -> dict[str, Any] | None:
+    """Return what the run costs with a deadline; null without one."""
+    fallback = with_fallback(plan)
+    if fallback is None:
+        return None
+    return {name: rounded(value) for name, value in asdict(fallback).items()}
 
 
 def _stage(stage: StagePlan) -> dict[str, Any]:
@@ -186,7 +198,21 @@ def summary(plan: Plan) -> list[tuple[str, str]]:
             f"the restart {duration(plan.restart.seconds)}",
         ),
         ("Spot suits it", f"{verdict.suits}: {'; '.join(verdict.reasons)}"),
+        ("alternates", _alternates(plan.request.size)),
+        *([("with fallback", sentence(fallback))] if (fallback := with_fallback(plan)) else []),
     ]
+
+
+def _alternates(size: str) -> str:
+    """Name the sizes that the stack's fleet may start as well, with the dearest one's price."""
+    others = catalogue.alternates(size)
+    if not others:
+        return "none"
+    dearest = max(others, key=lambda other: other.on_demand_usd_per_hour or 0.0)
+    return (
+        f"{', '.join(other.size for other in others)}; the dearest "
+        f"${dearest.on_demand_usd_per_hour:.3f} an hour on demand"
+    )
 
 
 def _first_machine(spot: Estimate) -> str:
