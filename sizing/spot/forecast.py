@@ -5,7 +5,8 @@ Machine lives are as in public traces: many short, a few long, in pools that dif
 """
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,8 @@ from sizing.spot.traces import Trace, statistics
 
 NOTICE_SECONDS = 120.0
 MOST_MACHINES = 200_000
+# Equal steps of probability of the work; p10, p50 and p90 are the middles of three of them.
+NUM_WORKS = 15
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,7 +30,8 @@ class Estimate:
     `goodput` is useful seconds per paid second, `interruptions` their mean number in the middle
     80 % of runs: the worst pools interrupt a run dozens of times.
     `no_machine_share` is the chance that no machine comes at once, `first_wait_hours` half of these
-    waits at most (None: there is always one).
+    waits at most (None: there is always one). `usd_of_p50_work` is the p50 of runs whose work is the
+    p50: what on demand costs is compared with it, the same work on both.
     """
 
     hours_p50: float
@@ -42,6 +46,7 @@ class Estimate:
     interval_why: str
     usd_p50: float | None = None
     usd_p90: float | None = None
+    usd_of_p50_work: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,6 +54,8 @@ class SimulatedRun:
     """The run to simulate and what interrupts it; times in seconds."""
 
     work_seconds: float
+    work_low_seconds: float
+    work_high_seconds: float
     rate_per_hour: float
     restart_seconds: float
     start_seconds: float
@@ -68,8 +75,20 @@ class SimulatedRun:
             if math.isinf(value):
                 raise ValueError(f"{name} must be a finite number, got {value}")
 
+    @property
+    def works(self) -> Array:
+        """The seconds of work in equal steps of probability: log-normal on each side of p50."""
+        low, middle, high = self.work_low_seconds, self.work_seconds, self.work_high_seconds
+        if low == middle == high:
+            return np.array([middle])
+        spread = NormalDist().inv_cdf(0.9)
+        steps = [
+            NormalDist().inv_cdf((place + 0.5) / NUM_WORKS) / spread for place in range(NUM_WORKS)
+        ]
+        return np.array([middle * (high / middle if z > 0 else middle / low) ** z for z in steps])
 
-_ABOVE_ZERO = ("work_seconds", "interval_seconds")
+
+_ABOVE_ZERO = ("work_seconds", "work_low_seconds", "work_high_seconds", "interval_seconds")
 
 
 def estimate(
@@ -86,6 +105,7 @@ def estimate(
     wait_seconds: float = 0.0,
     epoch_seconds: float | None = None,
     usd_per_hour: float | None = None,
+    work_range: tuple[float, float] | None = None,
     pattern: Pattern = SEEN,
     trace: Trace | None = None,
 ) -> Estimate:
@@ -97,6 +117,7 @@ def estimate(
     notice_fits, notice_seconds, notice_arrives   the share of interruptions with a notice is saved;
         this much of a notice is not trained in (contract.notice.idle_seconds), but paid for
     wait_seconds   mean wait for the replacement: clock hours, but not machine hours
+    work_range   p10 and p90 of the work, which is then uncertain beside the interruptions
     pattern   how bursty and how uncertain: as in public traces, or POISSON
     trace   replayed from many starts instead of rate, wait and pattern
 
@@ -116,38 +137,58 @@ def estimate(
         interval_seconds, why = chosen.seconds, chosen.why
     else:
         why = "given"
+    low, high = work_range or (work_seconds, work_seconds)
     run = SimulatedRun(
         work_seconds=work_seconds,
+        work_low_seconds=low,
+        work_high_seconds=high,
         rate_per_hour=rate_per_hour,
         restart_seconds=restart_seconds,
         start_seconds=restart_seconds if start_seconds is None else start_seconds,
         checkpoint_seconds=checkpoint_seconds,
         # Nothing needs to be saved after the end of the work.
-        interval_seconds=min(interval_seconds, work_seconds),
+        interval_seconds=min(interval_seconds, high),
         notice_seconds=notice_seconds,
         notice_saves=notice_arrives if notice_fits else 0.0,
         wait_seconds=wait_seconds,
         pattern=pattern,
     )
-    machine, clock, losses = _simulate(run) if trace is None else _replay(run, trace)
+    machine, clock, losses = _samples(run, trace)
     first = _first_waits(run) if trace is None else np.array(first_waits(trace))
     usd = usd_per_hour
-    machine_p50, machine_p90 = (float(v) / 3600 for v in np.quantile(machine, (0.5, 0.9)))
-    hours_p50, hours_p90 = (float(v) / 3600 for v in np.quantile(clock, (0.5, 0.9)))
+    machine_p50, machine_p90 = (float(v) / 3600 for v in _quantiles(machine))
+    hours_p50, hours_p90 = (float(v) / 3600 for v in _quantiles(clock))
     return Estimate(
         hours_p50=hours_p50,
         hours_p90=hours_p90,
         machine_hours_p50=machine_p50,
         machine_hours_p90=machine_p90,
         interruptions=losses,
-        goodput=run.work_seconds / float(machine.mean()),
+        goodput=float(run.works.mean() / machine.mean()),
         no_machine_share=float((first > 0).mean()),
         first_wait_hours=float(np.median(first[first > 0])) / 3600 if first.any() else None,
-        interval_seconds=run.interval_seconds,
+        interval_seconds=min(run.interval_seconds, work_seconds),
         interval_why=why,
         usd_p50=None if usd is None else machine_p50 * usd,
         usd_p90=None if usd is None else machine_p90 * usd,
+        usd_of_p50_work=None if usd is None else _of_p50_work(run, trace) / 3600 * usd,
     )
+
+
+def _quantiles(samples: Array) -> Array:
+    """Return p50 and p90; each sample is the middle of its step of probability."""
+    return np.asarray(np.quantile(samples, (0.5, 0.9), method="hazen"))
+
+
+def _samples(run: SimulatedRun, trace: Trace | None) -> tuple[Array, Array, float]:
+    return _simulate(run) if trace is None else _replay(run, trace)
+
+
+def _of_p50_work(run: SimulatedRun, trace: Trace | None) -> float:
+    """Return p50 of the machine seconds, had the work no range."""
+    work = run.work_seconds
+    middle = replace(run, work_low_seconds=work, work_high_seconds=work)
+    return float(_quantiles(_samples(middle, trace)[0])[0])
 
 
 def _gain(seconds: Array, run: SimulatedRun, *, saved: NDArray[np.bool_]) -> Array:
@@ -188,10 +229,14 @@ def _first_waits(run: SimulatedRun) -> Array:
 
 
 def _simulate(run: SimulatedRun) -> tuple[Array, Array, float]:
-    """Return machine seconds and clock seconds of each sample, and the mean interruptions."""
-    saves = max(0, math.ceil(run.work_seconds / run.interval_seconds) - 1)
+    """Return machine seconds and clock seconds of each sample, and the mean interruptions.
+
+    Axes: work, level of the pools, luck, machine; each work meets the same machines.
+    """
+    works = run.works
     if run.rate_per_hour < NEVER:
-        once = np.array([run.start_seconds + run.work_seconds + saves * run.checkpoint_seconds])
+        saves = np.maximum(np.ceil(works / run.interval_seconds) - 1, 0)
+        once = run.start_seconds + works + saves * run.checkpoint_seconds
         return once, once, 0.0
     # Most runs need few machines: try a few first.
     for columns in MACHINES:
@@ -202,41 +247,44 @@ def _simulate(run: SimulatedRun) -> tuple[Array, Array, float]:
         trained = np.maximum(lives - starts - np.where(saved, run.notice_seconds, 0.0), 0.0)
         gains = _gain(trained, run, saved=saved)
         per_machine = gains[:, :, 1:].mean(axis=(1, 2))
-        machines = run.work_seconds / np.maximum(per_machine, run.work_seconds / MOST_MACHINES)
+        machines = works[:, None] / np.maximum(per_machine, works[:, None] / MOST_MACHINES)
         if 4 * machines.max() <= columns:
             break
     _check_it_ends(run, machines, per_machine)
     # Longer runs: simulate a part, then extrapolate mean and spread (variances add up).
-    parts = np.maximum(1.0, 4 * machines / columns)[:, None]
-    work = (run.work_seconds / parts)[:, :, None]
-    left = work - (np.cumsum(gains, axis=2) - gains)
+    parts = np.maximum(1.0, 4 * machines / columns)[:, :, None]
+    part = works[:, None, None] / parts
+    left = part[:, :, :, None] - (np.cumsum(gains, axis=2) - gains)
     # What the rest takes on this machine, saves included; the end needs none.
     needed = left + np.maximum(np.ceil(left / run.interval_seconds) - 1, 0) * run.checkpoint_seconds
     ends = (needed <= trained) & (left > 0)
-    last = np.where(ends.any(axis=2), ends.argmax(axis=2), columns - 1)[:, :, None]
+    last = np.where(ends.any(axis=3), ends.argmax(axis=3), columns - 1)
 
     def at_last(values: Array) -> Array:
-        return np.take_along_axis(values, last, axis=2)[:, :, 0]
+        return np.take_along_axis(values, last[:, :, :, None], axis=3)[:, :, :, 0]
 
     machine = at_last(np.cumsum(lives, axis=2) - lives + starts + needed)
-    clock = machine + at_last(np.cumsum(waits, axis=2))
+    clock = machine + at_last(np.cumsum(waits, axis=2)[None])
     return (
         _extend(machine, parts).ravel(),
         _extend(clock, parts).ravel(),
-        _middle_mean(last[:, :, 0] * parts),
+        _middle_mean(last * parts),
     )
 
 
 def _replay(run: SimulatedRun, trace: Trace) -> tuple[Array, Array, float]:
     """Return what `_simulate` does, but replayed on a trace."""
-    job = Job(
-        work=run.work_seconds,
-        restart=run.restart_seconds,
-        checkpoint=run.checkpoint_seconds,
-        notice=run.notice_seconds,
-    )
+    jobs = [
+        Job(
+            work=work,
+            restart=run.restart_seconds,
+            checkpoint=run.checkpoint_seconds,
+            notice=run.notice_seconds,
+        )
+        for work in map(float, run.works)
+    ]
     saving = Saving(interval=run.interval_seconds, notice_idle=run.notice_seconds)
-    ledgers = replay_on_trace(trace, job=job, saving=saving, notice_arrives=run.notice_saves)
+    ledgers = replay_on_trace(trace, jobs=jobs, saving=saving, notice_arrives=run.notice_saves)
     # The first start may take longer than later ones.
     more = run.start_seconds - run.restart_seconds
     return (
@@ -265,5 +313,5 @@ def _middle_mean(values: Array) -> float:
 
 def _extend(samples: Array, parts: Array) -> Array:
     """Turn samples of one part into samples of `parts` independent parts in a row."""
-    mean = samples.mean(axis=1, keepdims=True)
+    mean = samples.mean(axis=-1, keepdims=True)
     return np.asarray(mean * parts + (samples - mean) * np.sqrt(parts))
