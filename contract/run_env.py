@@ -26,6 +26,8 @@ Name: TypeAlias = Literal[
     "NOTICE_BUDGET_SECONDS",
     "NOTICE_POLICY",
     "LEASE_TTL_SECONDS",
+    "NAN_RETRIES",
+    "NAN_SKIPS",
     "DATASET_WAIT_SECONDS",
     "STACK_NAME",
     "AWS_REGION",
@@ -36,6 +38,7 @@ NAMES: tuple[Name, ...] = get_args(Name)
 
 _S3_URI = (r"s3://[^/\s]+/\S+", "s3://bucket/key")
 _SECONDS = (r"0*[1-9]\d*(\.\d+)?|0\.\d*[1-9]\d*", "a number of seconds above 0")
+_COUNT = (r"\d+", "a whole number")
 _WORDS = (r'"[^"$`\\]*"', '"a=b c=d" in double quotes')
 _PATH = (r"/[^\s\"']+", "an absolute path")
 _WORD = (r"[^\s\"'$`\\]+", "one word without quotes")
@@ -51,6 +54,8 @@ _SHAPES: dict[str, tuple[str, str]] = {
     "NOTICE_BUDGET_SECONDS": _SECONDS,
     "NOTICE_POLICY": ("|".join(POLICIES), " or ".join(POLICIES)),
     "LEASE_TTL_SECONDS": _SECONDS,
+    "NAN_RETRIES": _COUNT,
+    "NAN_SKIPS": _COUNT,
     "DATASET_WAIT_SECONDS": (r"\d+(\.\d+)?", "a number of seconds"),
 }
 _PARSERS = {"CHECKPOINT_INTERVAL": parse_interval, "CHECKPOINTS_KEPT": parse_kept}

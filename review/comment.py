@@ -12,8 +12,8 @@ from review.verdict import Review
 # GitHub's limit for a comment; the workflow finds its own comment by the marker.
 MAX_CHARACTERS = 65_536
 MARKER = "<!-- training-stack review -->"
-# The workflow adds a line on the tests.
-_RESERVED_FOR_THE_WORKFLOW = 100
+# The workflow adds a line on the tests and one on credentials that failed.
+_RESERVED_FOR_THE_WORKFLOW = 300
 _MAX_ROWS = 60
 # Shown elsewhere in the comment, or noise in a table.
 _NOT_IN_TABLE = re.compile(

@@ -152,6 +152,11 @@ class _Hour:
             address_usd=service_prices.PUBLIC_IPV4_USD_PER_HOUR if is_public else 0.0,
         )
 
+    def dearest(self, find: Callable[[str], catalogue.Price]) -> float | None:
+        """The price of an hour of the dearest size that the fleet may launch."""
+        known = [find(size).usd_per_hour for size in self.sizes if size in catalogue.instances()]
+        return max(known, default=None)
+
     def price(self, find: Callable[[str], catalogue.Price]) -> catalogue.Price | None:
         return find(self.size) if self.size in catalogue.instances() else None
 
@@ -181,6 +186,8 @@ def _hour_rows(old: _Hour | None, new: _Hour | None) -> list[Row]:
                 *(price.usd_per_hour if price else None for price in prices),
             )
         )
+        dearest = [hour.dearest(find) if hour else None for hour in both]
+        rows.append(_money_row(f"dearest size it may launch, {name}, $/h", *dearest))
     rows += [
         _money_row("volumes, $/h", *(hour.volumes_usd if hour else None for hour in both)),
         _money_row("public IPv4, $/h", *(hour.address_usd if hour else None for hour in both)),
@@ -278,7 +285,7 @@ def _text_row(name: str, before: str | None, after: str | None) -> Row:
 def _money_row(name: str, before: float | None, after: float | None) -> Row:
     shown = [f"{value:.4f}" if value is not None else "-" for value in (before, after)]
     return Row(name=name, before=shown[0], after=shown[1], difference=_percent(before, after),
-               is_headline=name.startswith("**"))  # fmt: skip
+               is_headline=name.startswith(("**", "dearest")))  # fmt: skip
 
 
 def _percent(before: object, after: object) -> str:

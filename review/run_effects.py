@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contract.run_env import Name
 from review.assembly import Side, StackSide
 from review.changes import Change
+from review.limit_effects import find_limit_effects, has_deadline
 from review.run_env import boot_script, read_run_env
 from review.spelling import short
 from sizing import catalogue
@@ -58,6 +59,11 @@ def _of_stack(base: StackSide, head: StackSide, changes: Sequence[Change]) -> It
             "A fleet that a finished run has sent to zero is set to its capacity again: one "
             "instance boots, sees that the run is finished and sends the fleet back to zero."
         )
+        if has_deadline(head):
+            yield (
+                "If the Guard has bought on-demand capacity for the deadline, the update sets the "
+                "fleet back to Spot; the Guard decides anew within ten minutes."
+            )
     if not is_new_run and not any(fleet.action == "removed" for fleet in fleets):
         yield from _next_attempt(base, head, old, new)
     yield from _surroundings(changes)
@@ -186,3 +192,4 @@ def _surroundings(changes: Sequence[Change]) -> Iterator[str]:
             yield "The instance role's policy changes for the running trainer too, at once."
         elif change.type == "AWS::Lambda::Function" and change.action == "changed":
             yield f"{change.path.partition('/')[0]} uses the new code and settings at once."
+            yield from find_limit_effects(change)

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 
 from aws_cdk import Acknowledgment, Stack, Validations
-from aws_cdk import aws_s3 as s3
+from aws_cdk import aws_kms as kms
 from constructs import Construct
 
 
@@ -33,26 +33,10 @@ def managed_policy(name: str) -> str:
     return f"IAM4[Policy::arn:<AWS::Partition>:iam::aws:policy/{name}]"
 
 
-# The wildcard actions of Bucket.grant_read and Bucket.grant_put.
-BUCKET_GRANT_REASONS = {
-    f"IAM5[Action::s3:{action}]": "Written by grant_read and grant_put: all reads, and aborting an "
-    "upload; the statement's resources limit it."
-    for action in ("GetBucket*", "GetObject*", "List*", "Abort*")
-}
-
-
-def bucket_grant_reasons(bucket: s3.IBucket) -> dict[str, str]:
-    """Return the findings of a grant on a bucket and on its customer-managed key, if any."""
-    if bucket.encryption_key is None:
-        return BUCKET_GRANT_REASONS
-    return {
-        **BUCKET_GRANT_REASONS,
-        **{
-            f"IAM5[Action::kms:{action}]": "Written by grant_put for a bucket with a key: the "
-            "calls with and without plaintext; the statement names only this key."
-            for action in ("ReEncrypt*", "GenerateDataKey*")
-        },
-    }
+def publish_reasons(key: kms.IKey | None) -> dict[str, str]:
+    """Return the finding of grant_publish on a topic with a customer-managed key, if any."""
+    reason = "Written by grant_publish for a topic with a key; the statement names only this key."
+    return {"IAM5[Action::kms:GenerateDataKey*]": reason} if key else {}
 
 
 ANY_INSTANCE = "IAM5[Resource::arn:<AWS::Partition>:ec2:<AWS::Region>:<AWS::AccountId>:instance/*]"

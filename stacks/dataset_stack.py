@@ -16,7 +16,7 @@ from contract.keys import ARTIFACTS, HEAD, RUNS
 from stacks import acknowledgments as nag
 from stacks.data_key import DataKey
 from stacks.parameters import StackParameters
-from stacks.parameters.checks import NEW_KEY
+from stacks.parameters.protection import NEW_KEY
 
 _NO_ACCESS_LOGS = (
     "Server access logs double the number of objects, and most training projects never read "
@@ -48,6 +48,7 @@ class DatasetStack(Stack):
         self.dataset_bucket_name = parameters.dataset_bucket
         self.run_bucket_name = parameters.run_bucket
         self.key_arn = parameters.kms
+        self._versions_kept_days = parameters.versions_kept_days
         self._key = self._data_key(parameters.kms)
         self._access_logs = self._logs_bucket() if parameters.access_logs else None
         if not parameters.dataset_bucket:
@@ -107,7 +108,9 @@ class DatasetStack(Stack):
                 s3.LifecycleRule(
                     id="DropWhatNobodyCanRead",
                     abort_incomplete_multipart_upload_after=Duration.days(1),
-                    noncurrent_version_expiration=Duration.days(1) if is_versioned else None,
+                    noncurrent_version_expiration=(
+                        Duration.days(self._versions_kept_days) if is_versioned else None
+                    ),
                     # In a versioned bucket, an expired object leaves a delete marker forever.
                     expired_object_delete_marker=True if is_versioned else None,
                 )

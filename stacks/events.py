@@ -1,4 +1,5 @@
-"""Event routing: the fleet's to the topic, a log group and the Guard; instances' to the Guard."""
+"""Event routing: the fleet's to a log group and the Guard, its faults to people; instances' to the
+Guard. Nobody gets a mail about what needs nobody: interruptions, replacements, changes of state."""
 
 from aws_cdk import RemovalPolicy, Stack
 from aws_cdk import aws_events as events
@@ -11,8 +12,16 @@ from aws_cdk import aws_sns as sns
 from aws_cdk import aws_sns_subscriptions as subscriptions
 from constructs import Construct
 
+# The errors of a Spot fleet that only a person can mend: rights, quota, configuration. The fourth
+# that EC2 knows, allLaunchSpecsTemporarilyBlacklisted, comes again and again while there is no
+# capacity, which the alarm FleetBelowTarget tells once.
+FLEET_FAULTS = (
+    "iamFleetRoleInvalid",
+    "spotFleetRequestConfigurationInvalid",
+    "spotInstanceCountLimitExceeded",
+)
 # These carry an instance id but no tag and no fleet id. So the rule matches those of the whole
-# account, and the Guard forwards the ones of its own instances.
+# account, and the Guard passes over the ones of foreign instances.
 INSTANCE_EVENTS = (
     "EC2 Spot Instance Interruption Warning",
     "EC2 Instance Rebalance Recommendation",
@@ -49,7 +58,7 @@ class TrainingTopic(Construct):
 
 
 class InstanceEvents(Construct):
-    """Sends the account's notices, rebalance recommendations and state changes to the Guard."""
+    """Wakes the Guard at notices, rebalance recommendations and state changes of instances."""
 
     def __init__(self, scope: Construct, construct_id: str, *, guard: lambda_.IFunction) -> None:
         super().__init__(scope, construct_id)
@@ -65,7 +74,7 @@ class InstanceEvents(Construct):
 
 
 class FleetEvents(Construct):
-    """Sends the fleet's own events to the topic, a log group and the Guard."""
+    """Sends the fleet's events to a log group and the Guard, and its faults to the topic."""
 
     def __init__(
         self,
@@ -82,9 +91,21 @@ class FleetEvents(Construct):
         events.Rule(
             self,
             "Rule",
-            description="Events of this stack's Spot fleet, for people and for the Guard",
+            description="Events of this stack's Spot fleet, for the Guard",
             event_pattern=events.EventPattern(source=pattern["source"], resources=[fleet_arn]),
-            targets=[targets.SnsTopic(topic), targets.LambdaFunction(guard)],
+            targets=[targets.LambdaFunction(guard)],
+        )
+        events.Rule(
+            self,
+            "Faults",
+            description="Errors of this stack's Spot fleet that a person must mend",
+            event_pattern=events.EventPattern(
+                source=pattern["source"],
+                resources=[fleet_arn],
+                detail_type=["EC2 Spot Fleet Error"],
+                detail={"sub-type": list(FLEET_FAULTS)},
+            ),
+            targets=[targets.SnsTopic(topic)],
         )
         log_group = logs.LogGroup(
             self,

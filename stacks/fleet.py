@@ -15,7 +15,9 @@ class TrainingFleet(Construct):
     """A fleet that keeps one instance running until its capacity is set to zero.
 
     AWS calls the Spot fleet API legacy; a new launch template version updates it in place and
-    leaves a running instance alone, which an EC2 fleet would not.
+    leaves a running instance alone, which an EC2 fleet would not. It has no ValidUntil: that is a
+    date, so it would be another at each synthesis, and another date replaces the fleet and with it
+    the machine of the run. The Guard ends a run by hours, dollars and waiting instead.
     """
 
     fleet_id: str

@@ -11,16 +11,13 @@ from typing import Any
 
 from aws_cdk import Annotations, Stack, Token
 
-from sizing.catalogue import PRICE_REGION, hourly_price
+from sizing.catalogue import PRICE_REGION, hourly_price, spot_price
 from sizing.models.footprints import NotMeasuredError
 from sizing.plan.checks import check_plan
-from sizing.plan.plan import Plan, make_plan
 from sizing.plan.report import one_line, to_json
-from sizing.plan.request import Request
 from stacks.parameters import StackParameters
+from stacks.parameters.limits import MICRO_BATCH, plan_run
 
-# The only override that footprints cover; what others change, only a measurement shows.
-_MICRO_BATCH = "micro_batch"
 _PREDICTED = (
     *("size", "hours_p50", "hours_p90", "usd_on_demand", "usd_spot_p50", "usd_spot_p90"),
     *("usd_spot_per_hour", "gpu_memory_mib", "interruptions", "restart_seconds"),
@@ -29,12 +26,7 @@ _PREDICTED = (
 _SPOT_PROBLEMS = ("spot", "notice")
 
 
-def plan_run(parameters: StackParameters, region: str = PRICE_REGION) -> Plan:
-    """Return the plan of the stack's run, at a region's prices."""
-    return make_plan(_request(parameters, region))
-
-
-def _price_region(stack: Stack, size: str) -> str:
+def price_region(stack: Stack, size: str) -> str:
     """Return the stack's region where it is known and the size has a price there, else us-east-1.
 
     Only the catalogue's own prices count: the same commit gives the same template.
@@ -55,35 +47,17 @@ def _accepted(parameters: StackParameters) -> tuple[str, ...]:
     return parameters.accept
 
 
-def _request(p: StackParameters, region: str) -> Request:
-    overrides = dict(text.split("=", 1) for text in p.overrides)
-    micro_batch = overrides.get(_MICRO_BATCH, "")
-    return Request(
-        workload=p.workload,
-        recipe=p.recipe,
-        size=p.size,
-        micro_batch=int(micro_batch) if micro_batch.isdecimal() else None,
-        volume_gib=p.data_volume_gib,
-        volume_mib_per_second=p.data_volume_mib_per_second,
-        notice_seconds=p.notice_budget_seconds,
-        trains_on_at_notice=p.notice_policy == "train-on",
-        checkpoint_interval=p.checkpoint_interval,
-        dataset_gib=p.dataset_gib or None,
-        region=region,
-        # Each pair of zone and size is a Spot pool; without given zones there are two.
-        pools=max(1, len(p.zones) or 2) * len(p.sizes),
-        max_hours=p.max_hours,
-    )
-
-
 def annotate(stack: Stack, parameters: StackParameters) -> dict[str, Any] | None:
     """Annotate `stack` with the plan and return it; None where nothing can be predicted.
 
     A plan that cannot work is a ValueError with the smallest change that would pass.
     """
     notes = Annotations.of(stack)
+    notes.add_info_v2("plan:limits", limits(parameters))
+    if parameters.sizes[1:]:
+        notes.add_info_v2("plan:sizes", f"the fleet may start {offered(parameters)}")
     try:
-        plan = plan_run(parameters, _price_region(stack, parameters.size))
+        plan = plan_run(parameters, price_region(stack, parameters.size))
     except NotMeasuredError as unknown:
         notes.add_info_v2("plan:none", f"no plan: {unknown}")
         return None
@@ -100,10 +74,33 @@ def annotate(stack: Stack, parameters: StackParameters) -> dict[str, Any] | None
     return to_json(plan, findings)
 
 
+def limits(p: StackParameters) -> str:
+    """Say when the Guard ends this run, and what it buys to meet a deadline."""
+    ends = [f"{p.max_hours:g} billed hours"]
+    ends += [f"${p.max_usd:g}"] if p.max_usd else []
+    ends += [f"{p.max_wait_hours:g} hours without a machine"] if p.max_wait_hours else []
+    text = f"the Guard stops the run at {' or '.join(ends)}"
+    if not p.deadline_hours:
+        return f"{text}; there is no deadline, so it waits for Spot"
+    return f"{text}; it buys on-demand capacity to end within {p.deadline_hours:g} hours"
+
+
+def offered(p: StackParameters) -> str:
+    """Say which sizes the fleet may start, and what the dearest costs."""
+    usd = {size: hourly_price(size).usd_per_hour for size in p.sizes}
+    dearest = max(usd, key=lambda size: usd[size])
+    spot = spot_price(dearest)
+    return (
+        f"{', '.join(p.sizes)}; the dearest, {dearest}, costs ${usd[dearest]:.3f} an hour on "
+        f"demand ({usd[dearest] / usd[p.size]:.1f} times {p.size}), ${spot.usd_per_hour:.3f} on "
+        f"Spot ({spot.basis}), in {PRICE_REGION}"
+    )
+
+
 def _unplanned(parameters: StackParameters) -> list[str]:
     """Warn of overrides that the plan does not cover."""
     names = [text.split("=")[0] for text in parameters.overrides]
-    others = sorted(set(names) - {_MICRO_BATCH})
+    others = sorted(set(names) - {MICRO_BATCH})
     if not others:
         return []
     return [

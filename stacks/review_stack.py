@@ -1,10 +1,11 @@
 """ReviewStack: the role with which a pull request's review reads the deployed templates.
 
-    npx cdk deploy ReviewStack -c review_repository=OWNER/NAME -c review_oidc_provider=ARN
+    npx cdk deploy ReviewStack -c review_repository=OWNER@ID/NAME@ID -c review_oidc_provider=ARN
 
 It uses the account's existing GitHub OIDC provider: an account can have only one.
 """
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +17,18 @@ from stacks import acknowledgments as nag
 from stacks.parameters import StackParameters
 
 ISSUER = "token.actions.githubusercontent.com"
+
+
+def subjects(repository: str) -> list[str]:
+    """Return the token subjects of a repository's pull requests, with ids and without.
+
+    Repositories made, renamed or moved since 15 July 2026 have ids in their subject, older ones
+    only after opting in (https://github.blog/changelog/2026-04-23-immutable-subject-claims-for-
+    github-actions-oidc-tokens). So nobody who takes over a name gets the subject without ids.
+    Pull requests only: no branch, tag or environment; those from forks get no token.
+    """
+    names = re.sub(r"@\d+", "", repository)
+    return [f"repo:{each}:pull_request" for each in dict.fromkeys((repository, names))]
 
 
 class ReviewStack(Stack):
@@ -51,9 +64,7 @@ class ReviewStack(Stack):
                 conditions={
                     "StringEquals": {
                         f"{ISSUER}:aud": "sts.amazonaws.com",
-                        # Pull requests only: no branch, tag or environment. GitHub gives those from
-                        # forks no token.
-                        f"{ISSUER}:sub": f"repo:{parameters.review_repository}:pull_request",
+                        f"{ISSUER}:sub": subjects(parameters.review_repository),
                     }
                 },
             ),

@@ -1,5 +1,7 @@
 """IAM roles: one for the training instances, one for the Spot fleet."""
 
+from dataclasses import dataclass
+
 from aws_cdk import Stack
 from aws_cdk import aws_iam as iam
 from aws_cdk import aws_s3 as s3
@@ -11,19 +13,35 @@ from contract.keys import ARTIFACTS
 from stacks import acknowledgments as nag
 from stacks.monitoring.metrics import metrics_namespace
 
+# AWS's list for a role that has only this to do: docs.aws.amazon.com/systems-manager/latest/
+# userguide/getting-started-add-permissions-to-existing-profile.html
+SESSION_MANAGER = [
+    "ssm:UpdateInstanceInformation",
+    "ssmmessages:CreateControlChannel",
+    "ssmmessages:CreateDataChannel",
+    "ssmmessages:OpenControlChannel",
+    "ssmmessages:OpenDataChannel",
+]
 
-def may_modify_fleet_of(stack: Stack) -> iam.PolicyStatement:
-    """Allow setting the capacity of this stack's fleet only.
+
+def may_modify_fleet_of(stack: Stack, *, to_zero_only: bool = False) -> iam.PolicyStatement:
+    """Allow setting the capacity of this stack's fleet only; to nothing but zero on request.
 
     By tag: a policy that named the fleet would be a cycle, because the fleet needs the role.
     """
+    # IfExists: the reference lists these keys for the call, but nothing public shows that EC2 sets
+    # them. Where it does not, the condition must not stand between a finished run and zero.
+    zero = {f"ec2:Attribute/{name}": "0" for name in ("TargetCapacity", "OnDemandTargetCapacity")}
     return iam.PolicyStatement(
         sid="ModifyOwnFleet",
         actions=["ec2:ModifySpotFleetRequest"],
         resources=[
             stack.format_arn(service="ec2", resource="spot-fleet-request", resource_name="*")
         ],
-        conditions={"StringEquals": {"aws:ResourceTag/Stack": stack.stack_name}},
+        conditions={
+            "StringEquals": {"aws:ResourceTag/Stack": stack.stack_name},
+            **({"StringEqualsIfExists": zero} if to_zero_only else {}),
+        },
     )
 
 
@@ -48,6 +66,41 @@ def may_terminate_itself(stack: Stack) -> iam.PolicyStatement:
     )
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Objects:
+    """What an instance uses in S3: its dataset, its run's prefix and its code bundle."""
+
+    dataset_bucket: s3.IBucket
+    dataset_prefix: str
+    run_bucket: s3.IBucket
+    run_prefix: str
+    bundle: s3_assets.Asset
+
+    def statements(self) -> list[iam.PolicyStatement]:
+        """Return what the instance may do with them.
+
+        Not grant_read, grant_put and grant_delete: these include versions of objects, which are
+        the safety net, and tags, legal holds and the buckets' settings.
+        """
+        dataset = self.dataset_bucket.arn_for_objects(f"{self.dataset_prefix}/*")
+        own = self.run_bucket.arn_for_objects(f"{self.run_prefix}/*")
+        shared = self.run_bucket.arn_for_objects(f"{ARTIFACTS}*")
+        # This bundle only: a run keeps a copy of the one that it began with.
+        code = self.bundle.bucket.arn_for_objects(self.bundle.s3_object_key)
+        buckets = [self.dataset_bucket.bucket_arn, self.run_bucket.bucket_arn]
+        write = ["s3:PutObject", "s3:AbortMultipartUpload"]
+        return [
+            allow("Read", ["s3:GetObject"], [dataset, own, shared, code]),
+            allow("WriteOwnRun", write, [own]),
+            allow("DeleteOwnCheckpoints", ["s3:DeleteObject"], [own]),
+            # No delete: names contain checksums, and each run keeps a copy of what it read.
+            allow("ShareDerivedData", write, [shared]),
+            # Without it, S3 answers 403 instead of 404 for what does not exist yet; a condition on
+            # the prefix would do the same, as a request for an object has none.
+            allow("SeeWhatExists", ["s3:ListBucket"], buckets),
+        ]
+
+
 class InstanceRole(Construct):
     """What a training instance may do: read its dataset and bundle, write its own run."""
 
@@ -58,80 +111,66 @@ class InstanceRole(Construct):
         scope: Construct,
         construct_id: str,
         *,
-        dataset_bucket: s3.IBucket,
-        dataset_prefix: str,
-        run_bucket: s3.IBucket,
-        run_prefix: str,
-        bundle: s3_assets.Asset,
+        objects: Objects,
         fleet_parameter: ssm.IStringParameter,
     ) -> None:
         super().__init__(scope, construct_id)
+        stack = Stack.of(self)
         self.role = iam.Role(
             self,
             "Role",
             assumed_by=iam.ServicePrincipal("ec2.amazonaws.com"),
             description="Training instances: read the dataset, write their own run",
-            managed_policies=[
-                iam.ManagedPolicy.from_aws_managed_policy_name("AmazonSSMManagedInstanceCore")
-            ],
         )
-        dataset_bucket.grant_read(self.role, f"{dataset_prefix}/*")
-        run_bucket.grant_read(self.role, f"{run_prefix}/*")
-        run_bucket.grant_put(self.role, f"{run_prefix}/*")
-        # Not grant_delete: it includes s3:DeleteObjectVersion, and old versions are the safety net.
-        self.role.add_to_policy(
-            iam.PolicyStatement(
-                sid="DeleteOwnCheckpoints",
-                actions=["s3:DeleteObject"],
-                resources=[run_bucket.arn_for_objects(f"{run_prefix}/*")],
-            )
-        )
-        # No delete here: names contain checksums, and each run keeps a copy of what it read.
-        self.role.add_to_policy(
-            iam.PolicyStatement(
-                sid="ShareDerivedData",
-                actions=["s3:GetObject", "s3:PutObject", "s3:AbortMultipartUpload"],
-                resources=[run_bucket.arn_for_objects(f"{ARTIFACTS}*")],
-            )
-        )
-        self.role.add_to_policy(
-            iam.PolicyStatement(
-                sid="PublishMetrics",
-                actions=["cloudwatch:PutMetricData"],
-                # The call takes no resources; the namespace limits it.
-                resources=["*"],
-                conditions={
-                    "StringEquals": {
-                        "cloudwatch:namespace": metrics_namespace(Stack.of(self).stack_name)
-                    }
-                },
-            )
-        )
-        bundle.grant_read(self.role)
-        fleet_parameter.grant_read(self.role)
-        self.role.add_to_policy(may_modify_fleet_of(Stack.of(self)))
-        self.role.add_to_policy(may_terminate_itself(Stack.of(self)))
+        for statement in (
+            *objects.statements(),
+            allow("FindOwnFleet", ["ssm:GetParameter"], [fleet_parameter.parameter_arn]),
+            may_modify_fleet_of(stack, to_zero_only=True),
+            may_terminate_itself(stack),
+            _may_publish_metrics_of(stack),
+            # In place of SSH. The managed policy would read every parameter of the account, too.
+            allow("SessionManager", SESSION_MANAGER, ["*"]),
+        ):
+            self.role.add_to_policy(statement)
+        may_use_key_of(objects.run_bucket, self.role)
+        dataset, runs = objects.dataset_bucket.bucket_name, objects.run_bucket.bucket_name
         nag.acknowledge(
             self,
             {
-                nag.managed_policy("AmazonSSMManagedInstanceCore"): "Session Manager in place of "
-                "SSH; AWS keeps the policy in step with the agent.",
-                **nag.bucket_grant_reasons(run_bucket),
                 **nag.OWN_FLEET_REASONS,
                 nag.ANY_INSTANCE: "Limited by a condition to the instance that asks.",
-                "IAM5[Resource::*]": "PutMetricData takes no resources; a condition limits it to "
-                "the stack's own namespace.",
-                nag.objects_in(self, dataset_bucket.bucket_name, f"{dataset_prefix}/"): "The "
-                "manifest names the dataset's files, and is uploaded later.",
-                nag.objects_in(self, run_bucket.bucket_name, f"{run_prefix}/"): "The run's own "
-                "prefix: checkpoints, artifacts, metrics and events are named during the run.",
-                nag.objects_in(
-                    self, run_bucket.bucket_name, ARTIFACTS
-                ): "Features and tokens that runs share are named by a hash of their inputs.",
-                nag.objects_in(self, bundle.s3_bucket_name): "A replacement uses the bundle "
-                "that its run started with, whatever is deployed by then.",
+                "IAM5[Resource::*]": "PutMetricData and Session Manager's channels take no "
+                "resources; a condition limits the metrics to the stack's own namespace.",
+                nag.objects_in(self, dataset, f"{objects.dataset_prefix}/"): "The manifest names "
+                "the dataset's files, and is uploaded later.",
+                nag.objects_in(self, runs, f"{objects.run_prefix}/"): "The run's own prefix: "
+                "checkpoints, artifacts, metrics and events are named during the run.",
+                nag.objects_in(self, runs, ARTIFACTS): "Features and tokens that runs share are "
+                "named by a hash of their inputs.",
             },
         )
+
+
+def may_use_key_of(bucket: s3.IBucket, role: iam.Role) -> None:
+    """Allow what S3 asks of a bucket's own key, if any: for reads, writes and parts of uploads."""
+    if bucket.encryption_key is not None:
+        bucket.encryption_key.grant(role, "kms:Decrypt", "kms:GenerateDataKey")
+
+
+def allow(sid: str, actions: list[str], resources: list[str]) -> iam.PolicyStatement:
+    """Return a statement without conditions."""
+    return iam.PolicyStatement(sid=sid, actions=actions, resources=resources)
+
+
+def _may_publish_metrics_of(stack: Stack) -> iam.PolicyStatement:
+    namespace = metrics_namespace(stack.stack_name)
+    return iam.PolicyStatement(
+        sid="PublishMetrics",
+        actions=["cloudwatch:PutMetricData"],
+        # The call takes no resources; the namespace limits it.
+        resources=["*"],
+        conditions={"StringEquals": {"cloudwatch:namespace": namespace}},
+    )
 
 
 class FleetRole(Construct):

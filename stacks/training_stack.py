@@ -23,8 +23,8 @@ from stacks.monitoring.dashboard import TrainingDashboard
 from stacks.monitoring.metrics import RunMetrics
 from stacks.network import Network
 from stacks.parameters import StackParameters
-from stacks.plan import annotate, prediction
-from stacks.roles import FleetRole, InstanceRole
+from stacks.plan import annotate, limits, offered, prediction
+from stacks.roles import FleetRole, InstanceRole, Objects
 
 ROOT = Path(__file__).parent.parent
 
@@ -105,6 +105,9 @@ class TrainingStack(Stack):
             "RunUri": data.run_uri,
             "FleetIdOutput": fleet.fleet_id,
             "TopicArn": topic.topic_arn,
+            # Annotations are not in `cdk diff`; outputs are, and each deploy ends with them.
+            "Sizes": offered(parameters),
+            "Limits": limits(parameters),
         }
         for name, value in outputs.items():
             CfnOutput(self, name, value=value)
@@ -140,11 +143,13 @@ class TrainingStack(Stack):
         role = InstanceRole(
             self,
             "InstanceRole",
-            dataset_bucket=data.dataset_bucket,
-            dataset_prefix=data.dataset_prefix,
-            run_bucket=data.run_bucket,
-            run_prefix=data.run_prefix,
-            bundle=bundle,
+            objects=Objects(
+                dataset_bucket=data.dataset_bucket,
+                dataset_prefix=data.dataset_prefix,
+                run_bucket=data.run_bucket,
+                run_prefix=data.run_prefix,
+                bundle=bundle,
+            ),
             fleet_parameter=self._fleet_parameter,
         )
         run_env = user_data.run_env(
@@ -200,6 +205,7 @@ class TrainingStack(Stack):
             stack_name=self.stack_name,
             fleet_id=fleet.fleet_id,
             guard_name=guard.function.function_name,
+            clock_name=guard.clock.rule_name,
         )
         alarms = TrainingAlarms(
             self,

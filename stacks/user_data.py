@@ -49,6 +49,8 @@ def run_env(
         "NOTICE_BUDGET_SECONDS": str(parameters.notice_budget_seconds),
         "NOTICE_POLICY": parameters.notice_policy,
         "LEASE_TTL_SECONDS": str(parameters.lease_ttl_seconds),
+        "NAN_RETRIES": str(parameters.nan_retries),
+        "NAN_SKIPS": str(parameters.nan_skips),
         "DATASET_WAIT_SECONDS": str(parameters.dataset_wait_seconds),
         "STACK_NAME": stack_name,
         "AWS_REGION": region,

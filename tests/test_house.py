@@ -6,6 +6,8 @@ import subprocess
 from functools import cache
 from pathlib import Path
 
+import pytest
+
 REPOSITORY = Path(__file__).parent.parent
 # Spelled in two parts, so that this file does not find itself.
 HOSTS = ("py" + "pi.org", "python" + "hosted.org", "registry.npm" + "js", "deb." + "debian.org")
@@ -43,8 +45,9 @@ def test_no_file_names_a_registry_host() -> None:
     assert named == []
 
 
-def test_every_requirement_is_exact_and_hashed() -> None:
-    text = (REPOSITORY / "requirements.txt").read_text().replace("\\\n", " ")
+@pytest.mark.parametrize("folder", [".", "stacks/checkov"])
+def test_every_requirement_is_exact_and_hashed(folder: str) -> None:
+    text = (REPOSITORY / folder / "requirements.txt").read_text().replace("\\\n", " ")
     lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
     assert lines
     assert [line for line in lines if "==" not in line or "--hash=sha256:" not in line] == []

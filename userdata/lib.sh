@@ -59,6 +59,11 @@ with open(sys.argv[1]) as file:
     fi
 }
 
+# kept_bundle: prints where the run keeps the bundle of run.env, whose name is its content's hash.
+kept_bundle() {
+    echo "$RUN_URI/bundles/${BUNDLE_URI##*/}"
+}
+
 # training_program ARGUMENT...: runs the bundle's training/ with the interpreter that boot found.
 # Only it sees the packages that boot installed: the AWS CLI must not get another botocore.
 training_program() {

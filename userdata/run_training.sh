@@ -41,7 +41,9 @@ exec "$PYTHON" -m training "$@" \
     --notice-file "$run/notice.json" \
     --notice-policy "$NOTICE_POLICY" \
     --lease-ttl-seconds "$LEASE_TTL_SECONDS" \
+    --nan-retries "$NAN_RETRIES" \
+    --nan-skips "$NAN_SKIPS" \
     --metrics-file "$root/var/log/training/metrics.jsonl" \
     --writer "$INSTANCE_ID" \
-    --bundle-uri "$BUNDLE_URI" \
+    --bundle-uri "$(kept_bundle)" \
     --scratch "$scratch"

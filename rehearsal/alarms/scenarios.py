@@ -54,11 +54,11 @@ def after_the_end(stream: Stream) -> None:
     stream.without_instance(6 * HOUR)
 
 
-def destroyed(stream: Stream) -> None:
-    """finishes; the stack's fleet is deleted"""
+def without_its_fleet(stream: Stream) -> None:
+    """finishes; its fleet is deleted"""
     stream.boot()
     stream.train(2 * HOUR)
-    stream.deleted(3 * HOUR)
+    stream.without_fleet(3 * HOUR)
 
 
 def starved(stream: Stream) -> None:
@@ -141,13 +141,21 @@ def guard_fails(stream: Stream) -> None:
     stream.train(HOUR)
 
 
+def clock_stands_still(stream: Stream) -> None:
+    """the Guard's clock is disabled; only events of other instances wake it"""
+    stream.boot()
+    stream.train(HOUR)
+    stream.clock_runs = False
+    stream.train(HOUR)
+
+
 HEALTHY: tuple[Scenario, ...] = (
     good_run,
     interruption,
     no_notice,
     waits_for_its_dataset,
     after_the_end,
-    destroyed,
+    without_its_fleet,
 )
 # By the alarm's construct id, which follows "Alarms" in its logical id.
 FAULTS: Mapping[str, Scenario] = {
@@ -161,4 +169,5 @@ FAULTS: Mapping[str, Scenario] = {
     "EbsThroughputExceeded": throttled,
     "FleetBelowTarget": no_capacity,
     "GuardErrors": guard_fails,
+    "GuardSilent": clock_stands_still,
 }

@@ -1,4 +1,4 @@
-"""The metrics published during a run, minute by minute: by agent, trainer, EC2 and Lambda.
+"""The metrics published during a run, minute by minute: by agent, trainer and AWS services.
 
 The trainer's part goes through userdata/send_metrics.py, as on an instance, and the agent's names
 come from userdata/cloudwatch-agent.json; the values are made up, one per minute.
@@ -63,17 +63,20 @@ GPU_MEMORY_MIB = 23_028
 
 @dataclass(kw_only=True, slots=True)
 class Stream:
-    """A stack's metrics, written minute by minute; `fleet` and `guard` are logical ids."""
+    """A stack's metrics, written minute by minute; `fleet`, `guard`, `clock` are logical ids."""
 
     stack: str
     fleet: str
     guard: str
+    clock: str
     series: dict[Metric, list[tuple[float, float]]] = field(default_factory=dict)
     now: float = 0
     target: int = 1
     readings: AgentReadings = field(default_factory=AgentReadings)
     commit_every: int = 20
     guard_fails: bool = False
+    # Whether its clock calls the Guard; events of other instances of the account always do.
+    clock_runs: bool = True
     step: int = 0
     _watch: TrainingWatch = field(default_factory=TrainingWatch)
 
@@ -110,9 +113,10 @@ class Stream:
         for _ in range(minutes):
             self._minute(None)
 
-    def deleted(self, minutes: int) -> None:
-        """Let minutes pass after the stack is deleted: nothing reports."""
-        self.now += minutes * MINUTE
+    def without_fleet(self, minutes: int) -> None:
+        """Let minutes pass after the fleet is deleted: only the Guard reports."""
+        for _ in range(minutes):
+            self._guard_minute()
 
     @contextmanager
     def changed(self, **changes: float) -> Iterator[None]:
@@ -130,10 +134,16 @@ class Stream:
         fleet = frozenset({("FleetRequestId", self.fleet)})
         self._put("AWS/EC2Spot", "TargetCapacity", fleet, self.target)
         self._put("AWS/EC2Spot", "FulfilledCapacity", fleet, float(readings is not None))
+        self._guard_minute()
+
+    def _guard_minute(self) -> None:
         if self.now % (10 * MINUTE) == 0:
             guard = frozenset({("FunctionName", self.guard)})
-            self._put("AWS/Lambda", "Invocations", guard, 1)
+            self._put("AWS/Lambda", "Invocations", guard, 1 + self.clock_runs)
             self._put("AWS/Lambda", "Errors", guard, float(self.guard_fails))
+            if self.clock_runs:
+                clock = frozenset({("RuleName", self.clock)})
+                self._put("AWS/Events", "Invocations", clock, 1)
         self.now += MINUTE
 
     def _put_agent(self, readings: AgentReadings) -> None:

@@ -11,7 +11,7 @@ from rehearsal.alarms.evaluation import ALARM, INSUFFICIENT, Alarm
 from rehearsal.alarms.scenarios import FAULTS, HEALTHY, Scenario
 from rehearsal.alarms.streams import MINUTE, Stream
 
-# Evaluation continues after a scenario's last minute, for as long as the slowest alarm looks back.
+# A scenario continues with nothing but the Guard, for as long as the slowest alarm looks back.
 EXTRA_MINUTES = 60
 
 
@@ -51,15 +51,17 @@ def play(template: Mapping[str, Any], scenario: Scenario) -> Stream:
         stack="TrainingStack",
         fleet=_logical_id(template, "AWS::EC2::SpotFleet"),
         guard=_logical_id(template, "AWS::Lambda::Function"),
+        clock=_logical_id(template, "AWS::Events::Rule", "ScheduleExpression"),
     )
     scenario(stream)
+    stream.without_fleet(EXTRA_MINUTES)
     return stream
 
 
 def first_alarm(alarm: Alarm, stream: Stream) -> int | None:
     """Return the minute in which an alarm first fires, evaluated every minute as by CloudWatch."""
     state = INSUFFICIENT
-    for minute in range(1, int(stream.now / MINUTE) + EXTRA_MINUTES):
+    for minute in range(1, int(stream.now / MINUTE) + 1):
         state = alarm.state(lambda metric: stream.series.get(metric, []), minute * MINUTE, state)
         if state == ALARM:
             return minute
@@ -108,6 +110,10 @@ def trial_table(trials: Sequence[Trial]) -> Table:
     return table
 
 
-def _logical_id(template: Mapping[str, Any], type_name: str) -> str:
-    (found,) = [name for name, each in template["Resources"].items() if each["Type"] == type_name]
+def _logical_id(template: Mapping[str, Any], type_name: str, having: str = "") -> str:
+    (found,) = [
+        name
+        for name, each in template["Resources"].items()
+        if each["Type"] == type_name and (not having or having in each["Properties"])
+    ]
     return str(found)

@@ -14,6 +14,8 @@ from typing import Any, Literal, cast
 CATALOGUE_FILE = Path(__file__).with_name("instances.csv")
 FAMILIES_FILE = Path(__file__).with_name("families.csv")
 MAX_ALTERNATES = 4
+# An alternate may cost this many times the size that was asked for.
+ALTERNATES_PRICE_FACTOR = 2.0
 
 # Instances that the release note of the PyTorch 2.12 Deep Learning AMI (Ubuntu 24.04, 2026-08-22)
 # supports; G7 and G7e are not among them.
@@ -145,19 +147,26 @@ def find(size: str) -> Instance:
     return found
 
 
-def alternates(size: str, *, mix_gpus: bool = False) -> tuple[Instance, ...]:
+def alternates(
+    size: str, *, mix_gpus: bool = False, price_factor: float = ALTERNATES_PRICE_FACTOR
+) -> tuple[Instance, ...]:
     """Return the 0 to 4 cheapest other sizes with the same GPUs and at least the memory.
+
+    None costs more than `price_factor` times the size itself, on demand: the fleet starts whatever
+    Spot pool has machines, and a pool's price says little about the next hour's.
 
     GPU model and count are part of the numerics key: on these sizes a run stays the same bit for
     bit. `mix_gpus` gives that up for more pools: any model with at least the memory, same count.
     """
     wanted = find(size)
+    most = price_factor * (wanted.on_demand_usd_per_hour or 0.0)
     siblings = [
         other
         for other in instances().values()
         if other.size != wanted.size
         and other.is_trainable
         and other.on_demand_usd_per_hour is not None
+        and other.on_demand_usd_per_hour <= most
         and (mix_gpus or other.gpu == wanted.gpu)
         and other.num_gpus == wanted.num_gpus
         and other.gpu_memory_mib >= wanted.gpu_memory_mib

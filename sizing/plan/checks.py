@@ -24,6 +24,8 @@ PROBLEMS = {
     "notice": "the checkpoint does not fit the notice and no interval makes up for it",
     "volume": "the dataset does not fit the data volume",
     "spot": "Spot costs more than on-demand",
+    "deadline": "the deadline is before the end of a run without interruptions",
+    "budget": "the limit in hours or dollars is below what the run needs",
 }
 
 
@@ -36,8 +38,8 @@ class Findings:
 
     @property
     def fits(self) -> bool:
-        """Whether the plan can work at all: its only problem, if any, is the price."""
-        return not set(self.problems) - {"spot"}
+        """Whether the plan can work at all: its only problems, if any, are price and limits."""
+        return not set(self.problems) - {"spot", "deadline", "budget"}
 
     def accepting(self, names: tuple[str, ...]) -> "Findings":
         """Turn the problems called `names` into warnings; an unknown name is a ValueError."""
@@ -64,6 +66,8 @@ def find_problems(plan: Plan) -> dict[str, str]:
         "notice": _notice(plan),
         "volume": _volume(plan),
         "spot": _spot(plan),
+        "deadline": _deadline(plan),
+        "budget": _budget(plan),
     }
     return {name: message for name, message in found.items() if message}
 
@@ -173,6 +177,37 @@ def _spot(plan: Plan) -> str | None:
         f"demand, because {plan.spot.interruptions:.1f} interruptions cost "
         f"{plan.restart.seconds / 60:.0f} minutes each; on_demand_base=1 is cheaper"
     )
+
+
+def _deadline(plan: Plan) -> str | None:
+    limit, need = plan.request.deadline_hours, plan.hours_on_demand
+    if limit is None or limit >= need:
+        return None
+    return (
+        f"deadline_hours is {limit:g}, but on demand alone the run takes {need:.2f} hours; give "
+        f"deadline_hours={_up(need)} or more, or a faster size"
+    )
+
+
+def _budget(plan: Plan) -> str | None:
+    request, spot = plan.request, plan.spot
+    if request.max_hours is not None and request.max_hours < plan.hours_on_demand:
+        return (
+            f"max_hours is {request.max_hours:g}, but the run takes {plan.hours_on_demand:.2f} "
+            f"hours without an interruption; give max_hours={_up(plan.hours_on_demand)} or more"
+        )
+    usd = plan.usd_on_demand if spot is None or request.on_demand else spot.usd_p50 or 0.0
+    if request.max_usd is None or request.max_usd >= usd:
+        return None
+    return (
+        f"max_usd is {request.max_usd:g}, but half of all runs cost ${usd:.2f} or more; give "
+        f"max_usd={_up(usd)} or more, or a cheaper size"
+    )
+
+
+def _up(value: float) -> str:
+    """Return a value rounded up to two digits after the point, as few as it needs."""
+    return f"{math.ceil(value * 100) / 100:g}"
 
 
 def find_warnings(plan: Plan) -> tuple[str, ...]:

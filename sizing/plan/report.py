@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from sizing import catalogue
 from sizing.catalogue import Price
 from sizing.figures import Basis, Figure, rounded
 from sizing.models.constants import ABOUT
@@ -186,7 +187,20 @@ def summary(plan: Plan) -> list[tuple[str, str]]:
             f"the restart {duration(plan.restart.seconds)}",
         ),
         ("Spot suits it", f"{verdict.suits}: {'; '.join(verdict.reasons)}"),
+        ("alternates", _alternates(plan.request.size)),
     ]
+
+
+def _alternates(size: str) -> str:
+    """Name the sizes that the stack's fleet may start as well, with the dearest one's price."""
+    others = catalogue.alternates(size)
+    if not others:
+        return "none"
+    dearest = max(others, key=lambda other: other.on_demand_usd_per_hour or 0.0)
+    return (
+        f"{', '.join(other.size for other in others)}; the dearest "
+        f"${dearest.on_demand_usd_per_hour:.3f} an hour on demand"
+    )
 
 
 def _first_machine(spot: Estimate) -> str:

@@ -42,6 +42,9 @@ class Request:
     usd_per_hour: float | None = None
     price_cache: Path | None = None
     max_hours: float | None = None
+    max_usd: float | None = None
+    deadline_hours: float | None = None
+    on_demand: bool = False
 
     def __post_init__(self) -> None:
         for name in ("volume_gib", "runs", "batch", "samples"):

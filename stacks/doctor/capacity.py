@@ -67,9 +67,10 @@ def quota_suffices(account: Account) -> Iterator[Finding]:
     p, instance = account.parameters, account.parameters.instance
     spot = p.target_capacity - p.on_demand_base
     codes = [("spot quota", instance.spot_quota_code, spot)]
-    if p.on_demand_base:
+    # With a deadline, the Guard buys an on-demand instance when Spot may miss it.
+    if p.on_demand_base or p.deadline_hours:
         code = _ON_DEMAND_QUOTA.get(instance.spot_quota_code, "")
-        codes.append(("on-demand quota", code, p.on_demand_base))
+        codes.append(("on-demand quota", code, p.target_capacity))
     for name, code, capacity in codes:
         if code and capacity:
             yield _quota(account, name, code, capacity)

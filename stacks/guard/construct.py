@@ -1,8 +1,10 @@
 """The Guard's function with its role, log group and schedule."""
 
+import json
+from collections.abc import Sequence
 from pathlib import Path
 
-from aws_cdk import Duration, RemovalPolicy, Stack
+from aws_cdk import Duration, IgnoreMode, RemovalPolicy, Stack
 from aws_cdk import aws_events as events
 from aws_cdk import aws_events_targets as targets
 from aws_cdk import aws_iam as iam
@@ -14,17 +16,35 @@ from aws_cdk import aws_ssm as ssm
 from constructs import Construct
 
 from contract.keys import EVENTS, GUARD
+from sizing import catalogue
 from stacks import acknowledgments as nag
+from stacks.guard.fleet import ON_DEMAND, SPOT
+from stacks.guard.tick import CALL_SECONDS
+from stacks.monitoring.metrics import GUARD_PERIOD
 from stacks.parameters import StackParameters
-from stacks.roles import may_modify_fleet_of
+from stacks.plan import price_region
+from stacks.roles import allow, may_modify_fleet_of, may_use_key_of
 
-EVERY = Duration.minutes(10)
+ROOT = Path(__file__).parents[2]
+# Like a .gitignore: first everything, then back in what the function imports.
+EXCLUDED = (
+    "/*",
+    "!/contract",
+    "!/stacks",
+    "/stacks/*",
+    "!/stacks/__init__.py",
+    "!/stacks/guard",
+    "/stacks/guard/construct.py",
+    "__pycache__",
+    "*.pyc",
+)
 
 
 class Guard(Construct):
-    """Stops the fleet of a run that is finished, over budget, silent or stuck."""
+    """Stops a run that no longer pays, and ends instances that run for nothing."""
 
     function: lambda_.Function
+    clock: events.Rule
 
     def __init__(
         self,
@@ -44,22 +64,23 @@ class Guard(Construct):
             retention=logs.RetentionDays.ONE_MONTH,
             removal_policy=RemovalPolicy.DESTROY,
         )
-        role = self._role(run_bucket, run_prefix)
+        role = self._role(run_bucket, run_prefix, fleet_parameter)
         log_group.grant_write(role)
-        fleet_parameter.grant_read(role)
         topic.grant_publish(role)
         self.function = lambda_.Function(
             self,
             "Function",
-            description="Stops the fleet of a run that is finished, over budget, silent or stuck",
+            description="Stops a run that no longer pays, ends instances that run for nothing",
             runtime=lambda_.Runtime.PYTHON_3_14,
             architecture=lambda_.Architecture.ARM_64,
-            handler="handler.handler",
-            code=lambda_.Code.from_asset(str(Path(__file__).parent), exclude=["*", "!handler.py"]),
+            handler="stacks.guard.handler.handler",
+            code=lambda_.Code.from_asset(
+                str(ROOT), exclude=list(EXCLUDED), ignore_mode=IgnoreMode.GIT
+            ),
             role=role,
             log_group=log_group,
             memory_size=256,
-            timeout=Duration.minutes(1),
+            timeout=Duration.seconds(CALL_SECONDS),
             environment={
                 "STACK_NAME": Stack.of(self).stack_name,
                 "FLEET_PARAMETER": fleet_parameter.parameter_name,
@@ -67,6 +88,12 @@ class Guard(Construct):
                 "RUN_PREFIX": run_prefix,
                 "TOPIC_ARN": topic.topic_arn,
                 "MAX_BILLED_HOURS": f"{parameters.max_hours:g}",
+                # In these three, 0 is no limit.
+                "MAX_USD": f"{parameters.max_usd:g}",
+                "MAX_WAIT_HOURS": f"{parameters.max_wait_hours:g}",
+                "DEADLINE_HOURS": f"{parameters.deadline_hours:g}",
+                "NOTICE_SECONDS": str(parameters.notice_budget_seconds),
+                "USD_PER_HOUR": json.dumps(self._prices(parameters.sizes)),
                 "HEARTBEAT_TIMEOUT_SECONDS": str(parameters.heartbeat_timeout_seconds),
                 "MAX_BARREN_ATTEMPTS": str(parameters.max_barren_attempts),
             },
@@ -75,22 +102,42 @@ class Guard(Construct):
             self,
             "Clock",
             description="Wakes the Guard",
-            schedule=events.Schedule.rate(EVERY),
+            schedule=events.Schedule.rate(GUARD_PERIOD),
             targets=[targets.LambdaFunction(self.function)],
         )
 
-    def _role(self, run_bucket: s3.IBucket, run_prefix: str) -> iam.Role:
+    def _role(
+        self, run_bucket: s3.IBucket, run_prefix: str, fleet_parameter: ssm.IStringParameter
+    ) -> iam.Role:
         """Create the role that reads the run, keeps the Guard's ledger and stops the fleet."""
         role = iam.Role(
             self,
             "Role",
             assumed_by=iam.ServicePrincipal("lambda.amazonaws.com"),
-            description="Guard: read the run, set this stack's fleet to zero",
+            description="Guard: read the run, stop this stack's fleet, end its instances",
         )
-        run_bucket.grant_read(role, f"{run_prefix}/*")
-        run_bucket.grant_put(role, f"{run_prefix}/{GUARD}")
-        run_bucket.grant_put(role, f"{run_prefix}/{EVENTS}*")
-        role.add_to_policy(may_modify_fleet_of(Stack.of(self)))
+        stack = Stack.of(self)
+        own, ledger, records = (
+            run_bucket.arn_for_objects(f"{run_prefix}/{name}")
+            for name in ("*", GUARD, f"{EVENTS}*")
+        )
+        for statement in (
+            allow("ReadRun", ["s3:GetObject"], [own]),
+            allow("SeeWhatExists", ["s3:ListBucket"], [run_bucket.bucket_arn]),
+            allow("WriteLedgerAndEvents", ["s3:PutObject"], [ledger, records]),
+            allow("FindOwnFleet", ["ssm:GetParameter"], [fleet_parameter.parameter_arn]),
+            may_modify_fleet_of(stack),
+        ):
+            role.add_to_policy(statement)
+        may_use_key_of(run_bucket, role)
+        role.add_to_policy(
+            iam.PolicyStatement(
+                sid="EndOwnInstances",
+                actions=["ec2:TerminateInstances"],
+                resources=[stack.format_arn(service="ec2", resource="instance", resource_name="*")],
+                conditions={"StringEquals": {"aws:ResourceTag/Stack": stack.stack_name}},
+            )
+        )
         role.add_to_policy(
             iam.PolicyStatement(
                 sid="SeeFleetAndInstances",
@@ -102,8 +149,9 @@ class Guard(Construct):
         nag.acknowledge(
             role,
             {
-                **nag.bucket_grant_reasons(run_bucket),
                 **nag.OWN_FLEET_REASONS,
+                nag.ANY_INSTANCE: "Limited by the tag Stack; instances get their ids in the run.",
+                **nag.publish_reasons(run_bucket.encryption_key),
                 "IAM5[Resource::*]": "EC2's Describe calls take no resources.",
                 nag.objects_in(self, run_bucket.bucket_name, f"{run_prefix}/"): "It reads the head "
                 "and the dates of checkpoints, which are named during the run.",
@@ -113,3 +161,14 @@ class Guard(Construct):
             },
         )
         return role
+
+    def _prices(self, sizes: Sequence[str]) -> dict[str, dict[str, float]]:
+        """Return dollars per hour by size and market, the stack's own size first, as planned."""
+        regions = {size: price_region(Stack.of(self), size) for size in sizes}
+        return {
+            size: {
+                SPOT: catalogue.spot_price(size, region).usd_per_hour,
+                ON_DEMAND: catalogue.hourly_price(size, region).usd_per_hour,
+            }
+            for size, region in regions.items()
+        }

@@ -31,6 +31,7 @@ class AlarmPlan:
     threshold: float
     says: str
     missing: str = _NOBODY_THERE
+    is_missing_bad: bool = False
     is_below: bool = False
     points: int
     periods: int
@@ -83,7 +84,9 @@ class TrainingAlarms(Construct):
             else above,
             datapoints_to_alarm=plan.points,
             evaluation_periods=plan.periods,
-            treat_missing_data=cloudwatch.TreatMissingData.NOT_BREACHING,
+            treat_missing_data=cloudwatch.TreatMissingData.BREACHING
+            if plan.is_missing_bad
+            else cloudwatch.TreatMissingData.NOT_BREACHING,
             alarm_description=f"{plan.says} {plan.missing}",
         )
 
@@ -215,13 +218,30 @@ def _fleet_alarms(metrics: RunMetrics) -> list[AlarmPlan]:
         ),
         AlarmPlan(
             construct_id="GuardErrors",
-            metric=metrics.guard("Errors", Duration.minutes(10)),
+            metric=metrics.guard("Errors"),
             threshold=1,
             points=2,
             periods=3,
-            says="The Guard failed in two of its last three runs: nothing stops a run that is "
-            "finished, over budget or silent. Its log group says why.",
-            missing="Lambda reports errors only when the function is called, which is every ten "
-            "minutes while the stack exists.",
+            says="A part of the Guard's work failed in two of the last three periods of ten "
+            "minutes, so what it guards may go on: max_hours, max_usd, max_wait_hours, the "
+            "deadline, silence, a finished run. Its log group names the calls that failed.",
+            missing="Lambda reports errors only when the function is called; that it is called at "
+            "all is what GuardSilent watches.",
+        ),
+        AlarmPlan(
+            construct_id="GuardSilent",
+            metric=metrics.guard_by_the_clock,
+            threshold=1,
+            is_below=True,
+            points=3,
+            periods=3,
+            says="The Guard's clock has not called it for half an hour: nothing ends a run that "
+            "is finished, failed, silent or over max_hours, max_usd or max_wait_hours, and nothing "
+            "keeps its deadline. Look at the clock's rule (disabled?) and at the function "
+            "(throttled, deleted?); until it runs, stop the fleet yourself.",
+            missing="Missing data is the fault: nothing is reported of a clock that stands still "
+            "and of a function that nobody calls. Right after the first deploy the alarm may go "
+            "off once, until the first call.",
+            is_missing_bad=True,
         ),
     ]

@@ -68,8 +68,8 @@ class TrainingDashboard(Construct):
             ),
             _graph(
                 "Guard",
-                metrics.guard("Invocations", Duration.minutes(10)),
-                metrics.guard("Errors", Duration.minutes(10)),
+                metrics.guard("Invocations"),
+                metrics.guard("Errors"),
             ),
         )
 

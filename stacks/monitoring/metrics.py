@@ -1,7 +1,7 @@
 """The metrics of a run, none by instance id: a replacement continues the same ones.
 
-Published by userdata/cloudwatch-agent.json, userdata/send_metrics.py, EC2 and Lambda. A test
-compares the names here with those files.
+Published by userdata/cloudwatch-agent.json, userdata/send_metrics.py, EC2, Lambda and EventBridge.
+A test compares the names here with those files.
 """
 
 from dataclasses import dataclass
@@ -10,6 +10,8 @@ from aws_cdk import Duration
 from aws_cdk import aws_cloudwatch as cloudwatch
 
 PERIOD = Duration.minutes(5)
+# How often the Guard's clock calls it.
+GUARD_PERIOD = Duration.minutes(10)
 EXCEEDED = "performance_exceeded_tp"
 
 
@@ -25,6 +27,7 @@ class RunMetrics:
     stack_name: str
     fleet_id: str
     guard_name: str
+    clock_name: str
 
     def agent(self, name: str, statistic: str) -> cloudwatch.Metric:
         """Return a metric of the CloudWatch agent, over the stack's GPUs, disks and instances."""
@@ -56,14 +59,35 @@ class RunMetrics:
             period=PERIOD,
         )
 
-    def guard(self, name: str, period: Duration) -> cloudwatch.Metric:
+    def guard(self, name: str) -> cloudwatch.Metric:
         """Return a metric that Lambda publishes for the Guard."""
         return cloudwatch.Metric(
             namespace="AWS/Lambda",
             metric_name=name,
             dimensions_map={"FunctionName": self.guard_name},
             statistic="Sum",
-            period=period,
+            period=GUARD_PERIOD,
+        )
+
+    @property
+    def guard_by_the_clock(self) -> cloudwatch.MathExpression:
+        """Calls of the Guard in a period in which its clock called it, else 0.
+
+        Other calls say nothing: events of any instance of the account wake it, too.
+        """
+        clock = cloudwatch.Metric(
+            namespace="AWS/Events",
+            metric_name="Invocations",
+            dimensions_map={"RuleName": self.clock_name},
+            statistic="Sum",
+            period=GUARD_PERIOD,
+        )
+        return _math(
+            "clock * calls",
+            "calls of the Guard by its clock",
+            GUARD_PERIOD,
+            clock=clock,
+            calls=self.guard("Invocations"),
         )
 
     @property
@@ -129,7 +153,9 @@ class RunMetrics:
         )
 
 
-def _math(expression: str, label: str, **metrics: cloudwatch.IMetric) -> cloudwatch.MathExpression:
+def _math(
+    expression: str, label: str, period: Duration = PERIOD, **metrics: cloudwatch.IMetric
+) -> cloudwatch.MathExpression:
     return cloudwatch.MathExpression(
-        expression=expression, label=label, period=PERIOD, using_metrics=metrics
+        expression=expression, label=label, period=period, using_metrics=metrics
     )

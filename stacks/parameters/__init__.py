@@ -1,7 +1,7 @@
 """All parameters of a deployment: decided for one instance size, overridden by name from context.
 
-cdk.json has the defaults, with "by-size" for what depends on the size. Unknown names and
-impossible values are refused in one sentence. Tables: python -m stacks.parameters --help
+cdk.json has the defaults, with "by-size" or "by-plan" for what follows from those. Unknown names
+and impossible values are refused in one sentence. Tables: python -m stacks.parameters --help
 """
 
 import dataclasses
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sizing import catalogue
-from stacks.parameters import checks
+from stacks.parameters import checks, protection
 from stacks.parameters.context import (
     LEFT_OPEN,
     defaults,
@@ -20,6 +20,19 @@ from stacks.parameters.context import (
 )
 from stacks.parameters.decisions import DECISIONS
 from stacks.parameters.fields import ParameterFields
+from stacks.parameters.limits import PLANNED, check_limits
+
+# Of everything but limits, which a plan of checked parameters decides.
+CHECKS = (
+    checks.check_names,
+    checks.check_size,
+    checks.check_volumes,
+    checks.check_fleet,
+    checks.check_times,
+    checks.check_alarms,
+    protection.check_kept,
+    protection.check_review,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,15 +55,18 @@ class StackParameters(ParameterFields):
         for name, decide in DECISIONS.items():
             if values[name] in LEFT_OPEN:
                 values[name] = decide(instance, values)
+        planned = [name for name in PLANNED if values[name] in LEFT_OPEN]
+        values |= dict.fromkeys(planned, 0)
         parsed = {field.name: parse(field.type, field.name, values[field.name]) for field in fields}
+        decided = ParameterFields(**parsed)  # type: ignore[arg-type]
+        # Before a plan is asked for: it would refuse in other words.
+        for check in CHECKS:
+            check(decided)
+        for name in planned:
+            parsed[name] = PLANNED[name](decided)
+            decided = ParameterFields(**parsed)  # type: ignore[arg-type]
         return cls(**parsed)  # type: ignore[arg-type]
 
     def __post_init__(self) -> None:
-        checks.check_names(self)
-        checks.check_size(self)
-        checks.check_volumes(self)
-        checks.check_fleet(self)
-        checks.check_times(self)
-        checks.check_alarms(self)
-        checks.check_kept(self)
-        checks.check_review(self)
+        for check in (*CHECKS, check_limits):
+            check(self)

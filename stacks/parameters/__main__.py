@@ -16,7 +16,8 @@ from rich.table import Table
 from sizing import catalogue
 from stacks.parameters import StackParameters
 from stacks.parameters.context import LEFT_OPEN, defaults
-from stacks.parameters.decisions import reason
+from stacks.parameters.decisions import DECISIONS
+from stacks.parameters.limits import PLANNED
 
 # The families that --compare shows when no size is given.
 FAMILIES = ("g4dn", "g5", "g6", "g6e")
@@ -32,7 +33,7 @@ def explain(size: str, given: Mapping[str, str]) -> list[dict[str, object]]:
         if field.name == "size" or field.name in given:
             origin = "requested"
         elif default in LEFT_OPEN:
-            origin = f"{default}: {reason(field.name)}"
+            origin = f"{default}: {_reason(field.name)}"
         rows.append({"name": field.name, "value": value, "origin": origin})
     alternates = "sizing/catalogue/instances.csv: same GPUs, at least the memory, four cheapest"
     if parameters.mix_gpus:
@@ -41,6 +42,11 @@ def explain(size: str, given: Mapping[str, str]) -> list[dict[str, object]]:
         )
     rows.append({"name": "alternates", "value": parameters.sizes[1:], "origin": alternates})
     return rows
+
+
+def _reason(name: str) -> str:
+    """Return the reason for the decided value of a parameter."""
+    return ({**DECISIONS, **PLANNED}[name].__doc__ or "").strip()
 
 
 def compare(sizes: Sequence[str], given: Mapping[str, str]) -> list[dict[str, object]]:

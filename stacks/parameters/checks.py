@@ -36,26 +36,21 @@ _ZONE = re.compile(r"[a-z]{2}(-[a-z]+)+-\d[a-z]")
 _OVERRIDE = re.compile(r"[A-Za-z_][\w.]*=[A-Za-z0-9_.,:+/@%-]+")
 _AMI = re.compile(r"ami-[0-9a-f]{8,17}|(/[A-Za-z0-9_.-]+)+")
 _EMAIL = re.compile(r"[^@\s,;]+@[^@\s,;.]+(\.[^@\s,;.]+)+")
-_KEY = re.compile(r"arn:aws[a-z-]*:kms:[a-z0-9-]+:\d{12}:key/[A-Za-z0-9-]+")
-_OIDC_PROVIDER = re.compile(
-    r"arn:aws[a-z-]*:iam::\d{12}:oidc-provider/token\.actions\.githubusercontent\.com"
-)
-_REPOSITORY = re.compile(r"[A-Za-z0-9-]+/[A-Za-z0-9._-]+")
-# As `kms`: create a key in DatasetStack. Any other value is the ARN of an existing key.
-NEW_KEY = "create"
 # Volume size per dataset size: the rest is for the file system and staged checkpoints.
 VOLUME_PER_DATASET = 1.1
 # The user data is limited to 16,384 bytes in all; this is what the other values leave.
 _MAX_OVERRIDES_CHARACTERS = 2000
 
 
-def _refuse_unless(is_fine: object, message: str) -> None:
+def refuse_unless(is_fine: object, message: str) -> None:
+    """Raise the message as a user's mistake unless all is fine."""
     if not is_fine:
         raise ValueError(message)
 
 
-def _check_match(name: str, value: str, pattern: re.Pattern[str], advice: str) -> None:
-    _refuse_unless(pattern.fullmatch(value), f"{name} is {value!r}; {advice}")
+def check_match(name: str, value: str, pattern: re.Pattern[str], advice: str) -> None:
+    """Refuse a value that does not match, with advice."""
+    refuse_unless(pattern.fullmatch(value), f"{name} is {value!r}; {advice}")
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:
@@ -65,34 +60,34 @@ def _nearest(name: str, known: Iterable[str]) -> str:
 
 def check_names(p: ParameterFields) -> None:
     """Refuse names that S3, systemd or a shell would misread."""
-    _check_match("recipe", p.recipe, _NAME, "give letters, digits, - and _")
+    check_match("recipe", p.recipe, _NAME, "give letters, digits, - and _")
     if p.workload in workloads():
         known = recipes(p.workload)
-        _refuse_unless(
+        refuse_unless(
             p.recipe in known,
             f"recipe is {p.recipe!r}, which {p.workload} does not have; "
             f"{_nearest(p.recipe, known)}",
         )
     else:
         advice = f"{_nearest(p.workload, workloads())} For your own, give package.module:NAME"
-        _check_match("workload", p.workload, _OWN_CODE, advice)
-    _check_match("run_id", p.run_id, _NAME, "give a letter, then letters, digits, - and _ (63)")
-    _check_match("dataset", p.dataset, _PREFIX, "give a key prefix like trajectory or clips/v2")
+        check_match("workload", p.workload, _OWN_CODE, advice)
+    check_match("run_id", p.run_id, _NAME, "give a letter, then letters, digits, - and _ (63)")
+    check_match("dataset", p.dataset, _PREFIX, "give a key prefix like trajectory or clips/v2")
     for override in p.overrides:
-        _check_match("overrides", override, _OVERRIDE, "give NAME=VALUE without shell characters")
-    _refuse_unless(
+        check_match("overrides", override, _OVERRIDE, "give NAME=VALUE without shell characters")
+    refuse_unless(
         len(" ".join(p.overrides)) <= _MAX_OVERRIDES_CHARACTERS,
         f"overrides are longer than {_MAX_OVERRIDES_CHARACTERS} characters; write a recipe instead",
     )
     for name in ("dataset_bucket", "run_bucket"):
         if getattr(p, name):
-            _check_match(name, getattr(p, name), _BUCKET, "give a bucket's name, or nothing")
+            check_match(name, getattr(p, name), _BUCKET, "give a bucket's name, or nothing")
     for zone in p.zones:
-        _check_match("zones", zone, _ZONE, "give zones like us-east-1a,us-east-1b, or nothing")
-    _refuse_unless(
+        check_match("zones", zone, _ZONE, "give zones like us-east-1a,us-east-1b, or nothing")
+    refuse_unless(
         len(set(p.zones)) == len(p.zones), f"zones are {', '.join(p.zones)}; give each only once"
     )
-    _check_match(
+    check_match(
         "pytorch_ami_parameter",
         p.pytorch_ami_parameter,
         _AMI,
@@ -103,13 +98,13 @@ def check_names(p: ParameterFields) -> None:
 
 def _check_image(name: str) -> None:
     """Refuse the Deep Learning AMIs that could not boot, as far as their names tell."""
-    _refuse_unless(
+    refuse_unless(
         "amazon-linux" not in name,
         f"pytorch_ami_parameter is {name!r}; the root device of Amazon Linux is not "
         f"{ROOT_DEVICE_NAME}: give one of Ubuntu {MIN_UBUNTU} or newer",
     )
     release = re.search(r"ubuntu-(\d+\.\d+)", name)
-    _refuse_unless(
+    refuse_unless(
         release is None or float(release[1]) >= MIN_UBUNTU,
         f"pytorch_ami_parameter is {name!r}; the Python of that release is too old to boot with: "
         f"give one of Ubuntu {MIN_UBUNTU} or newer",
@@ -119,16 +114,16 @@ def _check_image(name: str) -> None:
 def check_size(p: ParameterFields) -> None:
     """Refuse a size that the AMI cannot train on."""
     instance = catalogue.find(p.size)
-    _refuse_unless(
+    refuse_unless(
         instance.num_gpus > 0,
         f"size {p.size} has no whole NVIDIA GPU; the smallest with one is g4dn.xlarge",
     )
-    _refuse_unless(
+    refuse_unless(
         instance.is_trainable,
         f"size {p.size} is not supported by the PyTorch 2.12 Deep Learning AMI; "
         f"its families are {', '.join(sorted(catalogue.AMI_FAMILIES))}",
     )
-    _refuse_unless(
+    refuse_unless(
         instance.on_demand_usd_per_hour is not None,
         f"size {p.size} has no price in the catalogue, so no cost can be predicted; "
         "add it to sizing/catalogue/instances.csv",
@@ -137,17 +132,17 @@ def check_size(p: ParameterFields) -> None:
 
 def check_volumes(p: ParameterFields) -> None:
     """Refuse volumes that gp3 does not offer, the size cannot use or the dataset does not fit."""
-    _refuse_unless(
+    refuse_unless(
         MIN_ROOT_GIB <= p.root_volume_gib <= GP3_MAX_GIB,
         f"root_volume_gib is {p.root_volume_gib}; give {MIN_ROOT_GIB} to {GP3_MAX_GIB}",
     )
-    _refuse_unless(
+    refuse_unless(
         1 <= p.data_volume_gib <= GP3_MAX_GIB,
         f"data_volume_gib is {p.data_volume_gib}; give 1 to {GP3_MAX_GIB}",
     )
-    _refuse_unless(p.dataset_gib >= 0, f"dataset_gib is {p.dataset_gib:g}; give 0 or more")
+    refuse_unless(p.dataset_gib >= 0, f"dataset_gib is {p.dataset_gib:g}; give 0 or more")
     needed = math.ceil(round(p.dataset_gib * VOLUME_PER_DATASET, 6))
-    _refuse_unless(
+    refuse_unless(
         p.data_volume_gib >= needed,
         f"data_volume_gib is {p.data_volume_gib}; the dataset has {p.dataset_gib:.1f} GiB and "
         f"needs free space beside it: give {needed} or more",
@@ -159,26 +154,26 @@ def _check_speed(p: ParameterFields) -> None:
     instance = catalogue.find(p.size)
     most = int(instance.ebs_max_mb_per_second * 1e6 / 2**20)
     most = min(max(most, GP3_MIN_MIB_PER_SECOND), GP3_MAX_MIB_PER_SECOND)
-    _refuse_unless(
+    refuse_unless(
         GP3_MIN_MIB_PER_SECOND <= p.data_volume_mib_per_second <= most,
         f"data_volume_mib_per_second is {p.data_volume_mib_per_second}; "
         f"give {GP3_MIN_MIB_PER_SECOND} to {most}, the most that {p.size} can use",
     )
     most = min(max(instance.ebs_max_iops, GP3_MIN_IOPS), GP3_MAX_IOPS)
-    _refuse_unless(
+    refuse_unless(
         GP3_MIN_IOPS <= p.data_volume_iops <= most,
         f"data_volume_iops is {p.data_volume_iops}; give {GP3_MIN_IOPS} to {most}, the most that "
         f"{p.size} can use",
     )
     # The baseline IOPS come with a volume of any size.
     gib = 1 if p.data_volume_iops == GP3_MIN_IOPS else p.data_volume_iops / GP3_MAX_IOPS_PER_GIB
-    _refuse_unless(
+    refuse_unless(
         p.data_volume_gib >= gib,
         f"data_volume_gib is {p.data_volume_gib}; {p.data_volume_iops} IOPS need "
         f"{math.ceil(gib)} or more, or give less data_volume_mib_per_second",
     )
     needed = p.data_volume_mib_per_second * GP3_IOPS_PER_MIB_PER_SECOND
-    _refuse_unless(
+    refuse_unless(
         p.data_volume_iops >= needed,
         f"data_volume_iops is {p.data_volume_iops}; {p.data_volume_mib_per_second} MiB/s need "
         f"{needed}",
@@ -187,18 +182,23 @@ def _check_speed(p: ParameterFields) -> None:
 
 def check_fleet(p: ParameterFields) -> None:
     """Refuse capacities other than those of a fleet of one machine."""
-    _refuse_unless(
+    refuse_unless(
         p.target_capacity in (0, 1),
         f"target_capacity is {p.target_capacity}; give 1, or 0 for a fleet without an instance",
     )
-    _refuse_unless(
+    refuse_unless(
         0 <= p.on_demand_base <= p.target_capacity,
         f"on_demand_base is {p.on_demand_base}; give 0 to {p.target_capacity}, "
         "because the base is part of target_capacity",
     )
-    _refuse_unless(
+    refuse_unless(
         1 <= p.max_barren_attempts <= 100,
         f"max_barren_attempts is {p.max_barren_attempts}; give 1 to 100",
+    )
+    refuse_unless(
+        1 <= p.alternates_price_factor <= 100,
+        f"alternates_price_factor is {p.alternates_price_factor:g}; give 1 to 100: how many times "
+        "the price of the size an alternate may cost",
     )
 
 
@@ -206,28 +206,28 @@ def check_times(p: ParameterFields) -> None:
     """Refuse times that would stop a healthy run or never stop a hung one."""
     parse_interval(p.checkpoint_interval)
     parse_kept(p.checkpoints_kept)
-    _refuse_unless(
+    refuse_unless(
         5 <= p.notice_budget_seconds <= MAX_SECONDS,
         f"notice_budget_seconds is {p.notice_budget_seconds}; give 5 to {MAX_SECONDS}: EC2 "
         "gives at most two minutes",
     )
-    _refuse_unless(
+    refuse_unless(
         p.notice_policy in POLICIES,
         f"notice_policy is {p.notice_policy!r}; give {' or '.join(POLICIES)}",
     )
-    _refuse_unless(
+    refuse_unless(
         2 <= p.lease_ttl_seconds <= 600,
         f"lease_ttl_seconds is {p.lease_ttl_seconds}; give 2 to 600",
     )
-    _refuse_unless(
+    refuse_unless(
         0 <= p.dataset_wait_seconds <= 86_400,
         f"dataset_wait_seconds is {p.dataset_wait_seconds}; give 0 to 86400",
     )
-    _refuse_unless(
-        0 < p.max_hours <= 8760, f"max_hours is {p.max_hours:g}; give more than 0, at most 8760"
-    )
+    for name in ("nan_retries", "nan_skips"):
+        value = getattr(p, name)
+        refuse_unless(0 <= value <= 1000, f"{name} is {value}; give 0 to 1000")
     least = p.dataset_wait_seconds + BOOT_ALLOWANCE_SECONDS
-    _refuse_unless(
+    refuse_unless(
         p.heartbeat_timeout_seconds >= least,
         f"heartbeat_timeout_seconds is {p.heartbeat_timeout_seconds}; give {least} or more: the "
         f"instance may wait {p.dataset_wait_seconds} s for its dataset before the first heartbeat",
@@ -237,7 +237,7 @@ def check_times(p: ParameterFields) -> None:
 def check_alarms(p: ParameterFields) -> None:
     """Refuse alarms that never or always fire, and an invalid e-mail address."""
     if p.alarm_email:
-        _check_match(
+        check_match(
             "alarm_email",
             p.alarm_email,
             _EMAIL,
@@ -249,49 +249,16 @@ def check_alarms(p: ParameterFields) -> None:
         "alarm_disk_percent",
     ):
         value = getattr(p, name)
-        _refuse_unless(0 < value < 100, f"{name} is {value:g}; give more than 0, less than 100")
-    _refuse_unless(
+        refuse_unless(0 < value < 100, f"{name} is {value:g}; give more than 0, less than 100")
+    refuse_unless(
         40 <= p.alarm_gpu_celsius <= 110,
         f"alarm_gpu_celsius is {p.alarm_gpu_celsius:g}; give 40 to 110: an idle GPU is cooler, "
         "and none gets hotter",
     )
     interval = parse_interval(p.checkpoint_interval)
     least = max(600, math.ceil(2 * interval.value) if interval.unit == "s" else 0)
-    _refuse_unless(
+    refuse_unless(
         least <= p.alarm_commit_seconds <= 86_400,
         f"alarm_commit_seconds is {p.alarm_commit_seconds}; give {least} to 86400: twice the "
         "checkpoint interval and ten minutes are healthy",
     )
-
-
-def check_kept(p: ParameterFields) -> None:
-    """Refuse protection of the buckets that this deployment cannot provide."""
-    if p.kms and p.kms != NEW_KEY:
-        _check_match("kms", p.kms, _KEY, f"give {NEW_KEY}, the ARN of a key, or nothing")
-    if not (p.dataset_bucket and p.run_bucket):
-        return
-    _refuse_unless(
-        p.kms != NEW_KEY,
-        f"kms is {NEW_KEY}, which would create the key in DatasetStack, but with both buckets "
-        "adopted that stack does not exist; give the ARN of a key",
-    )
-    _refuse_unless(
-        not p.access_logs,
-        "access_logs is true, but both buckets are adopted; enable logging where they are "
-        "managed, and drop access_logs",
-    )
-
-
-def check_review(p: ParameterFields) -> None:
-    """Refuse only one of ReviewStack's two parameters, or trust in more than one repository."""
-    given = {name: getattr(p, name) for name in ("review_oidc_provider", "review_repository")}
-    if not any(given.values()):
-        return
-    missing = [name for name, value in given.items() if not value]
-    _refuse_unless(
-        not missing,
-        f"{''.join(missing)} is missing; give both of ReviewStack's parameters or neither",
-    )
-    advice = "give arn:aws:iam::ACCOUNT:oidc-provider/token.actions.githubusercontent.com"
-    _check_match("review_oidc_provider", p.review_oidc_provider, _OIDC_PROVIDER, advice)
-    _check_match("review_repository", p.review_repository, _REPOSITORY, "give OWNER/NAME")

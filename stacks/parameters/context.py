@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 CDK_JSON = Path(__file__).parents[2] / "cdk.json"
-# cdk.json's values of parameters that stacks/parameters/decisions.py decides.
-LEFT_OPEN = ("by-size", "by-workload", "by-manifest")
+# cdk.json's values of parameters that decisions.py and limits.py decide.
+LEFT_OPEN = ("by-size", "by-workload", "by-manifest", "by-plan")
 _TRUTHS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False, "": False}
 
 
@@ -59,7 +59,7 @@ def parse_text(name: str, value: object) -> str:
 
 def _parse_float(name: str, value: object) -> float:
     try:
-        number = float(str(value))
+        number = float(str(value) or 0)
     except ValueError:
         number = float("nan")
     if number != number or number in (float("inf"), float("-inf")):

@@ -55,8 +55,3 @@ DECISIONS: Mapping[str, Callable[[Instance, Values], object]] = {
     decide.__name__: decide
     for decide in (dataset, dataset_gib, data_volume_mib_per_second, data_volume_iops)
 }
-
-
-def reason(name: str) -> str:
-    """Return the reason for the decided value of a parameter."""
-    return (DECISIONS[name].__doc__ or "").strip()

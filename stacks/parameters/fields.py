@@ -20,6 +20,7 @@ class ParameterFields:
     dataset_gib: float
     dataset_bucket: str
     run_bucket: str
+    versions_kept_days: int
     access_logs: bool
     kms: str
     zones: tuple[str, ...]
@@ -29,6 +30,7 @@ class ParameterFields:
     data_volume_iops: int
     data_volume_mib_per_second: int
     mix_gpus: bool
+    alternates_price_factor: float
     on_demand_base: int
     target_capacity: int
     checkpoint_interval: str
@@ -37,7 +39,12 @@ class ParameterFields:
     notice_policy: str
     lease_ttl_seconds: int
     dataset_wait_seconds: int
+    nan_retries: int
+    nan_skips: int
     max_hours: float
+    max_usd: float
+    max_wait_hours: float
+    deadline_hours: float
     heartbeat_timeout_seconds: int
     max_barren_attempts: int
     accept: tuple[str, ...]
@@ -58,5 +65,7 @@ class ParameterFields:
     @property
     def sizes(self) -> tuple[str, ...]:
         """The requested size and its alternates: every size that the fleet may start."""
-        others = catalogue.alternates(self.size, mix_gpus=self.mix_gpus)
+        others = catalogue.alternates(
+            self.size, mix_gpus=self.mix_gpus, price_factor=self.alternates_price_factor
+        )
         return (self.size, *(other.size for other in others))

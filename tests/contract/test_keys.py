@@ -15,15 +15,9 @@ def spelled(pattern: str, *paths: Path) -> set[str]:
     return found
 
 
-def test_the_guard_names_them() -> None:
-    handler = REPOSITORY / "stacks" / "guard" / "handler.py"
-    found = spelled(r"run_prefix\}/([a-z.]+/?)", handler)
-    assert found == {keys.HEAD, keys.GUARD, keys.EVENTS, keys.CHECKPOINTS}
-
-
 def test_the_boot_scripts_name_them() -> None:
     scripts = sorted((REPOSITORY / "userdata").rglob("*.sh"))
     found = spelled(r"\$\{?(?:RUN_URI|DATASET_URI)(?::-)?\}?/([a-z.]+/?)", *scripts)
-    assert found == {keys.HEAD, keys.CONFIG, keys.EVENTS, keys.MANIFEST}
+    assert found == {keys.HEAD, keys.CONFIG, keys.EVENTS, keys.BUNDLES, keys.MANIFEST}
     launcher = (REPOSITORY / "userdata" / "run_training.sh").read_text()
     assert f'"${{RUN_URI%/{keys.RUNS}*}}/{keys.ARTIFACTS[:-1]}"' in launcher

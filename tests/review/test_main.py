@@ -71,7 +71,7 @@ def test_a_commit_that_changes_the_size(clone: Path, capsys: pytest.CaptureFixtu
 
 @pytest.mark.slow
 def test_a_commit_that_changes_a_policy(clone: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    old = 'actions=["s3:DeleteObject"],'
+    old = '["s3:DeleteObject"]'
     commit(clone, "stacks/roles.py", old, old.replace("]", ', "s3:DeleteObjectVersion"]'))
     assert main(["main~1"], clone) == 0
     comment = capsys.readouterr().out

@@ -13,6 +13,7 @@ from constructs import Construct
 from review.assembly import Side
 from review.cdk_diff import CdkDiff
 from review.verdict import Review, judge
+from sizing.catalogue import spot_price
 
 Reviewer = Callable[..., Review]
 
@@ -52,6 +53,70 @@ def test_a_size_shows_overrides_throughput_and_cost_and_replaces_nothing(
     assert float(after) == pytest.approx(5.672 + 0.0379 + 0.1293, abs=1e-3)
     assert any("updated in place" in effect for effect in review.run_effects)
     assert any("GPUs change from 1 x NVIDIA A10G to 4 x" in effect for effect in review.run_effects)
+
+
+def test_alternates_show_what_the_dearest_costs(review_of: Reviewer) -> None:
+    review = review_of(alternates_price_factor="5")
+    assert cost(review, "dearest size it may launch, on demand") == ("1.6240", "4.0960")
+    spot = [f"{spot_price(size).usd_per_hour:.4f}" for size in ("g5.4xlarge", "g5.16xlarge")]
+    assert cost(review, "dearest size it may launch, Spot") == tuple(spot)
+
+
+def limited(side: Side, **variables: str) -> Side:
+    """The same side with other limits in the Guard's environment."""
+    stack = side.stacks["TrainingStack"]
+    template = json.loads(json.dumps(stack.template))
+    (guard,) = [
+        each for each in template["Resources"].values() if each["Type"] == "AWS::Lambda::Function"
+    ]
+    guard["Properties"]["Environment"]["Variables"] |= variables
+    return replace(side, stacks={**side.stacks, "TrainingStack": replace(stack, template=template)})
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "sentence"),
+    [
+        (
+            {"MAX_BILLED_HOURS": "4"},
+            {"MAX_BILLED_HOURS": "100"},
+            "stops the run at 100 billed hours, no longer 4 billed hours; what the run has used",
+        ),
+        (
+            {"MAX_BILLED_HOURS": "4"},
+            {"MAX_BILLED_HOURS": "2"},
+            "**The Guard stops the run at 2 billed hours, no longer 4 billed hours**: a run that "
+            "has used more goes to zero within ten minutes. It saves",
+        ),
+        ({"MAX_USD": "5"}, {"MAX_USD": "0"}, "**A limit goes**: the Guard no longer stops the run"),
+        ({"MAX_USD": "0"}, {"MAX_USD": "5"}, "stops the run at $5 now; there was no such limit."),
+        ({}, {"MAX_WAIT_HOURS": "0.5"}, "at 0.5 hours without a machine, no longer 24"),
+        ({}, {"DEADLINE_HOURS": "8"}, "**The run gets a deadline, 8 hours after its start**: wh"),
+        (
+            {"DEADLINE_HOURS": "8"},
+            {"DEADLINE_HOURS": "9"},
+            "The deadline moves from 8 to 9 hours after the run's start",
+        ),
+        ({"DEADLINE_HOURS": "8"}, {"DEADLINE_HOURS": "0"}, "**The deadline of 8 hours goes**"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
+)
+def test_a_new_limit_says_what_it_does_to_the_run(
+    old: dict[str, str], new: dict[str, str], sentence: str, base: Side
+) -> None:
+    review = judge(limited(base, **old), limited(base, **new), [])
+    assert any(sentence in effect for effect in review.run_effects), review.run_effects
+    assert review.exit_code("destructive") == 0
+
+
+def test_an_update_of_the_fleet_takes_back_what_a_deadline_bought(
+    base: Side, make_side: Callable[..., Side]
+) -> None:
+    larger, sentence = make_side(data_volume_gib="400"), "sets the fleet back to Spot"
+    without = judge(base, larger, []).run_effects
+    deadline = {"DEADLINE_HOURS": "8"}
+    with_one = judge(limited(base, **deadline), limited(larger, **deadline), []).run_effects
+    assert not any(sentence in effect for effect in without)
+    assert any(sentence in effect for effect in with_one)
 
 
 def test_a_policy_that_allows_more_widens(review_of: Reviewer) -> None:
@@ -233,4 +298,4 @@ def test_a_volume_that_outlives_its_instance_is_told(review_of: Reviewer) -> Non
         template.node.default_child.add_property_override(path, False)
 
     effects = review_of(keep_volumes).run_effects
-    assert any("leaves its volume sdf behind" in effect for effect in effects)
+    assert any("leaves its volume /dev/sdf behind" in effect for effect in effects)

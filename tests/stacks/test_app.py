@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -54,14 +55,20 @@ def test_the_plan_of_the_run_is_part_of_the_assembly(assembly: Path) -> None:
     assert plan["usd_spot_p50"] < plan["usd_on_demand"]
 
 
-def test_the_guards_code_is_one_file(assembly: Path) -> None:
+def test_the_guards_code_is_what_it_imports(assembly: Path) -> None:
     template = json.loads((assembly / "TrainingStack.template.json").read_text())
     (function,) = [
         each for each in template["Resources"].values() if each["Type"] == "AWS::Lambda::Function"
     ]
     folder = assembly / function["Metadata"]["aws:asset:path"]
-    assert [each.name for each in folder.iterdir()] == ["handler.py"]
-    assert function["Properties"]["Handler"] == "handler.handler"
+    carried = {each.relative_to(folder) for each in folder.rglob("*") if each.is_file()}
+    files = [*ROOT.glob("contract/*.py"), *ROOT.glob("stacks/guard/*.py")]
+    expected = {each.relative_to(ROOT) for each in files} - {Path("stacks/guard/construct.py")}
+    assert carried == expected | {Path("stacks/__init__.py")}
+    # With nothing else on the path, like on Lambda.
+    module, _, name = function["Properties"]["Handler"].rpartition(".")
+    program = f"import importlib; importlib.import_module({module!r}).{name}"
+    subprocess.run([sys.executable, "-c", program], cwd=folder, check=True)
 
 
 def test_fails_without_a_traceback_for_a_users_mistake(tmp_path: Path) -> None:

@@ -63,8 +63,18 @@ def test_no_rule_expires_what_can_be_read_but_shared_artifacts(kept: Any) -> Non
         assert rule["AbortIncompleteMultipartUpload"] == {"DaysAfterInitiation": 1}
     assert [rule.get("NoncurrentVersionExpiration") for rule in rules] == [
         None,
-        {"NoncurrentDays": 1},
+        {"NoncurrentDays": 14},
     ]
+
+
+def test_deleted_checkpoints_stay_for_as_long_as_asked(synthesize: Callable[..., Any]) -> None:
+    kept = synthesize(versions_kept_days="3")["DatasetStack"]["Resources"]
+    (rules,) = [
+        bucket["Properties"]["LifecycleConfiguration"]["Rules"]
+        for name, bucket in _of_type(kept, "AWS::S3::Bucket").items()
+        if name.startswith("RunBucket")
+    ]
+    assert {"NoncurrentDays": 3} in [each.get("NoncurrentVersionExpiration") for each in rules]
 
 
 def test_only_the_run_bucket_keeps_versions(kept: Any) -> None:

@@ -29,13 +29,38 @@ def test_the_fleet_replaces_what_it_loses(request_config: Any) -> None:
     assert "SpotPrice" not in request_config
 
 
+def test_the_fleet_has_no_end_date_that_each_synthesis_would_move(request_config: Any) -> None:
+    assert not {"ValidFrom", "ValidUntil", "TerminateInstancesWithExpiration"} & set(request_config)
+
+
 def test_every_size_is_tried_in_every_subnet(request_config: Any) -> None:
     (config,) = request_config["LaunchTemplateConfigs"]
     tried = {(each["InstanceType"], each["SubnetId"]["Ref"]) for each in config["Overrides"]}
     sizes, subnets = {size for size, _ in tried}, {subnet for _, subnet in tried}
-    assert sizes == {"g5.2xlarge", "g5.4xlarge", "g5.8xlarge", "g5.16xlarge"}
+    assert sizes == {"g5.2xlarge", "g5.4xlarge"}
     assert len(subnets) == 2
-    assert len(tried) == len(config["Overrides"]) == 8
+    assert len(tried) == len(config["Overrides"]) == 4
+
+
+def test_a_diff_shows_sizes_prices_and_limits(templates: dict[str, Any]) -> None:
+    outputs = templates["TrainingStack"]["Outputs"]
+    assert outputs["Sizes"]["Value"].startswith(
+        "g5.2xlarge, g5.4xlarge; the dearest, g5.4xlarge, costs $1.624 an hour on demand (1.3 times"
+    )
+    assert outputs["Limits"]["Value"].startswith("the Guard stops the run at ")
+
+
+def test_no_size_in_the_fleet_costs_more_than_its_factor(synthesize: Callable[..., Any]) -> None:
+    def offered(**context: str) -> set[str]:
+        resources = synthesize(size="g5.xlarge", **context)["TrainingStack"]["Resources"]
+        (fleet,) = [each for each in resources.values() if each["Type"] == "AWS::EC2::SpotFleet"]
+        (config,) = fleet["Properties"]["SpotFleetRequestConfigData"]["LaunchTemplateConfigs"]
+        return {each["InstanceType"] for each in config["Overrides"]}
+
+    # $1.006, $1.212, $1.624 an hour; g5.16xlarge is $4.096.
+    assert offered() == {"g5.xlarge", "g5.2xlarge", "g5.4xlarge"}
+    assert offered(alternates_price_factor="1") == {"g5.xlarge"}
+    assert "g5.16xlarge" in offered(alternates_price_factor="5")
 
 
 def test_the_template_version_is_explicit(request_config: Any) -> None:

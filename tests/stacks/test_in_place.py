@@ -47,12 +47,14 @@ def test_a_change_is_made_in_place(change: str, synthesize: Synthesize) -> None:
         assert before[stack]["Resources"].keys() <= after[stack]["Resources"].keys()
 
 
-def test_a_change_of_size_touches_template_and_fleet_only(synthesize: Synthesize) -> None:
+def test_a_change_of_size_touches_template_fleet_and_limits_only(synthesize: Synthesize) -> None:
     before, after = synthesize(), synthesize(size="g5.12xlarge")
     assert before["DatasetStack"] == after["DatasetStack"]
     assert {type_name for _, type_name, _, _ in _pairs(before, after)} == {
         "AWS::EC2::LaunchTemplate",
         "AWS::EC2::SpotFleet",
+        # The Guard's limits in dollars.
+        "AWS::Lambda::Function",
     }
 
 

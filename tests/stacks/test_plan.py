@@ -25,6 +25,47 @@ def test_the_plan_is_said_as_an_info(stack: Stack) -> None:
     assert said.find_warning("*", Match.any_value()) == []
 
 
+def test_the_dearest_alternate_and_its_price_are_said(stack: Stack) -> None:
+    annotate(stack, StackParameters.for_size("g5.xlarge"))
+    said = Annotations.from_stack(stack)
+    said.has_info(
+        "*",
+        Match.string_like_regexp(
+            r"may start g5\.xlarge, g5\.2xlarge, g5\.4xlarge; the dearest, g5\.4xlarge, costs "
+            r"\$1\.624 an hour on demand \(1\.6 times g5\.xlarge\), \$0\.\d+ on Spot"
+        ),
+    )
+
+
+def test_no_alternates_are_no_news(stack: Stack) -> None:
+    annotate(stack, StackParameters.for_size("g5.48xlarge"))
+    infos = Annotations.from_stack(stack).find_info(
+        "*", Match.string_like_regexp("the fleet may start")
+    )
+    assert infos == []
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        (
+            {"max_hours": "9", "max_usd": "12.5"},
+            r"the Guard stops the run at 9 billed hours or \$12\.5 or 24 hours without a "
+            "machine; there is no deadline, so it waits for Spot",
+        ),
+        (
+            {"max_hours": "9", "max_usd": "0", "max_wait_hours": "0", "deadline_hours": "6"},
+            "at 9 billed hours; it buys on-demand capacity to end within 6 hours",
+        ),
+        ({"workload": "my.code:OWN"}, r"at 72 billed hours or \$73 or 24 hours"),
+    ],
+    ids=["without a deadline", "with a deadline", "without a plan"],
+)
+def test_the_limits_are_said(given: dict[str, str], sentence: str, stack: Stack) -> None:
+    annotate(stack, StackParameters.for_size("g5.xlarge", **given))
+    Annotations.from_stack(stack).has_info("*", Match.string_like_regexp(sentence))
+
+
 def test_what_is_tight_is_a_warning(stack: Stack) -> None:
     annotate(stack, StackParameters.for_size("g4dn.xlarge", overrides="width=128"))
     said = Annotations.from_stack(stack)
@@ -71,6 +112,35 @@ LARGE = {"data_volume_gib": 2}
 def test_fails_on_what_cannot_work_with_the_change_that_would_pass(stack: Stack) -> None:
     with pytest.raises(ValueError, match=r"data_volume_gib=\d+ would hold it.*-c accept=volume"):
         annotate(stack, StackParameters.for_size("g5.xlarge", **LARGE))
+
+
+@pytest.mark.parametrize(
+    ("limit", "sentence"),
+    [
+        (
+            {"deadline_hours": "0.05"},
+            r"deadline_hours is 0\.05, but on demand alone the run takes 0\.\d+ hours; give "
+            r"deadline_hours=0\.\d+ or more, or a faster size \(.*-c accept=deadline\)",
+        ),
+        (
+            {"max_usd": "0.01"},
+            r"max_usd is 0\.01, but half of all runs cost \$0\.\d+ or more.*budget",
+        ),
+        (
+            {"max_hours": "0.01"},
+            r"max_hours is 0\.01, but the run takes .* without an interruption",
+        ),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_fails_for_limits_that_the_planned_run_cannot_keep(
+    limit: dict[str, str], sentence: str, stack: Stack
+) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        annotate(stack, StackParameters.for_size("g5.xlarge", **limit))
+    annotate(stack, StackParameters.for_size("g5.xlarge", accept="deadline,budget", **limit))
+    # On demand is not part of a run that another override makes shorter.
+    annotate(stack, StackParameters.for_size("g5.xlarge", overrides="epochs=1", **limit))
 
 
 def test_a_refusal_can_be_accepted_by_name(stack: Stack) -> None:

@@ -12,15 +12,6 @@ ROOT = Path(__file__).parent.parent.parent
 
 # Every wildcard that a policy of these stacks holds, by the policy's role, with its reason.
 WILDCARDS = {
-    # What grant_read and grant_put write; the resources beside them set the bounds.
-    ("InstanceRole", "s3:GetBucket*"),
-    ("InstanceRole", "s3:GetObject*"),
-    ("InstanceRole", "s3:List*"),
-    ("InstanceRole", "s3:Abort*"),
-    ("GuardRole", "s3:GetBucket*"),
-    ("GuardRole", "s3:GetObject*"),
-    ("GuardRole", "s3:List*"),
-    ("GuardRole", "s3:Abort*"),
     # Objects get their names in the run; the dataset's are in its manifest.
     ("InstanceRole", "<DatasetBucket>/trajectory/*"),
     ("InstanceRole", "<RunBucket>/runs/run-1/*"),
@@ -28,25 +19,21 @@ WILDCARDS = {
     ("GuardRole", "<RunBucket>/runs/run-1/events/*"),
     # Runs share derived data, which is named by what it was made of.
     ("InstanceRole", "<RunBucket>/artifacts/*"),
-    # A replacement runs the bundle that its run began with.
-    ("InstanceRole", "<assets>/*"),
     # By tag: naming the fleet would be a cycle.
     ("InstanceRole", "spot-fleet-request/*"),
     ("GuardRole", "spot-fleet-request/*"),
     # A condition limits it to the instance that asks.
     ("InstanceRole", "instance/*"),
-    # PutMetricData knows no resources; its namespace is a condition.
+    # By tag: instances get their ids during the run.
+    ("GuardRole", "instance/*"),
+    # PutMetricData knows no resources, its namespace is a condition; Session Manager's channels.
     ("InstanceRole", "*"),
     # EC2's Describe calls know no resources.
     ("GuardRole", "*"),
 }
 
-# With a key of one's own: grant_put writes both families of calls, beside that key only.
-KEY_WILDCARDS = {
-    (role, f"kms:{action}")
-    for role in ("InstanceRole", "GuardRole")
-    for action in ("GenerateDataKey*", "ReEncrypt*")
-}
+# With a key of one's own: grant_publish writes it, beside that key only.
+KEY_WILDCARDS = {("GuardRole", "kms:GenerateDataKey*")}
 # The same for policies that stand at a resource, allowing statements only: what it is, the
 # statement, and what in it is a wildcard. A key's policy has to spell its own key as "*".
 RESOURCE_WILDCARDS = {
@@ -160,14 +147,51 @@ def test_spots_own_roles_may_use_the_key_and_nobody_else(all_on: dict[str, Any])
     assert grant["Condition"]["Bool"] == {"kms:GrantIsForAWSResource": "true"}
 
 
-def test_old_versions_are_out_of_the_instances_reach(resources: dict[str, Any]) -> None:
-    actions = {
-        action
-        for role, statement in _statements(resources)
-        if role == "InstanceRole"
-        for action in _listed(statement["Action"])
-    }
-    assert {action for action in actions if "Delete" in action} == {"s3:DeleteObject"}
+# Every call that boot, trainer and agent make, by the permission that AWS asks for it.
+INSTANCE_ACTIONS = {
+    "s3:GetObject",
+    "s3:ListBucket",
+    "s3:PutObject",
+    "s3:AbortMultipartUpload",
+    # Not s3:DeleteObjectVersion, nor any call that reads one: old versions are the safety net.
+    "s3:DeleteObject",
+    # The own fleet's id, nothing else that is a parameter.
+    "ssm:GetParameter",
+    "ec2:ModifySpotFleetRequest",
+    # Itself, where it cannot train.
+    "ec2:TerminateInstances",
+    "cloudwatch:PutMetricData",
+    # Session Manager; AWS's managed policy would read all parameters as well.
+    "ssm:UpdateInstanceInformation",
+    "ssmmessages:CreateControlChannel",
+    "ssmmessages:CreateDataChannel",
+    "ssmmessages:OpenControlChannel",
+    "ssmmessages:OpenDataChannel",
+}
+
+
+def test_an_instance_may_do_what_it_does_and_nothing_else(
+    resources: dict[str, Any], all_on: dict[str, Any]
+) -> None:
+    for deployed, more in ((resources, set()), (all_on, {"kms:Decrypt", "kms:GenerateDataKey"})):
+        actions = {
+            action
+            for role, statement in _statements(deployed)
+            if role == "InstanceRole"
+            for action in _listed(statement["Action"])
+        }
+        assert actions == INSTANCE_ACTIONS | more
+    (role,) = [name for name in resources if re.fullmatch("InstanceRole[0-9A-F]{8}", name)]
+    assert "ManagedPolicyArns" not in resources[role]["Properties"]
+
+
+def test_an_instance_reads_one_parameter_and_one_asset(resources: dict[str, Any]) -> None:
+    mine = [statement for role, statement in _statements(resources) if role == "InstanceRole"]
+    (parameter,) = [each["Resource"] for each in mine if each["Action"] == "ssm:GetParameter"]
+    assert str(parameter).endswith(":parameter/TrainingStack/fleet-id']]}")
+    (readable,) = [each["Resource"] for each in mine if each["Action"] == "s3:GetObject"]
+    (asset,) = [str(each) for each in readable if "cdk-" in str(each)]
+    assert re.search(r"-assets-[^/]*/[0-9a-f]{64}\.zip'", asset)
 
 
 def test_metrics_go_to_the_stacks_own_namespace_only(resources: dict[str, Any]) -> None:
@@ -179,6 +203,30 @@ def test_metrics_go_to_the_stacks_own_namespace_only(resources: dict[str, Any]) 
             holders.append(role)
             assert statement["Condition"] == {"StringEquals": {"cloudwatch:namespace": namespace}}
     assert holders == ["InstanceRole"]
+
+
+def test_only_the_own_fleet_may_be_modified_and_by_an_instance_only_to_zero(
+    resources: dict[str, Any],
+) -> None:
+    own = {"StringEquals": {"aws:ResourceTag/Stack": "TrainingStack"}}
+    zero = {"ec2:Attribute/TargetCapacity": "0", "ec2:Attribute/OnDemandTargetCapacity": "0"}
+    assert _conditions(resources, "ec2:ModifySpotFleetRequest") == {
+        "GuardRole": own,
+        "InstanceRole": {**own, "StringEqualsIfExists": zero},
+    }
+
+
+def test_the_guard_ends_instances_of_its_own_stack_only(resources: dict[str, Any]) -> None:
+    found = _conditions(resources, "ec2:TerminateInstances")
+    assert found["GuardRole"] == {"StringEquals": {"aws:ResourceTag/Stack": "TrainingStack"}}
+
+
+def _conditions(resources: dict[str, Any], action: str) -> dict[str, Any]:
+    return {
+        role: statement["Condition"]
+        for role, statement in _statements(resources)
+        if action in _listed(statement["Action"])
+    }
 
 
 def test_an_instance_may_terminate_itself_only(resources: dict[str, Any]) -> None:
@@ -193,17 +241,6 @@ def test_an_instance_may_terminate_itself_only(resources: dict[str, Any]) -> Non
     asks = condition["ArnEquals"]["ec2:SourceInstanceARN"]["Fn::Join"][1]
     assert asks[-1] == ":instance/${ec2:InstanceID}"
     assert asks[:-1] == statement["Resource"]["Fn::Join"][1][:-1]
-
-
-def test_only_the_own_fleet_may_be_modified(resources: dict[str, Any]) -> None:
-    holders = []
-    for role, statement in _statements(resources):
-        if "ec2:ModifySpotFleetRequest" in _listed(statement["Action"]):
-            holders.append(role)
-            assert statement["Condition"] == {
-                "StringEquals": {"aws:ResourceTag/Stack": "TrainingStack"}
-            }
-    assert sorted(holders) == ["GuardRole", "InstanceRole"]
 
 
 def test_another_accounts_fleet_cannot_take_the_fleets_role(resources: dict[str, Any]) -> None:
@@ -248,7 +285,7 @@ def test_every_alarm_reaches_a_topic_that_takes_it_and_a_key_that_opens(
 ) -> None:
     for deployed in (resources, all_on):
         alarms = [each for each in deployed.values() if each["Type"] == "AWS::CloudWatch::Alarm"]
-        assert len(alarms) == 10
+        assert len(alarms) == 11
         for alarm in alarms:
             (action,) = alarm["Properties"]["AlarmActions"]
             topic = deployed[action["Ref"]]["Properties"]
@@ -273,14 +310,35 @@ def _may_use(resources: dict[str, Any], type_name: str, action: str, mention: st
     return {"cloudwatch.amazonaws.com", "events.amazonaws.com"} <= allowed
 
 
-def test_the_fleets_events_reach_people_record_and_guard(resources: dict[str, Any]) -> None:
+def test_the_fleets_events_reach_record_and_guard_and_its_faults_reach_people(
+    resources: dict[str, Any],
+) -> None:
     rules = [each["Properties"] for each in resources.values() if each["Type"].endswith("::Rule")]
-    by_source = [each for each in rules if "aws.ec2spotfleet" in str(each.get("EventPattern"))]
-    targets = [str(target["Arn"]) for rule in by_source for target in rule["Targets"]]
-    for name in ("NotificationsTopic", "GuardFunction", "FleetEventsLog"):
-        assert any(name in target for target in targets), name
-    for rule in by_source:
-        assert "FleetRequest" in str(rule["EventPattern"]["resources"])
+    patterns = {}
+    for rule in rules:
+        if "aws.ec2spotfleet" in str(rule.get("EventPattern")):
+            assert "FleetRequest" in str(rule["EventPattern"]["resources"])
+            for target in rule["Targets"]:
+                patterns[str(target["Arn"])] = {
+                    name: rule["EventPattern"].get(name) for name in ("detail-type", "detail")
+                }
+
+    def pattern_to(name: str) -> Any:
+        (found,) = [each for target, each in patterns.items() if name in target]
+        return found
+
+    everything = {"detail-type": None, "detail": None}
+    assert pattern_to("GuardFunction") == pattern_to("FleetEventsLog") == everything
+    assert pattern_to("NotificationsTopic") == {
+        "detail-type": ["EC2 Spot Fleet Error"],
+        "detail": {
+            "sub-type": [
+                "iamFleetRoleInvalid",
+                "spotFleetRequestConfigurationInvalid",
+                "spotInstanceCountLimitExceeded",
+            ]
+        },
+    }
 
 
 def test_the_guard_hears_of_interruptions_and_of_time(resources: dict[str, Any]) -> None:

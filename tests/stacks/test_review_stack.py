@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 
 from stacks.parameters import StackParameters
+from stacks.review_stack import subjects
 
 PROVIDER = "arn:aws:iam::123456789012:oidc-provider/token.actions.githubusercontent.com"
-GIVEN = {"review_oidc_provider": PROVIDER, "review_repository": "somebody/training"}
+GIVEN = {"review_oidc_provider": PROVIDER, "review_repository": "somebody@583231/training@1296269"}
 
 
 @pytest.fixture(scope="module")
@@ -31,12 +32,19 @@ def test_only_pull_requests_of_the_repository_take_the_role(resources: dict[str,
         "Condition": {
             "StringEquals": {
                 "token.actions.githubusercontent.com:aud": "sts.amazonaws.com",
-                "token.actions.githubusercontent.com:sub": "repo:somebody/training:pull_request",
+                "token.actions.githubusercontent.com:sub": [
+                    "repo:somebody@583231/training@1296269:pull_request",
+                    "repo:somebody/training:pull_request",
+                ],
             }
         },
     }
     assert role["Properties"]["MaxSessionDuration"] == 3600
     assert "ManagedPolicyArns" not in role["Properties"]
+
+
+def test_a_repository_without_ids_is_trusted_by_its_names_alone() -> None:
+    assert subjects("somebody/training") == ["repo:somebody/training:pull_request"]
 
 
 def test_the_role_reads_two_templates_and_nothing_else(resources: dict[str, Any]) -> None:
@@ -63,9 +71,11 @@ def test_adopted_buckets_leave_one_template_to_read(synthesize: Callable[..., An
         ({"review_oidc_provider": ""}, "review_oidc_provider is missing; give both"),
         ({"review_repository": ""}, "review_repository is missing; give both"),
         ({"review_repository": "somebody/*"}, "give OWNER/NAME"),
+        ({"review_repository": "somebody@*/training@*"}, "give OWNER/NAME"),
+        ({"review_repository": "somebody@1/training"}, "or OWNER@ID/NAME@ID, which a repository"),
         ({"review_oidc_provider": PROVIDER.replace("token", "token.evil")}, "oidc-provider/token"),
     ],
-    ids=["provider", "repository", "wildcard", "another issuer"],
+    ids=["provider", "repository", "wildcard", "any id", "one id", "another issuer"],
 )
 def test_fails_for_what_would_trust_too_much(change: dict[str, str], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):

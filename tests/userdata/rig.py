@@ -169,6 +169,8 @@ class Rig:
             "CHECKPOINTS_KEPT": "3",
             "NOTICE_BUDGET_SECONDS": "120",
             "NOTICE_POLICY": "train-on",
+            "NAN_RETRIES": "2",
+            "NAN_SKIPS": "0",
             "LEASE_TTL_SECONDS": "30",
             "DATASET_WAIT_SECONDS": "1800",
             "STACK_NAME": "TrainingStack",

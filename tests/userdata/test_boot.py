@@ -17,6 +17,7 @@ STEPS = [
     "data-volume",
     "cloudwatch-agent",
     "interruption-handler",
+    "keep-bundle",
     "dataset",
     "torch",
     "training",
@@ -68,7 +69,15 @@ def test_trainer_gets_run_env_as_arguments_that_training_knows(booted: Rig) -> N
     assert (options.run_uri, options.run_id) == (f"s3://runs/runs/{booted.run_id}", booted.run_id)
     assert options.artifacts_uri == "s3://runs/artifacts"
     assert options.writer == machine.instance_id
-    assert options.bundle_uri == "s3://assets/bundle.zip"
+    # Where a replacement finds it after a deploy that lets instances read another bundle only.
+    kept = f"runs/{booted.run_id}/bundles/bundle.zip"
+    assert options.bundle_uri == f"s3://runs/{kept}"
+    s3 = booted.aws.client("s3")
+    began_with, copy = (
+        s3.get_object(Bucket=bucket, Key=key)["Body"].read()
+        for bucket, key in (("assets", "bundle.zip"), ("runs", kept))
+    )
+    assert copy == began_with
     assert options.dataset_uri == str(root / "data/dataset")
     assert options.scratch == root / "data/scratch"
     assert options.notice_file == root / "run/training/notice.json"
@@ -134,11 +143,14 @@ def test_a_finished_run_sends_the_fleet_to_zero_before_anything_is_synced(rig: R
 
 def test_a_replacement_runs_the_bundle_that_the_run_began_with(rig: Rig) -> None:
     rig.put("head.json", {"state": "released"})
-    rig.put("config.json", {"bundle_uri": "s3://assets/bundle.zip"})
+    kept = f"s3://runs/runs/{rig.run_id}/bundles/bundle.zip"
+    s3 = rig.aws.client("s3")
+    s3.copy({"Bucket": "assets", "Key": "bundle.zip"}, "runs", kept.removeprefix("s3://runs/"))
+    rig.put("config.json", {"bundle_uri": kept})
     machine = rig.machine(variables=rig.run_env(BUNDLE_URI="s3://assets/torch.zip"))
     wait(machine, "trainer listens")
     (run,) = calls(machine, "run")
-    assert run[run.index("--bundle-uri") + 1] == "s3://assets/bundle.zip"
+    assert run[run.index("--bundle-uri") + 1] == kept
     assert (machine.folder / "opt/training/bundle/userdata/torch.py").exists()
     assert machine.boot_log.read_text().count("[ok] run-env") == 2
 

@@ -139,7 +139,9 @@ def test_alarms_behave_the_same_through_the_embedded_aws(template: Any) -> None:
                 )
         stored = aws.client("cloudwatch").describe_alarms()["MetricAlarms"]
         series = {metric: published.values(metric) for metric in stream.series}
-    read_back = Stream(stack=stream.stack, fleet=stream.fleet, guard=stream.guard)
+    read_back = Stream(
+        stack=stream.stack, fleet=stream.fleet, guard=stream.guard, clock=stream.clock
+    )
     read_back.series, read_back.now = series, stream.now
     defined = read_alarms(template)
     assert len(stored) == len(defined)

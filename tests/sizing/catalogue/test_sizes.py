@@ -36,16 +36,31 @@ def test_gpu_counts_do_not_follow_the_name() -> None:
 @pytest.mark.parametrize(
     ("size", "others"),
     [
-        ("g5.xlarge", ["g5.2xlarge", "g5.4xlarge", "g5.8xlarge", "g5.16xlarge"]),
+        ("g5.xlarge", ["g5.2xlarge", "g5.4xlarge"]),
         ("g5.8xlarge", ["g5.16xlarge"]),
         ("g5.12xlarge", ["g5.24xlarge"]),
         ("g5.48xlarge", []),
-        # Five L4 siblings; the dearest is left out.
-        ("g6.xlarge", ["g6.2xlarge", "g6.4xlarge", "gr6.4xlarge", "g6.8xlarge"]),
+        ("g6.xlarge", ["g6.2xlarge", "g6.4xlarge", "gr6.4xlarge"]),
     ],
 )
 def test_alternates_have_the_same_gpus(size: str, others: list[str]) -> None:
     assert [each.size for each in catalogue.alternates(size)] == others
+
+
+def test_a_price_factor_widens_the_alternates_to_the_four_cheapest() -> None:
+    def wide(size: str) -> list[str]:
+        return [each.size for each in catalogue.alternates(size, price_factor=5)]
+
+    assert wide("g5.xlarge") == ["g5.2xlarge", "g5.4xlarge", "g5.8xlarge", "g5.16xlarge"]
+    # Five L4 siblings; the dearest is left out.
+    assert wide("g6.xlarge") == ["g6.2xlarge", "g6.4xlarge", "gr6.4xlarge", "g6.8xlarge"]
+
+
+def test_no_alternate_costs_more_than_twice_the_size_by_default() -> None:
+    for size, wanted in catalogue.instances().items():
+        for other in catalogue.alternates(size):
+            assert other.on_demand_usd_per_hour and wanted.on_demand_usd_per_hour
+            assert other.on_demand_usd_per_hour <= 2 * wanted.on_demand_usd_per_hour
 
 
 def test_alternates_never_have_less() -> None:

@@ -206,10 +206,10 @@ def test_the_command_of_a_fix_fixes_it(bare: Clinic, examine: Examine) -> None:
 def test_a_quota_for_the_size_but_not_its_alternates_is_a_warning(
     healthy: Clinic, examine: Examine
 ) -> None:
-    healthy.quota = 16.0
+    healthy.quota = 8.0
     (line,) = examine(healthy)["spot quota"]
     assert line["state"] == "warning"
-    assert "too low for the alternates g5.8xlarge, g5.16xlarge" in line["what"]
+    assert "too low for the alternates g5.4xlarge" in line["what"]
 
 
 def test_a_quota_nobody_changed_is_awss_default(healthy: Clinic, examine: Examine) -> None:
@@ -225,6 +225,12 @@ def test_an_on_demand_base_asks_for_the_other_quota(healthy: Clinic, examine: Ex
     assert "L-DB2E81BA" in found["on-demand quota"][0]["what"]
     assert "spot quota" not in found
     assert "spot capacity" not in found
+
+
+def test_a_deadline_needs_both_quotas(healthy: Clinic, examine: Examine) -> None:
+    found = examine(healthy, "deadline_hours=24")
+    assert "L-3819A6DF" in found["spot quota"][0]["what"]
+    assert "L-DB2E81BA" in found["on-demand quota"][0]["what"]
 
 
 def test_zones_without_the_size_are_a_problem(healthy: Clinic, examine: Examine) -> None:

@@ -1,112 +1,23 @@
-"""The Guard's handler against moto's services: four reasons to stop, and what it passes on."""
+"""One call of the Guard: what it stops, what it leaves alone, and whose events it heeds."""
 
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from botocore.exceptions import ClientError
-from moto import mock_aws
-from moto.sns.models import sns_backends
 
 from stacks.guard import handler as guard
-from stacks.guard.handler import client
+from stacks.guard import records
+from stacks.guard.settings import Settings, client
+from stacks.guard.tick import CALL_SECONDS
+from tests.stacks.guard.scene import TICK, Scene
 
-ACCOUNT, REGION = "123456789012", "us-east-1"
-# One that moto knows without being told; it warns about others.
-MOTOS_IMAGE = "ami-12c6146b"
-TICK = {"source": "aws.events", "detail-type": "Scheduled Event", "detail": {}}
-TAGS = [{"Key": "Stack", "Value": "TrainingStack"}, {"Key": "RunId", "Value": "run-1"}]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Scene:
-    """One run on moto: a fleet with one instance, a run bucket, a topic."""
-
-    fleet_id: str
-    topic_arn: str
-
-    def tick(self, *, hours_later: float = 0, event: dict[str, Any] = TICK) -> dict[str, str]:
-        settings = guard.Settings.from_environment(
-            {
-                "STACK_NAME": "TrainingStack",
-                "FLEET_PARAMETER": "/TrainingStack/fleet-id",
-                "RUN_BUCKET": "runs",
-                "RUN_PREFIX": "runs/run-1",
-                "TOPIC_ARN": self.topic_arn,
-                "MAX_BILLED_HOURS": "72",
-                "HEARTBEAT_TIMEOUT_SECONDS": "3600",
-                "MAX_BARREN_ATTEMPTS": "3",
-            }
-        )
-        now = datetime.now(UTC).timestamp() + hours_later * 3600
-        return guard.respond(settings, event, now)
-
-    def write(self, name: str, document: dict[str, Any]) -> None:
-        body = json.dumps(document).encode()
-        client("s3").put_object(Bucket="runs", Key=f"runs/run-1/{name}", Body=body)
-
-    def read(self, name: str) -> Any:
-        answer = client("s3").get_object(Bucket="runs", Key=f"runs/run-1/{name}")
-        return json.loads(answer["Body"].read())
-
-    def instances(self) -> list[str]:
-        pages = client("ec2").describe_instances()["Reservations"]
-        return [each["InstanceId"] for page in pages for each in page["Instances"]]
-
-    def start(self, tags: list[dict[str, str]] = TAGS) -> str:
-        started = client("ec2").run_instances(
-            ImageId=MOTOS_IMAGE,
-            MinCount=1,
-            MaxCount=1,
-            TagSpecifications=[{"ResourceType": "instance", "Tags": tags}],
-        )
-        return str(started["Instances"][0]["InstanceId"])
-
-    def end(self, *instance_ids: str) -> None:
-        client("ec2").terminate_instances(InstanceIds=list(instance_ids))
-
-    def capacity(self) -> int:
-        fleets = client("ec2").describe_spot_fleet_requests(SpotFleetRequestIds=[self.fleet_id])
-        (fleet,) = fleets["SpotFleetRequestConfigs"]
-        return int(fleet["SpotFleetRequestConfig"]["TargetCapacity"])
-
-    def messages(self) -> list[Any]:
-        sent = sns_backends[ACCOUNT][REGION].topics[self.topic_arn].sent_notifications
-        return [json.loads(message) for _, message, *_ in sent]
-
-
-@pytest.fixture
-def scene(monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.setenv(name, "testing")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", REGION)
-    with mock_aws():
-        ec2 = client("ec2")
-        client("s3").create_bucket(Bucket="runs")
-        fleet_id = ec2.request_spot_fleet(
-            SpotFleetRequestConfig={
-                "IamFleetRole": f"arn:aws:iam::{ACCOUNT}:role/fleet",
-                "TargetCapacity": 1,
-                "AllocationStrategy": "priceCapacityOptimized",
-                "LaunchSpecifications": [
-                    {
-                        "ImageId": MOTOS_IMAGE,
-                        "InstanceType": "g5.xlarge",
-                        "TagSpecifications": [{"ResourceType": "instance", "Tags": TAGS}],
-                    }
-                ],
-            }
-        )["SpotFleetRequestId"]
-        client("ssm").put_parameter(Name="/TrainingStack/fleet-id", Value=fleet_id, Type="String")
-        topic_arn = client("sns").create_topic(Name="notifications")["TopicArn"]
-        yield Scene(fleet_id=fleet_id, topic_arn=topic_arn)
-
-
-def _head(state: str, *names: str) -> dict[str, Any]:
-    return {"format": 1, "state": state, "checkpoints": [{"name": name} for name in names]}
+EVENTS = (
+    "EC2 Spot Instance Interruption Warning",
+    "EC2 Instance Rebalance Recommendation",
+    "EC2 Instance State-change Notification",
+)
+NOTHING = {"action": "none", "reason": "no reason to stop"}
 
 
 def _event(detail_type: str, instance_id: str) -> dict[str, Any]:
@@ -115,29 +26,29 @@ def _event(detail_type: str, instance_id: str) -> dict[str, Any]:
 
 
 def test_a_run_in_good_health_is_left_alone(scene: Scene) -> None:
-    scene.write("head.json", _head("running", "00000010-g0001-a"))
-    assert scene.tick()["action"] == "none"
+    scene.head("running", "00000010-g0001-a")
+    assert scene.tick() == NOTHING
     assert scene.capacity() == 1
-    assert scene.messages() == []
+    assert scene.mails() == []
 
 
 @pytest.mark.parametrize("state", ["finished", "failed"])
 def test_a_run_that_is_done_goes_to_zero(scene: Scene, state: str) -> None:
-    scene.write("head.json", _head(state))
+    scene.head(state)
     assert scene.tick() == {"action": "to-zero", "reason": f"the run is {state}"}
     assert scene.capacity() == 0
 
 
 def test_a_released_run_waits_for_its_replacement(scene: Scene) -> None:
-    scene.write("head.json", _head("released"))
+    scene.head("released")
     scene.end(*scene.instances())
-    # However long no capacity is to be had: nothing runs, so nothing costs.
-    assert scene.tick(hours_later=30)["action"] == "none"
+    # Without max_wait_hours, however long: nothing runs, so nothing costs.
+    assert scene.tick(hours_later=30) == NOTHING
     assert scene.capacity() == 1
 
 
 def test_billed_hours_are_capped(scene: Scene) -> None:
-    scene.write("head.json", _head("running"))
+    scene.head("running")
     scene.tick()
     assert scene.tick(hours_later=72.5) == {
         "action": "to-zero",
@@ -146,26 +57,50 @@ def test_billed_hours_are_capped(scene: Scene) -> None:
     assert scene.capacity() == 0
 
 
+def test_billed_dollars_are_capped(scene: Scene) -> None:
+    scene.head("running")
+    scene.tick()
+    assert scene.tick(hours_later=6.1, MAX_USD=3, HEARTBEAT_TIMEOUT_SECONDS=90_000) == {
+        "action": "to-zero",
+        "reason": "$3.05 billed; max_usd is 3",
+    }
+
+
+def test_a_run_that_gets_no_instance_ends_with_that_sentence(scene: Scene) -> None:
+    scene.end(*scene.instances())
+    scene.tick(MAX_WAIT_HOURS=2)
+    assert scene.tick(hours_later=1.9, MAX_WAIT_HOURS=2) == NOTHING
+    assert scene.tick(hours_later=2.1, MAX_WAIT_HOURS=2) == {
+        "action": "to-zero",
+        "reason": "no instance for 2.1 hours; max_wait_hours is 2",
+    }
+    (mail,) = scene.mails()
+    assert "mix_gpus" in mail
+    assert f"--spot-fleet-request-id {scene.fleet_id} --target-capacity 1" in mail
+    # A stopped fleet waits for nothing; raised again, it waits anew.
+    assert scene.tick(hours_later=9, MAX_WAIT_HOURS=2) == NOTHING
+    scene.set_capacity(1)
+    scene.end(*scene.live())
+    assert scene.tick(hours_later=10, MAX_WAIT_HOURS=2) == NOTHING
+
+
 def test_hours_of_instances_that_ec2_forgot_are_billed(scene: Scene) -> None:
     now = datetime.now(UTC).timestamp()
     gone = {"launched": now - 80 * 3600, "seen": now - 5 * 3600, "is_live": False}
     scene.write("guard.json", {"format": 1, "stopped": 0.0, "attempts": {"i-0gone": gone}})
-    assert scene.tick() == {
-        "action": "to-zero",
-        "reason": "75.0 hours billed; max_hours is 72",
-    }
+    assert scene.tick()["reason"] == "75.0 hours billed; max_hours is 72"
 
 
 def test_waiting_for_capacity_is_not_billed(scene: Scene) -> None:
     scene.tick()
     scene.end(*scene.instances())
     scene.tick(hours_later=1)
-    assert scene.tick(hours_later=100)["action"] == "none"
+    assert scene.tick(hours_later=100) == NOTHING
 
 
 def test_silence_goes_to_zero(scene: Scene) -> None:
-    scene.write("head.json", _head("running"))
-    assert scene.tick(hours_later=0.9)["action"] == "none"
+    scene.head("running")
+    assert scene.tick(hours_later=0.9) == NOTHING
     done = scene.tick(hours_later=1.1)
     assert done["action"] == "to-zero"
     assert done["reason"].startswith("no heartbeat for 39")
@@ -179,7 +114,7 @@ def test_an_instance_that_never_boots_is_silent(scene: Scene) -> None:
 
 def test_attempts_that_commit_nothing_are_counted(scene: Scene) -> None:
     scene.end(scene.start(), scene.start())
-    assert scene.tick()["action"] == "none"
+    assert scene.tick() == NOTHING
     scene.end(scene.start())
     assert scene.tick() == {
         "action": "to-zero",
@@ -187,135 +122,150 @@ def test_attempts_that_commit_nothing_are_counted(scene: Scene) -> None:
     }
 
 
+def test_a_barren_end_says_what_each_machine_said(scene: Scene) -> None:
+    machines = [scene.start() for _ in range(3)]
+    scene.failed(machines[0], "boot-data-volume: no disk named sdf")
+    scene.failed(machines[1], "an older word", hours_ago=0.5)
+    scene.failed(machines[1], "CUDA error: uncorrectable ECC error")
+    scene.end(*machines)
+    scene.tick()
+    (event,), (mail,) = scene.events(), scene.mails()
+    assert event["message"] == "3 attempts in a row committed nothing"
+    words = [line.partition("): ")[2] for line in event["said"]]
+    assert words == [
+        "boot-data-volume: no disk named sdf",
+        "CUDA error: uncorrectable ECC error",
+        "no event machine-failed",
+    ]
+    assert all(line in mail and machines[at] in line for at, line in enumerate(event["said"]))
+
+
 def test_a_commit_ends_the_count(scene: Scene) -> None:
     scene.end(scene.start(), scene.start(), scene.start())
     scene.write("checkpoints/00000010-g0003-a/state.safetensors", {})
-    scene.write("head.json", _head("running", "00000005-g0002-a", "00000010-g0003-a"))
-    assert scene.tick()["action"] == "none"
+    scene.head("running", "00000005-g0002-a", "00000010-g0003-a")
+    assert scene.tick() == NOTHING
 
 
 def test_a_commit_that_was_dropped_still_ends_the_count(scene: Scene) -> None:
     """`reopen --from-checkpoint` goes back to one from before the latest attempts."""
     scene.end(scene.start(), scene.start(), scene.start())
     scene.write("checkpoints/00000010-g0003-a/state.safetensors", {})
-    scene.write("head.json", _head("running", "00000005-g0002-a", "00000010-g0003-a"))
+    scene.head("running", "00000005-g0002-a", "00000010-g0003-a")
     scene.tick()
-    scene.write("head.json", _head("released", "00000005-g0002-a"))
-    assert scene.tick()["action"] == "none"
+    scene.head("released", "00000005-g0002-a")
+    assert scene.tick() == NOTHING
 
 
 def test_a_deploy_after_a_stop_begins_a_new_count(scene: Scene) -> None:
     scene.end(scene.start(), scene.start(), scene.start())
     assert scene.tick()["action"] == "to-zero"
-    client("ec2").modify_spot_fleet_request(SpotFleetRequestId=scene.fleet_id, TargetCapacity=1)
-    assert scene.tick()["action"] == "none"
+    scene.set_capacity(1)
+    assert scene.tick() == NOTHING
+
+
+def test_a_failed_run_that_is_taken_back_begins_a_new_count(scene: Scene) -> None:
+    scene.end(scene.start(), scene.start(), scene.start())
+    scene.set_capacity(0)  # by its machine
+    scene.head("failed")
+    assert scene.tick() == NOTHING
+    scene.head("released")
+    scene.set_capacity(1)
+    assert scene.tick() == NOTHING
 
 
 def test_a_stop_is_recorded_and_told_once(scene: Scene) -> None:
-    scene.write("head.json", _head("finished"))
+    scene.head("finished", nonce="abc")
     scene.tick()
-    assert scene.tick()["action"] == "none"
-    keys = client("s3").list_objects_v2(Bucket="runs", Prefix="runs/run-1/events/")
-    (key,) = [each["Key"] for each in keys["Contents"]]
-    assert key.endswith("Z-guard-to-zero.json")
-    record = scene.read(key.removeprefix("runs/run-1/"))
-    assert (record["message"], record["fleet_id"]) == ("the run is finished", scene.fleet_id)
-    (message,) = scene.messages()
-    assert message["headline"] == "Fleet to zero: the run is finished"
+    assert scene.tick() == NOTHING
+    (event,) = scene.events()
+    assert (event["message"], event["fleet_id"]) == ("the run is finished", scene.fleet_id)
+    (mail,) = scene.mails()
+    assert mail.startswith("Fleet to zero: the run is finished\n")
+    assert "s3://runs/runs/run-1" in mail
 
 
-@pytest.mark.parametrize(
-    "detail_type",
-    [
-        "EC2 Spot Instance Interruption Warning",
-        "EC2 Instance Rebalance Recommendation",
-        "EC2 Instance State-change Notification",
-    ],
-)
-def test_events_of_own_instances_are_forwarded(scene: Scene, detail_type: str) -> None:
+def test_the_end_of_a_run_is_told_if_its_machine_stopped_the_fleet(scene: Scene) -> None:
+    scene.set_capacity(0)
+    scene.head("failed", nonce="abc", reason="the loss is not finite")
+    assert scene.tick() == NOTHING
+    scene.tick(hours_later=1)
+    (mail,) = scene.mails()
+    assert mail.startswith("The run is failed\n\nthe loss is not finite\n")
+    assert "python -m training reopen --run-uri s3://runs/runs/run-1" in mail
+    assert scene.events() == []
+    # Taken back, it may fail again, and that is told again.
+    scene.head("failed", nonce="def")
+    scene.tick(hours_later=2)
+    assert len(scene.mails()) == 2
+
+
+@pytest.mark.parametrize("detail_type", EVENTS)
+def test_events_of_own_instances_wake_it_and_are_nobodys_mail(
+    scene: Scene, detail_type: str
+) -> None:
     (instance_id,) = scene.instances()
-    done = scene.tick(event=_event(detail_type, instance_id))
-    assert done == {"action": "forward", "reason": f"{detail_type}: {instance_id}"}
-    (message,) = scene.messages()
-    assert message["detail"]["instance-id"] == instance_id
+    assert scene.tick(event=_event(detail_type, instance_id)) == NOTHING
+    assert scene.mails() == []
+    assert instance_id in scene.read("guard.json")["attempts"]
 
 
-def test_events_of_foreign_instances_are_not(scene: Scene) -> None:
+def test_events_of_foreign_instances_are_passed_over(scene: Scene) -> None:
     foreign = scene.start(tags=[{"Key": "Stack", "Value": "OtherStack"}])
-    done = scene.tick(event=_event("EC2 Instance State-change Notification", foreign))
+    scene.head("finished")
+    done = scene.tick(event=_event(EVENTS[2], foreign))
     assert done == {"action": "none", "reason": f"{foreign} is not an instance of this stack"}
-    assert scene.messages() == []
+    assert scene.capacity() == 1
 
 
 def test_an_own_instance_that_ec2_forgot_is_still_known(scene: Scene) -> None:
     now = datetime.now(UTC).timestamp()
     attempt = {"launched": now - 60, "seen": now - 30, "is_live": True}
     scene.write("guard.json", {"format": 1, "stopped": 0.0, "attempts": {"i-0gone": attempt}})
-    done = scene.tick(event=_event("EC2 Instance State-change Notification", "i-0gone"))
-    assert done["action"] == "forward"
-
-
-def test_an_event_can_be_the_moment_to_stop(scene: Scene) -> None:
-    scene.write("head.json", _head("finished"))
-    (instance_id,) = scene.instances()
-    done = scene.tick(event=_event("EC2 Instance State-change Notification", instance_id))
-    assert done["action"] == "to-zero"
-    assert len(scene.messages()) == 2
+    scene.head("finished")
+    assert scene.tick(event=_event(EVENTS[2], "i-0gone"))["action"] == "to-zero"
 
 
 def test_a_stack_without_a_fleet_is_nothing_to_guard(scene: Scene) -> None:
     client("ssm").delete_parameter(Name="/TrainingStack/fleet-id")
-    done = scene.tick()
-    assert done["action"] == "none"
-    assert done["reason"].endswith("no fleet of this stack is above zero")
-
-
-def test_two_guards_at_once_lose_no_attempt(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    read = guard._read_ledger
-    other = {"launched": 0.0, "seen": 36_000.0, "is_live": False}
-
-    def read_and_be_overtaken(settings: guard.Settings) -> Any:
-        found = read(settings)
-        monkeypatch.setattr(guard, "_read_ledger", read)
-        scene.write("guard.json", {"format": 1, "stopped": 0.0, "attempts": {"i-0other": other}})
-        return found
-
-    monkeypatch.setattr(guard, "_read_ledger", read_and_be_overtaken)
-    scene.tick()
-    assert set(scene.read("guard.json")["attempts"]) == {"i-0other", *scene.instances()}
-
-
-def test_fails_when_the_fleet_may_not_be_seen(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # An error that is not "not there" must reach Lambda's retries and the log.
-    client("s3").delete_bucket(Bucket="runs")
-    with pytest.raises(ClientError, match="NoSuchBucket"):
-        scene.tick()
+    assert scene.tick() == NOTHING
 
 
 def test_lambda_calls_it_with_the_constructs_environment(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    variables = {
-        "STACK_NAME": "TrainingStack",
-        "FLEET_PARAMETER": "/TrainingStack/fleet-id",
-        "RUN_BUCKET": "runs",
-        "RUN_PREFIX": "runs/run-1",
-        "TOPIC_ARN": scene.topic_arn,
-        "MAX_BILLED_HOURS": "72",
-        "HEARTBEAT_TIMEOUT_SECONDS": "3600",
-        "MAX_BARREN_ATTEMPTS": "5",
-    }
-    for name, value in variables.items():
+    for name, value in scene.variables.items():
         monkeypatch.setenv(name, value)
-    assert guard.handler(TICK, None)["action"] == "none"
+    assert guard.handler(TICK, None) == NOTHING
     assert json.loads(capsys.readouterr().out)["action"] == "none"
 
 
 def test_the_construct_sets_what_the_handler_reads(only: Any) -> None:
-    function = only("AWS::Lambda::Function")
-    settings = guard.Settings.from_environment(
-        dict.fromkeys(function["Environment"]["Variables"], "1")
+    variables = only("AWS::Lambda::Function")["Environment"]["Variables"]
+    spelled = {name: value if isinstance(value, str) else "1" for name, value in variables.items()}
+    settings = Settings.from_environment(spelled)
+    assert (settings.run_id, settings.notice_seconds) == ("run-1", 120)
+    assert settings.usd_per_hour("g5.2xlarge", "on-demand") == 1.212
+    # A size that a later deploy no longer offers is reckoned as the stack's own.
+    assert settings.usd_per_hour("p9.old", "spot") == settings.usd_per_hour("g5.2xlarge", "spot")
+
+
+def test_lambda_gives_it_the_time_that_a_call_may_take(only: Any) -> None:
+    assert only("AWS::Lambda::Function")["Timeout"] == CALL_SECONDS
+
+
+def test_machines_words_are_read_once(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    scene.failed(scene.start(), "no GPU")
+    scene.tick()
+    since: list[float] = []
+
+    def recorded(settings: Settings, start: float) -> list[Any]:
+        since.append(start)
+        return []
+
+    monkeypatch.setattr(records, "machine_failures", recorded)
+    scene.tick(hours_later=5)
+    (start,) = since
+    assert datetime.now(UTC).timestamp() - start == pytest.approx(
+        records.EVENT_DELAY_SECONDS, abs=60
     )
-    assert settings.max_barren_attempts == 1

@@ -26,7 +26,11 @@ NAMES = {
     "EbsThroughputExceeded",
     "FleetBelowTarget",
     "GuardErrors",
+    "GuardSilent",
 }
+
+# Of EC2 and Lambda, not in the stack's namespace.
+ELSEWHERE = ("TargetCapacity", "FulfilledCapacity", "Errors", "Invocations")
 
 
 @pytest.fixture(scope="module")
@@ -52,12 +56,22 @@ def published(templates: dict[str, Any]) -> set[Metric]:
     }
     fleet = frozenset({("FleetRequestId", ids["AWS::EC2::SpotFleet"])})
     guard = frozenset({("FunctionName", ids["AWS::Lambda::Function"])})
+    clocks = [name for name in templates["TrainingStack"]["Resources"] if "GuardClock" in name]
+    (clock,) = [name for name in clocks if "Permission" not in name and "Allow" not in name]
     services = {
         *(
             Metric(namespace="AWS/EC2Spot", name=name, dimensions=fleet)
             for name in ("TargetCapacity", "FulfilledCapacity")
         ),
-        Metric(namespace="AWS/Lambda", name="Errors", dimensions=guard),
+        *(
+            Metric(namespace="AWS/Lambda", name=name, dimensions=guard)
+            for name in ("Errors", "Invocations")
+        ),
+        Metric(
+            namespace="AWS/Events",
+            name="Invocations",
+            dimensions=frozenset({("RuleName", clock)}),
+        ),
     }
     return {*agent_metrics("TrainingStack").values(), *training, *services}
 
@@ -86,7 +100,7 @@ def test_every_metric_of_the_dashboard_is_published(
     shown = [metric.name for metric in published if f'"{metric.name}"' in text]
     assert {"training_steps", "nvidia_smi_power_draw", "mem_used_percent"} <= set(shown)
     assert text.count('"Training/TrainingStack","') == len(
-        [name for name in shown if name not in ("TargetCapacity", "FulfilledCapacity", "Errors")]
+        [name for name in shown if name not in ELSEWHERE]
     )
 
 
@@ -97,7 +111,8 @@ def test_no_alarm_knows_an_instance(alarms: dict[str, Any]) -> None:
 
 def test_every_alarm_says_why_missing_data_is_what_it_is(alarms: dict[str, Any]) -> None:
     for name, properties in alarms.items():
-        assert properties["TreatMissingData"] == "notBreaching", name
+        treated = "breaching" if name == "GuardSilent" else "notBreaching"
+        assert properties["TreatMissingData"] == treated, name
         description = properties["AlarmDescription"]
         assert any(word in description for word in ("issing", "Lambda reports", "EC2 reports"))
         assert len(description) <= 1024, name
@@ -161,7 +176,9 @@ def test_an_alarm_that_would_go_off_in_health_is_warned_of(
         stack,
         "Alarms",
         parameters=StackParameters.for_size("g5.xlarge", checkpoint_interval="2epochs"),
-        metrics=RunMetrics(stack_name="Alone", fleet_id="sfr-1", guard_name="guard"),
+        metrics=RunMetrics(
+            stack_name="Alone", fleet_id="sfr-1", guard_name="guard", clock_name="clock"
+        ),
         topic=Topic(stack, "Topic"),
         epoch_seconds=epoch_seconds,
     )

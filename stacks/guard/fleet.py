@@ -1,0 +1,104 @@
+"""The stack's Spot fleet and its instances: as EC2 describes them, and the two ways to end them."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from botocore.exceptions import ClientError
+
+from stacks.guard.settings import Settings, client
+
+LIVE_STATES = frozenset(["pending", "running"])
+SPOT, ON_DEMAND = "spot", "on-demand"
+# EC2 gives it to every instance that a Spot fleet starts.
+FLEET_TAG = "aws:ec2spot:fleet-request-id"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Instance:
+    """One instance of the stack; `launched` is in seconds since 1970."""
+
+    id: str
+    run_id: str
+    fleet_id: str  # empty where the tag is missing
+    size: str
+    market: str
+    launched: float
+    is_live: bool
+
+    def __str__(self) -> str:
+        return f"{self.id} ({self.size}, {self.market})"
+
+
+def instances_of_stack(settings: Settings) -> list[Instance]:
+    """Return the stack's instances, of any run, including those of the last hour that ended."""
+    mine = [{"Name": "tag:Stack", "Values": [settings.stack_name]}]
+    pages = client("ec2").get_paginator("describe_instances").paginate(Filters=mine)
+    reservations = [each for page in pages for each in page["Reservations"]]
+    return [_instance(one) for each in reservations for one in each["Instances"]]
+
+
+def _instance(described: dict[str, Any]) -> Instance:
+    tags = {each["Key"]: each["Value"] for each in described.get("Tags", [])}
+    return Instance(
+        id=described["InstanceId"],
+        run_id=tags.get("RunId", ""),
+        fleet_id=tags.get(FLEET_TAG, ""),
+        size=described["InstanceType"],
+        market=SPOT if described.get("InstanceLifecycle") == "spot" else ON_DEMAND,
+        launched=described["LaunchTime"].timestamp(),
+        is_live=described["State"]["Name"] in LIVE_STATES,
+    )
+
+
+def is_of_stack(settings: Settings, instance_id: str) -> bool:
+    """Return whether EC2 lists the instance with this stack's tag."""
+    mine = [
+        {"Name": "instance-id", "Values": [instance_id]},
+        {"Name": "tag:Stack", "Values": [settings.stack_name]},
+    ]
+    return bool(client("ec2").describe_instances(Filters=mine)["Reservations"])
+
+
+def own_fleet_id(settings: Settings) -> str:
+    """Return the id of the stack's fleet; empty while the stack is created or destroyed."""
+    try:
+        parameter = client("ssm").get_parameter(Name=settings.fleet_parameter)
+    except ClientError as error:
+        if error.response["Error"]["Code"] == "ParameterNotFound":
+            return ""
+        raise
+    return str(parameter["Parameter"]["Value"])
+
+
+def read_capacity(fleet_id: str) -> tuple[int, int]:
+    """Return how many instances the fleet is to keep, and how many of them on demand.
+
+    A fleet that is cancelled or gone keeps none.
+    """
+    try:
+        found = client("ec2").describe_spot_fleet_requests(SpotFleetRequestIds=[fleet_id])
+    except ClientError as error:
+        if error.response["Error"]["Code"] == "InvalidSpotFleetRequestId.NotFound":
+            return 0, 0
+        raise
+    for fleet in found["SpotFleetRequestConfigs"]:
+        if fleet["SpotFleetRequestState"] in ("submitted", "active", "modifying"):
+            config = fleet["SpotFleetRequestConfig"]
+            return int(config["TargetCapacity"]), int(config.get("OnDemandTargetCapacity") or 0)
+    return 0, 0
+
+
+def send_to_zero(fleet_id: str) -> None:
+    """Ask the fleet for no instance, on Spot or on demand."""
+    client("ec2").modify_spot_fleet_request(
+        SpotFleetRequestId=fleet_id, TargetCapacity=0, OnDemandTargetCapacity=0
+    )
+
+
+def terminate(instance_id: str) -> None:
+    """Shut an instance down for good; its trainer saves, as at every shutdown."""
+    try:
+        client("ec2").terminate_instances(InstanceIds=[instance_id])
+    except ClientError as error:
+        if error.response["Error"]["Code"] != "InvalidInstanceID.NotFound":
+            raise

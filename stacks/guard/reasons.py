@@ -1,0 +1,115 @@
+"""When a run no longer pays, and what to do then. Pure functions of what is known."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from stacks.guard.ledger import Attempt, Ledger
+from stacks.guard.settings import Settings
+
+DONE_STATES = frozenset(["finished", "failed"])
+# What a machine said may be long; the event in S3 has all of it.
+MAX_SAID_CHARACTERS = 500
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reason:
+    """Why a run is stopped, in one sentence, and what whoever reads it may do."""
+
+    sentence: str
+    advice: str
+    said: tuple[str, ...] = ()
+
+
+def reason_to_stop(
+    settings: Settings,
+    ledger: Ledger,
+    head: Mapping[str, Any] | None,
+    head_written: float,
+    now: float,
+) -> Reason | None:
+    """Return the first reason to stop that applies; a head that could not be read gives none."""
+    return (
+        _over(settings, head)
+        or _too_dear(settings, ledger)
+        or _barren(settings, ledger)
+        or _silent(settings, ledger, head, head_written, now)
+        or _waits(settings, ledger, now)
+    )
+
+
+def _over(settings: Settings, head: Mapping[str, Any] | None) -> Reason | None:
+    state = (head or {}).get("state")
+    if state not in DONE_STATES:
+        return None
+    if state == "finished":
+        advice = f"Receipt, report and weights are below {settings.run_uri}."
+        return Reason(sentence="the run is finished", advice=advice)
+    why = (head or {}).get("reason")
+    command = f"python -m training reopen --run-uri {settings.run_uri} --reason WHY"
+    advice = f"{why or 'The events say why.'}\nOnce that is fixed, take it back: {command}"
+    return Reason(sentence="the run is failed", advice=advice)
+
+
+def _too_dear(settings: Settings, ledger: Ledger) -> Reason | None:
+    hours, usd = ledger.billed_hours(), ledger.billed_usd()
+    if hours > settings.max_billed_hours:
+        return Reason(
+            sentence=f"{hours:.1f} hours billed; max_hours is {settings.max_billed_hours:g}",
+            advice="First deploy with a larger max_hours.",
+        )
+    if settings.max_usd and usd > settings.max_usd:
+        return Reason(
+            sentence=f"${usd:.2f} billed; max_usd is {settings.max_usd:g}",
+            advice="First deploy with a larger max_usd.",
+        )
+    return None
+
+
+def _barren(settings: Settings, ledger: Ledger) -> Reason | None:
+    barren = ledger.barren_attempts()
+    if len(barren) < settings.max_barren_attempts:
+        return None
+    return Reason(
+        sentence=f"{len(barren)} attempts in a row committed nothing",
+        advice="First mend what they say.",
+        said=tuple(_words(name, each) for name, each in barren.items()),
+    )
+
+
+def _words(instance_id: str, attempt: Attempt) -> str:
+    what = ", ".join(filter(None, (attempt.size, attempt.market, f"{attempt.hours * 60:.0f} min")))
+    said = attempt.said[:MAX_SAID_CHARACTERS] or "no event machine-failed"
+    return f"{instance_id} ({what}): {said}"
+
+
+def _silent(
+    settings: Settings,
+    ledger: Ledger,
+    head: Mapping[str, Any] | None,
+    head_written: float,
+    now: float,
+) -> Reason | None:
+    live = [each.launched for each in ledger.attempts.values() if each.is_live]
+    if head is None or not live:
+        return None
+    # A replacement gets the full timeout: it boots and syncs before its first heartbeat.
+    silence = now - max(max(live), head_written)
+    if silence <= settings.heartbeat_timeout_seconds:
+        return None
+    return Reason(
+        sentence=f"no heartbeat for {silence:.0f} s while an instance runs",
+        advice="The run's events and its logs say how far it came.",
+    )
+
+
+def _waits(settings: Settings, ledger: Ledger, now: float) -> Reason | None:
+    hours = (now - ledger.waiting) / 3600 if ledger.waiting else 0.0
+    if not settings.max_wait_hours or hours <= settings.max_wait_hours:
+        return None
+    return Reason(
+        sentence=f"no instance for {hours:.1f} hours; max_wait_hours is "
+        f"{settings.max_wait_hours:g}",
+        advice="The fleet's events say why. More zones, other GPUs (mix_gpus) or "
+        "on_demand_base=1 find capacity sooner.",
+    )

@@ -1,0 +1,155 @@
+"""What the Guard reads of a run in S3, its ledger, and what it tells: events and e-mails."""
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+from botocore.exceptions import ClientError
+
+from contract.keys import EVENTS, GUARD, HEAD, checkpoint_prefix
+from stacks.guard.ledger import Ledger, Note
+from stacks.guard.settings import Settings, client
+
+# Calls may overlap (schedule and events); the loser of a conditional write reads again.
+MAX_WRITE_ATTEMPTS = 5
+# userdata leaves this event when a machine gives up on itself.
+MACHINE_FAILED = "machine-failed"
+_FAILED_KEY = re.compile(
+    r"(?P<time>\d{8}T\d{6})[.\d]*Z-(?P<id>i-\w+)-" + MACHINE_FAILED + r"\.json"
+)
+_TIME = "%Y%m%dT%H%M%S"
+# A machine sends its events some time after they happen.
+EVENT_DELAY_SECONDS = 3600.0
+
+
+class LedgerBusyError(RuntimeError):
+    """Others changed guard.json between each of our reads and writes."""
+
+
+def read_head(settings: Settings) -> tuple[dict[str, Any], float]:
+    """Return head.json and its time in S3; {} and 0 before the first attempt."""
+    found = _get(settings, HEAD)
+    if found is None:
+        return {}, 0.0
+    head = json.loads(found["Body"].read())
+    if not isinstance(head, dict):
+        raise ValueError(f"{settings.run_uri}/{HEAD} is not an object")
+    return head, found["LastModified"].timestamp()
+
+
+def last_commit(settings: Settings, head: dict[str, Any]) -> float:
+    """Return the time in S3 of the newest committed checkpoint's last file; 0 without any."""
+    if not head.get("checkpoints"):
+        return 0.0
+    files = client("s3").list_objects_v2(
+        Bucket=settings.run_bucket,
+        Prefix=f"{settings.run_prefix}/{checkpoint_prefix(head['checkpoints'][-1]['name'])}",
+    )
+    return max((each["LastModified"].timestamp() for each in files.get("Contents", [])), default=0)
+
+
+def machine_failures(settings: Settings, since: float) -> Iterator[tuple[str, float, str]]:
+    """Yield instance id, time and words of each machine's newest failure among events since."""
+    prefix = f"{settings.run_prefix}/{EVENTS}"
+    pages = (
+        client("s3")
+        .get_paginator("list_objects_v2")
+        .paginate(
+            Bucket=settings.run_bucket,
+            Prefix=prefix,
+            StartAfter=prefix + datetime.fromtimestamp(since, UTC).strftime(_TIME),
+        )
+    )
+    newest = {}
+    for page in pages:
+        for each in page.get("Contents", []):
+            if match := _FAILED_KEY.fullmatch(each["Key"].removeprefix(prefix)):
+                newest[match["id"]] = match
+    for instance_id, match in newest.items():
+        found = _get(settings, EVENTS + match[0])
+        event = json.loads(found["Body"].read()) if found else {}
+        when = datetime.strptime(match["time"], _TIME).replace(tzinfo=UTC)
+        yield instance_id, when.timestamp(), str(event.get("message", ""))
+
+
+def read_ledger(settings: Settings) -> tuple[Ledger, str | None]:
+    """Return guard.json and its ETag; an empty ledger and None before the first write."""
+    found = _get(settings, GUARD)
+    if found is None:
+        return Ledger(), None
+    return Ledger.from_json(found["Body"].read()), found["ETag"]
+
+
+def update_ledger(settings: Settings, change: Callable[[Ledger], None]) -> Ledger:
+    """Change guard.json and return it; a writer that loses to another starts again."""
+    for _ in range(MAX_WRITE_ATTEMPTS):
+        ledger, etag = read_ledger(settings)
+        before = ledger.to_json()
+        change(ledger)
+        after = ledger.to_json()
+        if after == before or _write_ledger(settings, after, etag):
+            return ledger
+    raise LedgerBusyError(
+        f"guard.json was changed by others {MAX_WRITE_ATTEMPTS} times in a row; not written"
+    )
+
+
+def record_event(settings: Settings, note: Note) -> None:
+    """Write a note as an event of the run, beside those of the instances."""
+    when = datetime.fromtimestamp(note.time, UTC)
+    record = {
+        "time": when.strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "instance_id": "guard",
+        "name": note.name,
+        "status": "info",
+        **({"about": note.about} if note.about else {}),
+        **note.fields,
+    }
+    name = "-".join(filter(None, (when.strftime(_TIME) + "Z", "guard", note.name, note.about)))
+    client("s3").put_object(
+        Bucket=settings.run_bucket,
+        Key=f"{settings.run_prefix}/{EVENTS}{name}.json",
+        Body=json.dumps(record).encode(),
+        ContentType="application/json",
+    )
+
+
+def publish(settings: Settings, note: Note) -> None:
+    """Send a note to the topic's subscribers."""
+    client("sns").publish(
+        TopicArn=settings.topic_arn,
+        # SNS takes 100 characters of ASCII; the message has the whole headline.
+        Subject=f"{settings.stack_name}: {note.headline}".encode("ascii", "replace").decode()[:100],
+        Message="\n".join([note.headline, "", *note.lines, "", f"Run: {settings.run_uri}"]),
+    )
+
+
+def _get(settings: Settings, name: str) -> Any | None:
+    try:
+        return client("s3").get_object(
+            Bucket=settings.run_bucket, Key=f"{settings.run_prefix}/{name}"
+        )
+    except ClientError as error:
+        if error.response["Error"]["Code"] == "NoSuchKey":
+            return None
+        raise
+
+
+def _write_ledger(settings: Settings, data: bytes, etag: str | None) -> bool:
+    """Write guard.json unless it changed since it was read; return whether it was written."""
+    condition = {"IfMatch": etag} if etag else {"IfNoneMatch": "*"}
+    try:
+        client("s3").put_object(
+            Bucket=settings.run_bucket,
+            Key=f"{settings.run_prefix}/{GUARD}",
+            Body=data,
+            ContentType="application/json",
+            **condition,
+        )
+    except ClientError as error:
+        if error.response["ResponseMetadata"]["HTTPStatusCode"] in (409, 412):
+            return False
+        raise
+    return True

@@ -1,0 +1,74 @@
+"""What the Guard's function is given: the construct's decisions, and clients of AWS services."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import boto3
+from botocore.config import Config
+
+# A service that does not answer must not use up the function's time: the other duties need it.
+_QUICK = Config(
+    connect_timeout=3, read_timeout=8, retries={"mode": "standard", "total_max_attempts": 2}
+)
+
+
+@cache
+def client(service: str) -> Any:
+    """Return the client of a service, made once: creating one costs more than a call."""
+    return boto3.client(service, config=_QUICK)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settings:
+    """The construct's decisions, as the function's environment gives them; 0 is no limit."""
+
+    stack_name: str
+    fleet_parameter: str
+    run_bucket: str
+    run_prefix: str
+    topic_arn: str
+    max_billed_hours: float
+    max_usd: float = 0.0
+    max_wait_hours: float = 0.0
+    heartbeat_timeout_seconds: float
+    max_barren_attempts: int
+    # The time that a notice leaves: what a machine gets to save before the Guard ends it.
+    notice_seconds: float
+    # Dollars per hour by size and market; the stack's own size comes first.
+    prices: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str]) -> "Settings":
+        """Read the variables; a missing one is a KeyError with its name."""
+        return cls(
+            stack_name=environment["STACK_NAME"],
+            fleet_parameter=environment["FLEET_PARAMETER"],
+            run_bucket=environment["RUN_BUCKET"],
+            run_prefix=environment["RUN_PREFIX"],
+            topic_arn=environment["TOPIC_ARN"],
+            max_billed_hours=float(environment["MAX_BILLED_HOURS"]),
+            max_usd=float(environment["MAX_USD"]),
+            max_wait_hours=float(environment["MAX_WAIT_HOURS"]),
+            heartbeat_timeout_seconds=float(environment["HEARTBEAT_TIMEOUT_SECONDS"]),
+            max_barren_attempts=int(environment["MAX_BARREN_ATTEMPTS"]),
+            notice_seconds=float(environment["NOTICE_SECONDS"]),
+            prices=json.loads(environment["USD_PER_HOUR"]),
+        )
+
+    @property
+    def run_id(self) -> str:
+        """The last part of the run's prefix."""
+        return self.run_prefix.rpartition("/")[2]
+
+    @property
+    def run_uri(self) -> str:
+        """Where the run's objects are."""
+        return f"s3://{self.run_bucket}/{self.run_prefix}"
+
+    def usd_per_hour(self, size: str, market: str) -> float:
+        """Return the price of a size; of the stack's own where its price is not given."""
+        known = self.prices.get(size) or next(iter(self.prices.values()), {})
+        return known.get(market, 0.0)

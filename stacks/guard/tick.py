@@ -1,0 +1,165 @@
+"""One call of the Guard: what it knows, what it did, what failed.
+
+Everything is tried on its own: a call that fails leaves its fact unknown and stops nothing else.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from botocore.exceptions import BotoCoreError, ClientError
+
+from stacks.guard import fleet, records
+from stacks.guard.fleet import Instance
+from stacks.guard.ledger import Ledger, Note
+from stacks.guard.reasons import DONE_STATES
+from stacks.guard.settings import Settings
+
+# The longest that a call takes (the function's timeout): until then it tells its own notes.
+CALL_SECONDS = 180.0
+T = TypeVar("T")
+
+
+@dataclass(kw_only=True, slots=True)
+class Tick:
+    """What one call knows. None, and a fleet that `capacity` lacks, could not be read."""
+
+    settings: Settings
+    now: float
+    instances: list[Instance] | None = None  # of the stack, of any run
+    fleet_id: str | None = None  # of the stack's fleet; empty where there is none
+    capacity: dict[str, int] = field(default_factory=dict)  # by fleet; 0 if cancelled or gone
+    on_demand: dict[str, int] = field(default_factory=dict)  # the part of it on demand
+    head: dict[str, Any] | None = None
+    head_written: float = 0.0
+    ledger: Ledger = field(default_factory=Ledger)
+    is_kept: bool = True  # whether guard.json took every change of this call
+    done: list[tuple[str, str]] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+
+    def known(self, what: str, call: Callable[[], T]) -> T | None:
+        """Return what a call returns; if it fails, None, and its error is reported at the end."""
+        try:
+            return call()
+        except (BotoCoreError, ClientError, ValueError, records.LedgerBusyError) as error:
+            self.failed.append(f"{what}: {type(error).__name__}: {error}")
+            return None
+
+    def does(self, what: str, call: Callable[[], None]) -> bool:
+        """Return whether a call succeeds; its error is reported at the end."""
+
+        def succeeds() -> bool:
+            call()
+            return True
+
+        return self.known(what, succeeds) is True
+
+    def look(self) -> None:
+        """Read instances, fleets, head and events; bring the ledger up to date with them."""
+        settings = self.settings
+        self.instances = self.known("instances", lambda: fleet.instances_of_stack(settings))
+        self.fleet_id = self.known("fleet id", lambda: fleet.own_fleet_id(settings))
+        own = [each for each in self.instances or () if each.run_id == settings.run_id]
+        for fleet_id in {self.fleet_of(each) for each in self.live()} | {self.fleet_id or ""}:
+            self._look_at_fleet(fleet_id)
+        if self.fleet_id is None:
+            # The run's instances know, too.
+            wanted = [each.fleet_id for each in own if self.capacity.get(each.fleet_id)]
+            self.fleet_id = wanted[0] if wanted else None
+        found = self.known("head", lambda: records.read_head(settings))
+        if found is not None:
+            self.head, self.head_written = found
+        self._look_at_ledger(own)
+
+    def live(self) -> list[Instance]:
+        """Return the stack's instances that run, of any run."""
+        return [each for each in self.instances or () if each.is_live]
+
+    def fleet_of(self, instance: Instance) -> str:
+        """Return the id of an instance's fleet; the stack's own where it has no tag."""
+        return instance.fleet_id or self.fleet_id or ""
+
+    def unwanted(self) -> list[str]:
+        """Return on-demand instances above their fleet's part, where Spot has the rest.
+
+        A decrease ends Spot instances only: the other machine would wait for the run's lease.
+        """
+        found = []
+        for fleet_id, on_demand in self.on_demand.items():
+            own = [each for each in self.live() if self.fleet_of(each) == fleet_id]
+            spot = sum(each.market == fleet.SPOT for each in own)
+            if self.capacity[fleet_id] and spot >= self.capacity[fleet_id] - on_demand:
+                rest = [each for each in own if each.market == fleet.ON_DEMAND]
+                found += sorted(rest, key=lambda each: each.launched)[on_demand:]
+        return [each.id for each in found]
+
+    def update(self, change: Callable[[Ledger], None]) -> None:
+        """Change the ledger; if guard.json cannot be written, only what this call knows of it."""
+        kept = self.known("ledger", lambda: records.update_ledger(self.settings, change))
+        if kept is not None:
+            self.ledger = kept
+            return
+        if self.is_kept:
+            self.is_kept = False
+            read = self.known("guard.json", lambda: records.read_ledger(self.settings)[0])
+            self.ledger = read or self.ledger
+        change(self.ledger)
+
+    def note(self, note: Note, *, again_after: float) -> None:
+        """Keep something to tell, once: of two calls at the same time, one claims its key."""
+
+        def keep(ledger: Ledger) -> None:
+            if ledger.claim(note.key, self.now, again_after=again_after):
+                ledger.notes.append(note)
+
+        self.update(keep)
+
+    def tell(self) -> None:
+        """Tell the notes of this call, and those that another could not tell."""
+        left = {}
+        for note in self.ledger.notes:
+            if note.time == self.now or self.now - note.time > CALL_SECONDS:
+                left[note.key] = [way for way in note.ways if not self._told(note, way)]
+
+        def settle(ledger: Ledger) -> None:
+            for note in ledger.notes:
+                note.ways = left.get(note.key, note.ways)
+            ledger.notes = [note for note in ledger.notes if note.ways]
+
+        if left:
+            self.update(settle)
+
+    def _told(self, note: Note, way: str) -> bool:
+        tell = {"event": records.record_event, "mail": records.publish}[way]
+        return self.does(f"{way} {note.name}", lambda: tell(self.settings, note))
+
+    def _look_at_fleet(self, fleet_id: str) -> None:
+        if fleet_id:
+            found = self.known("fleet", lambda: fleet.read_capacity(fleet_id))
+            if found is not None:
+                self.capacity[fleet_id], self.on_demand[fleet_id] = found
+        elif self.fleet_id == "":
+            self.capacity[""] = 0
+
+    def _look_at_ledger(self, own: list[Instance]) -> None:
+        head = self.head or {}
+        committed = self.known("commits", lambda: records.last_commit(self.settings, head)) or 0.0
+
+        def observe(ledger: Ledger) -> None:
+            if self.instances is not None:
+                ledger.observe(self.settings, own, self.now)
+                ledger.unwanted = {
+                    each: ledger.unwanted.get(each, self.now) for each in self.unwanted()
+                }
+            ledger.observe_fleets(self.capacity, self.fleet_id, self.now)
+            ledger.committed = max(committed, ledger.committed)
+            if head.get("state") in DONE_STATES and ledger.barren_attempts():
+                ledger.stopped = self.now  # a run that is taken back begins a new series
+
+        self.update(observe)
+        since = max(self.ledger.events_read - records.EVENT_DELAY_SECONDS, 0.0)
+        failures = self.known(
+            "events", lambda: list(records.machine_failures(self.settings, since))
+        )
+        if failures is not None:
+            self.update(lambda ledger: ledger.hear(failures, self.now))

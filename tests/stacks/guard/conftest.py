@@ -1,0 +1,67 @@
+"""The scene of the Guard's tests: a stack on moto with a fleet of one instance."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from moto import mock_aws
+
+from rehearsal.aws import moto_patches
+from stacks.guard.settings import client
+from tests.stacks.guard.scene import ACCOUNT, MOTOS_IMAGE, REGION, TAGS, Scene
+
+
+@contextmanager
+def _fleets_of_templates() -> Iterator[None]:
+    """The embedded AWS's fleets, as moto's own know neither templates nor on-demand capacity."""
+    moto_patches.install()
+    yield
+    moto_patches.uninstall()
+
+
+@pytest.fixture
+def scene(monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "testing")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", REGION)
+    # Loading them takes most of moto's start.
+    monkeypatch.setenv("MOTO_EC2_LOAD_DEFAULT_AMIS", "false")
+    with mock_aws(), _fleets_of_templates():
+        ec2 = client("ec2")
+        client("s3").create_bucket(Bucket="runs")
+        template = ec2.create_launch_template(
+            LaunchTemplateName="training",
+            LaunchTemplateData={
+                "ImageId": MOTOS_IMAGE,
+                "InstanceType": "g5.xlarge",
+                "TagSpecifications": [{"ResourceType": "instance", "Tags": TAGS}],
+            },
+        )["LaunchTemplate"]["LaunchTemplateId"]
+        version = {"LaunchTemplateId": template, "Version": "1"}
+        fleet_id = ec2.request_spot_fleet(
+            SpotFleetRequestConfig={
+                "IamFleetRole": f"arn:aws:iam::{ACCOUNT}:role/fleet",
+                "TargetCapacity": 1,
+                "AllocationStrategy": "priceCapacityOptimized",
+                "LaunchTemplateConfigs": [{"LaunchTemplateSpecification": version}],
+            }
+        )["SpotFleetRequestId"]
+        client("ssm").put_parameter(Name="/TrainingStack/fleet-id", Value=fleet_id, Type="String")
+        topic_arn = client("sns").create_topic(Name="notifications")["TopicArn"]
+        variables = {
+            "STACK_NAME": "TrainingStack",
+            "FLEET_PARAMETER": "/TrainingStack/fleet-id",
+            "RUN_BUCKET": "runs",
+            "RUN_PREFIX": "runs/run-1",
+            "TOPIC_ARN": topic_arn,
+            "MAX_BILLED_HOURS": "72",
+            "MAX_USD": "0",
+            "MAX_WAIT_HOURS": "0",
+            "DEADLINE_HOURS": "0",
+            "NOTICE_SECONDS": "120",
+            "USD_PER_HOUR": json.dumps({"g5.xlarge": {"spot": 0.5, "on-demand": 1.0}}),
+            "HEARTBEAT_TIMEOUT_SECONDS": "3600",
+            "MAX_BARREN_ATTEMPTS": "3",
+        }
+        yield Scene(fleet_id=fleet_id, topic_arn=topic_arn, variables=variables)

@@ -1,0 +1,40 @@
+"""What machines leave for the Guard, as their own programs name it."""
+
+import json
+import re
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from stacks.guard.records import MACHINE_FAILED, machine_failures
+from stacks.guard.settings import Settings
+from tests.stacks.guard.scene import Scene
+from userdata.events import leave_event
+
+USERDATA = Path(__file__).parents[3] / "userdata"
+
+
+def test_the_words_of_a_machine_are_found_by_the_name_that_it_gives_them(
+    scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MACHINE_ROOT", str(tmp_path))
+    monkeypatch.setenv("INSTANCE_ID", "i-0abc")
+    began = datetime.now(UTC).timestamp()
+    for name, message in (("boot-disk", "no"), (MACHINE_FAILED, "first"), (MACHINE_FAILED, "last")):
+        event = leave_event(name, "failed", message=message)
+        scene.write(f"events/{event.name}", json.loads(event.read_text()))
+    settings = Settings.from_environment(scene.variables)
+    ((instance_id, when, said),) = machine_failures(settings, began - 60)
+    assert (instance_id, said) == ("i-0abc", "last")
+    assert when == pytest.approx(began, abs=60)
+    assert list(machine_failures(settings, began + 3600)) == []
+
+
+def test_every_script_gives_it_that_name() -> None:
+    scripts = {path.name: path.read_text() for path in USERDATA.glob("*.sh")}
+    naming = {name for name, text in scripts.items() if MACHINE_FAILED in text}
+    assert naming == {"first_boot.sh", "service_failed.sh"}
+    # The user data has no events.py yet, and spells the object's key.
+    (key,) = re.findall(rf"events/.*-{MACHINE_FAILED}\.json", scripts["first_boot.sh"])
+    assert key == f"events/$(date -u +%Y%m%dT%H%M%SZ)-$instance-{MACHINE_FAILED}.json"

@@ -1,0 +1,85 @@
+"""The limits of a run: by its plan where there is one, as given otherwise, never contradictory."""
+
+import dataclasses
+
+import pytest
+
+from sizing.plan.plan import Plan
+from stacks.parameters import StackParameters, limits
+from stacks.parameters.limits import plan_run
+
+SIZE = "g5.xlarge"
+
+
+def parameters(**given: object) -> StackParameters:
+    return StackParameters.for_size(SIZE, **given)
+
+
+def taking(hours_p90: float) -> Plan:
+    """The plan of the default run, as if one in ten took so many machine hours."""
+    plan = plan_run(parameters())
+    assert plan.spot is not None
+    return dataclasses.replace(
+        plan, spot=dataclasses.replace(plan.spot, machine_hours_p90=hours_p90)
+    )
+
+
+@pytest.mark.parametrize(("hours_p90", "most"), [(0.1, 4), (20.1, 61), (5000, 8760)])
+def test_the_hours_are_three_times_the_machine_hours_of_the_plan_and_at_least_four(
+    hours_p90: float, most: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = taking(hours_p90)
+    monkeypatch.setattr(limits, "make_plan", lambda request: plan)
+    assert parameters().max_hours == most
+
+
+def test_the_dollars_are_the_hours_at_the_list_price() -> None:
+    assert parameters(max_hours=100).max_usd == 101
+    assert parameters(max_usd="2.5").max_usd == 2.5
+    assert parameters(max_usd="0").max_usd == 0
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"workload": "mine.models:Clips"},
+        {"overrides": "epochs=1000"},
+        {"dataset": "all-clips"},
+    ],
+    ids=["own code", "another length", "other data"],
+)
+def test_what_no_plan_covers_has_72_hours(given: dict[str, object]) -> None:
+    assert (parameters(**given).max_hours, parameters(**given).max_usd) == (72, 73)
+
+
+def test_a_smaller_micro_batch_is_still_the_planned_run() -> None:
+    assert parameters(overrides="micro_batch=8").max_hours < 72
+
+
+def test_a_run_on_demand_is_limited_by_its_uninterrupted_hours(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plan = taking(100)
+    monkeypatch.setattr(limits, "make_plan", lambda request: plan)
+    assert parameters(on_demand_base=1).max_hours < 100
+
+
+def test_an_empty_value_is_no_limit() -> None:
+    none = parameters(deadline_hours="", max_wait_hours="", max_usd="")
+    assert (none.deadline_hours, none.max_wait_hours, none.max_usd) == (0, 0, 0)
+
+
+def test_a_rehearsal_may_give_fractions_of_hours() -> None:
+    short = parameters(max_hours="0.05", max_wait_hours="0.001", deadline_hours="0.25")
+    assert (short.max_hours, short.max_wait_hours, short.deadline_hours) == (0.05, 0.001, 0.25)
+
+
+def test_fails_for_a_deadline_without_spot_to_fall_back_from() -> None:
+    with pytest.raises(ValueError, match="deadline_hours is 5 and on_demand_base 1: a fleet that"):
+        parameters(deadline_hours=5, on_demand_base=1)
+
+
+def test_limits_of_a_run_that_no_plan_covers_are_not_judged_by_one() -> None:
+    judged, other = (parameters(max_hours=1, overrides=given) for given in ("", "epochs=1"))
+    assert plan_run(judged).request.max_hours == 1
+    assert plan_run(other).request.max_hours is None
