@@ -169,7 +169,7 @@ def _spot(plan: Plan) -> str | None:
                 "on_demand_base=1 avoids them"
             )
         return None
-    spot = plan.spot.usd_p50 or 0.0
+    spot = plan.spot.usd_of_p50_work or 0.0
     if spot <= plan.usd_on_demand * EVEN:
         return None
     return (
@@ -249,10 +249,10 @@ def _spot_warnings(plan: Plan) -> list[str]:
         )
     elif plan.notice.total > plan.notice.budget * TIGHT:
         found.append(f"the notice is tight: {plan.notice.sentence()}")
-    if plan.spot is not None and (plan.spot.usd_p50 or 0.0) > plan.usd_on_demand / EVEN:
+    if plan.spot is not None and (plan.spot.usd_of_p50_work or 0.0) > plan.usd_on_demand / EVEN:
         found.append(
-            f"Spot saves nothing: ${plan.spot.usd_p50:.2f} (p50) beside ${plan.usd_on_demand:.2f} "
-            "on demand"
+            f"Spot saves nothing: ${plan.spot.usd_of_p50_work:.2f} (p50) beside "
+            f"${plan.usd_on_demand:.2f} on demand"
         )
     if not plan.host.can_hold(plan.checkpoint_bytes):
         found.append(
@@ -266,9 +266,10 @@ def _spot_warnings(plan: Plan) -> list[str]:
             f"({plan.work.seconds / 60:.0f} min)"
         )
     limit = plan.request.max_hours
-    if plan.spot is not None and limit is not None and plan.spot.hours_p90 > limit:
+    if plan.spot is not None and limit is not None and plan.spot.machine_hours_p90 > limit:
         found.append(
-            f"one run in ten takes {plan.spot.hours_p90:.1f} hours or more; max_hours is {limit:g}"
+            f"one run in ten is billed {plan.spot.machine_hours_p90:.1f} hours or more; max_hours "
+            f"is {limit:g}"
         )
     return found
 
