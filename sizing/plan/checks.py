@@ -212,7 +212,12 @@ def _up(value: float) -> str:
 
 def find_warnings(plan: Plan) -> tuple[str, ...]:
     """Return what is tight or unknown, each in one sentence."""
-    return (*_resource_warnings(plan), *_spot_warnings(plan), *_knowledge_warnings(plan))
+    return (
+        *_resource_warnings(plan),
+        *_spot_warnings(plan),
+        *_deadline_warnings(plan),
+        *_knowledge_warnings(plan),
+    )
 
 
 def _resource_warnings(plan: Plan) -> list[str]:
@@ -272,6 +277,16 @@ def _spot_warnings(plan: Plan) -> list[str]:
             f"is {limit:g}"
         )
     return found
+
+
+def _deadline_warnings(plan: Plan) -> list[str]:
+    limit = plan.request.deadline_hours
+    if limit is None or not plan.hours_on_demand <= limit < plan.hours_high:
+        return []
+    return [
+        f"one run in ten takes {plan.hours_high:.1f} hours or more even on demand; deadline_hours "
+        f"is {limit:g}"
+    ]
 
 
 def _knowledge_warnings(plan: Plan) -> list[str]:

@@ -105,6 +105,17 @@ def test_a_limit_is_compared_with_billed_hours(tmp_path: Path) -> None:
         assert any("one run in ten is billed" in text for text in found.warnings) == says
 
 
+def test_a_deadline_within_the_range_of_the_work_is_a_warning(tmp_path: Path) -> None:
+    made = plan(tmp_path)
+    within = (made.hours_on_demand + made.hours_high) / 2
+    found = {
+        hours: found_in(tmp_path, deadline_hours=hours).warnings
+        for hours in (within, 1.01 * made.hours_high)
+    }
+    says = [any("even on demand" in text for text in warnings) for warnings in found.values()]
+    assert says == [True, False]
+
+
 def test_fails_on_a_micro_batch_of_nothing(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="micro_batch is 0; give at least 1"):
         plan(tmp_path, micro_batch=0)
