@@ -172,10 +172,17 @@ def _spot(plan: Plan) -> str | None:
     spot = plan.spot.usd_of_p50_work or 0.0
     if spot <= plan.usd_on_demand * EVEN:
         return None
+    an_hour, on_demand = (p.usd_per_hour for p in (plan.inputs.spot_price, plan.inputs.price))
+    if an_hour >= on_demand:
+        why = f"an hour costs ${an_hour:.3f} on Spot and ${on_demand:.3f} on demand"
+    else:
+        why = (
+            f"{plan.spot.interruptions:.1f} interruptions cost {plan.restart.seconds / 60:.0f} "
+            "minutes each"
+        )
     return (
         f"Spot costs more than it saves: ${spot:.2f} (p50) beside ${plan.usd_on_demand:.2f} on "
-        f"demand, because {plan.spot.interruptions:.1f} interruptions cost "
-        f"{plan.restart.seconds / 60:.0f} minutes each; on_demand_base=1 is cheaper"
+        f"demand, because {why}; on_demand_base=1 is cheaper"
     )
 
 
@@ -254,10 +261,10 @@ def _spot_warnings(plan: Plan) -> list[str]:
         )
     elif plan.notice.total > plan.notice.budget * TIGHT:
         found.append(f"the notice is tight: {plan.notice.sentence()}")
-    if plan.spot is not None and (plan.spot.usd_of_p50_work or 0.0) > plan.usd_on_demand / EVEN:
+    usd = plan.spot.usd_of_p50_work or 0.0 if plan.spot is not None else 0.0
+    if plan.usd_on_demand / EVEN < usd <= plan.usd_on_demand * EVEN:
         found.append(
-            f"Spot saves nothing: ${plan.spot.usd_of_p50_work:.2f} (p50) beside "
-            f"${plan.usd_on_demand:.2f} on demand"
+            f"Spot saves nothing: ${usd:.2f} (p50) beside ${plan.usd_on_demand:.2f} on demand"
         )
     if not plan.host.can_hold(plan.checkpoint_bytes):
         found.append(

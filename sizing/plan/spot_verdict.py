@@ -36,9 +36,10 @@ def spot_verdict(plan: Plan, *, saving: float | None = None) -> SpotVerdict:
         f"{spot.interruptions:.2g} interruptions are expected, each costs "
         f"{plan.interruption_seconds / 60:.1f} min and ${plan.usd_of_interruption:.2f}"
     )
+    saves = f"saves {saving:.0f} %" if saving >= 0 else f"costs {-saving:.0f} % more"
     if saving < _LEAST_SAVING_PERCENT:
-        return SpotVerdict(suits="no", reasons=(f"it saves {saving:.0f} % (p50)", each))
-    reasons, cares = [f"it saves {saving:.0f} % (p50)", each], []
+        return SpotVerdict(suits="no", reasons=(f"it {saves} (p50)", each))
+    reasons, cares = [f"it {saves} (p50)", each], []
     if spot.no_machine_share:
         reasons.append(f"{spot.no_machine_share:.0%} chance that no machine is free at the start")
     if plan.notice.fits:

@@ -7,7 +7,7 @@ import pytest
 from sizing.models.fitted import fitted
 from sizing.plan.checks import Findings, check_plan
 from sizing.plan.report import one_line, to_json
-from sizing.plan.spot_verdict import saving_percent
+from sizing.plan.spot_verdict import saving_percent, spot_verdict
 from tests.sizing import sample_footprints
 from tests.sizing.sample_plan import plan
 
@@ -103,6 +103,14 @@ def test_a_limit_is_compared_with_billed_hours(tmp_path: Path) -> None:
     for limit, says in limits.items():
         found = found_in(tmp_path, footprint={"epochs": 2000}, max_hours=limit)
         assert any("one run in ten is billed" in text for text in found.warnings) == says
+
+
+def test_fails_on_a_spot_price_above_on_demand_for_that_reason(tmp_path: Path) -> None:
+    dear = plan(tmp_path, usd_per_hour=5.0)
+    found = check_plan(dear)
+    assert "an hour costs $5.000 on Spot and $1.212 on demand" in found.problems["spot"]
+    assert not any("Spot saves nothing" in text for text in found.warnings)
+    assert spot_verdict(dear).reasons[0].startswith("it costs ")
 
 
 def test_a_deadline_within_the_range_of_the_work_is_a_warning(tmp_path: Path) -> None:
