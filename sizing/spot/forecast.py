@@ -130,8 +130,7 @@ def estimate(
 
 
 def _quantiles(samples: Array) -> Array:
-    """Return p50 and p90; each sample is the middle of its step of probability."""
-    return np.asarray(np.quantile(samples, (0.5, 0.9), method="hazen"))
+    return np.asarray(np.quantile(samples, (0.5, 0.9)))
 
 
 def _samples(run: SimulatedRun, trace: Trace | None) -> tuple[Array, Array, float]:

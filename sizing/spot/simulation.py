@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sizing.spot.interval import NEVER
-from sizing.spot.pattern import MACHINES, Array, Pattern, draws_of
+from sizing.spot.pattern import MACHINES, NUM_LEVELS, NUM_LUCKS, Array, Pattern, draws_of
 
 MOST_MACHINES = 200_000
 # Equal steps of probability of the work; p10, p50 and p90 are the middles of three of them.
@@ -106,6 +106,8 @@ def simulate(run: SimulatedRun) -> tuple[Array, Array, float]:
     if run.rate_per_hour < NEVER:
         saves = np.maximum(np.ceil(works / run.interval_seconds) - 1, 0)
         once = run.start_seconds + works + saves * run.checkpoint_seconds
+        # Many of each: a quantile is then one of them, not between two.
+        once = np.repeat(once, NUM_LEVELS * NUM_LUCKS)
         return once, once, 0.0
     # Most runs need few machines: try a few first.
     for columns in MACHINES:
