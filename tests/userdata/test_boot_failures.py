@@ -118,7 +118,7 @@ def test_user_data_ends_the_machine_wherever_it_fails(tmp_path: Path) -> None:
     aws.write_text('#!/bin/bash\necho "$*" >>"$MACHINE_ROOT/calls"\n')
     aws.chmod(0o755)
     # Nobody reads what it says.
-    with open("/dev/full", "w", encoding="utf-8") as log:
+    with Path("/dev/full").open("w") as log:
         subprocess.run(
             ["bash", USERDATA / "first_boot.sh"],
             env={"MACHINE_ROOT": str(tmp_path), "PATH": f"{aws.parent}:/usr/bin:/bin"},

@@ -21,7 +21,7 @@ from training.store.local_dataset import (
     parse_manifest,
     syncing,
 )
-from training.store.protocol import Store, StoreError, Stored
+from training.store.protocol import Store, Stored, StoreError
 from training.store.unfinished import UnfinishedFile, sweep, write_whole
 from training.store.verified import Entry, VerifiedFiles, sha256_of
 
@@ -140,7 +140,7 @@ def _fetch(store: Store, entry: Entry, out: Path, verified: VerifiedFiles) -> bo
             f"{store.uri}/{entry['name']} has {size} bytes, not {entry['bytes']} as in the "
             "manifest; upload it again"
         )
-    # Not a UserError: a machine whose memory or disk fails finds the same, and another one does not.
+    # Not a UserError: a machine whose memory or disk fails finds the same.
     raise StoreError(
         f"{store.uri}/{entry['name']} does not match its checksum in the manifest; if it does not "
         "on another machine either, upload it again"
