@@ -19,7 +19,7 @@ WORKERS = --numprocesses=$(shell $(PYTHON) -c 'import os; print(min(4, 1 + (os.c
 # The parts of `make check`, in the order of their length: the first two take both cores.
 CHECKS := check-types check-templates check-style check-imports check-scripts
 
-.PHONY: help setup demo test slow bughunt compat check $(CHECKS) checkov format synth diff review doctor deploy destroy aws-local parameters requirements clean
+.PHONY: help setup demo drill test slow bughunt compat check $(CHECKS) checkov format synth diff review doctor deploy destroy aws-local parameters requirements clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -46,6 +46,9 @@ $(WHEELS): userdata/requirements.txt | $(READY)
 
 demo: $(READY) ## the main job on the embedded AWS: deploy, train, interrupt, resume, prove equality
 	@$(BIN)/python -m rehearsal demo
+
+drill: $(READY) ## rehearse what can go wrong, each to its end: make drill ARGS="--list", ARGS="bad-gpu notice"
+	@$(BIN)/python -m rehearsal drill $(ARGS)
 
 test: $(READY) ## the tests that need no GPU, AWS account or root
 	@$(BIN)/python -m pytest $(WORKERS) --durations=15 $(ARGS)

@@ -39,7 +39,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     ours.add_argument("--rounds", type=int, default=5, help="alternating, default: %(default)s")
     start = commands.add_parser("boot", help="time from user data to the first optimizer step")
     start.add_argument("--machines", type=int, default=3, help="boots, default: %(default)s")
-    policies = commands.add_parser("simulate", help="Spot policies on the public traces")
+    policies = commands.add_parser("spot", help="Spot policies on the public traces")
     hours = commands.add_parser("forecast", help="forecasts beside traces that are left out")
     for command in (policies, hours):
         command.add_argument("--traces", type=Path, required=True, help="folder of .json traces")
@@ -83,7 +83,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
 _MEASURES: Mapping[str, Callable[[argparse.Namespace], Sequence[dict[str, Any]]]] = {
     "synth": lambda given: synth.measure(rounds=given.rounds),
     "boot": lambda given: boot.measure(machines=given.machines),
-    "simulate": lambda given: spot.measure(folder=given.traces, num_starts=given.starts),
+    "spot": lambda given: spot.measure(folder=given.traces, num_starts=given.starts),
     "forecast": lambda given: forecast.measure(folder=given.traces),
     "checkpoint": lambda given: checkpoint.columns(
         checkpoint.measure(rounds=given.rounds, megabytes=given.megabytes, folder=given.folder)
@@ -114,7 +114,7 @@ def main() -> int:
         return 2
     if arguments.json:
         print(json.dumps({"machine": machine(), "rows": rows}, indent=2))
-    elif arguments.command in ("simulate", "forecast"):
+    elif arguments.command in ("spot", "forecast"):
         tables.show(rows, title=machine())
         tables.show(spot.count(arguments.traces))
     else:

@@ -18,11 +18,18 @@ from sizing.spot.traces import Trace, load_fleet, load_trace, statistics
 # What a periodic save and a commit cost: while training continues (as the trainer does), while it
 # waits, and for a large model on a slow machine.
 SETTINGS = {
-    "save 1 s": Question(),
+    **{
+        f"{hours} h of work in {1.5 * hours:g} h": Question(
+            work_hours=hours, deadline_hours=1.5 * hours
+        )
+        for hours in (48, 12, 4, 2)
+    },
     "save 15 s": Question(checkpoint=15.0),
-    "save 60 s, restart 300 s": Question(num_starts=100, checkpoint=60.0, save=60.0, restart=300.0),
+    "save 60 s, restart 300 s": Question(checkpoint=60.0, save=60.0, restart=300.0),
     "tight: 48 h of work in 53 h": Question(deadline_hours=53.0),
     "the paper's delay: restart 720 s": Question(restart=720.0),
+    "a call every 10 min": Question(tick=600.0),
+    "Spot at 30 %": Question(spot_per_hour=0.3),
 }
 
 

@@ -1,4 +1,4 @@
-"""Rehearse on a laptop: the main job, the embedded AWS alone, or every alarm."""
+"""Rehearse on a laptop: the main job, what can go wrong, every alarm, or the AWS alone."""
 
 import argparse
 import json
@@ -12,19 +12,24 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
+from rich.table import Table
 
 from contract.errors import EXIT_STOPPED
 from rehearsal.alarms.trial import trial_table, try_alarms
 from rehearsal.aws import EmbeddedAws, PortInUse
 from rehearsal.drill.cdk import run_cdk
 from rehearsal.drill.children import ChildFailed, Children
-from rehearsal.drill.demo import REPOSITORY, Demo, DemoSettings, RehearsalFailed, clear
+from rehearsal.drill.demo import Demo, DemoSettings, clear
+from rehearsal.drill.deployment import REPOSITORY, RehearsalFailed
 from rehearsal.drill.interruptions import SYNTAX, PlannedInterruption, parse_interruption
 from rehearsal.drill.lineage import read_lineage
 from rehearsal.drill.receipt import find_faults, make_receipt, receipt_rows, show_receipt
 from rehearsal.drill.report import write_report
+from rehearsal.scenarios.scenario import choose
+from rehearsal.scenarios.series import Series, outcome_table, scenario_table
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 # After a notice training continues at most to the end of its stage: one stage is left to kill in.
@@ -35,7 +40,27 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     """Read the command line."""
     parser = argparse.ArgumentParser(prog="python -m rehearsal", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    demo = commands.add_parser("demo", help="deploy, train, interrupt, resume, finish, prove")
+    _add_demo(commands.add_parser("demo", help="deploy, train, interrupt, resume, finish, prove"))
+    drill = commands.add_parser("drill", help="rehearse what can go wrong, one scenario each")
+    drill.add_argument(
+        "names", nargs="*", metavar="NAME", help="a drill of --list, or a .toml file; default: all"
+    )
+    drill.add_argument("--list", action="store_true", help="show the drills and run none")
+    drill.add_argument("--out", type=Path, default=Path("out/drill"), help="default: %(default)s")
+    drill.add_argument("--json", action="store_true", help="print the table as JSON")
+    aws = commands.add_parser("aws", help="start the embedded AWS, bootstrapped, until Ctrl-C")
+    aws.add_argument(
+        "--port", type=int, default=5566, help="0 for a free one, default: %(default)s"
+    )
+    alarms = commands.add_parser("alarms", help="try every alarm on its fault and on healthy runs")
+    alarms.add_argument(
+        "--template", type=Path, help="TrainingStack's template; by default cdk synth writes one"
+    )
+    alarms.add_argument("--json", action="store_true", help="print the table as JSON")
+    return parser.parse_args(arguments)
+
+
+def _add_demo(demo: argparse.ArgumentParser) -> None:
     demo.add_argument("--out", type=Path, default=Path("out/demo"), help="default: %(default)s")
     demo.add_argument("--size", default="g5.xlarge", help="instance type, default: %(default)s")
     demo.add_argument("--workload", default="trajectory", help="default: %(default)s")
@@ -63,16 +88,6 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     demo.add_argument("--no-interruptions", action="store_true", help="do not interrupt the run")
     demo.add_argument("--timeout-seconds", type=float, default=1500, help="default: %(default)s")
     demo.add_argument("--json", action="store_true", help="print the receipt as JSON")
-    aws = commands.add_parser("aws", help="start the embedded AWS, bootstrapped, until Ctrl-C")
-    aws.add_argument(
-        "--port", type=int, default=5566, help="0 for a free one, default: %(default)s"
-    )
-    alarms = commands.add_parser("alarms", help="try every alarm on its fault and on healthy runs")
-    alarms.add_argument(
-        "--template", type=Path, help="TrainingStack's template; by default cdk synth writes one"
-    )
-    alarms.add_argument("--json", action="store_true", help="print the table as JSON")
-    return parser.parse_args(arguments)
 
 
 def _interruption_argument(text: str) -> PlannedInterruption:
@@ -110,7 +125,7 @@ def main() -> int:
         with lock:
             print(f"[{time.monotonic() - started:6.1f} s] {text}", file=sys.stderr, flush=True)
 
-    commands = {"aws": serve, "alarms": show_alarms, "demo": rehearse}
+    commands = {"aws": serve, "alarms": show_alarms, "demo": rehearse, "drill": run_drills}
     with stopped_by_signals():
         try:
             return commands[arguments.command](arguments, say)
@@ -160,6 +175,39 @@ def rehearse(arguments: argparse.Namespace, say: Callable[[str], None]) -> int:
         print(f"rehearsal: broken promise: {fault}", file=sys.stderr)
     say(f"receipt: {path}, report: {report}")
     return 1 if faults else 0
+
+
+def run_drills(arguments: argparse.Namespace, say: Callable[[str], None]) -> int:
+    """Rehearse the chosen scenarios; return 1 if one did not end as written."""
+    scenarios = choose(arguments.names)
+    if arguments.list:
+        records = [{"name": each.name, "about": each.about} for each in scenarios]
+        _show(records, scenario_table(scenarios), as_json=arguments.json)
+        return 0
+    folder = (REPOSITORY / arguments.out).resolve()
+    clear(folder)
+    outcomes = []
+    with (folder / "cdk.log").open("a", encoding="utf-8") as log, EmbeddedAws() as aws:
+
+        def keep(text: str) -> None:
+            print(text, file=log, flush=True)
+
+        with Children(say=keep, environment=child_environment(aws), folder=REPOSITORY) as children:
+            series = Series(scenarios=scenarios, folder=folder, aws=aws, children=children, say=say)
+            for outcome in series.run():
+                outcomes.append(outcome)
+                # After each, so that Ctrl-C keeps those before it.
+                records = [asdict(each) for each in outcomes]
+                (folder / "drills.json").write_text(json.dumps(records, indent=2) + "\n")
+    _show(records, outcome_table(outcomes), as_json=arguments.json)
+    return 1 if any(each.faults for each in outcomes) else 0
+
+
+def _show(records: Sequence[dict[str, Any]], table: Table, *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(records, indent=2))
+    else:
+        Console(width=None if sys.stdout.isatty() else 160).print(table)
 
 
 def serve(arguments: argparse.Namespace, say: Callable[[str], None]) -> int:

@@ -14,6 +14,7 @@ from aws_cdk import Annotations, Stack, Token
 from sizing.catalogue import PRICE_REGION, hourly_price, spot_price
 from sizing.models.footprints import NotMeasuredError
 from sizing.plan.checks import check_plan
+from sizing.plan.deadline import sentence, with_fallback
 from sizing.plan.report import one_line, to_json
 from stacks.parameters import StackParameters
 from stacks.parameters.limits import MICRO_BATCH, plan_run
@@ -59,6 +60,11 @@ def annotate(stack: Stack, parameters: StackParameters) -> dict[str, Any] | None
     try:
         plan = plan_run(parameters, price_region(stack, parameters.size))
     except NotMeasuredError as unknown:
+        if parameters.deadline_hours:
+            raise ValueError(
+                f"deadline_hours is {parameters.deadline_hours:g}, but how long the run takes is "
+                f"not known: {unknown}"
+            ) from unknown
         notes.add_info_v2("plan:none", f"no plan: {unknown}")
         return None
     findings = check_plan(plan).accepting(_accepted(parameters))
@@ -67,6 +73,10 @@ def annotate(stack: Stack, parameters: StackParameters) -> dict[str, Any] | None
         names = ",".join(findings.problems)
         raise ValueError(f"{refused} (to deploy anyway: -c accept={names})")
     notes.add_info_v2("plan", one_line(plan))
+    fallback = with_fallback(plan)
+    if fallback is not None:
+        deadline = f"deadline_hours={fallback.deadline_hours:g}: {sentence(fallback)}"
+        notes.add_info_v2("plan:deadline", deadline)
     for warning in (*findings.warnings, *_unplanned(parameters)):
         # `cdk acknowledge` takes this id: the first words of the warning, without figures.
         words = re.findall(r"(?<!\S)[a-z]+(?!\S)", warning.lower())

@@ -93,6 +93,7 @@ class TrainingStack(Stack):
             self,
             "Guard",
             parameters=parameters,
+            plan=self.plan,
             run_bucket=data.run_bucket,
             run_prefix=data.run_prefix,
             fleet_parameter=self._fleet_parameter,

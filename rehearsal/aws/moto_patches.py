@@ -38,6 +38,7 @@ def _request_spot_fleet(self: Any) -> ActionResult:
         return _ORIGINAL_REQUEST(self)
     fleet = TemplateFleet(self.ec2_backend, dict(config))
     self.ec2_backend.spot_fleet_requests[fleet.id] = fleet
+    fleet.reach_target()
     return ActionResult({"SpotFleetRequestId": fleet.id})
 
 

@@ -12,6 +12,7 @@ import boto3
 from botocore.config import Config
 from moto.core.config import default_user_config
 from moto.core.models import DEFAULT_ACCOUNT_ID
+from moto.ec2.models import ec2_backends
 from moto.moto_api._internal.models import moto_api_backend
 from moto.ssm.models import ssm_backends
 from werkzeug.serving import BaseWSGIServer, WSGIRequestHandler, make_server
@@ -20,19 +21,23 @@ from cloudformation.account import Account
 from cloudformation.engine import Engine
 from cloudformation.resources import REGISTRY
 from cloudformation.service import CloudFormation
-from rehearsal.aws import moto_patches
+from rehearsal.aws import moto_patches, spot_fleet
+from rehearsal.aws.capacity import Capacity
+from rehearsal.aws.denials import check_actions
 from rehearsal.aws.front import Front
 from rehearsal.aws.images import offer_images
 
 LIMITS = {
-    "permissions": "IAM policies are stored, not evaluated; of bucket policies, statements about "
-    "everybody are evaluated, with the operators of rehearsal/aws/bucket_policies.py",
+    "permissions": "IAM policies are stored, not evaluated; a drill names actions to deny to the "
+    "instances; of bucket policies, statements about everybody are evaluated, with the operators "
+    "of rehearsal/aws/bucket_policies.py",
     "CompleteMultipartUpload": "ignores If-Match and bucket policies on PutObject",
     "S3 metadata": "keys with underscores are lost in transit",
     "Lambda": "functions are stored with their code, not run: the rehearsal's event bus runs the "
     "handler; GetFunction's Code.Location leads nowhere",
     "EventBridge": "rules are stored; the rehearsal's event bus delivers",
-    "Spot": "capacity is unlimited and goes to the first override; nothing is charged",
+    "Spot": "a pool's machines and price come from the rehearsal, by default without limit; every "
+    "allocation strategy takes the cheapest pool that has a machine; nothing is charged",
     "stack events": "resources are created one after the other, not in parallel",
     "aws: tags": "resources have no aws:cloudformation:* tags",
     "CloudFormation": "no nested stacks, no imports, no drift, no Transform, no hooks, no stack "
@@ -65,9 +70,11 @@ class EmbeddedAws:
         self.region = region
         self.account = DEFAULT_ACCOUNT_ID
         self._patience_seconds = patience_seconds
+        self.capacity = Capacity()
         self.engine = self._new_engine()
         self._clients: dict[str, Any] = {}
         self._lock = threading.Lock()
+        self._front = Front({})
         self._server: BaseWSGIServer | None = None
         self._thread: threading.Thread | None = None
 
@@ -89,9 +96,10 @@ class EmbeddedAws:
         moto_api_backend.reset()
         moto_patches.install()
         self.engine = self._new_engine()
-        application = Front(CloudFormation(self.engine).operations)
+        self.capacity = spot_fleet.CAPACITY[0] = Capacity()
+        self._front = Front(CloudFormation(self.engine).operations)
         self._server = make_server(
-            HOST, self.port, application, threaded=True, request_handler=_QuietHandler,
+            HOST, self.port, self._front, threaded=True, request_handler=_QuietHandler,
             fd=listener.fileno(),
         )  # fmt: skip
         listener.close()  # the server has its own copy of the descriptor
@@ -154,6 +162,20 @@ class EmbeddedAws:
         )
         config = Config(retries={"max_attempts": 1}, max_pool_connections=32)
         return session.client(service, endpoint_url=self.endpoint, config=config)
+
+    @property
+    def denied_actions(self) -> frozenset[str]:
+        """The actions, like ec2:TerminateInstances, that no instance may take."""
+        return self._front.denied_actions
+
+    @denied_actions.setter
+    def denied_actions(self, actions: frozenset[str]) -> None:
+        self._front.denied_actions = check_actions(actions)
+
+    def maintain_fleets(self) -> None:
+        """Do what EC2 does by itself as time passes: take back, end, replace."""
+        with self._front.alone_in("ec2"):
+            spot_fleet.maintain_fleets(ec2_backends[self.account][self.region])
 
     def missing_resources(self, stack_names: list[str]) -> list[str]:
         """List resources of deployed stacks that their own service's API does not know."""

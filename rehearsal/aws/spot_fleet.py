@@ -1,19 +1,24 @@
-"""A Spot fleet with launch templates, which moto supports only in part.
+"""A Spot fleet with launch templates and real capacity, which moto supports only in part.
 
-Every instance starts from the template version in the fleet's configuration, in the first override.
+An instance starts from the template version in the fleet's configuration, in the cheapest override
+whose pool has a machine. `maintain_fleets` does what is due as time passes.
 """
 
 import threading
 from typing import Any
 
 from moto.ec2.exceptions import EC2ClientError
-from moto.ec2.models.instances import Instance
-from moto.ec2.models.spot_requests import SpotInstanceRequest
-from moto.ec2.utils import convert_tag_spec, random_spot_fleet_request_id, random_spot_request_id
+from moto.ec2.models.instances import StateReason
+from moto.ec2.utils import convert_tag_spec, random_spot_fleet_request_id
 
-FLEET_TAG = "aws:ec2spot:fleet-request-id"
+from rehearsal.aws.capacity import ON_DEMAND, SPOT, Capacity, Pool
+from rehearsal.aws.fleet_instance import FleetInstance, Offer
+
+DECREASE = "capacity decreased"
 # Two clients that ask for the same target at once must not start two instances.
 _LOCK = threading.RLock()
+# The capacity of the running account: like moto's state, there is one in a process.
+CAPACITY = [Capacity()]
 
 
 class FleetNotFound(EC2ClientError):
@@ -33,77 +38,6 @@ class FleetNotModifiable(EC2ClientError):
         super().__init__("InvalidParameterValue", why)
 
 
-class FleetInstance(SpotInstanceRequest):
-    """One Spot (or on-demand) instance of a fleet, from a launch template and an override."""
-
-    def __init__(self, fleet: "TemplateFleet", *, lifecycle: str | None) -> None:
-        backend = fleet.ec2_backend
-        config = fleet.config["LaunchTemplateConfigs"][0]
-        self.launch_template = dict(config["LaunchTemplateSpecification"])
-        version = backend._get_template_from_args(self.launch_template)
-        self.override = (config.get("Overrides") or [{}])[0]
-        self.template_data = version.data
-        self.lifecycle = lifecycle
-        super().__init__(
-            ec2_backend=backend,
-            spot_request_id=random_spot_request_id(),
-            price=self.override.get("SpotPrice") or fleet.config.get("SpotPrice") or "",
-            image_id=version.image_id,
-            spot_instance_type="one-time",
-            valid_from=None,
-            valid_until=None,
-            launch_group=None,
-            availability_zone_group=None,
-            key_name=version.data.get("KeyName"),
-            security_groups=version.data.get("SecurityGroupIds", []),
-            user_data=version.user_data,
-            instance_type=self.override.get("InstanceType") or version.instance_type,
-            placement=self.override.get("AvailabilityZone"),
-            kernel_id=None,
-            ramdisk_id=None,
-            monitoring_enabled=bool(version.data.get("Monitoring", {}).get("Enabled")),
-            subnet_id=self.override.get("SubnetId"),
-            tags={},
-            spot_fleet_id=fleet.id,
-            instance_interruption_behaviour=fleet.config.get("InstanceInterruptionBehavior"),
-        )
-
-    @property
-    def is_running(self) -> bool:
-        return self.instance.state in ("pending", "running")
-
-    def launch_instance(self) -> Instance:
-        """Launch as EC2 does: everything from the template version, then the override."""
-        tags = convert_tag_spec(self.template_data.get("TagSpecifications", []))
-        instance_tags = {**tags.get("instance", {}), FLEET_TAG: self.spot_fleet_id}
-        reservation = self.ec2_backend.run_instances(
-            image_id="",
-            count=1,
-            user_data=None,
-            security_group_names=[],
-            launch_template=self.launch_template,
-            instance_type=self.launch_specification.instance_type,
-            is_instance_type_default=False,
-            region_name=self.ec2_backend.region_name,
-            placement=self.launch_specification.availability_zone,
-            subnet_id=self.launch_specification.subnet_id,
-            metadata_options=self.template_data.get("MetadataOptions", {}),
-            spot_fleet_id=self.spot_fleet_id,
-            associate_public_ip=None,  # as the subnet maps it
-            tags={"instance": instance_tags, "volume": tags.get("volume", {})},
-            lifecycle=self.lifecycle,
-        )
-        instance: Instance = reservation.instances[0]
-        profile = self.template_data.get("IamInstanceProfile", {})
-        if profile:
-            self.ec2_backend.associate_iam_instance_profile(
-                instance_id=instance.id,
-                iam_instance_profile_name=profile.get("Name"),
-                iam_instance_profile_arn=profile.get("Arn"),
-            )
-        return instance
-
-
 class TemplateFleet:
     """A Spot fleet request whose instances come from launch templates.
 
@@ -118,12 +52,12 @@ class TemplateFleet:
             "OnDemandTargetCapacity": 0,
             "AllocationStrategy": "lowestPrice",
         } | config
+        self.capacity = CAPACITY[0]
         self.state = "active"
         self.tags = convert_tag_spec(config.get("TagSpecifications", []))
         # moto's Instance.terminate would subtract the weights of these from fulfilled_capacity.
         self.launch_specs: list[Any] = []
         self.spot_requests: list[FleetInstance] = []
-        self.reach_target()
 
     @property
     def spot_fleet_request_id(self) -> str:
@@ -148,11 +82,18 @@ class TemplateFleet:
 
     @property
     def spot_fleet_request_config(self) -> dict[str, Any]:
-        on_demand = [item for item in self.spot_requests if item.lifecycle is None]
+        running = [item.pool.market for item in self.spot_requests if item.is_running]
         return self.config | {
             "FulfilledCapacity": self.fulfilled_capacity,
-            "OnDemandFulfilledCapacity": float(len(on_demand)),
+            "OnDemandFulfilledCapacity": float(running.count(ON_DEMAND)),
         }
+
+    @property
+    def activity_status(self) -> str:
+        if any(item.instance.id in self.capacity.endings for item in self.spot_requests):
+            return "pending_termination"
+        is_full = self.fulfilled_capacity >= self.target_capacity
+        return "fulfilled" if is_full else "pending_fulfillment"
 
     def modify(self, changes: dict[str, Any]) -> None:
         """Set a new target, on-demand base or template version, then reach it."""
@@ -170,22 +111,104 @@ class TemplateFleet:
         self.reach_target()
 
     def reach_target(self) -> None:
-        """Launch what is missing; terminate the excess, unless the fleet's policy keeps it."""
+        """Mark what EC2 takes back, end what is due, launch what is missing and to be had."""
         with _LOCK:
-            self.spot_requests = [item for item in self.spot_requests if item.is_running]
+            self._drop_ended()
             on_demand = int(self.config.get("OnDemandTargetCapacity") or 0)
-            self._reach(None, on_demand)
-            self._reach("spot", self.target_capacity - on_demand)
+            wanted = {ON_DEMAND: on_demand, SPOT: self.target_capacity - on_demand}
+            self._reclaim()
+            if self.state == "active" and self._policy == "default":
+                # On-demand instances stay: EC2 documents a decrease for Spot instances only.
+                for request in self._kept(SPOT)[max(wanted[SPOT], 0) :]:
+                    if request.instance.id not in self.capacity.endings:
+                        self.capacity.end(
+                            request.instance.id, DECREASE, has_notice=True, is_excess=True
+                        )
+            self._end_due()
+            if self.state == "active":
+                for market in (ON_DEMAND, SPOT):
+                    self._launch(market, wanted[market] - len(self._kept(market)))
 
-    def _reach(self, lifecycle: str | None, wanted: int) -> None:
-        have = [item for item in self.spot_requests if item.lifecycle == lifecycle]
-        for _ in range(wanted - len(have)):
-            request = FleetInstance(self, lifecycle=lifecycle)
+    def _kept(self, market: str) -> list[FleetInstance]:
+        """Return the instances that count: those that are lost count until they are gone."""
+        endings = self.capacity.endings
+        return [
+            item
+            for item in self.spot_requests
+            if item.pool.market == market
+            and not (item.instance.id in endings and endings[item.instance.id].is_excess)
+        ]
+
+    @property
+    def _policy(self) -> str:
+        return str(self.config.get("ExcessCapacityTerminationPolicy", "default")).lower()
+
+    def _drop_ended(self) -> None:
+        self.spot_requests = [item for item in self.spot_requests if item.is_running]
+
+    def _reclaim(self) -> None:
+        """Mark the newest instances of a pool that has fewer machines than we have of it."""
+        endings = self.capacity.endings
+        for request in reversed(self.spot_requests):
+            staying = sum(item.instance.id not in endings for item in self._of(request.pool))
+            is_lost = staying > self.capacity.machines(request.pool)
+            if is_lost and request.instance.id not in endings:
+                self.capacity.reclaim(request.instance.id, request.pool)
+
+    def _end_due(self) -> None:
+        now = self.capacity.clock()
+        for request in list(self.spot_requests):
+            ending = self.capacity.endings.get(request.instance.id)
+            if ending is not None and now >= ending.ends_at:
+                self._end([request])
+                code = "Server.SpotInstanceTermination"
+                request.instance.state_reason = StateReason(f"{code}: {ending.reason}", code)
+
+    def _launch(self, market: str, count: int) -> None:
+        for _ in range(count):
+            offer = self._cheapest(market)
+            if offer is None:
+                return
+            request = FleetInstance(
+                offer, backend=self.ec2_backend, fleet_id=self.id, config=self.config
+            )
             self.ec2_backend.spot_instance_requests[request.id] = request
             self.spot_requests.append(request)
-        policy = self.config.get("ExcessCapacityTerminationPolicy", "default")
-        if policy.lower() == "default" and len(have) > wanted:
-            self._end(have[max(wanted, 0) :])
+
+    def _cheapest(self, market: str) -> Offer | None:
+        """Return the cheapest override whose pool has a free machine; the first of equal ones."""
+        free = [
+            offer
+            for offer in self._offers(market)
+            if self.capacity.machines(offer.pool) > len(self._of(offer.pool))
+        ]
+        return min(free, key=lambda offer: self.capacity.usd_per_hour(offer.pool), default=None)
+
+    def _offers(self, market: str) -> list[Offer]:
+        found = []
+        for config in self.config["LaunchTemplateConfigs"]:
+            specification = dict(config["LaunchTemplateSpecification"])
+            version = self.ec2_backend._get_template_from_args(specification)
+            for override in config.get("Overrides") or [{}]:
+                zone = override.get("AvailabilityZone") or self._zone(override.get("SubnetId"))
+                size = override.get("InstanceType") or version.instance_type
+                pool = Pool(market=market, size=size, zone=zone)
+                found.append(Offer(config=config, override=override, pool=pool))
+        return found
+
+    def _zone(self, subnet_id: str | None) -> str:
+        if subnet_id is None:
+            return ""
+        return str(self.ec2_backend.get_subnet(subnet_id).availability_zone)
+
+    def _of(self, pool: Pool) -> list[FleetInstance]:
+        """Return the running instances of a pool, of all fleets."""
+        return [
+            item
+            for fleet in _template_fleets(self.ec2_backend)
+            for item in fleet.spot_requests
+            if item.pool == pool and item.is_running
+        ]
 
     def cancel(self, *, terminate: bool) -> None:
         """Stop following the target for good; the instances are terminated or stay."""
@@ -199,3 +222,14 @@ class TemplateFleet:
         if ids:
             self.ec2_backend.terminate_instances(ids)
         self.spot_requests = [item for item in self.spot_requests if item not in requests]
+
+
+def maintain_fleets(backend: Any) -> None:
+    """Do for every fleet what is due by now."""
+    for fleet in _template_fleets(backend):
+        fleet.reach_target()
+
+
+def _template_fleets(backend: Any) -> list[TemplateFleet]:
+    fleets = backend.spot_fleet_requests.values()
+    return [fleet for fleet in fleets if isinstance(fleet, TemplateFleet)]

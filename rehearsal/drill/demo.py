@@ -2,7 +2,6 @@
 
 import contextlib
 import shutil
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -15,6 +14,7 @@ from rehearsal.aws import EmbeddedAws
 from rehearsal.aws.event_bus import EventBus
 from rehearsal.drill.cdk import run_cdk
 from rehearsal.drill.children import Child, Children
+from rehearsal.drill.deployment import Deployment, RehearsalFailed, synth_arguments
 from rehearsal.drill.fleet import Fleet, Instance
 from rehearsal.drill.interruptions import Drill, PlannedInterruption
 from rehearsal.drill.lineage import read_json
@@ -22,19 +22,11 @@ from rehearsal.drill.narrator import Narrator
 from rehearsal.drill.receipt import Rehearsed
 from rehearsal.drill.run_files import BucketFiles, FolderFiles, bucket_files
 from rehearsal.machines import ProcessMachine
-from rehearsal.machines.metadata import MetadataServer
+from rehearsal.machines.quirks import Quirks
 
-REPOSITORY = Path(__file__).parents[2]
-STACKS = ("DatasetStack", "TrainingStack")
 POLL_SECONDS = 0.2
-# EC2 gives 120 s and the interruption handler polls every 2 s; a shorter notice keeps the ratio.
-NOTICE_SECONDS, HANDLER_POLL_SECONDS = 120.0, 2.0
 # The Guard runs every ten minutes; a rehearsal of a few minutes would never see that.
 GUARD_TICK_SECONDS = 30.0
-
-
-class RehearsalFailed(RuntimeError):
-    """The rehearsal stopped before its end; the message says where."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,12 +57,23 @@ class Demo:
     say: Callable[[str], None]
     started: float = field(default_factory=time.monotonic)
 
+    @property
+    def deployment(self) -> Deployment:
+        """The stacks that this demo deploys."""
+        return Deployment(folder=self.settings.folder, aws=self.aws, children=self.children)
+
     def run(self) -> Rehearsed:
         """Run all phases; raise RehearsalFailed or ChildFailed if one fails."""
         self._deploy()
-        resources = self.check_resources()
+        resources = self.deployment.check_resources()
         reference_folder = self.settings.folder / "uninterrupted"
-        reference = self._start_reference(reference_folder)
+        reference = self.deployment.start_reference(
+            reference_folder,
+            workload=self.settings.workload,
+            recipe=self.settings.recipe,
+            overrides=self.settings.overrides,
+            interval=self.settings.checkpoint_interval,
+        )
         fleet, run = self._fleet()
         drill = Drill(fleet=fleet, run=run, plan=self.settings.plan)
         try:
@@ -95,93 +98,43 @@ class Demo:
         )
 
     def _deploy(self) -> None:
-        dataset = self.settings.folder / "dataset"
-        making = self._start_python(
-            "dataset",
-            *("-m", "training", "data", "make", "--workload", self.settings.workload),
-            *("--out", str(dataset), "--count", str(self.settings.clips)),
-            *("--seed", str(self.settings.seed)),
+        settings, deployment = self.settings, self.deployment
+        making = deployment.start_dataset(
+            workload=settings.workload, count=settings.clips, seed=settings.seed
         )
-        run_cdk(
-            self.children,
-            "cdk bootstrap",
-            "bootstrap",
-            f"aws://{self.aws.account}/{self.aws.region}",
-        )
-        assembly = str(self.settings.folder / "cdk.out")
-        context = (
-            f"size={self.settings.size}",
-            f"workload={self.settings.workload}",
-            f"recipe={self.settings.recipe}",
-            f"overrides={self.settings.overrides}",
-            f"checkpoint_interval={self.settings.checkpoint_interval}",
-            f"notice_budget_seconds={self.settings.notice_seconds:g}",
-            f"lease_ttl_seconds={self.settings.lease_ttl_seconds:g}",
-        )
-        options = [word for pair in context for word in ("-c", pair)]
-        run_cdk(self.children, "cdk synth", "synth", "--quiet", "--output", assembly, *options)
-        deploy = (
-            "deploy",
-            "--app",
-            assembly,
-            "--require-approval",
-            "never",
-            "--progress",
-            "events",
-        )
-        run_cdk(self.children, "cdk deploy DatasetStack", *deploy, "DatasetStack")
+        deployment.bootstrap()
+        assembly = settings.folder / "cdk.out"
+        context = {
+            "size": settings.size,
+            "workload": settings.workload,
+            "recipe": settings.recipe,
+            "overrides": settings.overrides,
+            "checkpoint_interval": settings.checkpoint_interval,
+            "notice_budget_seconds": f"{settings.notice_seconds:g}",
+            "lease_ttl_seconds": f"{settings.lease_ttl_seconds:g}",
+        }
+        run_cdk(self.children, "cdk synth", *synth_arguments(assembly, context))
+        deployment.deploy(assembly, "DatasetStack")
         making.expect()
-        bucket = self._output("DatasetStack", "DatasetBucketName")
-        self._start_python(
-            "upload",
-            *("-m", "training", "data", "upload", str(dataset)),
-            *("--dataset-uri", f"s3://{bucket}/{self.settings.workload}"),
-        ).expect()
-        run_cdk(self.children, "cdk deploy TrainingStack", *deploy, "TrainingStack")
-
-    def check_resources(self) -> dict[str, int]:
-        """Count the deployed resources by type; raise if a service does not know one."""
-        missing = self.aws.missing_resources(list(STACKS))
-        if missing:
-            raise RehearsalFailed(f"deployed, but missing: {', '.join(missing)}")
-        counts: dict[str, int] = {}
-        for stack in STACKS:
-            found = self.aws.client("cloudformation").describe_stack_resources(StackName=stack)
-            for resource in found["StackResources"]:
-                kind = resource["ResourceType"]
-                counts[kind] = counts.get(kind, 0) + 1
-        self.say(f"{sum(counts.values())} resources exist, each checked by its own API")
-        return counts
-
-    def _start_reference(self, folder: Path) -> Child:
-        settings = self.settings
-        overrides = [word for pair in settings.overrides.split() for word in ("--override", pair)]
-        return self._start_python(
-            "uninterrupted",
-            *("-m", "training", "run", "--workload", settings.workload),
-            *("--recipe", settings.recipe, *overrides),
-            *("--dataset-uri", str(settings.folder / "dataset"), "--run-uri", str(folder)),
-            *("--checkpoint-interval", settings.checkpoint_interval),
-            relayed=lambda line: False,
-        )
+        deployment.upload(settings.workload)
+        self.aws.capacity.notice_seconds = settings.notice_seconds
+        deployment.deploy(assembly, "TrainingStack")
 
     def _fleet(self) -> tuple[Fleet, BucketFiles]:
-        fleet_id = self.aws.client("ssm").get_parameter(Name="/TrainingStack/fleet-id")
+        identifier = self.deployment.fleet_id()
         bus = EventBus(aws=self.aws, code_folder=self.settings.folder / "functions")
-        identifier = fleet_id["Parameter"]["Value"]
         fleet = Fleet(
             aws=self.aws,
             bus=bus,
             id=identifier,
             arn=f"arn:aws:ec2:{self.aws.region}:{self.aws.account}:spot-fleet-request/{identifier}",
             boot=self._machine,
-            notice_seconds=self.settings.notice_seconds,
             say=self.say,
         )
         fleet.step()
         if not fleet.running():
             raise RehearsalFailed(f"fleet {identifier} started no instance")
-        run_uri = self._output("TrainingStack", "RunUri")
+        run_uri = self.deployment.output("TrainingStack", "RunUri")
         return fleet, bucket_files(self.aws.client("s3"), run_uri)
 
     def _train(self, fleet: Fleet, drill: Drill, run: BucketFiles, reference: Child) -> None:
@@ -205,7 +158,7 @@ class Demo:
             time.sleep(POLL_SECONDS)
 
     def _is_over(self, fleet: Fleet, run: BucketFiles) -> bool:
-        if fleet.running() or fleet.target_capacity() > 0:
+        if not fleet.is_over():
             return False
         head = read_json(run, HEAD)
         if head is None or head["state"] != "finished":
@@ -217,37 +170,8 @@ class Demo:
         return True
 
     def _machine(self, instance: Instance) -> ProcessMachine:
-        metadata = MetadataServer(
-            instance_id=instance.id,
-            instance_type=instance.type,
-            ami_id=instance.image_id,
-            zone=instance.zone,
-            account=self.aws.account,
-            tags=instance.tags,
-            user_data=instance.user_data,
-        )
-        return ProcessMachine(
-            folder=self.settings.folder / "machines" / instance.id,
-            instance_id=instance.id,
-            instance_type=instance.type,
-            user_data=instance.user_data,
-            environment={**self.aws.environment(), "POLL_SECONDS": f"{self._handler_poll():g}"},
-            metadata=metadata,
-        )
-
-    def _handler_poll(self) -> float:
-        return min(1.0, self.settings.notice_seconds / NOTICE_SECONDS) * HANDLER_POLL_SECONDS
-
-    def _output(self, stack: str, name: str) -> str:
-        found = self.aws.client("cloudformation").describe_stacks(StackName=stack)["Stacks"][0]
-        outputs = {item["OutputKey"]: item["OutputValue"] for item in found["Outputs"]}
-        return str(outputs[name])
-
-    def _start_python(
-        self, name: str, *arguments: str, relayed: Callable[[str], bool] = bool
-    ) -> Child:
-        command = [sys.executable, *arguments]
-        return self.children.start(name, command, relayed=relayed, PYTHONUNBUFFERED="1")
+        folder = self.settings.folder / "machines"
+        return self.deployment.machine(instance, folder, self.settings.notice_seconds, Quirks())
 
 
 def processes_below(folder: Path) -> list[psutil.Process]:

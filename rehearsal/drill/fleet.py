@@ -1,8 +1,8 @@
 """The rehearsal's fleet: a machine for every instance that the embedded EC2 runs.
 
-It does what EC2 does around a Spot fleet of type maintain: an interruption is a notice in the
-metadata and on the event bus and, when its time is up, SIGKILL to everything; a lost instance is
-replaced; a lower target capacity takes instances away with a notice too.
+EC2 decides which instances there are; their machines follow. What EC2 takes back gets a notice in
+the metadata and on the event bus and, when its time is up, SIGKILL to everything; what somebody
+terminates shuts down in order.
 """
 
 import base64
@@ -13,9 +13,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rehearsal.aws import EmbeddedAws
+from rehearsal.aws.capacity import ON_DEMAND, SPOT
 from rehearsal.aws.event_bus import EventBus
 
 FLEET_TAG = "aws:ec2spot:fleet-request-id"
+# How long EC2 waits for an operating system to shut down is not documented; it is some minutes.
+SHUTDOWN_SECONDS = 60.0
+TERMINATED = "terminated by an API call"
 
 
 class BootableMachine(Protocol):
@@ -26,6 +30,13 @@ class BootableMachine(Protocol):
 
     def notice(self, seconds: float) -> None:
         """Announce in the metadata that the machine goes away in `seconds`."""
+
+    def shut_down(self) -> None:
+        """Begin an orderly shutdown; do not wait for its end."""
+
+    @property
+    def is_off(self) -> bool:
+        """Whether it has shut down, or was never on."""
 
     def kill(self) -> int:
         """Kill everything at once; return the number of processes killed."""
@@ -48,6 +59,7 @@ class Instance:
     zone: str
     user_data: bytes
     tags: dict[str, str]
+    market: str = SPOT
 
 
 @dataclass(kw_only=True, slots=True)
@@ -77,44 +89,43 @@ class Fleet:
     id: str
     arn: str
     boot: Callable[[Instance], BootableMachine]
-    notice_seconds: float
     say: Callable[[str], None]
     lives: dict[str, Life] = field(default_factory=dict)
 
     def step(self) -> None:
-        """Boot new instances, kill machines whose notice is over, replace lost instances."""
-        alive = self._running()
+        """Let EC2 do what is due, then follow: power machines off, boot those of new instances."""
+        self.aws.maintain_fleets()
+        alive = self._alive()
+        for life in self.running():
+            self._follow(life, is_alive=life.instance.id in alive)
         for instance_id, found in alive.items():
             if instance_id not in self.lives:
                 self._power_on(instance_id, found)
-        for life in self.running():
-            if life.instance.id not in alive and life.ends_at is None:
-                self._announce(life, reason="capacity decreased")
-            if life.ends_at is not None and time.monotonic() >= life.ends_at:
-                self._power_off(life)
-        target = self.target_capacity()
-        if len(alive) < target:
-            # A fleet of type maintain launches what is missing; setting the target again does that.
-            self.aws.client("ec2").modify_spot_fleet_request(
-                SpotFleetRequestId=self.id, TargetCapacity=target
-            )
 
     def running(self) -> list[Life]:
         """Return the machines that are still running."""
         return [life for life in self.lives.values() if life.ended is None]
 
     def target_capacity(self) -> int:
-        """Return how many instances the fleet is to keep."""
+        """Return how many instances the fleet is to keep; a cancelled one keeps none."""
         answer = self.aws.client("ec2").describe_spot_fleet_requests(SpotFleetRequestIds=[self.id])
-        config = answer["SpotFleetRequestConfigs"][0]["SpotFleetRequestConfig"]
-        return int(config["TargetCapacity"])
+        found = answer["SpotFleetRequestConfigs"][0]
+        if found["SpotFleetRequestState"] != "active":
+            return 0
+        return int(found["SpotFleetRequestConfig"]["TargetCapacity"])
+
+    def is_over(self) -> bool:
+        """Whether no machine runs and none is to come."""
+        return not self.running() and self.target_capacity() == 0
 
     def interrupt(self, life: Life, *, notice: bool) -> None:
         """Take an instance away: with a notice, or without one (SIGKILL now)."""
+        reason = "interrupted with a notice" if notice else "killed without a notice"
+        self.aws.capacity.end(life.instance.id, reason, has_notice=notice)
         if notice:
-            self._announce(life, reason="interrupted with a notice")
+            self._announce(life, reason)
         else:
-            life.reason = "killed without a notice"
+            life.reason = reason
             self._power_off(life)
 
     def close(self) -> None:
@@ -124,7 +135,7 @@ class Fleet:
             life.processes_killed = life.machine.kill()
             life.ended = time.monotonic()
 
-    def _running(self) -> dict[str, dict[str, Any]]:
+    def _alive(self) -> dict[str, dict[str, Any]]:
         filters = [
             {"Name": f"tag:{FLEET_TAG}", "Values": [self.id]},
             {"Name": "instance-state-name", "Values": ["pending", "running"]},
@@ -135,6 +146,23 @@ class Fleet:
             for reservation in found["Reservations"]
             for item in reservation["Instances"]
         }
+
+    def _follow(self, life: Life, *, is_alive: bool) -> None:
+        ending = self.aws.capacity.endings.get(life.instance.id)
+        if ending is not None and ending.has_notice and life.ends_at is None:
+            self._announce(life, ending.reason)
+        if is_alive:
+            return
+        if ending is not None and self.aws.capacity.clock() >= ending.ends_at:
+            life.reason = life.reason or f"{ending.reason}, without a notice"
+            self._power_off(life)
+        elif life.reason != TERMINATED:
+            life.reason = TERMINATED
+            life.ends_at = time.monotonic() + SHUTDOWN_SECONDS
+            life.machine.shut_down()
+            self.say(f"{life.instance.id} terminated: it shuts down")
+        elif life.machine.is_off or time.monotonic() >= (life.ends_at or 0.0):
+            self._power_off(life)
 
     def _power_on(self, instance_id: str, found: dict[str, Any]) -> None:
         user_data = self.aws.client("ec2").describe_instance_attribute(
@@ -147,29 +175,31 @@ class Fleet:
             zone=found["Placement"]["AvailabilityZone"],
             user_data=base64.b64decode(user_data),
             tags={tag["Key"]: tag["Value"] for tag in found["Tags"]},
+            market=found.get("InstanceLifecycle", ON_DEMAND),
         )
         life = Life(instance=instance, machine=self.boot(instance), started=time.monotonic())
         self.lives[instance_id] = life
         life.machine.start()
-        self.say(f"{instance_id} {instance.type} in {instance.zone} boots its user data")
+        where = f"{instance.type} in {instance.zone}, {instance.market}"
+        self.say(f"{instance_id} {where}, boots its user data")
         self._fleet_event(instance_id, "launched")
         self._state_event(instance_id, "running")
 
-    def _announce(self, life: Life, *, reason: str) -> None:
+    def _announce(self, life: Life, reason: str) -> None:
+        seconds = self.aws.capacity.notice_seconds
         life.reason = reason
-        life.ends_at = time.monotonic() + self.notice_seconds
-        life.machine.notice(self.notice_seconds)
+        life.ends_at = time.monotonic() + seconds
+        life.machine.notice(seconds)
         self.bus.publish(
             "aws.ec2",
             "EC2 Spot Instance Interruption Warning",
             {"instance-id": life.instance.id, "instance-action": "terminate"},
         )
-        self.say(f"{life.instance.id} {reason}: {self.notice_seconds:g} s left")
+        self.say(f"{life.instance.id} {reason}: {seconds:g} s left")
 
     def _power_off(self, life: Life) -> None:
         life.processes_killed = life.machine.kill()
         life.ended = time.monotonic()
-        self.aws.client("ec2").terminate_instances(InstanceIds=[life.instance.id])
         killed = f"SIGKILL to {life.processes_killed} processes"
         self.say(f"{life.instance.id} is gone ({life.reason}): {killed}")
         self._fleet_event(life.instance.id, "terminated")

@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from contract.keys import HEAD, RECEIPT
+from contract.keys import GUARD, HEAD, RECEIPT
 from rehearsal.drill.fleet import Life
 from rehearsal.drill.interruptions import Drill, Interruption, steps_lost
 from rehearsal.drill.lineage import Files, read_events, read_json, read_lineage, read_metrics
@@ -70,6 +70,7 @@ def make_receipt(rehearsed: Rehearsed) -> dict[str, Any]:
         "guard_actions": [item["answer"] for item in rehearsed.guard],
         "guard_errors": [item["error"] for item in rehearsed.guard if item["error"]],
         **_cost(rehearsed.lives),
+        "spent": _spent(rehearsed.run),
         "machines": _machines(rehearsed),
         "seconds": round(rehearsed.seconds, 1),
     }
@@ -157,6 +158,7 @@ def receipt_rows(receipt: Mapping[str, Any]) -> list[tuple[str, str]]:
             f"{receipt['size']}: ${receipt['usd_on_demand']:.4f} on demand (list price), "
             f"${receipt['usd_spot']:.4f} on Spot ({receipt['spot_price_basis']})",
         ),
+        ("spent by market", _spending(receipt["spent"])),
         ("fleet", f"target capacity {receipt['fleet_target_capacity']}"),
         (
             "left running",
@@ -237,6 +239,24 @@ def _cost(lives: Sequence[Life]) -> dict[str, Any]:
         "spot_price_basis": catalogue.spot_price(size).basis,
         "spot_price_source": catalogue.spot_price(size).source,
     }
+
+
+def _spent(run: Files) -> dict[str, Any]:
+    """Return what the Guard counted by market, and how often it changed the market."""
+    guard = read_json(run, GUARD) or {}
+    billed = guard.get("billed", {})
+    return {"by_market": billed, "moves": guard.get("market", {}).get("moves", 0)}
+
+
+def _spending(spent: Mapping[str, Any]) -> str:
+    """Return dollars by market, as the Guard counted them at its last call, and the fallback."""
+    markets = "; ".join(
+        f"{market} ${each['usd']:.4f} for {each['hours'] * 3600:.0f} s"
+        for market, each in spent["by_market"].items()
+    )
+    moves = spent["moves"]
+    fallback = f"fallback: {moves} moves between markets" if moves else "fallback: none"
+    return f"{markets or 'nothing counted'}; {fallback} (the Guard's count, at modelled prices)"
 
 
 def _machines(rehearsed: Rehearsed) -> list[dict[str, Any]]:

@@ -44,6 +44,7 @@ class MetadataServer:
     zone: str = "us-east-1a"
     account: str = "123456789012"
     role: str = "TrainingInstanceRole"
+    market: str = "spot"
     credentials: Credentials = field(default_factory=Credentials)
     tags: Mapping[str, str] = field(default_factory=dict)
     user_data: bytes = b""
@@ -128,7 +129,7 @@ class MetadataServer:
         meta_data = {
             "ami-id": self.ami_id,
             "instance-id": self.instance_id,
-            "instance-life-cycle": "spot",
+            "instance-life-cycle": self.market,
             "instance-type": self.instance_type,
             "placement/availability-zone": self.zone,
             "placement/region": region,

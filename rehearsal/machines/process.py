@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -19,6 +20,7 @@ import psutil
 
 from rehearsal.machines.metadata import MetadataServer
 from rehearsal.machines.processes import freeze_process, kill_processes, list_processes
+from rehearsal.machines.quirks import Quirks
 
 REPOSITORY = Path(__file__).parent.parent.parent
 SHIMS = Path(__file__).parent / "bin"
@@ -85,6 +87,7 @@ class ProcessMachine:
     metadata: MetadataServer
     pytorch: Path = field(default_factory=lambda: Path(sys.prefix))
     disks: Sequence[Disk] = EC2_DISKS
+    quirks: Quirks = field(default_factory=Quirks)
     _init: subprocess.Popen[bytes] | None = None
     _leash: int | None = None
     _lines: list[str] = field(default_factory=list)
@@ -160,14 +163,22 @@ class ProcessMachine:
         self._release()
         return count
 
-    def power_off(self, seconds: float = 30.0) -> None:
-        """Shut down as systemd does: services stop and may save, then everything is killed."""
-        if self._init is not None and self._init.poll() is None:
+    def shut_down(self) -> None:
+        """Begin to shut down as systemd does: services stop and may save; do not wait."""
+        if self._init is not None and not self.is_off:
             self._init.send_signal(signal.SIGTERM)
-            try:
+
+    @property
+    def is_off(self) -> bool:
+        """Whether no first process runs: it ends last."""
+        return self._init is None or self._init.poll() is not None
+
+    def power_off(self, seconds: float = 30.0) -> None:
+        """Shut down and wait, then kill everything that is left."""
+        self.shut_down()
+        if self._init is not None:
+            with suppress(subprocess.TimeoutExpired):
                 self._init.wait(seconds)
-            except subprocess.TimeoutExpired:
-                self.kill()
         self.kill()
 
     def log_lines(self) -> list[str]:
@@ -200,13 +211,17 @@ class ProcessMachine:
             shutil.rmtree(self.folder)
 
     @property
+    def _path(self) -> str:
+        return f"{SHIMS}:{self._root / 'opt/pytorch/bin'}:/usr/bin:/bin"
+
+    @property
     def _root(self) -> Path:
         return self.folder.resolve()
 
     def _furnish(self) -> None:
         for name in FOLDERS:
             (self.folder / name).mkdir(parents=True, exist_ok=True)
-        (self.folder / "opt/pytorch").symlink_to(self.pytorch.resolve())
+        self.quirks.furnish(self._root, self.pytorch.resolve(), self._path)
         for disk in self.disks:
             content = json.dumps(asdict(disk), indent=1)
             (self.folder / f"sys/disks/{disk.name}.json").write_text(content + "\n")
@@ -219,10 +234,10 @@ class ProcessMachine:
     def _environment(self) -> dict[str, str]:
         """Return the processes' whole environment; credentials come only from the metadata."""
         nowhere = str(self._root / "nowhere")
-        path = (str(SHIMS), str(self._root / "opt/pytorch/bin"), "/usr/bin", "/bin")
         return {
+            **self.quirks.environment,
             **{k: v for k, v in self.environment.items() if k not in NOT_PASSED_ON},
-            "PATH": os.pathsep.join(path),
+            "PATH": self.quirks.path(self._root, self._path),
             "LANG": "C.UTF-8",
             "HOME": str(self._root),
             "TMPDIR": str(self._root / "tmp"),

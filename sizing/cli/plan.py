@@ -79,6 +79,12 @@ def add_request_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="a trace as for simulate, replayed instead of --rate",
     )
+    parser.add_argument(
+        "--deadline-hours",
+        type=float,
+        metavar="N",
+        help="on demand where Spot is not enough: what that costs (default: Spot only)",
+    )
     add_price_arguments(parser)
     parser.add_argument("--notice", type=float, help="seconds of notice (default: 120)")
 
@@ -102,6 +108,7 @@ def request(arguments: argparse.Namespace, size: str) -> Request:
         rate_per_hour=arguments.rate,
         trace=load_trace(arguments.trace) if arguments.trace else None,
         notice_seconds=arguments.notice,
+        deadline_hours=arguments.deadline_hours,
         region=arguments.region,
         zone=arguments.zone,
         usd_per_hour=given_usd_per_hour(arguments, size),

@@ -1,5 +1,6 @@
 """A plan as JSON (for plan.json and `plan --json`) and as rows for people."""
 
+from dataclasses import asdict
 from typing import Any
 
 from sizing import catalogue
@@ -7,6 +8,7 @@ from sizing.catalogue import Price
 from sizing.figures import Basis, Figure, rounded
 from sizing.models.constants import ABOUT
 from sizing.plan.checks import Findings
+from sizing.plan.deadline import sentence, with_fallback
 from sizing.plan.plan import Plan
 from sizing.plan.spot_verdict import spot_verdict
 from sizing.plan.work import StagePlan
@@ -54,9 +56,18 @@ def to_json(plan: Plan, findings: Findings) -> dict[str, Any]:
         "warnings": list(findings.warnings),
         "problems": dict(findings.problems),
         "calibrated_by": list(plan.inputs.calibrated_by),
+        "with_fallback": _with_fallback(plan),
         "stages": [_stage(stage) for stage in plan.work.stages],
         "figures": {name: figure.to_json() for name, figure in figures(plan).items()},
     }
+
+
+def _with_fallback(plan: Plan) -> dict[str, Any] | None:
+    """Return what the run costs with a deadline; null without one."""
+    fallback = with_fallback(plan)
+    if fallback is None:
+        return None
+    return {name: rounded(value) for name, value in asdict(fallback).items()}
 
 
 def _stage(stage: StagePlan) -> dict[str, Any]:
@@ -188,6 +199,7 @@ def summary(plan: Plan) -> list[tuple[str, str]]:
         ),
         ("Spot suits it", f"{verdict.suits}: {'; '.join(verdict.reasons)}"),
         ("alternates", _alternates(plan.request.size)),
+        *([("with fallback", sentence(fallback))] if (fallback := with_fallback(plan)) else []),
     ]
 
 

@@ -1,7 +1,7 @@
 """Policies side by side on the same traces, with the same restart and the same notices.
 
 Two questions: how much of the paid time is training (on Spot alone, over the whole trace), and what
-does a job with a deadline cost (from many starts in the trace).
+does a job with a deadline cost (from many starts in the trace, decided at the Guard's ticks).
 """
 
 import random
@@ -10,16 +10,18 @@ from dataclasses import asdict, dataclass, replace
 
 from contract.auto_interval import choose_interval, expected_life_seconds
 from contract.notice import idle_seconds
-from sizing.policies.lookahead import PRIOR_WEIGHT, Lookahead
+from sizing.fallback.decision import Fallback
+from sizing.fallback.evidence import PRIOR_WEIGHT
 from sizing.policies.oracle import best_goodput, least_usd
 from sizing.policies.placements import Greedy, OnDemandOnly, UniformProgress
+from sizing.spot.fleet_replay import Clock, Outcome, Placement, Prices, replay_fleet
 from sizing.spot.interruptions import interruptions
 from sizing.spot.interval import (
     NOTICE_ARRIVES,
     daly_interval,
     recommend_interval,
 )
-from sizing.spot.replay import Job, Ledger, Placement, Saving, SpotOnly, replay
+from sizing.spot.replay import Job, Ledger, Saving, SpotOnly, replay
 from sizing.spot.traces import Life, Trace, statistics
 
 # Reserve after the last save of a notice, in case it takes longer than the ones before.
@@ -31,6 +33,7 @@ STOPPING = "the trainer, stopping at the notice"
 # The step that the trainer allows for at a notice; this project's steps are shorter.
 _STEP_SECONDS = 1.0
 UNIFORM = "Uniform Progress, saving as ours"
+GREEDY = "greedy, saving as ours"
 ON_DEMAND = "on demand"
 
 
@@ -51,6 +54,8 @@ class Question:
     spot_per_hour: float = 0.49
     on_demand_per_hour: float = 1.0
     num_starts: int = 25
+    # Longest and usual time from one decision to the next: the Guard's schedule with a deadline.
+    tick: float = 120.0
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
@@ -80,12 +85,10 @@ class Question:
         """Dollars of the work alone on demand: no restart, no save."""
         return self.work_hours * self.on_demand_per_hour
 
-    def cost_share(self, ledger: Ledger) -> float:
-        """Return what a replay cost, as a share of the full price."""
-        usd = ledger.usd(
-            spot_per_hour=self.spot_per_hour, on_demand_per_hour=self.on_demand_per_hour
-        )
-        return usd / self.full_price
+    @property
+    def prices(self) -> Prices:
+        """Dollars per hour of both markets."""
+        return Prices(spot=self.spot_per_hour, on_demand=self.on_demand_per_hour)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,7 +98,7 @@ class Policy:
     name: str
     saving: Saving
     under_deadline: Callable[[], Placement] | None
-    on_spot: Callable[[], Placement] | None = SpotOnly
+    replays_on_spot: bool = True
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -142,13 +145,8 @@ def policies(question: Question, trace: Trace) -> list[Policy]:
         rate_per_hour=max(statistics([trace]).rate_per_hour, 1e-6),
     )
 
-    def ahead() -> Placement:
-        return Lookahead(
-            spot_per_hour=question.spot_per_hour, on_demand_per_hour=question.on_demand_per_hour
-        )
-
     return [
-        Policy(name=OURS, saving=ours, under_deadline=ahead),
+        Policy(name=OURS, saving=ours, under_deadline=Fallback),
         Policy(
             name="ours, but stopping at the notice",
             saving=replace(ours, notice_idle=question.notice),
@@ -160,18 +158,17 @@ def policies(question: Question, trace: Trace) -> list[Policy]:
             saving=replace(today, notice_idle=question.notice),
             under_deadline=None,
         ),
-        Policy(name=UNIFORM, saving=ours, under_deadline=UniformProgress, on_spot=None),
-        Policy(
-            name="Uniform Progress, on demand until Spot",
-            saving=ours,
-            under_deadline=lambda: UniformProgress(stays=True),
-            on_spot=None,
-        ),
-        Policy(name="greedy, saving as ours", saving=ours, under_deadline=Greedy, on_spot=None),
+        Policy(name=UNIFORM, saving=ours, under_deadline=UniformProgress, replays_on_spot=False),
+        Policy(name=GREEDY, saving=ours, under_deadline=Greedy, replays_on_spot=False),
         Policy(name="Young/Daly, no notice", saving=_every(daly), under_deadline=Greedy),
         Policy(name="every 30 min", saving=_every(1800), under_deadline=Greedy),
         Policy(name="every 60 min", saving=_every(3600), under_deadline=Greedy),
-        Policy(name=ON_DEMAND, saving=_every(3600), under_deadline=OnDemandOnly, on_spot=None),
+        Policy(
+            name=ON_DEMAND,
+            saving=_every(3600),
+            under_deadline=OnDemandOnly,
+            replays_on_spot=False,
+        ),
     ]
 
 
@@ -205,7 +202,7 @@ def _compare(trace: Trace, question: Question) -> list[Row]:
     for policy in policies(question, trace):
         spot = _on_spot(trace, warned, policy, question)
         done = [_by_deadline(*cut, policy, question) for cut in cuts if policy.under_deadline]
-        cost = _mean([question.cost_share(each) for each in done])
+        cost = _mean([each.usd(question.prices) / question.full_price for each in done])
         rows.append(
             Row(
                 trace=trace.name,
@@ -214,8 +211,8 @@ def _compare(trace: Trace, question: Question) -> list[Row]:
                 goodput_behind=best - spot.goodput if spot else None,
                 cost=cost,
                 cost_behind=None if cost is None or least is None else cost - least,
-                in_time=_mean([each.wall <= question.deadline_hours * 3600 + 1 for each in done]),
-                hours=_mean([each.wall / 3600 for each in done]),
+                in_time=_mean([each.is_done_by(question.deadline_hours) for each in done]),
+                hours=_mean([each.seconds / 3600 for each in done]),
                 seconds=_seconds(spot) if spot else None,
             )
         )
@@ -264,11 +261,13 @@ def _on_spot(
     trace: Trace, warned: Sequence[bool], policy: Policy, question: Question
 ) -> Ledger | None:
     """Replay endless training on the whole trace."""
-    return policy.on_spot and replay(
+    if not policy.replays_on_spot:
+        return None
+    return replay(
         trace.lives,
         job=question.job(has_deadline=False),
         saving=policy.saving,
-        placement=policy.on_spot(),
+        placement=SpotOnly(),
         horizon=trace.seconds,
         has_notice=warned,
     )
@@ -276,14 +275,17 @@ def _on_spot(
 
 def _by_deadline(
     lives: Sequence[Life], warned: Sequence[bool], policy: Policy, question: Question
-) -> Ledger:
+) -> Outcome:
     """Replay one job with its deadline; a late one continues until it is done."""
     assert policy.under_deadline is not None
-    return replay(
+    return replay_fleet(
         lives,
         job=question.job(has_deadline=True),
+        save=question.save,
         saving=policy.saving,
         placement=policy.under_deadline(),
+        prices=question.prices,
+        clock=Clock(tick=question.tick),
         horizon=2 * question.deadline_hours * 3600 + 86_400,
         has_notice=warned,
     )

@@ -1,8 +1,9 @@
 """The Guard's function with its role, log group and schedule."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from aws_cdk import Duration, IgnoreMode, RemovalPolicy, Stack
 from aws_cdk import aws_events as events
@@ -25,6 +26,12 @@ from stacks.parameters import StackParameters
 from stacks.plan import price_region
 from stacks.roles import allow, may_modify_fleet_of, may_use_key_of
 
+# A deadline is met with what the Guard knows at a call: every minute between calls is reserved.
+PERIOD_WITH_DEADLINE = Duration.minutes(2)
+# A schedule fires within the minute, and a call takes a moment.
+LATE_SECONDS = 60
+# The plan's restart is modelled: the time to reach a deadline is reckoned with this many of it.
+RESTART_MARGIN = 1.5
 ROOT = Path(__file__).parents[2]
 # Like a .gitignore: first everything, then back in what the function imports.
 EXCLUDED = (
@@ -35,6 +42,10 @@ EXCLUDED = (
     "!/stacks/__init__.py",
     "!/stacks/guard",
     "/stacks/guard/construct.py",
+    "!/sizing",
+    "/sizing/*",
+    "!/sizing/__init__.py",
+    "!/sizing/fallback",
     "__pycache__",
     "*.pyc",
 )
@@ -52,6 +63,7 @@ class Guard(Construct):
         construct_id: str,
         *,
         parameters: StackParameters,
+        plan: Mapping[str, Any] | None,
         run_bucket: s3.IBucket,
         run_prefix: str,
         fleet_parameter: ssm.IStringParameter,
@@ -67,6 +79,7 @@ class Guard(Construct):
         role = self._role(run_bucket, run_prefix, fleet_parameter)
         log_group.grant_write(role)
         topic.grant_publish(role)
+        every = PERIOD_WITH_DEADLINE if parameters.deadline_hours else GUARD_PERIOD
         self.function = lambda_.Function(
             self,
             "Function",
@@ -92,6 +105,8 @@ class Guard(Construct):
                 "MAX_USD": f"{parameters.max_usd:g}",
                 "MAX_WAIT_HOURS": f"{parameters.max_wait_hours:g}",
                 "DEADLINE_HOURS": f"{parameters.deadline_hours:g}",
+                "CALL_EVERY_SECONDS": str(every.to_seconds() + LATE_SECONDS),
+                "FORECAST": json.dumps(_forecast(plan)),
                 "NOTICE_SECONDS": str(parameters.notice_budget_seconds),
                 "USD_PER_HOUR": json.dumps(self._prices(parameters.sizes)),
                 "HEARTBEAT_TIMEOUT_SECONDS": str(parameters.heartbeat_timeout_seconds),
@@ -102,7 +117,7 @@ class Guard(Construct):
             self,
             "Clock",
             description="Wakes the Guard",
-            schedule=events.Schedule.rate(GUARD_PERIOD),
+            schedule=events.Schedule.rate(every),
             targets=[targets.LambdaFunction(self.function)],
         )
 
@@ -172,3 +187,15 @@ class Guard(Construct):
             }
             for size, region in regions.items()
         }
+
+
+def _forecast(plan: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Return what the decision between Spot and on demand needs of the plan (see settings.py)."""
+    if plan is None:
+        return None
+    return {
+        "stages": {stage["stage"]: stage["seconds"] for stage in plan["stages"]},
+        "restart_seconds": round(plan["restart_seconds"] * RESTART_MARGIN, 1),
+        "save_seconds": plan["checkpoint_seconds"],
+        "interval_seconds": plan["checkpoint_interval_seconds"] or 0.0,
+    }

@@ -24,6 +24,7 @@ class Instance:
     market: str
     launched: float
     is_live: bool
+    is_running: bool = False  # not only asked for
 
     def __str__(self) -> str:
         return f"{self.id} ({self.size}, {self.market})"
@@ -47,6 +48,7 @@ def _instance(described: dict[str, Any]) -> Instance:
         market=SPOT if described.get("InstanceLifecycle") == "spot" else ON_DEMAND,
         launched=described["LaunchTime"].timestamp(),
         is_live=described["State"]["Name"] in LIVE_STATES,
+        is_running=described["State"]["Name"] == "running",
     )
 
 
@@ -92,6 +94,13 @@ def send_to_zero(fleet_id: str) -> None:
     """Ask the fleet for no instance, on Spot or on demand."""
     client("ec2").modify_spot_fleet_request(
         SpotFleetRequestId=fleet_id, TargetCapacity=0, OnDemandTargetCapacity=0
+    )
+
+
+def set_on_demand_capacity(fleet_id: str, capacity: int, *, of: int) -> None:
+    """Ask for `capacity` of the fleet's instances on demand, and for the rest on Spot."""
+    client("ec2").modify_spot_fleet_request(
+        SpotFleetRequestId=fleet_id, TargetCapacity=of, OnDemandTargetCapacity=capacity
     )
 
 

@@ -11,12 +11,13 @@ from typing import Any
 
 from stacks.guard import duties
 from stacks.guard.fleet import is_of_stack
+from stacks.guard.market import choose_market
 from stacks.guard.records import read_ledger
 from stacks.guard.settings import Settings
 from stacks.guard.tick import Tick
 
 # In this order; each is tried, whatever became of those before it.
-DUTIES = (duties.stop, duties.end_instances, Tick.tell)
+DUTIES = (duties.stop, choose_market, duties.end_instances, Tick.tell)
 
 
 class GuardError(RuntimeError):

@@ -22,6 +22,21 @@ def client(service: str) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Forecast:
+    """What the plan says of the run: used until the trainer has measured it."""
+
+    stages: Mapping[str, float]  # seconds of each, in order
+    restart_seconds: float  # from a request for a machine to its first step
+    save_seconds: float  # a commit
+    interval_seconds: float  # the most work between two commits
+
+    @property
+    def seconds(self) -> float:
+        """All stages."""
+        return sum(self.stages.values())
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
     """The construct's decisions, as the function's environment gives them; 0 is no limit."""
 
@@ -37,6 +52,11 @@ class Settings:
     max_barren_attempts: int
     # The time that a notice leaves: what a machine gets to save before the Guard ends it.
     notice_seconds: float
+    # From the run's first instance on; 0: the fleet stays on Spot.
+    deadline_hours: float = 0.0
+    # The longest time from one call to the next.
+    call_every_seconds: float = 660.0
+    forecast: Forecast | None = None
     # Dollars per hour by size and market; the stack's own size comes first.
     prices: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
@@ -55,6 +75,9 @@ class Settings:
             heartbeat_timeout_seconds=float(environment["HEARTBEAT_TIMEOUT_SECONDS"]),
             max_barren_attempts=int(environment["MAX_BARREN_ATTEMPTS"]),
             notice_seconds=float(environment["NOTICE_SECONDS"]),
+            deadline_hours=float(environment.get("DEADLINE_HOURS", 0)),
+            call_every_seconds=float(environment.get("CALL_EVERY_SECONDS", 660)),
+            forecast=_forecast(environment.get("FORECAST", "null")),
             prices=json.loads(environment["USD_PER_HOUR"]),
         )
 
@@ -72,3 +95,8 @@ class Settings:
         """Return the price of a size; of the stack's own where its price is not given."""
         known = self.prices.get(size) or next(iter(self.prices.values()), {})
         return known.get(market, 0.0)
+
+
+def _forecast(text: str) -> Forecast | None:
+    document = json.loads(text)
+    return None if document is None else Forecast(**document)

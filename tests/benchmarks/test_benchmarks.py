@@ -113,7 +113,7 @@ def test_the_machine_is_named_without_its_host_name() -> None:
 def test_every_benchmark_is_on_the_command_line() -> None:
     assert parse_arguments(["synth", "--rounds", "2"]).rounds == 2
     assert parse_arguments(["boot", "--machines", "1", "--json"]).json
-    assert parse_arguments(["simulate", "--traces", "x"]).starts == 100
+    assert parse_arguments(["spot", "--traces", "x"]).starts == 100
 
 
 def test_the_spot_benchmark_counts_what_is_planned_with(tmp_path: Path) -> None:

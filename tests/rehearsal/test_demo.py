@@ -68,6 +68,7 @@ def test_an_interrupted_run_equals_the_uninterrupted_one_bit_for_bit(
     assert "<svg" in (tmp_path / "report.html").read_text()
 
 
+@pytest.mark.slow  # a drill is interrupted in each run of the tests
 def test_ctrl_c_in_the_middle_leaves_nothing_running(tmp_path: Path, demo: Demo) -> None:
     process = demo(tmp_path)
     deadline = time.monotonic() + 600

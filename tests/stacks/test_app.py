@@ -62,9 +62,10 @@ def test_the_guards_code_is_what_it_imports(assembly: Path) -> None:
     ]
     folder = assembly / function["Metadata"]["aws:asset:path"]
     carried = {each.relative_to(folder) for each in folder.rglob("*") if each.is_file()}
-    files = [*ROOT.glob("contract/*.py"), *ROOT.glob("stacks/guard/*.py")]
+    folders = ("contract", "stacks/guard", "sizing/fallback")
+    files = [each for room in folders for each in ROOT.glob(f"{room}/*.py")]
     expected = {each.relative_to(ROOT) for each in files} - {Path("stacks/guard/construct.py")}
-    assert carried == expected | {Path("stacks/__init__.py")}
+    assert carried == expected | {Path("stacks/__init__.py"), Path("sizing/__init__.py")}
     # With nothing else on the path, like on Lambda.
     module, _, name = function["Properties"]["Handler"].rpartition(".")
     program = f"import importlib; importlib.import_module({module!r}).{name}"

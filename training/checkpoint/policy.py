@@ -39,11 +39,13 @@ class CheckpointPolicy:
         capture: Callable[[], LiveState],
         *,
         is_sharded: bool,
+        seconds_left: Callable[[Position], float | None] = lambda position: None,
     ) -> None:
         self._context = context
         self._checkpointer = checkpointer
         self._steps_per_epoch = steps_per_epoch
         self._capture = capture
+        self._seconds_left = seconds_left
         self._leader: ShardedLeader | None = None
         self._follower: ShardedFollower | None = None
         if is_sharded:
@@ -109,12 +111,14 @@ class CheckpointPolicy:
         assert self._checkpointer is not None
         live = self._capture()
         spent = round(self._checkpointer.schedule.spent_seconds, 3)
+        left = self._seconds_left(position)
         return SaveRequest(
             name=checkpoint_name(position.step, self._context.generation),
             kind=kind,
             position=position,
             epoch=position.stage_step // self._steps_per_epoch,
             state=replace(live, state={**live.state, SPENT_SECONDS: spent}),
+            seconds_left=None if left is None else round(left, 1),
         )
 
     def _save_if_due(self, checkpointer: Checkpointer, position: Position) -> bool:

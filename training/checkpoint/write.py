@@ -41,6 +41,7 @@ class SaveRequest:
     position: Position
     epoch: int
     state: LiveState
+    seconds_left: float | None = None  # of the stage, at the pace so far
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -186,6 +187,7 @@ class CheckpointWrite:
             kind=self.kind,
             files=files,
             is_best=position.best.get("step") == position.step,
+            seconds_left=self.request.seconds_left,
         )
         with self._lock:
             if self._progress.stop.is_set():

@@ -28,6 +28,7 @@ from training.record.checkpoint_entry import CheckpointEntry
 from training.record.position import Position
 from training.record.run_config import RunConfig, changed_parts
 from training.report.receipt import write_receipt
+from training.report.spending import read_spending
 from training.store.local_dataset import LocalDataset
 from training.store.protocol import Store, StoreError
 from training.workload import Inputs, OptimizerState, Prepare, Prior, Train
@@ -280,6 +281,7 @@ class StageSequence:
             numerics_key=context.numerics,
             began=context.meter.began,
             peak_gpu_bytes=_peak_gpu_bytes(context.world.device),
+            spent=read_spending(context.store),
         )
         context.events.emit("finished", "ok", step=position.step, weights_sha256=weights)
         context.lease.finish(weights)

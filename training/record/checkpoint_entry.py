@@ -46,6 +46,8 @@ class CheckpointEntry:
     kind: Kind
     files: tuple[FileEntry, ...]
     is_best: bool = False  # the best by its stage's best_metric when it was evaluated
+    # What its stage still needed by the pace of its writer, for the Guard; None: not known yet.
+    seconds_left: float | None = None
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> "CheckpointEntry":

@@ -22,8 +22,8 @@ from training.store.protocol import (
     StoreError,
 )
 
-# Format 2 added part_bytes to files and is_best to checkpoints.
-_FORMAT = 2
+# Format 2 added part_bytes to files and is_best to checkpoints, format 3 seconds_left to them.
+_FORMAT = 3
 _ATTEMPTS = 6
 _BACKOFF_SECONDS = 0.1
 

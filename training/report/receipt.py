@@ -16,6 +16,7 @@ from training.record.lease import Lease
 from training.record.position import Position
 from training.record.run_config import RunConfig, changed_parts
 from training.report.page import write_report
+from training.report.spending import read_spending
 from training.store.protocol import Store, put_unless_changed
 
 _log = logging.getLogger(__name__)
@@ -30,6 +31,7 @@ def write_receipt(
     numerics_key: Mapping[str, Any],
     began: float,
     peak_gpu_bytes: int | None,
+    spent: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
     """Write the receipt of a finished run, unless the lease was lost."""
     head = lease.head
@@ -65,6 +67,7 @@ def write_receipt(
         "last_attempt_seconds": round(time.monotonic() - began, 3),
         "checkpoint_bytes": sum(file.bytes for file in newest.files),
         "peak_gpu_bytes": peak_gpu_bytes,
+        "spent": spent,
         "prediction": run_config.prediction,
         "dataset": run_config.dataset,
         "bundle_uri": run_config.bundle_uri,
@@ -90,7 +93,7 @@ def _complete(store: Store, record: RunConfig, head: Head, history: History) -> 
     # What says "finished" of a failed run was written just before its last attempt was killed.
     is_missing = receipt.get("state") != head.state
     if is_missing and head.state == "failed":
-        receipt = _failed_receipt(record, head, history)
+        receipt = _failed_receipt(record, head, history) | {"spent": read_spending(store)}
     elif is_missing or not history.passed_over:
         return
     receipt |= {"passed_over": list(history.passed_over)} if history.passed_over else {}

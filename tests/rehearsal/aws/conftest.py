@@ -1,13 +1,19 @@
-"""One embedded AWS for each test file."""
+"""One embedded AWS for each test file, and a network and template for fleets in it."""
 
 from collections.abc import Iterator
 
 import pytest
 
 from rehearsal.aws import EmbeddedAws
+from tests.rehearsal.aws.fleets import Fleets
 
 
 @pytest.fixture(scope="module")
 def aws() -> Iterator[EmbeddedAws]:
     with EmbeddedAws() as aws:
         yield aws
+
+
+@pytest.fixture
+def fleets(aws: EmbeddedAws) -> Fleets:
+    return Fleets(aws)

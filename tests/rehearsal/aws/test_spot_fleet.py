@@ -1,94 +1,11 @@
 """Spot fleets from launch templates: they start, follow their target, and take new versions."""
 
 import base64
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from botocore.exceptions import ClientError
 
-from rehearsal.aws import EmbeddedAws
-
-ROLE = "arn:aws:iam::123456789012:role/fleet"
-RUNNING = [{"Name": "instance-state-name", "Values": ["pending", "running"]}]
-
-
-class Fleets:
-    """A network, a launch template and the fleets of one test."""
-
-    def __init__(self, aws: EmbeddedAws) -> None:
-        self.ec2 = aws.client("ec2")
-        vpc = self.ec2.create_vpc(CidrBlock="10.0.0.0/16")["Vpc"]["VpcId"]
-        self.subnets = [
-            self.ec2.create_subnet(
-                VpcId=vpc, CidrBlock=f"10.0.{index}.0/24", AvailabilityZone=f"{aws.region}{zone}"
-            )["Subnet"]["SubnetId"]
-            for index, zone in enumerate("ab")
-        ]
-        self.ec2.modify_subnet_attribute(
-            SubnetId=self.subnets[0], MapPublicIpOnLaunch={"Value": True}
-        )
-        self.group = self.ec2.create_security_group(
-            GroupName=f"g-{vpc}", Description="d", VpcId=vpc
-        )["GroupId"]
-        image = self.ec2.describe_images(Owners=["self"])["Images"][0]["ImageId"]
-        self.data = {
-            "ImageId": image,
-            "InstanceType": "g5.xlarge",
-            "SecurityGroupIds": [self.group],
-            "UserData": base64.b64encode(b"#!/bin/bash\necho one\n").decode(),
-            "MetadataOptions": {"HttpTokens": "required", "HttpPutResponseHopLimit": 1},
-            "BlockDeviceMappings": [
-                {"DeviceName": "sdf", "Ebs": {"VolumeSize": 200, "DeleteOnTermination": True}}
-            ],
-            "TagSpecifications": [
-                {"ResourceType": "instance", "Tags": [{"Key": "Stack", "Value": "S"}]},
-                {"ResourceType": "volume", "Tags": [{"Key": "Stack", "Value": "S"}]},
-            ],
-        }
-        self.template = self.ec2.create_launch_template(
-            LaunchTemplateName=f"t-{vpc}", LaunchTemplateData=self.data
-        )["LaunchTemplate"]["LaunchTemplateId"]
-
-    def configs(self, version: str = "1", size: str = "g5.2xlarge") -> list[dict[str, Any]]:
-        overrides = [{"InstanceType": size, "SubnetId": subnet} for subnet in self.subnets]
-        spec = {"LaunchTemplateId": self.template, "Version": version}
-        return [{"LaunchTemplateSpecification": spec, "Overrides": overrides}]
-
-    def request(self, target: int = 1, **more: Any) -> str:
-        config = {
-            "IamFleetRole": ROLE,
-            "TargetCapacity": target,
-            "Type": "maintain",
-            "AllocationStrategy": "priceCapacityOptimized",
-            "LaunchTemplateConfigs": self.configs(),
-            **more,
-        }
-        made = self.ec2.request_spot_fleet(SpotFleetRequestConfig=config)
-        return str(made["SpotFleetRequestId"])
-
-    def modify(self, fleet: str, **changes: Any) -> None:
-        self.ec2.modify_spot_fleet_request(SpotFleetRequestId=fleet, **changes)
-
-    def instances(self, fleet: str) -> list[dict[str, Any]]:
-        tag = {"Name": "tag:aws:ec2spot:fleet-request-id", "Values": [fleet]}
-        found = self.ec2.describe_instances(Filters=[tag, *RUNNING])["Reservations"]
-        running = [item for reservation in found for item in reservation["Instances"]]
-        listed = self.ec2.describe_spot_fleet_instances(SpotFleetRequestId=fleet)
-        ids = {item["InstanceId"] for item in listed["ActiveInstances"]}
-        assert {item["InstanceId"] for item in running} == ids
-        return running
-
-    def user_data(self, instance: dict[str, Any]) -> bytes:
-        found = self.ec2.describe_instance_attribute(
-            InstanceId=instance["InstanceId"], Attribute="userData"
-        )
-        return base64.b64decode(found["UserData"]["Value"])
-
-
-@pytest.fixture
-def fleets(aws: EmbeddedAws) -> Iterator[Fleets]:
-    yield Fleets(aws)
+from tests.rehearsal.aws.fleets import Fleets
 
 
 def test_an_instance_starts_from_its_template_and_the_first_override(fleets: Fleets) -> None:
@@ -138,6 +55,9 @@ def test_a_base_of_on_demand_capacity_is_kept(fleets: Fleets) -> None:
     lifecycles = [item.get("InstanceLifecycle") for item in fleets.instances(fleet)]
     assert sorted(map(str, lifecycles)) == ["None", "spot", "spot"]
     fleets.modify(fleet, TargetCapacity=0, OnDemandTargetCapacity=0)
+    (stays,) = fleets.instances(fleet)
+    assert "InstanceLifecycle" not in stays, "EC2 documents a decrease for Spot instances only"
+    fleets.ec2.terminate_instances(InstanceIds=[stays["InstanceId"]])
     assert fleets.instances(fleet) == []
 
 

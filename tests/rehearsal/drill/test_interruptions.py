@@ -1,7 +1,5 @@
 """When a drill interrupts, and what it counts as lost."""
 
-from pathlib import Path
-
 import pytest
 
 from rehearsal.drill.fleet import Instance, Life
@@ -12,24 +10,7 @@ from rehearsal.drill.interruptions import (
     parse_interruption,
     steps_lost,
 )
-
-
-class NoMachine:
-    """A machine that is never started."""
-
-    def start(self) -> None: ...
-
-    def notice(self, seconds: float) -> None: ...
-
-    def kill(self) -> int:
-        return 0
-
-    def log_lines(self) -> list[str]:
-        return []
-
-    @property
-    def metrics_file(self) -> Path:
-        return Path("nowhere")
+from tests.rehearsal.drill.no_machine import NoMachine
 
 
 def interruption(progress: dict[str, object]) -> Interruption:

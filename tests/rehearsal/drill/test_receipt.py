@@ -9,7 +9,7 @@ from rich.console import Console
 
 from rehearsal.aws import EmbeddedAws
 from rehearsal.drill.children import Children
-from rehearsal.drill.demo import Demo, DemoSettings, RehearsalFailed
+from rehearsal.drill.deployment import Deployment, RehearsalFailed
 from rehearsal.drill.receipt import baselines_of, find_faults, show_receipt
 
 GOOD: dict[str, Any] = {
@@ -37,6 +37,7 @@ GOOD: dict[str, Any] = {
     "instances_running": 0,
     "processes_left": 0,
     "guard_invocations": 3,
+    "spent": {"by_market": {"spot": {"hours": 0.03, "usd": 0.0126}}, "moves": 0},
     "guard_errors": [],
     "size": "g5.xlarge",
     "billed_seconds": 100.0,
@@ -89,6 +90,13 @@ def test_the_table_shows_both_hashes_and_the_verdict_but_not_the_key() -> None:
     assert "yes, weights and losses" in shown(GOOD)
 
 
+def test_it_says_what_was_spent_by_market_and_whether_the_run_fell_back() -> None:
+    assert "spot $0.0126 for 108 s; fallback: none" in shown(GOOD)
+    both = {"spot": {"hours": 0.03, "usd": 0.0126}, "on-demand": {"hours": 0.01, "usd": 0.0101}}
+    text = shown({**GOOD, "spent": {"by_market": both, "moves": 2}})
+    assert "on-demand $0.0101 for 36 s; fallback: 2 moves" in text
+
+
 def test_the_stages_before_the_last_are_what_it_is_judged_by() -> None:
     stages = {
         "single_frame": {"accuracy": 0.2, "loss": 2.0},
@@ -106,21 +114,7 @@ class LacksOne(EmbeddedAws):
 
 
 def test_fails_a_deploy_that_lacks_a_resource_and_names_it(tmp_path: Path) -> None:
-    settings = DemoSettings(
-        folder=tmp_path,
-        size="g5.xlarge",
-        workload="trajectory",
-        recipe="laptop",
-        overrides="",
-        clips=100,
-        seed=0,
-        checkpoint_interval="2epochs",
-        notice_seconds=15.0,
-        lease_ttl_seconds=6.0,
-        plan=(),
-        timeout_seconds=10.0,
-    )
     children = Children(say=print, environment={}, folder=tmp_path)
-    demo = Demo(settings=settings, aws=LacksOne(), children=children, say=print)
+    deployment = Deployment(folder=tmp_path, aws=LacksOne(), children=children)
     with pytest.raises(RehearsalFailed, match="missing: TrainingStack/FleetRequest"):
-        demo.check_resources()
+        deployment.check_resources()

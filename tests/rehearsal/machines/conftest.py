@@ -7,6 +7,7 @@ import pytest
 
 from rehearsal.machines import ProcessMachine
 from rehearsal.machines.metadata import MetadataServer
+from rehearsal.machines.quirks import Quirks
 
 Power = Callable[..., ProcessMachine]
 
@@ -16,7 +17,7 @@ def power(tmp_path: Path) -> Iterator[Power]:
     """Return a function that powers a machine on with a script and units by name."""
     machines: list[ProcessMachine] = []
 
-    def power_on(script: str, **units: str) -> ProcessMachine:
+    def power_on(script: str, quirks: Quirks | None = None, **units: str) -> ProcessMachine:
         lines = ["#!/bin/bash", "set -o errexit", 'mkdir -p "$MACHINE_ROOT/etc/systemd/system"']
         for name, text in units.items():
             path = f"$MACHINE_ROOT/etc/systemd/system/{name}.service"
@@ -28,6 +29,7 @@ def power(tmp_path: Path) -> Iterator[Power]:
             user_data="\n".join([*lines, script, ""]).encode(),
             environment={"AWS_ENDPOINT_URL": "http://127.0.0.1:1", "AWS_ACCESS_KEY_ID": "mine"},
             metadata=MetadataServer(instance_id="i-1", instance_type="g5.xlarge"),
+            quirks=quirks or Quirks(),
         )
         machines.append(machine)
         machine.start()

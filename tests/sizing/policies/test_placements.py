@@ -1,103 +1,136 @@
-"""Where to run: each rule of the paper in a small world, and the policy that looks ahead."""
+"""Where to run: the rules of the policies compared, and what the Guard's decision is worth."""
+
+import random
+from collections.abc import Callable
 
 import pytest
 
-from sizing.policies.lookahead import Lookahead
-from sizing.policies.placements import Greedy, OnDemandOnly, Place, UniformProgress
-from sizing.spot.replay import Job, Ledger, Placement, Saving, View, replay
+from sizing.fallback.decision import Fallback
+from sizing.fallback.situation import Place, Situation
+from sizing.policies.placements import Greedy, OnDemandOnly, UniformProgress
+from sizing.spot.fleet_replay import Clock, Outcome, Placement, Prices, replay_fleet
+from sizing.spot.replay import Job, Saving
 from sizing.spot.traces import Life
 from tests.sizing.sample_lives import poisson_lives
 
 HOUR = 3600.0
-JOB = Job(work=10 * HOUR, deadline=20 * HOUR, restart=300, checkpoint=0)
+PRICES = Prices(spot=0.4, on_demand=1.0)
 
 
-def view(
-    hours: float, done: float, *, place: Place = "none", has_spot: bool = False, job: Job = JOB
-) -> View:
-    return View(
-        now=hours * HOUR, progress=done * HOUR, place=place, has_spot=has_spot, job=job,
-        interval=HOUR,
+def situation(
+    hours: float, done: float, *, place: Place = "none", spot: str | None = None
+) -> Situation:
+    """Ten hours of work in twenty, `done` of them after `hours`."""
+    return Situation(
+        now=hours * HOUR, deadline=20 * HOUR, work=10 * HOUR, left=(10 - done) * HOUR,
+        committed_left=(10 - done) * HOUR, place=place, spot_machine=spot, asks_for_spot=True,
+        restart=300, save=0, interval=600, until_next=180, spot_per_hour=0.4, on_demand_per_hour=1,
     )  # fmt: skip
 
 
-def test_everyone_goes_on_demand_when_no_other_try_fits() -> None:
-    # 20 h left of the deadline's 30 would not matter: R = 5 h, C = 5 h.
-    late = view(15, 5, has_spot=True)
-    for policy in (Greedy(), UniformProgress(), Lookahead(spot_per_hour=0.4, on_demand_per_hour=1)):
-        assert policy.choose(late)[0] == "on-demand"
-
-
-def test_greedy_waits_until_the_safety_net() -> None:
-    place, again = Greedy().choose(view(1, 0.5))
-    assert place == "none"
-    # R = C + 2d at 20 h - 9.5 h - 600 s.
-    assert again == pytest.approx(10.5 * HOUR - 600, abs=2)
-
-
-def test_uniform_progress_catches_up_on_demand_and_stays_until_it_is_ahead() -> None:
-    policy = UniformProgress()
-    assert policy.choose(view(4, 2.5))[0] == "none"
-    assert policy.choose(view(4, 1.9))[0] == "on-demand"
-    # Hysteresis: cp >= ep(t + 2d) = (4 h + 600 s) / 2.
-    assert policy.choose(view(4, 2.05, place="on-demand", has_spot=True))[0] == "on-demand"
-    assert policy.choose(view(4, 2.1, place="on-demand", has_spot=True))[0] == "spot"
-    assert policy.choose(view(4, 2.1, place="on-demand"))[0] == "none"
-
-
-def test_uniform_progress_may_stay_on_demand_until_spot_comes() -> None:
-    caught_up = view(4, 2.1, place="on-demand")
-    with_spot = view(4, 2.1, place="on-demand", has_spot=True)
-    assert UniformProgress(stays=True).choose(caught_up)[0] == "on-demand"
-    assert UniformProgress().choose(caught_up)[0] == "none"
-    assert UniformProgress(stays=True).choose(with_spot)[0] == "spot"
-
-
-def test_uniform_progress_takes_spot_even_when_behind() -> None:
-    assert UniformProgress().choose(view(4, 1.0, has_spot=True))[0] == "spot"
-
-
-def cost(placement: Placement, lives: list[Life], job: Job) -> tuple[float, Ledger]:
-    seen = replay(
-        lives, job=job, saving=Saving(interval=HOUR, notice_idle=60), placement=placement,
+def replayed(
+    placement: Placement, lives: list[Life], job: Job, *, clock: Clock | None = None
+) -> Outcome:
+    return replay_fleet(
+        lives,
+        job=job,
+        save=15,
+        saving=Saving(interval=600, notice_idle=26),
+        placement=placement,
+        prices=PRICES,
+        clock=clock or Clock(),
         horizon=3 * job.deadline,
-    )  # fmt: skip
-    return seen.usd(spot_per_hour=0.4, on_demand_per_hour=1.0), seen
+        has_notice=[index % 10 > 0 for index in range(len(lives))],
+    )
 
 
-def test_looking_ahead_costs_less_where_spot_comes_and_goes() -> None:
-    job = Job(work=48 * HOUR, deadline=72 * HOUR, restart=300, checkpoint=5)
-    sums = {"greedy": 0.0, "uniform": 0.0, "ahead": 0.0, "on demand": 0.0}
-    for seed in range(12):
-        lives = poisson_lives(seed=seed, mean=2 * HOUR, wait=3 * HOUR, total=72 * HOUR)
-        for name, policy in (
-            ("greedy", Greedy()),
-            ("uniform", UniformProgress()),
-            ("ahead", Lookahead(spot_per_hour=0.4, on_demand_per_hour=1.0)),
-            ("on demand", OnDemandOnly()),
-        ):
-            usd, seen = cost(policy, lives, job)
-            assert seen.is_done
-            assert seen.wall <= job.deadline + 1
-            sums[name] += usd
-    assert sums["ahead"] < min(sums["greedy"], sums["uniform"], sums["on demand"])
+@pytest.mark.parametrize("make", [Fallback, Greedy, UniformProgress])
+def test_everyone_goes_on_demand_when_no_other_try_fits(make: Callable[[], Placement]) -> None:
+    assert make().choose(situation(15, 5, spot="i-1")).market == "on-demand"
 
 
-def test_looking_ahead_does_not_ride_what_never_lasts() -> None:
-    # Lives of two minutes, restart of five: once it has seen that, on demand is cheaper.
+def test_greedy_waits_for_spot_until_the_deadline_is_in_danger() -> None:
+    assert Greedy().choose(situation(9, 0)).market == "spot"
+    assert Greedy().choose(situation(9.9, 0)).market == "on-demand"
+
+
+def test_uniform_progress_stays_on_demand_until_spot_returns() -> None:
+    policy = UniformProgress()
+    assert policy.choose(situation(4, 2.5)).market == "spot"
+    assert policy.choose(situation(4, 1.9)).market == "bridge"
+    assert policy.choose(situation(4, 2.5, place="on-demand")).market == "bridge"
+    assert policy.choose(situation(4, 1.9, place="on-demand", spot="i-1")).market == "spot"
+
+
+def test_on_demand_alone_pays_for_one_start_and_the_work() -> None:
+    job = Job(work=10 * HOUR, deadline=20 * HOUR, restart=300, checkpoint=0)
+    seen = replayed(OnDemandOnly(), [], job)
+    assert seen.is_done
+    assert (seen.spot, seen.on_demand) == (0, 10 * HOUR + 300)
+
+
+def test_a_machine_that_spot_sends_back_costs_its_overlap_and_no_work() -> None:
+    # No Spot for two hours of a job that cannot wait for long; then Spot for good.
+    job = Job(work=4 * HOUR, deadline=5 * HOUR, restart=300, checkpoint=0)
+    seen = replayed(Fallback(), [Life(start=2 * HOUR, end=99 * HOUR)], job, clock=Clock(wakes=1.0))
+    assert seen.is_done_by(5)
+    assert seen.losses == 0
+    assert seen.on_demand < 2 * HOUR
+    # Both machines together worked four hours, each started once, and the first saved.
+    assert seen.spot + seen.on_demand == pytest.approx(4 * HOUR + 2 * 300 + 15, abs=60)
+
+
+def test_the_decision_costs_less_than_the_rules_where_spot_comes_and_goes() -> None:
+    for work, deadline in ((4, 6), (24, 36)):
+        job = Job(work=work * HOUR, deadline=deadline * HOUR, restart=300, checkpoint=5)
+        sums = dict.fromkeys((Fallback, Greedy, UniformProgress, OnDemandOnly), 0.0)
+        for seed in range(40 // work):
+            lives = poisson_lives(seed=seed, mean=2 * HOUR, wait=3 * HOUR, total=3 * job.deadline)
+            for make in sums:
+                seen = replayed(make(), lives, job)
+                assert seen.is_done_by(deadline), make
+                sums[make] += seen.usd(PRICES)
+        assert min(sums, key=lambda make: sums[make]) is Fallback
+
+
+def test_the_decision_does_not_ride_what_never_lasts() -> None:
+    # Lives of two minutes, restarts of five: once it has seen that, on demand is cheaper.
     lives = [Life(start=t * HOUR / 4, end=t * HOUR / 4 + 120) for t in range(400)]
     job = Job(work=48 * HOUR, deadline=60 * HOUR, restart=300, checkpoint=5)
-    usd, seen = cost(Lookahead(spot_per_hour=0.4, on_demand_per_hour=1.0), lives, job)
-    assert seen.is_done
-    assert usd < 1.1 * 48
-    # It met 240 of them.
-    assert seen.interruptions < 80
+    assert replayed(Fallback(), lives, job).usd(PRICES) < 1.06 * 48
 
 
-def test_looking_ahead_waits_for_spot_that_surely_comes() -> None:
+def test_the_decision_waits_for_spot_that_surely_comes() -> None:
     # An hour of every two, and four times the time that the work takes: on demand is not needed.
     lives = [Life(start=2 * t * HOUR, end=(2 * t + 1) * HOUR) for t in range(100)]
     job = Job(work=20 * HOUR, deadline=80 * HOUR, restart=120, checkpoint=5)
-    usd, seen = cost(Lookahead(spot_per_hour=0.4, on_demand_per_hour=1.0), lives, job)
-    assert seen.on_demand < 0.5 * HOUR
-    assert usd < 1.15 * 0.4 * 20
+    seen = replayed(Fallback(), lives, job)
+    assert seen.on_demand == 0
+    assert seen.usd(PRICES) < 1.15 * 0.4 * 20
+
+
+@pytest.mark.parametrize("tick", [120.0, 600.0])
+@pytest.mark.parametrize("wakes", [0.0, 0.95])
+def test_every_deadline_is_met_whatever_spot_does(tick: float, wakes: float) -> None:
+    luck = random.Random(int(tick + wakes * 100))
+    clock = Clock(tick=tick, wakes=wakes)
+    for _ in range(12):
+        work = luck.choice([0.5, 2, 6]) * HOUR
+        restart, now = luck.uniform(30, 900), 0.0
+        lives = []
+        up, down = luck.uniform(60, 20_000), luck.uniform(1, 20_000)
+        while now < 3 * work:
+            end = now + luck.expovariate(1 / up)
+            lives.append(Life(start=now, end=end))
+            now = end + luck.expovariate(1 / down)
+        # The tightest deadline that on demand alone can meet with one start; and looser ones.
+        least = work * (1 + 5 / 600) + 2 * restart
+        job = Job(work=work, deadline=least * luck.choice([1.0, 1.1, 1.5]), restart=restart,
+                  checkpoint=5)  # fmt: skip
+        # No notices: what was not committed is lost.
+        seen = replay_fleet(
+            lives, job=job, save=15, saving=Saving(interval=600, notice_idle=None),
+            placement=Fallback(), prices=PRICES, clock=clock, horizon=3 * job.deadline,
+            has_notice=[False] * len(lives),
+        )  # fmt: skip
+        assert seen.is_done_by(job.deadline / HOUR), (job, clock)

@@ -1,0 +1,143 @@
+"""EC2's capacity in the embedded AWS: which pools have machines, at what price, and until when.
+
+A pool is a size in a zone, sold as Spot or on demand. Without a course a pool has machines without
+limit, at no price. What EC2 takes back is marked here first; it runs until its notice is over.
+"""
+
+import json
+import math
+import time
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+SPOT, ON_DEMAND = "spot", "on-demand"
+MARKETS = (SPOT, ON_DEMAND)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pool:
+    """Where EC2 has machines: a size in a zone, in one market."""
+
+    market: str
+    size: str
+    zone: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Course:
+    """What the pools that match `market`, `size` and `zone` (with *) have from a second on.
+
+    `steps` are (second, machines) in order, counted from the course's start; before the first, and
+    where `machines` is infinite, there is no limit. `has_notice`: whether what goes gets a notice.
+    """
+
+    market: str = SPOT
+    size: str = "*"
+    zone: str = "*"
+    steps: tuple[tuple[float, float], ...] = ((0.0, math.inf),)
+    usd_per_hour: float = 0.0
+    has_notice: bool = True
+
+    def __post_init__(self) -> None:
+        if self.market not in MARKETS:
+            raise ValueError(f"market is {self.market!r}; give {' or '.join(MARKETS)}")
+        seconds = [second for second, _ in self.steps]
+        if not seconds or seconds != sorted(seconds) or any(n < 0 for _, n in self.steps):
+            raise ValueError(
+                "a course needs steps of [second, machines] in order of time, machines at least 0; "
+                f"got {[list(step) for step in self.steps]}"
+            )
+
+    def covers(self, pool: Pool) -> bool:
+        return self.market == pool.market and all(
+            fnmatchcase(value, pattern)
+            for value, pattern in ((pool.size, self.size), (pool.zone, self.zone))
+        )
+
+    def machines(self, second: float) -> float:
+        """Return how many machines a pool has so many seconds after the course's start."""
+        index = bisect_right([start for start, _ in self.steps], second)
+        return self.steps[index - 1][1] if index else math.inf
+
+
+def trace_steps(path: Path, *, hour_seconds: float) -> tuple[tuple[float, float], ...]:
+    """Read a Spot trace (skypilot-org/spot-traces), one hour of it in `hour_seconds`."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        gap, ticks = float(document["metadata"]["gap_seconds"]), document["data"]
+        counts = [float(count) for count in ticks]
+    except FileNotFoundError:
+        raise ValueError(f"there is no trace at {path}") from None
+    except (ValueError, KeyError, TypeError):
+        raise ValueError(
+            f"{path} is not a trace: give JSON with metadata.gap_seconds and a list called data"
+        ) from None
+    if not gap > 0 or not hour_seconds > 0 or not counts:
+        raise ValueError(f"{path}: gap_seconds, hour_seconds and data must be above 0")
+    scale = gap / 3600 * hour_seconds
+    changes = [0, *(i for i in range(1, len(counts)) if counts[i] != counts[i - 1])]
+    return tuple((index * scale, counts[index]) for index in changes)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ending:
+    """Why EC2 ends an instance, and when by the capacity's clock."""
+
+    ends_at: float
+    reason: str
+    has_notice: bool
+    # Excess is not replaced; what was lost is, once it is gone.
+    is_excess: bool = False
+
+
+@dataclass(kw_only=True, slots=True)
+class Capacity:
+    """What EC2 has now; `endings` are the instances that it is taking back, by id."""
+
+    notice_seconds: float = 0.0
+    clock: Callable[[], float] = time.monotonic
+    endings: dict[str, Ending] = field(default_factory=dict)
+    _courses: list[tuple[float, Course]] = field(default_factory=list)
+
+    def follow(self, courses: Sequence[Course]) -> None:
+        """Let courses begin now; a later one outranks an earlier one for the pools of both."""
+        self._courses += [(self.clock(), course) for course in courses]
+
+    def reset(self) -> None:
+        """Forget all courses: every pool has machines again."""
+        self._courses.clear()
+
+    def machines(self, pool: Pool) -> float:
+        """Return how many machines the pool has for all customers together, which is us."""
+        found = self._course(pool)
+        return math.inf if found is None else found[1].machines(self.clock() - found[0])
+
+    def usd_per_hour(self, pool: Pool) -> float:
+        """Return the pool's price."""
+        found = self._course(pool)
+        return 0.0 if found is None else found[1].usd_per_hour
+
+    def reclaim(self, instance_id: str, pool: Pool) -> None:
+        """Mark an instance whose pool has no machine left."""
+        found = self._course(pool)
+        has_notice = found is None or found[1].has_notice
+        self.end(instance_id, f"no {pool.market} capacity left", has_notice=has_notice)
+
+    def end(
+        self, instance_id: str, reason: str, *, has_notice: bool, is_excess: bool = False
+    ) -> None:
+        """Mark an instance: it ends when its notice is over, or now without one."""
+        seconds = self.notice_seconds if has_notice else 0.0
+        self.endings[instance_id] = Ending(
+            ends_at=self.clock() + seconds,
+            reason=reason,
+            has_notice=has_notice,
+            is_excess=is_excess,
+        )
+
+    def _course(self, pool: Pool) -> tuple[float, Course] | None:
+        covering = (each for each in reversed(self._courses) if each[1].covers(pool))
+        return next(covering, None)

@@ -1,0 +1,148 @@
+"""The stacks on the embedded AWS, deployed by the real CDK CLI, and programs of training/ beside.
+
+What a rehearsal needs before its first machine boots: bootstrap, dataset, synth, deploy; and the
+uninterrupted run that results are compared with.
+"""
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from rehearsal.aws import EmbeddedAws
+from rehearsal.drill.cdk import run_cdk
+from rehearsal.drill.children import Child, Children
+from rehearsal.drill.fleet import Instance
+from rehearsal.machines import ProcessMachine
+from rehearsal.machines.metadata import MetadataServer
+from rehearsal.machines.quirks import Quirks
+
+REPOSITORY = Path(__file__).parents[2]
+STACKS = ("DatasetStack", "TrainingStack")
+# EC2 gives 120 s and the interruption handler polls every 2 s; a shorter notice keeps the ratio.
+NOTICE_SECONDS, HANDLER_POLL_SECONDS = 120.0, 2.0
+
+
+class RehearsalFailed(RuntimeError):
+    """The rehearsal stopped before its end; the message says where."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Deployment:
+    """One embedded AWS with our stacks in it, or soon; `folder` holds what is made on the way."""
+
+    folder: Path
+    aws: EmbeddedAws
+    children: Children
+
+    @property
+    def dataset(self) -> Path:
+        """The folder of the dataset that is uploaded."""
+        return self.folder / "dataset"
+
+    def bootstrap(self) -> None:
+        """Prepare the account for the CDK CLI."""
+        environment = f"aws://{self.aws.account}/{self.aws.region}"
+        run_cdk(self.children, "cdk bootstrap", "bootstrap", environment)
+
+    def start_dataset(self, *, workload: str, count: int, seed: int) -> Child:
+        """Start making a dataset; do not wait."""
+        return self.start_python(
+            "dataset",
+            *("-m", "training", "data", "make", "--workload", workload),
+            *("--out", str(self.dataset), "--count", str(count), "--seed", str(seed)),
+        )
+
+    def upload(self, workload: str) -> None:
+        """Upload the dataset to the deployed bucket."""
+        bucket = self.output("DatasetStack", "DatasetBucketName")
+        self.start_python(
+            "upload",
+            *("-m", "training", "data", "upload", str(self.dataset)),
+            *("--dataset-uri", f"s3://{bucket}/{workload}"),
+        ).expect()
+
+    def deploy(self, assembly: Path, stack: str) -> None:
+        """Deploy one stack of a synthesized assembly."""
+        run_cdk(
+            self.children,
+            f"cdk deploy {stack}",
+            *("deploy", "--app", str(assembly), "--require-approval", "never"),
+            *("--progress", "events", stack),
+        )
+
+    def check_resources(self) -> dict[str, int]:
+        """Count the deployed resources by type; raise if a service does not know one."""
+        missing = self.aws.missing_resources(list(STACKS))
+        if missing:
+            raise RehearsalFailed(f"deployed, but missing: {', '.join(missing)}")
+        counts: dict[str, int] = {}
+        for stack in STACKS:
+            found = self.aws.client("cloudformation").describe_stack_resources(StackName=stack)
+            for resource in found["StackResources"]:
+                kind = resource["ResourceType"]
+                counts[kind] = counts.get(kind, 0) + 1
+        self.children.say(f"{sum(counts.values())} resources exist, each checked by its own API")
+        return counts
+
+    def start_reference(
+        self, folder: Path, *, workload: str, recipe: str, overrides: str, interval: str
+    ) -> Child:
+        """Start the run that nobody interrupts, in a folder; do not wait."""
+        words = [word for pair in overrides.split() for word in ("--override", pair)]
+        return self.start_python(
+            "uninterrupted",
+            *("-m", "training", "run", "--workload", workload, "--recipe", recipe, *words),
+            *("--dataset-uri", str(self.dataset), "--run-uri", str(folder)),
+            *("--checkpoint-interval", interval),
+            relayed=lambda line: False,
+        )
+
+    def fleet_id(self) -> str:
+        """Return the id of the fleet that is deployed now."""
+        found = self.aws.client("ssm").get_parameter(Name="/TrainingStack/fleet-id")
+        return str(found["Parameter"]["Value"])
+
+    def machine(
+        self, instance: Instance, folder: Path, notice_seconds: float, quirks: Quirks
+    ) -> ProcessMachine:
+        """Return the machine of an instance, not yet started."""
+        metadata = MetadataServer(
+            instance_id=instance.id,
+            instance_type=instance.type,
+            ami_id=instance.image_id,
+            zone=instance.zone,
+            account=self.aws.account,
+            market=instance.market,
+            tags=instance.tags,
+            user_data=instance.user_data,
+        )
+        poll = min(1.0, notice_seconds / NOTICE_SECONDS) * HANDLER_POLL_SECONDS
+        return ProcessMachine(
+            folder=folder / instance.id,
+            instance_id=instance.id,
+            instance_type=instance.type,
+            user_data=instance.user_data,
+            environment={**self.aws.environment(), "POLL_SECONDS": f"{poll:g}"},
+            metadata=metadata,
+            quirks=quirks,
+        )
+
+    def output(self, stack: str, name: str) -> str:
+        """Return one output of a deployed stack."""
+        found = self.aws.client("cloudformation").describe_stacks(StackName=stack)["Stacks"][0]
+        outputs = {item["OutputKey"]: item["OutputValue"] for item in found["Outputs"]}
+        return str(outputs[name])
+
+    def start_python(
+        self, name: str, *arguments: str, relayed: Callable[[str], bool] = bool
+    ) -> Child:
+        """Start a Python program of this repository; do not wait."""
+        command = [sys.executable, *arguments]
+        return self.children.start(name, command, relayed=relayed, PYTHONUNBUFFERED="1")
+
+
+def synth_arguments(assembly: Path, context: Mapping[str, str]) -> list[str]:
+    """Return the CLI's arguments to synthesize the app with this context."""
+    options = [word for name, value in context.items() for word in ("-c", f"{name}={value}")]
+    return ["synth", "--quiet", "--output", str(assembly), *options]

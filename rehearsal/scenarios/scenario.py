@@ -1,0 +1,236 @@
+"""The format of a drill: docs/rehearsal.md describes it; an unknown or missing name is refused."""
+
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from rehearsal.aws.capacity import Course, trace_steps
+from rehearsal.machines.quirks import Quirks
+
+FOLDER = Path(__file__).parent
+EQUAL, FAILURE = "equal result", "failure event"
+ENDS = (EQUAL, FAILURE)
+DEEDS = ("kill", "notice", "capacity", "cancel-fleet", "reopen", "deploy")
+ENDED = "ended"
+# The run's steps of bootstrap.sh go through run_step; the first, the fetch, is cloud-init's own.
+FETCH = "fetch"
+Made = TypeVar("Made")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Machines:
+    """What is wrong with the machines `which`, counted from 1; without a number, with all."""
+
+    which: tuple[int, ...] = ()
+    quirks: Quirks
+
+    def covers(self, number: int) -> bool:
+        return not self.which or number in self.which
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Action:
+    """What happens in mid-run: `at` is STAGE:N of the run's progress, or `ended`."""
+
+    at: str
+    do: str
+    capacity: tuple[Course, ...] = ()
+    parameters: Mapping[str, str] = field(default_factory=dict)
+
+    def is_due(self, line: Mapping[str, Any], *, is_over: bool) -> bool:
+        """Whether the moment has come, by a machine's latest metrics line."""
+        if self.at == ENDED or is_over:
+            return self.at == ENDED and is_over
+        stage, _, count = self.at.partition(":")
+        done = int(line.get("stage_step", line.get("done", 0)))
+        return line.get("stage") == stage and done >= int(count)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Expectation:
+    """How a run must end; each of `events` (a pattern) must match an event's name and message.
+
+    `within_hours` is from the first machine's power-on to the last one's end.
+    """
+
+    ends: str
+    machines: int | None = None
+    within_hours: float | None = None
+    markets: tuple[str, ...] = ()
+    events: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scenario:
+    """One drill."""
+
+    name: str
+    about: str
+    expect: Expectation
+    parameters: Mapping[str, str] = field(default_factory=dict)
+    capacity: tuple[Course, ...] = ()
+    machines: tuple[Machines, ...] = ()
+    actions: tuple[Action, ...] = ()
+    denied: tuple[str, ...] = ()
+    guard: Mapping[str, str] = field(default_factory=dict)
+    guard_is_invoked: bool = True
+    timeout_seconds: float = 600.0
+
+    def quirks(self, number: int) -> Quirks:
+        """Return everything that is wrong with one machine."""
+        found = [each.quirks for each in self.machines if each.covers(number)]
+        programs = {name: text for each in found for name, text in each.programs.items()}
+        environment = {name: text for each in found for name, text in each.environment.items()}
+        files = {path: text for each in found for path, text in each.files.items()}
+        lacks = tuple(package for each in found for package in each.lacks)
+        return Quirks(programs=programs, files=files, environment=environment, lacks=lacks)
+
+
+def known_scenarios() -> list[Scenario]:
+    """Return all drills of this folder, by name."""
+    return [found for path in sorted(FOLDER.glob("*.toml")) for found in read_scenarios(path)]
+
+
+def choose(names: Sequence[str]) -> list[Scenario]:
+    """Return the drills with these names, or in these files; all without a name."""
+    known = known_scenarios()
+    if not names:
+        return known
+    chosen = []
+    for name in names:
+        if name.endswith(".toml"):
+            chosen += read_scenarios(Path(name))
+            continue
+        found = [each for each in known if name in (each.name, each.name.partition(" ")[0])]
+        if not found:
+            raise ValueError(
+                f"there is no drill {name!r}; `python -m rehearsal drill --list` shows them all"
+            )
+        chosen += found
+    return chosen
+
+
+def read_scenarios(path: Path) -> list[Scenario]:
+    """Read a file: one drill, or one for each word of `for_each`, which replaces {each}."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        document = tomllib.loads(text)
+        words = document.pop("for_each", None)
+        if words is None:
+            return [_scenario(path.stem, document, path.parent)]
+        found = []
+        for word in words:
+            document = tomllib.loads(text.replace("{each}", word))
+            del document["for_each"]
+            found.append(_scenario(f"{path.stem} {word}", document, path.parent))
+        return found
+    except FileNotFoundError:
+        raise ValueError(f"there is no drill at {path}") from None
+    except (ValueError, re.error) as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def _scenario(name: str, document: dict[str, Any], folder: Path) -> Scenario:
+    given = dict(document)
+    made = {
+        "parameters": _texts(given.pop("parameters", {})),
+        "capacity": _courses(given.pop("capacity", []), folder),
+        "machines": tuple(_machines(each) for each in given.pop("machine", [])),
+        "actions": tuple(_action(each, folder) for each in given.pop("action", [])),
+        "denied": tuple(given.pop("denied", [])),
+        "guard": _texts(given.pop("guard", {})),
+        "expect": _expectation(given.pop("expect", {})),
+    }
+    return _build(Scenario, {**given, **made, "name": name}, "a drill")
+
+
+def _expectation(given: dict[str, Any]) -> Expectation:
+    lists: dict[str, Any] = {
+        name: tuple(given[name]) for name in ("markets", "events") if name in given
+    }
+    expect = _build(Expectation, {**given, **lists}, "[expect]")
+    _choice("ends", expect.ends, ENDS)
+    for pattern in expect.events:
+        re.compile(pattern)
+    return expect
+
+
+def _machines(given: dict[str, Any]) -> Machines:
+    which = tuple(given.pop("which", ()))
+    programs = dict(given.pop("programs", {}))
+    step = given.pop("fails_at", None)
+    if step == FETCH:
+        programs["aws"] = _FAILING_FETCH
+    elif step is not None:
+        programs["python3"] = _FAILING_STEP.format(step=step)
+    quirks = {
+        "programs": programs,
+        "files": _texts(given.pop("files", {})),
+        "environment": _texts(given.pop("environment", {})),
+        "lacks": tuple(given.pop("lacks", ())),
+    }
+    return Machines(which=which, quirks=_build(Quirks, {**given, **quirks}, "[[machine]]"))
+
+
+_FAILING_FETCH = """case "$*" in
+*bundle.zip) echo "fatal error: rehearsed" >&2; exit 1 ;;
+esac
+exec "$real" "$@"
+"""
+_FAILING_STEP = """case " $* " in
+*" userdata.run_step {step} "*)
+    exec "$real" -m userdata.run_step {step} sh -c 'echo "rehearsed: {step} fails"; exit 1' ;;
+esac
+exec "$real" "$@"
+"""
+
+
+def _action(given: dict[str, Any], folder: Path) -> Action:
+    courses = {"capacity": _courses(given.pop("capacity", []), folder)}
+    parameters = {"parameters": _texts(given.pop("parameters", {}))}
+    action = _build(Action, {**given, **courses, **parameters}, "[[action]]")
+    _choice("do", action.do, DEEDS)
+    if action.at != ENDED and not re.fullmatch(r"\w+:\d+", action.at):
+        raise ValueError(f"at is {action.at!r}; give STAGE:N or {ENDED}")
+    if bool(action.capacity) != (action.do == "capacity"):
+        raise ValueError("[[action.capacity]] and do = 'capacity' need each other")
+    return action
+
+
+def _courses(given: Sequence[dict[str, Any]], folder: Path) -> tuple[Course, ...]:
+    courses = []
+    for each in given:
+        values = dict(each)
+        if "machines" in values:
+            values["steps"] = ((0.0, float(values.pop("machines"))),)
+        elif "trace" in values:
+            hour = float(values.pop("hour_seconds"))
+            values["steps"] = trace_steps(folder / values.pop("trace"), hour_seconds=hour)
+        elif "steps" in values:
+            values["steps"] = tuple((float(at), float(count)) for at, count in values["steps"])
+        courses.append(_build(Course, values, "capacity"))
+    return tuple(courses)
+
+
+def _texts(given: Mapping[str, object]) -> dict[str, str]:
+    return {name: str(value) for name, value in given.items()}
+
+
+def _choice(name: str, value: str, known: Sequence[str]) -> None:
+    if value not in known:
+        raise ValueError(f"{name} is {value!r}; give one of: {', '.join(known)}")
+
+
+def _build(kind: type[Made], values: Mapping[str, Any], where: str) -> Made:
+    """Build a dataclass; an unknown or missing field is a ValueError that names it."""
+    known = [each.name for each in fields(cast(Any, kind))]
+    for name in values:
+        if name not in known:
+            raise ValueError(f"{where} has no {name!r}; it has {', '.join(known)}")
+    try:
+        return kind(**values)
+    except TypeError as error:
+        raise ValueError(f"{where}: {str(error).partition('() ')[2]}") from None

@@ -1,0 +1,185 @@
+"""One drill on deployed stacks: boot, break what the scenario breaks, follow the run to its end."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from rehearsal.aws.event_bus import EventBus
+from rehearsal.drill.cdk import run_cdk
+from rehearsal.drill.demo import POLL_SECONDS, processes_below
+from rehearsal.drill.deployment import Deployment, RehearsalFailed, synth_arguments
+from rehearsal.drill.fleet import Fleet, Instance, Life
+from rehearsal.drill.interruptions import Drill
+from rehearsal.drill.narrator import Narrator
+from rehearsal.drill.run_files import BucketFiles, bucket_files
+from rehearsal.machines import ProcessMachine
+from rehearsal.scenarios.scenario import Action, Scenario
+
+# The Guard's ten minutes, as short as a run of seconds needs.
+TICK_SECONDS = 4.0
+# What a boot waits for between attempts, as short.
+WAITS = {"STEP_RETRY_SECONDS": "0.5", "FETCH_ATTEMPTS": "1", "TERMINATE_RETRY_SECONDS": "5"}
+
+
+@dataclass(kw_only=True, slots=True)
+class Trial:
+    """One scenario on its own run id; `context` is what its stack was synthesized with."""
+
+    scenario: Scenario
+    deployment: Deployment
+    context: dict[str, str]
+    folder: Path
+    say: Callable[[str], None]
+    log: Callable[[str], None]
+    done: int = 0
+    _fleet: Fleet | None = None
+    _run: BucketFiles | None = None
+    _narrator: Narrator = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._narrator = Narrator(say=self.log)
+
+    @property
+    def fleet(self) -> Fleet:
+        assert self._fleet is not None
+        return self._fleet
+
+    @property
+    def run_files(self) -> BucketFiles:
+        assert self._run is not None
+        return self._run
+
+    @property
+    def is_deployed(self) -> bool:
+        return self._run is not None
+
+    @property
+    def undone(self) -> list[str]:
+        """The actions whose moment never came."""
+        return [f"{each.do} at {each.at}" for each in self.scenario.actions[self.done :]]
+
+    def run(self, assembly: Path) -> None:
+        """Deploy, follow the run to its end, leave nothing running; raise if it has no end."""
+        aws = self.deployment.aws
+        aws.capacity.reset()
+        aws.capacity.follow(self.scenario.capacity)
+        aws.denied_actions = frozenset(self.scenario.denied)
+        self.deployment.deploy(assembly, "TrainingStack")
+        bus = EventBus(
+            aws=aws,
+            code_folder=self.folder / "functions",
+            variables=self.scenario.guard,
+            invokes=self.scenario.guard_is_invoked,
+        )
+        identifier = self.deployment.fleet_id()
+        self._fleet = Fleet(
+            aws=aws,
+            bus=bus,
+            id=identifier,
+            arn=f"arn:aws:ec2:{aws.region}:{aws.account}:spot-fleet-request/{identifier}",
+            boot=self._machine,
+            say=self._tell,
+        )
+        run_uri = self.deployment.output("TrainingStack", "RunUri")
+        self._run = bucket_files(aws.client("s3"), run_uri)
+        try:
+            self._follow()
+        finally:
+            self.fleet.close()
+            bus.close()
+            aws.denied_actions = frozenset()
+
+    def _follow(self) -> None:
+        progress = Drill(fleet=self.fleet, run=self.run_files, plan=())
+        started = time.monotonic()
+        next_tick = started + TICK_SECONDS
+        while True:
+            self.fleet.step()
+            progress.step()
+            for life in self.fleet.lives.values():
+                self._narrator.relay(life)
+            # What is done after the end waits until all is told: the Guard answers to it late.
+            is_over = self.fleet.is_over() and (not self.undone or self.fleet.bus.is_idle)
+            if not self._act(progress, is_over=is_over) and is_over:
+                return
+            if time.monotonic() >= next_tick and self.fleet.bus.is_idle:
+                self.fleet.bus.tick()
+                next_tick = time.monotonic() + TICK_SECONDS
+            if time.monotonic() - started > self.scenario.timeout_seconds:
+                raise RehearsalFailed(
+                    f"not over after {self.scenario.timeout_seconds:g} s; the machines' logs are "
+                    f"in {self.folder / 'machines'}"
+                )
+            time.sleep(POLL_SECONDS)
+
+    def _act(self, progress: Drill, *, is_over: bool) -> bool:
+        """Do the next action if it is due; return whether it was."""
+        if self.done == len(self.scenario.actions):
+            return False
+        action = self.scenario.actions[self.done]
+        candidates: list[Life | None] = [
+            life for life in self.fleet.running() if life.ends_at is None
+        ]
+        for life in candidates or [None]:
+            line = {} if life is None else progress.latest(life)
+            if action.is_due(line, is_over=is_over):
+                self.done += 1
+                self._tell(f"{action.do} at {action.at}")
+                self._do(action, life)
+                return True
+        return False
+
+    def _do(self, action: Action, life: Life | None) -> None:
+        aws = self.deployment.aws
+        if action.do in ("kill", "notice"):
+            assert life is not None
+            self.fleet.interrupt(life, notice=action.do == "notice")
+        elif action.do == "capacity":
+            aws.capacity.follow(action.capacity)
+        elif action.do == "cancel-fleet":
+            aws.client("ec2").cancel_spot_fleet_requests(
+                SpotFleetRequestIds=[self.fleet.id], TerminateInstances=False
+            )
+        elif action.do == "reopen":
+            uri = f"s3://{self.run_files.bucket}/{self.run_files.prefix}"
+            reason = ("--reason", "the drill repaired it")
+            command = ("-m", "training", "reopen", "--run-uri", uri, *reason)
+            self.deployment.start_python("reopen", *command).expect()
+        elif action.do == "deploy":
+            assembly = self.folder / f"cdk.out-{self.done}"
+            context = {**self.context, **action.parameters}
+            run_cdk(self.deployment.children, "cdk synth", *synth_arguments(assembly, context))
+            self.deployment.deploy(assembly, "TrainingStack")
+
+    def _machine(self, instance: Instance) -> ProcessMachine:
+        quirks = self.scenario.quirks(len(self.fleet.lives) + 1)
+        return self.deployment.machine(
+            instance,
+            self.folder / "machines",
+            self.deployment.aws.capacity.notice_seconds,
+            replace(quirks, environment={**WAITS, **quirks.environment}),
+        )
+
+    def _tell(self, text: str) -> None:
+        self.say(f"{self.scenario.name}: {text}")
+        self.log(text)
+
+    def alive(self) -> list[str]:
+        """Return the ids of the instances that EC2 still runs, whoever started them."""
+        states = [{"Name": "instance-state-name", "Values": ["pending", "running"]}]
+        found = self.deployment.aws.client("ec2").describe_instances(Filters=states)
+        return [
+            item["InstanceId"]
+            for reservation in found["Reservations"]
+            for item in reservation["Instances"]
+        ]
+
+    def end_what_is_left(self) -> None:
+        """Terminate every instance, so that no drill finds another one's."""
+        if alive := self.alive():
+            self.deployment.aws.client("ec2").terminate_instances(InstanceIds=alive)
+
+    def processes_left(self) -> int:
+        """Return how many processes of this drill's machines still run."""
+        return len(processes_below(self.folder))

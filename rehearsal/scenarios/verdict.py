@@ -1,0 +1,102 @@
+"""How a rehearsed drill ended, and which of its promises it broke."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from contract.keys import HEAD, RECEIPT
+from rehearsal.drill.fleet import Life
+from rehearsal.drill.lineage import Files, read_events, read_json, read_lineage
+from rehearsal.scenarios.scenario import EQUAL, FAILURE, Expectation
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ended:
+    """What is left when a drill is over."""
+
+    run: Files
+    reference: Files
+    lives: Sequence[Life]
+    target_capacity: int
+    alive: Sequence[str]
+    processes_left: int
+    guard_errors: Sequence[str]
+    undone: Sequence[str]
+
+    @property
+    def hours(self) -> float:
+        """From the first machine's power-on to the last one's end."""
+        ends = [life.ended or 0.0 for life in self.lives]
+        starts = [life.started for life in self.lives]
+        return (max(ends) - min(starts)) / 3600 if self.lives else 0.0
+
+
+def find_faults(ended: Ended, expect: Expectation) -> list[str]:
+    """List what differs from the expectation; none after a drill that went as written."""
+    head = read_json(ended.run, HEAD) or {}
+    events = read_events(ended.run)
+    faults = _equality(ended, head) if expect.ends == EQUAL else _failure(head, events)
+    for pattern in expect.events:
+        if not any(re.search(pattern, told(event)) for event in events):
+            faults.append(f"no event matches {pattern!r}")
+    markets = tuple(life.instance.market for life in ended.lives)
+    checks = {
+        f"{len(ended.lives)} machines booted, not {expect.machines}": expect.machines
+        not in (None, len(ended.lives)),
+        f"the machines' markets were {', '.join(markets)}": bool(expect.markets)
+        and markets != expect.markets,
+        f"it took {ended.hours:.4f} hours": expect.within_hours is not None
+        and ended.hours > expect.within_hours,
+        f"the fleet's target is {ended.target_capacity}, not 0": ended.target_capacity > 0,
+        f"still running: {', '.join(ended.alive)}": bool(ended.alive),
+        f"{ended.processes_left} processes were left behind": ended.processes_left > 0,
+        f"the Guard failed: {ended.guard_errors[:1]}": bool(ended.guard_errors),
+        f"never came to: {', '.join(ended.undone)}": bool(ended.undone),
+    }
+    return [*faults, *(text for text, broken in checks.items() if broken)]
+
+
+def why(run: Files) -> str:
+    """Return the last thing that went wrong, in the words of the head or of an event."""
+    head = read_json(run, HEAD) or {}
+    failures = [str(event["message"]) for event in read_events(run) if is_failure(event, head)]
+    return str(head.get("reason") or (failures[-1] if failures else ""))
+
+
+def is_failure(event: Mapping[str, Any], head: Mapping[str, Any]) -> bool:
+    """Whether an event says that something failed, or that the Guard stopped it, and why."""
+    is_stop = event.get("name") == "to-zero" and head.get("state") != "finished"
+    is_bad = event.get("status") == "failed" or event.get("name") == "terminated" or is_stop
+    return is_bad and bool(event.get("message"))
+
+
+def told(event: Mapping[str, Any]) -> str:
+    """Return an event as patterns see it: its name, its message, and what it quotes of others."""
+    return " ".join([f"{event.get('name')}: {event.get('message', '')}", *event.get("said", [])])
+
+
+def _failure(head: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> list[str]:
+    faults = []
+    if head.get("state") == "finished":
+        faults.append(f"the run finished, but a {FAILURE} was expected")
+    if not any(is_failure(event, head) for event in events):
+        faults.append("no event says that anything failed, and why")
+    return faults
+
+
+def _equality(ended: Ended, head: Mapping[str, Any]) -> list[str]:
+    if head.get("state") != "finished":
+        state = f"{head['state']}: {head.get('reason')}" if head else f"new: {why(ended.run)}"
+        return [f"the run did not finish ({state})"]
+    ours, theirs = read_json(ended.run, RECEIPT), read_json(ended.reference, RECEIPT)
+    if ours is None or theirs is None:
+        return ["a finished run has no receipt.json"]
+    lineage = read_lineage(ended.run)
+    checks = {
+        "the weights differ from the uninterrupted run's": ours["weights_sha256"]
+        != theirs["weights_sha256"],
+        "the losses differ from the uninterrupted run's": lineage.losses()
+        != read_lineage(ended.reference).losses(),
+    }
+    return [*lineage.problems(), *(text for text, broken in checks.items() if broken)]

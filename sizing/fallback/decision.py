@@ -1,0 +1,54 @@
+"""The decision: on demand if the deadline is in danger, else the market of least expected cost."""
+
+from dataclasses import dataclass, field
+
+from sizing.fallback.evidence import Evidence, observe
+from sizing.fallback.lookahead import expected_hours
+from sizing.fallback.situation import Decision, Situation
+
+
+def decide(situation: Situation, evidence: Evidence) -> Decision:
+    """Choose a market until the next decision, with the figures that led to it."""
+    figures = {
+        "hours_to_deadline": (situation.deadline - situation.now) / 3600,
+        "hours_left": situation.left / 3600,
+        "slack_hours": situation.slack / 3600,
+        "least_slack_hours": situation.least_slack / 3600,
+        "spot_losses_per_hour": evidence.losses_per_hour,
+        "spot_arrivals_per_hour": evidence.arrivals_per_hour,
+    }
+    if situation.is_in_danger:
+        reason = (
+            f"the deadline is in danger: {situation.slack / 60:.1f} min may pass without progress, "
+            f"and {situation.least_slack / 60:.1f} must remain"
+        )
+        return Decision(market="on-demand", reason=reason, figures=figures)
+    if situation.place == "spot":
+        # Leaving a machine that trains never pays.
+        return Decision(market="spot", reason="it trains, and no deadline is near", figures=figures)
+    hours = expected_hours(situation, evidence)
+    usd = {market: each * situation.on_demand_per_hour for market, each in hours.items()}
+    figures |= {f"usd_{market.replace('-', '_')}": each for market, each in usd.items()}
+    expected = ", ".join(f"{name} ${each:.2f}" for name, each in usd.items())
+    return Decision(
+        market=min(usd, key=lambda name: usd[name]),
+        reason=f"expected until the end: {expected}",
+        figures=figures,
+    )
+
+
+@dataclass(slots=True)
+class Fallback:
+    """What the Guard does: the same decision, with the same evidence."""
+
+    evidence: Evidence = field(default_factory=Evidence)
+
+    def choose(self, situation: Situation) -> Decision:
+        """Learn what Spot did since the last decision, and decide."""
+        self.evidence = observe(
+            self.evidence,
+            seconds=situation.now,
+            machine=situation.spot_machine,
+            asks=situation.asks_for_spot,
+        )
+        return decide(situation, self.evidence)

@@ -1,0 +1,75 @@
+"""What is known when a market is chosen, and the choice. Times are seconds since the job began."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+# spot: only Spot is asked for, and nothing runs until it comes; bridge: an on-demand machine trains
+# while Spot is asked for; on-demand: an on-demand machine trains, and Spot is not asked for.
+Market = Literal["spot", "bridge", "on-demand"]
+Place = Literal["none", "spot", "on-demand"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Situation:
+    """What a policy knows: nothing of the future.
+
+    left            seconds of work that remain, as the trainer stands
+    committed_left  the same, if everything after the last commit were lost now
+    place           where the trainer runs
+    spot_machine    the name of the live Spot machine, also of one that waits beside the trainer
+    restart         seconds from a request for a machine to its first step
+    save            seconds of a commit
+    interval        the most work that is done between two commits, in seconds
+    until_next      the longest time to the next decision
+    """
+
+    now: float
+    deadline: float
+    work: float
+    left: float
+    committed_left: float
+    place: Place
+    spot_machine: str | None
+    asks_for_spot: bool
+    restart: float
+    save: float
+    interval: float
+    until_next: float
+    spot_per_hour: float
+    on_demand_per_hour: float
+
+    @property
+    def change(self) -> float:
+        """Seconds that going to another machine costs: the paper's changeover delay d."""
+        return self.restart + self.save
+
+    @property
+    def slack(self) -> float:
+        """Seconds that may pass without any progress, whatever is lost of what is not committed."""
+        left = self.left if self.place == "on-demand" else self.committed_left
+        return self.deadline - self.now - left
+
+    @property
+    def least_slack(self) -> float:
+        """The slack below which the job belongs on demand, for good.
+
+        Until the next decision all time may be wasted, and then a machine must still be started.
+        Trying Spot from an on-demand machine costs one change more, and what is done there before
+        its first commit may be lost.
+        """
+        least = self.until_next + self.change
+        return least + self.change + self.interval if self.place == "on-demand" else least
+
+    @property
+    def is_in_danger(self) -> bool:
+        """Whether only on-demand capacity can still meet the deadline for certain."""
+        return self.slack < self.least_slack
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Decision:
+    """A market, the reason in words, and the figures that led to it."""
+
+    market: Market
+    reason: str
+    figures: dict[str, float] = field(default_factory=dict)

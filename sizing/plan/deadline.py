@@ -1,0 +1,112 @@
+"""What a run with a deadline will cost: the Guard's decision on modelled interruptions.
+
+The worlds are those of sizing/spot/pattern.py: bursty lives and waits, pools of unknown quality.
+"""
+
+import math
+import random
+from dataclasses import dataclass
+from statistics import NormalDist, fmean
+
+from sizing.fallback.decision import Fallback
+from sizing.plan.plan import Plan
+from sizing.spot.fleet_replay import Clock, Outcome, Prices, replay_fleet
+from sizing.spot.interval import NOTICE_ARRIVES
+from sizing.spot.pattern import SEEN, SEEN_IN_FLEETS
+from sizing.spot.replay import Job, Saving
+from sizing.spot.traces import Life
+
+# Enough for the mean to a few percent; a sample takes about a twentieth of a second.
+NUM_SAMPLES = 40
+_SEED = 20261122
+# A course begins so many mean lives and waits before the run, so that it may start anywhen.
+_BEFORE = 3.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WithFallback:
+    """Expected dollars of the instances with the fallback, and how much of it is on demand."""
+
+    deadline_hours: float
+    usd_mean: float
+    usd_p90: float
+    hours_p90: float
+    # Of the paid hours, and of the runs.
+    on_demand_share: float
+    fallback_share: float
+
+
+def sentence(forecast: WithFallback) -> str:
+    """Return the forecast for people."""
+    return (
+        f"${forecast.usd_mean:.2f} on average, ${forecast.usd_p90:.2f} (p90), "
+        f"{forecast.on_demand_share:.0%} of the hours on demand; {forecast.fallback_share:.0%} of "
+        "the runs need it (modelled)"
+    )
+
+
+def with_fallback(plan: Plan) -> WithFallback | None:
+    """Return the forecast of a run with a deadline; None without one."""
+    deadline, spot = plan.request.deadline_hours, plan.spot
+    if not deadline or spot is None or plan.request.on_demand:
+        return None
+    inputs = plan.inputs
+    prices = Prices(spot=inputs.spot_price.usd_per_hour, on_demand=inputs.price.usd_per_hour)
+    job = Job(
+        work=max(plan.work.seconds, 1.0),
+        deadline=deadline * 3600,
+        restart=plan.restart.seconds,
+        checkpoint=0.0,
+    )
+    saving = Saving(
+        interval=max(spot.interval_seconds, 60.0),
+        notice_idle=plan.notice.save if plan.notice.fits else None,
+    )
+    done = [_outcome(plan, job, saving, prices, sample) for sample in range(NUM_SAMPLES)]
+    usd = sorted(each.usd(prices) for each in done)
+    paid = sum(each.spot + each.on_demand for each in done)
+    return WithFallback(
+        deadline_hours=deadline,
+        usd_mean=fmean(usd),
+        usd_p90=usd[math.ceil(0.9 * NUM_SAMPLES) - 1],
+        hours_p90=sorted(each.seconds for each in done)[math.ceil(0.9 * NUM_SAMPLES) - 1] / 3600,
+        on_demand_share=sum(each.on_demand for each in done) / paid,
+        fallback_share=fmean(each.on_demand > 0 for each in done),
+    )
+
+
+def _outcome(plan: Plan, job: Job, saving: Saving, prices: Prices, sample: int) -> Outcome:
+    luck = random.Random(_SEED + sample)
+    lives = _lives(plan, luck, sample, horizon=2 * job.deadline + 3600)
+    return replay_fleet(
+        lives,
+        job=job,
+        save=plan.notice.save,
+        saving=saving,
+        placement=Fallback(),
+        prices=prices,
+        clock=Clock(),
+        horizon=2 * job.deadline + 3600,
+        has_notice=[luck.random() < NOTICE_ARRIVES for _ in lives],
+    )
+
+
+def _lives(plan: Plan, luck: random.Random, sample: int, *, horizon: float) -> list[Life]:
+    """Draw one course of Spot: how bad its pools are by the sample, the rest by luck."""
+    taken = plan.inputs.interruptions
+    pattern = SEEN_IN_FLEETS if plan.request.pools > 1 else SEEN
+    bad = NormalDist().inv_cdf((sample + 0.5) / NUM_SAMPLES)
+    life = 3600 / max(taken.rate_per_hour, 1e-6) / math.exp(pattern.rate_spread * bad)
+    wait = taken.wait_seconds * math.exp(pattern.wait_spread * bad)
+    now = -_BEFORE * min(life + wait, 1e6) * luck.random()
+    lives: list[Life] = []
+    while now < horizon:
+        end = now + _weibull(luck, life, pattern.life_shape)
+        if end > 0:
+            lives.append(Life(start=max(now, 0.0), end=end))
+        now = end + _weibull(luck, wait, pattern.wait_shape)
+    return lives
+
+
+def _weibull(luck: random.Random, mean: float, shape: float) -> float:
+    return max(1.0, luck.weibullvariate(mean / math.gamma(1 + 1 / shape), shape))

@@ -1,0 +1,169 @@
+"""Spot or on demand: what the fleet asks for, decided at each call of a run with a deadline.
+
+The decision is sizing/fallback's, which the benchmarks replay; here it is given the run's facts and
+carried out. A trainer that is moved gets a notice or an orderly shutdown, and saves.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+from sizing.fallback.decision import decide
+from sizing.fallback.evidence import Evidence, observe
+from sizing.fallback.situation import Decision, Market, Place, Situation
+from stacks.guard import fleet
+from stacks.guard.fleet import ON_DEMAND, SPOT, Instance
+from stacks.guard.ledger import Ledger, Note
+from stacks.guard.settings import Forecast
+from stacks.guard.tick import Tick
+
+NAME = "market"
+WORDS: dict[Market, str] = {
+    "spot": "Spot",
+    "bridge": "on demand until Spot comes",
+    "on-demand": "on demand",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Work:
+    """Seconds of work left at the last commit, and what the figure is based on."""
+
+    left: float
+    basis: str
+
+
+def choose_market(tick: Tick) -> None:
+    """Choose what the fleet asks for, and ask for it; does nothing without a deadline."""
+    settings, fleet_id = tick.settings, tick.fleet_id
+    if not settings.deadline_hours or settings.forecast is None:
+        return
+    # What could not be read changes nothing; nor does a fleet at zero, also by this call's doing.
+    if tick.instances is None or tick.head is None or not tick.is_kept:
+        return
+    if not fleet_id or not tick.capacity.get(fleet_id):
+        return
+    asked = tick.on_demand[fleet_id]
+    machines = [each for each in tick.live() if tick.fleet_of(each) == fleet_id]
+    launches = [each.launched for each in tick.ledger.attempts.values()]
+    began = tick.ledger.market.get("began") or min([tick.now, *launches])
+    work = work_left(tick.head, settings.forecast)
+    situation = _situation(tick, machines, work, began=began, asks=asked == 0)
+    evidence = _observed(tick.ledger, situation)
+    decision = decide(situation, evidence)
+    tick.update(lambda ledger: _keep(ledger, tick.now, began, situation, decision, work))
+    _carry_out(tick, fleet_id, machines, decision, asked)
+
+
+def work_left(head: Mapping[str, Any], forecast: Forecast) -> Work:
+    """Return the work left by the newest commit: its stage as measured, later ones as planned."""
+    if not head.get("checkpoints"):
+        return Work(left=forecast.seconds, basis="planned, nothing is committed yet")
+    newest, names = head["checkpoints"][-1], list(forecast.stages)
+    stage, measured = newest["stage"], newest.get("seconds_left")
+    if stage not in names:
+        # Nobody knows which stages are still to come.
+        return Work(left=forecast.seconds, basis=f"planned, the plan has no stage {stage!r}")
+    later = sum(forecast.stages[name] for name in names[names.index(stage) + 1 :])
+    if measured is None:
+        return Work(left=forecast.stages[stage] + later, basis="planned, no pace measured yet")
+    basis = "measured, later stages planned" if later else "measured"
+    return Work(left=float(measured) + later, basis=basis)
+
+
+def _situation(
+    tick: Tick, machines: list[Instance], work: Work, *, began: float, asks: bool
+) -> Situation:
+    """Return what is known now; times count from the run's begin."""
+    settings, forecast = tick.settings, tick.settings.forecast
+    assert forecast is not None
+    spot = [each for each in machines if each.market == SPOT and each.is_running]
+    demand = [each for each in machines if each.market == ON_DEMAND]
+    place: Place = "on-demand" if demand else "spot" if spot else "none"
+    size = next(iter(settings.prices))
+    return Situation(
+        now=tick.now - began,
+        deadline=settings.deadline_hours * 3600,
+        work=max(work.left, forecast.seconds),
+        left=max(0.0, work.left - _trained(tick, demand or spot, forecast)),
+        committed_left=work.left,
+        place=place,
+        spot_machine=spot[-1].id if spot else None,
+        asks_for_spot=asks,
+        restart=forecast.restart_seconds,
+        save=forecast.save_seconds,
+        interval=forecast.interval_seconds,
+        until_next=settings.call_every_seconds,
+        spot_per_hour=settings.usd_per_hour(size, SPOT),
+        on_demand_per_hour=settings.usd_per_hour(size, ON_DEMAND),
+    )
+
+
+def _trained(tick: Tick, machines: list[Instance], forecast: Forecast) -> float:
+    """Return the seconds probably trained since the last commit: at most what one commit holds."""
+    if not machines:
+        return 0.0
+    start = min(each.launched for each in machines) + forecast.restart_seconds
+    since = max(tick.ledger.committed, start)
+    return min(max(0.0, tick.now - since), forecast.interval_seconds)
+
+
+def _observed(ledger: Ledger, now: Situation) -> Evidence:
+    before = Evidence(**ledger.market.get("evidence", {}))
+    return observe(before, seconds=now.now, machine=now.spot_machine, asks=now.asks_for_spot)
+
+
+def _keep(
+    ledger: Ledger, now: float, began: float, situation: Situation, decision: Decision, work: Work
+) -> None:
+    """Keep what the next call needs, and tell a change; of two calls at once, the first tells."""
+    kept = ledger.market
+    if kept.get("evidence", {}).get("seconds", -1.0) >= situation.now:
+        return
+    moves = kept.get("moves", 0)
+    if decision.market != kept.get("market", "spot"):
+        moves += 1
+        ledger.notes.append(_note(now, moves, decision, work))
+    ledger.market = {
+        "began": began,
+        "market": decision.market,
+        "moves": moves,
+        "evidence": asdict(_observed(ledger, situation)),
+    }
+
+
+def _note(now: float, move: int, decision: Decision, work: Work) -> Note:
+    message = f"{WORDS[decision.market]}: {decision.reason}; work left: {work.basis}"
+    figures = {name: round(value, 4) for name, value in decision.figures.items()}
+    return Note(
+        key=f"{NAME} {move}",
+        time=now,
+        name=NAME,
+        headline=f"The run goes {message}",
+        lines=[],
+        fields={"message": message, "market": decision.market, "move": move, **figures},
+        ways=["event"],
+    )
+
+
+def _carry_out(
+    tick: Tick, fleet_id: str, machines: list[Instance], decision: Decision, asked: int
+) -> None:
+    """Set the fleet's on-demand capacity, and end on-demand machines when Spot is chosen.
+
+    A decrease of the capacity ends Spot machines only; it leaves on-demand ones alone.
+    """
+    capacity = tick.capacity[fleet_id]
+    demand = [each for each in machines if each.market == ON_DEMAND]
+    # Once the on-demand machine runs, its share of the capacity asks for Spot while it trains.
+    bridges = decision.market == "bridge" and any(each.is_running for each in demand)
+    wanted = 0 if decision.market == "spot" or bridges else capacity
+    if asked != wanted and tick.does(
+        "on-demand capacity",
+        partial(fleet.set_on_demand_capacity, fleet_id, wanted, of=capacity),
+    ):
+        tick.done.append((NAME, f"{WORDS[decision.market]}: {decision.reason}"))
+    for instance in demand if decision.market == "spot" else ():
+        if tick.does(f"terminate {instance.id}", partial(fleet.terminate, instance.id)):
+            tick.done.append((NAME, f"{instance.id} ends: {decision.reason}"))

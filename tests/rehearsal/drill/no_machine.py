@@ -1,0 +1,27 @@
+"""A machine that is never started."""
+
+from pathlib import Path
+
+
+class NoMachine:
+    """A machine that is never started."""
+
+    def start(self) -> None: ...
+
+    def notice(self, seconds: float) -> None: ...
+
+    def shut_down(self) -> None: ...
+
+    @property
+    def is_off(self) -> bool:
+        return True
+
+    def kill(self) -> int:
+        return 0
+
+    def log_lines(self) -> list[str]:
+        return []
+
+    @property
+    def metrics_file(self) -> Path:
+        return Path("nowhere")

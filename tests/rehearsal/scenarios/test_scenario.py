@@ -1,0 +1,161 @@
+"""Drills are read from files; what they do not say right is refused in one sentence."""
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from rehearsal.aws.capacity import Course
+from rehearsal.machines.quirks import Quirks
+from rehearsal.scenarios.scenario import Action, choose, known_scenarios, read_scenarios
+
+WHOLE = """
+about = "all that a drill can say"
+denied = ["ec2:TerminateInstances"]
+timeout_seconds = 60
+[parameters]
+max_hours = 0.01
+[guard]
+GRACE = 5
+[[capacity]]
+zone = "us-east-1a"
+steps = [[0, 1], [20, 0]]
+has_notice = false
+[[capacity]]
+market = "on-demand"
+trace = "trace.json"
+hour_seconds = 60
+usd_per_hour = 1.006
+[[machine]]
+which = [1]
+fails_at = "dataset"
+lacks = ["safetensors"]
+programs.nvidia-smi = "exit 9"
+environment.FETCH_ATTEMPTS = 1
+[[machine]]
+programs.pip = "exit 1"
+[[action]]
+at = "head:30"
+do = "capacity"
+[[action.capacity]]
+machines = 2
+[[action]]
+at = "ended"
+do = "reopen"
+[expect]
+ends = "failure event"
+machines = 2
+markets = ["spot", "on-demand"]
+events = ["machine-failed: .*"]
+"""
+LEAST = 'about = "a"\n[expect]\nends = "equal result"\n'
+
+
+def written(folder: Path, text: str) -> Path:
+    trace = {"metadata": {"gap_seconds": 3600}, "data": [1, 0]}
+    (folder / "trace.json").write_text(json.dumps(trace))
+    path = folder / "mine.toml"
+    path.write_text(text)
+    return path
+
+
+def test_a_file_says_what_fails_when_and_how_it_ends(tmp_path: Path) -> None:
+    (drill,) = read_scenarios(written(tmp_path, WHOLE))
+    assert (drill.name, drill.denied) == ("mine", ("ec2:TerminateInstances",))
+    assert drill.parameters == {"max_hours": "0.01"}
+    assert drill.capacity == (
+        Course(zone="us-east-1a", steps=((0, 1), (20, 0)), has_notice=False),
+        Course(market="on-demand", steps=((0, 1), (60, 0)), usd_per_hour=1.006),
+    )
+    first, second = drill.quirks(1), drill.quirks(2)
+    assert set(first.programs) == {"nvidia-smi", "python3", "pip"}
+    assert first.lacks == ("safetensors",)
+    assert first.environment == {"FETCH_ATTEMPTS": "1"}
+    assert second == Quirks(programs={"pip": "exit 1"})
+    assert drill.actions == (
+        Action(at="head:30", do="capacity", capacity=(Course(steps=((0, 2),)),)),
+        Action(at="ended", do="reopen"),
+    )
+    assert drill.expect.markets == ("spot", "on-demand")
+
+
+def test_one_file_may_be_a_drill_for_each_of_several_words(tmp_path: Path) -> None:
+    text = 'for_each = ["fetch", "dataset"]\n' + LEAST + '[[machine]]\nfails_at = "{each}"\n'
+    fetch, dataset = read_scenarios(written(tmp_path, text))
+    assert [fetch.name, dataset.name] == ["mine fetch", "mine dataset"]
+    assert "bundle.zip" in fetch.quirks(1).programs["aws"]
+    assert "userdata.run_step dataset" in dataset.quirks(1).programs["python3"]
+
+
+@pytest.mark.parametrize(
+    ("line", "at", "is_over", "due"),
+    [
+        ({}, "head:30", False, False),
+        ({"stage": "head", "stage_step": 29}, "head:30", False, False),
+        ({"stage": "head", "stage_step": 31}, "head:30", False, True),
+        ({"stage": "features", "done": 2}, "features:2", False, True),
+        ({"stage": "head", "stage_step": 31}, "head:30", True, False),
+        ({"stage": "head", "stage_step": 31}, "ended", False, False),
+        ({}, "ended", True, True),
+    ],
+)
+def test_an_action_waits_for_its_moment(
+    line: dict[str, object], at: str, is_over: bool, due: bool
+) -> None:
+    assert Action(at=at, do="kill").is_due(line, is_over=is_over) is due
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('about = "a"\n', r"\[expect\].*'ends'"),
+        (LEAST.replace("equal result", "well"), "ends is 'well'; give one of: equal result, fail"),
+        ("surprise = 1\n" + LEAST, "a drill has no 'surprise'; it has name, about, expect"),
+        (LEAST + "[[machine]]\nbreaks_at = 1\n", r"\[\[machine\]\] has no 'breaks_at'"),
+        (LEAST + "[[capacity]]\nsizes = 1\n", "capacity has no 'sizes'"),
+        (LEAST + '[[action]]\nat = "head"\ndo = "kill"\n', "at is 'head'; give STAGE:N or ended"),
+        (LEAST + '[[action]]\nat = "head:1"\ndo = "stop"\n', "do is 'stop'; give one of: kill"),
+        (LEAST + '[[action]]\nat = "head:1"\ndo = "capacity"\n', "need each other"),
+        (LEAST + 'events = ["("]\n', "unterminated subpattern"),
+        ("about = ", "Invalid value"),
+    ],
+)
+def test_fails_a_file_that_says_it_wrong(text: str, said: str, tmp_path: Path) -> None:
+    path = written(tmp_path, text)
+    with pytest.raises(ValueError, match=said) as refused:
+        read_scenarios(path)
+    assert str(refused.value).startswith(f"{path}: ")
+
+
+def test_every_drill_of_the_folder_can_be_read_and_chosen() -> None:
+    names = [each.name for each in known_scenarios()]
+    assert len(names) == len(set(names)) >= 10
+    assert [each.name for each in choose(["notice"])] == ["notice"]
+    assert {each.name for each in choose(["boot-always"])} < set(names)
+    assert choose([]) == known_scenarios()
+
+
+def test_fails_an_unknown_drill_by_name(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="there is no drill 'nothing'"):
+        choose(["nothing"])
+    with pytest.raises(ValueError, match="there is no drill at"):
+        choose([str(tmp_path / "no.toml")])
+
+
+def test_a_program_of_a_quirk_hides_the_real_one_and_may_call_it(tmp_path: Path) -> None:
+    """The step that fails is the named one; every other reaches the real program."""
+    text = LEAST + '[[machine]]\nfails_at = "dataset"\n'
+    (drill,) = read_scenarios(written(tmp_path, text))
+    real = tmp_path / "python3"
+    real.write_text('#!/bin/sh\necho "real: $*"\n')
+    real.chmod(0o755)
+    script = 'real="$1"; shift\n' + drill.quirks(1).programs["python3"]
+    calls = {
+        "-m userdata.run_step dataset bash x.sh": "real: -m userdata.run_step dataset sh -c",
+        "-m userdata.run_step training bash x.sh": "real: -m userdata.run_step training bash x.sh",
+    }
+    for call, said in calls.items():
+        command = ["sh", "-c", script, "sh", str(real), *call.split()]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        assert done.stdout.startswith(said)

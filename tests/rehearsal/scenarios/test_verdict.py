@@ -1,0 +1,121 @@
+"""A drill ends as written, or the verdict names what was different."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from rehearsal.drill.fleet import Instance, Life
+from rehearsal.scenarios.scenario import Expectation
+from rehearsal.scenarios.verdict import Ended, find_faults, why
+from tests.rehearsal.drill.no_machine import NoMachine
+
+EQUAL = Expectation(ends="equal result")
+FAILURE = Expectation(ends="failure event")
+
+
+@dataclass(frozen=True)
+class Written:
+    """A run's files as texts."""
+
+    files: Mapping[str, str]
+
+    def names(self, prefix: str) -> Sequence[str]:
+        return sorted(name for name in self.files if name.startswith(prefix))
+
+    def read(self, name: str) -> bytes | None:
+        text = self.files.get(name)
+        return None if text is None else text.encode()
+
+
+def finished(weights: str = "aa") -> Written:
+    return Written(
+        {
+            "head.json": json.dumps({"state": "finished", "reason": None}),
+            "receipt.json": json.dumps({"weights_sha256": weights}),
+        }
+    )
+
+
+def failed(*events: dict[str, Any], state: str = "running") -> Written:
+    head = {"head.json": json.dumps({"state": state, "reason": None})}
+    return Written(head | {f"events/{i}.json": json.dumps(e) for i, e in enumerate(events)})
+
+
+def life(market: str = "spot") -> Life:
+    instance = Instance(
+        id="i-1", type="g5.xlarge", image_id="ami-1", zone="us-east-1a", user_data=b"", tags={},
+        market=market,
+    )  # fmt: skip
+    return Life(instance=instance, machine=NoMachine(), started=0.0, ended=1.0)
+
+
+def ended(run: Written) -> Ended:
+    return Ended(
+        run=run, reference=finished(), lives=[life()], target_capacity=0, alive=[],
+        processes_left=0, guard_errors=[], undone=[],
+    )  # fmt: skip
+
+
+TO_ZERO = {
+    "name": "to-zero",
+    "status": "info",
+    "message": "2 attempts in a row committed nothing",
+    "said": ["i-1 (g5.xlarge, spot, 0 min): no GPU"],
+}
+
+
+def test_an_equal_result_with_nothing_left_is_as_written() -> None:
+    assert find_faults(ended(finished()), replace(EQUAL, machines=1, markets=("spot",))) == []
+
+
+def test_a_clear_failure_event_with_nothing_left_is_as_written() -> None:
+    expect = replace(FAILURE, events=("to-zero: 2 attempts .* no GPU",))
+    assert find_faults(ended(failed(TO_ZERO)), expect) == []
+    assert why(failed(TO_ZERO)) == TO_ZERO["message"]
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        ({"run": finished("bb")}, "the weights differ"),
+        ({"run": failed(TO_ZERO)}, "the run did not finish (running: None)"),
+        ({"run": Written({})}, "the run did not finish (new: )"),
+        ({"target_capacity": 1}, "the fleet's target is 1, not 0"),
+        ({"alive": ["i-9"]}, "still running: i-9"),
+        ({"processes_left": 2}, "2 processes were left behind"),
+        ({"guard_errors": ["boom"]}, "the Guard failed: ['boom']"),
+        ({"undone": ["kill at head:9"]}, "never came to: kill at head:9"),
+        ({"lives": [life(), life()]}, "2 machines booted, not 1"),
+        ({"lives": [life("on-demand")]}, "the machines' markets were on-demand"),
+    ],
+)
+def test_fails_an_end_that_is_not_as_written(change: dict[str, Any], fault: str) -> None:
+    expect = replace(EQUAL, machines=None if "markets" in fault else 1, markets=())
+    if "markets" in fault:
+        expect = replace(expect, markets=("spot",))
+    faults = find_faults(replace(ended(finished()), **change), expect)
+    assert len(faults) == 1
+    assert fault in faults[0]
+
+
+def test_fails_a_run_that_ends_after_its_deadline() -> None:
+    took = ended(finished())
+    assert find_faults(took, replace(EQUAL, within_hours=1.5 / 3600)) == []
+    (fault,) = find_faults(took, replace(EQUAL, within_hours=0.5 / 3600))
+    assert fault == "it took 0.0003 hours"
+
+
+def test_fails_a_run_that_stopped_without_a_word() -> None:
+    silent = {"name": "boot-fetch", "status": "ok", "message": "bundle fetched"}
+    (fault,) = find_faults(ended(failed(silent)), FAILURE)
+    assert fault == "no event says that anything failed, and why"
+
+
+def test_fails_a_run_that_should_not_have_finished_and_an_event_that_is_missing() -> None:
+    expect = replace(FAILURE, events=("machine-failed: .*GPU",))
+    faults = find_faults(ended(finished()), expect)
+    assert faults[0].startswith("the run finished, but")
+    assert faults[-1] == "no event matches 'machine-failed: .*GPU'"

@@ -1,0 +1,34 @@
+"""What a deadline costs, as the plan forecasts it: the Guard's own decision on modelled Spot."""
+
+from dataclasses import replace
+
+import pytest
+
+from sizing.plan.deadline import sentence, with_fallback
+from sizing.plan.plan import make_plan
+from sizing.plan.request import Request
+
+ASKED = Request(workload="trajectory", recipe="full", size="g5.2xlarge")
+
+
+def test_without_a_deadline_or_without_spot_there_is_nothing_to_forecast() -> None:
+    assert with_fallback(make_plan(ASKED)) is None
+    assert with_fallback(make_plan(replace(ASKED, deadline_hours=1.0, on_demand=True))) is None
+
+
+def test_the_nearer_the_deadline_the_more_is_on_demand_and_every_run_is_in_time() -> None:
+    need = make_plan(ASKED).hours_on_demand
+    found = []
+    for factor in (1.05, 2, 8):
+        plan = make_plan(replace(ASKED, deadline_hours=factor * need))
+        forecast = with_fallback(plan)
+        assert forecast is not None
+        assert forecast.hours_p90 <= factor * need
+        found.append(forecast)
+    tight, _, loose = found
+    # The fleet starts on Spot, and that machine trains until its notice ends.
+    assert (tight.fallback_share, tight.on_demand_share > 0.7) == (1, True)
+    assert tight.usd_mean == pytest.approx(make_plan(ASKED).usd_on_demand, rel=0.15)
+    assert loose.usd_mean < found[1].usd_mean < tight.usd_mean
+    assert loose.on_demand_share < 0.5
+    assert "on demand; 100% of the runs need it (modelled)" in sentence(tight)

@@ -1,0 +1,138 @@
+"""The market of a run with a deadline, on the embedded AWS's fleets: fall back, bridge, return."""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+
+import pytest
+from moto.ec2.models import ec2_backends
+
+from rehearsal.aws import spot_fleet
+from rehearsal.aws.capacity import Capacity, Course
+from stacks.guard.market import work_left
+from stacks.guard.settings import Forecast, client
+from tests.stacks.guard.scene import ACCOUNT, REGION, Scene
+
+Call = Callable[..., dict[str, str]]
+FORECAST = Forecast(
+    stages={"features": 600.0, "head": 3000.0},
+    restart_seconds=180.0,
+    save_seconds=15.0,
+    interval_seconds=300.0,
+)
+
+
+def test_work_left_is_measured_of_its_stage_and_planned_of_later_ones() -> None:
+    def left(**newest: object) -> tuple[float, str]:
+        head = {"checkpoints": [{"name": "00000001-g0001-a", **newest}]}
+        work = work_left(head, FORECAST)
+        return work.left, work.basis
+
+    nothing = work_left({}, FORECAST)
+    assert (nothing.left, nothing.basis) == (3600, "planned, nothing is committed yet")
+    assert left(stage="head", seconds_left=1234.5) == (1234.5, "measured")
+    assert left(stage="features", seconds_left=50) == (3050, "measured, later stages planned")
+    assert left(stage="head", seconds_left=None) == (3000, "planned, no pace measured yet")
+    # A trainer of before, and a stage that the plan does not know.
+    assert left(stage="features") == (3600, "planned, no pace measured yet")
+    assert left(stage="tail", seconds_left=5)[0] == 3600
+
+
+@pytest.fixture
+def run(scene: Scene) -> Call:
+    """One call of the Guard of a run with a deadline, so many hours after its start."""
+    fleet(scene).capacity = Capacity()
+    given = {
+        "DEADLINE_HOURS": 1.5,
+        "CALL_EVERY_SECONDS": 180,
+        "FORECAST": json.dumps(asdict(FORECAST)),
+    }
+    return lambda hours, **more: scene.tick(hours_later=hours, **{**given, **more})
+
+
+def fleet(scene: Scene) -> spot_fleet.TemplateFleet:
+    found = ec2_backends[ACCOUNT][REGION].spot_fleet_requests[scene.fleet_id]
+    assert isinstance(found, spot_fleet.TemplateFleet)
+    return found
+
+
+def let_spot_have(scene: Scene, machines: int) -> None:
+    """EC2 has so many Spot machines from now on; the fleet follows."""
+    fleet(scene).capacity.follow([Course(steps=((0, machines),))])
+    spot_fleet.maintain_fleets(ec2_backends[ACCOUNT][REGION])
+
+
+def markets(scene: Scene) -> list[str]:
+    """The markets of the live instances, oldest first."""
+    pages = client("ec2").describe_instances()["Reservations"]
+    live = [each for page in pages for each in page["Instances"]
+            if each["State"]["Name"] == "running"]  # fmt: skip
+    return [each.get("InstanceLifecycle", "on-demand") for each in live]
+
+
+def on_demand(scene: Scene) -> int:
+    return int(fleet(scene).config["OnDemandTargetCapacity"])
+
+
+def commit(scene: Scene, *, seconds_left: float) -> None:
+    newest = {"name": "00000010-g0001-a", "stage": "head", "seconds_left": seconds_left}
+    scene.write("head.json", {"state": "running", "checkpoints": [newest]})
+
+
+def test_without_a_deadline_the_fleet_is_left_alone(scene: Scene, run: Call) -> None:
+    let_spot_have(scene, 0)
+    assert run(1.4, DEADLINE_HOURS=0)["action"] == "none"
+    assert (on_demand(scene), markets(scene)) == (0, [])
+
+
+def test_it_falls_back_trains_until_spot_comes_and_returns(scene: Scene, run: Call) -> None:
+    commit(scene, seconds_left=3600)
+    assert run(0.01)["action"] == "none"
+    let_spot_have(scene, 0)
+    assert run(0.02)["action"] == "none"  # an hour of work, 88 minutes: time to wait
+    assert markets(scene) == []
+    assert run(0.3)["action"] == "market"
+    assert (on_demand(scene), markets(scene)) == (1, ["on-demand"])
+    # Once it runs, its share asks for Spot; the fleet leaves it alone.
+    run(0.31)
+    assert (on_demand(scene), markets(scene)) == (0, ["on-demand"])
+    assert run(0.32)["action"] == "none"
+    commit(scene, seconds_left=2600)
+    let_spot_have(scene, 1)
+    assert markets(scene) == ["on-demand", "spot"]
+    assert run(0.33)["action"] == "market"
+    assert markets(scene) == ["spot"]
+    assert run(0.34)["action"] == "none"
+    assert on_demand(scene) == 0
+    told = [event for event in scene.events() if event["name"] == "market"]
+    assert [event["market"] for event in told] == ["bridge", "spot"]
+    assert told[0]["message"].startswith("on demand until Spot comes: expected until the end: spot")
+    assert told[1]["message"].endswith("work left: measured")
+    assert 0 < told[1]["usd_spot"] < told[1]["usd_on_demand"]
+    # Of what is not committed, as much as one commit holds is probably done.
+    assert told[1]["slack_hours"] == pytest.approx(1.5 - 0.33 - 2300 / 3600, abs=0.01)
+    ledger = scene.read("guard.json")
+    assert ledger["market"]["moves"] == 2
+    assert set(ledger["billed"]) == {"spot", "on-demand"}
+
+
+def test_in_danger_spot_gets_its_notice_and_on_demand_stays(scene: Scene, run: Call) -> None:
+    commit(scene, seconds_left=3600)
+    assert run(0.45)["action"] == "market"
+    assert (on_demand(scene), markets(scene)) == (1, ["on-demand"])
+    assert "the deadline is in danger" in scene.events()[0]["message"]
+    commit(scene, seconds_left=3000)
+    assert run(0.55)["action"] == "none"
+    assert len(scene.events()) == 1
+
+
+def test_one_decision_is_told_once_however_often_it_is_carried_out(scene: Scene, run: Call) -> None:
+    commit(scene, seconds_left=3600)
+    run(0.45)
+    # A deploy sets the template's capacity again.
+    client("ec2").modify_spot_fleet_request(
+        SpotFleetRequestId=scene.fleet_id, TargetCapacity=1, OnDemandTargetCapacity=0
+    )
+    assert run(0.46)["action"] == "market"
+    assert on_demand(scene) == 1
+    assert len(scene.events()) == 1
