@@ -90,19 +90,14 @@ def test_killed_syncs_leave_nothing_behind(
     assert list(out.rglob("*.part*")) == []
 
 
-def test_fails_to_sync_what_was_uploaded_wrong(
-    store_uri: str, dataset: Path, tmp_path: Path
-) -> None:
+def test_fails_to_sync_a_wrong_upload(store_uri: str, dataset: Path, tmp_path: Path) -> None:
     store = open_store(store_uri)
     upload_dataset(dataset, store, silent)
-    # A machine whose memory or disk fails sees the same: another one must try.
     content = (dataset / "x.safetensors").read_bytes()
-    store.put("x.safetensors", content[:-1] + bytes([content[-1] ^ 1]))
-    with pytest.raises(StoreError, match=r"x\.safetensors does not match its checksum"):
-        sync_dataset(store, tmp_path / "out", silent)
-    store.put("x.safetensors", b"something else")
-    with pytest.raises(UserError, match=r"x\.safetensors has 14 bytes, not \d+ as in the manifest"):
-        sync_dataset(store, tmp_path / "out", silent)
+    for kind, data in ((UserError, content[1:]), (StoreError, content[1:] + b"?")):
+        store.put("x.safetensors", data)
+        with pytest.raises(kind, match=r"x\.safetensors (has \d+ bytes|does not match)"):
+            sync_dataset(store, tmp_path / "out", silent)
     assert not (tmp_path / "out" / "manifest.json").exists()
     store.delete_below("notes/")
     with pytest.raises(UserError, match=r"notes/about\.txt"):
