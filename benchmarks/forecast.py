@@ -99,7 +99,7 @@ def _jobs(trace: Trace, hours: float) -> list[Ledger]:
     """Return jobs from many starts."""
     return replay_on_trace(
         trace,
-        job=Job(work=hours * 3600, restart=RESTART, checkpoint=CHECKPOINT),
+        jobs=[Job(work=hours * 3600, restart=RESTART, checkpoint=CHECKPOINT)],
         saving=Saving(interval=INTERVAL, notice_idle=NOTICE),
         notice_arrives=1.0,
     )

@@ -5,6 +5,7 @@ EXIT_FAILED = 1
 EXIT_USER = 2  # a UserError: a restart would not help
 EXIT_NO_MANIFEST = 3
 EXIT_MACHINE = 4  # this machine's GPU failed: another one goes on
+EXIT_STORE = 74  # the store failed: a restart may help, and where it failed means nothing
 EXIT_INTERRUPTED = 75  # saved: another machine resumes
 EXIT_LEASE_LOST = 76
 EXIT_CONFIG = 78  # of a boot step: no other machine could do better

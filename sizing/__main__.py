@@ -4,6 +4,7 @@ Each command is one module of sizing/cli with HELP, add_arguments(parser) and ru
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -50,7 +51,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = make_parser().parse_args(arguments)
     try:
         return int(chosen.run(chosen))
-    except BrokenPipeError:  # `| head` closed the pipe.
+    except BrokenPipeError:  # `| head` closed the pipe; what is still to be flushed is dropped.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)

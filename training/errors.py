@@ -10,6 +10,7 @@ from contract.errors import EXIT_INTERRUPTED as EXIT_INTERRUPTED
 from contract.errors import EXIT_LEASE_LOST as EXIT_LEASE_LOST
 from contract.errors import EXIT_NO_MANIFEST as EXIT_NO_MANIFEST
 from contract.errors import EXIT_STOPPED as EXIT_STOPPED
+from contract.errors import EXIT_STORE as EXIT_STORE
 from contract.errors import EXIT_USER as EXIT_USER
 from contract.errors import UserError as UserError
 

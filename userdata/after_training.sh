@@ -4,6 +4,7 @@
 # a failure of the trainer, which may have been interrupted and saved.
 set -o errexit -o nounset -o pipefail
 source userdata/lib.sh
+carry_on
 
 how="${SERVICE_RESULT:-unknown}, ${EXIT_CODE:-} ${EXIT_STATUS:-}"
 if ! (fetch_object "$RUN_URI/head.json" "$run/head.json"); then
@@ -13,5 +14,6 @@ fi
 state=$(json_field "$run/head.json" state)
 echo "after training: $how; the head says ${state:-nothing}"
 if [[ $state == finished || $state == failed ]]; then
-    bash userdata/fleet_to_zero.sh "the run is $state" || true
+    bash userdata/fleet_to_zero.sh "the run is $state"
 fi
+exit 0

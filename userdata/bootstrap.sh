@@ -46,7 +46,8 @@ torch=$!
 step services bash userdata/steps/services.sh
 step data-volume bash userdata/steps/data_volume.sh
 # A machine trains without metrics too: the failed event is enough.
-python3 -m userdata.run_step cloudwatch-agent bash userdata/steps/cloudwatch_agent.sh || true
+python3 -m userdata.run_step cloudwatch-agent bash userdata/steps/cloudwatch_agent.sh ||
+    rm -f "$run/boot-failure"
 step interruption-handler bash userdata/steps/interruption_handler.sh
 step keep-bundle bash userdata/steps/keep_bundle.sh
 step dataset bash userdata/steps/dataset.sh

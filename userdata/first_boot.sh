@@ -5,11 +5,10 @@
 set -o errexit -o nounset -o pipefail
 
 root=${MACHINE_ROOT:-}
-mkdir -p "$root/opt/training" "$root/run/training" "$root/var/log/training"
-: >"$root/run/training/boot-started"
 aws=$(command -v aws || echo "$root/opt/pytorch/bin/aws")
 
 end_machine() {
+    set +o errexit
     instance=$(cat "$root/var/lib/cloud/data/instance-id" || echo unknown)
     why="boot failed at fetch: no boot started from ${BUNDLE_URI:-an unknown bundle}; "
     why+="read /var/log/cloud-init-output.log on $instance"
@@ -26,6 +25,9 @@ end_machine() {
     echo "[ok] machine $instance: EC2 terminates it"
 }
 trap end_machine EXIT
+
+mkdir -p "$root/opt/training" "$root/run/training" "$root/var/log/training"
+: >"$root/run/training/boot-started"
 
 set -o allexport
 # shellcheck source=/dev/null

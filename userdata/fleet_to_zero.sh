@@ -2,6 +2,7 @@
 # Sends this stack's fleet to zero, and with it this machine. Usage: fleet_to_zero.sh REASON
 set -o errexit -o nounset -o pipefail
 source userdata/lib.sh
+carry_on
 
 reason=$1
 # This causes a Spot notice on this very machine; the handler must know that it is our own.
@@ -10,13 +11,11 @@ python3 -m userdata.events fleet-to-zero info --message "$reason"
 python3 -m userdata.send_events --once || echo "some events could not be sent"
 
 to_zero() {
-    local fleet
     # The parameter is created after the fleet: the first machine may boot before it exists.
     fleet=$(aws_cli ssm get-parameter --name "$FLEET_PARAMETER" \
         --query Parameter.Value --output text) &&
         aws_cli ec2 modify-spot-fleet-request --spot-fleet-request-id "$fleet" \
-            --target-capacity 0 --on-demand-target-capacity 0 >/dev/null &&
-        echo "[ok] fleet $fleet to zero: $reason"
+            --target-capacity 0 --on-demand-target-capacity 0 >/dev/null
 }
 
 attempts=${FLEET_ATTEMPTS:-10}
@@ -29,3 +28,5 @@ until to_zero; do
     fi
     sleep 6
 done
+echo "[ok] fleet $fleet to zero: $reason"
+exit 0

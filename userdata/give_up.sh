@@ -3,6 +3,7 @@
 # powers the machine off: a maintain fleet would replace it forever. Usage: give_up.sh REASON
 set -o errexit -o nounset -o pipefail
 source userdata/lib.sh
+carry_on
 
 reason=$1
 echo "[failed] run $RUN_ID: $reason"

@@ -37,6 +37,12 @@ refuse() {
     exit 78
 }
 
+# carry_on: from here on nothing that fails, as on a full disk, keeps the script from its end.
+carry_on() {
+    set +o errexit
+    trap - ERR
+}
+
 aws_cli() {
     "$(command -v aws || echo "$root/opt/pytorch/bin/aws")" "$@"
 }

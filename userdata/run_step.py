@@ -1,15 +1,18 @@
 """Run one boot step: pass on its output, log `[ok] step: what` or `[failed] step: why`.
 
 The step's last line says what it did, or why it failed and what to do. A failed step is tried again
-twice, unless no machine could do better (exit status 78). The event boot-<step> also records its
-seconds. Run: python3 -m userdata.run_step STEP COMMAND ...
+twice, unless no machine could do better (exit status 78) or it hangs, as a broken driver does. The
+event boot-<step> also records its seconds. Run: python3 -m userdata.run_step STEP COMMAND ...
 """
 
+import contextlib
 import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from types import FrameType
 
 from contract.errors import EXIT_CONFIG
 from userdata.events import leave_event
@@ -17,38 +20,64 @@ from userdata.machine import machine_path
 
 ATTEMPTS = 3
 RETRY_SECONDS = 10.0
+# Three times what torch takes from a fresh root volume. A machine that hangs longer than the Guard
+# waits for a heartbeat would end the run.
+LIMIT_SECONDS = 1200.0
+# It waits for an upload, and takes as long as the dataset is large.
+WITHOUT_LIMIT = "dataset"
+HUNG = 124  # as timeout(1) says it
 # After an unexpected error, the reason is above the line that names the command.
 LINES_OF_FAILURE = 3
 
 
-def run(step: str, command: Sequence[str]) -> tuple[int, str]:
+def run(step: str, command: Sequence[str], limit_seconds: float) -> tuple[int, str]:
     """Run the command once; return its status and what it did, or why it failed."""
     lines: list[str] = []
-    with subprocess.Popen(
+    # Not `with`: it would wait for a child that hangs in the kernel, which nothing can kill.
+    process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
-    ) as process:
-        assert process.stdout is not None
+    )
+    assert process.stdout is not None
+    signal.signal(signal.SIGALRM, _hangs)
+    signal.setitimer(signal.ITIMER_REAL, limit_seconds)
+    try:
         for line in process.stdout:
             if text := line.strip():
                 # The last line is held back for the verdict.
                 if lines:
                     print(f"     {step}: {lines[-1]}", flush=True)
                 lines.append(text)
-    if process.returncode == 0:
+        status = process.wait()
+    except TimeoutError:
+        process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=1)
+        status = HUNG
+        lines.append(f"it did not end within {limit_seconds:g} s")
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        process.stdout.close()
+    if status == 0:
         return 0, lines[-1] if lines else "done"
-    why = " / ".join(lines[-LINES_OF_FAILURE:])
-    return process.returncode, why or f"exit status {process.returncode}"
+    return status, " / ".join(lines[-LINES_OF_FAILURE:]) or f"exit status {status}"
+
+
+def _hangs(number: int, frame: FrameType | None) -> None:
+    raise TimeoutError
 
 
 def main() -> int:
     """Run the step, again if need be; return 0, 78 if the run is at fault, or 1."""
     step, command = sys.argv[1], sys.argv[2:]
     wait_seconds = float(os.environ.get("STEP_RETRY_SECONDS", RETRY_SECONDS))
+    limit_seconds = float(os.environ.get("STEP_LIMIT_SECONDS", LIMIT_SECONDS))
+    if step == WITHOUT_LIMIT:
+        limit_seconds = 0
     for attempt in range(1, ATTEMPTS + 1):
         started = time.monotonic()
-        status, message = run(step, command)
+        status, message = run(step, command, limit_seconds)
         seconds = round(time.monotonic() - started, 3)
-        if status in (0, EXIT_CONFIG) or attempt == ATTEMPTS:
+        if status in (0, EXIT_CONFIG, HUNG) or attempt == ATTEMPTS:
             break
         message = f"attempt {attempt} of {ATTEMPTS} failed: {message}"
         print(f"[retry] {step}: {message}; again in {wait_seconds:g} s", flush=True)
@@ -56,11 +85,11 @@ def main() -> int:
         time.sleep(wait_seconds)
         wait_seconds *= 2
     verdict = "ok" if status == 0 else "failed"
+    if status != 0:
+        # service_failed.sh reads the reason here; before what needs room on a disk.
+        machine_path("/run/training/boot-failure").write_text(f"{step}: {message}\n")
     print(f"[{verdict}] {step}: {message} ({seconds:.1f} s)", flush=True)
     leave_event(f"boot-{step}", verdict, seconds=seconds, message=message)
-    if status != 0:
-        # service_failed.sh reads the reason here.
-        machine_path("/run/training/boot-failure").write_text(f"{step}: {message}\n")
     return status if status in (0, EXIT_CONFIG) else 1
 
 

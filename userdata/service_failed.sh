@@ -3,15 +3,21 @@
 # other machine could do better, else only this machine. Usage: service_failed.sh SERVICE
 set -o errexit -o nounset -o pipefail
 source userdata/lib.sh
+carry_on
 
 service=$1
+log=$root/var/log/training/training.log
+own_log=$log
+[[ $service == training.service ]] || own_log=$root/var/log/training/boot.log
+# Not by the unit: systemd would not start it where the log cannot be written to.
+{ : >>"$own_log"; } 2>/dev/null && exec >>"$own_log" 2>&1
 property() {
     systemctl show --property="$1" --value "$service"
 }
 
 # From systemd 254 on, OnFailure= also runs before every restart, unless RestartMode=direct.
 state=$(property ActiveState)
-if [[ $state != failed ]]; then
+if [[ -n $state && $state != failed ]]; then
     echo "$service is $state, not failed for good"
     exit 0
 fi
@@ -26,18 +32,20 @@ how="$result, exit status $status"
 place=
 if [[ $service == training.service ]]; then
     users_mistake=2
-    log=$root/var/log/training/training.log
-    last=$(grep -v -e '^$' -e '^after training: ' "$log" | tail -n 1 || true)
+    last=$(grep -v -e '^$' -e '^after training: ' "$log" | tail -n 1 | tail -c 1000)
     why="training failed ($how): $last"
     if fault=$(python3 -m userdata.gpu_fault); then
-        why="$fault ($how)"
-    elif ((status != 4)); then
+        # A trial step on it looks like the user's mistake.
+        why="$fault ($how)" users_mistake=
+    elif ((status != 4 && status != 74)); then
         place=$(python3 -m userdata.failure_place)
     fi
 else
     users_mistake=78
     why="boot failed at $(cat "$run/boot-failure" || echo "no step: bootstrap.sh ended ($how)")"
 fi
+# A program takes no argument of more than 128 KiB.
+why=${why:0:4000}
 # A signal has a number too: SIGINT is 2.
 if [[ $result == exit-code && $status == "$users_mistake" ]]; then
     exec bash userdata/give_up.sh "$why"

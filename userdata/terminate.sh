@@ -3,6 +3,7 @@
 # type maintain replaces what was terminated, and a stopped machine would keep its volumes.
 set -o errexit -o nounset -o pipefail
 source userdata/lib.sh
+carry_on
 
 until error=$(aws_cli ec2 terminate-instances --instance-ids "$INSTANCE_ID" 2>&1 >/dev/null); do
     error=${error##*$'\n'}
@@ -16,3 +17,4 @@ until error=$(aws_cli ec2 terminate-instances --instance-ids "$INSTANCE_ID" 2>&1
     sleep "${TERMINATE_RETRY_SECONDS:-60}"
 done
 echo "[ok] machine $INSTANCE_ID: EC2 terminates it"
+exit 0

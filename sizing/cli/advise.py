@@ -11,10 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from sizing.cli.candidates import candidate_row, show_candidates
 from sizing.cli.compare import sizes
-from sizing.cli.plan import add_request_arguments, price_ages, request
+from sizing.cli.plan import add_request_arguments, request
 from sizing.cli.prices import given_usd_per_hour
-from sizing.cli.tables import print_json, show
+from sizing.cli.tables import cell, print_json, show
 from sizing.plan.advice import PlannedSize, best, rank, would_change
 from sizing.plan.budget import budget
 from sizing.plan.finished_run import read_run
@@ -26,7 +27,7 @@ from sizing.plan.triggers import RULES_FILE, Fired, as_given, fire, load_rules
 
 HELP = "which size to use and why; triggers with their evidence"
 DEFAULT_SIZE = "g5.2xlarge"
-_SHOWN, _BUDGETED = 8, 4
+_BUDGETED = 4
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -60,6 +61,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the advice."""
     given, origin = _given(arguments.given), "given"
+    if arguments.hours_per_week is not None:
+        budget(0.0, arguments.hours_per_week)  # refuses the hours before a table is shown
     asked = as_given(request(arguments, arguments.size), given)
 
     def plan(asked: Request) -> Plan:
@@ -74,19 +77,13 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json("advise", _document(arguments, current, fired, found))
         return 0
-    _show_candidates(found)
-    size = current.request.size
-    show(
-        [_fired(each) for each in fired],
-        title=f"triggers that fire on {size}",
-        notes=[] if fired else [f"no trigger fires on {size}"],
-    )
+    show_candidates(found, title="candidates, cheapest first: p50 to p90 on Spot (modelled)")
+    size, verdict = current.request.size, spot_verdict(current)
+    show([], notes=["", *_triggers(fired, size)])
     if asked.runs > 1:
         show(way_rows(current), title=f"{asked.runs} runs, on demand (modelled)")
-    if arguments.hours_per_week:
-        rows = budget_rows(current, found, arguments.hours_per_week)
+    if rows := _budget(arguments, current, found):
         show(rows, title=f"dollars at {arguments.hours_per_week:g} hours a week")
-    verdict = spot_verdict(current)
     show([], notes=[f"Spot suits this on {size}: {verdict.suits}; {'; '.join(verdict.reasons)}"])
     return 0
 
@@ -95,7 +92,7 @@ def _document(
     arguments: argparse.Namespace, current: Plan, fired: list[Fired], found: list[PlannedSize]
 ) -> dict[str, Any]:
     cheapest, fastest = best(found)
-    verdict, hours = spot_verdict(current), arguments.hours_per_week
+    verdict = spot_verdict(current)
     return {
         "take": cheapest.plan.request.size,
         "fastest_at_half_as_much_again": fastest.plan.request.size,
@@ -107,24 +104,31 @@ def _document(
         "triggers": [_fired(each) for each in fired],
         "candidates": [candidate_row(each) for each in found],
         "ways": way_rows(current) if current.request.runs > 1 else [],
-        "budget": budget_rows(current, found, hours) if hours else [],
+        "budget": _budget(arguments, current, found),
     }
 
 
-def _show_candidates(found: list[PlannedSize]) -> None:
-    cheapest, fastest = best(found)
-    notes = [
-        f"use {cheapest.plan.request.size}: ${cheapest.usd:.2f} and {cheapest.hours:.2f} h (p50, "
-        f"Spot), bound by {cheapest.plan.work.main.bound_by}",
-        f"fastest for at most 1.5 times the cost: {fastest.plan.request.size}, "
-        f"${fastest.usd:.2f} and {fastest.hours:.2f} h",
-        f"what would change this most: {would_change(cheapest.plan)}",
-    ]
-    show(
-        [candidate_row(each) for each in found[:_SHOWN]],
-        title="candidates, cheapest first (modelled)",
-        notes=[*notes, price_ages(each.plan for each in found)],
-    )
+def _triggers(fired: list[Fired], size: str) -> list[str]:
+    """Return a paragraph for each trigger; what Spot is worth is said at the end."""
+    if not fired:
+        return [f"no trigger fires on {size}"]
+    found = [f"triggers that fire on {size}:"]
+    for each in fired:
+        rule = each.rule
+        says = f" ({rule.says})" if rule.says else ""
+        verdict = "see below" if rule.signal == "spot_saving_percent" else each.verdict
+        found += [
+            f"- {rule.condition}, {cell(each.value)} {each.origin}: {rule.consider}{says}?",
+            f"  {verdict}",
+        ]
+    return found
+
+
+def _budget(
+    arguments: argparse.Namespace, current: Plan, found: list[PlannedSize]
+) -> list[dict[str, Any]]:
+    hours = arguments.hours_per_week
+    return [] if hours is None else budget_rows(current, found, hours)
 
 
 def way_rows(plan: Plan) -> list[dict[str, Any]]:
@@ -166,20 +170,6 @@ def budget_rows(
     return rows
 
 
-def candidate_row(candidate: PlannedSize) -> dict[str, Any]:
-    """Return a size's row, the same in table and JSON."""
-    plan = candidate.plan
-    return {
-        "size": plan.request.size,
-        "usd_spot_p50": round(candidate.usd, 3) if candidate.usd < float("inf") else None,
-        "hours_p50": round(candidate.hours, 3) if candidate.hours < float("inf") else None,
-        "usd_on_demand": round(plan.usd_on_demand, 3),
-        "bound_by": plan.work.main.bound_by,
-        "reasons": list(candidate.reasons),
-        "why_not": list(candidate.findings.problems.values()),
-    }
-
-
 def _fired(fired: Fired) -> dict[str, Any]:
     return {
         "trigger": fired.rule.condition,
@@ -199,6 +189,10 @@ def _given(pairs: list[str]) -> dict[str, float]:
             found[name] = float(text)
         except ValueError:
             raise ValueError(f"--given {pair!r} cannot be read; write SIGNAL=NUMBER") from None
-        if not 0 <= found[name] < 1e12:
-            raise ValueError(f"--given {pair!r} is out of range; give a number from 0")
+        most = 100 if name.endswith("_percent") else 1e12
+        if not 0 <= found[name] <= most:
+            raise ValueError(
+                f"--given {pair!r} is out of range; give a number from 0"
+                + (" to 100" if most == 100 else "")
+            )
     return found

@@ -15,20 +15,20 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from sizing.cli.advise import DEFAULT_SIZE, candidate_row
+from sizing.cli.advise import DEFAULT_SIZE
+from sizing.cli.candidates import candidate_row, show_candidates
 from sizing.cli.compare import sizes
 from sizing.cli.plan import add_request_arguments, request, show_basis, show_plan
 from sizing.cli.prices import given_usd_per_hour
-from sizing.cli.tables import print_json, show
+from sizing.cli.tables import print_json
 from sizing.models.footprints import FOOTPRINTS_FILE
-from sizing.plan.advice import best, rank, would_change
+from sizing.plan.advice import best, rank
 from sizing.plan.checks import check_plan
 from sizing.plan.plan import Plan, make_plan
 from sizing.plan.report import to_json
 from sizing.plan.request import Request
 
 HELP = "any model: counted, then priced"
-_SHOWN = 8
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -77,12 +77,26 @@ def price(arguments: argparse.Namespace, target: str, more: list[str]) -> int:
     with TemporaryDirectory() as folder:
         arguments.workload, arguments.recipe = target, "full"
         arguments.footprints = arguments.keep or Path(folder) / "footprints.json"
+        _check(arguments)
         count(arguments, target, more)
         return _print(arguments)
 
 
+def _check(arguments: argparse.Namespace) -> None:
+    """Refuse what cannot be planned before anything is counted: a large model takes minutes."""
+    asked = request(arguments, arguments.size or DEFAULT_SIZE)
+    if arguments.size:
+        asked.find_instance()
+    elif arguments.sizes:
+        sizes(arguments.sizes)
+
+
 def _set_length(arguments: argparse.Namespace) -> None:
     """Turn --steps into samples and epochs; without any of them, a thousand steps."""
+    for name in ("steps", "batch", "gpus"):
+        value = getattr(arguments, name)
+        if value is not None and value < 1:
+            raise ValueError(f"{name} is {value}; give at least 1")
     arguments.batch = arguments.batch or 8
     given = (arguments.samples, arguments.epochs)
     if arguments.steps is not None and given != (None, None):
@@ -125,7 +139,7 @@ def _print(arguments: argparse.Namespace) -> int:
         made = plan(request(arguments, arguments.size))
         findings = check_plan(made)
         if arguments.json:
-            print_json("model", {"plan": to_json(made, findings)})
+            print_json(arguments.command, {"plan": to_json(made, findings)})
         else:
             show_plan(made, findings)
             if arguments.explain:
@@ -136,12 +150,10 @@ def _print(arguments: argparse.Namespace) -> int:
     cheapest, _ = best(found)
     if arguments.json:
         rows = {"candidates": [candidate_row(each) for each in found]}
-        print_json("model", {"take": cheapest.plan.request.size, **rows})
+        print_json(arguments.command, {"take": cheapest.plan.request.size, **rows})
         return 0
-    show(
-        [candidate_row(each) for each in found[:_SHOWN]],
-        title=f"{arguments.workload}: sizes, cheapest first (modelled)",
-        notes=[f"what would change this most: {would_change(cheapest.plan)}"],
+    show_candidates(
+        found, title=f"{arguments.workload}: sizes, cheapest first, p50 to p90 on Spot (modelled)"
     )
     show_plan(cheapest.plan, cheapest.findings)
     return 0

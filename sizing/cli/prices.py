@@ -7,7 +7,7 @@ from pathlib import Path
 
 from sizing import catalogue
 from sizing.catalogue import PRICE_REGION, Price, age_note
-from sizing.catalogue.refresh import CACHE_FOLDER, Refreshed, cache_file, load_answers, prices
+from sizing.catalogue.refresh import Refreshed, cache_file, load_answers, prices
 
 
 def add_price_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,7 +29,7 @@ def add_price_arguments(parser: argparse.ArgumentParser) -> None:
         "--cache",
         type=Path,
         metavar="FILE",
-        help=f"prices saved by catalogue --refresh (default: {CACHE_FOLDER.name}/REGION.json)",
+        help="as catalogue --refresh saved it (default: ~/.cache/training-stack/REGION.json)",
     )
 
 

@@ -23,9 +23,15 @@ _WORDS = {
 }  # fmt: skip
 
 
+class _Screen(Console):
+    def on_broken_pipe(self) -> None:
+        """Leave it to the command: a table that `| head` cut short is no failure."""
+        raise BrokenPipeError
+
+
 def console() -> Console:
     """Return the console for tables."""
-    return Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH, highlight=False)
+    return _Screen(width=None if sys.stdout.isatty() else PLAIN_WIDTH, highlight=False)
 
 
 def show(

@@ -12,6 +12,8 @@ from sizing.plan.request import Request
 
 # A resource used less than this share is overprovisioned, as AWS Compute Optimizer calls it.
 _LITTLE = 0.25
+# A size that is faster by less is as fast.
+_AS_FAST = 1.02
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,13 +91,14 @@ def _code(resource: str, share: float) -> list[str]:
 
 
 def best(ranked: list[PlannedSize]) -> tuple[PlannedSize, PlannedSize]:
-    """Return the cheapest size and the fastest of those that cost at most 1.5 times as much."""
+    """Return the cheapest size, and the cheapest of the fastest at most 1.5 times as dear."""
     cheapest = ranked[0]
     if cheapest.usd == float("inf"):
         problems = "; ".join(cheapest.findings.problems.values())
         raise ValueError(f"no size can run this: {problems}")
     affordable = [each for each in ranked if each.usd <= 1.5 * cheapest.usd]
-    return cheapest, min(affordable, key=lambda each: (each.hours, each.usd))
+    least = min(each.hours for each in affordable)
+    return cheapest, next(each for each in affordable if each.hours <= _AS_FAST * least)
 
 
 def would_change(plan: Plan) -> str:

@@ -169,13 +169,20 @@ def _spot(plan: Plan) -> str | None:
                 "on_demand_base=1 avoids them"
             )
         return None
-    spot = plan.spot.usd_p50 or 0.0
+    spot = plan.spot.usd_of_p50_work or 0.0
     if spot <= plan.usd_on_demand * EVEN:
         return None
+    an_hour, on_demand = (p.usd_per_hour for p in (plan.inputs.spot_price, plan.inputs.price))
+    if an_hour >= on_demand:
+        why = f"an hour costs ${an_hour:.3f} on Spot and ${on_demand:.3f} on demand"
+    else:
+        why = (
+            f"{plan.spot.interruptions:.1f} interruptions cost {plan.restart.seconds / 60:.0f} "
+            "minutes each"
+        )
     return (
         f"Spot costs more than it saves: ${spot:.2f} (p50) beside ${plan.usd_on_demand:.2f} on "
-        f"demand, because {plan.spot.interruptions:.1f} interruptions cost "
-        f"{plan.restart.seconds / 60:.0f} minutes each; on_demand_base=1 is cheaper"
+        f"demand, because {why}; on_demand_base=1 is cheaper"
     )
 
 
@@ -212,7 +219,12 @@ def _up(value: float) -> str:
 
 def find_warnings(plan: Plan) -> tuple[str, ...]:
     """Return what is tight or unknown, each in one sentence."""
-    return (*_resource_warnings(plan), *_spot_warnings(plan), *_knowledge_warnings(plan))
+    return (
+        *_resource_warnings(plan),
+        *_spot_warnings(plan),
+        *_deadline_warnings(plan),
+        *_knowledge_warnings(plan),
+    )
 
 
 def _resource_warnings(plan: Plan) -> list[str]:
@@ -249,10 +261,10 @@ def _spot_warnings(plan: Plan) -> list[str]:
         )
     elif plan.notice.total > plan.notice.budget * TIGHT:
         found.append(f"the notice is tight: {plan.notice.sentence()}")
-    if plan.spot is not None and (plan.spot.usd_p50 or 0.0) > plan.usd_on_demand / EVEN:
+    usd = plan.spot.usd_of_p50_work or 0.0 if plan.spot is not None else 0.0
+    if plan.usd_on_demand / EVEN < usd <= plan.usd_on_demand * EVEN:
         found.append(
-            f"Spot saves nothing: ${plan.spot.usd_p50:.2f} (p50) beside ${plan.usd_on_demand:.2f} "
-            "on demand"
+            f"Spot saves nothing: ${usd:.2f} (p50) beside ${plan.usd_on_demand:.2f} on demand"
         )
     if not plan.host.can_hold(plan.checkpoint_bytes):
         found.append(
@@ -266,11 +278,22 @@ def _spot_warnings(plan: Plan) -> list[str]:
             f"({plan.work.seconds / 60:.0f} min)"
         )
     limit = plan.request.max_hours
-    if plan.spot is not None and limit is not None and plan.spot.hours_p90 > limit:
+    if plan.spot is not None and limit is not None and plan.spot.machine_hours_p90 > limit:
         found.append(
-            f"one run in ten takes {plan.spot.hours_p90:.1f} hours or more; max_hours is {limit:g}"
+            f"one run in ten is billed {plan.spot.machine_hours_p90:.1f} hours or more; max_hours "
+            f"is {limit:g}"
         )
     return found
+
+
+def _deadline_warnings(plan: Plan) -> list[str]:
+    limit = plan.request.deadline_hours
+    if limit is None or not plan.hours_on_demand <= limit < plan.hours_high:
+        return []
+    return [
+        f"one run in ten takes {plan.hours_high:.1f} hours or more even on demand; deadline_hours "
+        f"is {limit:g}"
+    ]
 
 
 def _knowledge_warnings(plan: Plan) -> list[str]:

@@ -154,6 +154,7 @@ def _forecast(
     try:
         return estimate(
             work_seconds=max(work.seconds, 1e-3),
+            work_range=(max(work.seconds_low, 1e-3), max(work.seconds_high, 1e-3)),
             rate_per_hour=taken.rate_per_hour,
             restart_seconds=replacement.seconds,
             checkpoint_seconds=waits,

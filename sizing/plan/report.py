@@ -177,7 +177,7 @@ def summary(plan: Plan) -> list[tuple[str, str]]:
             f"{duration(plan.work.seconds)}; {duration(plan.work.seconds_low)} to "
             f"{duration(plan.work.seconds_high)} as like runs (p10 to p90)",
         ),
-        ("on demand", f"{duration(plan.hours_on_demand * 3600)}, ${plan.usd_on_demand:.2f}"),
+        ("on demand", _on_demand(plan)),
         (
             "Spot",
             f"{duration(spot.hours_p50 * 3600)} (p50) to {duration(spot.hours_p90 * 3600)} (p90), "
@@ -212,6 +212,15 @@ def _alternates(size: str) -> str:
     return (
         f"{', '.join(other.size for other in others)}; the dearest "
         f"${dearest.on_demand_usd_per_hour:.3f} an hour on demand"
+    )
+
+
+def _on_demand(plan: Plan) -> str:
+    usd = plan.inputs.price.usd_per_hour
+    return (
+        f"{duration(plan.hours_on_demand * 3600)}, ${plan.usd_on_demand:.2f}; "
+        f"{duration(plan.hours_low * 3600)} to {duration(plan.hours_high * 3600)}, "
+        f"${plan.hours_low * usd:.2f} to ${plan.hours_high * usd:.2f} (p10 to p90)"
     )
 
 

@@ -47,7 +47,7 @@ class Request:
     on_demand: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("volume_gib", "runs", "batch", "samples"):
+        for name in ("volume_gib", "runs", "batch", "micro_batch", "samples"):
             value = getattr(self, name)
             if value is not None and not 1 <= value < 1e12:
                 raise ValueError(f"{name} is {value}; give at least 1")

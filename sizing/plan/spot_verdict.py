@@ -20,10 +20,10 @@ class SpotVerdict:
 
 
 def saving_percent(plan: Plan) -> float:
-    """Percent of the on-demand dollars that Spot saves (p50); 0 where it would never end."""
+    """Percent of the on-demand dollars that Spot saves (p50, the same work on both)."""
     if plan.spot is None or not plan.usd_on_demand:
         return 0.0
-    return 100 * (1 - (plan.spot.usd_p50 or 0.0) / plan.usd_on_demand)
+    return 100 * (1 - (plan.spot.usd_of_p50_work or 0.0) / plan.usd_on_demand)
 
 
 def spot_verdict(plan: Plan, *, saving: float | None = None) -> SpotVerdict:
@@ -36,9 +36,10 @@ def spot_verdict(plan: Plan, *, saving: float | None = None) -> SpotVerdict:
         f"{spot.interruptions:.2g} interruptions are expected, each costs "
         f"{plan.interruption_seconds / 60:.1f} min and ${plan.usd_of_interruption:.2f}"
     )
+    saves = f"saves {saving:.0f} %" if saving >= 0 else f"costs {-saving:.0f} % more"
     if saving < _LEAST_SAVING_PERCENT:
-        return SpotVerdict(suits="no", reasons=(f"it saves {saving:.0f} % (p50)", each))
-    reasons, cares = [f"it saves {saving:.0f} % (p50)", each], []
+        return SpotVerdict(suits="no", reasons=(f"it {saves} (p50)", each))
+    reasons, cares = [f"it {saves} (p50)", each], []
     if spot.no_machine_share:
         reasons.append(f"{spot.no_machine_share:.0%} chance that no machine is free at the start")
     if plan.notice.fits:
@@ -49,6 +50,7 @@ def spot_verdict(plan: Plan, *, saving: float | None = None) -> SpotVerdict:
     if lost_hours > _MANY * plan.hours_on_demand:
         cares.append(f"interruptions add {lost_hours:.1f} h to {plan.hours_on_demand:.1f} h")
     limit = plan.request.max_hours
-    if limit is not None and spot.hours_p90 > limit:
-        cares.append(f"one run in ten takes {spot.hours_p90:.1f} h, the limit is {limit:g} h")
+    billed = spot.machine_hours_p90
+    if limit is not None and billed > limit:
+        cares.append(f"one run in ten is billed {billed:.1f} h, the limit is {limit:g} h")
     return SpotVerdict(suits="with care" if cares else "yes", reasons=(*cares, *reasons))

@@ -163,7 +163,7 @@ def _data_wait(plan: Plan, percent: float) -> str:
 
 def _spot(plan: Plan, percent: float) -> str:
     found = spot_verdict(plan, saving=percent)
-    return f"{found.suits}: {'; '.join(found.reasons)} "
+    return f"{found.suits}: {'; '.join(found.reasons)}"
 
 
 VERDICTS: Mapping[str, Callable[[Plan, float], str]] = {

@@ -31,7 +31,7 @@ class Move:
 def busy_percent(now: str, percent: float, other: str) -> float:
     """Return what share of `other` the load would use that uses `percent` of `now`."""
     if not 0 < percent <= 100:
-        raise ValueError(f"the share in use is {percent:g} %; give a number from 0 to 100")
+        raise ValueError(f"the share in use is {percent:g} %; give more than 0, at most 100")
     one, two = catalogue.find(now), catalogue.find(other)
     if not one.num_gpus:
         return percent * one.vcpus / two.vcpus

@@ -4,20 +4,19 @@ Machine lives are as in public traces: many short, a few long, in pools that dif
 `python -m benchmarks forecast` compares it with traces, `sizing review` with finished runs.
 """
 
-import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
-from sizing.spot.interval import NEVER, NOTICE_ARRIVES, recommend_interval
+from sizing.spot import simulation
+from sizing.spot.interval import NOTICE_ARRIVES, recommend_interval
 from sizing.spot.on_trace import first_waits, replay_on_trace
-from sizing.spot.pattern import MACHINES, SEEN, Array, Pattern, draws_of
+from sizing.spot.pattern import SEEN, Array, Pattern
 from sizing.spot.replay import Job, Saving
+from sizing.spot.simulation import SimulatedRun
 from sizing.spot.traces import Trace, statistics
 
 NOTICE_SECONDS = 120.0
-MOST_MACHINES = 200_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,6 +27,7 @@ class Estimate:
     80 % of runs: the worst pools interrupt a run dozens of times.
     `no_machine_share` is the chance that no machine comes at once, `first_wait_hours` half of these
     waits at most (None: there is always one).
+    `usd_of_p50_work` is the p50 of runs whose work is the p50: to compare with on demand.
     """
 
     hours_p50: float
@@ -42,34 +42,7 @@ class Estimate:
     interval_why: str
     usd_p50: float | None = None
     usd_p90: float | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SimulatedRun:
-    """The run to simulate and what interrupts it; times in seconds."""
-
-    work_seconds: float
-    rate_per_hour: float
-    restart_seconds: float
-    start_seconds: float
-    checkpoint_seconds: float
-    interval_seconds: float
-    notice_seconds: float
-    notice_saves: float
-    wait_seconds: float
-    pattern: Pattern
-
-    def __post_init__(self) -> None:
-        for name in (field.name for field in fields(self) if field.name != "pattern"):
-            value, is_zero_fine = getattr(self, name), name not in _ABOVE_ZERO
-            if math.isnan(value) or value < 0 or (value == 0 and not is_zero_fine):
-                least = "at least" if is_zero_fine else "more than"
-                raise ValueError(f"{name} must be {least} 0, got {value}")
-            if math.isinf(value):
-                raise ValueError(f"{name} must be a finite number, got {value}")
-
-
-_ABOVE_ZERO = ("work_seconds", "interval_seconds")
+    usd_of_p50_work: float | None = None
 
 
 def estimate(
@@ -86,6 +59,7 @@ def estimate(
     wait_seconds: float = 0.0,
     epoch_seconds: float | None = None,
     usd_per_hour: float | None = None,
+    work_range: tuple[float, float] | None = None,
     pattern: Pattern = SEEN,
     trace: Trace | None = None,
 ) -> Estimate:
@@ -97,6 +71,7 @@ def estimate(
     notice_fits, notice_seconds, notice_arrives   the share of interruptions with a notice is saved;
         this much of a notice is not trained in (contract.notice.idle_seconds), but paid for
     wait_seconds   mean wait for the replacement: clock hours, but not machine hours
+    work_range   p10 and p90 of the work, which is then uncertain beside the interruptions
     pattern   how bursty and how uncertain: as in public traces, or POISSON
     trace   replayed from many starts instead of rate, wait and pattern
 
@@ -116,127 +91,72 @@ def estimate(
         interval_seconds, why = chosen.seconds, chosen.why
     else:
         why = "given"
+    low, high = work_range or (work_seconds, work_seconds)
     run = SimulatedRun(
         work_seconds=work_seconds,
+        work_low_seconds=low,
+        work_high_seconds=high,
         rate_per_hour=rate_per_hour,
         restart_seconds=restart_seconds,
         start_seconds=restart_seconds if start_seconds is None else start_seconds,
         checkpoint_seconds=checkpoint_seconds,
         # Nothing needs to be saved after the end of the work.
-        interval_seconds=min(interval_seconds, work_seconds),
+        interval_seconds=min(interval_seconds, high),
         notice_seconds=notice_seconds,
         notice_saves=notice_arrives if notice_fits else 0.0,
         wait_seconds=wait_seconds,
         pattern=pattern,
     )
-    machine, clock, losses = _simulate(run) if trace is None else _replay(run, trace)
-    first = _first_waits(run) if trace is None else np.array(first_waits(trace))
+    machine, clock, losses = _samples(run, trace)
+    first = simulation.first_waits(run) if trace is None else np.array(first_waits(trace))
     usd = usd_per_hour
-    machine_p50, machine_p90 = (float(v) / 3600 for v in np.quantile(machine, (0.5, 0.9)))
-    hours_p50, hours_p90 = (float(v) / 3600 for v in np.quantile(clock, (0.5, 0.9)))
+    machine_p50, machine_p90 = (float(v) / 3600 for v in _quantiles(machine))
+    hours_p50, hours_p90 = (float(v) / 3600 for v in _quantiles(clock))
     return Estimate(
         hours_p50=hours_p50,
         hours_p90=hours_p90,
         machine_hours_p50=machine_p50,
         machine_hours_p90=machine_p90,
         interruptions=losses,
-        goodput=run.work_seconds / float(machine.mean()),
+        goodput=float(run.works.mean() / machine.mean()),
         no_machine_share=float((first > 0).mean()),
         first_wait_hours=float(np.median(first[first > 0])) / 3600 if first.any() else None,
-        interval_seconds=run.interval_seconds,
+        interval_seconds=min(run.interval_seconds, work_seconds),
         interval_why=why,
         usd_p50=None if usd is None else machine_p50 * usd,
         usd_p90=None if usd is None else machine_p90 * usd,
+        usd_of_p50_work=None if usd is None else _of_p50_work(run, trace) / 3600 * usd,
     )
 
 
-def _gain(seconds: Array, run: SimulatedRun, *, saved: NDArray[np.bool_]) -> Array:
-    """Return the training kept of `seconds` after the start: all if `saved`, else whole intervals.
-
-    The seconds are whole intervals, each with its save, and a part of one.
-    """
-    period = run.interval_seconds + run.checkpoint_seconds
-    whole = np.floor(seconds / period)
-    rest = np.minimum(seconds - whole * period, run.interval_seconds)
-    return np.asarray(whole * run.interval_seconds + np.where(saved, rest, 0.0))
+def _quantiles(samples: Array) -> Array:
+    return np.asarray(np.quantile(samples, (0.5, 0.9)))
 
 
-def _world(run: SimulatedRun, columns: int) -> tuple[Array, Array]:
-    """Return the lives of machines and the wait before each, in seconds."""
-    draws = draws_of(run.pattern)
-    mean_life, mean_wait = (
-        3600 / (run.rate_per_hour * draws.rate_factor),
-        run.wait_seconds * draws.wait_factor,
-    )
-    lives = draws.lives[:, :, :columns] * mean_life
-    waits = draws.waits[:, :, :columns] * mean_wait
-    waits[:, :, 0] = 0.0
-    if run.pattern.starts_anywhen:
-        has_machine = draws.start < (mean_life / (mean_life + mean_wait))[:, :, 0]
-        lives[:, :, 0] = np.where(
-            has_machine, draws.rest_of_life * mean_life[:, :, 0], lives[:, :, 0]
-        )
-        waits[:, :, 0] = np.where(has_machine, 0.0, draws.rest_of_wait * mean_wait[:, :, 0])
-    return lives, waits
+def _samples(run: SimulatedRun, trace: Trace | None) -> tuple[Array, Array, float]:
+    return simulation.simulate(run) if trace is None else _replay(run, trace)
 
 
-def _first_waits(run: SimulatedRun) -> Array:
-    """Return the wait of each sample for its first machine, in seconds."""
-    if run.rate_per_hour < NEVER:
-        return np.zeros(1)
-    return _world(run, 1)[1].ravel()
-
-
-def _simulate(run: SimulatedRun) -> tuple[Array, Array, float]:
-    """Return machine seconds and clock seconds of each sample, and the mean interruptions."""
-    saves = max(0, math.ceil(run.work_seconds / run.interval_seconds) - 1)
-    if run.rate_per_hour < NEVER:
-        once = np.array([run.start_seconds + run.work_seconds + saves * run.checkpoint_seconds])
-        return once, once, 0.0
-    # Most runs need few machines: try a few first.
-    for columns in MACHINES:
-        lives, waits = _world(run, columns)
-        saved = draws_of(run.pattern).luck[:, :, :columns] < run.notice_saves
-        starts = np.full(columns, run.restart_seconds)
-        starts[0] = run.start_seconds
-        trained = np.maximum(lives - starts - np.where(saved, run.notice_seconds, 0.0), 0.0)
-        gains = _gain(trained, run, saved=saved)
-        per_machine = gains[:, :, 1:].mean(axis=(1, 2))
-        machines = run.work_seconds / np.maximum(per_machine, run.work_seconds / MOST_MACHINES)
-        if 4 * machines.max() <= columns:
-            break
-    _check_it_ends(run, machines, per_machine)
-    # Longer runs: simulate a part, then extrapolate mean and spread (variances add up).
-    parts = np.maximum(1.0, 4 * machines / columns)[:, None]
-    work = (run.work_seconds / parts)[:, :, None]
-    left = work - (np.cumsum(gains, axis=2) - gains)
-    # What the rest takes on this machine, saves included; the end needs none.
-    needed = left + np.maximum(np.ceil(left / run.interval_seconds) - 1, 0) * run.checkpoint_seconds
-    ends = (needed <= trained) & (left > 0)
-    last = np.where(ends.any(axis=2), ends.argmax(axis=2), columns - 1)[:, :, None]
-
-    def at_last(values: Array) -> Array:
-        return np.take_along_axis(values, last, axis=2)[:, :, 0]
-
-    machine = at_last(np.cumsum(lives, axis=2) - lives + starts + needed)
-    clock = machine + at_last(np.cumsum(waits, axis=2))
-    return (
-        _extend(machine, parts).ravel(),
-        _extend(clock, parts).ravel(),
-        _middle_mean(last[:, :, 0] * parts),
-    )
+def _of_p50_work(run: SimulatedRun, trace: Trace | None) -> float:
+    """Return p50 of the machine seconds, had the work no range."""
+    work = run.work_seconds
+    middle = replace(run, work_low_seconds=work, work_high_seconds=work)
+    return float(_quantiles(_samples(middle, trace)[0])[0])
 
 
 def _replay(run: SimulatedRun, trace: Trace) -> tuple[Array, Array, float]:
-    """Return what `_simulate` does, but replayed on a trace."""
-    job = Job(
-        work=run.work_seconds,
-        restart=run.restart_seconds,
-        checkpoint=run.checkpoint_seconds,
-        notice=run.notice_seconds,
-    )
+    """Return what `simulate` does, but replayed on a trace."""
+    jobs = [
+        Job(
+            work=work,
+            restart=run.restart_seconds,
+            checkpoint=run.checkpoint_seconds,
+            notice=run.notice_seconds,
+        )
+        for work in map(float, run.works)
+    ]
     saving = Saving(interval=run.interval_seconds, notice_idle=run.notice_seconds)
-    ledgers = replay_on_trace(trace, job=job, saving=saving, notice_arrives=run.notice_saves)
+    ledgers = replay_on_trace(trace, jobs=jobs, saving=saving, notice_arrives=run.notice_saves)
     # The first start may take longer than later ones.
     more = run.start_seconds - run.restart_seconds
     return (
@@ -244,26 +164,3 @@ def _replay(run: SimulatedRun, trace: Trace) -> tuple[Array, Array, float]:
         np.array([ledger.wall + more for ledger in ledgers]),
         sum(ledger.interruptions for ledger in ledgers) / len(ledgers),
     )
-
-
-def _check_it_ends(run: SimulatedRun, machines: Array, per_machine: Array) -> None:
-    """Refuse a run that would never end in more than one of ten pools."""
-    if np.quantile(machines, 0.9) < MOST_MACHINES / 2:
-        return
-    raise ValueError(
-        f"the run would never end on Spot: an interruption every {1 / run.rate_per_hour:.2g} h "
-        f"leaves {np.median(per_machine):.3g} s of training after {run.restart_seconds:.0f} s of "
-        "restart; use on-demand capacity, save more often, or restart faster"
-    )
-
-
-def _middle_mean(values: Array) -> float:
-    """Return the mean without the lowest and the highest tenth."""
-    cut = values.size // 10
-    return float(np.sort(values, axis=None)[cut : values.size - cut].mean())
-
-
-def _extend(samples: Array, parts: Array) -> Array:
-    """Turn samples of one part into samples of `parts` independent parts in a row."""
-    mean = samples.mean(axis=1, keepdims=True)
-    return np.asarray(mean * parts + (samples - mean) * np.sqrt(parts))

@@ -9,15 +9,21 @@ from sizing.spot.traces import Life, Trace
 NUM_STARTS = 200
 # A trace that is too short for a run is repeated, at most this many times.
 MOST_LAPS = 50
+_STRIDE = 7
 
 
 def replay_on_trace(
-    trace: Trace, *, job: Job, saving: Saving, notice_arrives: float
+    trace: Trace, *, jobs: Sequence[Job], saving: Saving, notice_arrives: float
 ) -> list[Ledger]:
-    """Return one finished ledger for each start; a run that never endes is a ValueError."""
+    """Return one finished ledger for each start, of one of `jobs` after the other.
+
+    A run that never ends is a ValueError.
+    """
     step = trace.seconds / NUM_STARTS
     ledgers = []
     for index in range(NUM_STARTS):
+        # In steps: neighbouring starts meet the same machines.
+        job = jobs[_STRIDE * index % len(jobs)]
         laps = 2
         while True:
             ledger = _from_start(trace, index * step, laps, job, saving, notice_arrives)

@@ -74,7 +74,7 @@ def max_hours(p: ParameterFields) -> float:
     except NotMeasuredError:
         return HOURS_WITHOUT_PLAN
     on_spot = plan.spot if p.on_demand_base == 0 else None
-    hours = on_spot.machine_hours_p90 if on_spot else plan.hours_on_demand
+    hours = on_spot.machine_hours_p90 if on_spot else plan.hours_high
     return min(MAX_HOURS, math.ceil(max(LEAST_HOURS, PLAN_FACTOR * hours)))
 
 

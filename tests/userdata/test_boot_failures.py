@@ -3,12 +3,14 @@
 import os
 import shutil
 import signal
+import subprocess
+from pathlib import Path
 
 import pytest
 
 from rehearsal.machines import ProcessMachine
 from rehearsal.machines.process import EC2_DISKS, SHIMS
-from tests.userdata.rig import Rig, calls, run_on, wait, wait_until
+from tests.userdata.rig import USERDATA, Rig, calls, run_on, wait, wait_until
 
 SYSTEMCTL = str(SHIMS / "systemctl")
 NO_PATIENCE = {"DISK_WAIT_SECONDS": "0", "FETCH_ATTEMPTS": "1"}
@@ -105,6 +107,26 @@ def test_without_a_bundle_the_machine_ends(rig: Rig) -> None:
     machine = rig.machine(variables=variables, environment=NO_PATIENCE)
     reason = reason_of_the_machines_end(rig, machine)
     assert "boot failed at fetch: no boot started from s3://assets/missing.zip" in reason
+
+
+def test_user_data_ends_the_machine_wherever_it_fails(tmp_path: Path) -> None:
+    (tmp_path / "var/lib/cloud/data").mkdir(parents=True)
+    (tmp_path / "var/lib/cloud/data/instance-id").write_text("i-1\n")
+    (tmp_path / "opt").write_text("no folder can be made here")
+    aws = tmp_path / "bin/aws"
+    aws.parent.mkdir()
+    aws.write_text('#!/bin/bash\necho "$*" >>"$MACHINE_ROOT/calls"\n')
+    aws.chmod(0o755)
+    # Nobody reads what it says.
+    with Path("/dev/full").open("w") as log:
+        subprocess.run(
+            ["bash", USERDATA / "first_boot.sh"],
+            env={"MACHINE_ROOT": str(tmp_path), "PATH": f"{aws.parent}:/usr/bin:/bin"},
+            stdout=log,
+            stderr=log,
+            check=False,
+        )
+    assert (tmp_path / "calls").read_text().endswith("terminate-instances --instance-ids i-1\n")
 
 
 def test_a_killed_bootstrap_ends_the_machine(rig: Rig) -> None:

@@ -1,6 +1,8 @@
 """One boot step: how often it is tried, what is said, and which exit status it ends with."""
 
 import json
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -55,3 +57,17 @@ def test_what_no_machine_could_do_better_is_not_tried_again(
     status, events = run(monkeypatch, root, f"echo no dataset; exit {EXIT_CONFIG}")
     assert status == EXIT_CONFIG
     assert [event["status"] for event in events] == ["failed"]
+
+
+def test_a_step_that_hangs_is_given_up_even_if_a_child_of_it_cannot_be_killed(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STEP_LIMIT_SECONDS", "0.3")
+    # As where a driver hangs: the child keeps the pipe, and a second attempt would hang too.
+    script = f"echo asking the GPU; sleep 60 & echo $! >{root}/child; wait"
+    status, (event,) = run(monkeypatch, root, script)
+    os.kill(int((root / "child").read_text()), signal.SIGKILL)
+    assert status == 1
+    assert event["status"] == "failed"
+    assert event["message"] == "asking the GPU / it did not end within 0.3 s"
+    assert (root / "run/training/boot-failure").read_text() == f"disk: {event['message']}\n"

@@ -12,6 +12,7 @@ from contract.errors import (
     EXIT_LEASE_LOST,
     EXIT_MACHINE,
     EXIT_NO_MANIFEST,
+    EXIT_STORE,
     EXIT_USER,
 )
 from rehearsal.machines.units import load_units
@@ -65,7 +66,7 @@ def test_scripts_spell_the_exit_codes_of_the_contract() -> None:
     decides = (USERDATA / "service_failed.sh").read_text()
     assert f"users_mistake={EXIT_USER}\n" in decides
     assert f"users_mistake={EXIT_CONFIG}\n" in decides
-    assert f"status != {EXIT_MACHINE})" in decides
+    assert f"status != {EXIT_MACHINE} && status != {EXIT_STORE})" in decides
     assert f"status == {EXIT_NO_MANIFEST}" in (USERDATA / "steps/dataset.sh").read_text()
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from contract.errors import EXIT_MACHINE, EXIT_STORE
 from rehearsal.machines.process import SHIMS
 from tests.userdata.rig import REPOSITORY, USERDATA
 
@@ -112,10 +113,54 @@ def test_a_failed_gpu_ends_the_machine_wherever_others_failed(fail: Fail, root: 
     assert "place" not in event
 
 
-def test_a_data_volume_that_failed_says_nothing_of_the_place(fail: Fail) -> None:
-    _, (event,) = fail(status=4)
+def test_what_a_trial_step_says_of_a_failed_gpu_is_not_the_users_mistake(
+    fail: Fail, root: Path
+) -> None:
+    said = "error: a trial step of the recipe failed: CUDA error: uncorrectable ECC error"
+    (root / "var/log/training/training.log").write_text(said)
+    made, (event,) = fail(status=2)
+    assert made == ["ec2 terminate"]
+    assert event["message"].startswith("a GPU of this machine failed: ")
+
+
+@pytest.mark.parametrize("status", [EXIT_MACHINE, EXIT_STORE])
+def test_a_failed_data_volume_or_store_says_nothing_of_the_place(
+    fail: Fail, root: Path, status: int
+) -> None:
+    failed = {"name": "machine-failed", "instance_id": "i-1", "place": AT_STEP_7}
+    (root / "others/1.json").write_text(json.dumps(failed))
+    made, (event,) = fail(result="start-limit-hit", status=status)
+    assert made == ["ec2 terminate"]
     assert event["name"] == "machine-failed"
     assert "place" not in event
+
+
+def test_a_last_line_without_end_keeps_no_machine(fail: Fail, root: Path) -> None:
+    # A progress bar writes one; no program takes it as an argument.
+    (root / "var/log/training/training.log").write_text("epoch 1\r" * 30_000 + "last words")
+    made, (event,) = fail(result="start-limit-hit", status=1)
+    assert made == ["ec2 terminate"]
+    assert event["message"].endswith("last words")
+    assert len(event["message"]) < 2000
+
+
+@pytest.mark.parametrize(
+    ("service", "status", "ends"),
+    [
+        ("training", 1, ["ec2 terminate"]),
+        ("training", 2, ["-m training fail", "ec2 modify-spot-fleet"]),
+        ("training-boot", 1, ["ec2 terminate"]),
+        ("training-boot", 78, ["-m training fail", "ec2 modify-spot-fleet"]),
+    ],
+)
+def test_a_full_disk_keeps_neither_a_machine_nor_a_run(
+    fail: Fail, root: Path, service: str, status: int, ends: list[str]
+) -> None:
+    (root / "var/lib").mkdir()
+    (root / "var/lib/training").write_text("no event can be left here")
+    (root / "var/log/training/boot.log").symlink_to("/dev/full")
+    made, events = fail(service, status=status)
+    assert (made, events) == (ends, [])
 
 
 @pytest.mark.parametrize(("service", "status"), [("training", 2), ("training-boot", 78)])

@@ -1,7 +1,7 @@
 """The command line: `python -m training COMMAND`.
 
 Exit codes: 0 finished, 75 interrupted and saved, 76 lost the lease, 2 the user's mistake, 1 failed,
-3 no manifest came in time. Heavy imports wait until a command needs them.
+74 the store failed, 3 no manifest came in time. Heavy imports wait until a command needs them.
 """
 
 import argparse
@@ -13,8 +13,8 @@ from training.engine.exit_code import exit_code_of
 from training.report.log import configure_logging
 
 EXIT_CODES = """exit codes: 0 finished · 75 interrupted and saved · 76 lost the lease to another
-writer · 2 a mistake in what was asked for · 1 failed · 3 (data sync) no manifest came in time
-· 130 stopped by Ctrl-C"""
+writer · 2 a mistake in what was asked for · 1 failed · 74 the store failed · 3 (data sync)
+no manifest came in time · 130 stopped by Ctrl-C"""
 
 # Command -> the file of this folder that adds its options, by the function add_<command>; its help.
 COMMANDS = {

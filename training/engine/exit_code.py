@@ -8,6 +8,7 @@ from training.errors import (
     EXIT_INTERRUPTED,
     EXIT_LEASE_LOST,
     EXIT_STOPPED,
+    EXIT_STORE,
     EXIT_USER,
     OutOfMemoryError,
     RankLostError,
@@ -37,10 +38,11 @@ def exit_code_of(act: Callable[[], int]) -> int:
         RunFailedError,
         OutOfMemoryError,
         RankLostError,
-        StoreError,
         WorkerLostError,
     ) as error:
         return _report(error, EXIT_FAILED)
+    except StoreError as error:
+        return _report(error, EXIT_STORE)
 
 
 def _report(error: object, code: int) -> int:

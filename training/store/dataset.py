@@ -21,7 +21,7 @@ from training.store.local_dataset import (
     parse_manifest,
     syncing,
 )
-from training.store.protocol import Store, Stored
+from training.store.protocol import Store, Stored, StoreError
 from training.store.unfinished import UnfinishedFile, sweep, write_whole
 from training.store.verified import Entry, VerifiedFiles, sha256_of
 
@@ -130,12 +130,20 @@ def _fetch(store: Store, entry: Entry, out: Path, verified: VerifiedFiles) -> bo
                 raise UserError(
                     f"{store.uri}/{entry['name']} is in the manifest but missing; upload it again"
                 ) from error
-            if part.stat().st_size == entry["bytes"] and sha256_of(part) == entry["sha256"]:
+            size = part.stat().st_size
+            if size == entry["bytes"] and sha256_of(part) == entry["sha256"]:
                 unfinished.place()
                 verified.add(entry)
                 return True
-    raise UserError(
-        f"{store.uri}/{entry['name']} does not match its checksum in the manifest; upload it again"
+    if size != entry["bytes"]:
+        raise UserError(
+            f"{store.uri}/{entry['name']} has {size} bytes, not {entry['bytes']} as in the "
+            "manifest; upload it again"
+        )
+    # Not a UserError: a machine whose memory or disk fails finds the same.
+    raise StoreError(
+        f"{store.uri}/{entry['name']} does not match its checksum in the manifest; if it does not "
+        "on another machine either, upload it again"
     )
 
 

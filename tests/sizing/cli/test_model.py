@@ -1,11 +1,13 @@
 """`sizing model` and `sizing huggingface`: counted by the trainer, priced like a workload."""
 
+import argparse
 import json
 from pathlib import Path
 
 import pytest
 
 from sizing.__main__ import main
+from tests.sizing import sample_footprints
 
 MODEL = "tests.training.preflight.models_to_count:with_loss"
 
@@ -25,6 +27,21 @@ def test_a_model_without_a_workload_is_counted_planned_and_kept(
     assert json.loads(capsys.readouterr().out)["stages"][0]["steps"] == 4 * 8000 / 16
     assert main(["advise", MODEL, "--footprints", str(kept), "--sizes", "g5", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["candidates"]
+
+
+def test_the_json_names_its_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = "out/config.json"
+
+    def count(arguments: argparse.Namespace, target: str, more: list[str]) -> None:
+        sample_footprints.write(arguments.footprints, workload=target)
+
+    monkeypatch.setattr("sizing.cli.model.count", count)
+    for given in (["--size", "g5.xlarge"], ["--sizes", "g5"]):
+        kept = ["--keep", str(tmp_path / "kept.json"), "--batch", "32"]
+        assert main(["huggingface", config, "--json", *kept, *given]) == 0
+        assert json.loads(capsys.readouterr().out)["command"] == "huggingface"
 
 
 def test_fails_on_an_unknown_family_in_one_sentence(

@@ -1,6 +1,8 @@
 """plan, advise, compare, review, accuracy as people type them, on the footprints that ship."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -61,6 +63,47 @@ def test_advice_has_the_spot_verdict_the_budget_and_the_ways(
     assert "Spot suits this on g5.2xlarge" in shown
 
 
+def test_advice_says_once_what_all_sizes_share(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["advise", "trajectory"]) == 0
+    shown = capsys.readouterr().out
+    assert "all of these: GPUMemoryOverprovisioned, MemoryOverprovisioned" in shown
+    assert shown.count("GPUMemoryOverprovisioned") == 1
+    assert "no published run on NVIDIA L4" in shown
+    # One screen.
+    assert len(shown.splitlines()) <= 35
+
+
+def test_advice_says_of_each_size_what_sets_it_apart(capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["--runs", "4", "--sizes", "g5.xlarge,g5.2xlarge"]
+    assert main(["advise", "trajectory", *given]) == 0
+    row = next(
+        line for line in capsys.readouterr().out.splitlines() if line.startswith(" g5.xlarge")
+    )
+    assert "EBSThroughputUnderprovisioned" in row
+
+
+def test_advice_does_not_pay_for_seconds(capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["--footprints", "sizing/evidence/seed_models.json", "--epochs", "50"]
+    asked = ["advise", "benchmarks.anchors.dino:dino", *given, "--dataset-gib", "0.5", "--json"]
+    assert main(asked) == 0
+    advice = json.loads(capsys.readouterr().out)
+    hours = {each["size"]: each["hours_p50"] for each in advice["candidates"]}
+    dollars = {each["size"]: each["usd_spot_p50"] for each in advice["candidates"]}
+    fast = advice["fastest_at_half_as_much_again"]
+    as_fast = [size for size in hours if hours[size] and hours[size] <= 1.01 * hours[fast]]
+    assert dollars[fast] == min(dollars[size] for size in as_fast)
+
+
+def test_a_pipe_that_closes_is_no_failure() -> None:
+    command = [sys.executable, "-m", "sizing", "families"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait() == 0
+
+
 def test_given_samples_change_the_ranking(capsys: pytest.CaptureFixture[str]) -> None:
     def dollars(*given: str) -> dict[str, float]:
         assert main(["advise", "trajectory", "--sizes", "g5", "--json", *given]) == 0
@@ -105,6 +148,16 @@ def test_every_trainable_size_is_ranked(capsys: pytest.CaptureFixture[str]) -> N
         (["advise", "trajectory", "--given", "parallel_jobs=-1"], "a number from 0"),
         (["advise", "trajectory", "--given", "parallel_jobs=2.5"], "a whole number from 1"),
         (["advise", "trajectory", "--hours-per-week", "200"], "at most 168"),
+        (["advise", "trajectory", "--hours-per-week", "0"], "more than 0"),
+        (["advise", "trajectory", "--given", "gpu_utilization_percent=500"], "from 0 to 100"),
+        (["plan", "trajectory", "--size", "g5.xlarge", "--micro-batch", "0"], "micro_batch is 0"),
+        (["rightsize", "c5.xlarge", "--cpu-percent", "0"], "give more than 0, at most 100"),
+        (["model", "package.module:function", "--gpus", "0"], "gpus is 0"),
+        (["model", "package.module:function", "--batch", "0"], "batch is 0"),
+        (["model", "package.module:function", "--steps", "0"], "steps is 0"),
+        # Before anything is counted.
+        (["model", "package.module:function", "--size", "t3.nano"], "no whole NVIDIA GPU"),
+        (["model", "package.module:function", "--micro-batch", "0"], "micro_batch is 0"),
         (
             ["plan", "trajectory", "--size", "g5.xlarge", "--batch", "24"],
             "not a multiple of the micro-batch",
@@ -112,7 +165,7 @@ def test_every_trainable_size_is_ranked(capsys: pytest.CaptureFixture[str]) -> N
         (["plan", "trajectory", "--size", "g5.xlarge", "--epochs", "0"], "epochs is 0"),
         (["rightsize", "g5.xlarge"], "give --gpu-percent"),
         (["rightsize", "inf1.xlarge", "--gpu-percent", "5"], "no NVIDIA GPU"),
-        (["rightsize", "c5.xlarge", "--cpu-percent", "120"], "from 0 to 100"),
+        (["rightsize", "c5.xlarge", "--cpu-percent", "120"], "at most 100"),
         (["review", "nowhere"], "there is no nowhere"),
     ],
 )
@@ -120,7 +173,8 @@ def test_fails_in_one_sentence(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(arguments) == 2
-    said = capsys.readouterr().err
+    shown, said = capsys.readouterr()
+    assert shown == ""
     assert message in said
     assert said.count("\n") == 1
 

@@ -7,6 +7,7 @@ import pytest
 from sizing.models.fitted import fitted
 from sizing.plan.checks import Findings, check_plan
 from sizing.plan.report import one_line, to_json
+from sizing.plan.spot_verdict import saving_percent, spot_verdict
 from tests.sizing import sample_footprints
 from tests.sizing.sample_plan import plan
 
@@ -71,6 +72,61 @@ def test_the_hours_have_the_range_of_their_steps(tmp_path: Path) -> None:
     shown = to_json(found, check_plan(found))
     assert shown["hours_on_demand_p10"] == pytest.approx(found.hours_low, rel=1e-4)
     assert "as like runs" in one_line(found)
+
+
+def test_the_forecast_holds_the_range_of_the_steps(tmp_path: Path) -> None:
+    found = plan(tmp_path, footprint={"epochs": 2000})
+    calm = plan(tmp_path, footprint={"epochs": 2000}, rate_per_hour=0.0)
+    assert found.spot is not None
+    assert calm.spot is not None
+    assert calm.spot.machine_hours_p50 == pytest.approx(calm.hours_on_demand, rel=0.02)
+    assert calm.spot.machine_hours_p90 == pytest.approx(calm.hours_high, rel=0.02)
+    assert found.spot.machine_hours_p90 > found.hours_high
+    assert found.spot.hours_p90 > found.hours_high
+
+
+def test_the_saving_of_spot_compares_the_same_work(tmp_path: Path) -> None:
+    # Runs that may take three times as long cost more, on Spot and on demand.
+    tiny = {"kernels": 5000, "flops_per_sample": 1000, "activations_each": MIB}
+    found = plan(tmp_path, footprint=tiny, size="p4d.24xlarge", rate_per_hour=0.0)
+    shares = found.inputs.spot_price.usd_per_hour / found.inputs.price.usd_per_hour
+    assert saving_percent(found) == pytest.approx(100 * (1 - shares), abs=0.5)
+
+
+def test_a_limit_is_compared_with_billed_hours(tmp_path: Path) -> None:
+    # The Guard counts machine hours: waiting for a machine is free.
+    made = plan(tmp_path, footprint={"epochs": 2000})
+    assert made.spot is not None
+    billed, clock = made.spot.machine_hours_p90, made.spot.hours_p90
+    assert clock > 1.2 * billed
+    limits = {1.1 * billed: False, 0.9 * billed: True}
+    for limit, says in limits.items():
+        found = found_in(tmp_path, footprint={"epochs": 2000}, max_hours=limit)
+        assert any("one run in ten is billed" in text for text in found.warnings) == says
+
+
+def test_fails_on_a_spot_price_above_on_demand_for_that_reason(tmp_path: Path) -> None:
+    dear = plan(tmp_path, usd_per_hour=5.0)
+    found = check_plan(dear)
+    assert "an hour costs $5.000 on Spot and $1.212 on demand" in found.problems["spot"]
+    assert not any("Spot saves nothing" in text for text in found.warnings)
+    assert spot_verdict(dear).reasons[0].startswith("it costs ")
+
+
+def test_a_deadline_within_the_range_of_the_work_is_a_warning(tmp_path: Path) -> None:
+    made = plan(tmp_path)
+    within = (made.hours_on_demand + made.hours_high) / 2
+    found = {
+        hours: found_in(tmp_path, deadline_hours=hours).warnings
+        for hours in (within, 1.01 * made.hours_high)
+    }
+    says = [any("even on demand" in text for text in warnings) for warnings in found.values()]
+    assert says == [True, False]
+
+
+def test_fails_on_a_micro_batch_of_nothing(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="micro_batch is 0; give at least 1"):
+        plan(tmp_path, micro_batch=0)
 
 
 def test_launches_that_decide_make_the_range(tmp_path: Path) -> None:

@@ -240,6 +240,46 @@ def test_a_trace_is_replayed_instead_of_modelled(write_trace: WriteTrace) -> Non
     assert seen.usd_p50 == pytest.approx(2 * seen.machine_hours_p50)
 
 
+def test_without_interruptions_the_range_of_the_work_is_the_range_of_the_run() -> None:
+    seen = estimate(
+        work_seconds=10 * 3600,
+        work_range=(8 * 3600, 16 * 3600),
+        rate_per_hour=0,
+        restart_seconds=0,
+        usd_per_hour=1.0,
+    )
+    assert (seen.hours_p50, seen.hours_p90) == pytest.approx((10, 16))
+    assert (seen.usd_p50, seen.usd_p90) == pytest.approx((10, 16))
+
+
+def test_p90_holds_the_range_of_the_work_and_the_interruptions() -> None:
+    asked: dict[str, Any] = {
+        "work_seconds": 10 * 3600,
+        "rate_per_hour": 0.39,
+        "restart_seconds": 300.0,
+        "wait_seconds": 1764.0,
+        "usd_per_hour": 1.0,
+    }
+    certain, both = estimate(**asked), estimate(**asked, work_range=(8 * 3600, 16 * 3600))
+    most = estimate(**{**asked, "work_seconds": 16 * 3600})
+    assert both.usd_p90 is not None
+    assert both.usd_p90 > max(certain.usd_p90 or 0.0, 16)
+    assert both.hours_p90 > max(certain.hours_p90, 16)
+    # Both at their worst at once are rarer than one in ten.
+    assert both.usd_p90 < (most.usd_p90 or 0.0)
+    assert both.hours_p90 < most.hours_p90
+    assert both.usd_of_p50_work == certain.usd_of_p50_work == certain.usd_p50
+
+
+def test_a_trace_is_replayed_with_the_range_of_the_work(write_trace: WriteTrace) -> None:
+    trace = load_trace(write_trace([1] * 600 + [0] * 60))
+    asked: dict[str, Any] = {"rate_per_hour": 0.0, "restart_seconds": 60.0, "usd_per_hour": 1.0}
+    work = {"work_seconds": 3 * 3600.0, "work_range": (2 * 3600.0, 6 * 3600.0)}
+    seen = estimate(**asked, **work, trace=trace)
+    assert seen.usd_p50 == pytest.approx(3, abs=0.2)
+    assert seen.usd_p90 == pytest.approx(6, abs=0.3)
+
+
 def test_fails_on_a_trace_in_which_the_run_never_ends(write_trace: WriteTrace) -> None:
     trace = load_trace(write_trace([1, 0, 0, 0]))
     with pytest.raises(ValueError, match="never end on Spot as in trace trace: 0 of 1 h were done"):

@@ -122,7 +122,7 @@ def test_fails_where_no_checkpoint_can_be_read_and_never_begins_anew(
     for folder in unreadable:
         make_unreadable(folder)
     capsys.readouterr()
-    assert run.attempt() == 1
+    assert run.attempt() == 74
     (error,) = capsys.readouterr().err.strip().splitlines()
     assert error.startswith(f"error: no checkpoint of {run.uri} can be read: ")
     assert (run.head.state, run.head.checkpoints) == ("released", entries)

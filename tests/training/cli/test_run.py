@@ -260,7 +260,8 @@ def test_the_fail_command_marks_the_run(run: Run) -> None:
     assert main(["fail", "--run-uri", run.uri, "--reason", "disk broke"]) == 0
     process.join(120)
     assert process.exitcode == 76
-    assert (run.head.state, run.head.reason) == ("failed", "disk broke")
+    way_back = f"take it back with: python -m training reopen --run-uri {run.uri}"
+    assert (run.head.state, run.head.reason) == ("failed", f"disk broke; {way_back}")
 
 
 @pytest.mark.parametrize(

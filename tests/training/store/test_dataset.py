@@ -90,14 +90,14 @@ def test_killed_syncs_leave_nothing_behind(
     assert list(out.rglob("*.part*")) == []
 
 
-def test_fails_to_sync_what_was_uploaded_wrong(
-    store_uri: str, dataset: Path, tmp_path: Path
-) -> None:
+def test_fails_to_sync_a_wrong_upload(store_uri: str, dataset: Path, tmp_path: Path) -> None:
     store = open_store(store_uri)
     upload_dataset(dataset, store, silent)
-    store.put("x.safetensors", b"something else")
-    with pytest.raises(UserError, match=r"x\.safetensors does not match its checksum"):
-        sync_dataset(store, tmp_path / "out", silent)
+    content = (dataset / "x.safetensors").read_bytes()
+    for kind, data in ((UserError, content[1:]), (StoreError, content[1:] + b"?")):
+        store.put("x.safetensors", data)
+        with pytest.raises(kind, match=r"x\.safetensors (has \d+ bytes|does not match)"):
+            sync_dataset(store, tmp_path / "out", silent)
     assert not (tmp_path / "out" / "manifest.json").exists()
     store.delete_below("notes/")
     with pytest.raises(UserError, match=r"notes/about\.txt"):
@@ -325,7 +325,7 @@ def test_an_attempt_whose_sync_fails_may_be_restarted(
     """2 would say that the user made a mistake, and end the run on a machine."""
     upload_dataset(dataset, open_store(f"{bucket_uri}/tiny"), silent)
     (tmp_path / "dataset" / "x.safetensors" / "in the way").mkdir(parents=True)
-    assert run.attempt(f"--dataset-uri={bucket_uri}/tiny", f"--scratch={tmp_path}") == 1
+    assert run.attempt(f"--dataset-uri={bucket_uri}/tiny", f"--scratch={tmp_path}") == 74
     assert "sync" in capsys.readouterr().err.splitlines()[-1]
 
 

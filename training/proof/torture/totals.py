@@ -4,7 +4,13 @@ import signal
 from collections import Counter
 from dataclasses import dataclass, field
 
-from training.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_INTERRUPTED, EXIT_LEASE_LOST
+from training.errors import (
+    EXIT_FAILED,
+    EXIT_FINISHED,
+    EXIT_INTERRUPTED,
+    EXIT_LEASE_LOST,
+    EXIT_STORE,
+)
 from training.proof.torture.attempt import EXIT_CRASHED
 from training.proof.torture.experiment import AttemptResult
 from training.proof.torture.plan import SIGNALS
@@ -53,7 +59,7 @@ class Totals:
 def unexpected_exit(attempt: AttemptResult, *, is_store_faulty: bool) -> list[str]:
     """Unexpected facts about an attempt's end, as ends of sentences."""
     wrong = [f"left rank {rank} running ({attempt.folder})" for rank in attempt.outlived_by]
-    is_excused = attempt.code == EXIT_FAILED and (
+    is_excused = attempt.code in (EXIT_FAILED, EXIT_STORE) and (
         is_store_faulty or attempt.num_faults > 0 or _lost_a_rank(attempt)
     )
     if attempt.code not in _EXPECTED_EXITS and not is_excused and not _is_killed(attempt):
