@@ -80,11 +80,11 @@ def summary() -> list[dict[str, Any]]:
         _line(f"{limit}, fitted without the row's model", by_model),
         *(
             _line(f"{limit}, without its {what}", accuracy.throughput_rows(what))
-            for what in ("gpu", "lab", "model and gpu")
+            for what in ("chip", "lab", "code", "model and chip")
         ),
         _line(f"{limit}, the first 38 held-out rows, without their model", first),
-        _covered("p10 to p90 holds the run, without its model", "model", "model"),
-        _covered("p10 to p90 holds the run, without its model and GPU", "model and gpu", "gpu"),
+        _covered("model"),
+        _covered("model and chip"),
         _line(f"{memory_limit}: tensors alone", accuracy.tensors_rows()),
         _line(f"{memory_limit}: with workspaces, without its lab", accuracy.memory_rows()),
         _ladder(),
@@ -92,8 +92,9 @@ def summary() -> list[dict[str, Any]]:
     ]
 
 
-def _covered(promise: str, left_out: str, group: str) -> dict[str, Any]:
-    inside, rows = fitting.covered(left_out, group)
+def _covered(what: str) -> dict[str, Any]:
+    inside, rows = fitting.covered(what)
+    promise = f"p10 to p90 holds the run, without its {what}"
     return {"promise": promise, "rows": rows, "hold": inside, "figure": f"{inside / rows:.0%}"}
 
 

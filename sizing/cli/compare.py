@@ -149,6 +149,10 @@ def claim_document(claim: Claim) -> dict[str, Any]:
     }
 
 
+# "adds up": ours is computed from the document's own figures, and says nothing of them.
+_SAME = {"reproduced": "as ours", "adds up": "adds up"}
+
+
 def claim_row(claim: Claim) -> dict[str, Any]:
     """Return a claim for people; of one that holds no more is said."""
     unit = f" {claim.unit}" if claim.unit else ""
@@ -157,6 +161,6 @@ def claim_row(claim: Claim) -> dict[str, Any]:
         "line": claim.lines[0],
         "claimed": f"{claim.claimed.replace('..', ' to ')}{unit}",
         "ours": claim.ours,
-        "claimed is": "as ours" if claim.difference == "same" else claim.difference,
-        "why": claim.why if claim.verdict != "reproduced" else "",
+        "claimed is": _SAME.get(claim.verdict, claim.difference),
+        "why": claim.why if claim.verdict not in _SAME else "",
     }

@@ -5,7 +5,7 @@ prior that keeps the few constants near what physics says. `python -m sizing fit
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -148,29 +148,29 @@ def _step(rows: Rows, found: Values, prior: Values, sure: Values, damping: float
 def without(what: str) -> tuple[float, ...]:
     """Return measured / predicted seconds of each throughput row, from a fit without its like.
 
-    `what` is left out with it: `model`, `gpu`, `lab`, or `model and gpu`.
+    `what` is left out with it: `model`, `chip`, `lab`, `code`, or `model and chip`.
     """
     truths = predictable("throughput")
     rows = rows_of(truths)
     ratios = np.zeros(len(truths))
-    left_out = _LEFT_OUT[what]
-    for group in dict.fromkeys(left_out(truth) for truth in truths):
-        same = np.array([left_out(truth) == group for truth in truths])
-        like = np.array([_overlaps(what, truth, group) for truth in truths])
-        found = fit(rows.where(~like))
+    for group in dict.fromkeys(LIKE[what](truth) for truth in truths):
+        same = np.array([LIKE[what](truth) == group for truth in truths])
+        found = fit(rows_of([truth for truth in truths if not is_like(what, truth, group)]))
         ratios[same] = rows.measured[same] / seconds(rows.where(same), found)
     return tuple(float(ratio) for ratio in ratios)
 
 
-_LEFT_OUT: dict[str, Callable[[Truth], Any]] = {
-    "model": lambda truth: truth.model,
-    "gpu": lambda truth: truth.gpu,
-    "lab": lambda truth: truth.lab,
-    "model and gpu": lambda truth: (truth.model, truth.gpu),
+# Lambda's benchmark runs NVIDIA's code, in NVIDIA's containers.
+_CODE = {"Lambda": "NVIDIA"}
+LIKE: Mapping[str, Callable[[Truth], tuple[str, ...]]] = {
+    "model": lambda truth: (truth.architecture,),
+    "chip": lambda truth: (truth.chip,),
+    "lab": lambda truth: (truth.lab,),
+    "code": lambda truth: (_CODE.get(truth.lab, truth.lab),),
+    "model and chip": lambda truth: (truth.architecture, truth.chip),
 }
 
 
-def _overlaps(what: str, truth: Truth, group: Any) -> bool:
-    if what == "model and gpu":
-        return bool(truth.model == group[0] or truth.gpu == group[1])
-    return bool(_LEFT_OUT[what](truth) == group)
+def is_like(what: str, truth: Truth, group: tuple[str, ...]) -> bool:
+    """Whether a row is of the group's model, or chip, ...: of any of them, where there are two."""
+    return any(own == of_group for own, of_group in zip(LIKE[what](truth), group, strict=True))

@@ -20,7 +20,7 @@ from sizing.models.step_time import features
 
 COMMAND = "python -m sizing fit"
 # For runs on a GPU with published runs, and on one without: what the fit must not have seen.
-SEEN = {"known GPU": "model", "new GPU": "model and gpu"}
+SEEN = {"known GPU": "model", "new GPU": "model and chip"}
 _DIGITS = 4
 
 
@@ -71,22 +71,18 @@ def interval(ratios: Sequence[float]) -> Interval:
     return Interval(low=min(1.0, ordered[low]), high=max(1.0, ordered[high]), runs=len(ordered))
 
 
-def covered(what: str, group: str) -> tuple[int, int]:
-    """Return how many runs lie in the interval of like runs outside their own group, and of all.
+def covered(what: str) -> tuple[int, int]:
+    """Return how many runs lie in the interval of those that are not like them, and of all.
 
-    `what` was left out of the fit (see fit.without); `group` is `model`, `gpu` or `lab`.
+    `what` was left out of the fit, and is left out of the runs that make the interval (see fit).
     """
-    truths = predictable("throughput")
-    rows = list(zip(truths, fit.without(what), strict=True))
+    rows = list(zip(predictable("throughput"), fit.without(what), strict=True))
     inside = 0
     for truth, ratio in rows:
-        kind = step_of(truth).kind
-        others = [
-            r
-            for t, r in rows
-            if step_of(t).kind == kind and getattr(t, group) != getattr(truth, group)
-        ]
-        expected = interval(others or [r for t, r in rows if t != truth])
+        group, kind = fit.LIKE[what](truth), step_of(truth).kind
+        unlike = [(t, r) for t, r in rows if not fit.is_like(what, t, group)]
+        alike = [r for t, r in unlike if step_of(t).kind == kind]
+        expected = interval(alike or [r for _, r in unlike])
         inside += expected.low <= ratio <= expected.high
     return inside, len(rows)
 

@@ -20,7 +20,6 @@ from sizing.plan.plan import Plan, make_plan
 from sizing.plan.request import Request
 from sizing.plan.work import StagePlan
 from sizing.select.families import cost_level
-from sizing.select.rightsizing import busy_percent
 from sizing.spot.interruptions import HOURS_PER_MONTH, interruptions
 
 FACTS_FILE = Path(__file__).with_name("seed_facts.csv")
@@ -186,7 +185,6 @@ FIGURES: Mapping[str, Callable[..., float | str]] = {
         _served(one).usd_per_million, _served(other).usd_per_million
     ),
     "cheaper_than": lambda one, other: _order(usd(other), usd(one)),
-    "busy_percent": lambda now, percent, other: busy_percent(now, float(percent), other),
     "plan_memory_mb": lambda: _plan(_SIZE).work.memory.need * MIB / 1e6,
     "plan_memory_percent": lambda: (
         100 * _plan(_SIZE).work.memory.need / catalogue.find(_SIZE).gpu_memory_mib
@@ -198,6 +196,8 @@ FIGURES: Mapping[str, Callable[..., float | str]] = {
         (catalogue.find(_SIZE).gpu_memory_mib - _plan(_SIZE).work.memory.need) * MIB / 1e9
     ),
     "memory_part_mb": _memory_part_mb,
+    "gradients_mb": lambda: _trained().footprint.gradient_bytes / 1e6,
+    "notice_minutes": lambda: Constants().notice_seconds / 60,
     "each_sample_mb": lambda: _trained().footprint.kept_bytes_per_sample / 1e6,
     "parameters_mb": lambda: _plan(_SIZE).work.main.footprint.parameter_bytes / 1e6,
     "gradients_of_parameters": lambda: (

@@ -17,7 +17,9 @@ CLAIMS_FILE = Path(__file__).with_name("seed_claims.csv")
 SEEDS = ("000", "001", "002", "003", "004")
 # Claims are rounded, as $1.21 for 1.212; those of five digits and more are not.
 _CLOSE, _EXACT, _EXACT_DIGITS = 0.015, 0.0005, 5
-Verdict = Literal["reproduced", "corrected", "cannot be known"]
+Verdict = Literal["reproduced", "adds up", "corrected", "cannot be known"]
+# Functions of nothing but figures of the document itself.
+_OF_THE_DOCUMENT = ("arithmetic", "sum", "quotient", "minutes_of_epochs")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,14 +37,17 @@ class Claim:
     claimed: str
     unit: str
     ours: float | str | None
+    how: str
     why: str
 
     @property
     def verdict(self) -> Verdict:
-        """Whether ours agrees; None for a figure that nothing here can compute."""
+        """Whether ours agrees, or the document at least with itself."""
         if self.ours is None:
             return "cannot be known"
-        return "reproduced" if self.difference == "same" else "corrected"
+        if self.difference != "same":
+            return "corrected"
+        return "adds up" if self.how.split(":")[0] in _OF_THE_DOCUMENT else "reproduced"
 
     @property
     def difference(self) -> str:
@@ -90,6 +95,7 @@ def claims(seed: str) -> list[Claim]:
             claimed=row["claimed"],
             unit=row["unit"],
             ours=evaluate(row["ours"]) if row["ours"] else None,
+            how=row["ours"],
             why=row["why"],
         )
         for row in rows

@@ -24,6 +24,20 @@ OPTIMIZER_BYTES: Mapping[str, tuple[int, int]] = {
     "adamw": (28, 8),
     "none": (0, 0),
 }
+# GPUs that share a chip, and differ in memory, clock or power.
+CHIPS: Mapping[str, str] = {
+    "NVIDIA A100": "GA100",
+    "NVIDIA A100 80GB": "GA100",
+    "NVIDIA A100 80GB PCIe": "GA100",
+    "NVIDIA H100": "GH100",
+    "NVIDIA H100 PCIe": "GH100",
+    "NVIDIA A10": "GA102",
+    "NVIDIA A10G": "GA102",
+    "NVIDIA RTX 3090": "GA102",
+    "NVIDIA RTX A6000": "GA102",
+    "NVIDIA RTX 4090": "AD102",
+    "NVIDIA RTX 6000 Ada": "AD102",
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,6 +63,17 @@ class Truth:
     unit: str
     torch: str
     source: str
+
+    @property
+    def architecture(self) -> str:
+        """Its model, the same for every length of its samples: bert_large_384 is bert_large."""
+        name, _, tokens = self.model.rpartition("_")
+        return name if name.startswith("bert_") and tokens.isdigit() else self.model
+
+    @property
+    def chip(self) -> str:
+        """What its GPU is made of: one chip is sold under several names."""
+        return CHIPS.get(self.gpu, self.gpu)
 
     @property
     def is_on_the_ladder(self) -> bool:

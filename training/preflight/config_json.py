@@ -8,6 +8,18 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 Head = Literal["tied", "untied", "masked", "classes"]
+# The keys that count something; in the second set null means that they are not given.
+_WHOLE = frozenset(
+    [
+        *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+        *("n_embd", "n_layer", "n_head", "n_positions", "dim", "n_layers", "n_heads"),
+        *("hidden_dim", "vocab_size", "max_position_embeddings", "type_vocab_size"),
+        *("num_local_experts", "num_experts_per_tok", "image_size", "patch_size", "num_channels"),
+    ]
+)
+_OR_NULL = frozenset(["num_key_value_heads", "head_dim", "n_inner"])
+# Nobody publishes more; a slip of some zeros would build modules until the memory is full.
+_MOST_BLOCKS = 10_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,6 +53,17 @@ class Shape:
         for name in ("width", "layers", "heads", "key_heads", "head_width", "hidden"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; give at least 1")
+        if self.layers * max(1, self.experts) > _MOST_BLOCKS:
+            raise ValueError(
+                f"{self.layers} layers with {max(1, self.experts)} experts each are more than "
+                f"{_MOST_BLOCKS:,} blocks; check them"
+            )
+        if self.experts_per_token > self.experts:
+            raise ValueError(
+                f"num_experts_per_tok is {self.experts_per_token}, of {self.experts} experts"
+            )
+        if self.patch > self.image:
+            raise ValueError(f"patch_size is {self.patch}, image_size {self.image}")
         if self.heads % self.key_heads:
             raise ValueError(
                 f"{self.heads} heads do not share {self.key_heads} heads of keys evenly"
@@ -49,6 +72,8 @@ class Shape:
 
 def shape_of(config: Mapping[str, Any]) -> Shape:
     """Return the shape that a config.json describes; an unknown family is a ValueError."""
+    if not isinstance(config, Mapping):
+        raise ValueError("a config.json is an object with a model_type")
     family = config.get("model_type")
     read = _FAMILIES.get(str(family))
     if read is None:
@@ -57,6 +82,12 @@ def shape_of(config: Mapping[str, Any]) -> Shape:
             f"{', '.join(sorted(_FAMILIES))}. For any other model: python -m sizing model "
             "package.module:function"
         )
+    for key in (_WHOLE | _OR_NULL) & config.keys():
+        value = config[key]
+        if value is None and key in _OR_NULL:
+            continue
+        if type(value) is not int or value < 1:
+            raise ValueError(f"{key} is {value!r}; give a whole number from 1")
     try:
         return read(config)
     except KeyError as error:
@@ -67,6 +98,7 @@ def _decoder(c: Mapping[str, Any]) -> Shape:
     """llama and its kin: rotary, gated, RMSNorm."""
     width, heads = c["hidden_size"], c["num_attention_heads"]
     biased = bool(c.get("attention_bias", False))
+    has_experts = c["model_type"] == "mixtral"
     return Shape(
         width=width,
         layers=c["num_hidden_layers"],
@@ -80,8 +112,8 @@ def _decoder(c: Mapping[str, Any]) -> Shape:
         query_biases=biased or c["model_type"] == "qwen2",
         causal=True,
         vocabulary=c["vocab_size"],
-        experts=c.get("num_local_experts", 0),
-        experts_per_token=c.get("num_experts_per_tok", 0),
+        experts=c["num_local_experts"] if has_experts else 0,
+        experts_per_token=c["num_experts_per_tok"] if has_experts else 0,
         head="tied" if c.get("tie_word_embeddings", c["model_type"] == "gemma") else "untied",
     )
 

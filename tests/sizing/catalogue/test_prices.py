@@ -34,8 +34,8 @@ def test_a_size_that_was_not_seen_in_a_region_costs_what_its_family_does_there()
     on_demand = catalogue.hourly_price("g5.16xlarge", "eu-west-1")
     assert on_demand.basis == "modelled"
     assert on_demand.usd_per_hour == pytest.approx(4.096 * 1.123 / 1.006, rel=0.001)
-    # p4d was seen nowhere: nobody knows what it costs there.
-    assert prices("p4d.24xlarge", None, region="eu-west-1") == (None, None)
+    # g6 was not seen there: nobody knows what it costs there.
+    assert prices("g6.xlarge", None, region="eu-west-1") == (None, None)
 
 
 def test_every_price_of_the_snapshot_is_possible() -> None:
@@ -43,7 +43,6 @@ def test_every_price_of_the_snapshot_is_possible() -> None:
     assert len(seen.regions) == 23
     for (size, region), offer in seen.offers.items():
         catalogue.find(size)
-        assert offer.spot_usd_per_hour
         for zone, usd in offer.spot_usd_per_hour.items():
             assert 0 < usd <= offer.on_demand_usd_per_hour * 1.0001, (size, region, zone)
 
@@ -140,7 +139,7 @@ def test_only_what_a_region_sells_is_advised_there(capsys: pytest.CaptureFixture
     # The snapshot has no g6 in eu-west-1.
     assert main(["advise", "trajectory", "--region", "eu-west-1", "--json"]) == 0
     advised = {each["size"] for each in json.loads(capsys.readouterr().out)["candidates"]}
-    assert {size.split(".")[0] for size in advised} == {"g4dn", "g5"}
+    assert {size.split(".")[0] for size in advised} == {"g4dn", "g5", "p4d"}
     # A size asked for by name is not passed over in silence.
     asked = ["advise", "trajectory", "--region", "eu-west-1", "--sizes", "g5.xlarge,g6.xlarge"]
     assert main(asked) == 2

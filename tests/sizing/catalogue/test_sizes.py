@@ -75,9 +75,9 @@ def test_alternates_never_have_less() -> None:
 def test_prices_say_how_far_to_believe_them() -> None:
     assert catalogue.hourly_price("g5.2xlarge").usd_per_hour == 1.212
     assert catalogue.hourly_price("g5.2xlarge").basis == "list price"
-    seen, modelled = catalogue.spot_price("g5.2xlarge"), catalogue.spot_price("p4d.24xlarge")
+    seen, modelled = catalogue.spot_price("g5.2xlarge"), catalogue.spot_price("trn1.2xlarge")
     assert (seen.usd_per_hour, seen.basis) == (0.5933, "snapshot")
-    assert (round(modelled.usd_per_hour / 21.96, 2), modelled.basis) == (0.49, "modelled")
+    assert (round(modelled.usd_per_hour / 1.34375, 2), modelled.basis) == (0.49, "modelled")
     assert "skypilot" in seen.source
 
 

@@ -71,6 +71,21 @@ def test_a_prediction_without_a_model_has_not_seen_it() -> None:
     assert np.abs(np.log(unseen)).sum() > np.abs(np.log(seen)).sum()
 
 
+def test_a_model_under_two_names_and_a_chip_in_two_cards_are_left_out_together() -> None:
+    names = {truth.architecture for truth in TRUTHS if truth.model.startswith("bert_large")}
+    assert names == {"bert_large"}
+    assert {t.chip for t in TRUTHS if "A100" in t.gpu} == {"GA100"}
+    a10g = ("growth_dense", "GA102")
+    assert all(fit.is_like("model and chip", t, a10g) for t in TRUTHS if "3090" in t.gpu)
+
+
+def test_what_is_left_out_does_not_weigh_on_the_fit() -> None:
+    kept = [truth for truth in TRUTHS if truth.lab != "Lambda"]
+    left_out = next(i for i, truth in enumerate(TRUTHS) if truth.lab == "Lambda")
+    predicted = fit.seconds(ROWS, fit.fit(fit.rows_of(kept)))[left_out]
+    assert fit.without("lab")[left_out] == pytest.approx(ROWS.measured[left_out] / predicted)
+
+
 def test_an_interval_holds_four_runs_of_five() -> None:
     ratios = [0.5 + n / 100 for n in range(101)]
     found = fitting.interval(ratios)
