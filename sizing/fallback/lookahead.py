@@ -81,7 +81,7 @@ def _at(row: Row, left: float) -> float:
 
 
 # A table takes up to 5 MB, and the Guard's function lives for hours.
-@lru_cache(maxsize=32)
+@lru_cache(maxsize=16)
 def make_table(
     loss: int,
     arrival: int,

@@ -92,7 +92,7 @@ class Guard(Construct):
             ),
             role=role,
             log_group=log_group,
-            memory_size=512,
+            memory_size=256,
             timeout=Duration.seconds(CALL_SECONDS),
             environment={
                 "STACK_NAME": Stack.of(self).stack_name,
