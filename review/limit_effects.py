@@ -56,8 +56,8 @@ def _deadline_effects(before: str, after: str) -> Iterator[str]:
         return
     if after == _NONE:
         yield (
-            f"**The deadline of {before} hours goes**: the Guard leaves the fleet as it is. An "
-            "on-demand instance that runs now stays; after it, the run waits for Spot."
+            f"**The deadline of {before} hours goes**: the Guard asks for what the template has. "
+            "An on-demand instance that it bought trains until Spot is there, and ends then."
         )
     elif before == _NONE:
         yield (

@@ -11,11 +11,16 @@ python3 -m userdata.events fleet-to-zero info --message "$reason"
 python3 -m userdata.send_events --once || echo "some events could not be sent"
 
 to_zero() {
+    local answer
     # The parameter is created after the fleet: the first machine may boot before it exists.
     fleet=$(aws_cli ssm get-parameter --name "$FLEET_PARAMETER" \
-        --query Parameter.Value --output text) &&
-        aws_cli ec2 modify-spot-fleet-request --spot-fleet-request-id "$fleet" \
-            --target-capacity 0 --on-demand-target-capacity 0 >/dev/null
+        --query Parameter.Value --output text) || return
+    if ! answer=$(aws_cli ec2 modify-spot-fleet-request --spot-fleet-request-id "$fleet" \
+        --target-capacity 0 --on-demand-target-capacity 0 2>&1); then
+        echo >&2 "$answer"
+        # A cancelled fleet starts no machine any more; the Guard ends those that it left running.
+        [[ $answer == *cancelled* ]]
+    fi
 }
 
 attempts=${FLEET_ATTEMPTS:-10}

@@ -1,10 +1,14 @@
 """The decision: on demand if the deadline is in danger, else the market of least expected cost."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from sizing.fallback.evidence import Evidence, observe
 from sizing.fallback.lookahead import expected_hours
-from sizing.fallback.situation import Decision, Situation
+from sizing.fallback.situation import Decision, Market, Situation
+
+# What a market must save to be preferred to staying on demand: less is an error of rounding.
+LEAST_GAIN_HOURS = 1e-6
 
 
 def decide(situation: Situation, evidence: Evidence) -> Decision:
@@ -31,10 +35,20 @@ def decide(situation: Situation, evidence: Evidence) -> Decision:
     figures |= {f"usd_{market.replace('-', '_')}": each for market, each in usd.items()}
     expected = ", ".join(f"{name} ${each:.2f}" for name, each in usd.items())
     return Decision(
-        market=min(usd, key=lambda name: usd[name]),
+        market=_cheapest(hours),
         reason=f"expected until the end: {expected}",
         figures=figures,
     )
+
+
+def _cheapest(hours: Mapping[Market, float]) -> Market:
+    """Return the market of least cost; on demand if no other gains anything.
+
+    A bridge asks for Spot. Where no return would pay any more, each Spot machine that came would be
+    sent away, and asked for again.
+    """
+    best = min(hours, key=lambda market: hours[market])
+    return best if hours[best] < hours["on-demand"] - LEAST_GAIN_HOURS else "on-demand"
 
 
 @dataclass(slots=True)

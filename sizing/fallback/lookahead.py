@@ -53,7 +53,8 @@ def expected_hours(situation: Situation, evidence: Evidence) -> dict[Market, flo
         reserve=math.ceil(at_risk + change),
         return_reserve=math.ceil(at_risk + 2 * change),
         # Rounded, so that a table serves for many lengths of the interval between commits.
-        units=8 * math.ceil(situation.work / step / 8),
+        # More than all the time there is cannot be left: that is danger, which asks no table.
+        units=min(8 * math.ceil(situation.work / step / 8), NUM_STEPS),
     )
     values = table[min(int(max(0.0, situation.now) / step), NUM_STEPS - 1)]
     left = situation.left / step
@@ -79,7 +80,8 @@ def _at(row: Row, left: float) -> float:
     return row[low] + part * (row[low + 1] - row[low])
 
 
-@lru_cache(maxsize=512)
+# A table takes up to 5 MB, and the Guard's function lives for hours.
+@lru_cache(maxsize=16)
 def make_table(
     loss: int,
     arrival: int,

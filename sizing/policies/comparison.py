@@ -21,7 +21,7 @@ from sizing.spot.interval import (
     daly_interval,
     recommend_interval,
 )
-from sizing.spot.replay import Job, Ledger, Saving, SpotOnly, replay
+from sizing.spot.replay import Job, Ledger, Saving, replay
 from sizing.spot.traces import Life, Trace, statistics
 
 # Reserve after the last save of a notice, in case it takes longer than the ones before.
@@ -267,7 +267,6 @@ def _on_spot(
         trace.lives,
         job=question.job(has_deadline=False),
         saving=policy.saving,
-        placement=SpotOnly(),
         horizon=trace.seconds,
         has_notice=warned,
     )

@@ -3,7 +3,7 @@
 import random
 from collections.abc import Sequence
 
-from sizing.spot.replay import Job, Ledger, Saving, SpotOnly, replay
+from sizing.spot.replay import Job, Ledger, Saving, replay
 from sizing.spot.traces import Life, Trace
 
 NUM_STARTS = 200
@@ -68,7 +68,6 @@ def _from_start(
         lives,
         job=job,
         saving=saving,
-        placement=SpotOnly(),
         horizon=laps * trace.seconds - begin,
         has_notice=_luck(lives, notice_arrives),
     )

@@ -1,16 +1,10 @@
-"""One job replayed on the lives of Spot machines: every second is counted in exactly one column.
-
-Time is continuous; a placement policy is asked at every change and whenever it asks to be.
-"""
+"""One job replayed on the lives of Spot machines: every second is counted in exactly one column."""
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
 
 from sizing.spot.traces import Life
-
-Place = Literal["none", "spot", "on-demand"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,7 +43,6 @@ class Ledger:
     notice: float = 0.0
     waiting: float = 0.0
     spot: float = 0.0
-    on_demand: float = 0.0
     interruptions: int = 0
     is_done: bool = False
 
@@ -62,59 +55,18 @@ class Ledger:
     @property
     def goodput(self) -> float:
         """Useful seconds per paid second."""
-        paid = self.spot + self.on_demand
-        return self.useful / paid if paid else 0.0
-
-    def usd(self, *, spot_per_hour: float, on_demand_per_hour: float) -> float:
-        """Return the dollars that the machines cost."""
-        return (self.spot * spot_per_hour + self.on_demand * on_demand_per_hour) / 3600
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class View:
-    """What a policy knows: nothing of the future."""
-
-    now: float
-    progress: float
-    place: Place
-    has_spot: bool
-    job: Job
-    interval: float
-    notice_idle: float = 0.0
-
-    @property
-    def needed(self) -> float:
-        """Seconds of training left, saves included."""
-        left = self.job.work - self.progress
-        return left + math.ceil(left / self.interval) * self.job.checkpoint
-
-
-class Placement(Protocol):
-    """Where to run. Asked while no Spot machine is held: a job on Spot stays there."""
-
-    def choose(self, view: View) -> tuple[Place, float]:
-        """Return where to run now, and the latest time to be asked again."""
-        ...
-
-
-class SpotOnly:
-    """On Spot whenever a machine is available, else waiting, like a fleet without a deadline."""
-
-    def choose(self, view: View) -> tuple[Place, float]:
-        """Take Spot or wait."""
-        return ("spot" if view.has_spot else "none"), math.inf
+        return self.useful / self.spot if self.spot else 0.0
 
 
 @dataclass(slots=True)
 class SimulatedMachine:
     """A machine in use: the progress it started from, and when it will stop."""
 
-    place: Place
     started: float
     base: float
     interval: float
-    gone: float = math.inf
-    stops: float = math.inf
+    gone: float
+    stops: float
 
     def split(self, until: float, job: Job) -> tuple[float, float]:
         """Return the seconds of training and of saving up to a time, after the restart."""
@@ -138,16 +90,14 @@ def replay(
     *,
     job: Job,
     saving: Saving,
-    placement: Placement,
     horizon: float,
     has_notice: Sequence[bool] | None = None,
 ) -> Ledger:
-    """Replay `job` from second 0 until it is done or the horizon is reached.
+    """Replay `job` on Spot whenever there is a machine, until it is done or the horizon is reached.
 
     All lives have notices unless `has_notice` says which.
     """
-    state = _Replay(lives, has_notice or [True] * len(lives), job, saving, placement, horizon)
-    return state.run()
+    return _Replay(lives, has_notice or [True] * len(lives), job, saving, horizon).run()
 
 
 class _Replay:
@@ -159,92 +109,48 @@ class _Replay:
         has_notice: Sequence[bool],
         job: Job,
         saving: Saving,
-        placement: Placement,
         horizon: float,
     ) -> None:
         self.lives, self.has_notice, self.job, self.saving = lives, has_notice, job, saving
-        self.placement, self.horizon = placement, horizon
+        self.horizon = horizon
         self.now, self.progress, self.index = 0.0, 0.0, 0
-        self.interval = saving.interval
         self.machine: SimulatedMachine | None = None
         self.ledger = Ledger()
 
     def run(self) -> Ledger:
-        """Ask the policy, move, advance, until the work is done or the horizon is reached."""
+        """Take a machine, advance, until the work is done or the horizon is reached."""
         while not self.ledger.is_done and self.now < self.horizon:
             while self.index < len(self.lives) and self.lives[self.index].end <= self.now:
                 self.index += 1
-            ask_again = self.horizon
-            if self.machine is None or self.machine.place != "spot":
-                view = self._view()
-                place, ask_again = self.placement.choose(view)
-                assert ask_again > self.now, f"asked for the past: {ask_again} at {view}"
-                if place != view.place:
-                    self._go(place)
-            self._advance(ask_again)
+            if self.machine is None and self.index < len(self.lives):
+                self._take(self.lives[self.index])
+            self._advance()
         if self.machine is not None:
             self._leave(is_kept=True)
         return self.ledger
 
-    def _life(self) -> Life | None:
-        """The life that lasts now."""
-        if self.index < len(self.lives) and self.lives[self.index].start <= self.now:
-            return self.lives[self.index]
-        return None
-
-    def _view(self) -> View:
-        machine = self.machine
-        trained = 0.0 if machine is None else self._trained(machine)[0]
-        return View(
-            now=self.now,
-            progress=self.progress + trained,
-            place="none" if machine is None else machine.place,
-            has_spot=self._life() is not None,
-            job=self.job,
-            interval=self.interval,
-            notice_idle=self.saving.notice_idle or 0.0,
-        )
-
-    def _trained(self, machine: SimulatedMachine) -> tuple[float, float]:
-        return machine.split(self.now, self.job)
-
-    def _go(self, place: Place) -> None:
-        """Leave the current machine, if any, with a save; take the next one, if any."""
-        if self.machine is not None:
-            self._leave(is_kept=True)
-            self._pay_for_save()
-        if place == "none":
+    def _take(self, life: Life) -> None:
+        """Start on a machine, if its life has begun."""
+        if life.start > self.now:
             return
+        interval, stops = self.saving.interval, life.end
         if self.saving.retune:
-            self.interval = self.saving.retune(self.ledger.interruptions, self.ledger.spot)
-        machine = SimulatedMachine(
-            place=place, started=self.now, base=self.progress, interval=self.interval
+            interval = self.saving.retune(self.ledger.interruptions, self.ledger.spot)
+        if self.saving.notice_idle is not None and self.has_notice[self.index]:
+            stops = max(self.now, life.end - self.saving.notice_idle)
+        self.machine = SimulatedMachine(
+            started=self.now, base=self.progress, interval=interval, gone=life.end, stops=stops
         )
-        if place == "spot":
-            life = self._life()
-            if life is None:  # It ended while the other machine was saving.
-                return
-            machine.gone = machine.stops = life.end
-            if self.saving.notice_idle is not None and self.has_notice[self.index]:
-                machine.stops = max(self.now, life.end - self.saving.notice_idle)
-        self.machine = machine
 
-    def _pay_for_save(self) -> None:
-        self.ledger.saving += self.job.checkpoint
-        self.ledger.on_demand += self.job.checkpoint
-        self.now += self.job.checkpoint
-
-    def _advance(self, ask_again: float) -> None:
+    def _advance(self) -> None:
         """Advance to the next event and account for what it ends."""
-        life = self._life()
-        changes = self.horizon
-        if life is not None:
-            changes = life.end
+        machine, before = self.machine, self.now
+        changes = done = math.inf
+        if machine is not None:
+            changes, done = machine.gone, machine.done_at(self.job)
         elif self.index < len(self.lives):
             changes = self.lives[self.index].start
-        machine, before = self.machine, self.now
-        done = math.inf if machine is None else machine.done_at(self.job)
-        self.now = max(self.now, min(changes, ask_again, done, self.horizon))
+        self.now = max(self.now, min(changes, done, self.horizon))
         if machine is None:
             self.ledger.waiting += self.now - before
         elif done <= self.now:
@@ -252,15 +158,14 @@ class _Replay:
             self.progress = self.job.work
             self.ledger.is_done = True
         elif machine.gone <= self.now:
-            is_warned = machine.stops < machine.gone
             self.ledger.interruptions += 1
-            self._leave(is_kept=is_warned)
+            self._leave(is_kept=machine.stops < machine.gone)
 
     def _leave(self, *, is_kept: bool) -> None:
         """Account for the machine's seconds; what was not saved is lost unless `is_kept`."""
         machine = self.machine
         assert machine is not None
-        trained, saving = self._trained(machine)
+        trained, saving = machine.split(self.now, self.job)
         whole = math.floor(trained / machine.interval) * machine.interval
         kept = trained if is_kept else min(whole, trained)
         seconds = self.now - machine.started
@@ -270,9 +175,6 @@ class _Replay:
         self.ledger.saving += saving
         self.ledger.restart += restart
         self.ledger.notice += seconds - restart - trained - saving
-        if machine.place == "spot":
-            self.ledger.spot += seconds
-        else:
-            self.ledger.on_demand += seconds
+        self.ledger.spot += seconds
         self.progress += kept
         self.machine = None

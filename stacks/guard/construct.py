@@ -105,6 +105,7 @@ class Guard(Construct):
                 "MAX_USD": f"{parameters.max_usd:g}",
                 "MAX_WAIT_HOURS": f"{parameters.max_wait_hours:g}",
                 "DEADLINE_HOURS": f"{parameters.deadline_hours:g}",
+                "ON_DEMAND_BASE": str(parameters.on_demand_base),
                 "CALL_EVERY_SECONDS": str(every.to_seconds() + LATE_SECONDS),
                 "FORECAST": json.dumps(_forecast(plan)),
                 "NOTICE_SECONDS": str(parameters.notice_budget_seconds),

@@ -41,6 +41,7 @@ def _tell_stop(tick: Tick, reason: Reason, *, is_over: bool, ways: list[str]) ->
     resume = (
         f"Then go on from the last commit: aws ec2 modify-spot-fleet-request "
         f"--spot-fleet-request-id {tick.fleet_id} --target-capacity 1"
+        + (" --on-demand-target-capacity 1" if tick.settings.on_demand_base else "")
     )
     is_finished = (tick.head or {}).get("state") == "finished"
     headline = f"Fleet to zero: {reason.sentence}" if "event" in ways else reason.sentence

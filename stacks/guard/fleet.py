@@ -92,15 +92,13 @@ def read_capacity(fleet_id: str) -> tuple[int, int]:
 
 def send_to_zero(fleet_id: str) -> None:
     """Ask the fleet for no instance, on Spot or on demand."""
-    client("ec2").modify_spot_fleet_request(
-        SpotFleetRequestId=fleet_id, TargetCapacity=0, OnDemandTargetCapacity=0
-    )
+    set_capacity(fleet_id, 0, 0)
 
 
-def set_on_demand_capacity(fleet_id: str, capacity: int, *, of: int) -> None:
-    """Ask for `capacity` of the fleet's instances on demand, and for the rest on Spot."""
+def set_capacity(fleet_id: str, capacity: int, on_demand: int) -> None:
+    """Ask for so many instances, and for so many of them on demand."""
     client("ec2").modify_spot_fleet_request(
-        SpotFleetRequestId=fleet_id, TargetCapacity=of, OnDemandTargetCapacity=capacity
+        SpotFleetRequestId=fleet_id, TargetCapacity=capacity, OnDemandTargetCapacity=on_demand
     )
 
 

@@ -7,6 +7,7 @@ are, with contract/ beside them. It needs nothing from the instance.
 import json
 import os
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from stacks.guard import duties
@@ -42,7 +43,7 @@ def respond(settings: Settings, event: dict[str, Any], now: float) -> dict[str, 
             return {"action": "none", "reason": f"{instance_id} is not an instance of this stack"}
     tick.look()
     for duty in DUTIES:
-        duty(tick)
+        tick.does(duty.__name__, partial(duty, tick))
     if tick.failed:
         print(json.dumps({"done": tick.done, "failed": tick.failed}))
         raise GuardError(f"{len(tick.failed)} calls failed: {'; '.join(tick.failed)}")

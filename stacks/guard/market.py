@@ -35,25 +35,26 @@ class Work:
 
 
 def choose_market(tick: Tick) -> None:
-    """Choose what the fleet asks for, and ask for it; does nothing without a deadline."""
+    """Choose what the fleet asks for, and ask for it; without a deadline it is the template's."""
     settings, fleet_id = tick.settings, tick.fleet_id
-    if not settings.deadline_hours or settings.forecast is None:
-        return
     # What could not be read changes nothing; nor does a fleet at zero, also by this call's doing.
     if tick.instances is None or tick.head is None or not tick.is_kept:
         return
     if not fleet_id or not tick.capacity.get(fleet_id):
         return
-    asked = tick.on_demand[fleet_id]
+    if not settings.deadline_hours or settings.forecast is None:
+        _take_back(tick, fleet_id)
+        return
+    asks = tick.capacity[fleet_id] > tick.on_demand[fleet_id]
     machines = [each for each in tick.live() if tick.fleet_of(each) == fleet_id]
     launches = [each.launched for each in tick.ledger.attempts.values()]
     began = tick.ledger.market.get("began") or min([tick.now, *launches])
     work = work_left(tick.head, settings.forecast)
-    situation = _situation(tick, machines, work, began=began, asks=asked == 0)
+    situation = _situation(tick, machines, work, began=began, asks=asks)
     evidence = _observed(tick.ledger, situation)
     decision = decide(situation, evidence)
     tick.update(lambda ledger: _keep(ledger, tick.now, began, situation, decision, work))
-    _carry_out(tick, fleet_id, machines, decision, asked)
+    _carry_out(tick, fleet_id, machines, decision)
 
 
 def work_left(head: Mapping[str, Any], forecast: Forecast) -> Work:
@@ -124,7 +125,9 @@ def _keep(
     moves = kept.get("moves", 0)
     if decision.market != kept.get("market", "spot"):
         moves += 1
-        ledger.notes.append(_note(now, moves, decision, work))
+        message = f"{WORDS[decision.market]}: {decision.reason}; work left: {work.basis}"
+        figures = {name: round(value, 4) for name, value in decision.figures.items()}
+        ledger.notes.append(_note(now, moves, message, {"market": decision.market, **figures}))
     ledger.market = {
         "began": began,
         "market": decision.market,
@@ -133,37 +136,64 @@ def _keep(
     }
 
 
-def _note(now: float, move: int, decision: Decision, work: Work) -> Note:
-    message = f"{WORDS[decision.market]}: {decision.reason}; work left: {work.basis}"
-    figures = {name: round(value, 4) for name, value in decision.figures.items()}
+def _note(now: float, move: int, message: str, figures: dict[str, Any]) -> Note:
     return Note(
         key=f"{NAME} {move}",
         time=now,
         name=NAME,
         headline=f"The run goes {message}",
         lines=[],
-        fields={"message": message, "market": decision.market, "move": move, **figures},
+        fields={"message": message, "move": move, **figures},
         ways=["event"],
     )
 
 
-def _carry_out(
-    tick: Tick, fleet_id: str, machines: list[Instance], decision: Decision, asked: int
-) -> None:
-    """Set the fleet's on-demand capacity, and end on-demand machines when Spot is chosen.
+def _carry_out(tick: Tick, fleet_id: str, machines: list[Instance], decision: Decision) -> None:
+    """Set what the fleet asks for, and end on-demand machines when Spot is chosen.
 
     A decrease of the capacity ends Spot machines only; it leaves on-demand ones alone.
     """
-    capacity = tick.capacity[fleet_id]
     demand = [each for each in machines if each.market == ON_DEMAND]
-    # Once the on-demand machine runs, its share of the capacity asks for Spot while it trains.
-    bridges = decision.market == "bridge" and any(each.is_running for each in demand)
-    wanted = 0 if decision.market == "spot" or bridges else capacity
-    if asked != wanted and tick.does(
-        "on-demand capacity",
-        partial(fleet.set_on_demand_capacity, fleet_id, wanted, of=capacity),
-    ):
-        tick.done.append((NAME, f"{WORDS[decision.market]}: {decision.reason}"))
+    is_there = any(each.is_running for each in demand)
+    # A bridge's machine is not asked for any more once it runs: it stays, and Spot comes beside it.
+    on_demand = int(
+        decision.market == "on-demand" or (decision.market == "bridge" and not is_there)
+    )
+    # EC2 may have none on demand: until one runs, Spot trains on, or is asked for beside it.
+    spot = int(decision.market != "on-demand" or not is_there)
+    _ask_for(
+        tick, fleet_id, spot + on_demand, on_demand, f"{WORDS[decision.market]}: {decision.reason}"
+    )
     for instance in demand if decision.market == "spot" else ():
         if tick.does(f"terminate {instance.id}", partial(fleet.terminate, instance.id)):
             tick.done.append((NAME, f"{instance.id} ends: {decision.reason}"))
+
+
+def _take_back(tick: Tick, fleet_id: str) -> None:
+    """Undo the Guard's own choice once a deploy has dropped the deadline.
+
+    What runs on demand trains until Spot is there, and is ended then (see Tick.unwanted).
+    """
+    if tick.ledger.market.get("market", "spot") == "spot":
+        return
+    message = "as the template has it: the run has no deadline any more"
+    if _ask_for(tick, fleet_id, 1, tick.settings.on_demand_base, message):
+        tick.update(lambda ledger: _forget(ledger, tick.now, message))
+
+
+def _forget(ledger: Ledger, now: float, message: str) -> None:
+    if ledger.market.get("market", "spot") != "spot":
+        moves = ledger.market["moves"] + 1
+        ledger.market = {**ledger.market, "market": "spot", "moves": moves}
+        ledger.notes.append(_note(now, moves, message, {"market": "spot"}))
+
+
+def _ask_for(tick: Tick, fleet_id: str, capacity: int, on_demand: int, why: str) -> bool:
+    """Return whether the fleet asks for so much, now or already."""
+    if (tick.capacity[fleet_id], tick.on_demand[fleet_id]) == (capacity, on_demand):
+        return True
+    call = partial(fleet.set_capacity, fleet_id, capacity, on_demand)
+    if not tick.does("on-demand capacity", call):
+        return False
+    tick.done.append((NAME, why))
+    return True

@@ -52,7 +52,9 @@ class Settings:
     max_barren_attempts: int
     # The time that a notice leaves: what a machine gets to save before the Guard ends it.
     notice_seconds: float
-    # From the run's first instance on; 0: the fleet stays on Spot.
+    # The template's part of the fleet's instance on demand: 0 or 1.
+    on_demand_base: int = 0
+    # From the run's first instance on; 0: the fleet stays as the template has it.
     deadline_hours: float = 0.0
     # The longest time from one call to the next.
     call_every_seconds: float = 660.0
@@ -75,6 +77,7 @@ class Settings:
             heartbeat_timeout_seconds=float(environment["HEARTBEAT_TIMEOUT_SECONDS"]),
             max_barren_attempts=int(environment["MAX_BARREN_ATTEMPTS"]),
             notice_seconds=float(environment["NOTICE_SECONDS"]),
+            on_demand_base=int(environment.get("ON_DEMAND_BASE", 0)),
             deadline_hours=float(environment.get("DEADLINE_HOURS", 0)),
             call_every_seconds=float(environment.get("CALL_EVERY_SECONDS", 660)),
             forecast=_forecast(environment.get("FORECAST", "null")),

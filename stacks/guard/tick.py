@@ -7,8 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from botocore.exceptions import BotoCoreError, ClientError
-
 from stacks.guard import fleet, records
 from stacks.guard.fleet import Instance
 from stacks.guard.ledger import Ledger, Note
@@ -41,7 +39,8 @@ class Tick:
         """Return what a call returns; if it fails, None, and its error is reported at the end."""
         try:
             return call()
-        except (BotoCoreError, ClientError, ValueError, records.LedgerBusyError) as error:
+        # Also what a damaged document makes of us: a Guard that raises here would guard nothing.
+        except Exception as error:
             self.failed.append(f"{what}: {type(error).__name__}: {error}")
             return None
 
@@ -87,7 +86,7 @@ class Tick:
         found = []
         for fleet_id, on_demand in self.on_demand.items():
             own = [each for each in self.live() if self.fleet_of(each) == fleet_id]
-            spot = sum(each.market == fleet.SPOT for each in own)
+            spot = sum(each.market == fleet.SPOT and each.is_running for each in own)
             if self.capacity[fleet_id] and spot >= self.capacity[fleet_id] - on_demand:
                 rest = [each for each in own if each.market == fleet.ON_DEMAND]
                 found += sorted(rest, key=lambda each: each.launched)[on_demand:]

@@ -19,6 +19,7 @@ s3\ cp*head.json*) [[ $HEAD ]] || { echo "(404)" >&2; exit 1; }; echo "$HEAD" >"
 s3\ mv*) cp "${@: -2:1}"/*.json "$MACHINE_ROOT/sent" ;;
 s3\ cp*machine-failed*) cp "$MACHINE_ROOT"/others/* "${@: -1}" ;;
 ssm*) echo sfr-1 ;;
+ec2\ modify*) [[ ! -e $MACHINE_ROOT/refusal ]] || { cat "$MACHINE_ROOT/refusal" >&2; exit 1; } ;;
 esac
 """
 SYSTEMCTL = r"""#!/bin/bash
@@ -190,3 +191,10 @@ def test_where_the_trainer_has_failed_the_run_itself_nothing_is_the_machines_fau
     made, events = fail(status=1, head='{"state": "failed"}')
     assert made == ["ec2 modify-spot-fleet"]
     assert [event["name"] for event in events] == ["fleet-to-zero"]
+
+
+def test_a_cancelled_fleet_is_at_zero_already(fail: Fail, root: Path) -> None:
+    (root / "refusal").write_text("The spot fleet request 'sfr-1' is in state cancelled_running")
+    made, events = fail(status=1, head='{"state": "finished"}')
+    assert made == ["ec2 modify-spot-fleet"]
+    assert [event["status"] for event in events] == ["info"]

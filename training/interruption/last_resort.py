@@ -17,6 +17,7 @@ from typing import NoReturn, Protocol
 from contract.notice import exit_reserve
 from training.errors import EXIT_FAILED, EXIT_INTERRUPTED
 from training.interruption.notice import Interruption, Notice
+from training.interruption.watchdog import STDERR
 from training.record.lease import Lease, LeaseLostError
 from training.store.protocol import StoreError
 
@@ -85,7 +86,7 @@ class LastResort:
             # Not through logging: the main thread may hang with its lock.
             print(f"[failed] {why}; this attempt ends, the last commit stays", file=sys.stderr)
             sys.stderr.flush()
-            faulthandler.dump_traceback(all_threads=True)
+            faulthandler.dump_traceback(file=STDERR, all_threads=True)
             if self._when_failing is not None:
                 self._when_failing()
             notice = self._interruption.notice

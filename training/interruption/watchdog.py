@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 _PING_SECONDS = 10.0
 # How long the thread may take to end the process properly, before faulthandler just exits.
 _GRACE_SECONDS = 30.0
+STDERR = 2
 
 
 class Watchdog:
@@ -75,7 +76,10 @@ class Watchdog:
                     self._when_hung(f"the trainer made no progress for {silent:.0f} s")
                 if self._limit_seconds:
                     later = limit - silent + _GRACE_SECONDS
-                    faulthandler.dump_traceback_later(max(later, _GRACE_SECONDS), exit=True)
+                    # Not sys.stderr: a notebook's or a test's has no file descriptor.
+                    faulthandler.dump_traceback_later(
+                        max(later, _GRACE_SECONDS), exit=True, file=STDERR
+                    )
                 notify(self._notify_socket, "WATCHDOG=1")
         finally:
             if self._limit_seconds:

@@ -51,8 +51,19 @@ def test_in_danger_it_goes_on_demand_for_good_and_says_by_how_much() -> None:
 
 
 def test_the_last_minutes_are_not_worth_a_move_to_spot() -> None:
-    end = replace(START, place="on-demand", spot_machine="i-1", left=120, committed_left=120)
-    assert decide(end, Evidence()).market == "on-demand"
+    for left in (60, 120):
+        end = replace(START, place="on-demand", left=left, committed_left=left)
+        # Nor is a Spot machine asked for that would be sent away.
+        for machine in ("i-1", None):
+            assert decide(replace(end, spot_machine=machine), Evidence()).market == "on-demand"
+
+
+def test_a_run_that_needs_far_less_than_planned_is_decided_as_quickly() -> None:
+    make_table.cache_clear()
+    began = time.process_time()
+    short = replace(START, deadline=HOUR, work=48 * HOUR, left=600, committed_left=600)
+    assert decide(short, Evidence()).market == "spot"
+    assert time.process_time() - began < 1.0
 
 
 def test_evidence_counts_hours_and_ends_of_both_states_and_forgets() -> None:

@@ -8,7 +8,7 @@ from sizing.fallback.decision import Fallback
 from sizing.policies.oracle import best_goodput, least_usd
 from sizing.policies.placements import Greedy, OnDemandOnly, UniformProgress
 from sizing.spot.fleet_replay import Clock, Placement, Prices, replay_fleet
-from sizing.spot.replay import Job, Ledger, Saving, SpotOnly, replay
+from sizing.spot.replay import Job, Ledger, Saving, replay
 from sizing.spot.traces import Life
 
 HOUR = 3600.0
@@ -57,7 +57,6 @@ def test_every_second_is_in_one_column(
         lives_of(world),
         job=Job(work=work, restart=restart, checkpoint=checkpoint),
         saving=Saving(interval=interval, notice_idle=notice_idle),
-        placement=SpotOnly(),
         horizon=horizon,
         has_notice=[warned for _, _, warned in world],
     )
@@ -117,7 +116,6 @@ def test_no_saving_beats_the_oracles_goodput(
         lives,
         job=Job(restart=restart, checkpoint=1.0),
         saving=Saving(interval=interval, notice_idle=0.0),
-        placement=SpotOnly(),
         horizon=lives[-1].end if lives else 1.0,
     )
     assert seen.goodput <= best_goodput(lives, restart=restart) + 1e-9

@@ -6,7 +6,7 @@ import pytest
 
 from sizing.spot.forecast import estimate
 from sizing.spot.pattern import POISSON
-from sizing.spot.replay import Job, Saving, SpotOnly, replay
+from sizing.spot.replay import Job, Saving, replay
 from sizing.spot.traces import Life
 from tests.sizing.sample_lives import poisson_lives
 
@@ -18,7 +18,6 @@ def test_without_interruptions_a_run_takes_its_ideal_time() -> None:
         [Life(start=0, end=1e9)],
         job=Job(work=10 * HOUR, restart=200, checkpoint=10),
         saving=Saving(interval=HOUR, notice_idle=120),
-        placement=SpotOnly(),
         horizon=1e9,
     )
     assert seen.is_done
@@ -35,7 +34,6 @@ def test_a_notice_turns_lost_training_into_lost_notice(
         [Life(start=0, end=200 + 2 * 1020 + 800)],
         job=Job(restart=200, checkpoint=20),
         saving=Saving(interval=1000, notice_idle=120),
-        placement=SpotOnly(),
         horizon=5000,
         has_notice=[warned],
     )
@@ -52,7 +50,6 @@ def test_poisson_lives_give_the_analytic_goodput(notice_arrives: float) -> None:
         lives,
         job=Job(restart=restart, checkpoint=checkpoint),
         saving=Saving(interval=interval, notice_idle=120),
-        placement=SpotOnly(),
         horizon=40_000 * HOUR,
         has_notice=[notice_arrives == 1.0] * len(lives),
     )

@@ -151,3 +151,29 @@ def test_fails_when_others_always_write_first(
     monkeypatch.setattr(records, "read_ledger", lambda settings: (Ledger(), '"of another"'))
     with pytest.raises(GuardError, match=r"guard.json was changed by others 5 times in a row"):
         scene.tick(hours_later=0.1)
+
+
+@pytest.mark.parametrize(
+    ("name", "document"),
+    [
+        ("head.json", {"state": "running", "checkpoints": [{}]}),
+        ("guard.json", {"attempts": {"i-1": {}}}),
+        ("guard.json", {"market": {"evidence": {"hours": 1}}}),
+        ("guard.json", ["torn"]),
+    ],
+)
+def test_a_damaged_document_stops_nothing_that_does_without_it(
+    scene: Scene, name: str, document: Any
+) -> None:
+    scene.head("finished", nonce="abc")
+    (left,) = scene.live()
+    scene.failed(left, "no GPU")
+    scene.write(name, document)
+    forecast = {"stages": {"head": 60}, "restart_seconds": 1, "save_seconds": 1}
+    given = {"FORECAST": json.dumps({**forecast, "interval_seconds": 60}), "DEADLINE_HOURS": 9}
+    for hours_later in (0.1, 0.2):
+        try:
+            scene.tick(hours_later=hours_later, **given)
+        except GuardError as error:
+            assert "calls failed" in str(error)
+    assert scene.capacity() == 0 if name == "guard.json" else left not in scene.live()

@@ -77,6 +77,7 @@ def test_a_run_that_gets_no_instance_ends_with_that_sentence(scene: Scene) -> No
     (mail,) = scene.mails()
     assert "mix_gpus" in mail
     assert f"--spot-fleet-request-id {scene.fleet_id} --target-capacity 1" in mail
+    assert "--on-demand-target-capacity" not in mail
     # A stopped fleet waits for nothing; raised again, it waits anew.
     assert scene.tick(hours_later=9, MAX_WAIT_HOURS=2) == NOTHING
     scene.set_capacity(1)
@@ -198,6 +199,13 @@ def test_the_end_of_a_run_is_told_if_its_machine_stopped_the_fleet(scene: Scene)
     scene.head("failed", nonce="def")
     scene.tick(hours_later=2)
     assert len(scene.mails()) == 2
+
+
+def test_a_stopped_run_on_demand_is_resumed_on_demand(scene: Scene) -> None:
+    scene.tick(ON_DEMAND_BASE=1)
+    scene.tick(hours_later=80, ON_DEMAND_BASE=1)
+    (mail,) = scene.mails()
+    assert "--target-capacity 1 --on-demand-target-capacity 1" in mail
 
 
 @pytest.mark.parametrize("detail_type", EVENTS)

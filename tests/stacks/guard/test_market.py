@@ -91,10 +91,10 @@ def test_it_falls_back_trains_until_spot_comes_and_returns(scene: Scene, run: Ca
     let_spot_have(scene, 0)
     assert run(0.02)["action"] == "none"  # an hour of work, 88 minutes: time to wait
     assert markets(scene) == []
-    assert run(0.3)["action"] == "market"
+    assert run(0.2)["action"] == "market"
     assert (on_demand(scene), markets(scene)) == (1, ["on-demand"])
     # Once it runs, its share asks for Spot; the fleet leaves it alone.
-    run(0.31)
+    run(0.21)
     assert (on_demand(scene), markets(scene)) == (0, ["on-demand"])
     assert run(0.32)["action"] == "none"
     commit(scene, seconds_left=2600)
@@ -116,10 +116,19 @@ def test_it_falls_back_trains_until_spot_comes_and_returns(scene: Scene, run: Ca
     assert set(ledger["billed"]) == {"spot", "on-demand"}
 
 
-def test_in_danger_spot_gets_its_notice_and_on_demand_stays(scene: Scene, run: Call) -> None:
+def let_on_demand_have(scene: Scene, machines: int) -> None:
+    fleet(scene).capacity.follow([Course(market="on-demand", steps=((0, machines),))])
+    spot_fleet.maintain_fleets(ec2_backends[ACCOUNT][REGION])
+
+
+def test_in_danger_spot_trains_until_on_demand_runs_and_on_demand_stays(
+    scene: Scene, run: Call
+) -> None:
     commit(scene, seconds_left=3600)
     assert run(0.45)["action"] == "market"
-    assert (on_demand(scene), markets(scene)) == (1, ["on-demand"])
+    assert (on_demand(scene), markets(scene)) == (1, ["spot", "on-demand"])
+    assert run(0.451)["action"] == "market"
+    assert (on_demand(scene), scene.capacity(), markets(scene)) == (1, 1, ["on-demand"])
     assert "the deadline is in danger" in scene.events()[0]["message"]
     commit(scene, seconds_left=3000)
     assert run(0.55)["action"] == "none"
@@ -129,6 +138,7 @@ def test_in_danger_spot_gets_its_notice_and_on_demand_stays(scene: Scene, run: C
 def test_one_decision_is_told_once_however_often_it_is_carried_out(scene: Scene, run: Call) -> None:
     commit(scene, seconds_left=3600)
     run(0.45)
+    run(0.451)
     # A deploy sets the template's capacity again.
     client("ec2").modify_spot_fleet_request(
         SpotFleetRequestId=scene.fleet_id, TargetCapacity=1, OnDemandTargetCapacity=0
@@ -136,3 +146,45 @@ def test_one_decision_is_told_once_however_often_it_is_carried_out(scene: Scene,
     assert run(0.46)["action"] == "market"
     assert on_demand(scene) == 1
     assert len(scene.events()) == 1
+
+
+def test_where_ec2_has_none_on_demand_spot_trains_on(scene: Scene, run: Call) -> None:
+    let_on_demand_have(scene, 0)
+    commit(scene, seconds_left=3600)
+    run(0.45)
+    assert run(0.46)["action"] == "none"
+    assert markets(scene) == ["spot"]
+    # Also one that comes later, and only until there is one on demand.
+    let_spot_have(scene, 0)
+    run(0.47)
+    assert markets(scene) == []
+    let_spot_have(scene, 1)
+    run(0.48)
+    assert markets(scene) == ["spot"]
+    let_on_demand_have(scene, 1)
+    run(0.49)
+    assert (scene.capacity(), markets(scene)) == (1, ["on-demand"])
+
+
+@pytest.mark.parametrize("base", [0, 1])
+def test_a_deploy_that_drops_the_deadline_takes_the_move_back(
+    scene: Scene, run: Call, base: int
+) -> None:
+    commit(scene, seconds_left=3600)
+    run(0.45)
+    run(0.451)
+    without = {"DEADLINE_HOURS": 0, "ON_DEMAND_BASE": base, "MAX_BARREN_ATTEMPTS": 9}
+    run(0.46, **without)
+    assert (scene.capacity(), on_demand(scene)) == (1, base)
+    assert scene.events()[-1]["message"].endswith("the run has no deadline any more")
+    # What runs on demand trains until Spot is there.
+    assert markets(scene) == (["on-demand"] if base else ["on-demand", "spot"])
+    run(0.47, **without)
+    run(0.6, **without)
+    assert markets(scene) == (["on-demand"] if base else ["spot"])
+    # From then on the fleet is nobody's but the template's.
+    client("ec2").modify_spot_fleet_request(
+        SpotFleetRequestId=scene.fleet_id, TargetCapacity=1, OnDemandTargetCapacity=1 - base
+    )
+    run(0.61, **without)
+    assert on_demand(scene) == 1 - base
