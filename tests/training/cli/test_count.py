@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.training.forked import command
 from training.cli.main import main
 
 MODELS = "tests.training.preflight.models_to_count"
@@ -18,29 +19,27 @@ TINY = {
 }
 
 
-def test_footprints_of_a_function_are_written_beside_those_of_others(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_footprints_of_a_function_are_written_beside_those_of_others(tmp_path: Path) -> None:
     out = tmp_path / "footprints.json"
     for name in ("linear", "with_loss"):
-        assert main(["count", f"{MODELS}:{name}", "--batch", "8", "--out", str(out)]) == 0
+        done = command(["count", f"{MODELS}:{name}", "--batch", "8", "--out", str(out)])
+        assert done.code == 0
+        assert json.loads(done.out)
     content = json.loads(out.read_text())
     assert content["command"] == "python -m training count"
     kept = {row["workload"]: row for row in content["footprints"]}
     assert set(kept) == {f"{MODELS}:linear", f"{MODELS}:with_loss"}
     assert kept[f"{MODELS}:with_loss"]["loss"] == "the function's"
     assert "for want of another" in kept[f"{MODELS}:linear"]["loss"]
-    assert json.loads(capsys.readouterr().out.split("\n]\n")[0] + "]")
 
 
-def test_a_config_is_counted_with_its_tokens(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_config_is_counted_with_its_tokens(tmp_path: Path) -> None:
     config = tmp_path / "config.json"
     config.write_text(json.dumps(TINY))
 
-    assert main(["count", str(config), "--batch", "2", "--tokens", "32"]) == 0
-    first = json.loads(capsys.readouterr().out)[0]
+    done = command(["count", str(config), "--batch", "2", "--tokens", "32"])
+    assert done.code == 0
+    first = json.loads(done.out)[0]
     # Two samples of 32 tokens, a score of two bytes for each of 64 words.
     assert (first["micro_batch"], first["output_bytes"]) == (2, 2 * 32 * 64 * 2)
 

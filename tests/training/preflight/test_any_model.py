@@ -6,6 +6,7 @@ from typing import Any, cast
 import pytest
 import torch
 
+from tests.training.forked import in_fork
 from training.errors import UserError
 from training.preflight.any_model import STANDS_IN, ModelStage, load_function
 from training.preflight.config_json import shape_of
@@ -180,7 +181,8 @@ def test_fails_on_a_config_that_cannot_be_counted(config: Any, message: str) -> 
 
 
 def counted(name: str, *, batch: int = 4, precision: str = "float32") -> StepFootprint:
-    return measure_step(cast(Train, stage(name, batch, precision)), SimpleNamespace(seed=0), batch)
+    found = cast(Train, stage(name, batch, precision))
+    return in_fork(lambda: measure_step(found, SimpleNamespace(seed=0), batch))
 
 
 def stage(name: str, batch: int = 4, precision: str = "float32") -> ModelStage:
@@ -202,8 +204,12 @@ def test_a_step_is_counted_with_gradients_and_adamw() -> None:
 def test_an_example_batch_is_resized_and_a_loss_stands_in() -> None:
     found = stage("linear")
     assert found.example(7).shape == (7, 64)
-    measure_step(cast(Train, found), SimpleNamespace(seed=0), 4)
-    assert found.loss_is == STANDS_IN
+
+    def loss_of_a_step() -> str:
+        measure_step(cast(Train, found), SimpleNamespace(seed=0), 4)
+        return found.loss_is
+
+    assert in_fork(loss_of_a_step) == STANDS_IN
 
 
 def test_a_model_that_reads_numbers_when_it_is_built_keeps_its_shared_matrix() -> None:

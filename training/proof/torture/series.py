@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from training.errors import EXIT_FINISHED, UserError
+from training.errors import EXIT_FINISHED, EXIT_STORE, UserError
 from training.proof.torture.attempt import AttemptRequest
 from training.proof.torture.compare import (
     Outcome,
@@ -28,6 +28,7 @@ _MOST_KILLS_OF_ONE_RUN = 12
 _FRESH_ONE_IN = 10
 # One undisturbed attempt finishes the run, or more if a killed one still holds the lease.
 _MOST_UNDISTURBED_ATTEMPTS = 3
+_REFERENCE_ATTEMPTS = 3
 _HANG_SECONDS = 120.0
 # Short enough for a held attempt not to delay the series; long enough for a small save.
 _HELD_BUDGET_SECONDS = 0.6
@@ -110,6 +111,11 @@ class Series:
     def _run_reference(self, variant: Variant) -> Reference:
         name = f"seed-{self._seed}-reference-{variant.recipe}-{variant.num_processes}"
         result = self._run_experiment(name, variant, Experiment(), 0.0)[0]
+        for again in range(2, _REFERENCE_ATTEMPTS + 1):
+            if result.code != EXIT_STORE:
+                break
+            # Of a store that fails: a new run, since one that resumes is no reference.
+            result = self._run_experiment(f"{name}-{again}", variant, Experiment(), 0.0)[0]
         if result.code != EXIT_FINISHED:
             last = result.log.strip().splitlines()[-1:] or ["without output"]
             raise UserError(
