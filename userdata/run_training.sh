@@ -19,7 +19,14 @@ if ! { mkdir -p "$scratch" && : >"$scratch/.writable"; }; then
     echo "the data volume at $DATA_MOUNT can no longer be written to"
     exit 4
 fi
-set -- run --workload "$WORKLOAD" --recipe "$RECIPE"
+if [[ $WORKLOAD == program ]]; then
+    set -- run --program-file program/program.json --source program/source --ml-root "$root/opt/ml"
+    if [[ -e $root/opt/training/program-python ]]; then
+        set -- "$@" --interpreter "$(cat "$root/opt/training/program-python")"
+    fi
+else
+    set -- run --workload "$WORKLOAD" --recipe "$RECIPE"
+fi
 # Overrides are words by contract; the shell must not expand a * in one to file names.
 set -o noglob
 for override in $OVERRIDES; do
