@@ -17,6 +17,8 @@ GUARD = "guard.json"  # what the Guard remembers between calls
 CHECKPOINTS = "checkpoints/"
 METRICS = "metrics/"  # JSON lines, some objects for each attempt
 EVENTS = "events/"  # one JSON object each
+LOGS = "logs/"  # what a program printed, in parts: <generation>-<nonce>-<part>.log.gz
+FINAL_FILES = "final/"  # of a program: what it left in model/ and output/data/
 BUNDLES = "bundles/"  # a copy of the code that the run began with
 ARTIFACTS = "artifacts/"  # derived data; also beside runs/ where runs share it
 
