@@ -67,13 +67,19 @@ def check_program(p: ParameterFields) -> None:
     """Refuse a program that the contract refuses, or that has no source folder."""
     if not p.program:
         return
-    program_of(p)
+    words = program_of(p).words
     refuse_unless(p.source, f"program is {p.program!r}; give source=FOLDER, which has its files")
     refuse_unless(Path(p.source).is_dir(), f"source is {p.source!r}, which is not a folder")
     folder = Path(p.source, p.working_folder)
     refuse_unless(
         folder.is_dir(),
         f"working_folder is {p.working_folder!r}, but there is no folder {str(folder)!r}",
+    )
+    script = next((word for word in words[1:] if not word.startswith("-")), "")
+    is_script = words[0].startswith("python") and script.endswith(".py")
+    refuse_unless(
+        not is_script or (folder / script).is_file(),
+        f"program is {p.program!r}, but there is no file {script!r} in {str(folder)!r}",
     )
     usual = p.requirements == defaults()["requirements"]
     refuse_unless(

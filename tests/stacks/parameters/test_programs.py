@@ -12,6 +12,8 @@ from stacks.parameters.programs import program_of
 @pytest.fixture
 def source(tmp_path: Path) -> str:
     (tmp_path / "digits/nets").mkdir(parents=True)
+    for name in ("digits/train.py", "digits/nets/train.py"):
+        (tmp_path / name).touch()
     return str(tmp_path / "digits")
 
 
@@ -63,6 +65,7 @@ def test_the_table_shows_them_with_their_origin(source: str) -> None:
         ({"working_folder": "src"}, "working_folder is 'src', but there is no folder"),
         ({"working_folder": ".."}, "the working folder '..' is not within the source folder"),
         ({"requirements": "more.txt"}, "requirements is 'more.txt', which is not a file in"),
+        ({"program": "python -u trian.py"}, "there is no file 'trian.py' in"),
         ({"recipe": "laptop"}, "recipe is 'laptop', which a program does not have; drop it: give"),
         ({"overrides": "lr=1"}, "overrides is 'lr=1', which a program does not have"),
         ({"checkpoint_interval": "600s"}, "drop it: a program says itself when it saves"),
