@@ -33,7 +33,7 @@ STEPS = "training_steps"
 COMMIT_AGE = "seconds_since_commit"
 UNSAVED = "notice_without_commit"
 # Kinds of lines that show progress, and kinds after which the progress is safe in the store.
-PROGRESS = ("step", "metric", "evaluation", "prepare")
+PROGRESS = ("step", "metrics", "evaluation", "prepare")
 SAFE = ("commit", "prepare")
 
 # A program says what it likes, and when: an evaluation may be silent. It stands still where it has

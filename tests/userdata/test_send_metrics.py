@@ -62,7 +62,7 @@ def test_a_program_without_steps_is_not_said_to_stand_still() -> None:
     watch.read([commit(0)], now=5)
     assert watch.data(60) == {"training_running": 1, "seconds_since_commit": 55}
     # One line shows no pace yet.
-    watch.read([json.dumps({"kind": "metric", "step": 1, "name": "loss"})], now=100)
+    watch.read([json.dumps({"kind": "metrics", "step": 1, "values": {"loss": 1}})], now=100)
     assert "training_steps" not in watch.data(120)
 
 
