@@ -26,8 +26,6 @@ _READ_BYTES = 65536
 # A longer line, such as a tensor printed whole, is cut for those who read lines.
 _LINE_BYTES = 16384
 _TAIL_LINES = 50
-# Lines that wait for their reader; of more in a fifth of a second, the oldest are not read.
-_MOST_LINES = 10_000
 # Of a progress bar, which redraws its line, a log that is no terminal gets one state in so long.
 _REDRAW_SECONDS = 5.0
 
@@ -35,10 +33,12 @@ _REDRAW_SECONDS = 5.0
 class ProgramLog:
     """Reads the program's output from a pipe until its end; `output` is the pipe's other end."""
 
-    def __init__(self, store: Store, writer: str, local: Path) -> None:
-        """`writer` is <generation>-<nonce>."""
+    def __init__(
+        self, store: Store, writer: str, local: Path, feed: Callable[[bytes], None]
+    ) -> None:
+        """`writer` is <generation>-<nonce>; `feed` gets every byte, in the thread that reads."""
         self.tail: deque[str] = deque(maxlen=_TAIL_LINES)
-        self.lines: deque[str] = deque(maxlen=_MOST_LINES)  # for whoever reads metrics from them
+        self._feed = feed
         self._reader, self.output = os.pipe()
         self._splitter = LineSplitter(self._take_line)
         local.parent.mkdir(parents=True, exist_ok=True)
@@ -66,6 +66,7 @@ class ProgramLog:
         while data := os.read(self._reader, _READ_BYTES):
             self._keep(data)
             self._splitter.feed(data)
+            self._feed(data)
         os.close(self._reader)
         self._splitter.end()
 
@@ -82,7 +83,6 @@ class ProgramLog:
         text = line.decode(errors="replace")
         if text.strip() and not is_redrawn:
             self.tail.append(text.rstrip())
-        self.lines.append(text)
 
     def _send(self) -> None:
         while True:
