@@ -1,7 +1,7 @@
 """Make a program ready to start: its scripts executable, its requirements installed.
 
 They go into a virtual environment on the data volume that also sees the image's packages; torch
-stays the image's. Its interpreter's path goes to the file PROGRAM_PYTHON. Exit status 78: no other
+stays the image's. What run_training.sh needs goes to the file OPTIONS. Exit status 78: no other
 machine could do better. Run: python3 -m userdata.program_environment
 """
 
@@ -18,11 +18,12 @@ from typing import Any
 from contract.errors import EXIT_CONFIG
 from contract.program import PROGRAM_FILE, SOURCE_FOLDER, Program
 from userdata.machine import machine_path
+from userdata.metadata import InstanceMetadata, MetadataError
 
 REQUIREMENTS = "program/requirements.txt"
 ENVIRONMENT = "program-environment"
-# Read by run_training.sh; absent where the image's interpreter runs the program as it is.
-PROGRAM_PYTHON = "/opt/training/program-python"
+# Read by run_training.sh: words of the trainer's command line, each on a line of its own.
+OPTIONS = "/opt/training/program-options"
 # What belongs to torch: another version beside the image's torch would not work with it.
 _TORCH = re.compile(r"torch|(pytorch-)?triton(-.*)?|nvidia-.*", re.IGNORECASE)
 _INSTALLED = """
@@ -178,19 +179,19 @@ def main() -> int:
     make_scripts_executable(Path(SOURCE_FOLDER))
     try:
         python = prepare(program, os.environ["PYTHON"], data_volume)
+        instance_type = InstanceMetadata().read("meta-data/instance-type") or "unknown"
     except RefusedError as refused:
         print(refused)
         return EXIT_CONFIG
-    except OSError as error:
+    except (OSError, MetadataError) as error:
         print(error)
         return 1
-    path = machine_path(PROGRAM_PYTHON)
-    path.unlink(missing_ok=True)
-    if python is None:
-        print(f"{program.command}: the image's packages are all it needs")
-        return 0
-    path.write_text(python + "\n")
-    print(f"{program.command}: python is {python}")
+    options = ["--instance-type", instance_type]
+    if python is not None:
+        options += ["--interpreter", python]
+    machine_path(OPTIONS).write_text("".join(f"{word}\n" for word in options))
+    has = f"python is {python}" if python else "the image's packages are all it needs"
+    print(f"{program.command}: {has}")
     return 0
 
 

@@ -20,12 +20,12 @@ if ! { mkdir -p "$scratch" && : >"$scratch/.writable"; }; then
     exit 4
 fi
 if [[ $WORKLOAD == program ]]; then
-    set -- run --program-file program/program.json --source program/source --ml-root "$root/opt/ml"
-    if [[ -e $root/opt/training/program-python ]]; then
-        set -- "$@" --interpreter "$(cat "$root/opt/training/program-python")"
-    fi
+    mapfile -t options <"$root/opt/training/program-options"
+    set -- run --program-file program/program.json --source program/source \
+        --ml-root "$root/opt/ml" "${options[@]}"
 else
-    set -- run --workload "$WORKLOAD" --recipe "$RECIPE"
+    set -- run --workload "$WORKLOAD" --recipe "$RECIPE" \
+        --artifacts-uri "${RUN_URI%/runs/*}/artifacts"
 fi
 # Overrides are words by contract; the shell must not expand a * in one to file names.
 set -o noglob
@@ -39,7 +39,6 @@ export PYTHONPATH=$PWD:$packages
 exec "$PYTHON" -m training "$@" \
     --dataset-uri "$root$DATA_MOUNT/dataset" \
     --run-uri "$RUN_URI" \
-    --artifacts-uri "${RUN_URI%/runs/*}/artifacts" \
     --run-id "$RUN_ID" \
     --prediction "$PREDICTION" \
     --checkpoint-interval "$CHECKPOINT_INTERVAL" \

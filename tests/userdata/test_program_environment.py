@@ -5,10 +5,12 @@ import os
 import subprocess
 import sys
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from rehearsal.machines.metadata import MetadataServer
 from rehearsal.machines.process import SHIMS
 from tests.userdata.rig import REPOSITORY, USERDATA
 from userdata.program_environment import make_scripts_executable, refusal
@@ -41,6 +43,8 @@ class Machine:
         (self.root / "etc/training/run.env").write_text(example)
         (self.root / "opt/pytorch").symlink_to(sys.prefix)
         self.wheels.mkdir()
+        self.metadata = MetadataServer(instance_id="i-0123456789abcdef0", instance_type="g5.xlarge")
+        self.metadata.start()
         self.program()
 
     def program(self, **fields: object) -> None:
@@ -61,6 +65,7 @@ class Machine:
                 "INSTANCE_ID": "i-0123456789abcdef0",
                 "PYTHON": str(self.root / "opt/pytorch/bin/python"),
                 "PATH": f"{SHIMS}:{Path(sys.executable).parent}:/usr/bin:/bin",
+                "AWS_EC2_METADATA_SERVICE_ENDPOINT": self.metadata.endpoint,
                 "PIP_CONFIG_FILE": os.devnull,
                 "PIP_NO_INDEX": "1",
                 "PIP_FIND_LINKS": str(self.wheels),
@@ -71,16 +76,22 @@ class Machine:
         )
 
     @property
+    def options(self) -> list[str]:
+        return (self.root / "opt/training/program-options").read_text().splitlines()
+
+    @property
     def python(self) -> str:
-        return (self.root / "opt/training/program-python").read_text().strip()
+        return self.options[self.options.index("--interpreter") + 1]
 
     def says(self, program: str) -> str:
         return subprocess.check_output([self.python, "-c", program], text=True).strip()
 
 
 @pytest.fixture
-def machine(tmp_path: Path) -> Machine:
-    return Machine(tmp_path)
+def machine(tmp_path: Path) -> Iterator[Machine]:
+    made = Machine(tmp_path)
+    yield made
+    made.metadata.close()
 
 
 def last_line(done: subprocess.CompletedProcess[str]) -> str:
@@ -91,7 +102,7 @@ def test_the_image_is_all_that_a_program_without_requirements_gets(machine: Mach
     done = machine.step()
     assert done.returncode == 0, done.stderr
     assert last_line(done) == "python train.py: the image's packages are all it needs"
-    assert not (machine.root / "opt/training/program-python").exists()
+    assert machine.options == ["--instance-type", "g5.xlarge"]
     # The root volume is full of the image.
     assert (machine.root / "opt/ml").readlink() == machine.root / "data/ml"
 
