@@ -70,7 +70,7 @@ def main() -> None:
 
     os.makedirs(args.model_dir, exist_ok=True)
     torch.save(model.state_dict(), os.path.join(args.model_dir, "model.pth"))
-    print(f"done: loss {loss.item():.4f}")
+    print("done")
 
 
 if __name__ == "__main__":

@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 
 from contract.program import Program
+from contract.run_env import find_fault
+from stacks import user_data
 from stacks.parameters import StackParameters
 from stacks.program_source import write_program
 
@@ -36,3 +38,18 @@ def test_the_bundle_has_the_program_its_source_and_what_to_install(
     assert requirements.read_text() == "-r source/requirements.txt\n"
     write_program(parameters(source, requirements=""), tmp_path / "nothing")
     assert not (tmp_path / "nothing/program/requirements.txt").exists()
+
+
+def test_the_machines_run_env_says_that_a_program_trains(source: Path) -> None:
+    variables = user_data.run_env(
+        parameters(source, run_id="mine"),
+        prediction="",
+        dataset_uri="s3://datasets/mine",
+        run_uri="s3://runs/runs/mine",
+        bundle_uri="s3://assets/0.zip",
+        stack_name="TrainingStack",
+        region="us-east-1",
+        fleet_parameter="/TrainingStack/fleet-id",
+    )
+    assert (variables["WORKLOAD"], variables["RECIPE"]) == ("program", "program")
+    assert [name for name, value in variables.items() if find_fault(name, value)] == []

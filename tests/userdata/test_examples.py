@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,10 @@ import pytest
 from rehearsal.drill.program import RehearsedProgram
 from rehearsal.machines import ProcessMachine
 from stacks.bundle import EXCLUDED_FOLDERS, FOLDERS
+from stacks.guard import records
+from stacks.guard.ledger import Ledger
+from stacks.guard.reasons import reason_to_stop
+from stacks.guard.settings import Settings
 from stacks.parameters import StackParameters
 from stacks.program_source import write_program
 from tests.userdata.rig import REPOSITORY, Rig, wait, wait_until
@@ -36,7 +41,7 @@ def boot_program(
 ) -> dict[str, str]:
     """Upload the example's bundle and data; return the run.env of its machines."""
     data = tmp_path / "data"
-    maker = [sys.executable, str(EXAMPLES / "make_data.py"), str(data), "--count", "1024"]
+    maker = [sys.executable, str(EXAMPLES / "make_data.py"), str(data), "--count", "2048"]
     subprocess.run(maker, check=True)
     write_manifest(data, "program", {})
     s3 = rig.aws.client("s3")
@@ -44,7 +49,9 @@ def boot_program(
         s3.upload_file(str(path), "datasets", f"{rig.run_id}/{path.name}")
     spec = RehearsedProgram.from_folder(EXAMPLES / example, data)
     given = {f"hyperparameter.{name}": value for name, value in hyperparameters.items()}
-    write_program(StackParameters.for_size("g5.xlarge", **spec.context(), **given), tmp_path)
+    # Its epochs are shorter here.
+    context = {**spec.context(), **given, "quiet_seconds": "0.2"}
+    write_program(StackParameters.for_size("g5.xlarge", **context), tmp_path)
     path = tmp_path / "bundle.zip"
     with zipfile.ZipFile(path, "w") as bundle:
         for file in files_of_the_bundle():
@@ -79,22 +86,45 @@ def wait_for_snapshot(rig: Rig, machine: ProcessMachine) -> None:
     wait_until(has_snapshot)
 
 
+def guard_settings(rig: Rig) -> Settings:
+    return Settings(
+        stack_name="TrainingStack",
+        fleet_parameter=rig.parameter,
+        run_bucket="runs",
+        run_prefix=f"runs/{rig.run_id}",
+        topic_arn="",
+        max_billed_hours=1,
+        heartbeat_timeout_seconds=60,
+        max_barren_attempts=2,
+        notice_seconds=60,
+    )
+
+
 def test_plain_pytorch_goes_on_from_its_last_snapshot_after_a_kill(
-    rig: Rig, tmp_path: Path
+    rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    variables = boot_program(rig, "plain", tmp_path, epochs=12)
+    # The Guard reads a program's head as a workload's.
+    monkeypatch.setattr(records, "client", rig.aws.client)
+    guard = guard_settings(rig)
+    variables = boot_program(rig, "plain", tmp_path, epochs=8)
     first = start(rig, variables)
     wait_for_snapshot(rig, first)
     first.kill()
+    head, written = records.read_head(guard)
+    assert time.time() - 600 < records.last_commit(guard, head) <= time.time()
+    assert reason_to_stop(guard, Ledger(), head, written, time.time()) is None
     second = start(rig, variables)
     wait(second, f"fleet {rig.fleet_id} to zero: the run is finished")
+    reason = reason_to_stop(guard, Ledger(), *records.read_head(guard), time.time())
+    assert reason is not None
+    assert reason.sentence == "the run is finished"
     log = second.training_log.read_text()
     assert "resuming after epoch" in log
-    assert "done: loss" in log
+    assert "\ndone\n" in log
     receipt = rig.read("receipt.json")
     assert [cost["ended"] for cost in receipt["interruptions"]] == ["silent"]
     assert receipt["interruptions"][0]["steps_redone"] >= 0
-    assert receipt["steps"] == 12 * 16
+    assert receipt["steps"] == 8 * 32
     assert [*receipt["final_files"]] == ["model/model.pth"]
 
 
