@@ -20,6 +20,8 @@ if ! { mkdir -p "$scratch" && : >"$scratch/.writable"; }; then
     exit 4
 fi
 if [[ $WORKLOAD == program ]]; then
+    # What a program downloads has no room on the root volume, which is full of the image.
+    export XDG_CACHE_HOME="$scratch/cache" HOME="${HOME:-/root}"
     mapfile -t options <"$root/opt/training/program-options"
     set -- run --program-file program/program.json --source program/source \
         --ml-root "$root/opt/ml" "${options[@]}"
