@@ -20,7 +20,7 @@ from training.store.protocol import Store, StoreError
 
 _log = logging.getLogger(__name__)
 
-_SEND_SECONDS = 10.0
+_FIRST_SECONDS, _SEND_SECONDS = 2.0, 10.0
 _PART_BYTES = 2 * 1024 * 1024  # before compression
 _READ_BYTES = 65536
 # A longer line, such as a tensor printed whole, is cut for those who read lines.
@@ -85,8 +85,10 @@ class ProgramLog:
             self.tail.append(text.rstrip())
 
     def _send(self) -> None:
+        seconds = _FIRST_SECONDS
         while True:
-            is_last = self._ended.wait(_SEND_SECONDS)
+            is_last = self._ended.wait(seconds)
+            seconds = _SEND_SECONDS
             try:
                 self._parts.send()
             except StoreError as error:
