@@ -25,6 +25,7 @@ class Progress:
     """The progress of a transfer; any thread may read it or stop the transfer."""
 
     done_bytes: int = 0
+    total_bytes: int = 0  # 0: not known
     stop: threading.Event = field(default_factory=threading.Event)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
