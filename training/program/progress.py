@@ -8,7 +8,7 @@ from contract.program import WORKLOAD
 from training.program.metric_row import MetricRow
 from training.record.metrics import Metrics
 
-_RUNNING_SECONDS = 10.0
+_RUNNING_SECONDS = 5.0
 _LOSSES = ("loss", "train_loss", "train:loss", "train/loss")
 
 

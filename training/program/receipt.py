@@ -27,7 +27,8 @@ class InterruptionCost:
     ended: str  # released, or silent: the machine was lost without a word
     cause: str | None  # notice or shutdown, where one came
     exit_code: int | None  # of the program, where it ended by itself
-    seconds_lost: float  # since what the last snapshot holds; of a silent end, at least
+    # Since what the last snapshot holds; of a silent end, at least; None: nobody heard of it.
+    seconds_lost: float | None
     steps_redone: int | None  # None: its metrics name no steps
 
 
@@ -40,6 +41,7 @@ def interruption_costs(history: History) -> list[InterruptionCost]:
     found = []
     for number, attempt in enumerate(history.attempts[:-1]):
         last = (lines.get(attempt.generation) or [{}])[-1]
+        lost = last.get("unsaved_seconds")
         found.append(
             InterruptionCost(
                 generation=attempt.generation,
@@ -47,7 +49,7 @@ def interruption_costs(history: History) -> list[InterruptionCost]:
                 ended=attempt.ended,
                 cause=attempt.cause,
                 exit_code=last.get("exit_code"),
-                seconds_lost=round(float(last.get("unsaved_seconds") or 0.0), 3),
+                seconds_lost=None if lost is None else round(float(lost), 3),
                 steps_redone=_steps_redone(history, attempt, history.attempts[number + 1 :]),
             )
         )
@@ -62,10 +64,12 @@ def _steps_redone(
     A program may report every tenth step only: what follows its first line after a restart is
     taken for what lies before it.
     """
+    steps = history.steps["step"]
+    if not steps:
+        return None
     first = next((one.first_step for one in later if one.first_step is not None), None)
     if attempt.last_step is None or first is None:
-        return None
-    steps = history.steps["step"]
+        return 0
     gaps = sorted(after - before for before, after in itertools.pairwise(steps))
     stride = gaps[len(gaps) // 2] if gaps else 1
     return max(0, attempt.last_step - (first - stride))
@@ -101,7 +105,7 @@ def write_program_receipt(
         "generations": head.generation,
         "snapshots": max((entry.step for entry in head.checkpoints), default=0),
         "interruptions": [asdict(cost) for cost in costs],
-        "seconds_lost": round(sum(cost.seconds_lost for cost in costs), 3),
+        "seconds_lost": round(sum(cost.seconds_lost or 0.0 for cost in costs), 3),
         "steps_redone": sum(redone) if len(redone) == len(costs) else None,
         "warnings": list(warnings),
         "stages": {record.workload: dict(metrics)},
