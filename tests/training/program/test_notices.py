@@ -2,6 +2,7 @@
 
 import json
 import signal
+import time
 
 from tests.training.program.programs import (
     COMMITS,
@@ -61,7 +62,7 @@ def test_a_program_that_saves_when_told_is_saved_at_once(run: ProgramRun) -> Non
     assert 0 < state["seconds"] <= 60
     assert run.head.checkpoints[-1].kind == "emergency"
     (ended,) = run.events("program-ended")
-    assert ended["exit_code"] == 0
+    assert (ended["exit_code"], ended["unsaved_seconds"]) == (0, 0.0)
 
 
 def test_a_program_that_dies_of_its_error_when_told_is_interrupted_all_the_same(
@@ -156,3 +157,21 @@ def test_a_machine_that_waits_ends_the_rest_of_a_notice(run: ProgramRun) -> None
     assert "another machine is waiting" in said
     run.wait_until(lambda: run.head.generation == 2)
     kill(second)
+
+
+def test_a_program_that_exits_without_saving_is_said_to_lose_its_time(run: ProgramRun) -> None:
+    run.options = ["--notice-budget-seconds=60"]
+    run.write("""
+        import os, signal, sys, time
+        from pathlib import Path
+        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
+        Path(os.environ["SM_CHECKPOINT_DIR"], "state").write_text("1")
+        time.sleep(1000)
+    """)
+    process = run.spawn()
+    run.wait_for_snapshots(1)
+    time.sleep(0.3)
+    tell(process)
+    assert process.returncode == 75
+    (ended,) = run.events("program-ended")
+    assert (ended["exit_code"], ended["unsaved_seconds"] > 0.3) == (0, True)
