@@ -35,7 +35,8 @@ _HASTY_SECONDS = 1.0
 class Watcher:
     """A thread that calls `capture` at the right moments; what ends it is in `error`.
 
-    `capture` returns what it has captured, or raises; `refused` is told why nothing can be.
+    `capture` returns what it has captured, or raises, also if the folder is no longer as it was
+    found quiet; `refused` is told why nothing can be captured.
     """
 
     def __init__(
@@ -43,7 +44,7 @@ class Watcher:
         folder: Path,
         commit_file: Path,
         quiet_seconds: float,
-        capture: Callable[[Reason], Listing],
+        capture: Callable[[Reason, Listing | None], Listing],
         refused: Callable[[SnapshotError], None],
     ) -> None:
         self.says_when = False
@@ -117,7 +118,7 @@ class Watcher:
         self.says_when = True
         try:
             asked = self._commit_file.stat()
-            self.captured = self._capture("commit")
+            self.captured = self._capture("commit", None)
         except (ChangedError, FileNotFoundError) as error:
             if isinstance(error, ChangedError):
                 self._refused(error)  # and once more
@@ -140,7 +141,8 @@ class Watcher:
             if is_new and not listing.is_empty:
                 quiet = self._quiet.look(listing)
                 if quiet >= wanted and self._quiet.held_open is None:
-                    self.captured = self._capture("notice" if self.is_hasty else "quiet")
+                    reason: Reason = "notice" if self.is_hasty else "quiet"
+                    self.captured = self._capture(reason, listing)
         except ChangedError:
             pass  # not quiet after all
         except SnapshotError as error:
