@@ -92,12 +92,11 @@ def test_the_balance_is_one_where_tokens_are_shared_evenly_and_grows_where_they_
     assert ffn(x_ND)[1][0].item() == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize("products", ["balanced", "grouped_mm"])
-def test_shapes_alone_decide_the_work(products: ExpertProducts) -> None:
+def test_without_data_shapes_alone_decide_the_work() -> None:
     with FakeTensorMode():
         tokens = torch.zeros(3, 11, dtype=torch.long)
         model = LanguageModel(small_config())
-        model.compute_experts_by(products)
+        model.compute_experts_by("balanced")
         with torch.no_grad():  # backward on fake tensors would cost this process its forks
             assert model.loss(tokens, tokens).total.shape == ()
 
