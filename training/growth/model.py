@@ -9,13 +9,13 @@ from typing import NamedTuple, cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.utils import skip_init
 from torch.utils.checkpoint import checkpoint
 
 from training.growth.architecture import Block, DenseBlock, ExpertBlock, ModelConfig
 from training.growth.cross_entropy import sum_cross_entropy
-from training.growth.experts import ExpertFeedForward, ExpertProducts
-from training.growth.feed_forward import FeedForward, linear
+from training.growth.expert_products import ExpertProducts
+from training.growth.experts import ExpertFeedForward
+from training.growth.feed_forward import FeedForward
 
 _STD = 0.02
 
@@ -49,12 +49,11 @@ class LanguageModel(nn.Module):
         super().__init__()
         self.config = config
         self.recompute = recompute
-        device = torch.get_default_device()
-        self.embedding = skip_init(nn.Embedding, config.vocab_size, config.width, device=device)
+        self.embedding = nn.Embedding(config.vocab_size, config.width)
         self.blocks = nn.ModuleList(DecoderBlock(config, block) for block in config.blocks)
         self.final_norm = _norm(config)
         if not config.is_tied:
-            self.head = linear(config.width, config.vocab_size, bias=False)
+            self.head = nn.Linear(config.width, config.vocab_size, bias=False)
         if initialize:
             self.initialize()
 
@@ -146,7 +145,7 @@ class Attention(nn.Module):
         super().__init__()
         self.num_heads = config.num_heads
         self.query, self.key, self.value, self.output = (
-            linear(config.width, config.width) for _ in range(4)
+            nn.Linear(config.width, config.width) for _ in range(4)
         )
 
     def forward(self, x_BTD: Tensor, turn_T1d: Tensor) -> Tensor:
