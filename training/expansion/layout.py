@@ -56,8 +56,8 @@ class Layout:
 
     Axes stand in the order of the tensor's, computed and read ones on their side of the arrow (`<-`
     for [out, in] as in Linear, `->` for [in, out] as in GPT-2's Conv1D); without an arrow all are
-    computed. The same word is the same dimension everywhere. `(3 heads)` is one axis of three packed
-    parts; `+width` adds to the residual stream, and only what does so needs it.
+    computed. The same word is the same dimension everywhere. `(3 heads)` is one axis of three
+    packed parts; `+width` adds to the residual stream, and only what does so needs it.
     """
 
     tensors: Mapping[str, str]

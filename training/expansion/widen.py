@@ -47,6 +47,7 @@ def widen(
         tensor = state[name]
         axes = layout.of(name, tensor.ndim)
         wide = _repeated(tensor, axes, factors)
+        wide = wide.to(torch.promote_types(wide.dtype, torch.float32))
         if (divisor := axes.value_divisor(factors)) > 1:
             wide = wide / divisor
             if split_noise and not axes.is_divided:
@@ -131,11 +132,15 @@ def _noise(
     factor = factors[axis.dimension]
     generator = torch.Generator().manual_seed(_seed_of(seed, name))
     noise = torch.rand(like.shape, generator=generator, dtype=torch.float32).sub_(0.5)
-    apart = noise.unflatten(place, (axis.parts, factor, -1))
-    apart -= apart.mean(dim=place + 1, keepdim=True)
+    noise = noise.to(like.device, like.dtype)
+    copies = noise.unflatten(place, (axis.parts, factor, -1)).unbind(place + 1)
+    # Centred in the type of the weights, or the sum would be zero in float32 only.
+    mean = torch.stack(copies).sum(dim=0).div_(factor)
+    for copy in copies:
+        copy.sub_(mean)
     # The variance of a uniform number is 1/12, and centring `factor` of them takes a share of it.
     scale = deviation * math.sqrt(12 * factor / (factor - 1))
-    return noise.to(like.device, torch.promote_types(like.dtype, torch.float32)).mul_(scale)
+    return noise.mul_(scale)
 
 
 def _spread(tensor: Tensor) -> float:
