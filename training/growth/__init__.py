@@ -1,0 +1,1 @@
+"""Workload growth: a language model that grows twice in one run, dense, experts, then larger."""
