@@ -1,10 +1,10 @@
 """The config of the growth recipes: one text, three phases, two transitions."""
 
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
+from training.expansion import evenly_after
 from training.growth.architecture import (
     Activation,
     Block,
@@ -160,17 +160,19 @@ class GrowthConfig:
         if self.new_kind == "experts":
             new = self._experts(self.new_hidden)
         blocks: list[Block] = []
-        for number, block in enumerate(self.widened_model.blocks, start=1):
+        for number, block in enumerate(self.widened_model.blocks):
             blocks += [block] + [new] * self.new_after.count(number)
         return self._model(by * self.width, by * self.num_heads, tuple(blocks))
 
     @property
     def new_after(self) -> tuple[int, ...]:
-        """The blocks, counted from 1, that the new ones follow: spread over the depth."""
-        return tuple(
-            math.ceil(place * self.num_layers / self.new_layers)
-            for place in range(1, self.new_layers + 1)
-        )
+        """The blocks, from 0, after which new ones stand: spread over the depth."""
+        return evenly_after(self.num_layers, self.new_layers)
+
+    @property
+    def factors(self) -> Mapping[str, int]:
+        """How many times each dimension of the phase experts is there in the phase grown."""
+        return dict.fromkeys(("width", "heads", "hidden"), self.width_factor)
 
     def is_lean(self, phase: str) -> bool:
         """Whether the phase's optimizer has moments in bfloat16 and steps in backward."""

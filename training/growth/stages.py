@@ -3,17 +3,20 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, cast
+from typing import Literal, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
-from torch.optim import AdamW, Optimizer
+from torch.optim import Optimizer
 
+from training.expansion import RewarmingAdamW, fill, scaled_groups
 from training.growth import evaluation
 from training.growth.architecture import ModelConfig
 from training.growth.config import GrowthConfig
-from training.growth.model import LanguageModel
+from training.growth.layout import growth_layout
+from training.growth.model import LanguageModel, parameter_counts
 from training.growth.tokens import token_samples, vocabulary_failures
+from training.growth.transitions import Transition
 from training.workload import Batch, Inputs, Loss, Partial, Samples, Settings, Start
 
 Phase: TypeAlias = Literal["dense", "experts", "grown"]
@@ -59,17 +62,43 @@ class TrainPhase:
 
     def start(self, m: nn.Module, i: Inputs) -> Start:
         """Grow from the phase before, and check on held-out text that nothing has changed."""
-        failures = vocabulary_failures(i.dataset, self.config.vocab_size)
+        c, (total, active) = self.config, parameter_counts(self.architecture)
+        facts = {"parameters": total, "active_parameters": active}
+        failures = vocabulary_failures(i.dataset, c.vocab_size)
         if failures or i.prior is None:
-            return Start(failures=failures)
-        raise NotImplementedError
+            return Start(failures=failures, facts=facts)
+        m, transition = cast(LanguageModel, m), Transition(config=c, phase=self.name)
+        fill(m, transition.model(i.prior.model, m.state_dict()))
+        windows = token_samples(i.dataset, "validation", c.context)
+        probe = range(min(c.probe_windows, len(windows)))
+        tokens_BT = torch.stack([windows.get(k, -1, torch.Generator())["tokens"] for k in probe])
+        found = transition.verification(m, i.prior.model, tokens_BT)
+        return Start(
+            failures=[f"the growth from {i.prior.stage} failed: {each}" for each in found.failures],
+            facts={**facts, **found.facts},
+            optimizer=transition.optimizer(i.prior, self.moments),
+        )
+
+    @property
+    def moments(self) -> torch.dtype:
+        """The type of the optimizer's moments."""
+        return torch.bfloat16 if self.config.is_lean(self.name) else torch.float32
 
     def optimizer(self, m: nn.Module) -> Optimizer:
-        return AdamW(m.parameters(), lr=self.config.learning_rate)
+        """AdamW; what is divided by its copies in a wider model learns by as much slower."""
+        c = self.config
+        groups = scaled_groups(
+            m.named_parameters(),
+            growth_layout(is_tied=c.is_tied),
+            c.factors if self.name == "grown" else {},
+            lr=c.learning_rate,
+            weight_decay=c.weight_decay,
+            decays=lambda name, _: name.endswith("weight") and "norm" not in name,
+        )
+        return RewarmingAdamW(groups, betas=(0.9, 0.95))
 
     def samples(self, i: Inputs, split: str) -> Samples:
-        samples = token_samples(i.dataset, split, self.config.context)
-        return samples
+        return token_samples(i.dataset, split, self.config.context)
 
     def weight(self, b: Batch) -> float:
         tokens_BT: Tensor = b["tokens"]

@@ -5,7 +5,7 @@ python -m training run --workload growth --recipe laptop --dataset-uri data --ru
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -38,7 +38,7 @@ class Growth:
     """The workload that the registry imports; its stages are defined in the other files here."""
 
     name: str = "growth"
-    data_options: TextOptions = TextOptions()
+    data_options: TextOptions = field(default_factory=TextOptions)
 
     @property
     def recipes(self) -> Mapping[str, Callable[[], GrowthConfig]]:
