@@ -123,6 +123,11 @@ class GrowthConfig:
             if not 0.0 <= (value := getattr(self, name)) <= 1.0:
                 raise ValueError(f"{name} is {value}; give a share from 0 to 1")
         self._check_carry()
+        if self.width_factor == 1 and not self.new_layers:
+            raise ValueError(
+                "the phase grown would not grow: width_factor is 1 and new_layers is 0; give more "
+                "of one"
+            )
         # Their own checks: heads, experts, head dimension.
         _ = self.dense_model, self.experts_model, self.grown_model
 
@@ -131,6 +136,11 @@ class GrowthConfig:
             raise ValueError(
                 f"rewarm_steps is {self.rewarm_steps} with carry {self.carry!r}; only what "
                 "carry='asymmetric' resets is warmed up again"
+            )
+        if self.carry == "asymmetric" and not self.rewarm_steps:
+            raise ValueError(
+                "carry 'asymmetric' with rewarm_steps 0; give the steps over which the learning "
+                "rate of the new copies rises"
             )
 
     @property
