@@ -75,7 +75,7 @@ def _summed(
             dlogits_CV = dlogits_CV.scatter_(1, targets_C1, at_target_C1).to(dtype)
             dx_ND[start:stop] = dlogits_CV @ low_VD
             if dtype == weight_VD.dtype:
-                dweight_VD.addmm_(dlogits_CV.T, x_CD)
+                torch.addmm(dweight_VD, dlogits_CV.T, x_CD, out=dweight_VD)
             else:
                 dweight_VD += dlogits_CV.T @ x_CD
     return (total, dx_ND, dweight_VD) if is_training else (total,)
