@@ -15,7 +15,7 @@ from rehearsal.drill.demo import processes_below
 Demo = Callable[..., subprocess.Popen[str]]
 REPOSITORY = Path(__file__).parents[2]
 SMALL = [
-    *("--clips", "132", "--overrides", "single_frame_epochs=2 epochs=60"),
+    *("--count", "132", "--overrides", "single_frame_epochs=2 epochs=60"),
     *("--notice-seconds", "5", "--lease-ttl-seconds", "3"),
 ]
 

@@ -1,1 +1,1 @@
-"""Workload growth: a language model that grows twice in one run, dense, experts, then larger."""
+"""The growing language model: dense, then experts, then larger, its function preserved."""

@@ -1,0 +1,144 @@
+"""The three phases of one run: dense, experts, grown; each starts as the one before has ended."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeAlias, cast
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from training.expansion import RewarmingAdamW, fill, scaled_groups
+from training.growth import evaluation
+from training.growth.architecture import ModelConfig
+from training.growth.config import GrowthConfig
+from training.growth.layout import growth_layout
+from training.growth.model import LanguageModel, parameter_counts
+from training.growth.tokens import token_samples, vocabulary_failures
+from training.growth.transitions import Transition
+from training.workload import Batch, Inputs, Loss, Partial, Samples, Settings, Start
+
+Phase: TypeAlias = Literal["dense", "experts", "grown"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainPhase:
+    """A phase; what differs between them is the model, and how it starts."""
+
+    config: GrowthConfig
+    name: Phase
+
+    @property
+    def architecture(self) -> ModelConfig:
+        """The phase's model, apart from its weights."""
+        model: ModelConfig = getattr(self.config, f"{self.name}_model")
+        return model
+
+    @property
+    def settings(self) -> Settings:
+        """One learning rate over the run: up at its beginning, down in its last phase."""
+        c = self.config
+        # Accumulated gradients must stay until the last micro-batch.
+        in_backward = c.is_lean(self.name) and c.micro_batch == c.global_batch
+        return Settings(
+            steps=getattr(c, f"{self.name}_steps"),
+            global_batch=c.global_batch,
+            micro_batch=c.micro_batch,
+            eval_batch=c.eval_batch,
+            schedule=Decay(c.decay_share, c.final_lr_fraction)
+            if self.name == "grown"
+            else "constant",
+            warmup_steps=c.warmup_steps if self.name == "dense" else 0,
+            clip_norm=None if in_backward else c.clip_norm,
+            optimizer_in_backward=in_backward,
+            evaluate_every_steps=c.evaluate_every_steps,
+            precision=c.precision,
+            loader_workers=c.loader_workers,
+        )
+
+    def model(self, i: Inputs) -> LanguageModel:
+        return LanguageModel(self.architecture, recompute=self.config.is_recomputed(self.name))
+
+    def start(self, m: nn.Module, i: Inputs) -> Start:
+        """Grow from the phase before, and check on held-out text that nothing has changed."""
+        c, (total, active) = self.config, parameter_counts(self.architecture)
+        facts = {"parameters": total, "active_parameters": active}
+        failures = vocabulary_failures(i.dataset, c.vocab_size)
+        if failures or i.prior is None:
+            return Start(failures=failures, facts=facts)
+        m, transition = cast(LanguageModel, m), Transition(config=c, phase=self.name)
+        fill(m, transition.model(i.prior.model, m.state_dict()))
+        windows = token_samples(i.dataset, "validation", c.context)
+        probe = range(min(c.probe_windows, len(windows)))
+        tokens_BT = torch.stack([windows.get(k, -1, torch.Generator())["tokens"] for k in probe])
+        found = transition.verification(m, i.prior.model, tokens_BT)
+        return Start(
+            failures=[f"the growth from {i.prior.stage} failed: {each}" for each in found.failures],
+            facts={**facts, **found.facts},
+            optimizer=transition.optimizer(i.prior, self.moments),
+        )
+
+    @property
+    def moments(self) -> torch.dtype:
+        """The type of the optimizer's moments."""
+        return torch.bfloat16 if self.config.is_lean(self.name) else torch.float32
+
+    def optimizer(self, m: nn.Module) -> Optimizer:
+        """AdamW; what is divided by its copies in a wider model learns by as much slower."""
+        c = self.config
+        groups = scaled_groups(
+            m.named_parameters(),
+            growth_layout(is_tied=c.is_tied),
+            c.factors if self.name == "grown" else {},
+            lr=c.learning_rate,
+            weight_decay=c.weight_decay,
+            decays=lambda name, _: name.endswith("weight") and "norm" not in name,
+        )
+        return RewarmingAdamW(groups, betas=(0.9, 0.95))
+
+    def samples(self, i: Inputs, split: str) -> Samples:
+        return token_samples(i.dataset, split, self.config.context)
+
+    def weight(self, b: Batch) -> float:
+        tokens_BT: Tensor = b["tokens"]
+        return float(tokens_BT[:, 1:].numel())
+
+    def loss(self, m: nn.Module, b: Batch, step: int, num_steps: int) -> Loss:
+        tokens_BT = b["tokens"]
+        found = cast(LanguageModel, m).loss(tokens_BT[:, :-1], tokens_BT[:, 1:])
+        if self.name == "dense":
+            return Loss(total=found.total)
+        return Loss(
+            total=found.total,
+            mean=self.config.balance_weight * found.balance,
+            metrics={"busiest_expert": (found.busiest, 1.0)},
+        )
+
+    def example(self, size: int) -> Batch:
+        """Text of one token: the shapes of a batch."""
+        return {"tokens": torch.zeros(size, self.config.context + 1, dtype=torch.long)}
+
+    def evaluate(self, m: nn.Module, b: Batch) -> Partial:
+        return evaluation.partial(m, b)
+
+    def summarize(self, parts: Sequence[Partial], out: Path) -> Mapping[str, float]:
+        return evaluation.summarize(parts, out)
+
+
+@dataclass(frozen=True, slots=True)
+class Decay:
+    """A schedule: constant, and in the last `share` of the steps down a line to `final`."""
+
+    share: float
+    final: float
+
+    def __call__(self, step: int, num_steps: int) -> float:
+        """The factor of a step."""
+        left = (num_steps - step) / max(1.0, self.share * num_steps)
+        return self.final + (1.0 - self.final) * min(1.0, left)
+
+
+def phases(c: GrowthConfig) -> Sequence[TrainPhase]:
+    """The phases in order."""
+    return tuple(TrainPhase(config=c, name=name) for name in ("dense", "experts", "grown"))
