@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from training.errors import UserError
-from training.growth.shards import write_tokens
-from training.growth.tokens import (
+from training.growth.text.shards import write_tokens
+from training.growth.text.tokens import (
     document_beginnings,
     open_tokens,
     token_samples,
@@ -35,8 +35,13 @@ def dataset(
 @pytest.mark.parametrize("count", [15, 14, 21, 22, 50])
 def test_every_token_but_the_first_is_predicted_once(tmp_path: Path, count: int) -> None:
     tokens = [number % 50 for number in range(count)]
-    samples = token_samples(dataset(tmp_path, tokens), "train", context=4)
+    data = dataset(tmp_path, tokens)
+    samples = token_samples(data, "train", context=4)
     assert len(samples) == (count - 1) // 4
+    assert [len(token_samples(data, "train", 4, most=most)) for most in (2, 99)] == [
+        2,
+        len(samples),
+    ]
     windows = [samples.get(k, 0, RNG)["tokens"] for k in range(len(samples))]
     assert all(window.dtype == torch.int64 and window.shape == (5,) for window in windows)
     assert [int(window[0]) for window in windows] == tokens[: len(samples) * 4 : 4]

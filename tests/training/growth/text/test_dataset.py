@@ -10,11 +10,11 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers
 
 from training.errors import UserError
-from training.growth import dataset as dataset_module
-from training.growth.dataset import TextOptions, import_dataset, make_dataset
-from training.growth.stories import STORY_BYTES, write_story
-from training.growth.tokenizer import train_tokenizer
-from training.growth.tokens import open_tokens, open_vocabulary
+from training.growth.text import dataset as dataset_module
+from training.growth.text.dataset import TextOptions, import_dataset, make_dataset
+from training.growth.text.stories import STORY_BYTES, write_story
+from training.growth.text.tokenizer import train_tokenizer
+from training.growth.text.tokens import open_tokens, open_vocabulary
 from training.sources import UNFINISHED, open_source
 from training.store.local_dataset import LocalDataset, write_manifest
 
