@@ -15,7 +15,7 @@ from training.growth.architecture import ModelConfig
 from training.growth.config import GrowthConfig
 from training.growth.layout import growth_layout
 from training.growth.model import LanguageModel, parameter_counts
-from training.growth.tokens import token_samples, vocabulary_failures
+from training.growth.text.tokens import token_samples, vocabulary_failures
 from training.growth.transitions import Transition
 from training.workload import Batch, Inputs, Loss, Partial, Samples, Settings, Start
 

@@ -11,9 +11,9 @@ from types import MappingProxyType
 from typing import Any
 
 from training.growth.config import GrowthConfig
-from training.growth.dataset import TextOptions, import_dataset, make_dataset
 from training.growth.recipes import full, laptop, literal
 from training.growth.stages import TrainPhase, phases
+from training.growth.text.dataset import TextOptions, import_dataset, make_dataset
 from training.rungs import autocast_rungs, micro_batch_rungs
 from training.sources import SourceFile
 from training.workload import Progress, Rung

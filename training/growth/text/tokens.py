@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from training.errors import UserError
-from training.growth.vocabulary import Vocabulary, read_vocabulary
+from training.growth.text.vocabulary import Vocabulary, read_vocabulary
 from training.randomness import shuffled
 from training.stacking import stack
 from training.workload import Dataset, Order
@@ -85,9 +85,11 @@ class TokenSamples:
 
     tokens: Tokens
     context: int
+    most: int | None = None  # the first so many windows only
 
     def __len__(self) -> int:
-        return (len(self.tokens) - 1) // self.context
+        there = (len(self.tokens) - 1) // self.context
+        return there if self.most is None else min(there, self.most)
 
     def get(self, index: int, epoch: int, rng: torch.Generator) -> Mapping[str, Tensor]:
         """Window `index`: {"tokens": int64 [context + 1]}; nothing is random."""
@@ -125,15 +127,17 @@ def open_tokens(dataset: Dataset, split: str) -> Tokens:
     )
 
 
-def token_samples(dataset: Dataset, split: str, context: int) -> TokenSamples:
-    """The windows of a split; UserError if it has not even one."""
+def token_samples(
+    dataset: Dataset, split: str, context: int, most: int | None = None
+) -> TokenSamples:
+    """The windows of a split, at `most` so many; UserError if it has not even one."""
     tokens = open_tokens(dataset, split)
     if len(tokens) <= context:
         raise UserError(
             f"split {split} has {len(tokens)} tokens, but a window takes {context + 1}; bring more "
             "text, or give a shorter context"
         )
-    return TokenSamples(tokens=tokens, context=context)
+    return TokenSamples(tokens=tokens, context=context, most=most)
 
 
 def open_vocabulary(dataset: Dataset) -> Vocabulary:

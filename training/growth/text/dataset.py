@@ -15,13 +15,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from training.errors import UserError
-from training.growth.position import Position, SplitCounts, keep, kept_position, replace_file
-from training.growth.shards import write_tokens
-from training.growth.stories import STORY_BYTES, write_story
-from training.growth.text import Piece, check_kinds, read_pieces
-from training.growth.tokenizer import SMALLEST_VOCABULARY, encode, load_tokenizer, train_tokenizer
-from training.growth.tokens import TOKENIZER_FILE, token_type
-from training.growth.vocabulary import END_OF_TEXT, Vocabulary, read_vocabulary
+from training.growth.text.documents import Piece, check_kinds, read_pieces
+from training.growth.text.position import Position, SplitCounts, keep, kept_position, replace_file
+from training.growth.text.shards import write_tokens
+from training.growth.text.stories import STORY_BYTES, write_story
+from training.growth.text.tokenizer import (
+    SMALLEST_VOCABULARY,
+    encode,
+    load_tokenizer,
+    train_tokenizer,
+)
+from training.growth.text.tokens import TOKENIZER_FILE, token_type
+from training.growth.text.vocabulary import END_OF_TEXT, Vocabulary, read_vocabulary
 from training.randomness import derive_seed
 from training.sources import UNFINISHED, SourceFile
 

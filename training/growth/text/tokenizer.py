@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from training.errors import UserError
-from training.growth.vocabulary import END_OF_TEXT
+from training.growth.text.vocabulary import END_OF_TEXT
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer, models

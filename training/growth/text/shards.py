@@ -9,7 +9,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from training.growth.tokens import shard_name
+from training.growth.text.tokens import shard_name
 
 # 64 MiB of a vocabulary of up to 65,536 tokens: a sync fetches several files at a time.
 SHARD_TOKENS = 1 << 25

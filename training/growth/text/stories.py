@@ -8,7 +8,7 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
-from training.growth.plots import BEGINNINGS, ENDINGS, PLOTS, WEATHER
+from training.growth.text.plots import BEGINNINGS, ENDINGS, PLOTS, WEATHER
 from training.randomness import derive_seed
 
 # Of an average story, in UTF-8.
