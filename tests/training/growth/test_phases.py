@@ -1,5 +1,6 @@
 """One run that grows twice: killed in each phase and transition, it ends with the same bits."""
 
+import json
 import os
 import signal
 from pathlib import Path
@@ -132,3 +133,22 @@ def test_an_optimizer_is_carried_over_or_starts_anew(
     assert losses[hooked.STEPS + 1] == others[hooked.STEPS + 1]
     is_equal = losses[hooked.STEPS + 2] == others[hooked.STEPS + 2]
     assert is_equal == (carry == "asymmetric")
+
+
+def test_each_phase_shows_how_it_goes_on_with_held_out_texts(whole: Run) -> None:
+    for phase in PHASES:
+        folder = Path(whole.uri) / "evaluation" / f"{phase}-{hooked.STEPS}"
+        samples = (folder / "samples.md").read_text().splitlines()
+        assert len([line for line in samples if line.startswith("**")]) == 2
+
+
+def test_predict_gives_each_window_its_perplexity(
+    whole: Run, stories: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "windows.jsonl"
+    uris = [f"--run-uri={whole.uri}", f"--dataset-uri={stories}"]
+    assert main(["predict", *uris, f"--out={out}"]) == 0
+    lines = [json.loads(line) for line in out.read_text().splitlines()]
+    mean = sum(line["loss"] for line in lines) / len(lines)
+    stage = whole.json("receipt.json")["stages"]["grown"]
+    assert len(lines) == 6 and mean == pytest.approx(stage["loss"], rel=1e-5)
