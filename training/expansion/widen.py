@@ -135,7 +135,7 @@ def _noise(
     noise = noise.to(like.device, like.dtype)
     copies = noise.unflatten(place, (axis.parts, factor, -1)).unbind(place + 1)
     # Centred in the type of the weights, or the sum would be zero in float32 only.
-    mean = torch.stack(copies).sum(dim=0).div_(factor)
+    mean = sum(copies[1:], start=copies[0]) / factor
     for copy in copies:
         copy.sub_(mean)
     # The variance of a uniform number is 1/12, and centring `factor` of them takes a share of it.
