@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from torch import nn
+from training.growth.dataset import TextOptions, make_dataset
 
 from tests.training import tiny
 from training.growth.config import GrowthConfig
-from training.growth.dataset import TextOptions, make_dataset
 from training.growth.recipes import laptop
 from training.growth.workload import GROWTH
 from training.proxies import TrainProxy, WorkloadProxy
