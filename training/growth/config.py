@@ -84,6 +84,8 @@ class GrowthConfig:
     evaluate_every_steps: int = 100
     eval_windows: int = 128
     precision: Precision = "float32"
+    # The optimizer's work in one kernel, faster on a GPU; rounds differently.
+    fused_optimizer: bool = False
 
     # Memory: phases whose optimizer steps in backward with moments in bfloat16, and phases that
     # compute their activations again in backward.

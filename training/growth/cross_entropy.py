@@ -47,7 +47,9 @@ class _SumCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, scale: Tensor) -> tuple[Tensor | None, ...]:
         dx_ND, dweight_VD = ctx.saved_tensors
-        return dx_ND * scale, dweight_VD * scale, None, None, None, None
+        # In place: a copy of the weight's gradient could be what no longer fits into memory. A
+        # second backward through the same loss is refused by autograd.
+        return dx_ND.mul_(scale), dweight_VD.mul_(scale), None, None, None, None
 
 
 def _summed(

@@ -36,6 +36,7 @@ def full() -> GrowthConfig:
         warmup_steps=100,
         evaluate_every_steps=250,
         precision="bfloat16",
+        fused_optimizer=True,
         lean_optimizer="grown",
         recompute="grown",
         sample_tokens=100,

@@ -10,16 +10,23 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from training.expansion import RewarmingAdamW, fill, scaled_groups
+from training.expansion.rewarm import Rewarming
 from training.growth import evaluation
 from training.growth.architecture import ModelConfig
 from training.growth.config import GrowthConfig
 from training.growth.layout import growth_layout
 from training.growth.model import LanguageModel, parameter_counts
+from training.growth.optimizer import BFloat16AdamW, has_weight_decay
 from training.growth.text.tokens import token_samples, vocabulary_failures
 from training.growth.transitions import Transition
 from training.workload import Batch, Inputs, Loss, Partial, Samples, Settings, Start
 
+BETAS = (0.9, 0.95)
 Phase: TypeAlias = Literal["dense", "experts", "grown"]
+
+
+class RewarmingBFloat16AdamW(Rewarming, BFloat16AdamW):
+    """Both: moments in bfloat16, and new copies that warm up."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,13 +83,8 @@ class TrainPhase:
         return Start(
             failures=[f"the growth from {i.prior.stage} failed: {each}" for each in found.failures],
             facts={**facts, **found.facts},
-            optimizer=transition.optimizer(i.prior, self.moments),
+            optimizer=transition.optimizer(i.prior),
         )
-
-    @property
-    def moments(self) -> torch.dtype:
-        """The type of the optimizer's moments."""
-        return torch.bfloat16 if self.config.is_lean(self.name) else torch.float32
 
     def optimizer(self, m: nn.Module) -> Optimizer:
         """AdamW; what is divided by its copies in a wider model learns by as much slower."""
@@ -93,12 +95,15 @@ class TrainPhase:
             c.factors if self.name == "grown" else {},
             lr=c.learning_rate,
             weight_decay=c.weight_decay,
-            decays=lambda name, _: name.endswith("weight") and "norm" not in name,
+            decays=has_weight_decay,
         )
-        return RewarmingAdamW(groups, betas=(0.9, 0.95))
+        kind = RewarmingBFloat16AdamW if c.is_lean(self.name) else RewarmingAdamW
+        # Not False, which would rule out torch's foreach as well.
+        return kind(groups, betas=BETAS, fused=c.fused_optimizer or None)
 
     def samples(self, i: Inputs, split: str) -> Samples:
-        return token_samples(i.dataset, split, self.config.context)
+        most = self.config.eval_windows if split == "validation" else None
+        return token_samples(i.dataset, split, self.config.context, most=most)
 
     def weight(self, b: Batch) -> float:
         tokens_BT: Tensor = b["tokens"]
@@ -114,6 +119,11 @@ class TrainPhase:
             mean=self.config.balance_weight * found.balance,
             metrics={"busiest_expert": (found.busiest, 1.0)},
         )
+
+    def surrogate(self, m: nn.Module, b: Batch) -> Loss:
+        """The loss if every expert had as many tokens; which gets which is read from data."""
+        cast(LanguageModel, m).compute_experts_by("balanced")
+        return self.loss(m, b, 0, 1)
 
     def example(self, size: int) -> Batch:
         """Text of one token: the shapes of a batch."""

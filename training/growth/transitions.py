@@ -55,8 +55,8 @@ class Transition:
         wide = widen(prior, layout, c.factors, split_noise=c.split_noise, seed=c.seed)
         return deepen(wide, layout, after=c.new_after, fresh=fresh)
 
-    def optimizer(self, prior: Prior, moments: torch.dtype) -> OptimizerState:
-        """The optimizer's grown state, its moments in this type; empty if it is not carried."""
+    def optimizer(self, prior: Prior) -> OptimizerState:
+        """The optimizer's grown state, in its own types; empty if it is not carried over."""
         c, layout = self.config, growth_layout(is_tied=self.config.is_tied)
         if c.carry == "none":
             return {}
@@ -67,6 +67,7 @@ class Transition:
             rewarm_steps = c.rewarm_steps if c.carry == "asymmetric" else None
             wide = widen_optimizer(state, layout, c.factors, rewarm_steps=rewarm_steps)
             grown = deepen_optimizer(wide, layout, num_blocks=c.num_layers, after=c.new_after)
+        moments = torch.bfloat16 if c.is_lean(self.phase) else torch.float32
         return OnDemand({name: partial(_in_type, grown, name, moments) for name in grown})
 
     def verification(

@@ -11,6 +11,7 @@ from training.growth.dataset import TextOptions, make_dataset
 from tests.training import tiny
 from training.growth.config import GrowthConfig
 from training.growth.recipes import laptop
+from training.growth.text.dataset import TextOptions, make_dataset
 from training.growth.workload import GROWTH
 from training.proxies import TrainProxy, WorkloadProxy
 from training.workload import Batch, Inputs, Loss, Progress, Start, Train
