@@ -163,6 +163,10 @@ def _finish_making(out: Path, workload: str, meta: Mapping[str, Any], began: flo
     size = sum(entry["bytes"] for entry in files) / 1e6
     seconds = time.monotonic() - began
     print(f"[ok] dataset made: {len(files)} files, {size:.1f} MB in {seconds:.1f} s")
+    if "vocab_size" in meta:
+        print(f"vocabulary: {meta['vocab_size']:,} tokens, tokenizer: {meta['tokenizer']}")
+        for name, split in meta["splits"].items():
+            print(f"{name}: {split['documents']:,} documents, {split['tokens']:,} tokens")
 
 
 def _check(options: argparse.Namespace) -> int:

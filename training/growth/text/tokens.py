@@ -85,15 +85,20 @@ class TokenSamples:
 
     tokens: Tokens
     context: int
-    most: int | None = None  # the first so many windows only
+    most: int | None = None  # of the windows that there are, spread evenly over the split
+
+    @property
+    def num_windows(self) -> int:
+        """The windows that there are."""
+        return (len(self.tokens) - 1) // self.context
 
     def __len__(self) -> int:
-        there = (len(self.tokens) - 1) // self.context
-        return there if self.most is None else min(there, self.most)
+        return self.num_windows if self.most is None else min(self.num_windows, self.most)
 
     def get(self, index: int, epoch: int, rng: torch.Generator) -> Mapping[str, Tensor]:
         """Window `index`: {"tokens": int64 [context + 1]}; nothing is random."""
-        return {"tokens": self.tokens.read(index * self.context, self.context + 1)}
+        window = index * self.num_windows // len(self)
+        return {"tokens": self.tokens.read(window * self.context, self.context + 1)}
 
     collate = staticmethod(stack)
 

@@ -32,16 +32,24 @@ def dataset(
     return write_manifest(folder, "growth", meta)
 
 
+def test_some_windows_are_spread_evenly_over_the_split(tmp_path: Path) -> None:
+    data = dataset(tmp_path, [number % 50 for number in range(41)])
+    for most, expected in (
+        (3, [0, 12, 24]),
+        (10, list(range(0, 40, 4))),
+        (99, list(range(0, 40, 4))),
+    ):
+        samples = token_samples(data, "train", 4, most=most)
+        firsts = [int(samples.get(k, 0, RNG)["tokens"][0]) for k in range(len(samples))]
+        assert firsts == expected
+
+
 @pytest.mark.parametrize("count", [15, 14, 21, 22, 50])
 def test_every_token_but_the_first_is_predicted_once(tmp_path: Path, count: int) -> None:
     tokens = [number % 50 for number in range(count)]
     data = dataset(tmp_path, tokens)
     samples = token_samples(data, "train", context=4)
     assert len(samples) == (count - 1) // 4
-    assert [len(token_samples(data, "train", 4, most=most)) for most in (2, 99)] == [
-        2,
-        len(samples),
-    ]
     windows = [samples.get(k, 0, RNG)["tokens"] for k in range(len(samples))]
     assert all(window.dtype == torch.int64 and window.shape == (5,) for window in windows)
     assert [int(window[0]) for window in windows] == tokens[: len(samples) * 4 : 4]
