@@ -51,6 +51,8 @@ def deepen(
     for number, neighbour in _new_blocks(origins):
         like = neighbour if fresh is None else number
         rests = _rests(state if fresh is None else fresh, layout, like)
+        if not rests:
+            raise ValueError(f"fresh has no tensors of block {number}, which is new")
         names = {rest: layout.in_block(number, rest) for rest in rests}
         if not any(layout.of(name).adds for name in names.values()):
             raise ValueError(

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-_AXIS = re.compile(r"\(\d+ \w+\)|\w+")
+_AXIS = re.compile(r"\(\d+ [a-zA-Z]\w*\)|\b[a-zA-Z]\w*")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -14,7 +14,9 @@ import torch
 from torch import Tensor
 from torch.optim import AdamW, Optimizer
 
-REWARM = "rewarm"  # in a parameter's state: axis, parts, old, steps, done, since
+from training.expansion.tensors import by_part
+
+REWARM = "rewarm"  # in a parameter's state: axis, parts, copies, steps, done, since
 # From here on the young moments' bias correction changes a step by less than a thousandth.
 _SETTLED = 1e-3
 
@@ -56,10 +58,8 @@ class Rewarming(Optimizer):
         """Step the one parameter, and the new copies in it by their own factor."""
         state = self.state[parameter]
         warm = state[REWARM] = {**state[REWARM], "done": state[REWARM]["done"] + 1}
-        by_part = parameter.unflatten(warm["axis"], (warm["parts"], -1))
-        new = by_part.narrow(
-            warm["axis"] + 1, warm["old"], by_part.shape[warm["axis"] + 1] - warm["old"]
-        )
+        parts = by_part(parameter, warm["axis"], warm["parts"], warm["copies"])
+        new = parts.narrow(warm["axis"] + 1, 1, warm["copies"] - 1)
         before = new.clone()
         super().step()
         new.copy_(before.lerp_(new, _factor(warm, *betas)))

@@ -28,6 +28,12 @@ class OnDemand(Mapping[str, T]):
         return len(self._makers)
 
 
+def by_part(tensor: Tensor, place: int, parts: int, copies: int = 1) -> Tensor:
+    """A view with one axis as three: packed parts, copies within each, values within a copy."""
+    view: Tensor = tensor.unflatten(place, (parts, copies, -1))  # type: ignore[no-untyped-call]
+    return view
+
+
 @torch.no_grad()
 def fill(model: nn.Module, grown: Mapping[str, Tensor]) -> None:
     """Copy a grown state into a model, tensor by tensor: `load_state_dict` makes all of them first.

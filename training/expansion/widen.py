@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from training.expansion.layout import Layout, TensorLayout
-from training.expansion.tensors import OnDemand, OptimizerState
+from training.expansion.tensors import OnDemand, OptimizerState, by_part
 
 _FIRST_MOMENTS = ("exp_avg",)
 _SECOND_MOMENTS = ("exp_avg_sq", "max_exp_avg_sq")
@@ -103,12 +103,12 @@ def widen_optimizer(
 
 def _repeated(tensor: Tensor, axes: TensorLayout, factors: Mapping[str, int]) -> Tensor:
     """A new tensor with each axis repeated whole, packed parts each by itself."""
-    wide = tensor.clone()
+    wide = tensor
     for place, axis in enumerate(axes.axes):
         if (factor := factors.get(axis.dimension, 1)) > 1:
-            wide = wide.unflatten(place, (axis.parts, -1))
-            wide = torch.cat([wide] * factor, dim=place + 1).flatten(place, place + 1)
-    return wide
+            copies = [by_part(wide, place, axis.parts)] * factor
+            wide = torch.cat(copies, dim=place + 1).flatten(place, place + 2)
+    return tensor.clone() if wide is tensor else wide
 
 
 def _noise(
@@ -133,9 +133,9 @@ def _noise(
     generator = torch.Generator().manual_seed(_seed_of(seed, name))
     noise = torch.rand(like.shape, generator=generator, dtype=torch.float32).sub_(0.5)
     noise = noise.to(like.device, like.dtype)
-    copies = noise.unflatten(place, (axis.parts, factor, -1)).unbind(place + 1)
+    copies = by_part(noise, place, axis.parts, factor).unbind(place + 1)
     # Centred in the type of the weights, or the sum would be zero in float32 only.
-    mean = torch.stack(copies).sum(dim=0).div_(factor)
+    mean = sum(copies[1:], start=copies[0]) / factor
     for copy in copies:
         copy.sub_(mean)
     # The variance of a uniform number is 1/12, and centring `factor` of them takes a share of it.
@@ -168,15 +168,15 @@ def _reset_copies(
         return
     place = min(wide)[1]
     axis = axes.axes[place]
-    moments = [grown[key] for key in (*_FIRST_MOMENTS, *_SECOND_MOMENTS) if key in grown]
-    length = moments[0].shape[place] // axis.parts
-    old = length // factors[axis.dimension]
-    for moment in moments:
-        moment.unflatten(place, (axis.parts, length)).narrow(place + 1, old, length - old).zero_()
+    copies = factors[axis.dimension]
+    for key in (*_FIRST_MOMENTS, *_SECOND_MOMENTS):
+        if key in grown:
+            parts = by_part(grown[key], place, axis.parts, copies)
+            parts.narrow(place + 1, 1, copies - 1).zero_()
     grown["rewarm"] = {
         "axis": place,
         "parts": axis.parts,
-        "old": old,
+        "copies": copies,
         "steps": rewarm_steps,
         "done": 0,
         "since": int(grown["step"]),

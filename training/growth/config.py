@@ -18,6 +18,7 @@ from training.workload import LoaderWorkers, Precision
 # In which phases something applies: the last one is the largest.
 Phases: TypeAlias = Literal["none", "grown", "all"]
 Carry: TypeAlias = Literal["exact", "asymmetric", "none"]
+Products: TypeAlias = Literal["auto", "split", "bmm", "grouped_mm"]
 BlockKind: TypeAlias = Literal["dense", "experts"]
 
 
@@ -58,6 +59,9 @@ class GrowthConfig:
     num_experts: int = 8
     top_k: int = 2
     balance_weight: float = 0.01
+    # How their products are computed; "auto" takes what is fastest on the machine, whose bits then
+    # are not those of another.
+    expert_products: Products = "split"
 
     # The second: `width_factor` times as wide, and `new_layers` identity blocks in between.
     width_factor: int = 2
@@ -109,6 +113,7 @@ class GrowthConfig:
             "recompute": Phases,
             "carry": Carry,
             "new_kind": BlockKind,
+            "expert_products": Products,
             "norm": Norm,
             "activation": Activation,
         }

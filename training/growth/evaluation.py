@@ -30,6 +30,16 @@ def partial(model: nn.Module, batch: Batch) -> Partial:
     return Partial(sums={"loss": (total.item(), float(tokens_BT[:, 1:].numel()))}, tensors=loads)
 
 
+def predictions(model: LanguageModel, batch: Batch) -> list[dict[str, float]]:
+    """The loss and the perplexity of each window by itself."""
+    found = []
+    for tokens_1T in batch["tokens"].split(1):
+        total = model.loss(tokens_1T[:, :-1], tokens_1T[:, 1:]).total.item()
+        loss = total / (tokens_1T.shape[1] - 1)
+        found.append({"loss": loss, "perplexity": _perplexity(loss)})
+    return found
+
+
 @contextmanager
 def counting_experts(model: LanguageModel) -> Iterator[list[Tensor]]:
     """Yield a list that each block with experts adds its tokens by expert to, in order."""
@@ -55,8 +65,7 @@ def summarize(parts: Sequence[Partial], out: Path) -> Mapping[str, float]:
     """Metrics of one evaluation; writes the experts' loads, if there are any, to `out`."""
     pairs = [part.sums["loss"] for part in parts]
     loss = sum(total for total, _ in pairs) / sum(count for _, count in pairs)
-    # Above e^60 the number says nothing more, and the next ones are none.
-    metrics = {"perplexity": math.exp(min(loss, 60.0)), "loss": loss}
+    metrics = {"perplexity": _perplexity(loss), "loss": loss}
     loads = [part.tensors["tokens_LE"] for part in parts if part.tensors]
     if loads:
         share_LE = _shares(torch.stack(loads).sum(dim=0))
@@ -65,6 +74,11 @@ def summarize(parts: Sequence[Partial], out: Path) -> Mapping[str, float]:
         metrics["idlest_expert"] = float(share_LE.amin(dim=1).mean())
         _write_loads(share_LE, out / LOADS_FILE)
     return metrics
+
+
+def _perplexity(loss: float) -> float:
+    # Above e^60 the number says nothing more, and soon it would be none.
+    return math.exp(min(loss, 60.0))
 
 
 def _shares(tokens_LE: Tensor) -> Tensor:

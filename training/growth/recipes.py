@@ -37,6 +37,7 @@ def full() -> GrowthConfig:
         evaluate_every_steps=250,
         precision="bfloat16",
         fused_optimizer=True,
+        expert_products="auto",
         lean_optimizer="grown",
         recompute="grown",
         sample_tokens=100,

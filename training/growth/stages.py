@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeAlias, cast
+from typing import Any, Literal, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
@@ -11,9 +11,11 @@ from torch.optim import Optimizer
 
 from training.expansion import RewarmingAdamW, fill, scaled_groups
 from training.expansion.rewarm import Rewarming
-from training.growth import evaluation
+from training.growth import evaluation, samples
 from training.growth.architecture import ModelConfig
 from training.growth.config import GrowthConfig
+from training.growth.expert_choice import choose_products
+from training.growth.expert_products import check_products
 from training.growth.layout import growth_layout
 from training.growth.model import LanguageModel, parameter_counts
 from training.growth.optimizer import BFloat16AdamW, has_weight_decay
@@ -22,6 +24,7 @@ from training.growth.transitions import Transition
 from training.workload import Batch, Inputs, Loss, Partial, Samples, Settings, Start
 
 BETAS = (0.9, 0.95)
+_PRODUCTS = "expert_products"  # in the numerics key
 Phase: TypeAlias = Literal["dense", "experts", "grown"]
 
 
@@ -66,6 +69,25 @@ class TrainPhase:
 
     def model(self, i: Inputs) -> LanguageModel:
         return LanguageModel(self.architecture, recompute=self.config.is_recomputed(self.name))
+
+    def numerics(
+        self, m: nn.Module, i: Inputs, started_with: Mapping[str, str]
+    ) -> Mapping[str, str]:
+        """How this machine computes the experts: as the recipe says, or what is fastest on it."""
+        c = self.config
+        if self.name == "dense":
+            return {}
+        products: str = c.expert_products
+        if products == "auto":
+            products = choose_products(
+                self.architecture,
+                num_tokens=c.micro_batch * c.context,
+                device=i.device,
+                dtype=getattr(torch, c.precision),
+                started_with=started_with.get(_PRODUCTS),
+            )
+        cast(LanguageModel, m).compute_experts_by(check_products(products))
+        return {_PRODUCTS: products}
 
     def start(self, m: nn.Module, i: Inputs) -> Start:
         """Grow from the phase before, and check on held-out text that nothing has changed."""
@@ -128,6 +150,14 @@ class TrainPhase:
     def example(self, size: int) -> Batch:
         """Text of one token: the shapes of a batch."""
         return {"tokens": torch.zeros(size, self.config.context + 1, dtype=torch.long)}
+
+    def predict(self, m: nn.Module, b: Batch) -> Sequence[Mapping[str, Any]]:
+        """The loss and the perplexity of each window."""
+        return evaluation.predictions(cast(LanguageModel, m), b)
+
+    def show(self, m: nn.Module, i: Inputs, parts: Sequence[Partial], out: Path) -> None:
+        """How the model goes on with the beginnings of held-out texts."""
+        samples.write(cast(LanguageModel, m), i, self.config, out / "samples.md")
 
     def evaluate(self, m: nn.Module, b: Batch) -> Partial:
         return evaluation.partial(m, b)

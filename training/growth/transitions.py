@@ -27,6 +27,7 @@ from training.expansion import (
 from training.expansion.tensors import OnDemand
 from training.growth.architecture import ModelConfig
 from training.growth.config import GrowthConfig
+from training.growth.experts import ExpertFeedForward
 from training.growth.layout import ROUTER, growth_layout
 from training.growth.model import LanguageModel
 from training.workload import OptimizerState, Prior
@@ -81,8 +82,11 @@ class Transition:
         is_grown = self.phase == "grown"
         origins = block_origins(self.config.num_layers, self.config.new_after) if is_grown else None
         router = ROUTER if is_grown else None
+        chosen = next(each for each in m.modules() if isinstance(each, ExpertFeedForward)).products
+        m.compute_experts_by("split")  # which every device can, here the CPU
         before = observe(small, lambda: small(ids_BT), targets_BT, router=router)
         after = observe(m, lambda: m(ids_BT), targets_BT, router=ROUTER, origins=origins)
+        m.compute_experts_by(chosen)
         return verify(before, after, top_k=self.config.top_k)
 
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from torch import nn
-from training.growth.dataset import TextOptions, make_dataset
 
 from tests.training import tiny
 from training.growth.config import GrowthConfig
