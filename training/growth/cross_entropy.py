@@ -45,9 +45,11 @@ class _SumCrossEntropy(torch.autograd.Function):
         return total
 
     @staticmethod
-    def backward(ctx: Any, scale: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, scale: Tensor) -> tuple[Tensor | None, ...]:
         dx_ND, dweight_VD = ctx.saved_tensors
-        return dx_ND * scale, dweight_VD * scale, None, None, None, None
+        # In place: a copy of the weight's gradient could be what no longer fits into memory. A
+        # second backward through the same loss is refused by autograd.
+        return dx_ND.mul_(scale), dweight_VD.mul_(scale), None, None, None, None
 
 
 def _summed(
@@ -75,7 +77,7 @@ def _summed(
             dlogits_CV = dlogits_CV.scatter_(1, targets_C1, at_target_C1).to(dtype)
             dx_ND[start:stop] = dlogits_CV @ low_VD
             if dtype == weight_VD.dtype:
-                dweight_VD.addmm_(dlogits_CV.T, x_CD)
+                torch.addmm(dweight_VD, dlogits_CV.T, x_CD, out=dweight_VD)
             else:
                 dweight_VD += dlogits_CV.T @ x_CD
     return (total, dx_ND, dweight_VD) if is_training else (total,)

@@ -2,18 +2,10 @@
 
 from typing import cast
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.utils import skip_init
 
 from training.growth.architecture import Activation
-
-
-def linear(num_inputs: int, num_outputs: int, *, bias: bool = True) -> nn.Linear:
-    """A linear layer whose weights are yet to be drawn or loaded."""
-    device = torch.get_default_device()
-    return cast(nn.Linear, skip_init(nn.Linear, num_inputs, num_outputs, bias=bias, device=device))
 
 
 class FeedForward(nn.Module):
@@ -21,9 +13,9 @@ class FeedForward(nn.Module):
 
     def __init__(self, width: int, hidden: int, activation: Activation) -> None:
         super().__init__()
-        self.up = linear(width, hidden)
-        self.gate = linear(width, hidden) if activation == "swiglu" else None
-        self.down = linear(hidden, width)
+        self.up = nn.Linear(width, hidden)
+        self.gate = nn.Linear(width, hidden) if activation == "swiglu" else None
+        self.down = nn.Linear(hidden, width)
 
     def forward(self, x: Tensor) -> Tensor:
         up = self.up(x)
