@@ -162,10 +162,12 @@ def _write(
         for piece in batch:
             _update(digest, piece)
         position.pieces += len(batch)
-        progress(-(-batch[-1].read // source.unit), total)
+        progress(batch[-1].read // source.unit, total)
         if number % KEPT_EVERY_BATCHES == 0:
             position.digest = digest.hexdigest()
             keep(out, identity, position)
+    if source.size % source.unit:
+        progress(total, total)
     _check_splits(position, options)
     (out / UNFINISHED).unlink()
     return {
