@@ -18,6 +18,7 @@ from benchmarks import (
     cached_features,
     checkpoint,
     forecast,
+    growth,
     history,
     loader,
     overhead,
@@ -73,6 +74,12 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     orders.add_argument("--batch", type=int, default=256, help="default: %(default)s")
     lines = commands.add_parser("history", help="metrics of a long run: bytes, memory, seconds")
     lines.add_argument("--steps", type=int, default=450_450, help="default: %(default)s")
+    grows = commands.add_parser("growth", help="a model that grows beside one from scratch")
+    grows.add_argument("--count", type=int, default=12_000, help="stories, default: %(default)s")
+    grows.add_argument(
+        "--rates", type=float, nargs="+", default=[3e-3, 6e-3], help="from scratch: %(default)s"
+    )
+    grows.add_argument("--picture", type=Path, help="an .svg of the curves to write")
     commands.add_parser("walks", help="files and functions of a start, a save, a notice")
     for command in commands.choices.values():
         command.add_argument("--json", action="store_true", help="print JSON instead of tables")
@@ -100,6 +107,9 @@ _MEASURES: Mapping[str, Callable[[argparse.Namespace], Sequence[dict[str, Any]]]
     ),
     "bookkeeping": lambda given: bookkeeping.measure(samples=given.samples, batch=given.batch),
     "history": lambda given: history.measure(steps=given.steps),
+    "growth": lambda given: growth.measure(
+        count=given.count, rates=given.rates, picture=given.picture
+    ),
     "walks": lambda given: walks.measure(),
 }
 

@@ -23,7 +23,7 @@ DEFAULTS: Mapping[str, DemoDefaults] = MappingProxyType(
             interruptions=("kill:features:5", "notice:shuffled:60", "kill:head:120"),
         ),
         "growth": DemoDefaults(
-            count=4000,
+            count=12000,
             checkpoint_interval="40steps",
             interruptions=("kill:dense:100", "notice:experts:60", "kill:grown:60"),
         ),

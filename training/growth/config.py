@@ -47,10 +47,10 @@ class GrowthConfig:
     context: int = 128
 
     # The dense model. `num_heads` and the hidden units are multiplied with the width.
-    width: int = 64
-    num_heads: int = 4
-    num_layers: int = 4
-    hidden: int = 256
+    width: int = 32
+    num_heads: int = 2
+    num_layers: int = 3
+    hidden: int = 128
     norm: Norm = "layer"
     activation: Activation = "gelu"
     is_tied: bool = True
@@ -67,7 +67,7 @@ class GrowthConfig:
     width_factor: int = 2
     new_layers: int = 2
     new_kind: BlockKind = "dense"
-    new_hidden: int = 192
+    new_hidden: int = 96
     split_noise: float = 0.1
     carry: Carry = "exact"
     rewarm_steps: int = 0
@@ -79,7 +79,7 @@ class GrowthConfig:
     global_batch: int = 16
     micro_batch: int = 16
     eval_batch: int = 32
-    learning_rate: float = 2e-3
+    learning_rate: float = 3e-3
     warmup_steps: int = 30
     decay_share: float = 0.5
     final_lr_fraction: float = 0.0

@@ -4,7 +4,7 @@ B batch, T tokens, D width, H heads, d width of a head, V vocabulary, N = B x T.
 Nothing here is random but the first weights: there is no dropout.
 """
 
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -172,9 +172,30 @@ def rotary_table(num_tokens: int, head_width: int, base: float, like: Tensor) ->
 
 def rotated(x_BTHd: Tensor, turn_T1d: Tensor) -> Tensor:
     """Each pair of numbers of each head turned by its position's angle."""
-    cosine, sine = turn_T1d.to(x_BTHd.dtype).chunk(2, dim=-1)
+    return cast(Tensor, _Rotation.apply(x_BTHd, turn_T1d.to(x_BTHd.dtype)))
+
+
+class _Rotation(torch.autograd.Function):
+    """Half the kernels of the plain formula; backward turns the other way."""
+
+    @staticmethod
+    def forward(ctx: Any, x_BTHd: Tensor, turn_T1d: Tensor) -> Tensor:
+        ctx.save_for_backward(turn_T1d)
+        return _turned(x_BTHd, turn_T1d, 1.0)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return _turned(gradient, *ctx.saved_tensors, -1.0), None
+
+
+def _turned(x_BTHd: Tensor, turn_T1d: Tensor, direction: float) -> Tensor:
+    cosine, sine = turn_T1d.chunk(2, dim=-1)
     low, high = x_BTHd.chunk(2, dim=-1)
-    return torch.cat([low * cosine - high * sine, high * cosine + low * sine], dim=-1)
+    y_BTHd = torch.empty_like(x_BTHd)
+    y_low, y_high = y_BTHd.chunk(2, dim=-1)
+    torch.mul(low, cosine, out=y_low).addcmul_(high, sine, value=-direction)
+    torch.mul(high, cosine, out=y_high).addcmul_(low, sine, value=direction)
+    return y_BTHd
 
 
 def parameter_counts(config: ModelConfig) -> tuple[int, int]:

@@ -1,6 +1,6 @@
 """The growth workload: a language model that is trained dense, with experts, and grown, in one run.
 
-python -m training data make --workload growth --out data --count 4000
+python -m training data make --workload growth --out data --count 12000
 python -m training run --workload growth --recipe laptop --dataset-uri data --run-uri runs/first
 """
 
@@ -21,12 +21,12 @@ from training.workload import Progress, Rung
 RECIPES: Mapping[str, Callable[[], GrowthConfig]] = MappingProxyType(
     {"laptop": laptop, "full": full, "literal": literal}
 )
-# Windows of 128 tokens of 4,000 generated stories; of 256 tokens of TinyStories, whose 2.1 million
+# Windows of 128 tokens of 12,000 generated stories; of 256 tokens of TinyStories, whose 2.1 million
 # stories are about 470 million of GPT-2's tokens. Of validation, as many as are evaluated.
 _TINY_STORIES = {"train": 1_800_000, "validation": 512}
 NOMINAL_SAMPLES: Mapping[str, Mapping[str, int]] = MappingProxyType(
     {
-        "laptop": {"train": 4_000, "validation": 128},
+        "laptop": {"train": 8_600, "validation": 128},
         "full": _TINY_STORIES,
         "literal": _TINY_STORIES,
     }

@@ -66,7 +66,7 @@ def test_the_ladder_takes_memory_before_it_takes_numbers() -> None:
 @pytest.mark.parametrize(
     ("wrong", "sentence"),
     [
-        ({"width": 66}, "width 66 over num_heads 4"),
+        ({"width": 33}, "width 33 over num_heads 2"),
         ({"top_k": 9}, "top_k is 9 of 8 experts"),
         ({"dense_steps": 0}, "dense_steps is 0; give at least 1"),
         ({"split_noise": -0.1}, "split_noise is -0.1; give at least 0"),
