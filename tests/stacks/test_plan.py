@@ -169,3 +169,18 @@ def test_the_plan_lies_beside_the_template(tmp_path: Path, stack: Stack) -> None
     path = write_plan(tmp_path, "TrainingStack", plan)
     assert path.name == "TrainingStack.plan.json"
     assert json.loads(path.read_text()) == json.loads(json.dumps(plan))
+
+
+def test_growth_fits_a_g5_2xlarge_and_its_start_not_the_memory_of_a_g5_xlarge(
+    stack: Stack,
+) -> None:
+    parameters = StackParameters.for_size("g5.2xlarge", workload="growth")
+    assert (parameters.dataset, parameters.recipe) == ("growth", "full")
+    plan = annotate(stack, parameters)
+    assert plan is not None
+    assert plan["gpu_memory_mib"] < 22_888
+    Annotations.from_stack(stack).has_info(
+        "*", Match.string_like_regexp(r"plan: growth/full on g5\.2xlarge takes")
+    )
+    with pytest.raises(ValueError, match=r"while a stage starts: .* is g5\.2xlarge .*accept=host"):
+        annotate(Stack(App(), "Small"), StackParameters.for_size("g5.xlarge", workload="growth"))

@@ -54,7 +54,7 @@ class TextOptions:
     tokenizer: str = ""
     # Of a tokenizer that is trained here: 50257 (as GPT-2) on imported text, 1024 on the stories.
     vocab_size: int | None = None
-    # Between the documents of a .txt.
+    # Between the documents of a .txt; \n in it stands for the end of a line.
     separator: str = END_OF_TEXT
     # One of so many documents is held out for validation, unless the source has splits.
     held_out_of: int = 20
@@ -134,7 +134,7 @@ def import_dataset(
     num_bytes = sum(file.path.stat().st_size for file in files)
     text = _Source(
         identity={"files": sizes},
-        pieces=lambda: read_pieces(files, options.separator),
+        pieces=lambda: read_pieces(files, options.separator.replace("\\n", "\n")),
         size=num_bytes,
         unit=1_000_000,
         num_bytes=num_bytes,
@@ -162,10 +162,12 @@ def _write(
         for piece in batch:
             _update(digest, piece)
         position.pieces += len(batch)
-        progress(-(-batch[-1].read // source.unit), total)
+        progress(batch[-1].read // source.unit, total)
         if number % KEPT_EVERY_BATCHES == 0:
             position.digest = digest.hexdigest()
             keep(out, identity, position)
+    if source.size % source.unit:
+        progress(total, total)
     _check_splits(position, options)
     (out / UNFINISHED).unlink()
     return {
