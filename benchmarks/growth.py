@@ -27,7 +27,7 @@ from training.store.open import open_store
 from training.workload import Inputs, Settings, Start, Train
 
 ROOT = Path(__file__).parents[1]
-PFLOP = 1e15
+TFLOP = 1e12
 
 
 class _FromScratch(TrainProxy):
@@ -55,17 +55,17 @@ SCRATCH = _Scratch(GROWTH)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trained:
-    """One run: the loss of held-out text after so many PFLOP, and where its phases end."""
+    """One run: the loss of held-out text after so many TFLOP, and where its phases end."""
 
-    pflop: Sequence[float]
+    tflop: Sequence[float]
     loss: Sequence[float]
     ends: Sequence[float]
 
-    def loss_at(self, pflop: float) -> float | None:
+    def loss_at(self, tflop: float) -> float | None:
         """The loss between two evaluations on a straight line; None before the first."""
-        if pflop < self.pflop[0]:
+        if tflop < self.tflop[0]:
             return None
-        return round(float(np.interp(pflop, self.pflop, self.loss)), 4)
+        return round(float(np.interp(tflop, self.tflop, self.loss)), 4)
 
 
 def measure(
@@ -76,7 +76,7 @@ def measure(
     Runs stay in `folder` and are not made again: after an interruption the same call goes on.
     """
     config = laptop()
-    costs = [_pflop_per_step(stage, config) for stage in GROWTH.stages(config)]
+    costs = [_tflop_per_step(stage, config) for stage in GROWTH.stages(config)]
     steps = [config.dense_steps, config.experts_steps, config.grown_steps]
     total = sum(cost * number for cost, number in zip(costs, steps, strict=True))
     with tempfile.TemporaryDirectory() as name:
@@ -95,11 +95,11 @@ def measure(
     if picture is not None:
         names = ("grown in three phases", "the last model from scratch")
         curves = [
-            Curve(name=name, x=best.pflop, y=best.loss)
+            Curve(name=name, x=best.tflop, y=best.loss)
             for name, best in zip(names, (_best(grown), _best(scratch)), strict=True)
         ]
-        picture.write_text(draw_curves(curves, grown[0].ends[:-1], "PFLOP") + "\n")
-    return [_row(pflop, grown, scratch, rates) for pflop in grown[0].pflop]
+        picture.write_text(draw_curves(curves, grown[0].ends[:-1], "TFLOP") + "\n")
+    return [_row(tflop, grown, scratch, rates) for tflop in grown[0].tflop]
 
 
 def _best(runs: Sequence[Trained]) -> Trained:
@@ -107,18 +107,18 @@ def _best(runs: Sequence[Trained]) -> Trained:
 
 
 def _row(
-    pflop: float, grown: Sequence[Trained], scratch: Sequence[Trained], rates: Sequence[float]
+    tflop: float, grown: Sequence[Trained], scratch: Sequence[Trained], rates: Sequence[float]
 ) -> dict[str, Any]:
-    row: dict[str, Any] = {"PFLOP": round(pflop, 3)}
+    row: dict[str, Any] = {"TFLOP": round(tflop, 2)}
     for kind, runs in (("grown", grown), ("scratch", scratch)):
         for rate, run in zip(rates, runs, strict=True):
-            row[f"{kind} at {rate:g}"] = run.loss_at(pflop)
+            row[f"{kind} at {rate:g}"] = run.loss_at(tflop)
     return row
 
 
-def _pflop_per_step(stage: TrainPhase, config: GrowthConfig) -> float:
+def _tflop_per_step(stage: TrainPhase, config: GrowthConfig) -> float:
     flops = measure_step(stage, config, config.micro_batch).flops_per_sample
-    return flops * config.global_batch / PFLOP
+    return flops * config.global_batch / TFLOP
 
 
 def _trained(
@@ -130,14 +130,14 @@ def _trained(
     where = ("--recipe=laptop", *given, dataset, f"--run-uri={uri}")
     _python("training", "run", f"--workload={workload}", *where)
     phases = read_history(open_store(str(uri))).evaluations().values()
-    pflop, losses, ends, before, last = list[float](), list[float](), list[float](), 0.0, 0
+    tflop, losses, ends, before, last = list[float](), list[float](), list[float](), 0.0, 0
     for cost, lines in zip(costs, phases, strict=True):
         for line in lines:
-            pflop.append(before + (line["step"] - last) * cost)
+            tflop.append(before + (line["step"] - last) * cost)
             losses.append(line["metrics"]["loss"])
-        before, last = pflop[-1], lines[-1]["step"]
+        before, last = tflop[-1], lines[-1]["step"]
         ends.append(before)
-    return Trained(pflop=pflop, loss=losses, ends=ends)
+    return Trained(tflop=tflop, loss=losses, ends=ends)
 
 
 def _python(*arguments: str) -> None:
