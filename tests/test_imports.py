@@ -22,6 +22,10 @@ PLANTED = {
         "training/trajectory/model.py",
         "import training.engine.loop",
     ),
+    "a workload never imports another": (
+        "training/growth/stages.py",
+        "import training.trajectory.model",
+    ),
     "import no torch": ("training/record/events.py", "import torch"),
     "expansion stands on torch alone": (
         "training/expansion/layout.py",

@@ -38,7 +38,7 @@ class DemoSettings:
     workload: str
     recipe: str
     overrides: str
-    clips: int
+    count: int
     seed: int
     checkpoint_interval: str
     notice_seconds: float
@@ -100,7 +100,7 @@ class Demo:
     def _deploy(self) -> None:
         settings, deployment = self.settings, self.deployment
         making = deployment.start_dataset(
-            workload=settings.workload, count=settings.clips, seed=settings.seed
+            workload=settings.workload, count=settings.count, seed=settings.seed
         )
         deployment.bootstrap()
         assembly = settings.folder / "cdk.out"
