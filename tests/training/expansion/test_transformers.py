@@ -3,7 +3,6 @@
 from typing import Any
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
 
 from training.expansion import Layout, deepen, fill, observe, upcycle, verify, widen
 from training.expansion.verify import Observation
@@ -58,6 +57,9 @@ def seen(model: torch.nn.Module, router: str | None = ROUTER) -> Observation:
 
 
 def test_a_llama_becomes_a_mixtral_that_grows_on() -> None:
+    # Here: at the top of the file every process that collects tests would wait for it.
+    from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
+
     torch.manual_seed(0)
     llama = LlamaForCausalLM(LlamaConfig(**size(1, 2)))
     more = {"num_local_experts": 4, "num_experts_per_tok": 2}
