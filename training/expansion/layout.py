@@ -66,7 +66,7 @@ class Layout:
     # Norms before a tied head: the head reads the embedding, which cannot carry 1/factor itself.
     divided: Iterable[str] = ()
     # Dense tensor -> the expert's that it becomes: with one more `*` a tensor for each expert, else
-    # one of all, stacked along a new first axis.
+    # one of all, stacked along a new first axis. Several that become one are packed in this order.
     experts: Mapping[str, str] = field(default_factory=dict)
     routers: Iterable[str] = ()  # what only a model with experts has
 

@@ -235,7 +235,8 @@ def _number(router: str | None, name: str) -> int | None:
 
 
 def _recorder(found: dict[int, Tensor], block: int) -> Callable[..., None]:
-    def record(module: nn.Module, inputs: Any, output: Tensor) -> None:
-        found[block] = output.detach()
+    def record(module: nn.Module, inputs: Any, output: Any) -> None:
+        # Some routers return their logits first, and what follows from them.
+        found[block] = (output if isinstance(output, Tensor) else output[0]).detach()
 
     return record

@@ -118,6 +118,17 @@ def test_fails_where_nothing_can_grow() -> None:
         deepen({"h.1.w": torch.ones(2, 2)}, plain, after=[0])
 
 
+def test_fails_where_two_dense_tensors_become_one_that_is_not_packed() -> None:
+    layout = Layout(
+        tensors={"h.*.up": "hidden <- width", "h.*.gate": "hidden <- width", "h.*.both": "a b c"},
+        blocks="h.*",
+        experts={"h.*.gate": "h.*.both", "h.*.up": "h.*.both"},
+    )
+    state = {"h.0.up": torch.ones(2, 2), "h.0.gate": torch.ones(2, 2)}
+    with pytest.raises(ValueError, match=r"become 'h.0.both', but the layout says of none of its"):
+        upcycle(state, layout, num_experts=2, fresh={})
+
+
 def test_fails_for_the_state_of_another_optimizer() -> None:
     state = {"embedding.weight": {"momentum_buffer": torch.ones(2, 2)}}
     with pytest.raises(ValueError, match="has 'momentum_buffer': how it grows is known for Adam's"):

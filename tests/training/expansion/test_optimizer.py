@@ -94,9 +94,12 @@ def test_without_its_state_or_its_rates_it_does_not() -> None:
 
 
 def test_clipped_by_the_norm_that_counts_copies_once_it_follows_too() -> None:
-    assert max(differences(Kind(), 2, clips="weighted")) <= 1e-9
+    found = max(differences(Kind(), 2, clips="weighted"))
     # What the engine's `clip_norm` does.
-    assert max(differences(Kind(), 2, clips="torch")) > 1e-4
+    other = max(differences(Kind(), 2, clips="torch"))
+    print(f"clipped, copies counted once: {found:.1e}; as torch clips: {other:.1e}")
+    assert found <= 1e-9
+    assert other > 1e-4
 
 
 def gradients(model: LanguageModel) -> dict[str, torch.Tensor]:
