@@ -27,6 +27,10 @@ PLANTED = {
         "import training.trajectory.model",
     ),
     "import no torch": ("training/record/events.py", "import torch"),
+    "expansion stands on torch alone": (
+        "training/expansion/layout.py",
+        "import training.randomness",
+    ),
     "the rooms of sizing/": ("sizing/catalogue/sizes.py", "import sizing.plan.plan"),
     # A type import counts as any other.
     "no circles": (

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.language CONTENDER`: one contender, driven by benchmarks/language/table.py."""
+"""`python -m benchmarks.language CONTENDER`: one contender; see benchmarks/language/table.py."""
 
 import sys
 

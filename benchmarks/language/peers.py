@@ -102,8 +102,8 @@ def plain(config: ModelConfig) -> tuple[nn.Module, LossOf]:
 
     def loss(tokens: Tensor) -> Tensor:
         logits, balance = model(tokens[:, :-1])
-        nll = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
-        return nll + BALANCE * balance
+        result: Tensor = BALANCE * balance
+        return result + F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
 
     return model, loss
 

@@ -49,9 +49,10 @@ def widen(
         wide = _repeated(tensor, axes, factors)
         wide = wide.to(torch.promote_types(wide.dtype, torch.float32))
         if (divisor := axes.value_divisor(factors)) > 1:
-            wide = wide / divisor
+            wide.div_(divisor)
             if split_noise and not axes.is_divided:
-                wide = wide + _noise(wide, axes, factors, split_noise * _spread(tensor), seed, name)
+                deviation = split_noise * _spread(tensor)
+                wide.add_(_noise(wide, axes, factors, deviation, seed, name))
         return wide.to(tensor.dtype)
 
     return OnDemand({name: partial(made, name) for name in state})
@@ -135,7 +136,7 @@ def _noise(
     noise = noise.to(like.device, like.dtype)
     copies = by_part(noise, place, axis.parts, factor).unbind(place + 1)
     # Centred in the type of the weights, or the sum would be zero in float32 only.
-    mean = sum(copies[1:], start=copies[0]) / factor
+    mean = sum(copies[1:], start=copies[0]).div_(factor)
     for copy in copies:
         copy.sub_(mean)
     # The variance of a uniform number is 1/12, and centring `factor` of them takes a share of it.

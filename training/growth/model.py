@@ -185,7 +185,8 @@ class _Rotation(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return _turned(gradient, *ctx.saved_tensors, -1.0), None
+        (turn_T1d,) = ctx.saved_tensors
+        return _turned(gradient, turn_T1d, -1.0), None
 
 
 def _turned(x_BTHd: Tensor, turn_T1d: Tensor, direction: float) -> Tensor:

@@ -42,7 +42,9 @@ def grown(tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     growing.READ.clear()
     alive: list[int] = []
     for stage in STAGES[1:]:
-        tiny.HOOKS[stage] = lambda step: alive.append(sum(ref() is not None for ref in growing.READ))
+        tiny.HOOKS[stage] = lambda step: alive.append(
+            sum(ref() is not None for ref in growing.READ)
+        )
     assert run.attempt() == 0
     tiny.HOOKS.clear()
     assert len(growing.READ) == 10 + 24 and not any(alive)

@@ -1,5 +1,6 @@
 """A grown model computes what the smaller one did: in float64 to 1e-12, new blocks bit for bit."""
 
+import weakref
 from collections.abc import Mapping
 
 import pytest
@@ -166,3 +167,29 @@ def test_the_noise_depends_on_seed_and_name_alone_and_sums_to_zero() -> None:
     assert noise.std().item() == pytest.approx(0.5 * state[name].std().item(), rel=0.05)
     # Each copy of a row has its own.
     assert (noise[0] - noise[1]).abs().mean() > 0.1 * noise.std()
+
+
+class Counted(dict[str, Tensor]):
+    """A state that remembers which of its tensors were read."""
+
+    def __init__(self, state: Mapping[str, Tensor]) -> None:
+        super().__init__(state)
+        self.read: list[str] = []
+
+    def __getitem__(self, name: str) -> Tensor:
+        self.read.append(name)
+        return super().__getitem__(name)
+
+
+def test_each_tensor_is_made_when_it_is_read_and_not_kept() -> None:
+    kind = Kind()
+    fresh = kind.model([SPARSE] * 2, 2).state_dict()
+    state = Counted(kind.model([DENSE]).state_dict())
+    sparse = upcycle(state, kind.layout, num_experts=EXPERTS, fresh=fresh)
+    grown = deepen(widen(sparse, kind.layout, times(2), split_noise=0.1), kind.layout, after=[0])
+    assert state.read == []
+    name = "blocks.0.ffn.experts.up_weight"
+    first, second = weakref.ref(grown[name]), grown[name]
+    assert state.read == ["blocks.0.ffn.up.weight"] * 2
+    assert first() is None
+    assert second.shape == (EXPERTS, 40, 24)

@@ -73,6 +73,21 @@ def test_with_its_state_carried_it_follows_the_small_models_losses(kind: Kind, f
     assert max(found) <= 1e-9
 
 
+def test_widened_twice_it_follows_too() -> None:
+    kind = Kind()
+    small, large, largest = (kind.model([DENSE], factor) for factor in (1, 2, 4))
+    first = adamw(small, kind.layout, {})
+    train(small, first, BEFORE)
+    fill(large, widen(small.state_dict(), kind.layout, times(2)))
+    fill(largest, widen(large.state_dict(), kind.layout, times(2)))
+    # The rates are those of both factors multiplied.
+    then = adamw(largest, kind.layout, times(4))
+    state = widen_optimizer(optimizer_state_by_name(first, small), kind.layout, times(2))
+    set_optimizer_state(then, largest, widen_optimizer(state, kind.layout, times(2)))
+    own, found = train(small, first, AFTER), train(largest, then, AFTER)
+    assert max(abs(a - b) for a, b in zip(own, found, strict=True)) <= 1e-9
+
+
 def test_without_its_state_or_its_rates_it_does_not() -> None:
     assert max(differences(Kind(), 2, carries=False)) > 1e-2
     assert max(differences(Kind(), 2, scales=False)) > 1e-3
