@@ -204,6 +204,7 @@ def test_fails_for_a_tokenizer_that_cannot_be_used(
     with pytest.raises(UserError) as caught:
         imported(source(tmp_path / "own"), tmp_path / "out", options)
     assert message in str(caught.value)
+    assert list((tmp_path / "out").iterdir()) == [], "the same folder can be given again"
 
 
 def test_fails_for_a_tokenizer_that_is_not_there(tmp_path: Path) -> None:
