@@ -33,8 +33,8 @@ class HasImport(Protocol):
         """Write the dataset's files into the empty folder `out`; return the manifest's `meta`.
 
         The meta should name the classes and the shape of what a model sees. A workload that keeps
-        its position in the file `training.sources.UNFINISHED` is called again with a folder that an
-        interrupted import has left.
+        its position in the file `training.sources.UNFINISHED`, and leaves it there, is called again
+        with a folder that was interrupted before it had a manifest.
         """
 
 

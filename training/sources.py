@@ -13,8 +13,8 @@ from pathlib import Path, PurePosixPath
 from training.errors import UserError
 
 # A workload that can go on with an interrupted import keeps its position in this file of the new
-# dataset, as JSON with the key "workload", and deletes it at the end.
-UNFINISHED = "unfinished.json"
+# dataset, as JSON with the key "workload". Once there is a manifest, it is deleted.
+UNFINISHED = ".unfinished.json"
 SPLITS = ("train", "validation", "test")
 _ALSO_CALLED = {"training": "train", "val": "validation", "valid": "validation"}
 _TAR = (".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz")

@@ -183,6 +183,10 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _upload(options: argparse.Namespace) -> int:
+    if (options.folder / UNFINISHED).is_file():
+        raise UserError(
+            f"{options.folder} has an unfinished dataset; finish it with the command that began it"
+        )
     if is_programs_own(options.folder):
         write_manifest(options.folder, PROGRAM, {})
     return _send(options.folder, open_store(options.dataset_uri))

@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 from contract.keys import MANIFEST
 from contract.program import WORKLOAD as PROGRAM
 from training.errors import UserError
+from training.sources import UNFINISHED
 from training.store.protocol import StoreError
 from training.store.unfinished import write_whole, writing
 from training.store.verified import RECORD, Entry, VerifiedFiles, sha256_of
@@ -105,8 +106,8 @@ def fingerprint_of(manifest: Mapping[str, Any]) -> str:
 
 
 def write_manifest(folder: Path, workload: str, meta: Mapping[str, Any]) -> LocalDataset:
-    """Write manifest.json about every file in `folder`."""
-    own = (MANIFEST, ARRIVING, RECORD, _LOCK)
+    """Write manifest.json about every file in `folder`, which is finished then."""
+    own = (MANIFEST, ARRIVING, RECORD, _LOCK, UNFINISHED)
     paths = sorted(p for p in folder.rglob("*") if p.is_file() and p.name not in own)
     if not paths:
         raise UserError(f"{folder} contains no files; put the dataset's files there")
@@ -128,6 +129,7 @@ def write_manifest(folder: Path, workload: str, meta: Mapping[str, Any]) -> Loca
         "meta": dict(meta),
     }
     write_whole(folder / MANIFEST, json.dumps(manifest, indent=1).encode())
+    (folder / UNFINISHED).unlink(missing_ok=True)
     verified = VerifiedFiles(folder)
     for entry in files:
         verified.add(entry)

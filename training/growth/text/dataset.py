@@ -28,7 +28,7 @@ from training.growth.text.tokenizer import (
 from training.growth.text.tokens import TOKENIZER_FILE, token_type
 from training.growth.text.vocabulary import END_OF_TEXT, Vocabulary, read_vocabulary, vocabulary_of
 from training.randomness import derive_seed
-from training.sources import UNFINISHED, SourceFile
+from training.sources import SourceFile
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -168,7 +168,8 @@ def _write(
     if source.num_bytes % source.unit_bytes:
         progress(total, total)
     _check_splits(position, options)
-    (out / UNFINISHED).unlink()
+    position.digest = digest.hexdigest()
+    keep(out, identity, position)
     return {
         "tokenizer": Path(options.tokenizer).name or "trained on this text",
         "vocab_size": len(vocabulary),
@@ -231,7 +232,7 @@ def _tokenizer(
     source: _Source, out: Path, options: TextOptions, identity: Mapping[str, Any]
 ) -> "Tokenizer":
     """The tokenizer that an interrupted import had, the user's, or a new one of this text."""
-    if (out / UNFINISHED).is_file():
+    if (out / TOKENIZER_FILE).is_file():
         return load_tokenizer(out / TOKENIZER_FILE)
     if options.tokenizer:
         tokenizer = load_tokenizer(Path(options.tokenizer))
@@ -239,14 +240,14 @@ def _tokenizer(
         size = options.vocab_size or source.vocab_size
         tokenizer = train_tokenizer(_training_texts(source), size)
     _check_round_trip(tokenizer, source)
-    replace_file(out / TOKENIZER_FILE, tokenizer.to_str())
     keep(out, identity, Position())
+    replace_file(out / TOKENIZER_FILE, tokenizer.to_str())
     return tokenizer
 
 
 def _training_texts(source: _Source) -> Iterator[list[str]]:
     """At most TRAINING_BYTES of the text, taken evenly from all of it."""
-    every = -(-source.num_bytes // TRAINING_BYTES)
+    every = max(1, -(-source.num_bytes // TRAINING_BYTES))
     for batch in _batches(islice(source.pieces(), 0, None, every)):
         yield [piece.text for piece in batch]
 
@@ -254,6 +255,11 @@ def _training_texts(source: _Source) -> Iterator[list[str]]:
 def _check_round_trip(tokenizer: "Tokenizer", source: _Source) -> None:
     """UserError if a text cannot be read back: a tokenizer may change letters before it counts."""
     vocabulary = vocabulary_of(tokenizer.to_str(), "the tokenizer")
+    if (missing := next(vocabulary.missing_bytes(), None)) is not None:
+        raise UserError(
+            f"the tokenizer has no token for the byte {missing:#04x}, so text with it would be "
+            "lost; give one that has all, as GPT-2's"
+        )
     for batch in islice(_batches(source.pieces()), 1):
         texts = [piece.text for piece in batch]
         for text, tokens_T in zip(texts, encode(tokenizer, texts), strict=True):

@@ -5,6 +5,7 @@ Files of any size take the same memory. What is no UTF-8 or no JSON is refused b
 
 import codecs
 import gzip
+import io
 import json
 import zlib
 from collections.abc import Iterator, Sequence
@@ -103,8 +104,9 @@ def _cut(text: str) -> int:
 
 
 def _decoded(name: str, stream: BinaryIO) -> Iterator[str]:
-    """Blocks of text; a byte order mark is left out."""
-    decoder = codecs.getincrementaldecoder("utf-8-sig")()
+    """Blocks of text; a byte order mark is left out, and every line ends with \\n."""
+    utf_8 = codecs.getincrementaldecoder("utf-8-sig")()
+    decoder = io.IncrementalNewlineDecoder(utf_8, translate=True)
     num_lines = 0
     is_last = False
     while not is_last:
@@ -133,7 +135,7 @@ def _of_lines(name: str, stream: BinaryIO) -> Iterator[tuple[str, bool]]:
             text = entry["text"] if isinstance(entry, dict) else None
         except UnicodeDecodeError as error:
             raise _no_utf8(name, number, error) from error
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise UserError(f"{where} is no JSON ({error}); correct or delete it") from error
         except KeyError:
             text = None

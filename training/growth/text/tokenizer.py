@@ -64,6 +64,9 @@ def load_tokenizer(path: Path) -> "Tokenizer":
         if not file.is_file():
             raise UserError(f"the tokenizer {file} does not exist; give a tokenizer.json")
         tokenizer = _loaded(file, lambda: Tokenizer.from_file(str(file)))
+    # Left over from what it was used for; documents must not be cut or filled up.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
     if tokenizer.token_to_id(END_OF_TEXT) is None:
         raise UserError(
             f"{path} has no token {END_OF_TEXT}, which ends each document; give a tokenizer with it"

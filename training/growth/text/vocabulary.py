@@ -5,7 +5,7 @@ dataset is made (tokenizer.py).
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from training.errors import UserError
 
 END_OF_TEXT = "<|endoftext|>"
 _UNKNOWN = "\ufffd".encode()
+_UTF_8 = (*range(0xC0), *range(0xC2, 0xF5))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,6 +26,11 @@ class Vocabulary:
     def __len__(self) -> int:
         """Rows that a model needs."""
         return max(self.tokens) + 1
+
+    def missing_bytes(self) -> Iterator[int]:
+        """The bytes of UTF-8 that no token stands for: characters with them cannot be written."""
+        there = set(self.tokens.values())
+        return (byte for byte in _UTF_8 if bytes([byte]) not in there)
 
     def text(self, tokens: Iterable[int]) -> str:
         """The text of tokens; what is no character is shown as U+FFFD."""

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from training.cli import dataset as dataset_command
 from training.cli.main import main
 from training.growth.text import dataset as dataset_module
 from training.growth.text.stories import write_story
@@ -52,6 +53,29 @@ def test_an_import_that_was_stopped_goes_on_with_the_same_command(
     assert main([*command, f"--out={tmp_path / 'whole'}"]) == 0
     ours, whole = (json.loads((f / "manifest.json").read_text()) for f in (out, tmp_path / "whole"))
     assert ours["files"] == whole["files"]
+
+
+def test_a_dataset_that_has_no_manifest_yet_is_not_lost_and_not_uploaded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    command = ["data", "make", "--workload=growth", "--count=40", "--override=vocab_size=300"]
+
+    def stop(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(dataset_command, "write_manifest", stop)
+        assert main([*command, f"--out={out}"]) == 130
+    assert main(["data", "upload", str(out), f"--dataset-uri={tmp_path / 'store'}"]) == 2
+    assert f"{out} has an unfinished dataset; finish it" in capsys.readouterr().err
+    assert not (tmp_path / "store" / "manifest.json").exists()
+    assert main([*command, f"--out={out}"]) == 0
+    assert main([*command, f"--out={tmp_path / 'whole'}"]) == 0
+    ours, whole = (json.loads((f / "manifest.json").read_text()) for f in (out, tmp_path / "whole"))
+    assert (ours["files"], ours["meta"]) == (whole["files"], whole["meta"])
+    assert not (out / UNFINISHED).exists()
+    assert main(["data", "upload", str(out), f"--dataset-uri={tmp_path / 'store'}"]) == 0
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer, decoders, models, normalizers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from training.errors import UserError
 from training.growth.text import dataset as dataset_module
@@ -174,6 +174,55 @@ def test_a_tokenizer_of_one_s_own(tmp_path: Path) -> None:
         assert data.meta["tokenizer"] == given.name
         tokens.append((data.folder / "train-00000.bin").read_bytes())
     assert tokens[0] == tokens[1] == tokens[2]
+
+
+def test_a_tokenizer_that_was_used_for_short_texts_cuts_and_fills_up_none(tmp_path: Path) -> None:
+    folder = own_tokenizer(tmp_path)
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.enable_truncation(60)
+    tokenizer.enable_padding()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    texts = [*TEXTS, "A long story. " * 50]
+    options = TextOptions(tokenizer=str(folder), held_out_of=5)
+    data = imported(source(tmp_path / "own", texts), tmp_path / "out", options)
+    assert sorted(texts_of(data, "train") + texts_of(data, "validation")) == sorted(
+        text.strip() for text in texts
+    )
+
+
+def test_fails_for_a_tokenizer_without_all_bytes(tmp_path: Path) -> None:
+    known = {chr(byte): byte for byte in range(0x21, 0x7F)} | {"<|endoftext|>": 0x7F, "Ġ": 0x80}
+    tokenizer = Tokenizer(models.BPE(known, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    options = TextOptions(tokenizer=str(tmp_path), held_out_of=5)
+    own = source(tmp_path / "own", [f"text {n}" for n in range(20)])
+    with pytest.raises(UserError, match="has no token for the byte 0x00, so text with it would be"):
+        imported(own, tmp_path / "out", options)
+
+
+def test_an_import_that_was_stopped_before_it_had_a_tokenizer_trains_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, out = source(tmp_path / "own"), tmp_path / "out"
+
+    def stop(path: Path, text: str) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(dataset_module, "replace_file", stop)
+        imported(own, out)
+    assert (out / UNFINISHED).is_file()
+    whole = imported(own, tmp_path / "whole")
+    assert imported(own, out).manifest["files"] == whole.manifest["files"]
+
+
+def test_fails_for_files_without_a_document(tmp_path: Path) -> None:
+    for number, text in enumerate(("", " \n")):
+        (tmp_path / f"{number}.txt").write_text(text)
+        with pytest.raises(UserError, match="split train got none of the 0 documents"):
+            imported(tmp_path / f"{number}.txt", tmp_path / f"out{number}")
 
 
 def test_the_name_of_a_special_token_is_text_where_it_separates_nothing(tmp_path: Path) -> None:

@@ -49,6 +49,13 @@ def test_documents_between_separators_whatever_the_blocks(tmp_path: Path, mark: 
 
 
 @pytest.mark.usefixtures("small_blocks")
+def test_lines_of_windows_end_as_others(tmp_path: Path) -> None:
+    path = tmp_path / "stories.txt"
+    path.write_bytes(b"One.\r\nIt goes on.\r\n\r\nTwo.\r\n\r\nThree.\r\n")
+    assert documents(path, "\n\n") == ["One.\nIt goes on.", "Two.", "Three."]
+
+
+@pytest.mark.usefixtures("small_blocks")
 def test_a_long_document_comes_in_pieces_cut_before_white_space(tmp_path: Path) -> None:
     path = tmp_path / "stories.txt"
     words = " ".join(f"word{number}" for number in range(40))
@@ -77,6 +84,7 @@ def test_lines_of_json_and_packed_files(tmp_path: Path) -> None:
         ("a.txt", b"one\ntw\xc3", r"a\.txt, line 2 has the byte 0xc3"),
         ("a.jsonl", b'{"text": "x"}\n{"text": "\xff"}', r"a\.jsonl, line 2 has the byte 0xff"),
         ("a.jsonl", b'{"text": "x"}\n\n{"text"', r"a\.jsonl, line 3 is no JSON \(Expecting"),
+        ("a.jsonl", b"[" * 100_000, r"a\.jsonl, line 1 is no JSON \(maximum recursion depth"),
         ("a.jsonl", b'{"story": "x"}', r'a\.jsonl, line 1 has no "text" with a string; write'),
         ("a.jsonl", b'{"text": 7}', r'a\.jsonl, line 1 has no "text" with a string'),
         ("a.jsonl", b'["x"]', r'a\.jsonl, line 1 has no "text" with a string'),
