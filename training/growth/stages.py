@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from training.errors import UserError
 from training.expansion import RewarmingAdamW, fill, scaled_groups
 from training.expansion.rewarm import Rewarming
 from training.growth import evaluation, samples
@@ -93,9 +94,8 @@ class TrainPhase:
         """Grow from the phase before, and check on held-out text that nothing has changed."""
         c, (total, active) = self.config, parameter_counts(self.architecture)
         facts = {"parameters": total, "active_parameters": active}
-        failures = vocabulary_failures(i.dataset, c.vocab_size)
-        if failures or i.prior is None:
-            return Start(failures=failures, facts=facts)
+        if i.prior is None:
+            return Start(facts=facts)
         m, transition = cast(LanguageModel, m), Transition(config=c, phase=self.name)
         fill(m, transition.model(i.prior.model, m.state_dict()))
         windows = token_samples(i.dataset, "validation", c.context)
@@ -124,8 +124,11 @@ class TrainPhase:
         return kind(groups, betas=BETAS, fused=c.fused_optimizer or None)
 
     def samples(self, i: Inputs, split: str) -> Samples:
-        most = self.config.eval_windows if split == "validation" else None
-        return token_samples(i.dataset, split, self.config.context, most=most)
+        c = self.config
+        if failures := vocabulary_failures(i.dataset, c.vocab_size):
+            raise UserError(failures[0])
+        most = c.eval_windows if split == "validation" else None
+        return token_samples(i.dataset, split, c.context, most=most)
 
     def weight(self, b: Batch) -> float:
         tokens_BT: Tensor = b["tokens"]

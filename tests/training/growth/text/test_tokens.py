@@ -7,6 +7,8 @@ import pytest
 import torch
 
 from training.errors import UserError
+from training.growth.config import GrowthConfig
+from training.growth.stages import phases
 from training.growth.text.shards import write_tokens
 from training.growth.text.tokens import (
     document_beginnings,
@@ -16,6 +18,7 @@ from training.growth.text.tokens import (
     vocabulary_failures,
 )
 from training.store.local_dataset import LocalDataset, write_manifest
+from training.workload import Inputs, Samples
 
 RNG = torch.Generator()
 
@@ -131,3 +134,26 @@ def test_a_vocabulary_of_another_size_is_a_sentence(tmp_path: Path) -> None:
     assert "has 300 tokens, the model's only 299; give --override vocab_size=300" in small
     (large,) = vocabulary_failures(data, 50257)
     assert "most of the model's 50257 would never occur" in large
+
+
+def test_fails_to_read_text_of_another_vocabulary_than_the_model_s(tmp_path: Path) -> None:
+    data = dataset(tmp_path, list(range(40)) * 9, vocab_size=300)
+
+    def samples(vocab_size: int) -> Samples:
+        config = GrowthConfig(vocab_size=vocab_size)
+        inputs = Inputs(
+            config=config,
+            dataset=data,
+            artifact=lambda name: (),
+            prior=None,
+            device=torch.device("cpu"),
+            rank=0,
+            world=1,
+            seed=0,
+            scratch=tmp_path,
+        )
+        return phases(config)[0].samples(inputs, "train")
+
+    assert len(samples(300)) == 2
+    with pytest.raises(UserError, match="has 300 tokens, the model's only 299; give --override"):
+        samples(299)
