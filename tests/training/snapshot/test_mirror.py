@@ -313,3 +313,18 @@ def test_a_file_that_a_killed_process_left_half_written_does_not_count_as_closed
     assert not quiet.is_closed()
     assert quiet.look(list_folder(machine.folder)) == 0, "the quiet time begins anew"
     os.waitpid(writer, 0)
+
+
+def test_a_worker_that_began_after_the_last_change_may_end(new_machine: NewMachine) -> None:
+    machine = new_machine("first")
+    machine.write({"model.pt": b"whole"})
+    quiet = QuietTime()
+    quiet.look(list_folder(machine.folder))
+    began = quiet.since
+    worker = os.fork()
+    if worker == 0:
+        os._exit(0)
+    os.waitpid(worker, 0)
+    assert quiet.is_closed()
+    quiet.look(list_folder(machine.folder))
+    assert quiet.since == began
