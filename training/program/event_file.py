@@ -1,4 +1,4 @@
-"""Scalars of a TensorBoard event file that is being written: TFRecord framing and protobuf, by hand.
+"""Scalars of a TensorBoard event file that grows: TFRecord framing and protobuf, by hand.
 
 An instance has no tensorboard, whose own reader also keeps no place between two reads.
 """
@@ -113,7 +113,7 @@ def _summary(summary: bytes) -> Iterator[tuple[str, float]]:
 
 
 def _scalar_of(tensor: bytes) -> float | None:
-    """The number of a TensorProto that holds one float or double, as TensorFlow 2 writes scalars."""
+    """The number of a TensorProto with one float or double: TensorFlow 2 writes scalars so."""
     fields = dict(_fields(tensor))
     form = {1: "<f", 2: "<d"}.get(int(fields.get(1, 0)))
     if form is None:

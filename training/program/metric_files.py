@@ -28,7 +28,7 @@ class MetricFiles:
 
     def __init__(self, folders: Sequence[Path]) -> None:
         self._folders = folders
-        self._files: dict[str, _GrowingFile] = {}
+        self._files: dict[Path, _GrowingFile] = {}
 
     @property
     def has_more(self) -> bool:
@@ -51,22 +51,22 @@ class MetricFiles:
         self._files = {path: file for path, file in self._files.items() if path in found}
         return rows
 
-    def _paths(self) -> Iterator[str]:
+    def _paths(self) -> Iterator[Path]:
         for folder in self._folders:
             for where, folders, names in os.walk(folder):
                 folders.sort()
                 for name in sorted(names):
-                    path = os.path.join(where, name)
-                    is_known = "tfevents" in name or name in ("metrics.jsonl", "metrics.csv")
-                    # To open a pipe would wait for its writer.
-                    if is_known and os.path.isfile(path):
-                        yield path
+                    if "tfevents" in name or name in ("metrics.jsonl", "metrics.csv"):
+                        path = Path(where, name)
+                        # To open a pipe would wait for its writer.
+                        if path.is_file():
+                            yield path
 
 
-def _opened(path: str) -> _GrowingFile:
-    if path.endswith(".jsonl"):
-        return _JsonLines(Path(path))
-    return _LightningCsv(Path(path)) if path.endswith(".csv") else EventFile(Path(path))
+def _opened(path: Path) -> _GrowingFile:
+    if path.suffix == ".jsonl":
+        return _JsonLines(path)
+    return _LightningCsv(path) if path.suffix == ".csv" else EventFile(path)
 
 
 def _dated(row: MetricRow, now: float) -> MetricRow:

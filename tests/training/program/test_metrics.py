@@ -7,6 +7,7 @@ import os
 import warnings
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -67,25 +68,25 @@ def test_fails_for_a_definition_that_can_find_nothing(regex: str) -> None:
 
 
 def test_prints_of_the_hugging_face_trainer_get_the_step_of_its_progress_bar() -> None:
-    from transformers import TrainerControl, TrainerState, TrainingArguments
+    from transformers import TrainerControl, TrainerState
     from transformers.trainer_callback import ProgressCallback
 
-    output, progress = io.StringIO(), ProgressCallback()
+    output = io.StringIO()
+    progress: Any = ProgressCallback()  # type: ignore[no-untyped-call]
     with warnings.catch_warnings(), redirect_stdout(output), redirect_stderr(output):
         warnings.simplefilter("ignore")
         state, control = TrainerState(max_steps=40), TrainerControl()
-        arguments: TrainingArguments = None  # type: ignore[assignment]  # it is not looked at
-        progress.on_train_begin(arguments, state, control)
+        progress.on_train_begin(None, state, control)
         for state.global_step in (10, 20):
-            progress.on_step_end(arguments, state, control)
+            progress.on_step_end(None, state, control)
             logs = {"loss": 5.0 / state.global_step, "learning_rate": 2e-05, "epoch": 0.5}
-            progress.on_log(arguments, state, control, logs=logs)
+            progress.on_log(None, state, control, logs=logs)
         # An evaluation shows a bar of its own until it has printed.
         for _ in range(7):
-            progress.on_prediction_step(arguments, state, control, eval_dataloader=range(7))
-        progress.on_log(arguments, state, control, logs={"eval_loss": math.nan, "epoch": 1})
-        progress.on_evaluate(arguments, state, control)
-        progress.on_train_end(arguments, state, control)
+            progress.on_prediction_step(None, state, control, eval_dataloader=range(7))
+        progress.on_log(None, state, control, logs={"eval_loss": math.nan, "epoch": 1})
+        progress.on_evaluate(None, state, control)
+        progress.on_train_end(None, state, control)
     reader = _reader()
     reader.feed(output.getvalue().encode())
     rows = _everything(reader)
