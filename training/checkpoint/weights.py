@@ -11,10 +11,11 @@ from torch import Tensor, nn
 
 from contract.keys import FINAL, HEAD
 from training.checkpoint.export import weights_sha256
-from training.checkpoint.read import WEIGHTS, DamagedCheckpointError, read_checkpoint
+from training.checkpoint.read import WEIGHTS, read_checkpoint
 from training.errors import UserError
 from training.record.checkpoint_entry import CheckpointEntry
 from training.record.head import Head, read_head
+from training.record.newest_valid import DamagedCheckpointError
 from training.record.run_config import RunConfig, read_run_config
 from training.store.open import open_store
 from training.store.protocol import Store, StoreError

@@ -71,7 +71,7 @@ class StepLines:
         rate, count = _number(line.get("samples_per_second")), _number(line.get("num_samples"))
         stage = self._stages.setdefault(line["stage"], len(self._stages))
         row = line["step"], line.get("stage_step", line["step"]), line["generation"], stage
-        seconds = count / rate if rate else _NAN
+        seconds = count / rate if rate else _number(line.get("seconds"))
         numbers = _number(line.get("loss")), seconds, _number(line.get("gradient_norm"))
         # All or none: the columns must stay equally long.
         values = (*array("q", row), *numbers)
