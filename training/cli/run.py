@@ -54,7 +54,8 @@ def _run(arguments: argparse.Namespace) -> int:
     )
     # Before anything slow is imported: a signal without a handler would end the process.
     supervisor.begin()
-    _let_segments_grow()
+    if not run_program.is_program(arguments):
+        _let_segments_grow()
     if os.environ.get("TRAINING_LEADER"):
         end_with_rank_0()
     if os.environ.get("RANK", "0") != "0":

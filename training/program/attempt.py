@@ -147,16 +147,16 @@ class Attempt:
         }
         command = build_command(options, self._machine, channels, files, os.environ)
         self._mirror.start()
-        log = self._watch.open_log()
-        process = ProgramProcess(
-            command.words, folder=command.folder, variables=command.variables, output=log.output
-        )
-        self._watch.begin(process, self._mirror, self._supervisor)
-        try:
+        with (
+            self._watch.log() as output,
+            contextlib.closing(
+                ProgramProcess(
+                    command.words, folder=command.folder, variables=command.variables, output=output
+                )
+            ) as process,
+        ):
+            self._watch.begin(process, self._mirror, self._supervisor)
             self._watch.until_end()
-        finally:
-            process.close()
-            self._watch.close_log()
         return self._watch.conclude(self._record, self._began)
 
     def _beating(self, act: Callable[[], T]) -> T:

@@ -21,6 +21,8 @@ from training.store.protocol import Store, StoreError
 _log = logging.getLogger(__name__)
 
 _FIRST_SECONDS, _SEND_SECONDS = 2.0, 10.0
+# Between the last tries to send the end.
+_LAST_PAUSES = (0.2, 1.0)
 _PART_BYTES = 2 * 1024 * 1024  # before compression
 _READ_BYTES = 65536
 # A longer line, such as a tensor printed whole, is cut for those who read lines.
@@ -57,10 +59,17 @@ class ProgramLog:
 
     def close(self, seconds: float) -> None:
         """Read to the end, once the program has ended, and send the rest; wait up to `seconds`."""
+        if self._thread.ident is None:  # the program could not be started
+            os.close(self.output)
+            os.close(self._reader)
+            self._local.close()
+            return
         deadline = time.monotonic() + seconds
         self._thread.join(max(0.0, deadline - time.monotonic()))
         self._ended.set()
         self._sender.join(max(0.0, deadline - time.monotonic()))
+        if not self._thread.is_alive() and not self._sender.is_alive():
+            self._local.close()
 
     def _read(self) -> None:
         while data := os.read(self._reader, _READ_BYTES):
@@ -74,7 +83,9 @@ class ProgramLog:
         """Write to the local file; the program must not stop because the disk is full."""
         try:
             while data and not self._is_full:
-                data = data[self._local.write(data) :]
+                written = self._local.write(data)
+                self._parts.size += written
+                data = data[written:]
         except OSError as error:
             self._is_full = True
             _log.warning(f"[log] {self._local.name}: {error}; what comes now is shown, not kept")
@@ -86,15 +97,21 @@ class ProgramLog:
 
     def _send(self) -> None:
         seconds = _FIRST_SECONDS
-        while True:
-            is_last = self._ended.wait(seconds)
+        while not self._ended.wait(seconds):
             seconds = _SEND_SECONDS
-            try:
-                self._parts.send()
-            except StoreError as error:
-                _log.warning(f"[log] {error}; {'it stays' if is_last else 'retrying'}")
-            if is_last:
+            self._try_to_send("retrying")
+        for pause in (*_LAST_PAUSES, None):
+            if self._try_to_send("retrying" if pause else "its end is not kept") or pause is None:
                 return
+            time.sleep(pause)
+
+    def _try_to_send(self, then: str) -> bool:
+        try:
+            self._parts.send()
+        except StoreError as error:
+            _log.warning(f"[log] {error}; {then}")
+            return False
+        return True
 
 
 class LineSplitter:
@@ -153,20 +170,19 @@ class _Parts:
         self._store = store
         self._writer = writer
         self._local = local.fileno()
+        self.size = 0  # of the local file, as far as it is written
         self._start = 0  # of the current part
         self._sent = 0
         self._number = 1
 
     def send(self) -> None:
         """Send what is new: full parts once, the current one again."""
-        while (data := os.pread(self._local, _PART_BYTES, self._start)) and (
-            self._start + len(data) > self._sent
-        ):
+        while self._sent < (size := self.size):
+            data = os.pread(self._local, min(_PART_BYTES, size - self._start), self._start)
             self._store.put(log_key(self._writer, self._number), gzip.compress(data, 6, mtime=0))
             self._sent = self._start + len(data)
-            if len(data) < _PART_BYTES:
-                return
-            self._start, self._number = self._sent, self._number + 1
+            if len(data) == _PART_BYTES:
+                self._start, self._number = self._sent, self._number + 1
 
 
 def log_key(writer: str, number: int) -> str:

@@ -47,8 +47,6 @@ class ProgramOptions:
     bundle_uri: str | None = None
     prediction: Mapping[str, float | str] | None = None
     usd_per_hour: float | None = None
-    # Without a snapshot for so long, the run is warned of what a loss costs.
-    no_snapshot_seconds: float = 600.0
 
     @property
     def container(self) -> Container:
@@ -133,7 +131,8 @@ def build_command(
 
 
 def _is_own(name: str) -> bool:
-    return name in NAMES or _OWN.fullmatch(name) is not None
+    is_decision = name in NAMES and name != "AWS_REGION"
+    return is_decision or _OWN.fullmatch(name) is not None
 
 
 def _expanded(word: str, contract: Mapping[str, str]) -> str:

@@ -1,5 +1,6 @@
 """Watches a program from its start to its end: metrics, snapshots, notices, and what came of it."""
 
+import contextlib
 import logging
 import time
 from collections.abc import Iterator, Mapping
@@ -26,6 +27,8 @@ from training.snapshot.mirror import Mirror, Restored
 
 _log = logging.getLogger(__name__)
 
+# Without a snapshot for so long, the run is warned of what a loss costs.
+NO_SNAPSHOT_SECONDS = 600.0
 _POLL_SECONDS = 0.2
 _CANDIDATE_SECONDS = 2.0
 _LOG_SECONDS = 30.0
@@ -72,14 +75,21 @@ class ProgramWatch:
             "resumed", "ok", checkpoint=restored.entry.name, step=step, bytes=restored.bytes
         )
 
-    def open_log(self) -> ProgramLog:
-        """The log, whose `output` the program gets; metrics of earlier attempts are passed over."""
+    @contextlib.contextmanager
+    def log(self) -> Iterator[int]:
+        """The log's descriptor for the program; at the end, what the program left is read."""
+        # Earlier attempts have reported what stands in files already.
         self._reader.skip_history()
         head, options = self._lease.head, self._options
         writer = f"{head.generation:04d}-{head.nonce}"
         local = options.scratch / "logs" / f"{writer}.log"
         self._log = ProgramLog(options.store, writer, local, self._reader.feed)
-        return self._log
+        try:
+            yield self._log.output
+        finally:
+            notice = self._notice
+            self._log.close(_LOG_SECONDS if notice is None else min(1.0, notice.seconds_left / 4))
+            self._progress.add(self._reader.poll(is_last=True))
 
     def begin(self, process: ProgramProcess, mirror: Mirror, supervisor: Supervisor) -> None:
         """The program has been started."""
@@ -101,13 +111,6 @@ class ProgramWatch:
             if interruption.take_rebalance():
                 self._events.emit("rebalance", unsaved_seconds=self._unsaved())
                 self._mirror.request("rebalance")
-
-    def close_log(self) -> None:
-        """The program's processes are gone: read what they left to be read."""
-        assert self._log is not None
-        left = _LOG_SECONDS if self._notice is None else min(1.0, self._notice.seconds_left / 4)
-        self._log.close(left)
-        self._progress.add(self._reader.poll(is_last=True))
 
     def conclude(self, record: RunConfig, began: float) -> int:
         """Save what the program left; the exit code of a finished run, else an error."""
@@ -210,7 +213,7 @@ class ProgramWatch:
     def _warn_without_snapshot(self) -> None:
         """Once: that a loss would now cost everything since the start."""
         options, seconds = self._options, self._progress.seconds
-        if self._warnings or self._progress.num_snapshots or seconds < options.no_snapshot_seconds:
+        if self._warnings or self._progress.num_snapshots or seconds < NO_SNAPSHOT_SECONDS:
             return
         usd = options.usd_per_hour
         cost = "" if usd is None else f", {seconds * usd / 3600:.2f} dollars so far"

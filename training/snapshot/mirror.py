@@ -6,12 +6,10 @@ capture that waits gives way to a newer one.
 
 import json
 import logging
-import os
 import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -24,25 +22,20 @@ from training.record.metrics import Metrics
 from training.record.newest_valid import newest_valid, read_twice
 from training.record.retention import KEEP_NEWEST, Retention
 from training.snapshot.capture import Capture, capture
-from training.snapshot.listing import ChangedError, Listing, SnapshotError, leaves, list_folder
+from training.snapshot.listing import ChangedError, Listing, SnapshotError, list_folder
 from training.snapshot.manifest import Reason, Snapshot
-from training.snapshot.moments import QuietTime
 from training.snapshot.outbox import Outbox, Parcel
 from training.snapshot.publish import Committed, Publisher
 from training.snapshot.restore import Filled, fill, read_snapshot
-from training.store.protocol import Store, StoreError
+from training.snapshot.watcher import Watcher
+from training.store.protocol import Store
 from training.store.unfinished import write_whole
 
 _log = logging.getLogger(__name__)
 
 Haste: TypeAlias = Literal["emergency", "rebalance"]
 
-# How often the commit file is looked for: a program may wait for it.
-_POLL_SECONDS = 0.025
-# Looking at a big folder takes at most this share of one core.
-_LOOKING_SHARE = 0.02
-# After a notice: the program may be gone before the usual quiet time is over.
-_HASTY_SECONDS = 1.0
+_POLL_SECONDS = 0.1
 _LINE_SECONDS = 10.0
 _FINAL_ATTEMPTS = 4
 # What a send that is cancelled gets to say so.
@@ -94,16 +87,13 @@ class Mirror:
             store, lease, folder, events=events, metrics=metrics, retention=retention
         )
         self._outbox = Outbox(self._publisher, events)
-        self._says_when = False
+        self._watcher = Watcher(
+            folder, self.commit_file, quiet_seconds, self._capture, self._refuse
+        )
         self._haste: Haste | None = None
-        self._quiet = QuietTime()
-        self._captured: Listing | None = None
         self._num_captures = 0
-        self._told: set[str] = set()
-        self._line = -_LINE_SECONDS
-        self._stop = threading.Event()
-        self._watching: threading.Thread | None = None
-        self._error: BaseException | None = None
+        self._said = -_LINE_SECONDS
+        self._is_closing = threading.Event()
 
     @property
     def last(self) -> Committed | None:
@@ -129,12 +119,13 @@ class Mirror:
         for name, why in passed_over:
             _log.warning(f"[snapshot] {name} is passed over: {why}")
         if found is None:
-            fill(self._store, _NOTHING, self._folder)
+            self._publisher.begin_with(fill(self._store, _NOTHING, self._folder))
             self._publisher.sweep()
             return None
         filled = found.snapshot
-        self._says_when = filled.snapshot.program_says_when
+        self._watcher.says_when = filled.snapshot.program_says_when
         self._publisher.begin_with(filled)
+        self._watcher.captured = list_folder(self._folder)
         self._publisher.sweep()
         restored = Restored(
             entry=found.entry,
@@ -150,16 +141,15 @@ class Mirror:
     def start(self) -> None:
         """Watch the folder from now on, and send."""
         self._outbox.start()
-        self._watching = threading.Thread(target=self._watch, name="mirror", daemon=True)
-        self._watching.start()
+        self._watcher.start()
 
     def request(self, haste: Haste) -> None:
         """Ask for a snapshot at the first quiet second; no-op for a program that says when."""
-        self._haste = haste
+        self._haste, self._watcher.is_hasty = haste, True
 
     def check(self) -> None:
         """Raise what has ended the mirror."""
-        if error := self._error or self._outbox.error:
+        if error := self._watcher.error or self._outbox.error:
             raise error
 
     def final(
@@ -170,98 +160,54 @@ class Mirror:
         `deadline` is on this process's monotonic clock. With `release` the lease goes too, in the
         same write where there is one. StoreError if there was time, and the store refused.
         """
-        self._stop_watching(deadline)
+        self._is_closing.set()
+        self._watcher.stop(_left(deadline))
+        self._outbox.start()  # where the program could not be started
         self.check()
-        why = self._why_not(exit_code)
+        why = self._watcher.why_not(exit_code)
         if why is None:
-            self._outbox.drop()
-        else:
-            _log.warning(f"[snapshot] none at the end: {why}")
-        if not self._outbox.wait(_left(deadline)):
+            self._outbox.drop()  # the last one is newer
+        is_sent = self._outbox.finish(_left(deadline))
+        self.check()
+        if not is_sent:
             self._publisher.cancel()
-            why = "there was no time to send it"
-        is_safe = why is None and self._commit_last(exit_code, deadline, release)
-        if release and not self._lease.lost.is_set():
+            _log.warning("[snapshot] there was no time for the last one; the one before it stays")
+        elif why is None:
+            is_sent = self._commit_last(deadline, release)
+        elif not self._watcher.is_captured():
+            is_sent = False
+            _log.warning(f"[snapshot] none at the end: {why}")
+        self.check()
+        if deadline is None and self._outbox.refused is not None:
+            raise self._outbox.refused
+        if release:
             self._lease.release()
         elif deadline is None:
             self._publisher.sweep()
-        self.check()
-        return is_safe
+        return is_sent and self._outbox.refused is None
 
     def close(self) -> None:
         """Stop both threads; what is being sent is never committed later."""
-        self._stop.set()
+        self._is_closing.set()
+        self._watcher.stop(0)
         self._publisher.cancel()
         self._outbox.close()
 
-    def _watch(self) -> None:
-        next_look = 0.0
-        try:
-            while not self._stop.wait(_POLL_SECONDS):
-                if self.commit_file.exists():
-                    self._commit_asked()
-                elif time.monotonic() >= next_look and self._may_choose:
-                    next_look = self._look()
-        except BaseException as error:  # the attempt's thread must see it
-            self._error = error
-
-    @property
-    def _may_choose(self) -> bool:
-        """Whether the mirror chooses the moment."""
-        return self._quiet_seconds > 0 and not self._says_when
-
-    def _commit_asked(self) -> None:
-        """Capture what the program asked for, and remove the file it waits for."""
-        self._says_when = True
-        try:
-            asked = self.commit_file.stat()
-            self._capture("commit")
-        except ChangedError as error:
-            self._say(f"the program asked for a snapshot, but {error}; trying again")
-            return
-        except FileNotFoundError:
-            return
-        except SnapshotError as error:
-            self._refuse(error)
-        # Touched once more while it was captured: that asks for another one.
-        if _same(asked, self.commit_file):
-            self.commit_file.unlink(missing_ok=True)
-
-    def _look(self) -> float:
-        """Capture the folder if it has been quiet; return when to look again."""
-        began = time.monotonic()
-        wanted = min(self._quiet_seconds, _HASTY_SECONDS) if self._haste else self._quiet_seconds
-        try:
-            listing = list_folder(self._folder)
-            quiet = self._quiet.look(listing)
-            self._tell_odd(listing)
-            is_new = self._captured is None or self._captured.difference(listing) is not None
-            if is_new and quiet >= wanted and not listing.is_empty and self._quiet.is_closed():
-                self._capture("notice" if self._haste else "quiet")
-                if self._haste == "rebalance":
-                    self._haste = None
-        except ChangedError:
-            pass  # not quiet after all
-        except SnapshotError as error:
-            self._refuse(error)
-        looked = time.monotonic() - began
-        return time.monotonic() + max(min(wanted / 5, 1.0), looked / _LOOKING_SHARE)
-
-    def _capture(self, reason: Reason) -> None:
-        """Capture the folder; sent from where it lies, it is sent before this returns."""
+    def _capture(self, reason: Reason) -> Listing:
+        """Capture the folder; what is sent from where it lies is sent before this returns."""
         captured = self._captured_now(reason)
         parcel = Parcel(capture=captured, kind=self._kind)
-        is_in_place = captured.is_in_place
+        if self._haste == "rebalance":
+            self._haste, self._watcher.is_hasty = None, False
         self._outbox.put(parcel)
-        if not is_in_place:
-            self._captured = captured.listing
-            return
-        while not parcel.is_over.wait(0.1) and not self._stop.is_set():
-            self._outbox.raise_error()
-        if isinstance(parcel.error, ChangedError):
-            raise parcel.error
-        if parcel.error is None:
-            self._captured = captured.listing
+        if captured.is_in_place:
+            while not parcel.is_over.wait(_POLL_SECONDS) and not self._is_closing.is_set():
+                self._outbox.raise_error()
+            if isinstance(parcel.error, SnapshotError):
+                raise parcel.error
+            if not parcel.is_over.is_set() or parcel.error is not None:
+                raise SnapshotError(f"it was not sent: {parcel.error or 'the attempt ends'}")
+        return captured.listing
 
     def _captured_now(self, reason: Reason, *, in_place: bool = False) -> Capture:
         self._num_captures += 1
@@ -270,7 +216,7 @@ class Mirror:
             self._work / f"staging-{self._num_captures}",
             self._publisher.known,
             reason=reason,
-            program_says_when=self._says_when,
+            program_says_when=self._watcher.says_when,
             note=self._note(),
             in_place=in_place,
         )
@@ -279,29 +225,7 @@ class Mirror:
     def _kind(self) -> Kind:
         return self._haste or "periodic"
 
-    def _stop_watching(self, deadline: float | None) -> None:
-        self._stop.set()
-        if self._watching is not None:
-            self._watching.join(_left(deadline))
-
-    def _why_not(self, exit_code: int) -> str | None:
-        """Why what is in the folder now must not be committed; None if it may."""
-        if self._says_when and exit_code != 0:
-            asked = exit_code > 0 and self.commit_file.exists()
-            return None if asked else "what came after the program's last commit does not count"
-        if exit_code >= 0:
-            return None
-        try:
-            quiet = self._quiet.look(list_folder(self._folder))
-        except SnapshotError as error:
-            return str(error)
-        if self._quiet.held_open:
-            return f"{self._quiet.held_open!r} was open for writing when the program was killed"
-        if quiet < self._quiet_seconds:
-            return f"the folder changed {quiet:.1f} s before the program was killed"
-        return None
-
-    def _commit_last(self, exit_code: int, deadline: float | None, release: bool) -> bool:
+    def _commit_last(self, deadline: float | None, release: bool) -> bool:
         """Commit the folder as the program left it."""
         for _ in range(_FINAL_ATTEMPTS):
             try:
@@ -312,18 +236,13 @@ class Mirror:
             except SnapshotError as error:
                 self._refuse(error)
                 return False
-            parcel = Parcel(capture=captured, kind=self._kind, is_last=True, releases=release)
+            parcel = Parcel(capture=captured, kind=self._kind, releases=release)
             self._outbox.put(parcel)
             if not parcel.is_over.wait(_left(deadline)):
                 self._publisher.cancel()
                 parcel.is_over.wait(_GRACE_SECONDS)
-            self.check()
-            if parcel.error is None and parcel.is_over.is_set():
-                return True
-            if isinstance(parcel.error, StoreError) and deadline is None:
-                raise parcel.error
             if not isinstance(parcel.error, ChangedError):
-                return False
+                return parcel.is_over.is_set() and parcel.error is None
         return False
 
     def _refuse_foreign(self) -> None:
@@ -346,28 +265,11 @@ class Mirror:
 
     def _say(self, text: str) -> bool:
         now = time.monotonic()
-        if now - self._line < _LINE_SECONDS:
+        if now - self._said < _LINE_SECONDS:
             return False
-        self._line = now
+        self._said = now
         _log.warning(f"[snapshot] none yet: {text}")
         return True
-
-    def _tell_odd(self, listing: Listing) -> None:
-        """Say once what is not saved."""
-        for path, kind in listing.skipped.items():
-            self._tell_once(path, f"{path!r} is {kind} and is not saved")
-        for path, target in listing.links.items():
-            if leaves(self._folder, path, target):
-                self._tell_once(
-                    path,
-                    f"{path!r} points out of the folder, to {target!r}: the link is saved, "
-                    "what it points to is not",
-                )
-
-    def _tell_once(self, path: str, text: str) -> None:
-        if path not in self._told:
-            self._told.add(path)
-            _log.warning(f"[snapshot] {text}")
 
     def _tell_restored(self, restored: Restored) -> None:
         size, reused = restored.bytes / 1e6, restored.reused_bytes / 1e6
@@ -379,11 +281,3 @@ class Mirror:
 
 def _left(deadline: float | None) -> float | None:
     return None if deadline is None else max(0.0, deadline - time.monotonic())
-
-
-def _same(before: os.stat_result, path: Path) -> bool:
-    """Whether nobody has touched the file since."""
-    with suppress(FileNotFoundError):
-        now = path.stat()
-        return (now.st_ino, now.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
-    return False

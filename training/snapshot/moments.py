@@ -1,7 +1,4 @@
-"""When a folder may be captured: the program says so, or nothing changed for a quiet time.
-
-Nothing is open for writing then either, as far as the system tells (open_files.py).
-"""
+"""How long a folder has stood still, and whether anything in it was open for writing then."""
 
 import time
 from dataclasses import dataclass
@@ -12,25 +9,25 @@ from training.snapshot.open_files import open_for_writing
 
 @dataclass(kw_only=True, slots=True)
 class QuietTime:
-    """How long a folder has stood still, as far as somebody looked."""
+    """A folder as it was at each look."""
 
     listing: Listing | None = None
-    since: float = 0.0  # monotonic
-    held_open: str | None = None  # what was open for writing at the last look
+    since: float = 0.0  # monotonic: the first look at which it was as it is now
+    held_open: str | None = None  # a file that somebody could write to at the last look
 
     def look(self, listing: Listing) -> float:
         """Take note of the folder as it is now; return for how many seconds it has been so."""
         now = time.monotonic()
+        files = listing.files.items()
+        inodes = {(f.device, f.inode): path for path, f in files if not is_log(path)}
+        self.held_open = min((inodes[key] for key in open_for_writing(inodes)), default=None)
         if self.listing is None or self.listing.difference(listing) is not None:
             self.since = now
         self.listing = listing
         return now - self.since
 
-    def is_closed(self) -> bool:
-        """Whether nothing of the folder is open for writing."""
-        assert self.listing is not None
-        files = self.listing.files.items()
-        inodes = {(f.device, f.inode): path for path, f in files if not is_log(path)}
-        paths = sorted(inodes[key] for key in open_for_writing(inodes))
-        self.held_open = paths[0] if paths else None
-        return not paths
+    def seconds_until_now(self, listing: Listing) -> float:
+        """For how long the folder was as it is now at the last look; 0 if it has changed since."""
+        if self.listing is None or self.listing.difference(listing) is not None:
+            return 0.0
+        return time.monotonic() - self.since

@@ -27,7 +27,6 @@ class Parcel:
 
     capture: Capture
     kind: Kind
-    is_last: bool = False  # sent once: its sender decides what then
     releases: bool = False
     is_over: threading.Event = field(default_factory=threading.Event)
     error: BaseException | None = None
@@ -38,15 +37,24 @@ class Outbox:
 
     def __init__(self, publisher: Publisher, events: Events) -> None:
         self.error: BaseException | None = None
+        self.refused: StoreError | None = None  # why the last one is not in the store
         self._publisher = publisher
         self._events = events
         self._waiting: Parcel | None = None
         self._current: Parcel | None = None
         self._changed = threading.Condition()
+        self._has_started = False
+        self._is_ending = False
         self._is_closed = False
 
     def start(self) -> None:
-        """Start the thread, a daemon: a connection that hangs must not keep the process alive."""
+        """Start the thread, a daemon: a connection that hangs must not keep the process alive.
+
+        No-op if it has started.
+        """
+        if self._has_started:
+            return
+        self._has_started = True
         threading.Thread(target=self._run, name="snapshot", daemon=True).start()
 
     def put(self, parcel: Parcel) -> None:
@@ -55,14 +63,14 @@ class Outbox:
             given_up, self._waiting = self._waiting, parcel
             self._changed.notify_all()
         if given_up is not None:
-            _end(given_up, None)
+            _end(given_up, SnapshotError("it gave way to a newer one"))
 
     def drop(self) -> None:
         """Give up the one that waits, if any."""
         with self._changed:
             given_up, self._waiting = self._waiting, None
         if given_up is not None:
-            _end(given_up, None)
+            _end(given_up, SnapshotError("it gave way to a newer one"))
 
     def close(self) -> None:
         """Take no more; what is being sent is not waited for."""
@@ -76,9 +84,11 @@ class Outbox:
         if self.error is not None:
             raise self.error
 
-    def wait(self, seconds: float | None) -> bool:
-        """Wait until everything is sent or has failed, for up to `seconds`; whether it is."""
+    def finish(self, seconds: float | None) -> bool:
+        """Let what is being sent be tried once more, for up to `seconds`; whether it is over."""
         with self._changed:
+            self._is_ending = True
+            self._changed.notify_all()
             return self._changed.wait_for(self._is_idle, seconds)
 
     def _is_idle(self) -> bool:
@@ -90,7 +100,10 @@ class Outbox:
             error: BaseException | None = None
             try:
                 self._send(parcel)
-            except (StoreError, SnapshotError) as found:
+                self.refused = None
+            except StoreError as found:
+                error = self.refused = found
+            except SnapshotError as found:
                 error = found
             except BaseException as found:  # the thread of the attempt must see it
                 error = self.error = found
@@ -117,16 +130,17 @@ class Outbox:
                 raise StoreError("there was no time to send it") from None
             except StoreError as error:
                 self._events.emit("save-failed", "failed", kind=parcel.kind, message=str(error))
-                if parcel.is_last or parcel.capture.is_in_place:
+                if self._is_ending or parcel.capture.is_in_place:
                     raise
                 _log.warning(f"[snapshot] not saved: {error}; the last one stays; retrying")
             with self._changed:
-                if self._changed.wait_for(self._is_superseded, seconds):
+                self._changed.wait_for(self._must_go_on, seconds)
+                if self._waiting is not None or self._is_closed:
                     return
             seconds = min(2 * seconds, _LONGEST_RETRY_SECONDS)
 
-    def _is_superseded(self) -> bool:
-        return self._waiting is not None or self._is_closed
+    def _must_go_on(self) -> bool:
+        return self._waiting is not None or self._is_closed or self._is_ending
 
 
 def _end(parcel: Parcel, error: BaseException | None) -> None:

@@ -43,6 +43,7 @@ class Committed:
     num_files: int
     changed_bytes: int  # of files that had changed
     sent_bytes: int
+    captured_at: float  # unix seconds: what the program did until then is in it
     note: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -68,6 +69,7 @@ class Publisher:
         self._retention = retention
         self._blobs = Blobs(store, lease)
         self._snapshot: Snapshot | None = None  # the last that was committed or restored
+        self._unpublished: tuple[Capture, Sent] | None = None
         self._publishing = threading.Lock()
         self._progress = Progress()
         self._is_cancelled = False
@@ -90,7 +92,7 @@ class Publisher:
     def publish(self, capture: Capture, kind: Kind, *, release: bool = False) -> None:
         """Send and commit; may raise ChangedError, StoreError, LeaseLostError, CancelledError."""
         began = time.monotonic()
-        sent = self._send(capture)
+        sent = self._sent(capture)
         if _are_equal(self._snapshot, sent.snapshot):
             _log.info("[snapshot] nothing changed since the last one")
             if release:
@@ -104,14 +106,23 @@ class Publisher:
                 num_files=len(sent.snapshot.files),
                 changed_bytes=sent.changed_bytes,
                 sent_bytes=sent.sent_bytes,
+                captured_at=capture.listing.began_ns / 1e9,
                 note=sent.snapshot.note,
             )
             self._tell(self.last, kind)
+        self._unpublished = None
         self._snapshot = sent.snapshot
         self.known = known_after(sent.snapshot, sent.files)
         if not release:  # else the successor does it: now seconds count
             self._lease.delete_unkept()
             self._blobs.delete_unneeded()
+
+    def _sent(self, capture: Capture) -> Sent:
+        """Send it, unless that was done and only the publication failed."""
+        if self._unpublished is None or self._unpublished[0] is not capture:
+            self._unpublished = None
+            self._unpublished = capture, self._send(capture)
+        return self._unpublished[1]
 
     def _send(self, capture: Capture) -> Sent:
         known = self.known.with_earlier(capture.known)
@@ -163,7 +174,7 @@ class Publisher:
         if self._metrics is not None:
             self._metrics.write(
                 "commit",
-                step=done.number,
+                step=done.note.get("step", done.number),
                 checkpoint_kind=kind,
                 seconds=done.seconds,
                 blocked_seconds=0.0,
