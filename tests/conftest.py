@@ -53,3 +53,21 @@ def _signal_handlers_are_restored() -> Iterator[None]:
     before = {number: signal.getsignal(number) for number in SIGNALS}
     yield
     assert {number: signal.getsignal(number) for number in SIGNALS} == before
+
+
+@pytest.fixture(autouse=True)
+def _fake_tensors_stay_in_forks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In this process they would make a later test's backward pass in a fork fail.
+
+    tests/training/forked.py runs work in a fork.
+    """
+    module = sys.modules.get("torch._subclasses.fake_tensor")
+    if module is None:
+        return
+    here, enter = os.getpid(), module.FakeTensorMode.__enter__
+
+    def enter_in_a_fork(mode: object) -> object:
+        assert os.getpid() != here, "fake tensors outside a fork: use tests/training/forked.py"
+        return enter(mode)
+
+    monkeypatch.setattr(module.FakeTensorMode, "__enter__", enter_in_a_fork)

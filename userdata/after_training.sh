@@ -7,11 +7,10 @@ source userdata/lib.sh
 carry_on
 
 how="${SERVICE_RESULT:-unknown}, ${EXIT_CODE:-} ${EXIT_STATUS:-}"
-if ! (fetch_object "$RUN_URI/head.json" "$run/head.json"); then
+if ! state=$(run_state); then
     echo "after training: $how; the head could not be read; the Guard will stop the fleet if needed"
     exit 0
 fi
-state=$(json_field "$run/head.json" state)
 echo "after training: $how; the head says ${state:-nothing}"
 if [[ $state == finished || $state == failed ]]; then
     bash userdata/fleet_to_zero.sh "the run is $state"

@@ -57,12 +57,14 @@ fetch_object() {
 
 # json_field FILE NAME: prints a top-level field; nothing if the file or the field is missing.
 json_field() {
-    if [[ -e $1 ]]; then
-        python3 -c '
-import json, sys
-with open(sys.argv[1]) as file:
-    print(json.load(file).get(sys.argv[2]) or "")' "$1" "$2"
-    fi
+    [[ ! -e $1 ]] || python3 -c '
+import json, pathlib, sys
+print(json.loads(pathlib.Path(sys.argv[1]).read_text()).get(sys.argv[2]) or "")' "$1" "$2"
+}
+
+# run_state: fetches the run's head.json and prints its state; nothing where there is none.
+run_state() {
+    fetch_object "$RUN_URI/head.json" "$run/head.json" && json_field "$run/head.json" state
 }
 
 # kept_bundle: prints where the run keeps the bundle of run.env, whose name is its content's hash.

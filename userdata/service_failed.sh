@@ -21,11 +21,8 @@ if [[ -n $state && $state != failed ]]; then
     echo "$service is $state, not failed for good"
     exit 0
 fi
-if (fetch_object "$RUN_URI/head.json" "$run/head.json"); then
-    state=$(json_field "$run/head.json" state)
-    if [[ $state == finished || $state == failed ]]; then
-        exec bash userdata/fleet_to_zero.sh "the run is $state"
-    fi
+if state=$(run_state) && [[ $state == finished || $state == failed ]]; then
+    exec bash userdata/fleet_to_zero.sh "the run is $state"
 fi
 result=$(property Result) status=$(property ExecMainStatus)
 how="$result, exit status $status"

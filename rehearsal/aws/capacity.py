@@ -4,7 +4,6 @@ A pool is a size in a zone, sold as Spot or on demand. Without a course a pool h
 limit, at no price. What EC2 takes back is marked here first; it runs until its notice is over.
 """
 
-import json
 import math
 import time
 from bisect import bisect_right
@@ -12,6 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
+
+from sizing.spot.traces import read_counts
 
 SPOT, ON_DEMAND = "spot", "on-demand"
 MARKETS = (SPOT, ON_DEMAND)
@@ -65,18 +66,9 @@ class Course:
 
 def trace_steps(path: Path, *, hour_seconds: float) -> tuple[tuple[float, float], ...]:
     """Read a Spot trace (skypilot-org/spot-traces), one hour of it in `hour_seconds`."""
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-        gap, ticks = float(document["metadata"]["gap_seconds"]), document["data"]
-        counts = [float(count) for count in ticks]
-    except FileNotFoundError:
-        raise ValueError(f"there is no trace at {path}") from None
-    except (ValueError, KeyError, TypeError):
-        raise ValueError(
-            f"{path} is not a trace: give JSON with metadata.gap_seconds and a list called data"
-        ) from None
-    if not gap > 0 or not hour_seconds > 0 or not counts:
-        raise ValueError(f"{path}: gap_seconds, hour_seconds and data must be above 0")
+    if not hour_seconds > 0:
+        raise ValueError(f"hour_seconds is {hour_seconds}; give a number above 0")
+    gap, counts = read_counts(path)
     scale = gap / 3600 * hour_seconds
     changes = [0, *(i for i in range(1, len(counts)) if counts[i] != counts[i - 1])]
     return tuple((index * scale, counts[index]) for index in changes)

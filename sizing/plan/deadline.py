@@ -6,6 +6,7 @@ The worlds are those of sizing/spot/pattern.py: bursty lives and waits, pools of
 import math
 import random
 from dataclasses import dataclass
+from functools import lru_cache
 from statistics import NormalDist, fmean
 
 from sizing.fallback.decision import Fallback
@@ -45,6 +46,7 @@ def sentence(forecast: WithFallback) -> str:
     )
 
 
+@lru_cache(maxsize=4)  # it is asked for by the sentence and by the JSON of one plan
 def with_fallback(plan: Plan) -> WithFallback | None:
     """Return the forecast of a run with a deadline; None without one."""
     deadline, spot = plan.request.deadline_hours, plan.spot

@@ -107,9 +107,13 @@ def estimate(
         wait_seconds=wait_seconds,
         pattern=pattern,
     )
+    return _estimate(run, trace, usd_per_hour, why)
+
+
+def _estimate(run: SimulatedRun, trace: Trace | None, usd: float | None, why: str) -> Estimate:
+    """Simulate the run; `why` says why its interval is what it is."""
     machine, clock, losses = _samples(run, trace)
     first = simulation.first_waits(run) if trace is None else np.array(first_waits(trace))
-    usd = usd_per_hour
     machine_p50, machine_p90 = (float(v) / 3600 for v in _quantiles(machine))
     hours_p50, hours_p90 = (float(v) / 3600 for v in _quantiles(clock))
     return Estimate(
@@ -121,7 +125,7 @@ def estimate(
         goodput=float(run.works.mean() / machine.mean()),
         no_machine_share=float((first > 0).mean()),
         first_wait_hours=float(np.median(first[first > 0])) / 3600 if first.any() else None,
-        interval_seconds=min(run.interval_seconds, work_seconds),
+        interval_seconds=min(run.interval_seconds, run.work_seconds),
         interval_why=why,
         usd_p50=None if usd is None else machine_p50 * usd,
         usd_p90=None if usd is None else machine_p90 * usd,

@@ -101,6 +101,12 @@ def _short(path: Path) -> str:
 
 def _read(path: Path) -> tuple[float, list[bool]]:
     """Read the seconds between ticks, and whether each tick has a machine."""
+    gap, counts = read_counts(path)
+    return gap, [count > 0 for count in counts]
+
+
+def read_counts(path: Path) -> tuple[float, list[float]]:
+    """Read the seconds between ticks, and how many machines each tick has."""
     try:
         document: Any = json.loads(path.read_text(encoding="utf-8"))
         gap, data = document["metadata"]["gap_seconds"], document["data"]
@@ -117,7 +123,7 @@ def _read(path: Path) -> tuple[float, list[bool]]:
     for tick, count in enumerate(data):
         if isinstance(count, bool) or not isinstance(count, int | float) or not count >= 0:
             raise ValueError(f"{path}: tick {tick} must be a number of machines, got {count!r}")
-    return float(gap), [count > 0 for count in data]
+    return float(gap), list(map(float, data))
 
 
 def _lives(pools: Sequence[Sequence[bool]], gap: float) -> list[Life]:

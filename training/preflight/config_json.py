@@ -94,6 +94,17 @@ def shape_of(config: Mapping[str, Any]) -> Shape:
         raise ValueError(f"a config of model_type {family!r} needs the key {error}") from None
 
 
+def _blocks(width: int, layers: int, heads: int) -> dict[str, Any]:
+    """The sizes of blocks in which each head has keys of its own."""
+    return {
+        "width": width,
+        "layers": layers,
+        "heads": heads,
+        "key_heads": heads,
+        "head_width": width // heads,
+    }
+
+
 def _decoder(c: Mapping[str, Any]) -> Shape:
     """llama and its kin: rotary, gated, RMSNorm."""
     width, heads = c["hidden_size"], c["num_attention_heads"]
@@ -120,11 +131,7 @@ def _decoder(c: Mapping[str, Any]) -> Shape:
 
 def _gpt2(c: Mapping[str, Any]) -> Shape:
     return Shape(
-        width=c["n_embd"],
-        layers=c["n_layer"],
-        heads=c["n_head"],
-        key_heads=c["n_head"],
-        head_width=c["n_embd"] // c["n_head"],
+        **_blocks(c["n_embd"], c["n_layer"], c["n_head"]),
         hidden=c.get("n_inner") or 4 * c["n_embd"],
         causal=True,
         vocabulary=c["vocab_size"],
@@ -134,13 +141,8 @@ def _gpt2(c: Mapping[str, Any]) -> Shape:
 
 
 def _gpt_neox(c: Mapping[str, Any]) -> Shape:
-    heads = c["num_attention_heads"]
     return Shape(
-        width=c["hidden_size"],
-        layers=c["num_hidden_layers"],
-        heads=heads,
-        key_heads=heads,
-        head_width=c["hidden_size"] // heads,
+        **_blocks(c["hidden_size"], c["num_hidden_layers"], c["num_attention_heads"]),
         hidden=c["intermediate_size"],
         causal=True,
         vocabulary=c["vocab_size"],
@@ -149,13 +151,8 @@ def _gpt_neox(c: Mapping[str, Any]) -> Shape:
 
 
 def _bert(c: Mapping[str, Any]) -> Shape:
-    heads = c["num_attention_heads"]
     return Shape(
-        width=c["hidden_size"],
-        layers=c["num_hidden_layers"],
-        heads=heads,
-        key_heads=heads,
-        head_width=c["hidden_size"] // heads,
+        **_blocks(c["hidden_size"], c["num_hidden_layers"], c["num_attention_heads"]),
         hidden=c["intermediate_size"],
         vocabulary=c["vocab_size"],
         positions=c["max_position_embeddings"],
@@ -167,11 +164,7 @@ def _bert(c: Mapping[str, Any]) -> Shape:
 
 def _distilbert(c: Mapping[str, Any]) -> Shape:
     return Shape(
-        width=c["dim"],
-        layers=c["n_layers"],
-        heads=c["n_heads"],
-        key_heads=c["n_heads"],
-        head_width=c["dim"] // c["n_heads"],
+        **_blocks(c["dim"], c["n_layers"], c["n_heads"]),
         hidden=c["hidden_dim"],
         vocabulary=c["vocab_size"],
         positions=c["max_position_embeddings"],
@@ -181,13 +174,9 @@ def _distilbert(c: Mapping[str, Any]) -> Shape:
 
 
 def _vit(c: Mapping[str, Any]) -> Shape:
-    heads, patch, image = c["num_attention_heads"], c["patch_size"], c["image_size"]
+    patch, image = c["patch_size"], c["image_size"]
     return Shape(
-        width=c["hidden_size"],
-        layers=c["num_hidden_layers"],
-        heads=heads,
-        key_heads=heads,
-        head_width=c["hidden_size"] // heads,
+        **_blocks(c["hidden_size"], c["num_hidden_layers"], c["num_attention_heads"]),
         hidden=c["intermediate_size"],
         query_biases=c.get("qkv_bias", True),
         positions=(image // patch) ** 2 + 1,

@@ -3,10 +3,9 @@
 set -o errexit -o nounset -o pipefail
 source userdata/lib.sh
 
-fetch_object "$RUN_URI/head.json" "$run/head.json"
+state=$(run_state)
 rm -f "$run/config.json"
 if [[ -e $run/head.json ]]; then
     fetch_object "$RUN_URI/config.json" "$run/config.json"
 fi
-state=$(json_field "$run/head.json" state)
 echo "run $RUN_ID is ${state:-new}"

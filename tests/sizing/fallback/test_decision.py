@@ -9,6 +9,7 @@ from sizing.fallback.decision import decide
 from sizing.fallback.evidence import PRIOR_LIFE_HOURS, PRIOR_WAIT_HOURS, Evidence, observe
 from sizing.fallback.lookahead import make_table
 from sizing.fallback.situation import Situation
+from sizing.spot.interruptions import interruptions
 
 HOUR = 3600.0
 START = Situation(
@@ -16,6 +17,12 @@ START = Situation(
     place="none", spot_machine=None, asks_for_spot=True, restart=180, save=15, interval=600,
     until_next=180, spot_per_hour=0.5, on_demand_per_hour=1.0,
 )  # fmt: skip
+
+
+def test_before_it_has_seen_anything_it_expects_what_the_plan_does_of_one_zone() -> None:
+    plan = interruptions("g5.xlarge", pools=1)
+    assert pytest.approx(plan.rate_per_hour, rel=0.02) == 1 / PRIOR_LIFE_HOURS
+    assert plan.wait_seconds == pytest.approx(3600 * PRIOR_WAIT_HOURS)
 
 
 def test_with_hours_of_slack_it_waits_for_spot_and_says_what_each_market_costs() -> None:

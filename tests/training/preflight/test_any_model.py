@@ -181,8 +181,11 @@ def test_fails_on_a_config_that_cannot_be_counted(config: Any, message: str) -> 
 
 
 def counted(name: str, *, batch: int = 4, precision: str = "float32") -> StepFootprint:
-    found = cast(Train, stage(name, batch, precision))
-    return in_fork(lambda: measure_step(found, SimpleNamespace(seed=0), batch))
+    def count() -> StepFootprint:
+        found = cast(Train, stage(name, batch, precision))
+        return measure_step(found, SimpleNamespace(seed=0), batch)
+
+    return in_fork(count)
 
 
 def stage(name: str, batch: int = 4, precision: str = "float32") -> ModelStage:
@@ -202,14 +205,12 @@ def test_a_step_is_counted_with_gradients_and_adamw() -> None:
 
 
 def test_an_example_batch_is_resized_and_a_loss_stands_in() -> None:
-    found = stage("linear")
-    assert found.example(7).shape == (7, 64)
-
-    def loss_of_a_step() -> str:
+    def count() -> tuple[tuple[int, ...], str]:
+        found = stage("linear")
         measure_step(cast(Train, found), SimpleNamespace(seed=0), 4)
-        return found.loss_is
+        return tuple(found.example(7).shape), found.loss_is
 
-    assert in_fork(loss_of_a_step) == STANDS_IN
+    assert in_fork(count) == ((7, 64), STANDS_IN)
 
 
 def test_a_model_that_reads_numbers_when_it_is_built_keeps_its_shared_matrix() -> None:
@@ -233,7 +234,7 @@ def test_fails_on_a_function_that_does_not_exist(target: str, message: str) -> N
 
 def test_fails_on_a_function_that_returns_no_model() -> None:
     with pytest.raises(UserError, match=r"returns str; return \(model, batch\)"):
-        stage("nothing")
+        in_fork(lambda: stage("nothing"))
 
 
 def test_fails_on_a_loss_that_reads_data() -> None:

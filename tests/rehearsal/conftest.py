@@ -1,0 +1,64 @@
+"""Rehearsals as people start them, and stop them."""
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from rehearsal.drill.demo import processes_below
+
+# The arguments of `python -m rehearsal`.
+Rehearse = Callable[..., subprocess.Popen[str]]
+REPOSITORY = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def rehearse() -> Iterator[Rehearse]:
+    """Return a function that starts a rehearsal; none outlives a test that fails."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*arguments: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "rehearsal", *arguments],
+            cwd=REPOSITORY,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            process.send_signal(signal.SIGINT)
+            process.communicate(timeout=120)
+
+
+@pytest.fixture
+def stop_once_a_machine_runs() -> Callable[[subprocess.Popen[str], Path], str]:
+    """Return a function that presses Ctrl-C twice when a machine runs below a folder.
+
+    It returns what the rehearsal has said, which left nothing running.
+    """
+
+    def stop(process: subprocess.Popen[str], folder: Path) -> str:
+        deadline = time.monotonic() + 1200
+        while not processes_below(folder) and time.monotonic() < deadline:
+            assert process.poll() is None
+            time.sleep(0.2)
+        assert processes_below(folder)
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.1)
+        process.send_signal(signal.SIGINT)  # as impatient people do
+        _, said = process.communicate(timeout=120)
+        assert process.returncode == 130
+        assert "Traceback" not in said
+        assert processes_below(folder) == []
+        return said
+
+    return stop
