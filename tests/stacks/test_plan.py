@@ -25,6 +25,20 @@ def test_the_plan_is_said_as_an_info(stack: Stack) -> None:
     assert said.find_warning("*", Match.any_value()) == []
 
 
+def test_of_a_program_it_is_said_what_is_not_known_and_what_is(
+    stack: Stack, tmp_path: Path
+) -> None:
+    program = {"program": "bash run.sh", "source": str(tmp_path)}
+    assert annotate(stack, StackParameters.for_size("g5.xlarge", **program)) is None
+    said = Annotations.from_stack(stack)
+    said.has_info("*", Match.string_like_regexp("no plan: how long 'bash run.sh' takes, how much"))
+    said.has_info("*", Match.string_like_regexp(r"stops the run at 72 billed hours or \$73"))
+    # Nobody can promise a time for it.
+    late = StackParameters.for_size("g5.xlarge", **program, deadline_hours="6")
+    with pytest.raises(ValueError, match="how long a program takes is not known; give 0, or"):
+        annotate(stack, late)
+
+
 def test_the_dearest_alternate_and_its_price_are_said(stack: Stack) -> None:
     annotate(stack, StackParameters.for_size("g5.xlarge"))
     said = Annotations.from_stack(stack)

@@ -18,7 +18,6 @@ _OF_WORKLOADS = {
     "workload": None,
     "recipe": None,
     "override": [],
-    "artifacts_uri": None,
     "init_from": None,
     "extend_to": None,
     "memory_limit_mib": None,

@@ -24,13 +24,15 @@ from training.store.protocol import Store
 ROOT = Path(__file__).parents[3]
 SECONDS = 60.0
 
-# Counts to --steps, and keeps the count after every second step.
+# Counts to --steps, and keeps the count after every second step; it says when, if it --commits.
 COUNTER = """
     import argparse, json, os, sys, time
     from pathlib import Path
+    from training.program import commit
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--pause", type=float, default=0.0)
+    parser.add_argument("--commits", type=int, default=0)
     parser.add_argument("--model-dir", default=os.environ.get("SM_MODEL_DIR"))
     parser.add_argument("--folder", default=os.environ.get("SM_CHECKPOINT_DIR"))
     options = parser.parse_args()
@@ -45,8 +47,13 @@ COUNTER = """
             part = state.with_suffix(".part")
             part.write_text(json.dumps({"step": step}))
             part.replace(state)
+            if options.commits:
+                commit()
     Path(options.model_dir, "model.json").write_text(json.dumps({"step": step}))
 """
+# For a run that a test takes away: it goes on for as long as that takes.
+ENDLESS = ("--hyperparameter=steps=100000", "--hyperparameter=pause=0.1")
+COMMITS = "--hyperparameter=commits=1"
 METRICS = ("--metric=step=step=([0-9]+)", "--metric=loss=loss=([0-9.e-]+)")
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.training.program.programs import COUNTER, ProgramRun, is_running, kill
+from tests.training.program.programs import COMMITS, ENDLESS, ProgramRun, is_running, kill
 from training.cli.main import main
 
 
@@ -39,25 +39,21 @@ def test_what_has_finished_is_not_run_again(
 
 
 def test_a_killed_supervisor_leaves_no_program_and_the_next_attempt_resumes(
-    run_anywhere: ProgramRun,
+    run: ProgramRun,
 ) -> None:
-    run = run_anywhere
-    process = run.spawn("--hyperparameter=pause=0.3", "--hyperparameter=steps=400")
+    run.options += [*ENDLESS, COMMITS]
+    process = run.spawn()
     run.wait_for_snapshots(2)
-    assert is_running("--pause")
+    assert is_running("--commits")
     kill(process)
-    run.wait_until(lambda: not is_running("--pause"))
+    run.wait_until(lambda: not is_running("--commits"))
     # Another machine, with an empty disk.
-    run.folder = run.folder / "other"
-    run.options += ["--hyperparameter=pause=0.3", "--hyperparameter=steps=400"]
-    run.source.parent.mkdir()
-    run.source.symlink_to(run.folder.parent / "source")
-    second = run.spawn()
-    run.wait_for_snapshots(3)
+    second = run.spawn(f"--ml-root={run.folder / 'other'}")
+    run.wait_until(lambda: "begins" in run.log(2))
     kill(second)
     begun = int(run.log(2).splitlines()[0].removeprefix("begins after "))
-    assert begun >= 2
-    assert [event["step"] >= 2 for event in run.events("resumed")] == [True]
+    assert begun >= 4
+    assert [event["step"] >= 4 for event in run.events("resumed")] == [True]
 
 
 def test_another_program_is_refused_under_the_same_run(
@@ -215,7 +211,7 @@ def test_fails_where_another_program_uses_the_root(
 def test_a_suspended_writer_that_wakes_up_ends_its_program_and_writes_nothing(
     run: ProgramRun,
 ) -> None:
-    run.options += ["--hyperparameter=steps=100000", "--hyperparameter=pause=0.25"]
+    run.options += [*ENDLESS, COMMITS]
     first = run.spawn()
     run.wait_for_snapshots(1)
     first.send_signal(signal.SIGSTOP)
@@ -229,17 +225,14 @@ def test_a_suspended_writer_that_wakes_up_ends_its_program_and_writes_nothing(
     kill(second)
 
 
-def test_a_failed_run_is_taken_back_from_a_chosen_snapshot(
-    run: ProgramRun, capfd: pytest.CaptureFixture[str]
-) -> None:
-    run.write(COUNTER.replace("part.replace(state)", "part.replace(state); time.sleep(0.5)"))
-    run.options += ["--keep=100", "--hyperparameter=steps=6"]
-    assert run.attempt(command="python train.py --model-dir /no/such/folder") == 1
+def test_a_failed_run_is_taken_back_from_a_chosen_snapshot(run: ProgramRun) -> None:
+    run.options += ["--keep=100", COMMITS, "--hyperparameter=steps=6"]
+    wrong = "python train.py --model-dir /no/such/folder"
+    assert run.attempt(command=wrong) == 1
     assert main(["fail", f"--run-uri={run.uri}", "--reason=enough"]) == 0
-    assert run.attempt(command="python train.py --model-dir /no/such/folder") == 1
-    steps = [entry.step for entry in run.head.checkpoints]
-    assert len(steps) >= 2
-    assert main(["reopen", f"--run-uri={run.uri}", f"--from-checkpoint={steps[0]}"]) == 0
-    assert run.attempt(command="python train.py --model-dir /no/such/folder") == 1
+    assert run.attempt(command=wrong) == 1
+    assert [entry.step for entry in run.head.checkpoints] == [1, 2, 3]
+    assert main(["reopen", f"--run-uri={run.uri}", "--from-checkpoint=1"]) == 0
+    assert run.attempt(command=wrong) == 1
     begun = [run.log(generation).splitlines()[0] for generation in (1, 2)]
     assert begun == ["begins after 0", "begins after 2"]

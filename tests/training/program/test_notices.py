@@ -3,7 +3,14 @@
 import json
 import signal
 
-from tests.training.program.programs import ProgramRun, is_running, kill, tell
+from tests.training.program.programs import (
+    COMMITS,
+    ENDLESS,
+    ProgramRun,
+    is_running,
+    kill,
+    tell,
+)
 
 SAVES_WHEN_TOLD = """
     import json, os, signal, sys, time
@@ -84,8 +91,7 @@ def test_a_program_that_ignores_its_signal_is_ended_in_time(run: ProgramRun) -> 
 
 
 def test_a_program_that_wants_no_signal_goes_on_until_the_last_snapshot(run: ProgramRun) -> None:
-    run.options += ["--notice-signal=none", "--notice-budget-seconds=4"]
-    run.options += ["--hyperparameter=steps=100000", "--hyperparameter=pause=0.25"]
+    run.options += ["--notice-signal=none", "--notice-budget-seconds=4", *ENDLESS, COMMITS]
     process = run.spawn()
     run.wait_for_snapshots(1)
     said = tell(process)
@@ -96,8 +102,7 @@ def test_a_program_that_wants_no_signal_goes_on_until_the_last_snapshot(run: Pro
 
 
 def test_a_program_that_does_not_handle_its_signal_is_not_killed_by_it(run: ProgramRun) -> None:
-    run.options += ["--notice-budget-seconds=4", "--hyperparameter=pause=0.25"]
-    run.options += ["--hyperparameter=steps=100000"]
+    run.options += ["--notice-budget-seconds=4", *ENDLESS, COMMITS]
     process = run.spawn()
     run.wait_for_snapshots(1)
     said = tell(process)
@@ -107,7 +112,7 @@ def test_a_program_that_does_not_handle_its_signal_is_not_killed_by_it(run: Prog
 
 
 def test_a_shutdown_waits_for_one_quiet_moment_only(run: ProgramRun) -> None:
-    run.options += ["--hyperparameter=pause=0.25", "--hyperparameter=steps=100000"]
+    run.options += [*ENDLESS, COMMITS]
     process = run.spawn()
     run.wait_for_snapshots(1)
     tell(process, signal.SIGTERM)
@@ -140,7 +145,7 @@ def test_a_rebalance_recommendation_asks_for_a_snapshot_and_ends_nothing(run: Pr
 
 def test_a_machine_that_waits_ends_the_rest_of_a_notice(run: ProgramRun) -> None:
     run.options += ["--notice-signal=none", "--notice-budget-seconds=100", "--lease-ttl-seconds=60"]
-    run.options += ["--hyperparameter=pause=0.25", "--hyperparameter=steps=100000"]
+    run.options += [*ENDLESS, COMMITS]
     first = run.spawn()
     run.wait_for_snapshots(1)
     first.send_signal(signal.SIGUSR1)
