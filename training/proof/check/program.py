@@ -185,10 +185,9 @@ class _Runs:
 
 def _given(options: argparse.Namespace) -> list[str]:
     """The options of `run` among those of `check`, as they were given."""
-    single = ("program", "program_file", "source", "dataset_uri", "working_folder")
-    single += ("interpreter", "notice_signal", "quiet_seconds")
+    single = ("program", "program_file", "source", "dataset_uri", "working_folder", "interpreter")
     given = []
-    for name in single:
+    for name in (*single, "notice_signal", "quiet_seconds"):
         if value := getattr(options, name):
             given.append(f"--{name.replace('_', '-')}={value}")
     for name in ("hyperparameter", "env", "channel", "metric"):

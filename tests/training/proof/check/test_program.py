@@ -42,6 +42,7 @@ def _check(folder: Path, seed: str, restore: str, *more: str) -> int:
     return main(["check", *program, *metrics, *more])
 
 
+@pytest.mark.slow  # three runs more of what the next test has
 def test_a_program_that_restores_all_of_its_state_is_equal_bit_for_bit(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
