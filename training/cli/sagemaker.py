@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
+from typing import IO
 
 from contract.keys import CONFIG, FINAL, RECEIPT, REPORT
 from training.cli.outputs import checked_folder
@@ -31,6 +32,8 @@ from training.store.open import open_store
 # As of training.service: three failures are not a coincidence.
 _MAX_ATTEMPTS = 3
 _RESTART_SECONDS = 3.0
+# Not for ever: a process that outlives the trainer holds its standard error open.
+_LAST_WORDS_SECONDS = 5.0
 # How far SageMaker's SIGKILL may be late.
 _LATE_SECONDS = 30.0
 _EXIT_TERMINATED = 128 + signal.SIGTERM
@@ -111,26 +114,24 @@ class Trainer:
 
     def _attempt(self) -> int:
         self._said.clear()
-        with subprocess.Popen(
-            self._command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE
-        ) as self._process:
-            if self.told_at is not None:
-                self._process.send_signal(signal.SIGTERM)
-            listener = threading.Thread(target=self._listen, daemon=True)
-            listener.start()
-            code = self._process.wait()
-            # Not for ever: a process that outlives the trainer has its standard error too.
-            listener.join(5.0)
-            return code
+        process = subprocess.Popen(self._command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        self._process = process
+        if self.told_at is not None:
+            process.send_signal(signal.SIGTERM)
+        assert process.stderr is not None
+        listener = threading.Thread(target=self._listen, args=(process.stderr,), daemon=True)
+        listener.start()
+        code = process.wait()
+        listener.join(_LAST_WORDS_SECONDS)
+        return code
 
-    def _listen(self) -> None:
-        process = self._process
-        assert process is not None and process.stderr is not None
-        while line := process.stderr.readline(65536):
-            sys.stderr.buffer.write(line)
-            sys.stderr.buffer.flush()
-            if text := line.decode(errors="replace").strip():
-                self._said.append(text)
+    def _listen(self, stderr: IO[bytes]) -> None:
+        with stderr:
+            while line := stderr.readline(65536):
+                sys.stderr.buffer.write(line)
+                sys.stderr.buffer.flush()
+                if text := line.decode(errors="replace").strip():
+                    self._said.append(text)
 
     def _tell(self, number: int, frame: FrameType | None) -> None:
         if self.told_at is None:

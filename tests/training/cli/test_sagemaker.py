@@ -172,6 +172,18 @@ def test_a_crash_is_tried_three_times_and_a_mistake_once(
     assert killed.run() == -9 and killed.reason(-9) == "the trainer ended with signal SIGKILL"
 
 
+def test_a_process_that_outlives_the_trainer_does_not_keep_the_container(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sagemaker, "_LAST_WORDS_SECONDS", 0.1)
+    alive = tmp_path / "alive"
+    alive.touch()
+    stay = f"import os, time\nwhile os.path.exists({str(alive)!r}): time.sleep(0.05)"
+    started = f"subprocess.Popen([sys.executable, '-c', {stay!r}])"
+    assert _trainer(f"import os, subprocess, sys; {started}; os._exit(2)").run() == 2
+    alive.unlink()
+
+
 def test_a_notice_to_a_trainer_that_has_not_begun_reaches_it() -> None:
     trainer = _trainer("import time; time.sleep(60)")
     threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGTERM)).start()
