@@ -75,13 +75,17 @@ def capture(
     reason: Reason,
     program_says_when: bool,
     note: Mapping[str, Any],
+    quiet: Listing | None = None,
     in_place: bool = False,
 ) -> Capture:
     """Capture the folder below `staging`, a new folder; ChangedError if it changes meanwhile.
 
+    It must still be as it was when it was found `quiet`: since then, a file may have been begun.
     A capture in place holds only as long as the folder does not change (`refuse_changed`).
     """
     listing = settled(root)
+    if quiet is not None and (path := quiet.difference(listing)):
+        raise ChangedError(f"{path!r} changed")
     inodes = {(file.device, file.inode): path for path, file in listing.files.items()}
     mapped = frozenset(inodes[key] for key in mapped_for_writing(inodes))
     new = [

@@ -193,9 +193,9 @@ class Mirror:
         self._publisher.cancel()
         self._outbox.close()
 
-    def _capture(self, reason: Reason) -> Listing:
+    def _capture(self, reason: Reason, quiet: Listing | None) -> Listing:
         """Capture the folder; what is sent from where it lies is sent before this returns."""
-        captured = self._captured_now(reason)
+        captured = self._captured_now(reason, quiet=quiet)
         parcel = Parcel(capture=captured, kind=self._kind)
         if self._haste == "rebalance":
             self._haste, self._watcher.is_hasty = None, False
@@ -209,7 +209,9 @@ class Mirror:
                 raise SnapshotError(f"it was not sent: {parcel.error or 'the attempt ends'}")
         return captured.listing
 
-    def _captured_now(self, reason: Reason, *, in_place: bool = False) -> Capture:
+    def _captured_now(
+        self, reason: Reason, *, quiet: Listing | None = None, in_place: bool = False
+    ) -> Capture:
         self._num_captures += 1
         return capture(
             self._folder,
@@ -218,6 +220,7 @@ class Mirror:
             reason=reason,
             program_says_when=self._watcher.says_when,
             note=self._note(),
+            quiet=quiet,
             in_place=in_place,
         )
 
