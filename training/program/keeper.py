@@ -27,7 +27,7 @@ _POLL_SECONDS = 0.01
 
 
 def keep(parent: socket.socket, words: Sequence[str]) -> None:
-    """Start the program, do what the parent says, and report its exit code once all are gone."""
+    """Start the program, pass on signals that the parent names, and report its exit code."""
     wakes, waked = socket.socketpair()
     waked.setblocking(False)
     signal.set_wakeup_fd(waked.fileno(), warn_on_full_buffer=False)
@@ -51,7 +51,9 @@ def keep(parent: socket.socket, words: Sequence[str]) -> None:
                 break  # the parent has ended
             *orders, text = (text + received).split(b"\n")
             for order in orders:
-                _obey(order.decode().split(), leader)
+                # Not reaped since it was last looked at, so its number is not another's.
+                with contextlib.suppress(OSError):
+                    os.kill(leader, int(order))
         code = _reap(leader)
     killed = _kill_all(leader)
     with contextlib.suppress(OSError):
@@ -68,17 +70,6 @@ def _start(words: Sequence[str]) -> int:
     )
     process.returncode = 0  # it is reaped here, with all others
     return process.pid
-
-
-def _obey(order: Sequence[str], leader: int) -> None:
-    """Carry out `signal N` for the program's first process, or `all N` for each of its processes.
-
-    None of them has been reaped since it was last looked at, so no number is another's.
-    """
-    number = int(order[1])
-    for pid in [leader] if order[0] == "signal" else _descendants(leader):
-        with contextlib.suppress(OSError):
-            os.kill(pid, number)
 
 
 def _reap(leader: int) -> int | None:

@@ -62,15 +62,8 @@ class ProgramProcess:
 
     def signal(self, number: int) -> None:
         """Send a signal to its first process, as `docker stop` does."""
-        self._order(f"signal {number}")
-
-    def stop(self) -> None:
-        """Suspend every process, so that none of them writes."""
-        self._order(f"all {int(signal.SIGSTOP)}")
-
-    def resume(self) -> None:
-        """Let every process go on."""
-        self._order(f"all {int(signal.SIGCONT)}")
+        with contextlib.suppress(OSError):  # it has ended
+            self._parent.sendall(f"{number}\n".encode())
 
     def close(self) -> None:
         """End every process, at once, and wait for that."""
@@ -80,10 +73,6 @@ class ProgramProcess:
         if self.exit_code is None:
             self.wait(0.0)
         self._parent.close()
-
-    def _order(self, text: str) -> None:
-        with contextlib.suppress(OSError):  # it has ended
-            self._parent.sendall(f"{text}\n".encode())
 
     def _started(self, words: Sequence[str]) -> int:
         if not select.select([self._parent], [], [], _START_SECONDS)[0]:
