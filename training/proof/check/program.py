@@ -43,7 +43,8 @@ class ProgramRun:
 class Difference:
     """Where two runs differ."""
 
-    steps: tuple[int, ...]  # with another loss, or with one in one run only
+    steps: tuple[int, ...]  # with another loss
+    missing: tuple[int, ...]  # with a loss in one run only: a killed machine told of it too late
     largest: float  # of the losses' differences
     files: tuple[str, ...]
 
@@ -75,15 +76,16 @@ def check_program(options: argparse.Namespace) -> int:
 def difference(ours: ProgramRun, theirs: ProgramRun) -> Difference:
     """Compare losses step by step, NaN equal to NaN, and final files by checksum."""
     steps, largest = [], 0.0
-    for step in sorted(ours.losses.keys() | theirs.losses.keys()):
-        a, b = ours.losses.get(step, math.inf), theirs.losses.get(step, -math.inf)
+    for step in sorted(ours.losses.keys() & theirs.losses.keys()):
+        a, b = ours.losses[step], theirs.losses[step]
         if a != b and not (math.isnan(a) and math.isnan(b)):
             steps.append(step)
             if math.isfinite(a - b):
                 largest = max(largest, abs(a - b))
+    missing = tuple(sorted(ours.losses.keys() ^ theirs.losses.keys()))
     names = sorted(ours.files.keys() | theirs.files.keys())
     files = tuple(name for name in names if ours.files.get(name) != theirs.files.get(name))
-    return Difference(steps=tuple(steps), largest=largest, files=files)
+    return Difference(steps=tuple(steps), missing=missing, largest=largest, files=files)
 
 
 class _Runs:
@@ -240,6 +242,10 @@ def _show(whole: ProgramRun, interrupted: ProgramRun, own: Difference, found: Di
             redone = f"{one['steps_redone']} steps redone"
         lost = one["seconds_lost"]
         print(f"  killed: {redone}, {'?' if lost is None else f'{lost:.1f}'} s since the snapshot")
+    if found.missing:
+        print(
+            f"  {len(found.missing)} losses are known of one run only, from step {found.missing[0]} on"
+        )
     for name, run in (("uninterrupted", whole), ("interrupted", interrupted)):
         if run.losses:
             print(f"  {name:<14}{_curve(list(run.losses.values()))}")
