@@ -244,7 +244,7 @@ def _show(whole: ProgramRun, interrupted: ProgramRun, own: Difference, found: Di
         print(f"  killed: {redone}, {'?' if lost is None else f'{lost:.1f}'} s since the snapshot")
     if found.missing:
         print(
-            f"  {len(found.missing)} losses are known of one run only, from step {found.missing[0]} on"
+            f"  losses known of one run only: {len(found.missing)}, from step {found.missing[0]} on"
         )
     for name, run in (("uninterrupted", whole), ("interrupted", interrupted)):
         if run.losses:
