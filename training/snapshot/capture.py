@@ -33,6 +33,30 @@ _LEFT_BYTES = 256 * 1024 * 1024
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Moment:
+    """What the folder must still be when it is captured."""
+
+    # As it was found quiet: since then, a file may have been begun.
+    quiet: Listing | None = None
+    # As it was when the program asked, by the clock that stamps files: it may write on unasked.
+    asked_ns: int | None = None
+
+    def refuse_other(self, listing: Listing) -> None:
+        """Raise ChangedError or SnapshotError if the moment is over."""
+        if self.quiet is not None and (path := self.quiet.difference(listing)):
+            raise ChangedError(f"{path!r} changed")
+        newer = self.asked_ns and listing.changed_after(self.asked_ns)
+        if newer:
+            raise SnapshotError(
+                f"the program asked for a snapshot, but changed {newer!r} before it was taken; "
+                "after a touch of the commit file, wait until that file is gone"
+            )
+
+
+ANY_MOMENT = Moment()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Capture:
     """What is to be sent, and where to read it."""
 
@@ -75,17 +99,15 @@ def capture(
     reason: Reason,
     program_says_when: bool,
     note: Mapping[str, Any],
-    quiet: Listing | None = None,
+    moment: Moment = ANY_MOMENT,
     in_place: bool = False,
 ) -> Capture:
     """Capture the folder below `staging`, a new folder; ChangedError if it changes meanwhile.
 
-    It must still be as it was when it was found `quiet`: since then, a file may have been begun.
     A capture in place holds only as long as the folder does not change (`refuse_changed`).
     """
     listing = settled(root)
-    if quiet is not None and (path := quiet.difference(listing)):
-        raise ChangedError(f"{path!r} changed")
+    moment.refuse_other(listing)
     inodes = {(file.device, file.inode): path for path, file in listing.files.items()}
     mapped = frozenset(inodes[key] for key in mapped_for_writing(inodes))
     new = [

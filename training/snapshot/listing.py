@@ -93,6 +93,11 @@ class Listing:
             return _differing(mine, others)
         return next((p for p in mine if mine[p] != others[p] and not is_log(p)), None)
 
+    def changed_after(self, time_ns: int) -> str | None:
+        """One file that changed after that time, None if there is none; logs may."""
+        files = self.files.items()
+        return next((p for p, f in files if f.ctime_ns > time_ns and not is_log(p)), None)
+
     @property
     def newest(self) -> str:
         """The file that changed last."""

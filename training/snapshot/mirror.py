@@ -21,7 +21,7 @@ from training.record.lease import Lease
 from training.record.metrics import Metrics
 from training.record.newest_valid import newest_valid, read_twice
 from training.record.retention import KEEP_NEWEST, Retention
-from training.snapshot.capture import Capture, capture
+from training.snapshot.capture import ANY_MOMENT, Capture, Moment, capture
 from training.snapshot.listing import ChangedError, Listing, SnapshotError, list_folder
 from training.snapshot.manifest import Reason, Snapshot
 from training.snapshot.outbox import Outbox, Parcel
@@ -193,9 +193,9 @@ class Mirror:
         self._publisher.cancel()
         self._outbox.close()
 
-    def _capture(self, reason: Reason, quiet: Listing | None) -> Listing:
+    def _capture(self, reason: Reason, moment: Moment) -> Listing:
         """Capture the folder; what is sent from where it lies is sent before this returns."""
-        captured = self._captured_now(reason, quiet=quiet)
+        captured = self._captured_now(reason, moment)
         parcel = Parcel(capture=captured, kind=self._kind)
         if self._haste == "rebalance":
             self._haste, self._watcher.is_hasty = None, False
@@ -210,7 +210,7 @@ class Mirror:
         return captured.listing
 
     def _captured_now(
-        self, reason: Reason, *, quiet: Listing | None = None, in_place: bool = False
+        self, reason: Reason, moment: Moment = ANY_MOMENT, *, in_place: bool = False
     ) -> Capture:
         self._num_captures += 1
         return capture(
@@ -220,7 +220,7 @@ class Mirror:
             reason=reason,
             program_says_when=self._watcher.says_when,
             note=self._note(),
-            quiet=quiet,
+            moment=moment,
             in_place=in_place,
         )
 

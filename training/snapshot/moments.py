@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from training.snapshot.listing import Listing, is_log
 from training.snapshot.open_files import open_for_writing
 
+_NOT_LOOKED = "a file, perhaps,"
+
 
 @dataclass(kw_only=True, slots=True)
 class QuietTime:
@@ -13,18 +15,26 @@ class QuietTime:
 
     listing: Listing | None = None
     since: float = 0.0  # monotonic: the first look at which it was as it is now
-    held_open: str | None = None  # a file that somebody could write to at the last look
+    # A file that somebody could write to, as far as is known of the folder as it is now.
+    held_open: str | None = _NOT_LOOKED
 
     def look(self, listing: Listing) -> float:
         """Take note of the folder as it is now; return for how many seconds it has been so."""
         now = time.monotonic()
-        files = listing.files.items()
-        inodes = {(f.device, f.inode): path for path, f in files if not is_log(path)}
-        self.held_open = min((inodes[key] for key in open_for_writing(inodes)), default=None)
         if self.listing is None or self.listing.difference(listing) is not None:
             self.since = now
+            self.held_open = _NOT_LOOKED
         self.listing = listing
         return now - self.since
+
+    def is_closed(self) -> bool:
+        """Whether nothing of the folder is open for writing now."""
+        assert self.listing is not None
+        files = self.listing.files.items()
+        inodes = {(f.device, f.inode): path for path, f in files if not is_log(path)}
+        paths = (inodes[key] for key in open_for_writing(inodes))
+        self.held_open = min(map(repr, paths), default=None)
+        return self.held_open is None
 
     def seconds_until_now(self, listing: Listing) -> float:
         """For how long the folder was as it is now at the last look; 0 if it has changed since."""

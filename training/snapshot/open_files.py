@@ -1,7 +1,7 @@
 """Which files somebody has open for writing, or mapped into memory as writable and shared.
 
-Read from /proc, for every process that this one may look at; elsewhere than on Linux nothing is
-known, and a quiet time alone must do.
+Read from /proc, for this process and those that it or its children started; elsewhere than on Linux
+nothing is known, and a quiet time alone must do.
 """
 
 import os
@@ -43,8 +43,20 @@ def mapped_for_writing(inodes: Collection[tuple[int, int]]) -> set[tuple[int, in
 
 
 def _processes() -> Iterator[Path]:
+    """This process and all below it; one that left its parent belongs to a subreaper above it."""
+    children: dict[int, list[int]] = {}
     with suppress(OSError), os.scandir(_PROC) as entries:
-        yield from (Path(entry.path) for entry in entries if entry.name.isdigit())
+        for entry in entries:
+            if entry.name.isdigit():
+                with suppress(OSError):  # ended meanwhile
+                    # After the name in parentheses, which may hold anything: state, parent.
+                    about = Path(entry.path, "stat").read_bytes().rpartition(b")")[2]
+                    children.setdefault(int(about.split()[1]), []).append(int(entry.name))
+    pending = [os.getpid()] if children else []
+    while pending:
+        process = pending.pop()
+        yield _PROC / str(process)
+        pending += children.get(process, [])
 
 
 def _is_writable(fdinfo: Path) -> bool:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from training.snapshot.capture import Moment
 from training.snapshot.listing import (
     ChangedError,
     Listing,
@@ -35,7 +36,8 @@ _HASTY_SECONDS = 1.0
 class Watcher:
     """A thread that calls `capture` at the right moments; what ends it is in `error`.
 
-    `capture` returns what it has captured, or raises; `refused` is told why nothing can be.
+    `capture` returns what it has captured, or raises, also if the folder is no longer as it was
+    found quiet; `refused` is told why nothing can be captured.
     """
 
     def __init__(
@@ -43,7 +45,7 @@ class Watcher:
         folder: Path,
         commit_file: Path,
         quiet_seconds: float,
-        capture: Callable[[Reason], Listing],
+        capture: Callable[[Reason, Moment], Listing],
         refused: Callable[[SnapshotError], None],
     ) -> None:
         self.says_when = False
@@ -83,10 +85,10 @@ class Watcher:
             quiet = self._quiet.seconds_until_now(list_folder(self._folder))
         except SnapshotError as error:
             return str(error)
-        if self._quiet.held_open is not None:
-            return f"{self._quiet.held_open!r} was open for writing when the program was killed"
         if quiet < self._wanted_seconds:
             return f"the folder had been quiet for {quiet:.1f} s when the program was killed"
+        if self._quiet.held_open is not None:
+            return f"{self._quiet.held_open} was open for writing when the program was killed"
         return None
 
     def is_captured(self) -> bool:
@@ -117,7 +119,7 @@ class Watcher:
         self.says_when = True
         try:
             asked = self._commit_file.stat()
-            self.captured = self._capture("commit")
+            self.captured = self._capture("commit", Moment(asked_ns=asked.st_ctime_ns))
         except (ChangedError, FileNotFoundError) as error:
             if isinstance(error, ChangedError):
                 self._refused(error)  # and once more
@@ -138,9 +140,11 @@ class Watcher:
             self._tell_odd(listing)
             is_new = self.captured is None or self.captured.difference(listing) is not None
             if is_new and not listing.is_empty:
-                quiet = self._quiet.look(listing)
-                if quiet >= wanted and self._quiet.held_open is None:
-                    self.captured = self._capture("notice" if self.is_hasty else "quiet")
+                is_quiet = self._quiet.look(listing) >= wanted
+                # Costs more than the look: a killed program is asked about only in haste.
+                if (is_quiet or self.is_hasty) and self._quiet.is_closed() and is_quiet:
+                    reason: Reason = "notice" if self.is_hasty else "quiet"
+                    self.captured = self._capture(reason, Moment(quiet=listing))
         except ChangedError:
             pass  # not quiet after all
         except SnapshotError as error:

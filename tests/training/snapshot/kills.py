@@ -10,6 +10,7 @@ import random
 import signal
 import struct
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -40,20 +41,22 @@ def kill_again_and_again(root: Path, kills: int, seed: int, *, says_when: bool) 
     for number in range(kills):
         if rng.random() < 0.5:
             disk = root / f"disk-{number}"
-        (disk / "program.pid").unlink(missing_ok=True)
+        for name in ("program.pid", "finished"):
+            (disk / name).unlink(missing_ok=True)
         supervisor = _fork(store, disk, seed + number, says_when)
         _wait_for(store, _newest(store) + rng.choice([0, 1, 1, 2]), supervisor)
         time.sleep(rng.choice([0.0, 0.01, 0.1, 0.3]) * rng.random())
         program = _number(disk / "program.pid")
         if rng.random() < 0.3 and program:
-            os.kill(program, signal.SIGKILL)  # the supervisor sees it and ends by itself
+            with suppress(ProcessLookupError):  # it has failed: the supervisor says so
+                os.kill(program, signal.SIGKILL)
         else:
             os.killpg(supervisor, signal.SIGKILL)
         _, status = os.waitpid(supervisor, 0)
         if os.WIFEXITED(status) and os.WEXITSTATUS(status):
             found.problems.append(f"attempt {number} failed")
         _look(store, root / f"look-{number}", found, says_when=says_when)
-        found.lost.append(_number(disk / "finished") - found.restored[-1])
+        found.lost.append(max(0, _number(disk / "finished") - found.restored[-1]))
     return found
 
 

@@ -5,6 +5,7 @@ import logging
 import mmap
 import os
 import socket
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -58,7 +59,7 @@ def test_nothing_is_taken_while_a_file_is_open_for_writing(new_machine: NewMachi
         stream.write(b"half")
         stream.flush()
         watcher = machine.mirror._watcher
-        wait_until(lambda: watcher._quiet.held_open == "model.pt", machine.mirror)
+        wait_until(lambda: watcher._quiet.held_open == "'model.pt'", machine.mirror)
         looked = watcher._quiet.listing
         wait_until(lambda: watcher._quiet.listing is not looked, machine.mirror)
         assert machine.mirror.last is None
@@ -116,6 +117,21 @@ def test_a_program_that_says_when_is_taken_at_no_other_moment(
     second.mirror.start()
     second.write({"model.pt": b"2"})
     assert not second.end(exit_code=-9), "it said when on the machine before"
+
+
+def test_a_request_is_dropped_if_the_program_wrote_on_without_waiting(
+    new_machine: NewMachine, store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    machine = new_machine("first")
+    machine.write({"model.pt": b"1", "optimizer.pt": b"1"})
+    machine.mirror.commit_file.touch()
+    time.sleep(0.05)
+    machine.write({"model.pt": b"2"})
+    machine.mirror.start()
+    wait_until(lambda: not machine.mirror.commit_file.exists(), machine.mirror)
+    assert not machine.end(exit_code=1)
+    assert entries(store) == ()
+    assert "wait until that file is gone" in caplog.text
 
 
 def test_a_program_that_says_when_and_ends_well_is_taken_at_its_end(
