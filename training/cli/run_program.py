@@ -14,7 +14,7 @@ from training.record.run_config import parse_prediction, planned_price, read_run
 from training.store.open import open_store
 
 # Options of `run` that a program has no use for, with their defaults.
-_OF_WORKLOADS = {
+_OF_WORKLOADS: dict[str, object] = {
     "workload": None,
     "recipe": None,
     "override": [],

@@ -9,6 +9,8 @@ from training.program.metric_row import MetricRow
 from training.record.metrics import Metrics
 
 _RUNNING_SECONDS = 5.0
+# By so much a file's time may be early: the kernel's clock ticks.
+_TICK_SECONDS = 0.05
 _LOSSES = ("loss", "train_loss", "train:loss", "train/loss")
 
 
@@ -27,6 +29,8 @@ class Progress:
         self._began = self._stepped = time.monotonic()
         self._safe = self._began  # what was done until then, another machine would have
         self._told = self._began
+        self._signalled = math.inf
+        self._stopped = math.inf  # when the program had ended
 
     def resume(self, step: int, snapshot: str | None) -> None:
         """Begin where the restored snapshot was taken."""
@@ -39,8 +43,13 @@ class Progress:
 
     @property
     def unsaved_seconds(self) -> float:
-        """What a loss of the machine would cost: the time since what the last snapshot holds."""
-        return time.monotonic() - self._safe
+        """What a loss of the machine would cost: the time since what the last snapshot holds.
+
+        Nothing, if the program has saved since it was told of the end.
+        """
+        if self._safe > self._signalled - _TICK_SECONDS:
+            return 0.0
+        return max(0.0, min(time.monotonic(), self._stopped) - self._safe)
 
     @property
     def seconds(self) -> float:
@@ -78,8 +87,14 @@ class Progress:
         """Wait until the store has every line."""
         self._metrics.flush()
 
-    def notice(self) -> None:
-        """A notice came at this step."""
+    def stopped(self) -> None:
+        """The program has just ended, or must now."""
+        self._stopped = time.monotonic()
+
+    def notice(self, *, is_signalled: bool) -> None:
+        """A notice came at this step, and the program was told."""
+        if is_signalled:
+            self._signalled = time.monotonic()
         self._metrics.write("notice", stage=WORKLOAD, step=self.step)
 
     def tell(self) -> None:

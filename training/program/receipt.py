@@ -75,6 +75,15 @@ def _steps_redone(
     return max(0, attempt.last_step - (first - stride))
 
 
+def _lost(costs: Sequence[InterruptionCost]) -> dict[str, Any]:
+    redone = [cost.steps_redone for cost in costs if cost.steps_redone is not None]
+    return {
+        "interruptions": [asdict(cost) for cost in costs],
+        "seconds_lost": round(sum(cost.seconds_lost or 0.0 for cost in costs), 3),
+        "steps_redone": sum(redone) if len(redone) == len(costs) else None,
+    }
+
+
 def write_program_receipt(
     store: Store,
     lease: Lease,
@@ -87,8 +96,6 @@ def write_program_receipt(
 ) -> dict[str, Any]:
     """Write the receipt of a finished run, unless the lease was lost."""
     history = read_history(store)
-    costs = interruption_costs(history)
-    redone = [cost.steps_redone for cost in costs if cost.steps_redone is not None]
     head = lease.head
     created = datetime.fromisoformat(record.created_at)
     steps = history.steps["step"]
@@ -104,9 +111,7 @@ def write_program_receipt(
         "steps": max(steps) if len(steps) else 0,
         "generations": head.generation,
         "snapshots": max((entry.step for entry in head.checkpoints), default=0),
-        "interruptions": [asdict(cost) for cost in costs],
-        "seconds_lost": round(sum(cost.seconds_lost or 0.0 for cost in costs), 3),
-        "steps_redone": sum(redone) if len(redone) == len(costs) else None,
+        **_lost(interruption_costs(history)),
         "warnings": list(warnings),
         "stages": {record.workload: dict(metrics)},
         "final_files": dict(final.sha256),

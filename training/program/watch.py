@@ -101,6 +101,10 @@ class ProgramWatch:
 
     def until_end(self) -> None:
         """Return once the program has ended, or its machine is about to."""
+        self._until_end()
+        self._progress.stopped()
+
+    def _until_end(self) -> None:
         interruption = self._supervisor.interruption
         while self._process.wait(_POLL_SECONDS) is None:
             self._look()
@@ -123,7 +127,8 @@ class ProgramWatch:
             release=notice is not None,
         )
         self._count_snapshots()
-        unsaved = 0.0 if exit_code == 0 else self._unsaved()
+        has_finished = exit_code == 0 and notice is None
+        unsaved = 0.0 if has_finished else self._unsaved()
         self._progress.end(exit_code, unsaved)
         if notice is not None:
             self._events.emit("program-ended", exit_code=exit_code, unsaved_seconds=unsaved)
@@ -192,10 +197,10 @@ class ProgramWatch:
             quiet_seconds=self._options.program.quiet_seconds,
         )
         write_notice(self._options.notice_file, notice)
+        self._progress.notice(is_signalled=plan.signal_number is not None)
         if plan.signal_number is not None:
             self._process.signal(plan.signal_number)
         plan.log()
-        self._progress.notice()
         self._events.emit("notice", cause=notice.cause, **plan.to_event())
         self._mirror.request("emergency")
         next_candidate = time.monotonic()

@@ -44,12 +44,12 @@ def test_what_has_finished_is_not_run_again(
 def test_a_killed_supervisor_leaves_no_program_and_the_next_attempt_resumes(
     run: ProgramRun,
 ) -> None:
-    run.options += [*ENDLESS, COMMITS]
+    run.options += ["--hyperparameter=steps=100047", "--hyperparameter=pause=0.1", COMMITS]
     process = run.spawn()
     run.wait_for_snapshots(2)
-    assert is_running("--commits")
+    assert is_running("100047")
     kill(process)
-    run.wait_until(lambda: not is_running("--commits"))
+    run.wait_until(lambda: not is_running("100047"))
     # Another machine, with an empty disk.
     second = run.spawn(f"--ml-root={run.folder / 'other'}")
     run.wait_until(lambda: "begins" in run.log(2))

@@ -2,6 +2,7 @@
 
 import json
 import signal
+import time
 
 from tests.training.program.programs import (
     COMMITS,
@@ -54,14 +55,13 @@ def test_a_program_that_saves_when_told_is_saved_at_once(run: ProgramRun) -> Non
     assert (notice["cause"], notice["signal"]) == ("notice", "SIGUSR1")
     assert 0 < notice["program_seconds"] < notice["seconds_left"] <= 60
     assert run.head.state == "released"
-    # The next machine has what was written after the signal, and finds when the machine would end.
-    run.options += ["--hyperparameter=unused=1"]
+    # The program was told when the machine ends.
     state = json.loads((run.root / "checkpoints" / "state.json").read_text())
     assert state["step"] > 0
     assert 0 < state["seconds"] <= 60
     assert run.head.checkpoints[-1].kind == "emergency"
     (ended,) = run.events("program-ended")
-    assert ended["exit_code"] == 0
+    assert (ended["exit_code"], ended["unsaved_seconds"]) == (0, 0.0)
 
 
 def test_a_program_that_dies_of_its_error_when_told_is_interrupted_all_the_same(
@@ -77,17 +77,18 @@ def test_a_program_that_dies_of_its_error_when_told_is_interrupted_all_the_same(
 
 
 def test_a_program_that_ignores_its_signal_is_ended_in_time(run: ProgramRun) -> None:
-    run.options = ["--notice-budget-seconds=3"]
+    run.options = ["--notice-budget-seconds=3", "--hyperparameter=mark=100048"]
     run.write(IGNORES)
     process = run.spawn()
     run.wait_for_snapshots(1)
+    assert is_running("100048")
     said = tell(process)
     assert process.returncode == 75
     assert "the program's time is over" in said
     (ended,) = run.events("program-ended")
     assert ended["exit_code"] == -9
     assert ended["unsaved_seconds"] > 0
-    assert not is_running("begins")
+    assert not is_running("100048")
 
 
 def test_a_program_that_wants_no_signal_goes_on_until_the_last_snapshot(run: ProgramRun) -> None:
@@ -156,3 +157,21 @@ def test_a_machine_that_waits_ends_the_rest_of_a_notice(run: ProgramRun) -> None
     assert "another machine is waiting" in said
     run.wait_until(lambda: run.head.generation == 2)
     kill(second)
+
+
+def test_a_program_that_exits_without_saving_is_said_to_lose_its_time(run: ProgramRun) -> None:
+    run.options = ["--notice-budget-seconds=60"]
+    run.write("""
+        import os, signal, sys, time
+        from pathlib import Path
+        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
+        Path(os.environ["SM_CHECKPOINT_DIR"], "state").write_text("1")
+        time.sleep(1000)
+    """)
+    process = run.spawn()
+    run.wait_for_snapshots(1)
+    time.sleep(0.3)
+    tell(process)
+    assert process.returncode == 75
+    (ended,) = run.events("program-ended")
+    assert (ended["exit_code"], ended["unsaved_seconds"] > 0.3) == (0, True)
