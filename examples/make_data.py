@@ -1,6 +1,6 @@
 """Make the examples' data: sequences of numbers, each of which follows from the first two.
 
-Run: python examples/make_data.py OUT [--count 4096] [--seed 0]
+Run: python examples/make_data.py OUT [--count 16384] [--seed 0]
 """
 
 import argparse
@@ -14,7 +14,7 @@ NUMBERS, LENGTH = 32, 16
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--count", type=int, default=4096)
+    parser.add_argument("--count", type=int, default=16384)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     rng = random.Random(options.seed)

@@ -23,8 +23,8 @@ class Sequences(torch.utils.data.Dataset):
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--max-steps", type=int, default=600)
-    parser.add_argument("--save-steps", type=int, default=100)
+    parser.add_argument("--max-steps", type=int, default=2000)
+    parser.add_argument("--save-steps", type=int, default=250)
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--model-dir", default=os.environ.get("SM_MODEL_DIR", "model"))
     parser.add_argument("--train", default=os.environ.get("SM_CHANNEL_TRAINING", "data"))

@@ -31,7 +31,7 @@ class NextNumber(lightning.LightningModule):
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--epochs", type=int, default=20)
+    parser.add_argument("--epochs", type=int, default=12)
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--model-dir", default=os.environ.get("SM_MODEL_DIR", "model"))
     parser.add_argument("--train", default=os.environ.get("SM_CHANNEL_TRAINING", "data"))

@@ -25,7 +25,7 @@ class NextNumber(nn.Module):
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--epochs", type=int, default=20)
+    parser.add_argument("--epochs", type=int, default=12)
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--lr", type=float, default=2e-3)
