@@ -4,6 +4,7 @@ S3 cannot append: a part is rewritten as it grows, a few hundred kilobytes at mo
 next begins. Nothing is kept in memory but the current part and the last lines.
 """
 
+import contextlib
 import gzip
 import io
 import logging
@@ -191,10 +192,12 @@ def log_key(writer: str, number: int) -> str:
 
 
 def _show(data: bytes) -> None:
+    """Print; whoever read it may be gone, or the disk full, which must not stop the program."""
     stream = getattr(sys.stdout, "buffer", None)
-    if stream is None:  # a test's or a notebook's
-        sys.stdout.write(data.decode(errors="replace"))
-    else:
+    with contextlib.suppress(OSError):
+        if stream is None:  # a test's or a notebook's
+            sys.stdout.write(data.decode(errors="replace"))
+        else:
+            sys.stdout.flush()
+            stream.write(data)
         sys.stdout.flush()
-        stream.write(data)
-    sys.stdout.flush()

@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -49,6 +50,7 @@ class ProgramWatch:
             definitions=options.program.metric_definitions,
             folders=[container.output, container.checkpoints],
         )
+        self._reading = threading.Lock()
         self._warnings: list[str] = []
         self._log: ProgramLog | None = None
         self._process: ProgramProcess
@@ -59,7 +61,11 @@ class ProgramWatch:
         self._notice: Notice | None = None
 
     def note(self) -> Mapping[str, Any]:
-        """What is kept with a snapshot: the program's step, and when its files were written."""
+        """What is kept with a snapshot: the program's step, and when its files were written.
+
+        Called by the mirror's thread at a capture, whose commit waits for the metrics until then.
+        """
+        self._read_metrics()
         step = {"step": self._progress.step} if self._progress.has_steps else {}
         return {**step, "written": round(self._written(), 3)}
 
@@ -89,7 +95,7 @@ class ProgramWatch:
         finally:
             notice = self._notice
             self._log.close(_LOG_SECONDS if notice is None else min(1.0, notice.seconds_left / 4))
-            self._progress.add(self._reader.poll(is_last=True))
+            self._read_metrics(is_last=True)
 
     def begin(self, process: ProgramProcess, mirror: Mirror, supervisor: Supervisor) -> None:
         """The program has been started."""
@@ -172,9 +178,13 @@ class ProgramWatch:
         self._supervisor.watchdog.beat()
         self._lease.check()
         self._mirror.check()
-        self._progress.add(self._reader.poll())
+        self._read_metrics()
         self._count_snapshots()
         self._progress.tell()
+
+    def _read_metrics(self, *, is_last: bool = False) -> None:
+        with self._reading:
+            self._progress.add(self._reader.poll(is_last=is_last))
 
     def _count_snapshots(self) -> None:
         last = self._mirror.last

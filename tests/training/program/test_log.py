@@ -1,7 +1,9 @@
 """What a program prints is kept whole, and shown so that a journal can be read."""
 
 import gzip
+import io
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -100,3 +102,24 @@ def test_a_full_disk_stops_no_program(tmp_path: Path, capfd: pytest.CaptureFixtu
     out = capfd.readouterr().out
     assert "what comes now is shown, not kept" in out
     assert out.count("two\n") == 1
+
+
+class Gone(io.StringIO):
+    """A standard output whose reader has gone."""
+
+    def write(self, text: str) -> int:
+        raise BrokenPipeError(32, "Broken pipe")
+
+
+def test_a_standard_output_that_nobody_reads_stops_no_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdout", Gone())
+    store = FolderStore(tmp_path / "run")
+    log = ProgramLog(store, "0001-aa", tmp_path / "program.log", lambda data: None)
+    program = os.dup(log.output)
+    log.start()
+    os.write(program, b"one\n" * 1000)
+    os.close(program)
+    log.close(60)
+    assert whole(store) == b"one\n" * 1000
