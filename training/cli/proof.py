@@ -31,7 +31,7 @@ def add_check(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="a known workload, or your own as package.module:NAME; or give --program",
     )
-    add("--recipe", help="default: the first by name")
+    add("--recipe", help="default: the first")
     add("--override", action="append", default=[], metavar="NAME=VALUE", help="as for `run`")
     add("--dataset-uri", help="a folder (default: made by the workload's own generator)")
     add("--count", type=int, default=100, help="samples to generate (default: %(default)s)")
@@ -68,7 +68,7 @@ def add_torture(parser: argparse.ArgumentParser) -> None:
         default="training.proof.torture.workload:SMALL",
         help="a known name, or your own as package.module:NAME (default: a built-in one)",
     )
-    add("--recipe", help="or several: a,b (default: the first by name; all of the built-in one's)")
+    add("--recipe", help="or several: a,b (default: the first; all of the built-in one's)")
     add("--num-processes", help="ranks; 1,2 alternates (default: 1; 1,1,2 for the built-in one)")
     add("--override", action="append", default=[], metavar="NAME=VALUE", help="as for `run`")
     add("--dataset-uri", help="a folder (default: made by the workload's own generator)")
