@@ -7,8 +7,9 @@ docs/sizing.md explains each key of a footprint; a stage has one for each of som
 import argparse
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,24 @@ def measured(
         if isinstance(stage, Prepare):
             yield from _prepare(stage, samples, about)
         else:
-            yield from train_footprints(stage, config, samples, about, factors)
+            at_size = partial(_at_size, workload, config, stage)
+            yield from train_footprints(stage, config, samples, about, factors, at_size)
+
+
+def _at_size(workload: Any, config: Any, stage: Any, size: int) -> Any | None:
+    """The stage as `--override micro_batch=size` has it; None if it cannot be trained so.
+
+    One that steps in backward may not while it accumulates: then its gradients stay.
+    """
+    settings = stage.settings
+    if not settings.optimizer_in_backward or size >= settings.global_batch:
+        return stage
+    try:
+        stages = workload.stages(replace(config, micro_batch=size))
+        found = next(each for each in stages if each.name == stage.name)
+        return found if found.settings.micro_batch == size else None
+    except (TypeError, ValueError):  # no such field, or refused by the settings
+        return None
 
 
 def _prepare(
@@ -100,8 +118,12 @@ def train_footprints(
     samples: Mapping[str, int],
     about: Mapping[str, Any],
     factors: Sequence[float] = _FACTORS,
+    at_size: Callable[[int], Any | None] | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """Yield a Train stage's footprints, around its own micro-batch."""
+    """Yield a Train stage's footprints, around its own micro-batch.
+
+    `at_size` gives the stage with another micro-batch, if that changes more than the batch.
+    """
     from training.preflight.footprint import measure_evaluation, measure_step
 
     settings, train = stage.settings, samples["train"]
@@ -112,6 +134,9 @@ def train_footprints(
     # Not 1 if the recipe has more: batch norm cannot train on one sample.
     least = min(2, settings.micro_batch)
     for size in sorted({max(least, int(f * settings.micro_batch)) for f in factors}):
+        sized = at_size(size) if at_size else stage
+        if sized is None:
+            continue
         yield {
             **about,
             "stage": stage.name,
@@ -127,7 +152,7 @@ def train_footprints(
             "validation_samples": samples["validation"],
             "eval_batch": settings.eval_batch,
             "evaluation_peak_bytes": evaluation,
-            **asdict(measure_step(stage, config, size)),
+            **asdict(measure_step(sized, config, size)),
         }
 
 

@@ -1,14 +1,17 @@
 """`measure`: the committed footprints are what the stages need, and the page names every key."""
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from tests.training.forked import command, in_fork
 from tests.training.runs import WORKLOAD
-from training.cli.measure import DEFAULT_OUT, difference, measured
+from training.cli.measure import DEFAULT_OUT, _at_size, difference, measured
+from training.settings import Settings
 from training.workloads import WORKLOADS
 
 ROOT = Path(__file__).parents[3]
@@ -89,3 +92,42 @@ def test_fails_for_a_mistake_in_one_sentence(arguments: list[str], says: str) ->
     done = command(["measure", *arguments])
     assert done.code == 2
     assert says in done.err
+
+
+def test_a_stage_that_steps_in_backward_keeps_its_gradients_at_a_smaller_micro_batch() -> None:
+    """It then accumulates; a stage that cannot be trained so has no row."""
+    overrides = {"lean_optimizer": "grown", "num_layers": "1", "new_layers": "1"}
+    rows = in_fork(lambda: list(measured("growth", "laptop", overrides, factors=(0.5, 1))))
+    half, whole = (row for row in rows if row["stage"] == "grown")
+    assert (half["micro_batch"], half["gradient_bytes"]) == (8, half["parameter_bytes"])
+    assert (whole["micro_batch"], whole["gradient_bytes"]) == (16, 0)
+    stage = _InBackward()
+    assert _at_size(stage, SimpleNamespace(), stage, 8) is stage
+    assert _at_size(stage, SimpleNamespace(), stage, 4) is None
+    assert _at_size(stage, _Sized(micro_batch=8), stage, 4) is None
+
+
+@dataclass(frozen=True)
+class _Sized:
+    micro_batch: int
+
+
+@dataclass(frozen=True)
+class _InBackward:
+    """A workload of one stage, which is its own: it may not accumulate."""
+
+    name: str = "only"
+    micro_batch: int = 8
+
+    def stages(self, config: _Sized) -> list["_InBackward"]:
+        return [_InBackward(micro_batch=config.micro_batch)]
+
+    @property
+    def settings(self) -> Settings:
+        return Settings(
+            steps=1,
+            global_batch=8,
+            micro_batch=self.micro_batch,
+            eval_batch=8,
+            optimizer_in_backward=True,
+        )
