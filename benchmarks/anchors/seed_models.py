@@ -1,4 +1,4 @@
-"""Count the models that the brief's documents name, before there are workloads for them.
+"""Count the models that the brief's documents name, trained as these describe.
 
 Writes sizing/evidence/seed_models.json: python -m benchmarks.anchors.seed_models
 """
