@@ -39,7 +39,7 @@ def widen(
     of a row divide what they read unevenly, each in its own way: by noise of that many standard
     deviations of the tensor, which sums to zero over the copies read, so that the function stays.
     The noise depends on `seed` and the tensor's name alone: not on device, threads or order.
-    Tensors keep their type: those of bfloat16 are rounded, except for x2 or x4 without noise.
+    Tensors keep their type: those of bfloat16 are rounded, except for powers of two without noise.
     """
     layout.check_factors(factors)
     if split_noise < 0:

@@ -155,22 +155,6 @@ def test_single_numbers_and_whole_ones_stay_as_they_are() -> None:
     assert grown["counts"].tolist() == [2**53 + 1] * 2
 
 
-def test_single_numbers_and_whole_ones_stay_as_they_are() -> None:
-    layout = Layout(tensors={"scale": "", "counts": "width"})
-    state = {"scale": torch.tensor(2.5), "counts": torch.tensor([2**53 + 1])}
-    grown = widen(state, layout, {"width": 2})
-    assert torch.equal(grown["scale"], state["scale"])
-    assert grown["counts"].tolist() == [2**53 + 1] * 2
-
-
-def test_single_numbers_and_whole_ones_stay_as_they_are() -> None:
-    layout = Layout(tensors={"scale": "", "counts": "width"})
-    state = {"scale": torch.tensor(2.5), "counts": torch.tensor([2**53 + 1])}
-    grown = widen(state, layout, {"width": 2})
-    assert torch.equal(grown["scale"], state["scale"])
-    assert grown["counts"].tolist() == [2**53 + 1] * 2
-
-
 def test_new_blocks_are_spread_evenly() -> None:
     assert evenly_after(7, 4) == (1, 3, 5, 6)
     assert evenly_after(4, 4) == (0, 1, 2, 3)
