@@ -84,8 +84,9 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     grows = commands.add_parser("growth", help="a model that grows beside one from scratch")
     grows.add_argument("--count", type=int, default=12_000, help="stories, default: %(default)s")
     grows.add_argument(
-        "--rates", type=float, nargs="+", default=[3e-3, 6e-3], help="from scratch: %(default)s"
+        "--rates", type=float, nargs="+", default=[3e-3, 6e-3], help="default: %(default)s"
     )
+    grows.add_argument("--folder", type=Path, help="keep the runs there, and go on with them")
     grows.add_argument("--picture", type=Path, help="an .svg of the curves to write")
     commands.add_parser("walks", help="files and functions of a start, a save, a notice")
     for command in commands.choices.values():
@@ -122,7 +123,7 @@ _MEASURES: Mapping[str, Callable[[argparse.Namespace], Sequence[dict[str, Any]]]
     "bookkeeping": lambda given: bookkeeping.measure(samples=given.samples, batch=given.batch),
     "history": lambda given: history.measure(steps=given.steps),
     "growth": lambda given: growth.measure(
-        count=given.count, rates=given.rates, picture=given.picture
+        count=given.count, rates=given.rates, folder=given.folder, picture=given.picture
     ),
     "walks": lambda given: walks.measure(),
 }

@@ -1,17 +1,18 @@
 """What growing buys: the growth workload beside its last model trained from scratch.
 
-Both get the FLOPs of the laptop recipe's three phases and the same stories; the model from scratch
-has the best of several learning rates, the growing one the recipe's. Loss is of held-out text.
+Both get the FLOPs of the laptop recipe's three phases, the same stories and the same choice of
+learning rates. The loss is that of held-out text.
 """
 
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 from torch import nn
 
 from training.growth.config import GrowthConfig
@@ -26,7 +27,7 @@ from training.store.open import open_store
 from training.workload import Inputs, Settings, Start, Train
 
 ROOT = Path(__file__).parents[1]
-PFLOP = 1e15
+TFLOP = 1e12
 
 
 class _FromScratch(TrainProxy):
@@ -54,81 +55,89 @@ SCRATCH = _Scratch(GROWTH)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trained:
-    """One run: the loss of held-out text after so many PFLOP."""
+    """One run: the loss of held-out text after so many TFLOP, and where its phases end."""
 
-    name: str
-    pflop: Sequence[float]
+    tflop: Sequence[float]
     loss: Sequence[float]
-    ends: Sequence[float]  # of the phases, in PFLOP
+    ends: Sequence[float]
 
-    def loss_at(self, pflop: float) -> float:
-        """The last loss that was measured by then."""
-        return [loss for at, loss in zip(self.pflop, self.loss, strict=True) if at <= pflop][-1]
+    def loss_at(self, tflop: float) -> float | None:
+        """The loss between two evaluations on a straight line; None before the first."""
+        if tflop < self.tflop[0]:
+            return None
+        return round(float(np.interp(tflop, self.tflop, self.loss)), 4)
 
 
-def measure(*, count: int, rates: Sequence[float], picture: Path | None) -> list[dict[str, Any]]:
-    """Return a row for each evaluation of the growing model; write the curves to `picture`."""
+def measure(
+    *, count: int, rates: Sequence[float], folder: Path | None, picture: Path | None
+) -> list[dict[str, Any]]:
+    """Return a row for each evaluation of the growing model; write the best curves to `picture`.
+
+    Runs stay in `folder` and are not made again: after an interruption the same call goes on.
+    """
     config = laptop()
-    costs = [_pflop_per_step(stage, config) for stage in GROWTH.stages(config)]
+    costs = [_tflop_per_step(stage, config) for stage in GROWTH.stages(config)]
     steps = [config.dense_steps, config.experts_steps, config.grown_steps]
     total = sum(cost * number for cost, number in zip(costs, steps, strict=True))
-    scratch_steps = round(total / costs[-1])
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        _python("training", "data", "make", "--workload=growth", f"--count={count}",
-                f"--out={folder / 'data'}")  # fmt: skip
-        grown = _trained(folder, "growth", "grown in three phases", costs, {})
-        others = [
-            _trained(
-                folder,
-                "benchmarks.growth:SCRATCH",
-                f"the last model from scratch, learning rate {rate:g}",
-                costs[-1:],
-                {"learning_rate": rate, "grown_steps": scratch_steps},
-            )
-            for rate in rates
-        ]
-    best = min(others, key=lambda each: each.loss[-1])
+        place = Path(name) if folder is None else folder.resolve()
+        if not (place / "data").exists():
+            _python("training", "data", "make", *("--workload", "growth"),
+                    *("--count", str(count), "--out", str(place / "data")))  # fmt: skip
+        grown, scratch = [], []
+        for rate in rates:
+            own = {} if rate == config.learning_rate else {"learning_rate": rate}
+            uri = place / f"grown-{rate:g}"
+            grown.append(_trained(uri, "growth", costs, own))
+            length = {"learning_rate": rate, "grown_steps": round(total / costs[-1])}
+            uri = place / f"scratch-{rate:g}"
+            scratch.append(_trained(uri, "benchmarks.growth:SCRATCH", costs[-1:], length))
     if picture is not None:
-        curves = [Curve(name=each.name, x=each.pflop, y=each.loss) for each in (grown, best)]
-        picture.write_text(draw_curves(curves, grown.ends[:-1], "PFLOP") + "\n")
-    return [
-        {
-            "PFLOP": round(pflop, 3),
-            "grown, loss": round(loss, 4),
-            **{
-                f"scratch at {rate:g}, loss": round(each.loss_at(pflop * 1.0001), 4)
-                if pflop >= each.pflop[0] * 0.9999
-                else None
-                for rate, each in zip(rates, others, strict=True)
-            },
-        }
-        for pflop, loss in zip(grown.pflop, grown.loss, strict=True)
-    ]
+        names = ("grown in three phases", "the last model from scratch")
+        curves = [
+            Curve(name=name, x=best.tflop, y=best.loss)
+            for name, best in zip(names, (_best(grown), _best(scratch)), strict=True)
+        ]
+        picture.write_text(draw_curves(curves, grown[0].ends[:-1], "TFLOP") + "\n")
+    return [_row(tflop, grown, scratch, rates) for tflop in grown[0].tflop]
 
 
-def _pflop_per_step(stage: TrainPhase, config: GrowthConfig) -> float:
+def _best(runs: Sequence[Trained]) -> Trained:
+    return min(runs, key=lambda run: run.loss[-1])
+
+
+def _row(
+    tflop: float, grown: Sequence[Trained], scratch: Sequence[Trained], rates: Sequence[float]
+) -> dict[str, Any]:
+    row: dict[str, Any] = {"TFLOP": round(tflop, 2)}
+    for kind, runs in (("grown", grown), ("scratch", scratch)):
+        for rate, run in zip(rates, runs, strict=True):
+            row[f"{kind} at {rate:g}"] = run.loss_at(tflop)
+    return row
+
+
+def _tflop_per_step(stage: TrainPhase, config: GrowthConfig) -> float:
     flops = measure_step(stage, config, config.micro_batch).flops_per_sample
-    return flops * config.global_batch / PFLOP
+    return flops * config.global_batch / TFLOP
 
 
 def _trained(
-    folder: Path, workload: str, name: str, costs: Sequence[float], overrides: dict[str, Any]
+    uri: Path, workload: str, costs: Sequence[float], overrides: Mapping[str, Any]
 ) -> Trained:
     """Train in a process of its own, as users do; the losses of its evaluations."""
-    uri = folder / str(len(list(folder.iterdir())))
     given = [f"--override={field}={value}" for field, value in overrides.items()]
-    _python("training", "run", f"--workload={workload}", "--recipe=laptop", *given,
-            f"--dataset-uri={folder / 'data'}", f"--run-uri={uri}")  # fmt: skip
-    pflop, losses, ends, before, last = [], [], [], 0.0, 0
-    for cost, lines in zip(costs, read_history(open_store(str(uri))).evaluations().values(),
-                           strict=True):  # fmt: skip
+    dataset = f"--dataset-uri={uri.parent / 'data'}"
+    where = ("--recipe=laptop", *given, dataset, f"--run-uri={uri}")
+    _python("training", "run", f"--workload={workload}", *where)
+    phases = read_history(open_store(str(uri))).evaluations().values()
+    tflop, losses, ends, before, last = list[float](), list[float](), list[float](), 0.0, 0
+    for cost, lines in zip(costs, phases, strict=True):
         for line in lines:
-            pflop.append(before + (line["step"] - last) * cost)
+            tflop.append(before + (line["step"] - last) * cost)
             losses.append(line["metrics"]["loss"])
-        before, last = pflop[-1], lines[-1]["step"]
+        before, last = tflop[-1], lines[-1]["step"]
         ends.append(before)
-    return Trained(name=name, pflop=pflop, loss=losses, ends=ends)
+    return Trained(tflop=tflop, loss=losses, ends=ends)
 
 
 def _python(*arguments: str) -> None:

@@ -146,7 +146,8 @@ def _save(store: Any, size: int, sender: Any) -> Transfer:
     import torch
 
     from training.checkpoint.state import HostCopies, LiveState
-    from training.checkpoint.transfer import Progress, send
+    from training.checkpoint.transfer import send
+    from training.store.parts import Progress
 
     live = LiveState(tensors={"model": {"w": torch.randn(size // 4)}}, state={})
     copy = HostCopies(sender).copy(live, None)

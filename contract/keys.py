@@ -17,6 +17,9 @@ GUARD = "guard.json"  # what the Guard remembers between calls
 CHECKPOINTS = "checkpoints/"
 METRICS = "metrics/"  # JSON lines, some objects for each attempt
 EVENTS = "events/"  # one JSON object each
+LOGS = "logs/"  # what a program printed, in parts: <generation>-<nonce>-<part>.log.gz
+FINAL_FILES = "final/"  # of a program: what it left in model/ and output/data/
+BLOBS = "blobs/"  # the contents that a program's snapshots name
 BUNDLES = "bundles/"  # a copy of the code that the run began with
 ARTIFACTS = "artifacts/"  # derived data; also beside runs/ where runs share it
 
@@ -28,6 +31,9 @@ MANIFEST = "manifest.json"
 # What a checkpoint's name may be: names read from a head are deleted by.
 CHECKPOINT_NAME = re.compile(r"[0-9]{8,}-g(?P<generation>[0-9]{4,})-[0-9a-f]+")
 
+# As for checkpoints, a blob's name is never used twice; the generation is that of its writer.
+BLOB_NAME = re.compile(r"g(?P<generation>[0-9]{4,})-[0-9a-f]{16}")
+
 
 def checkpoint_prefix(name: str) -> str:
     """The prefix of one checkpoint's files."""
@@ -37,3 +43,8 @@ def checkpoint_prefix(name: str) -> str:
 def artifact_prefix(key: str) -> str:
     """The prefix of one artifact's files."""
     return f"{ARTIFACTS}{key}/"
+
+
+def blob_key(name: str) -> str:
+    """The key of one blob."""
+    return f"{BLOBS}{name}"

@@ -22,13 +22,16 @@ from rehearsal.alarms.trial import trial_table, try_alarms
 from rehearsal.aws import EmbeddedAws, PortInUse
 from rehearsal.drill.cdk import run_cdk
 from rehearsal.drill.children import ChildFailed, Children
-from rehearsal.drill.defaults import by_workload, defaults_of
+from rehearsal.drill.defaults import PROGRAM_INTERRUPTIONS, by_workload, defaults_of
 from rehearsal.drill.demo import Demo, DemoSettings, clear
 from rehearsal.drill.deployment import REPOSITORY, RehearsalFailed
 from rehearsal.drill.interruptions import SYNTAX, PlannedInterruption, parse_interruption
 from rehearsal.drill.lineage import read_lineage
-from rehearsal.drill.receipt import find_faults, make_receipt, receipt_rows, show_receipt
-from rehearsal.drill.report import write_report
+from rehearsal.drill.outcome import show_receipt
+from rehearsal.drill.program import RehearsedProgram
+from rehearsal.drill.program_receipt import make_program_receipt, program_faults, program_rows
+from rehearsal.drill.receipt import find_faults, make_receipt, receipt_rows
+from rehearsal.drill.report import write_program_report, write_report
 from rehearsal.scenarios.scenario import choose
 from rehearsal.scenarios.series import Series, outcome_table, scenario_table
 
@@ -62,6 +65,10 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
 def _add_demo(demo: argparse.ArgumentParser) -> None:
     demo.add_argument("--out", type=Path, default=Path("out/demo"), help="default: %(default)s")
     demo.add_argument("--size", default="g5.xlarge", help="instance type, default: %(default)s")
+    demo.add_argument(
+        "--program", type=Path, metavar="FOLDER", help="train this program instead of a workload"
+    )
+    demo.add_argument("--data", type=Path, metavar="FOLDER", help="the program's data")
     demo.add_argument("--workload", default="trajectory", help="default: %(default)s")
     demo.add_argument("--recipe", default="laptop", help="default: %(default)s")
     demo.add_argument("--overrides", default="", help='recipe fields, "epochs=2 width=64"')
@@ -82,7 +89,8 @@ def _add_demo(demo: argparse.ArgumentParser) -> None:
         type=_interruption_argument,
         action="append",
         metavar="WHEN",
-        help=f"{SYNTAX}; repeat in order; {by_workload('interruptions')}",
+        help=f"{SYNTAX}; repeat in order; {by_workload('interruptions')}, "
+        f"{' '.join(PROGRAM_INTERRUPTIONS)} for a program",
     )
     demo.add_argument("--no-interruptions", action="store_true", help="do not interrupt the run")
     demo.add_argument("--timeout-seconds", type=float, default=1500, help="default: %(default)s")
@@ -138,12 +146,17 @@ def main() -> int:
 
 def rehearse(arguments: argparse.Namespace, say: Callable[[str], None]) -> int:
     """Run the demo, write and show its receipt; fail if it breaks a promise."""
+    program = None
+    if arguments.program is not None:
+        program = RehearsedProgram.from_folder(arguments.program, arguments.data)
     defaults = defaults_of(arguments.workload)
-    plan = arguments.interrupt or [parse_interruption(text) for text in defaults.interruptions]
+    usual = defaults.interruptions if program is None else PROGRAM_INTERRUPTIONS
+    plan = arguments.interrupt or [parse_interruption(text) for text in usual]
     folder = (REPOSITORY / arguments.out).resolve()
     settings = DemoSettings(
         folder=folder,
         size=arguments.size,
+        program=program,
         workload=arguments.workload,
         recipe=arguments.recipe,
         overrides=arguments.overrides,
@@ -161,16 +174,21 @@ def rehearse(arguments: argparse.Namespace, say: Callable[[str], None]) -> int:
         Children(say=say, environment=child_environment(aws), folder=REPOSITORY) as children,
     ):
         rehearsed = Demo(settings=settings, aws=aws, children=children, say=say).run()
-        receipt = make_receipt(rehearsed)
         report = folder / "report.html"
-        write_report(report, receipt, read_lineage(rehearsed.run), receipt_rows(receipt))
+        if program is None:
+            receipt = make_receipt(rehearsed)
+            rows, faults = receipt_rows(receipt), find_faults(receipt, len(settings.plan))
+            write_report(report, receipt, read_lineage(rehearsed.run), rows)
+        else:
+            receipt = make_program_receipt(rehearsed)
+            rows, faults = program_rows(receipt), program_faults(receipt, len(settings.plan))
+            write_program_report(report, receipt, rows)
     path = folder / "receipt.json"
     path.write_text(json.dumps(receipt, indent=2) + "\n")
     if arguments.json:
         print(json.dumps(receipt, indent=2))
     else:
-        show_receipt(receipt, Console())
-    faults = find_faults(receipt, len(settings.plan))
+        show_receipt(rows, Console())
     for fault in faults:
         print(f"rehearsal: broken promise: {fault}", file=sys.stderr)
     say(f"receipt: {path}, report: {report}")

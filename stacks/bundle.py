@@ -8,6 +8,7 @@ import hashlib
 import re
 import shutil
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 from aws_cdk import aws_s3_assets as s3_assets
@@ -24,13 +25,20 @@ WHEELS = "userdata/wheels"
 class CodeBundle(s3_assets.Asset):
     """These folders of `root` as an asset, whose hash depends on their content alone.
 
-    With `wheels`, a folder, also the pinned packages; `packages_without_wheel` are not in it.
+    With `wheels`, a folder, also the pinned packages; `packages_without_wheel` are not in it. What
+    else belongs in its folder, `add` writes there.
     """
 
     packages_without_wheel: list[str]
 
     def __init__(
-        self, scope: Construct, construct_id: str, *, root: Path, wheels: Path | None = None
+        self,
+        scope: Construct,
+        construct_id: str,
+        *,
+        root: Path,
+        wheels: Path | None = None,
+        add: Callable[[Path], None] = lambda folder: None,
     ) -> None:
         pinned = _pinned_wheels(root / REQUIREMENTS, wheels) if wheels else {}
         with tempfile.TemporaryDirectory(prefix="bundle-") as folder:
@@ -41,6 +49,7 @@ class CodeBundle(s3_assets.Asset):
             for path in filter(None, pinned.values()):
                 Path(folder, WHEELS).mkdir(exist_ok=True)
                 shutil.copy(path, Path(folder, WHEELS))
+            add(Path(folder))
             super().__init__(scope, construct_id, path=folder)
         self.packages_without_wheel = [name for name, path in pinned.items() if path is None]
 

@@ -57,6 +57,9 @@ def annotate(stack: Stack, parameters: StackParameters) -> dict[str, Any] | None
     notes.add_info_v2("plan:limits", limits(parameters))
     if parameters.sizes[1:]:
         notes.add_info_v2("plan:sizes", f"the fleet may start {offered(parameters)}")
+    if parameters.program:
+        _annotate_program(notes, parameters)
+        return None
     try:
         plan = plan_run(parameters, price_region(stack, parameters.size))
     except NotMeasuredError as unknown:
@@ -82,6 +85,21 @@ def annotate(stack: Stack, parameters: StackParameters) -> dict[str, Any] | None
         words = re.findall(r"(?<!\S)[a-z]+(?!\S)", warning.lower())
         notes.add_warning_v2("plan:" + "-".join(words[:5]), warning)
     return to_json(plan, findings)
+
+
+def _annotate_program(notes: Annotations, p: StackParameters) -> None:
+    """Say what is not known of a program before it runs, and what is; refuse a deadline."""
+    if p.deadline_hours:
+        raise ValueError(
+            f"deadline_hours is {p.deadline_hours:g}, but how long a program takes is not known; "
+            "give 0, or on_demand_base=1 so that it never waits for Spot"
+        )
+    notes.add_info_v2(
+        "plan:program",
+        f"no plan: how long {p.program!r} takes, how much memory it needs and whether it saves "
+        "within a notice is not known before it runs; known is what an hour costs (Sizes) and "
+        "when the run is stopped (Limits), which max_hours and max_usd change",
+    )
 
 
 def limits(p: StackParameters) -> str:
@@ -131,6 +149,14 @@ def prediction(plan: dict[str, Any] | None) -> str:
         f"{name}={value if isinstance(value, str) else format(value, '.3g')}"
         for name, value in figures.items()
     )
+
+
+def epoch_seconds(plan: dict[str, Any] | None) -> float | None:
+    """Seconds of the main stage's epoch, or of the stage if it ends within one: it then commits."""
+    if plan is None:
+        return None
+    longest = max(stage["seconds"] for stage in plan["stages"])
+    return min(float(plan["epoch_seconds"]), float(longest))
 
 
 def write_plan(folder: Path, stack_name: str, plan: dict[str, Any]) -> Path:

@@ -23,7 +23,8 @@ from stacks.monitoring.dashboard import TrainingDashboard
 from stacks.monitoring.metrics import RunMetrics
 from stacks.network import Network
 from stacks.parameters import StackParameters
-from stacks.plan import annotate, limits, offered, prediction
+from stacks.plan import annotate, epoch_seconds, limits, offered, prediction
+from stacks.program_source import write_program
 from stacks.roles import FleetRole, InstanceRole, Objects
 
 ROOT = Path(__file__).parent.parent
@@ -134,7 +135,7 @@ class TrainingStack(Stack):
         self, data: RunData, network: Network, wheels: Path | None, first_boot: str
     ) -> tuple[InstanceRole, TrainingLaunchTemplate]:
         """Create the instances' role and launch template."""
-        bundle = CodeBundle(self, "Bundle", root=ROOT, wheels=wheels)
+        bundle = CodeBundle(self, "Bundle", root=ROOT, wheels=wheels, add=self._add_program)
         if bundle.packages_without_wheel:
             Annotations.of(self).add_warning_v2(
                 "wheels",
@@ -173,6 +174,10 @@ class TrainingStack(Stack):
             user_data=user_data.render(run_env, first_boot),
         )
         return role, template
+
+    def _add_program(self, bundle: Path) -> None:
+        if self._parameters.program:
+            write_program(self._parameters, bundle)
 
     def _fleet(
         self,
@@ -214,7 +219,7 @@ class TrainingStack(Stack):
             parameters=self._parameters,
             metrics=metrics,
             topic=topic,
-            epoch_seconds=self.plan["epoch_seconds"] if self.plan else None,
+            epoch_seconds=epoch_seconds(self.plan),
         ).alarms
         TrainingDashboard(
             self, "Overview", run_id=self._parameters.run_id, metrics=metrics, alarms=alarms

@@ -49,6 +49,10 @@ class OutOfMemoryError(RuntimeError):
     """Memory ran out in mid-run: the attempt fails, the run may continue on another machine."""
 
 
+class ProgramFailedError(RuntimeError):
+    """A program has ended with an exit code other than 0: the attempt fails, as after a crash."""
+
+
 class WorkerLostError(RuntimeError):
     """A worker process of the loader ended by itself: as after OutOfMemoryError."""
 

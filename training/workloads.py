@@ -3,6 +3,7 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from contract.program import WORKLOAD as PROGRAM
 from training.errors import UserError, name_known
 
 if TYPE_CHECKING:
@@ -17,6 +18,11 @@ WORKLOADS: dict[str, str] = {
 def load_workload(name: str) -> "Workload[Any]":
     """Import the workload `name`: a registered name, or your own `package.module:NAME`."""
     module_name, _, attribute = _path(name).partition(":")
+    if name == PROGRAM:
+        raise UserError(
+            "a program is no workload, and its code is its own; it is run by "
+            "`python -m training run --program COMMAND --source FOLDER`"
+        )
     if not attribute:
         raise UserError(
             f"unknown workload {name!r}; {name_known(name, sorted(WORKLOADS))}, "

@@ -50,6 +50,9 @@ python3 -m userdata.run_step cloudwatch-agent bash userdata/steps/cloudwatch_age
     rm -f "$run/boot-failure"
 step interruption-handler bash userdata/steps/interruption_handler.sh
 step keep-bundle bash userdata/steps/keep_bundle.sh
+if [[ $WORKLOAD == program ]]; then
+    step program bash userdata/steps/program.sh
+fi
 step dataset bash userdata/steps/dataset.sh
 wait "$torch" || exit
 step training bash userdata/steps/training.sh

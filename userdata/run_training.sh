@@ -19,7 +19,16 @@ if ! { mkdir -p "$scratch" && : >"$scratch/.writable"; }; then
     echo "the data volume at $DATA_MOUNT can no longer be written to"
     exit 4
 fi
-set -- run --workload "$WORKLOAD" --recipe "$RECIPE"
+if [[ $WORKLOAD == program ]]; then
+    # What a program downloads has no room on the root volume, which is full of the image.
+    export XDG_CACHE_HOME="$scratch/cache" HOME="${HOME:-/root}"
+    mapfile -t options <"$root/opt/training/program-options"
+    set -- run --program-file program/program.json --source program/source \
+        --ml-root "$root/opt/ml" "${options[@]}"
+else
+    set -- run --workload "$WORKLOAD" --recipe "$RECIPE" \
+        --artifacts-uri "${RUN_URI%/runs/*}/artifacts"
+fi
 # Overrides are words by contract; the shell must not expand a * in one to file names.
 set -o noglob
 for override in $OVERRIDES; do
@@ -32,7 +41,6 @@ export PYTHONPATH=$PWD:$packages
 exec "$PYTHON" -m training "$@" \
     --dataset-uri "$root$DATA_MOUNT/dataset" \
     --run-uri "$RUN_URI" \
-    --artifacts-uri "${RUN_URI%/runs/*}/artifacts" \
     --run-id "$RUN_ID" \
     --prediction "$PREDICTION" \
     --checkpoint-interval "$CHECKPOINT_INTERVAL" \

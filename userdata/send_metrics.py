@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
+from contract.program import WORKLOAD
 from userdata.machine import aws_cli, machine_path
 
 METRICS_FILE = "/var/log/training/metrics.jsonl"
@@ -32,8 +33,13 @@ STEPS = "training_steps"
 COMMIT_AGE = "seconds_since_commit"
 UNSAVED = "notice_without_commit"
 # Kinds of lines that show progress, and kinds after which the progress is safe in the store.
-PROGRESS = ("step", "evaluation", "prepare")
+PROGRESS = ("step", "metrics", "evaluation", "prepare")
 SAFE = ("commit", "prepare")
+
+# A program says what it likes, and when: an evaluation may be silent. It stands still where it has
+# been silent for so long, and three times longer than ever before on this machine.
+PROGRAM_SILENCE_SECONDS = 1800.0
+PAUSES = 3
 
 Datum = dict[str, object]
 
@@ -42,7 +48,10 @@ Datum = dict[str, object]
 class TrainingWatch:
     """What the metrics file has said so far; times are of the caller's monotonic clock."""
 
+    is_program: bool = False
     progress: int = 0
+    last_progress: float | None = None
+    longest_pause: float | None = None
     last_step: int = 0
     committed_step: int | None = None
     # The trainer's step at the notice: later steps are a bonus, no loss if uncommitted.
@@ -60,7 +69,8 @@ class TrainingWatch:
             if not isinstance(record, dict):
                 continue
             kind, step = record.get("kind"), int(record.get("step") or 0)
-            self.progress += kind in PROGRESS
+            if kind in PROGRESS:
+                self._count(now)
             if kind == "step":
                 # A replacement's first step follows the commit that it resumed from.
                 if self.committed_step is None:
@@ -77,11 +87,33 @@ class TrainingWatch:
         """Return a running trainer's metrics since the last call of `sent`."""
         if self.safe_since is None:
             self.safe_since = now
-        return {RUNNING: 1, STEPS: self.progress, COMMIT_AGE: round(now - self.safe_since, 1)}
+        data = {RUNNING: 1, COMMIT_AGE: round(now - self.safe_since, 1)}
+        return data if self.has_no_pace else {**data, STEPS: self._progress(now)}
+
+    @property
+    def has_no_pace(self) -> bool:
+        """Whether a program has not said twice where it is: then steps mean nothing, not even 0."""
+        return self.is_program and self.longest_pause is None
+
+    def _count(self, now: float) -> None:
+        self.progress += 1
+        if self.last_progress is not None:
+            self.longest_pause = max(self.longest_pause or 0.0, now - self.last_progress)
+        self.last_progress = now
+
+    def _progress(self, now: float) -> int:
+        if not self.is_program or self.last_progress is None or self.longest_pause is None:
+            return self.progress
+        usual = max(PROGRAM_SILENCE_SECONDS, PAUSES * self.longest_pause)
+        return max(self.progress, int(now - self.last_progress < usual))
 
     def sent(self) -> None:
         """Start a new count of progress."""
         self.progress = 0
+
+    def forget_times(self) -> None:
+        """What was read was written at other times than it was read."""
+        self.safe_since = self.last_progress = self.longest_pause = None
 
     @property
     def has_unsaved_steps(self) -> bool:
@@ -110,7 +142,7 @@ class Publisher:
         """Read what the file had before this program started, without counting it as new."""
         self._read()
         self.watch.sent()
-        self.watch.safe_since = None
+        self.watch.forget_times()
 
     def step(self) -> None:
         """Read new lines and publish what is due now."""
@@ -120,7 +152,7 @@ class Publisher:
             self._sent = now
             if not self.is_running():
                 # The next trainer's commit age counts from its own start.
-                self.watch.safe_since = None
+                self.watch.forget_times()
             elif self.put(self.watch.data(now)):
                 self.watch.sent()
         self._judge_notice(now)
@@ -198,6 +230,7 @@ def main() -> int:
         is_running=is_training,
         notice_budget_seconds=float(os.environ["NOTICE_BUDGET_SECONDS"]),
         send_seconds=float(os.environ.get("SEND_METRICS_SECONDS", SEND_SECONDS)),
+        watch=TrainingWatch(is_program=os.environ["WORKLOAD"] == WORKLOAD),
     )
     publisher.skip_history()
     while not stop.wait(float(os.environ.get("POLL_SECONDS", POLL_SECONDS))):

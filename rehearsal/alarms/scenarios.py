@@ -61,6 +61,24 @@ def without_its_fleet(stream: Stream) -> None:
     stream.without_fleet(3 * HOUR)
 
 
+def silent_program(stream: Stream) -> None:
+    """a program that says nothing of its steps; it saves"""
+    stream.is_program = True
+    stream.boot()
+    for _ in range(6):
+        stream.train(20, steps=0)
+        stream.train(1, steps=0, commits=True)
+
+
+def terse_program(stream: Stream) -> None:
+    """a program that says its loss every 40 minutes, and saves then"""
+    stream.is_program = True
+    stream.boot()
+    for _ in range(6):
+        stream.train(40, steps=0)
+        stream.train(1, steps=1)
+
+
 def starved(stream: Stream) -> None:
     """data comes at a tenth of the pace"""
     stream.boot()
@@ -156,6 +174,8 @@ HEALTHY: tuple[Scenario, ...] = (
     waits_for_its_dataset,
     after_the_end,
     without_its_fleet,
+    silent_program,
+    terse_program,
 )
 # By the alarm's construct id, which follows "Alarms" in its logical id.
 FAULTS: Mapping[str, Scenario] = {

@@ -78,22 +78,27 @@ class Stream:
     # Whether its clock calls the Guard; events of other instances of the account always do.
     clock_runs: bool = True
     step: int = 0
+    # Whether a program trains, which says where it is when it likes.
+    is_program: bool = False
     _watch: TrainingWatch = field(default_factory=TrainingWatch)
 
     def boot(self, minutes: int = 6) -> None:
         """Boot an instance: no trainer yet, the GPU idle."""
-        self._watch = TrainingWatch()
+        self._watch = TrainingWatch(is_program=self.is_program)
         for _ in range(minutes):
             self._minute(replace(self.readings, **_gpu_of(IDLE)))
 
-    def train(self, minutes: int, *, steps: int = 10, kind: str = "step") -> None:
-        """Train: `steps` lines a minute, and a commit every `commit_every` minutes."""
+    def train(
+        self, minutes: int, *, steps: int = 10, kind: str = "step", commits: bool = False
+    ) -> None:
+        """Train: `steps` lines a minute, and a commit every `commit_every` minutes or each."""
         for minute in range(minutes):
             lines: list[dict[str, Any]] = []
             for _ in range(steps):
                 self.step += kind == "step"
                 lines.append({"kind": kind, "step": self.step})
-            if steps and self.commit_every and minute % self.commit_every == 0:
+            is_due = steps and self.commit_every and minute % self.commit_every == 0
+            if is_due or commits:
                 lines.append({"kind": "commit", "step": self.step})
             self._watch.read(map(json.dumps, lines), self.now)
             self._minute(self.readings, training=True)

@@ -29,6 +29,8 @@ DEFAULTS: Mapping[str, DemoDefaults] = MappingProxyType(
         ),
     }
 )
+# Of a program nobody here knows more than its snapshots.
+PROGRAM_INTERRUPTIONS = ("kill:snapshot:2", "notice:snapshot:5")
 # A workload of one's own: nobody here knows its stages.
 UNKNOWN = DemoDefaults(count=1000, checkpoint_interval="2epochs", interruptions=())
 

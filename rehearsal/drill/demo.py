@@ -19,7 +19,8 @@ from rehearsal.drill.fleet import Fleet, Instance
 from rehearsal.drill.interruptions import Drill, PlannedInterruption
 from rehearsal.drill.lineage import read_json
 from rehearsal.drill.narrator import Narrator
-from rehearsal.drill.receipt import Rehearsed
+from rehearsal.drill.outcome import Rehearsed
+from rehearsal.drill.program import RehearsedProgram
 from rehearsal.drill.run_files import BucketFiles, FolderFiles, bucket_files
 from rehearsal.machines import ProcessMachine
 from rehearsal.machines.quirks import Quirks
@@ -35,6 +36,7 @@ class DemoSettings:
 
     folder: Path
     size: str
+    program: RehearsedProgram | None
     workload: str
     recipe: str
     overrides: str
@@ -67,13 +69,7 @@ class Demo:
         self._deploy()
         resources = self.deployment.check_resources()
         reference_folder = self.settings.folder / "uninterrupted"
-        reference = self.deployment.start_reference(
-            reference_folder,
-            workload=self.settings.workload,
-            recipe=self.settings.recipe,
-            overrides=self.settings.overrides,
-            interval=self.settings.checkpoint_interval,
-        )
+        reference = self._start_reference(reference_folder)
         fleet, run = self._fleet()
         drill = Drill(fleet=fleet, run=run, plan=self.settings.plan)
         try:
@@ -97,28 +93,56 @@ class Demo:
             seconds=time.monotonic() - self.started,
         )
 
+    def _start_reference(self, folder: Path) -> Child:
+        if self.settings.program is not None:
+            return self.settings.program.start_reference(self.deployment, folder)
+        return self.deployment.start_reference(
+            folder,
+            workload=self.settings.workload,
+            recipe=self.settings.recipe,
+            overrides=self.settings.overrides,
+            interval=self.settings.checkpoint_interval,
+        )
+
     def _deploy(self) -> None:
         settings, deployment = self.settings, self.deployment
-        making = deployment.start_dataset(
-            workload=settings.workload, count=settings.count, seed=settings.seed
-        )
+        making = self._start_dataset()
         deployment.bootstrap()
         assembly = settings.folder / "cdk.out"
         context = {
             "size": settings.size,
-            "workload": settings.workload,
-            "recipe": settings.recipe,
-            "overrides": settings.overrides,
-            "checkpoint_interval": settings.checkpoint_interval,
+            **self._what_trains(),
             "notice_budget_seconds": f"{settings.notice_seconds:g}",
             "lease_ttl_seconds": f"{settings.lease_ttl_seconds:g}",
         }
         run_cdk(self.children, "cdk synth", *synth_arguments(assembly, context))
         deployment.deploy(assembly, "DatasetStack")
-        making.expect()
-        deployment.upload(settings.workload)
+        if making is not None:
+            making.expect()
+        program = settings.program
+        deployment.upload(settings.workload if program is None else program.name)
         self.aws.capacity.notice_seconds = settings.notice_seconds
         deployment.deploy(assembly, "TrainingStack")
+
+    def _start_dataset(self) -> Child | None:
+        settings = self.settings
+        if settings.program is not None:
+            return settings.program.make_data(self.deployment)
+        return self.deployment.start_dataset(
+            workload=settings.workload, count=settings.count, seed=settings.seed
+        )
+
+    def _what_trains(self) -> dict[str, str]:
+        """Return the stack's parameters of the workload, or of the program."""
+        settings = self.settings
+        if settings.program is not None:
+            return settings.program.context()
+        return {
+            "workload": settings.workload,
+            "recipe": settings.recipe,
+            "overrides": settings.overrides,
+            "checkpoint_interval": settings.checkpoint_interval,
+        }
 
     def _fleet(self) -> tuple[Fleet, BucketFiles]:
         identifier = self.deployment.fleet_id()

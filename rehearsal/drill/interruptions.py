@@ -15,12 +15,14 @@ from contract.keys import HEAD
 from rehearsal.drill.fleet import Fleet, Life
 from rehearsal.drill.lineage import Files, read_json
 
-SYNTAX = "kill:STAGE:N or notice:STAGE:N"
+SYNTAX = "kill:STAGE:N or notice:STAGE:N; of a program kill:program:STEP or kill:snapshot:N"
+# In place of a stage: what counts are the snapshots of a program that have been committed.
+SNAPSHOT = "snapshot"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlannedInterruption:
-    """An interruption due once `stage` has done `after` steps (or shards)."""
+    """An interruption due once `stage` has done `after` steps (or shards, or snapshots)."""
 
     stage: str
     after: int
@@ -73,6 +75,7 @@ class Drill:
     first_progress: dict[str, float] = field(default_factory=dict)
     first_step: dict[str, float] = field(default_factory=dict)
     _read: dict[str, int] = field(default_factory=dict)
+    _num_snapshots: int = 0
     _latest: dict[str, dict[str, Any]] = field(default_factory=dict)
     _noticed: dict[str, dict[str, Any]] = field(default_factory=dict)
 
@@ -111,9 +114,14 @@ class Drill:
 
     def _is_due(self, planned: PlannedInterruption, life: Life) -> bool:
         line = self.latest(life)
+        if planned.stage == SNAPSHOT:
+            # Not before this machine trains: the snapshots may be of the one before.
+            return life.instance.id in self._read and self._num_snapshots >= planned.after
         if line.get("stage") != planned.stage:
             return False
-        return int(line.get("stage_step", line.get("done", 0))) >= planned.after
+        # A program's stage has no steps but its own.
+        done = line.get("stage_step", line.get("done", line["step"]))
+        return int(done) >= planned.after
 
     def _follow(self, life: Life) -> None:
         path = life.machine.metrics_file
@@ -126,6 +134,8 @@ class Drill:
                     break  # The trainer is still writing this line.
                 self._read[life.instance.id] = self._read.get(life.instance.id, 0) + len(raw)
                 line = json.loads(raw)
+                if line["kind"] == "commit":
+                    self._num_snapshots += 1
                 if line["kind"] in ("step", "prepare"):
                     self._latest[life.instance.id] = line
                     self.first_progress.setdefault(life.instance.id, life.seconds)

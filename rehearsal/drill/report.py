@@ -21,8 +21,9 @@ PAGE = """<!doctype html>
 <h2>Machines</h2>{timeline}
 <p>Grey: user data and start of the trainer, until its first metrics line. Blue: preparation and
 training, also in what is left of a notice after the commit. Red: SIGKILL to everything.</p>
-<h2>Loss of the lineage</h2>{curves}
-<p>Each step once, as the run's receipt counts it; a red line is an interruption.</p>
+<h2>Loss</h2>{curves}
+<p>A workload's steps once each, as the run's receipt counts them, a program's as it reported them;
+a red line is an interruption.</p>
 <h2>Receipt</h2><table>{rows}</table>
 """
 
@@ -31,17 +32,42 @@ def write_report(
     path: Path, receipt: Mapping[str, Any], lineage: Lineage, rows: Sequence[tuple[str, str]]
 ) -> None:
     """Write the page; everything is inline, so that the file can be mailed."""
+    title = f"{receipt['workload']} / {receipt['recipe']}"
+    curves = [_curve(stage, steps) for stage, steps in _by_stage(lineage).items()]
+    path.write_text(_page(title, receipt, curves, rows))
+
+
+def _page(
+    title: str,
+    receipt: Mapping[str, Any],
+    curves: Sequence[str],
+    rows: Sequence[tuple[str, str]],
+) -> str:
     cells = "".join(
         f"<tr><td>{html.escape(name)}</td><td>{html.escape(value)}</td></tr>"
         for name, value in rows
     )
-    page = PAGE.format(
-        title=html.escape(f"{receipt['workload']} / {receipt['recipe']}"),
+    return PAGE.format(
+        title=html.escape(title),
         timeline=_timeline(receipt["machines"]),
-        curves="".join(_curve(stage, steps) for stage, steps in _by_stage(lineage).items()),
+        curves="".join(curves),
         rows=cells,
     )
-    path.write_text(page)
+
+
+def write_program_report(
+    path: Path, receipt: Mapping[str, Any], rows: Sequence[tuple[str, str]]
+) -> None:
+    """Write the page of a program's rehearsal: what it reported, beside the uninterrupted run."""
+    curves = [
+        _curve(name, steps)
+        for name, steps in (
+            ("interrupted", receipt["losses"]),
+            ("uninterrupted", receipt["uninterrupted_losses"]),
+        )
+        if steps
+    ]
+    path.write_text(_page(receipt["program"], receipt, curves, rows))
 
 
 def _timeline(machines: Sequence[Mapping[str, Any]]) -> str:

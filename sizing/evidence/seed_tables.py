@@ -100,10 +100,16 @@ def claims(seed: str) -> list[Claim]:
             unit=row["unit"],
             ours=evaluate(row["ours"]) if row["ours"] else None,
             how=row["ours"],
-            why=_FIGURE.sub(lambda found: f"{evaluate(found[1]):.3g}", row["why"]),
+            why=_FIGURE.sub(lambda found: _shown(evaluate(found[1])), row["why"]),
         )
         for row in rows
     ]
+
+
+def _shown(value: float | str) -> str:
+    if isinstance(value, str):
+        return value
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
 def evaluate(text: str) -> float | str:

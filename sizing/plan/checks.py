@@ -127,12 +127,17 @@ def _host(plan: Plan) -> str | None:
 
 
 def _more_memory(plan: Plan) -> str:
-    """Return the cheapest size that a stage can start on: its GPU must do as well."""
-    need = plan.host.need / plan.inputs.constants.usable_memory_share
-    for other in catalogue.trainable_by_price():
-        if other.memory_gib >= need and other.gpu_memory_mib >= plan.work.memory.need:
-            return f"the cheapest size whose memory suffices is {other.size}"
-    return "no size in the catalogue has that much"
+    """Return the cheapest size that a stage can start on, with the same GPU if there is one."""
+    need, gpu = plan.host.need / plan.inputs.constants.usable_memory_share, plan.inputs.gpu.name
+    enough = [
+        size
+        for size in catalogue.trainable_by_price()
+        if size.memory_gib >= need and size.gpu_memory_mib >= plan.work.memory.need
+    ]
+    if not enough:
+        return "no size in the catalogue has that much"
+    found = min(enough, key=lambda size: size.gpu != gpu)
+    return f"the cheapest size whose memory suffices is {found.size}"
 
 
 def _notice(plan: Plan) -> str | None:

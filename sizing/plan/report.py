@@ -172,7 +172,7 @@ def summary(plan: Plan) -> list[tuple[str, str]]:
         ),
         *_host(plan),
         ("bound by", f"{plan.work.main.bound_by} (stage {plan.work.main.footprint.stage})"),
-        ("epoch", duration(plan.work.main.epoch_seconds)),
+        ("epoch", _epoch(plan.work.main)),
         (
             "work",
             f"{duration(plan.work.seconds)}; {duration(plan.work.seconds_low)} to "
@@ -202,6 +202,11 @@ def summary(plan: Plan) -> list[tuple[str, str]]:
         ("alternates", _alternates(plan.request.size)),
         *([("with fallback", sentence(fallback))] if (fallback := with_fallback(plan)) else []),
     ]
+
+
+def _epoch(main: StagePlan) -> str:
+    within = f"; stage {main.footprint.stage} ends within one" if main.footprint.epochs < 1 else ""
+    return duration(main.epoch_seconds) + within
 
 
 def _host(plan: Plan) -> list[tuple[str, str]]:

@@ -21,6 +21,22 @@ from stacks.parameters import StackParameters
 
 _NOBODY_THERE = "Missing data is healthy: nothing reports between two instances or after the run."
 
+_STANDS_STILL = (
+    "No step, evaluation or prepared shard for 15 minutes while the GPU is busy: most likely a "
+    "collective or a kernel hangs. The trainer's watchdog restarts it from the last commit; if it "
+    "does not, terminate the instance."
+)
+_PROGRAM_STANDS_STILL = (
+    "While the GPU is busy, the program has said nothing of its steps for 45 minutes, and three "
+    "times longer than ever before: most likely a collective or a kernel hangs. Nothing restarts "
+    "it: terminate the instance, and the next one goes on from the last snapshot."
+)
+_COMMITS = "Look for save errors in the training log, give a shorter checkpoint_interval"
+_SAVES = (
+    "Look in the training log for whether the program saves, and whether its checkpoint folder "
+    "was ever quiet or a commit asked for; let it save more often"
+)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AlarmPlan:
@@ -150,9 +166,7 @@ def _training_alarms(p: StackParameters, metrics: RunMetrics) -> list[AlarmPlan]
             threshold=p.alarm_gpu_utilization_percent,
             points=3,
             periods=3,
-            says="No step, evaluation or prepared shard for 15 minutes while the GPU is busy: most "
-            "likely a collective or a kernel hangs. The trainer's watchdog restarts it from the "
-            "last commit; if it does not, terminate the instance.",
+            says=_PROGRAM_STANDS_STILL if p.program else _STANDS_STILL,
         ),
         AlarmPlan(
             construct_id="CommitTooOld",
@@ -161,8 +175,8 @@ def _training_alarms(p: StackParameters, metrics: RunMetrics) -> list[AlarmPlan]
             points=2,
             periods=2,
             says=f"The last commit is older than {minutes:g} minutes while training runs: losing "
-            "the machine would lose that much work. Look for save errors in the training log, or "
-            "give a shorter checkpoint_interval or a larger alarm_commit_seconds.",
+            f"the machine would lose that much work. {_SAVES if p.program else _COMMITS}, or give "
+            "a larger alarm_commit_seconds.",
         ),
         AlarmPlan(
             construct_id="NoticeWithoutCommit",

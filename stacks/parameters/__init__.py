@@ -12,19 +12,23 @@ from sizing import catalogue
 from stacks.parameters import checks, protection
 from stacks.parameters.context import (
     LEFT_OPEN,
+    Named,
     defaults,
     parse,
     parse_text,
     refuse_unknown_names,
+    with_named,
     without_cdk_keys,
 )
 from stacks.parameters.decisions import DECISIONS
 from stacks.parameters.fields import ParameterFields
 from stacks.parameters.limits import PLANNED, check_limits
+from stacks.parameters.programs import check_program, workload_of_program
 
 # Of everything but limits, which a plan of checked parameters decides.
 CHECKS = (
     checks.check_names,
+    check_program,
     checks.check_size,
     checks.check_volumes,
     checks.check_fleet,
@@ -47,10 +51,11 @@ class StackParameters(ParameterFields):
     @classmethod
     def from_context(cls, context: Mapping[str, object]) -> "StackParameters":
         """Return the parameters in a CDK context, ignoring CDK's own keys."""
-        given = without_cdk_keys(context)
         fields = dataclasses.fields(cls)
+        named = [field.name for field in fields if field.type == Named]
+        given = with_named(without_cdk_keys(context), named)
         refuse_unknown_names(given, [field.name for field in fields])
-        values = {**defaults(), **given}
+        values = workload_of_program({**defaults(), **given})
         instance = catalogue.find(parse_text("size", values["size"]))
         for name, decide in DECISIONS.items():
             if values[name] in LEFT_OPEN:

@@ -30,8 +30,10 @@ def explain(size: str, given: Mapping[str, str]) -> list[dict[str, object]]:
     for field in dataclasses.fields(parameters):
         value, default = getattr(parameters, field.name), defaults()[field.name]
         origin = "cdk.json"
-        if field.name == "size" or field.name in given:
+        if field.name == "size" or field.name in {name.partition(".")[0] for name in given}:
             origin = "requested"
+        elif parameters.program and field.name in ("workload", "recipe"):
+            origin = "what runs a program"
         elif default in LEFT_OPEN:
             origin = f"{default}: {_reason(field.name)}"
         rows.append({"name": field.name, "value": value, "origin": origin})
@@ -94,7 +96,8 @@ def _show(rows: Sequence[Mapping[str, object]]) -> None:
 
 def _shown(value: object) -> str:
     if isinstance(value, tuple):
-        return " ".join(value) or "-"
+        texts = (each if isinstance(each, str) else "=".join(each) for each in value)
+        return " ".join(texts) or "-"
     if isinstance(value, float):
         return f"{value:g}"
     return str(value) if value not in ("", None) else "-"

@@ -60,17 +60,8 @@ def _nearest(name: str, known: Iterable[str]) -> str:
 
 def check_names(p: ParameterFields) -> None:
     """Refuse names that S3, systemd or a shell would misread."""
-    check_match("recipe", p.recipe, _NAME, "give letters, digits, - and _")
-    if p.workload in workloads():
-        known = recipes(p.workload)
-        refuse_unless(
-            p.recipe in known,
-            f"recipe is {p.recipe!r}, which {p.workload} does not have; "
-            f"{_nearest(p.recipe, known)}",
-        )
-    else:
-        advice = f"{_nearest(p.workload, workloads())} For your own, give package.module:NAME"
-        check_match("workload", p.workload, _OWN_CODE, advice)
+    if not p.program:
+        _check_workload(p)
     check_match("run_id", p.run_id, _NAME, "give a letter, then letters, digits, - and _ (63)")
     check_match("dataset", p.dataset, _PREFIX, "give a key prefix like trajectory or clips/v2")
     for override in p.overrides:
@@ -94,6 +85,23 @@ def check_names(p: ParameterFields) -> None:
         "give the name of an SSM parameter, starting with /, or an ami- id",
     )
     _check_image(p.pytorch_ami_parameter)
+
+
+def _check_workload(p: ParameterFields) -> None:
+    check_match("recipe", p.recipe, _NAME, "give letters, digits, - and _")
+    if p.workload in workloads():
+        known = recipes(p.workload)
+        refuse_unless(
+            p.recipe in known,
+            f"recipe is {p.recipe!r}, which {p.workload} does not have; "
+            f"{_nearest(p.recipe, known)}",
+        )
+    else:
+        advice = (
+            f"{_nearest(p.workload, workloads())} For your own, give package.module:NAME; for a "
+            "script, program=COMMAND"
+        )
+        check_match("workload", p.workload, _OWN_CODE, advice)
 
 
 def _check_image(name: str) -> None:

@@ -3,9 +3,12 @@
 import difflib
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
+from typing import TypeAlias
 
+# A parameter of any number of names: -c env.NAME=VALUE, in cdk.json "env": {"NAME": "VALUE"}.
+Named: TypeAlias = tuple[tuple[str, str], ...]
 CDK_JSON = Path(__file__).parents[2] / "cdk.json"
 # cdk.json's values of parameters that decisions.py and limits.py decide.
 LEFT_OPEN = ("by-size", "by-workload", "by-manifest", "by-plan")
@@ -27,12 +30,25 @@ def without_cdk_keys(context: Mapping[str, object]) -> dict[str, object]:
     }
 
 
+def with_named(given: Mapping[str, object], names: Collection[str]) -> dict[str, object]:
+    """Gather each -c NAME.KEY=VALUE of these names into NAME's own values, which it overrides."""
+    gathered = dict(given)
+    for dotted, value in given.items():
+        name, dot, key = dotted.partition(".")
+        if dot and name in names:
+            own = gathered.get(name)
+            gathered[name] = {**(own if isinstance(own, Mapping) else {}), key: value}
+            del gathered[dotted]
+    return gathered
+
+
 def refuse_unknown_names(given: Mapping[str, object], known: Sequence[str]) -> None:
     """Refuse a name that is not a parameter, and suggest the nearest."""
     for name in given:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
+            first, dot, key = name.partition(".")
+            near = difflib.get_close_matches(first, known, n=1)
+            hint = f"did you mean {near[0]}{dot}{key}?" if near else f"known are {', '.join(known)}"
             raise ValueError(f"context {name!r} is unknown; {hint}")
 
 
@@ -85,10 +101,20 @@ def _parse_texts(name: str, value: object) -> tuple[str, ...]:
     raise ValueError(f"{name} is {value!r}; give values separated by spaces")
 
 
+def _parse_named(name: str, value: object) -> Named:
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{name} is {value!r}; give each as -c {name}.NAME=VALUE")
+    # What cdk.json has as a number is a text to the program.
+    return tuple(
+        (key, text if isinstance(text, str) else json.dumps(text)) for key, text in value.items()
+    )
+
+
 _PARSERS: Mapping[object, Callable[[str, object], object]] = {
     str: parse_text,
     int: parse_int,
     float: _parse_float,
     bool: _parse_bool,
     tuple[str, ...]: _parse_texts,
+    Named: _parse_named,
 }

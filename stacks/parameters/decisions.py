@@ -18,7 +18,9 @@ BYTES_PER_GIB = 2**30
 
 
 def dataset(_: Instance, values: Values) -> object:
-    """the workload's name"""
+    """the workload's name; a program's is its source folder's"""
+    if values["program"]:
+        return Path(str(values["source"])).resolve().name
     return str(values["workload"]).rpartition(":")[2]
 
 

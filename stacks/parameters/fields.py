@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from sizing import catalogue
 from sizing.catalogue import Instance
+from stacks.parameters.context import Named
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -14,6 +15,17 @@ class ParameterFields:
     workload: str
     recipe: str
     overrides: tuple[str, ...]
+    program: str
+    source: str
+    requirements: str
+    working_folder: str
+    interpreter: str
+    hyperparameter: Named
+    env: Named
+    metric: Named
+    channels: tuple[str, ...]
+    notice_signal: str
+    quiet_seconds: float
     run_id: str
     dataset: str
     dataset_manifest: str

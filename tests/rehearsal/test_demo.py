@@ -47,3 +47,23 @@ def test_ctrl_c_in_the_middle_leaves_nothing_running(
     stop_once_a_machine_runs: Callable[[subprocess.Popen[str], Path], str],
 ) -> None:
     stop_once_a_machine_runs(rehearse("demo", "--out", str(tmp_path), *SMALL), tmp_path)
+
+
+@pytest.mark.slow  # its parts run in each run of the tests: tests/userdata/test_examples.py
+def test_a_script_that_knows_nothing_of_this_project_loses_two_machines_and_finishes(
+    tmp_path: Path, rehearse: Callable[..., subprocess.Popen[str]]
+) -> None:
+    process = rehearse("demo", "--program", "examples/plain", "--out", str(tmp_path))
+    _, said = process.communicate(timeout=850)
+    assert process.returncode == 0, said[-3000:]
+    receipt = json.loads((tmp_path / "receipt.json").read_text())
+    assert receipt["attempts"] == 3
+    assert [item["notice"] for item in receipt["interruption_list"]] == [False, True]
+    assert receipt["steps"] == 12 * 256
+    assert 0 <= receipt["steps_redone"] < receipt["steps"]
+    assert receipt["final_files"].keys() == receipt["uninterrupted_final_files"].keys()
+    assert receipt["fleet_target_capacity"] == 0
+    assert receipt["instances_running"] == 0
+    assert receipt["guard_invocations"] > 0
+    assert processes_below(tmp_path) == []
+    assert (tmp_path / "report.html").read_text().count("<polyline") == 2

@@ -57,6 +57,31 @@ def test_steps_after_the_commit_at_a_notice_are_only_won() -> None:
     assert not watch.has_unsaved_steps
 
 
+def test_a_program_without_steps_is_not_said_to_stand_still() -> None:
+    watch = TrainingWatch(is_program=True)
+    watch.read([commit(0)], now=5)
+    assert watch.data(60) == {"training_running": 1, "seconds_since_commit": 55}
+    # One line shows no pace yet.
+    watch.read([json.dumps({"kind": "metrics", "step": 1, "values": {"loss": 1}})], now=100)
+    assert "training_steps" not in watch.data(120)
+
+
+def test_a_program_stands_still_after_three_of_its_longest_pauses() -> None:
+    watch = TrainingWatch(is_program=True)
+    watch.read([step(1)], now=0)
+    watch.read([step(2)], now=2400)
+    watch.sent()
+    assert watch.data(2400 + 7199)["training_steps"] == 1
+    assert watch.data(2400 + 7200)["training_steps"] == 0
+    # A fast one may evaluate in silence.
+    watch = TrainingWatch(is_program=True)
+    watch.read([step(1)], now=0)
+    watch.read([step(2)], now=1)
+    watch.sent()
+    assert watch.data(1800)["training_steps"] == 1
+    assert watch.data(1801)["training_steps"] == 0
+
+
 def test_lines_that_are_no_records_are_passed_over() -> None:
     watch = TrainingWatch()
     watch.read(["{", "", "3", "[]", step(3)], now=0)

@@ -12,10 +12,11 @@ from torch import Tensor
 
 from contract.keys import FINAL, checkpoint_prefix
 from training.checkpoint.layout import lay_out
-from training.checkpoint.read import DamagedCheckpointError, fill_slices, read_state, read_tensors
+from training.checkpoint.read import fill_slices, read_state, read_tensors
 from training.checkpoint.sharded import slices_of
 from training.checkpoint.state import tensor_at
 from training.record.checkpoint_entry import CheckpointEntry, FileEntry
+from training.record.newest_valid import DamagedCheckpointError
 from training.store.protocol import Store
 
 # A placeholder for the hash in the header, of the same length, until all tensors are written.

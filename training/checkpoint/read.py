@@ -1,17 +1,14 @@
 """Reading checkpoints: safetensors files and one JSON, with checksums in the head; no pickle.
 
-A checkpoint is valid if the head names it and its checksums match; the newest valid one is read,
-and each one passed over is reported with the reason. One that the store refuses to read is passed
-over too, but only for an older one: it may be whole, so nothing starts anew because of it.
+A checkpoint is valid if the head names it and its checksums match.
 """
 
 import json
-import logging
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,18 +20,11 @@ from training.checkpoint.slices import SLICES, Slice, Sliced, copy_overlap, loca
 from training.checkpoint.state import STATE
 from training.checkpoint.transfer import receive
 from training.record.checkpoint_entry import CheckpointEntry, FileEntry
-from training.store.protocol import Store, StoreError
-
-_log = logging.getLogger(__name__)
-
-S = TypeVar("S")
+from training.record.newest_valid import DamagedCheckpointError, read_twice
+from training.store.protocol import Store
 
 # What a model computes with: its own state, and its moving average.
 WEIGHTS = frozenset({"model", "ema"})
-
-
-class DamagedCheckpointError(RuntimeError):
-    """A checkpoint that the head names is missing data or fails its checksums."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,14 +39,6 @@ class Snapshot:
         return self.tensors.pop(part)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Loaded(Generic[S]):
-    """A checkpoint that was read and verified."""
-
-    entry: CheckpointEntry
-    snapshot: S
-
-
 def read_checkpoint(
     store: Store, entry: CheckpointEntry, parts: Container[str] | None = None
 ) -> Snapshot:
@@ -65,15 +47,6 @@ def read_checkpoint(
     What fails is read once more: it may have been damaged in transit.
     """
     return read_twice(entry, lambda: _read_checkpoint(store, entry, parts))
-
-
-def read_twice(entry: CheckpointEntry, read: Callable[[], S]) -> S:
-    """Read a checkpoint or a part of it; if that fails, once more, and then raise."""
-    try:
-        return read()
-    except (DamagedCheckpointError, StoreError) as error:
-        _log.warning(f"[read] checkpoint {entry.name}: {error}; reading it again")
-        return read()
 
 
 def _read_checkpoint(
@@ -192,34 +165,6 @@ def read_tensors(store: Store, prefix: str, file: FileEntry) -> dict[str, Tensor
 
     _receive(store, prefix, file, place_bytes)
     return tensors
-
-
-def newest_valid(
-    store: Store,
-    entries: Sequence[CheckpointEntry],
-    read: Callable[[Store, CheckpointEntry], S] = read_checkpoint,  # type: ignore[assignment]
-) -> tuple[Loaded[S] | None, tuple[tuple[str, str], ...]]:
-    """The newest checkpoint whose checksums match, and those passed over as (name, why).
-
-    StoreError if none is valid and the store refused one of them, which may be whole.
-    """
-    passed_over: list[tuple[str, str]] = []
-    refused: list[StoreError] = []
-    for entry in reversed(entries):
-        try:
-            snapshot = read(store, entry)
-        except (DamagedCheckpointError, StoreError) as error:
-            passed_over.append((entry.name, str(error)))
-            if isinstance(error, StoreError):
-                refused.append(error)
-            continue
-        return Loaded(entry=entry, snapshot=snapshot), tuple(passed_over)
-    if refused:
-        raise StoreError(
-            f"no checkpoint of {store.uri} can be read: {refused[0]}; "
-            "the run is kept, start again once they can be read"
-        )
-    return None, tuple(passed_over)
 
 
 def _check_size(file: FileEntry, size: int | None) -> None:

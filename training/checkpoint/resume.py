@@ -8,18 +8,15 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from training.checkpoint.read import (
-    DamagedCheckpointError,
-    Loaded,
     Snapshot,
-    newest_valid,
     read_checkpoint,
     read_state,
-    read_twice,
 )
 from training.checkpoint.sharded import ShardedSnapshot, slices_of
 from training.checkpoint.slices import SLICES
 from training.ranks.context import AttemptContext
 from training.record.checkpoint_entry import CheckpointEntry
+from training.record.newest_valid import DamagedCheckpointError, Loaded, newest_valid, read_twice
 from training.record.position import Position
 from training.store.protocol import Store, StoreError
 

@@ -15,15 +15,14 @@ from torch import Tensor
 
 from contract.keys import checkpoint_prefix
 from training.checkpoint.read import (
-    DamagedCheckpointError,
     fill_slices,
     read_layout,
     read_tensors,
-    read_twice,
 )
 from training.checkpoint.slices import SLICES, Slice, is_first_holder, local_slice
 from training.checkpoint.state import STATE, LiveState
 from training.record.checkpoint_entry import CheckpointEntry, FileEntry
+from training.record.newest_valid import DamagedCheckpointError, read_twice
 from training.store.protocol import Store, StoreError
 
 _OF_RANK = re.compile(r"\.rank-([0-9]+)\.safetensors$")

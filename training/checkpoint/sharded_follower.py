@@ -14,10 +14,11 @@ from training.checkpoint.sharded_leader import (
 )
 from training.checkpoint.slices import SLICES
 from training.checkpoint.state import HostCopies, HostCopy, LiveState, refuse_nan, step_of
-from training.checkpoint.transfer import CancelledError, Progress, send
+from training.checkpoint.transfer import send
 from training.errors import DivergedError
 from training.ranks.context import AttemptContext
 from training.ranks.world import World
+from training.store.parts import CancelledError, Progress
 
 _CLOSE_SECONDS = 10.0
 _LISTEN_SECONDS = 0.1

@@ -15,10 +15,10 @@ from typing import Any, Literal, TypeAlias
 
 from training.checkpoint.slices import SLICES
 from training.checkpoint.state import step_of
-from training.checkpoint.transfer import CancelledError
 from training.errors import DivergedError, Divergence
 from training.ranks.world import World
 from training.record.checkpoint_entry import FileEntry
+from training.store.parts import CancelledError
 from training.store.protocol import StoreError
 
 # copy: copy, then write behind the training; live: write before training continues; stage: copy

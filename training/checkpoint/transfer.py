@@ -1,15 +1,11 @@
-"""Files to and from a store in parallel parts, each hashed by the thread that moves it.
+"""Tensors' files to and from a store in parallel parts, each hashed by the thread that moves it.
 
-The checksum of a file of one part is its SHA-256; of several parts, the SHA-256 of their
-concatenated digests: S3's composite checksum, so that S3 verifies on arrival what a reader verifies
-later. Memory: one part of PART_BYTES per thread.
+Memory: one part of PART_BYTES per thread.
 """
 
 import hashlib
-import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeGuard
 
@@ -19,51 +15,27 @@ from torch import Tensor
 from training.checkpoint.memory import allocate, view_of
 from training.checkpoint.state import Contents, HostCopyFile
 from training.record.checkpoint_entry import FileEntry
+from training.store import parts
+from training.store.parts import Progress, checksum_of, num_parts, run_all
 from training.store.protocol import SharedUpload, Store, Upload
 
-# With 16 threads half of the 256 MiB that streaming may take; 10,000 parts in S3 hold 80 GiB.
-PART_BYTES = 8 * 1024 * 1024
-_MAX_PARTS = 10_000
 # Fewer and larger requests cost less CPU (benchmarks/LOG.md), if each of 16 connections has two.
 _SHARED_PART_BYTES = 32 * 1024 * 1024
 _SHARED_PARTS = 32
 
 
-class CancelledError(RuntimeError):
-    """The transfer was stopped by its caller."""
-
-
-@dataclass(slots=True)
-class Progress:
-    """The progress of a transfer; any thread may read it or stop the transfer."""
-
-    done_bytes: int = 0
-    stop: threading.Event = field(default_factory=threading.Event)
-    lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def add(self, size: int) -> None:
-        """Count bytes that have arrived."""
-        with self.lock:
-            self.done_bytes += size
-
-
 def part_bytes_of(size: int, *, is_shared: bool = False) -> int:
     """Bytes per part of a file of `size` bytes, which needs no buffers if memory is shared."""
-    parts = -(-size // PART_BYTES)
-    larger = min(_SHARED_PART_BYTES // PART_BYTES, parts // _SHARED_PARTS) if is_shared else 1
-    return PART_BYTES * max(1, larger, -(-parts // _MAX_PARTS))
+    smallest = parts.part_bytes_of(size)
+    if not is_shared:
+        return smallest
+    count = num_parts(size, parts.PART_BYTES) // _SHARED_PARTS
+    return max(smallest, parts.PART_BYTES * min(_SHARED_PART_BYTES // parts.PART_BYTES, count))
 
 
 def lies_in_shared_memory(file: Contents) -> TypeGuard[HostCopyFile]:
     """Whether another process can read the file."""
     return isinstance(file, HostCopyFile) and file.memory >= 0
-
-
-def checksum_of(digests: Sequence[bytes]) -> str:
-    """The checksum of a file whose parts have these digests."""
-    if len(digests) == 1:
-        return digests[0].hex()
-    return hashlib.sha256(b"".join(digests)).hexdigest()
 
 
 def send(
@@ -174,9 +146,9 @@ def receive(store: Store, key: str, entry: FileEntry, place: Callable[[int, Tens
     def read_part(part: int) -> None:
         start, stop = part * size, min((part + 1) * size, entry.bytes)
         # Not torch.empty: its allocator would keep a block per thread to the end of the process.
-        buffer = allocate(min(PART_BYTES, stop - start), torch.device("cpu"))
+        buffer = allocate(min(parts.PART_BYTES, stop - start), torch.device("cpu"))
         digest = hashlib.sha256()
-        for first in range(start, max(stop, start + 1), PART_BYTES):
+        for first in range(start, max(stop, start + 1), parts.PART_BYTES):
             block = buffer[: stop - first]
             data = view_of(block)
             store.read_into(key, first, data)
@@ -186,54 +158,3 @@ def receive(store: Store, key: str, entry: FileEntry, place: Callable[[int, Tens
 
     run_all([partial(read_part, part) for part in range(len(digests))], store.num_threads)
     return checksum_of(digests) == entry.sha256
-
-
-def num_parts(size: int, part_bytes: int) -> int:
-    """Number of parts; at least one, as an empty file is one empty part."""
-    return max(1, -(-size // part_bytes))
-
-
-def run_all(
-    tasks: Sequence[Callable[[], None]],
-    num_threads: int,
-    stop: threading.Event | None = None,
-    when_failing: Callable[[], None] | None = None,
-) -> None:
-    """Run tasks in threads; raise the first error, or CancelledError once `stop` is set.
-
-    `when_failing` is called at the first error, while other tasks are still under way.
-
-    The threads are daemons, unlike those of an executor: a hung connection must not keep the
-    process alive after its lease is released.
-    """
-    waiting: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-    for task in tasks:
-        waiting.put(task)
-    errors: list[BaseException] = []
-
-    def work() -> None:
-        while not errors:
-            if stop is not None and stop.is_set():
-                errors.append(CancelledError("the transfer was stopped"))
-                return
-            try:
-                task = waiting.get_nowait()
-            except queue.Empty:
-                return
-            try:
-                task()
-            except BaseException as error:  # raised again below, in the caller's thread
-                errors.append(error)
-                if when_failing is not None:
-                    when_failing()
-
-    threads = [
-        threading.Thread(target=work, name="transfer", daemon=True)
-        for _ in range(min(num_threads, len(tasks)))
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]

@@ -9,12 +9,14 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from contract.keys import FINAL, HEAD
+from contract.keys import FINAL, FINAL_FILES, HEAD
+from contract.program import WORKLOAD as PROGRAM
 from training.checkpoint.export import weights_sha256
-from training.checkpoint.read import WEIGHTS, DamagedCheckpointError, read_checkpoint
+from training.checkpoint.read import WEIGHTS, read_checkpoint
 from training.errors import UserError
 from training.record.checkpoint_entry import CheckpointEntry
 from training.record.head import Head, read_head
+from training.record.newest_valid import DamagedCheckpointError
 from training.record.run_config import RunConfig, read_run_config
 from training.store.open import open_store
 from training.store.protocol import Store, StoreError
@@ -46,6 +48,11 @@ def open_run(uri: str) -> OpenRun:
     head, record = read_head(store), read_run_config(store)
     if head is None or record is None:
         raise UserError(f"there is no run at {store.uri} (no {HEAD}); check the URI")
+    if record.workload == PROGRAM:
+        raise UserError(
+            f"{store.uri} is the run of a program, whose weights only the program can read; what "
+            f"it left in model/ lies in {store.uri}/{FINAL_FILES}model/"
+        )
     return OpenRun(store=store, record=record, head=head)
 
 

@@ -19,7 +19,7 @@ from training.checkpoint.sharded import merged
 from training.checkpoint.sharded_leader import ShardedLeader, refuse_wrong_sizes
 from training.checkpoint.slices import SLICES
 from training.checkpoint.state import HostCopy, LiveState, refuse_nan, state_file
-from training.checkpoint.transfer import CancelledError, Progress, send
+from training.checkpoint.transfer import send
 from training.errors import UserError
 from training.interruption.notice import Notice
 from training.ranks.context import AttemptContext
@@ -27,6 +27,7 @@ from training.record.checkpoint_entry import CheckpointEntry, FileEntry, Kind
 from training.record.head import read_head
 from training.record.lease import LeaseLostError
 from training.record.position import Position
+from training.store.parts import CancelledError, Progress
 from training.store.protocol import StoreError
 
 Tensors: TypeAlias = Mapping[str, Mapping[str, Tensor]]

@@ -10,13 +10,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from contract.program import WORKLOAD as PROGRAM
 from training.cli.outputs import checked_folder
 from training.errors import EXIT_FINISHED, EXIT_NO_MANIFEST, UserError
 from training.record.events import Events
 from training.report.progress import FileProgressBar, ProgressBar
 from training.sources import UNFINISHED, open_source
 from training.store.dataset import sync_dataset, upload_dataset, wait_for_manifest
-from training.store.local_dataset import open_dataset, write_manifest
+from training.store.local_dataset import is_programs_own, open_dataset, write_manifest
 from training.store.open import open_store
 from training.store.protocol import Store
 
@@ -55,6 +56,10 @@ def add_data(parser: argparse.ArgumentParser) -> None:
     check.add_argument("folder", type=Path)
     check.set_defaults(act=_check)
     upload = commands.add_parser("upload", help="upload a folder, the manifest last")
+    upload.description = (
+        "Upload a folder, the manifest last. A folder without a manifest is a program's: its "
+        "manifest is made of all files in it, and made again at each upload."
+    )
     upload.add_argument("folder", type=Path)
     upload.add_argument("--dataset-uri", required=True, help=_URI)
     upload.set_defaults(act=_upload)
@@ -178,6 +183,8 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _upload(options: argparse.Namespace) -> int:
+    if is_programs_own(options.folder):
+        write_manifest(options.folder, PROGRAM, {})
     return _send(options.folder, open_store(options.dataset_uri))
 
 

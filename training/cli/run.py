@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from training.cli import run_options, sweep
+from training.cli import run_options, run_program, sweep
 from training.cli.outputs import checked_file, checked_folder
 from training.errors import EXIT_FINISHED
 from training.interruption.supervisor import Supervisor
@@ -54,7 +54,8 @@ def _run(arguments: argparse.Namespace) -> int:
     )
     # Before anything slow is imported: a signal without a handler would end the process.
     supervisor.begin()
-    _let_segments_grow()
+    if not run_program.is_program(arguments):
+        _let_segments_grow()
     if os.environ.get("TRAINING_LEADER"):
         end_with_rank_0()
     if os.environ.get("RANK", "0") != "0":
@@ -83,6 +84,9 @@ def _train(arguments: argparse.Namespace, supervisor: Supervisor, scratch: Path)
     checked_folder(scratch)
     if arguments.metrics_file is not None:
         checked_file(arguments.metrics_file)
+    if run_program.is_program(arguments):
+        return run_program.run(arguments, supervisor, scratch)
+    run_options.refuse_missing(arguments)
     store = open_store(arguments.run_uri)
     if _is_same_finished_run(arguments, store):
         print(f"[ok] {store.uri} is finished already", flush=True)

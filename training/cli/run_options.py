@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from contract.notice import MAX_SECONDS, POLICIES
+from training.cli import run_program
+from training.errors import UserError
 from training.store.open import open_store
 from training.store.protocol import Store
 
@@ -23,6 +25,18 @@ def add(parser: argparse.ArgumentParser) -> None:
     _add_divergence(parser)
     _add_limits(parser)
     _add_records(parser)
+    run_program.add(parser)
+
+
+def refuse_missing(arguments: argparse.Namespace) -> None:
+    """UserError unless it is said what to train, and on what."""
+    for name in ("workload", "recipe", "dataset_uri"):
+        if getattr(arguments, name) is None:
+            option = "--" + name.replace("_", "-")
+            raise UserError(
+                f"{option} is missing; give --workload, --recipe and --dataset-uri, "
+                "or --program and --source for a program of your own"
+            )
 
 
 def parse(
@@ -58,8 +72,8 @@ def parse(
 def _add_what(parser: argparse.ArgumentParser) -> None:
     """Add what is trained, on what, and where it is kept."""
     add = parser.add_argument
-    add("--workload", required=True, help="a known name, or your own as package.module:NAME")
-    add("--recipe", required=True, help="a named config of the workload")
+    add("--workload", help="a known name, or your own as package.module:NAME")
+    add("--recipe", help="a named config of the workload")
     add(
         "--override",
         action="append",
@@ -67,7 +81,7 @@ def _add_what(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=VALUE",
         help="set one field of the config; may be given several times",
     )
-    add("--dataset-uri", required=True, help="a folder, or s3://bucket/prefix (synced first)")
+    add("--dataset-uri", help="a folder, or s3://bucket/prefix (synced first)")
     add("--run-uri", required=True, help="where the run is kept: s3://bucket/prefix, or a folder")
     add(
         "--artifacts-uri",

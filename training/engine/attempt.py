@@ -27,7 +27,7 @@ from training.ranks.launch import OtherRanks, interpreters
 from training.ranks.world import RankEnvironment, World
 from training.record.events import Events, SilentEvents
 from training.record.head import Head
-from training.record.lease import Lease, LeaseLostError, acquire
+from training.record.lease import Lease, LeaseLostError
 from training.record.metrics import Metrics, SilentMetrics
 from training.record.reopen import with_way_back
 from training.record.run_config import RunConfig, ensure_run_config
@@ -72,7 +72,9 @@ def run_attempt(options: RunOptions, job: Job, supervisor: Supervisor) -> int:
         run_config = ensure_run_config(
             options.store, job.run_config(options, dataset, key), job.workload.placement_fields
         )
-        lease = _take_lease(options, supervisor)
+        lease = supervisor.take_lease(
+            options.store, options.run_id, options.writer, options.lease_ttl_seconds
+        )
         world = World(environment, device)
         if isinstance(lease, Head):
             return world.share((_report_ended(options.store, lease), run_config))[0]
@@ -248,17 +250,3 @@ def _ending(context: AttemptContext) -> Iterator[None]:
             context.events.emit("released", "ok", generation=context.generation)
         context.lease.close()
         context.metrics.close()
-
-
-def _take_lease(options: RunOptions, supervisor: Supervisor) -> Lease | Head:
-    ttl_seconds = options.lease_ttl_seconds
-
-    def waiting(writer: str) -> None:
-        line = "[lease] held by %s; taking over if it shows no heartbeat for %g s"
-        _log.info(line, writer, ttl_seconds)
-
-    def wait(seconds: float) -> bool:
-        supervisor.watchdog.beat()
-        return supervisor.interruption.wait(seconds)
-
-    return acquire(options.store, options.run_id, options.writer, ttl_seconds, wait, waiting)

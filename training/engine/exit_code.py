@@ -11,6 +11,7 @@ from training.errors import (
     EXIT_STORE,
     EXIT_USER,
     OutOfMemoryError,
+    ProgramFailedError,
     RankLostError,
     RunFailedError,
     UserError,
@@ -37,6 +38,7 @@ def exit_code_of(act: Callable[[], int]) -> int:
     except (
         RunFailedError,
         OutOfMemoryError,
+        ProgramFailedError,
         RankLostError,
         WorkerLostError,
     ) as error:

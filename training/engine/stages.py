@@ -15,7 +15,7 @@ from training.artifacts.prepare import ensure_artifact, open_artifact
 from training.checkpoint.checkpointer import Checkpointer
 from training.checkpoint.export import export_final
 from training.checkpoint.policy import SPENT_SECONDS
-from training.checkpoint.read import WEIGHTS, DamagedCheckpointError, Snapshot, read_checkpoint
+from training.checkpoint.read import WEIGHTS, Snapshot, read_checkpoint
 from training.checkpoint.resume import AnySnapshot, find_newest, follow, share_snapshot
 from training.checkpoint.schedule import Schedule
 from training.engine.job import Job
@@ -25,6 +25,7 @@ from training.engine.parallel import is_sharded
 from training.engine.prior import PriorTensors
 from training.ranks.context import AttemptContext
 from training.record.checkpoint_entry import CheckpointEntry
+from training.record.newest_valid import DamagedCheckpointError
 from training.record.position import Position
 from training.record.run_config import RunConfig, changed_parts
 from training.report.receipt import write_receipt

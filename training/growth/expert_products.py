@@ -42,7 +42,7 @@ def by_expert(
         dtype = torch.get_autocast_dtype(x_RI.device.type)
     x_RI = x_RI.to(dtype)
     if products == "grouped_mm":
-        return network(_grouped(is_mine_RE.to(dtype)), x_RI)
+        return network(_grouped(is_mine_RE), x_RI)
     if products == "bmm":
         places_R, num_places = _padded_places(is_mine_RE)
         num_experts = is_mine_RE.shape[1]
@@ -60,13 +60,14 @@ def _sizes(is_mine_RE: Tensor, products: ExpertProducts) -> list[int]:
 
 
 def _grouped(is_mine_RE: Tensor) -> Layer:
-    ends_E = is_mine_RE.sum(dim=0, dtype=torch.float32).cumsum(dim=0).to(torch.int32)
+    # In integers: the running sum of floats is refused on CUDA where a recipe is deterministic.
+    ends_E = is_mine_RE.sum(dim=0).cumsum(dim=0).to(torch.int32)
 
     def layer(x_RI: Tensor, weight_EOI: Tensor, bias_EO: Tensor) -> Tensor:
         weight_EIO = weight_EOI.to(x_RI.dtype).transpose(1, 2)
         y_RO = F.grouped_mm(x_RI, weight_EIO, offs=ends_E)
         # A product, as the gradient of a gathered bias is a scatter: slow, and by atomics.
-        return torch.addmm(y_RO, is_mine_RE, bias_EO.to(x_RI.dtype))
+        return torch.addmm(y_RO, is_mine_RE.to(x_RI.dtype), bias_EO.to(x_RI.dtype))
 
     return layer
 

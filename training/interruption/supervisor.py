@@ -1,5 +1,6 @@
 """Everything that may stop an attempt: notices, hangs, lost ranks. Imports no torch."""
 
+import logging
 from pathlib import Path
 
 from contract.notice import Policy
@@ -8,6 +9,11 @@ from training.interruption.last_resort import LastResort
 from training.interruption.long_work import LongWork
 from training.interruption.notice import Interruption
 from training.interruption.watchdog import Watchdog
+from training.record.head import Head
+from training.record.lease import Lease, acquire
+from training.store.protocol import Store
+
+_log = logging.getLogger(__name__)
 
 
 class Supervisor:
@@ -32,6 +38,21 @@ class Supervisor:
         """Listen and watch; until then a signal without a handler ends the process."""
         self.interruption.listen()
         self.watchdog.start()
+
+    def take_lease(
+        self, store: Store, run_id: str, writer: str, ttl_seconds: float
+    ) -> Lease | Head:
+        """Take over the run, waiting for its holder; the head instead if the run has ended."""
+
+        def waiting(holder: str) -> None:
+            line = "[lease] held by %s; taking over if it shows no heartbeat for %g s"
+            _log.info(line, holder, ttl_seconds)
+
+        def wait(seconds: float) -> bool:
+            self.watchdog.beat()
+            return self.interruption.wait(seconds)
+
+        return acquire(store, run_id, writer, ttl_seconds, wait, waiting)
 
     def close(self) -> None:
         """Stop supervising: the process ends by itself."""

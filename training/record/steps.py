@@ -71,7 +71,9 @@ class StepLines:
         rate, count = _number(line.get("samples_per_second")), _number(line.get("num_samples"))
         stage = self._stages.setdefault(line["stage"], len(self._stages))
         row = line["step"], line.get("stage_step", line["step"]), line["generation"], stage
-        seconds = count / rate if rate else _NAN
+        # A program's lines know no samples.
+        told = line.get("seconds")
+        seconds = _number(told) if told is not None else count / rate if rate else _NAN
         numbers = _number(line.get("loss")), seconds, _number(line.get("gradient_norm"))
         # All or none: the columns must stay equally long.
         values = (*array("q", row), *numbers)

@@ -17,11 +17,13 @@ from typing import Any
 
 from contract.keys import RECEIPT, REPORT
 from contract.lineage import Line
+from contract.program import WORKLOAD as PROGRAM
 from training.record.head import Head
 from training.record.history import AttemptSummary, History, read_history
 from training.record.json_record import parse_receipt
 from training.record.run_config import RunConfig
 from training.report.charts import Curve, TimelineBar, draw_bars, draw_curves
+from training.report.program_page import program_sections
 from training.store.protocol import Store, put_unless_changed
 
 _log = logging.getLogger(__name__)
@@ -55,9 +57,7 @@ _PAGE = """<!doctype html>
 <h1>{title}</h1>
 <p>{summary}</p>
 <h2>Results</h2>{results}{starts}
-<h2>Loss</h2>{loss}
-<h2>Evaluations</h2>{evaluations}
-<h2>Files of the last evaluations</h2>{files}
+{sections}
 <h2>Attempts</h2>{attempts}
 <h2>The run</h2>{about}
 """
@@ -85,11 +85,9 @@ def write_report(
         summary=html.escape(summary(history, head, usd_per_hour)),
         results=_results(history),
         starts=_starts(history),
-        loss=_loss(history),
-        evaluations=_evaluations(history),
+        sections=_sections(store, record, history),
         attempts=_attempts(history, usd_per_hour),
         about=_table(_about(store, record, head)),
-        files=_files(store, history),
     )
     if not put_unless_changed(store, REPORT, page.encode(), before.etag if before else None):
         _log.info(f"[report] another attempt has written {store.uri}/{REPORT} meanwhile")
@@ -121,6 +119,16 @@ def summary(history: History, head: Head, usd_per_hour: float | None) -> str:
         named = "; ".join(history.passed_over[:_MOST_PASSED_OVER])
         text += f" Passed over ({len(history.passed_over)}): {named}."
     return text + (f" It failed: {head.reason}" if head.reason else "")
+
+
+def _sections(store: Store, record: RunConfig, history: History) -> str:
+    """What a workload's run has, or a program's."""
+    if record.workload == PROGRAM:
+        return program_sections(store, history)
+    return (
+        f"<h2>Loss</h2>{_loss(history)}\n<h2>Evaluations</h2>{_evaluations(history)}\n"
+        f"<h2>Files of the last evaluations</h2>{_files(store, history)}"
+    )
 
 
 def _loss(history: History) -> str:

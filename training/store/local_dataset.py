@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from contract.keys import MANIFEST
+from contract.program import WORKLOAD as PROGRAM
 from training.errors import UserError
 from training.store.protocol import StoreError
 from training.store.unfinished import write_whole, writing
@@ -131,6 +132,16 @@ def write_manifest(folder: Path, workload: str, meta: Mapping[str, Any]) -> Loca
     for entry in files:
         verified.add(entry)
     return LocalDataset(folder, manifest)
+
+
+def is_programs_own(folder: Path) -> bool:
+    """Whether no workload made this folder: what is in it may change, and has a manifest or not."""
+    path = folder / MANIFEST
+    if is_syncing(folder) or not folder.is_dir():
+        return False
+    if not path.is_file():
+        return not (folder / ARRIVING).exists()
+    return bool(parse_manifest(path.read_bytes(), str(folder))["workload"] == PROGRAM)
 
 
 def open_dataset(

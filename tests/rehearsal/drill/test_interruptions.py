@@ -1,15 +1,22 @@
 """When a drill interrupts, and what it counts as lost."""
 
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import cast
+
 import pytest
 
-from rehearsal.drill.fleet import Instance, Life
+from rehearsal.drill.fleet import Fleet, Instance, Life
 from rehearsal.drill.interruptions import (
+    Drill,
     Interruption,
     PlannedInterruption,
     is_safe,
     parse_interruption,
     steps_lost,
 )
+from rehearsal.drill.run_files import FolderFiles
 from tests.rehearsal.drill.no_machine import NoMachine
 
 
@@ -34,6 +41,55 @@ def test_a_planned_interruption_is_read_and_written_alike() -> None:
 def test_fails_an_interruption_that_cannot_be_read(text: str) -> None:
     with pytest.raises(ValueError, match="an interruption is kill:STAGE:N or notice:STAGE:N"):
         parse_interruption(text)
+
+
+class Reports(NoMachine):
+    """A machine whose trainer writes what a test says."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def metrics_file(self) -> Path:
+        return self.path
+
+    def write(self, **line: object) -> None:
+        with self.path.open("a") as file:
+            file.write(json.dumps({"stage": "program", "generation": 1, **line}) + "\n")
+
+
+class OneMachine:
+    """A fleet of one machine, which notes how it is taken away."""
+
+    def __init__(self, life: Life) -> None:
+        self.lives = {life.instance.id: life}
+        self.taken: list[bool] = []
+
+    def running(self) -> list[Life]:
+        return list(self.lives.values())
+
+    def interrupt(self, life: Life, *, notice: bool) -> None:
+        self.taken.append(notice)
+
+
+def test_a_program_is_interrupted_after_a_snapshot_or_at_its_own_step(tmp_path: Path) -> None:
+    machine = Reports(tmp_path / "metrics.jsonl")
+    fleet = OneMachine(replace(interruption({}).life, machine=machine))
+    plan = [parse_interruption(text) for text in ("kill:snapshot:2", "notice:program:80")]
+    drill = Drill(fleet=cast(Fleet, fleet), run=FolderFiles(folder=tmp_path / "run"), plan=plan)
+    drill.step()
+    machine.write(kind="commit", step=1)
+    machine.write(kind="step", step=79)
+    drill.step()
+    assert fleet.taken == []
+    machine.write(kind="commit", step=2)
+    drill.step()
+    assert fleet.taken == [False]
+    drill.step()
+    machine.write(kind="step", step=80)
+    assert fleet.taken == [False]
+    drill.step()
+    assert fleet.taken == [False, True]
 
 
 def test_steps_lost_are_those_that_the_next_generation_did_again() -> None:

@@ -10,7 +10,8 @@ from rich.console import Console
 from rehearsal.aws import EmbeddedAws
 from rehearsal.drill.children import Children
 from rehearsal.drill.deployment import Deployment, RehearsalFailed
-from rehearsal.drill.receipt import baselines_of, find_faults, show_receipt
+from rehearsal.drill.outcome import show_receipt
+from rehearsal.drill.receipt import baselines_of, find_faults, receipt_rows
 
 GOOD: dict[str, Any] = {
     "resources": 43,
@@ -76,7 +77,7 @@ def test_fails_a_receipt_with_a_broken_promise(change: dict[str, Any], fault: st
 
 def shown(receipt: dict[str, Any]) -> str:
     out = io.StringIO()
-    show_receipt(receipt, Console(file=out, width=120))
+    show_receipt(receipt_rows(receipt), Console(file=out, width=120))
     return out.getvalue()
 
 

@@ -11,8 +11,9 @@ from tests.training.damage import flip, make_readable, make_unreadable
 from tests.training.hooks import interrupt_at
 from tests.training.runs import Run, assert_equal
 from training.artifacts.prepare import _indexed
-from training.checkpoint.read import newest_valid
+from training.checkpoint.read import read_checkpoint
 from training.record.checkpoint_entry import CheckpointEntry
+from training.record.newest_valid import newest_valid
 from training.store.folder import FolderStore
 
 
@@ -55,11 +56,11 @@ def test_no_bit_of_a_checkpoint_can_be_flipped_unseen(run: Run) -> None:
         header = range(0, min(400, len(good)), 7)  # sizes, names, shapes, offsets
         for byte in [*header, *(rng.randrange(len(good)) for _ in range(40)), len(good) - 1]:
             flip(path, byte, rng.randrange(8))
-            loaded, passed_over = newest_valid(run.store, [newest])
+            loaded, passed_over = newest_valid(run.store, [newest], read_checkpoint)
             assert loaded is None, (file.name, byte)
             assert passed_over[0][0] == newest.name
             path.write_bytes(good)
-    assert newest_valid(run.store, [newest])[0] is not None
+    assert newest_valid(run.store, [newest], read_checkpoint)[0] is not None
 
 
 def test_a_damaged_stage_end_falls_back_to_an_older_state_of_its_stage(

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from training.checkpoint.export import weights_sha256
-from training.checkpoint.read import DamagedCheckpointError, newest_valid, read_checkpoint
+from training.checkpoint.read import read_checkpoint
 from training.checkpoint.state import (
     LiveState,
     checkpoint_name,
@@ -17,10 +17,12 @@ from training.checkpoint.state import (
     state_file,
     unflatten_state,
 )
-from training.checkpoint.transfer import Progress, send
+from training.checkpoint.transfer import send
 from training.record.checkpoint_entry import CheckpointEntry
+from training.record.newest_valid import DamagedCheckpointError, newest_valid
 from training.store.folder import FolderStore
 from training.store.open import open_store
+from training.store.parts import Progress
 from training.store.protocol import Store
 
 CPU = torch.device("cpu")
@@ -87,14 +89,14 @@ def test_the_newest_that_holds_is_used_and_the_others_are_named(tmp_path: Path) 
     (root / entries[3].name / "model.safetensors").unlink()
     state = root / entries[2].name / "state.json"
     state.write_bytes(state.read_bytes()[:-1])
-    loaded, passed_over = newest_valid(store, entries)
+    loaded, passed_over = newest_valid(store, entries, read_checkpoint)
     assert loaded is not None
     assert loaded.entry == entries[1]
     assert passed_over == (
         (entries[3].name, "model.safetensors is missing"),
         (entries[2].name, "state.json has 10 bytes instead of 11"),
     )
-    assert newest_valid(store, entries[2:])[0] is None
+    assert newest_valid(store, entries[2:], read_checkpoint)[0] is None
     with pytest.raises(DamagedCheckpointError):
         read_checkpoint(store, entries[3])
 

@@ -16,7 +16,7 @@ from tests.training.damage import flip
 from tests.training.ranks.processes import on_ranks
 from training.checkpoint.checkpointer import Checkpointer
 from training.checkpoint.policy import CheckpointPolicy
-from training.checkpoint.read import DamagedCheckpointError, read_checkpoint, read_state
+from training.checkpoint.read import read_checkpoint, read_state
 from training.checkpoint.schedule import Schedule
 from training.checkpoint.sharded import ShardedSnapshot, slices_of
 from training.checkpoint.state import LiveState, flatten_state, unflatten_state
@@ -29,6 +29,7 @@ from training.record.events import Events
 from training.record.head import Head, read_head
 from training.record.lease import Lease, acquire
 from training.record.metrics import Metrics
+from training.record.newest_valid import DamagedCheckpointError
 from training.record.position import Position
 from training.record.retention import KEEP_NEWEST
 from training.store.folder import FolderStore

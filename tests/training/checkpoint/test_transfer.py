@@ -9,20 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from training.checkpoint.read import DamagedCheckpointError, read_checkpoint
+from training.checkpoint.read import read_checkpoint
 from training.checkpoint.state import LiveState, Text, state_file
-from training.checkpoint.transfer import (
-    CancelledError,
-    Progress,
-    checksum_of,
-    part_bytes_of,
-    receive,
-    run_all,
-    send,
-)
+from training.checkpoint.transfer import part_bytes_of, receive, send
 from training.record.checkpoint_entry import CheckpointEntry, FileEntry
+from training.record.newest_valid import DamagedCheckpointError
 from training.store.folder import FolderStore
 from training.store.open import open_store
+from training.store.parts import CancelledError, Progress, checksum_of, run_all
 from training.store.protocol import Store
 
 CPU = torch.device("cpu")
@@ -30,7 +24,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(autouse=True)
 def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("training.checkpoint.transfer.PART_BYTES", 64)
+    monkeypatch.setattr("training.store.parts.PART_BYTES", 64)
 
 
 def sent(store: Store, data: bytes) -> FileEntry:
@@ -63,7 +57,7 @@ def test_the_checksum_of_several_parts_is_that_of_their_digests() -> None:
 
 
 def test_a_file_never_has_more_parts_than_s3_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("training.checkpoint.transfer.PART_BYTES", 8 * 2**20)
+    monkeypatch.setattr("training.store.parts.PART_BYTES", 8 * 2**20)
     assert part_bytes_of(17 * 10**9) == 8 * 2**20
     assert -(-(10**13) // part_bytes_of(10**13)) <= 10_000
 
@@ -74,7 +68,7 @@ def test_a_file_never_has_more_parts_than_s3_takes(monkeypatch: pytest.MonkeyPat
 def test_parts_of_shared_memory_grow_once_every_connection_has_two(
     monkeypatch: pytest.MonkeyPatch, mebibytes: int, part_mebibytes: int
 ) -> None:
-    monkeypatch.setattr("training.checkpoint.transfer.PART_BYTES", 8 * 2**20)
+    monkeypatch.setattr("training.store.parts.PART_BYTES", 8 * 2**20)
     assert part_bytes_of(mebibytes * 2**20, is_shared=True) == part_mebibytes * 2**20
 
 
@@ -135,7 +129,7 @@ def test_nothing_is_read_by_unpickling(store_uri: str, monkeypatch: pytest.Monke
         raise AssertionError("a checkpoint was unpickled")
 
     monkeypatch.setattr(
-        "training.checkpoint.transfer.PART_BYTES", 2**23
+        "training.store.parts.PART_BYTES", 2**23
     )  # S3 takes no parts that are small
     store = open_store(store_uri)
     capture = LiveState(tensors={"model": {"w": torch.ones(50)}}, state={"a": [1, None, "x"]})

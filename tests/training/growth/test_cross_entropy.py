@@ -3,8 +3,11 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensorMode
 
+from tests.training.forked import in_fork
 from training.growth.cross_entropy import sum_cross_entropy
+from training.preflight.footprint import LiveMemory
 
 
 @pytest.mark.parametrize("chunk_tokens", [1, 3, 7, 100])
@@ -43,3 +46,24 @@ def test_without_gradients_nothing_is_kept_for_them() -> None:
     x_ND, weight_VD = torch.randn(3, 4), torch.randn(6, 4, requires_grad=True)
     with torch.no_grad():
         assert sum_cross_entropy(x_ND, weight_VD, torch.zeros(3, dtype=torch.long)).grad_fn is None
+
+
+def test_it_takes_a_quarter_of_the_memory() -> None:
+    def peak(is_chunked: bool) -> int:
+        memory = LiveMemory()
+        with FakeTensorMode(), memory:
+            x_ND = torch.zeros(4096, 64, requires_grad=True)
+            weight_VD = torch.zeros(8192, 64, requires_grad=True)
+            targets_N = torch.zeros(4096, dtype=torch.long)
+            memory.begin()
+            if is_chunked:
+                loss = sum_cross_entropy(x_ND, weight_VD, targets_N, chunk_tokens=512)
+            else:
+                loss = F.cross_entropy(F.linear(x_ND, weight_VD), targets_N, reduction="sum")
+            torch.autograd.grad(loss, (x_ND, weight_VD))
+        return memory.peak_bytes
+
+    chunked, whole = in_fork(lambda: (peak(True), peak(False)))
+    # All logits are 134 MB, and a copy or two of them; a chunk's are an eighth.
+    assert whole > 2 * 134e6
+    assert chunked < whole / 4

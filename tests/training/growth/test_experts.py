@@ -10,6 +10,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.parallel import DistributedDataParallel
 
+from tests.training.forked import in_fork
 from tests.training.growth.models import small_config
 from tests.training.ranks.processes import on_ranks
 from training.growth.architecture import Activation, ExpertBlock
@@ -93,12 +94,16 @@ def test_the_balance_is_one_where_tokens_are_shared_evenly_and_grows_where_they_
 
 
 def test_without_data_shapes_alone_decide_the_work() -> None:
-    with FakeTensorMode():
-        tokens = torch.zeros(3, 11, dtype=torch.long)
-        model = LanguageModel(small_config())
-        model.compute_experts_by("balanced")
-        with torch.no_grad():  # backward on fake tensors would cost this process its forks
-            assert model.loss(tokens, tokens).total.shape == ()
+    def shape() -> tuple[int, ...]:
+        with FakeTensorMode():
+            tokens = torch.zeros(3, 11, dtype=torch.long)
+            model = LanguageModel(small_config())
+            model.compute_experts_by("balanced")
+            loss = model.loss(tokens, tokens)
+            (loss.total + loss.balance).backward()
+            return tuple(model.get_parameter("blocks.1.ffn.experts.up_weight").grad.shape)  # type: ignore[union-attr]
+
+    assert in_fork(shape) == (4, 24, 16)
 
 
 def test_fails_for_a_way_that_does_not_exist() -> None:

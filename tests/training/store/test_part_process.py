@@ -25,9 +25,10 @@ from tests.training.runs import wait_for
 from tests.training.save_scene import CPU, Scene
 from training.checkpoint.memory import open_shared
 from training.checkpoint.state import HostCopies, HostCopy, LiveState
-from training.checkpoint.transfer import Progress, send
+from training.checkpoint.transfer import send
 from training.store.open import open_store
 from training.store.part_process import PartProcess
+from training.store.parts import Progress
 from training.store.protocol import SharedUpload
 from training.store.s3 import S3Store
 

@@ -26,7 +26,7 @@ from training.growth.text.tokenizer import (
     train_tokenizer,
 )
 from training.growth.text.tokens import TOKENIZER_FILE, token_type
-from training.growth.text.vocabulary import END_OF_TEXT, Vocabulary, read_vocabulary
+from training.growth.text.vocabulary import END_OF_TEXT, Vocabulary, read_vocabulary, vocabulary_of
 from training.randomness import derive_seed
 from training.sources import UNFINISHED, SourceFile
 
@@ -54,7 +54,7 @@ class TextOptions:
     tokenizer: str = ""
     # Of a tokenizer that is trained here: 50257 (as GPT-2) on imported text, 1024 on the stories.
     vocab_size: int | None = None
-    # Between the documents of a .txt.
+    # Between the documents of a .txt; \n in it stands for the end of a line.
     separator: str = END_OF_TEXT
     # One of so many documents is held out for validation, unless the source has splits.
     held_out_of: int = 20
@@ -82,9 +82,8 @@ class _Source:
 
     identity: Mapping[str, Any]  # JSON: what must be equal for an interrupted import to go on
     pieces: Callable[[], Iterator[Piece]]
-    size: int
-    unit: int  # of the progress that is shown
     num_bytes: int
+    unit_bytes: int  # of the progress that is shown: a story, or a megabyte
     vocab_size: int  # unless the options give one
 
 
@@ -105,10 +104,11 @@ def make_dataset(
         )
     stories = _Source(
         identity={"count": count},
-        pieces=lambda: (Piece(write_story(seed, n), True, None, n + 1) for n in range(count)),
-        size=count,
-        unit=1,
+        pieces=lambda: (
+            Piece(write_story(seed, n), True, None, (n + 1) * STORY_BYTES) for n in range(count)
+        ),
         num_bytes=count * STORY_BYTES,
+        unit_bytes=STORY_BYTES,
         vocab_size=STORIES_VOCABULARY,
     )
     return _write(stories, out, seed, progress, options)
@@ -134,10 +134,9 @@ def import_dataset(
     num_bytes = sum(file.path.stat().st_size for file in files)
     text = _Source(
         identity={"files": sizes},
-        pieces=lambda: read_pieces(files, options.separator),
-        size=num_bytes,
-        unit=1_000_000,
+        pieces=lambda: read_pieces(files, options.separator.replace("\\n", "\n")),
         num_bytes=num_bytes,
+        unit_bytes=1_000_000,
         vocab_size=GPT2_VOCABULARY,
     )
     return _write(text, out, seed, progress, options)
@@ -156,16 +155,18 @@ def _write(
         _update(digest, piece)
     if position.pieces and digest.hexdigest() != position.digest:
         raise UserError(f"the text of the import that {out} began has changed; give a new folder")
-    total = -(-source.size // source.unit)
+    total = -(-source.num_bytes // source.unit_bytes)
     for number, batch in enumerate(_batches(pieces), 1):
         _write_batch(batch, tokenizer, vocabulary, out, position, seed, options)
         for piece in batch:
             _update(digest, piece)
         position.pieces += len(batch)
-        progress(-(-batch[-1].read // source.unit), total)
+        progress(batch[-1].read // source.unit_bytes, total)
         if number % KEPT_EVERY_BATCHES == 0:
             position.digest = digest.hexdigest()
             keep(out, identity, position)
+    if source.num_bytes % source.unit_bytes:
+        progress(total, total)
     _check_splits(position, options)
     (out / UNFINISHED).unlink()
     return {
@@ -237,8 +238,8 @@ def _tokenizer(
     else:
         size = options.vocab_size or source.vocab_size
         tokenizer = train_tokenizer(_training_texts(source), size)
+    _check_round_trip(tokenizer, source)
     replace_file(out / TOKENIZER_FILE, tokenizer.to_str())
-    _check_round_trip(tokenizer, source, out)
     keep(out, identity, Position())
     return tokenizer
 
@@ -250,9 +251,9 @@ def _training_texts(source: _Source) -> Iterator[list[str]]:
         yield [piece.text for piece in batch]
 
 
-def _check_round_trip(tokenizer: "Tokenizer", source: _Source, out: Path) -> None:
+def _check_round_trip(tokenizer: "Tokenizer", source: _Source) -> None:
     """UserError if a text cannot be read back: a tokenizer may change letters before it counts."""
-    vocabulary = read_vocabulary(out / TOKENIZER_FILE)
+    vocabulary = vocabulary_of(tokenizer.to_str(), "the tokenizer")
     for batch in islice(_batches(source.pieces()), 1):
         texts = [piece.text for piece in batch]
         for text, tokens_T in zip(texts, encode(tokenizer, texts), strict=True):

@@ -27,7 +27,7 @@ class Piece(NamedTuple):
     text: str
     ends_document: bool
     split: str | None  # as the user laid out the files; None: decided here
-    read: int  # bytes of all files so far; or stories
+    read: int  # bytes of all text so far
 
 
 def check_kinds(files: Sequence[SourceFile]) -> None:

@@ -47,6 +47,7 @@ def kept_position(out: Path, identity: Mapping[str, Any]) -> Position:
 
 
 def keep(out: Path, identity: Mapping[str, Any], position: Position) -> None:
+    """Keep a position, and what is imported."""
     record = {"workload": "growth", "identity": identity, **asdict(position)}
     replace_file(out / UNFINISHED, json.dumps(record))
 

@@ -34,8 +34,13 @@ class Vocabulary:
 
 def read_vocabulary(path: Path) -> Vocabulary:
     """Read a tokenizer.json; UserError if it is none, or of another kind than GPT-2's."""
+    return vocabulary_of(path.read_bytes(), str(path))
+
+
+def vocabulary_of(tokenizer: str | bytes, path: str) -> Vocabulary:
+    """The vocabulary in the text of a tokenizer.json; `path` names it in messages."""
     try:
-        content = json.loads(path.read_bytes())
+        content = json.loads(tokenizer)
         kind, decoder = content["model"]["type"], (content.get("decoder") or {}).get("type")
         learned: Mapping[str, int] = content["model"]["vocab"]
         added = {entry["content"]: entry["id"] for entry in content.get("added_tokens", [])}
@@ -49,7 +54,7 @@ def read_vocabulary(path: Path) -> Vocabulary:
     return _vocabulary(learned, added, path)
 
 
-def _vocabulary(learned: Mapping[str, int], added: Mapping[str, int], path: Path) -> Vocabulary:
+def _vocabulary(learned: Mapping[str, int], added: Mapping[str, int], path: str) -> Vocabulary:
     of_character = _byte_of_character()
     try:
         tokens = {

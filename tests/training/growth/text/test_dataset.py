@@ -66,6 +66,14 @@ def test_text_comes_back_as_it_was_and_one_document_of_five_is_held_out(tmp_path
     assert texts_of(other, "validation") != validation
 
 
+def test_an_empty_line_may_separate_documents(tmp_path: Path) -> None:
+    (tmp_path / "own.txt").write_text("\n\n".join(f"Text {n}.\nIt goes on." for n in range(10)))
+    options = TextOptions(vocab_size=300, held_out_of=5, separator="\\n\\n")
+    data = imported(tmp_path / "own.txt", tmp_path / "out", options)
+    assert len(texts_of(data, "train")) == 8
+    assert texts_of(data, "validation")[0].endswith(".\nIt goes on.")
+
+
 def test_folders_of_splits_are_kept(tmp_path: Path) -> None:
     for split, text in (("train", "learn this"), ("valid", "and hold this out"), ("test", "last")):
         source(tmp_path / "own" / split, [text])
@@ -196,6 +204,7 @@ def test_fails_for_a_tokenizer_that_cannot_be_used(
     with pytest.raises(UserError) as caught:
         imported(source(tmp_path / "own"), tmp_path / "out", options)
     assert message in str(caught.value)
+    assert list((tmp_path / "out").iterdir()) == [], "the same folder can be given again"
 
 
 def test_fails_for_a_tokenizer_that_is_not_there(tmp_path: Path) -> None:

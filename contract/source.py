@@ -1,0 +1,132 @@
+"""A program's source folder: what of it travels, which is what git does not ignore.
+
+Refused by name: secrets, links to what would stay behind, and more than a bundle may have.
+"""
+
+import hashlib
+import os
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+from contract.errors import UserError
+
+# Each boot fetches it, and each deploy of a change uploads it.
+MAX_MB = 50
+# What is made again wherever it is missing; git ignores it, if there is git.
+_CACHES = re.compile(
+    r"__pycache__|\.git|\.venv|venv|node_modules|\.ipynb_checkpoints|\.[a-z]+_cache|.*\.pyc|\.DS_Store"
+)
+_SECRETS = re.compile(
+    r"\.env(\..+)?|.*\.(pem|key|p12|pfx|jks|keystore)|id_(rsa|dsa|ecdsa|ed25519)(_sk)?|"
+    r"(aws_)?credentials(\.(json|csv|ini|ya?ml))?|\.netrc|\.pypirc|\.npmrc|\.git-credentials|"
+    r"secrets?\.(json|ya?ml|toml|env|txt)|kaggle\.json|service[-_]account.*\.json|"
+    r"client_secret.*\.json|\.pgpass|\.htpasswd",
+    re.IGNORECASE,
+)
+_NO_SECRETS = re.compile(r".*(example|sample|template|dist)(\.[a-z]+)?|.*\.pub", re.IGNORECASE)
+
+
+def find_files(source: Path) -> list[Path]:
+    """Return the files below the folder that travel; a UserError for what may not."""
+    paths = sorted(_listed(source))
+    if not paths:
+        raise UserError(
+            f"source is {str(source)!r}, which has no file that git does not ignore; give the "
+            "folder of your program"
+        )
+    secrets = [str(path) for path in paths if _is_secret(path)]
+    if secrets:
+        raise UserError(
+            f"source has {', '.join(secrets[:3])}, which by name {_is_or_are(secrets)} secret and "
+            "would be stored in S3 with the code; move it out of the folder or add it to "
+            ".gitignore, and let the program read secrets from AWS Secrets Manager"
+        )
+    for path in paths:
+        _check_link(source, path)
+    sizes = {path: (source / path).stat().st_size for path in paths}
+    total = sum(sizes.values()) / 1e6
+    if total > MAX_MB:
+        largest = sorted(paths, key=lambda path: -sizes[path])[:3]
+        named = ", ".join(f"{path} ({sizes[path] / 1e6:.1f} MB)" for path in largest)
+        raise UserError(
+            f"source has {total:.0f} MB in {len(paths)} files and may have {MAX_MB} MB; the "
+            f"largest are {named}: add data and checkpoints to .gitignore; data travels with "
+            "`python -m training data upload`"
+        )
+    return paths
+
+
+def _is_or_are(names: list[str]) -> str:
+    return "is a" if len(names) == 1 else "are"
+
+
+def _is_secret(path: Path) -> bool:
+    is_key_folder = any(part in (".aws", ".ssh", ".gnupg") for part in path.parts)
+    name = path.name
+    return is_key_folder or bool(_SECRETS.fullmatch(name) and not _NO_SECRETS.fullmatch(name))
+
+
+def _check_link(source: Path, path: Path) -> None:
+    """Refuse a link whose target would not be there, or that is no file."""
+    whole = source / path
+    if not whole.resolve().is_relative_to(source.resolve()):
+        raise UserError(
+            f"source has {path}, a symbolic link to {whole.resolve()} outside of it, which no "
+            "machine has; copy the file into the folder, or remove the link"
+        )
+    if not whole.is_file():
+        raise UserError(
+            f"source has {path}, which is neither a file nor a link to one; remove it, or add it "
+            "to .gitignore"
+        )
+
+
+def _listed(source: Path) -> Iterator[Path]:
+    """Yield the files by relative path: in a git repository those that git does not ignore."""
+    # Not the settings of another repository, as in a git hook.
+    clean = {name: text for name, text in os.environ.items() if not name.startswith("GIT_")}
+    clean["LC_ALL"] = "C"
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    try:
+        done = subprocess.run(command, cwd=source, env=clean, capture_output=True, check=False)
+    except FileNotFoundError:
+        yield from _walked(source)
+        return
+    if done.returncode != 0:
+        said = os.fsdecode(done.stderr).strip()
+        if "not a git repository" not in said:
+            raise UserError(f"source is {str(source)!r}, whose files git does not list: {said}")
+        yield from _walked(source)
+        return
+    for raw in filter(None, set(done.stdout.split(b"\0"))):
+        path = Path(os.fsdecode(raw))
+        if any(_CACHES.fullmatch(part) for part in path.parts):
+            continue
+        whole = source / path
+        # A repository within the repository is listed as a folder.
+        if whole.is_dir() and not whole.is_symlink():
+            yield from (path / each for each in _listed(whole))
+        # A deleted file is listed until the deletion is committed.
+        elif whole.is_symlink() or whole.exists():
+            yield path
+
+
+def _walked(source: Path) -> Iterator[Path]:
+    for folder, names, files in os.walk(source):
+        names[:] = [name for name in names if not _CACHES.fullmatch(name)]
+        links = [name for name in names if Path(folder, name).is_symlink()]
+        for name in [*files, *links]:
+            if not _CACHES.fullmatch(name):
+                yield Path(folder, name).relative_to(source)
+
+
+def source_sha256(source: Path) -> str:
+    """The checksum of names and contents of the files that travel, and of which of them run."""
+    digest = hashlib.sha256()
+    for path in find_files(source):
+        whole = source / path
+        content = hashlib.sha256(whole.read_bytes()).hexdigest()
+        digest.update(f"{path.as_posix()} {os.access(whole, os.X_OK)} {content}\n".encode())
+    return digest.hexdigest()

@@ -1,0 +1,94 @@
+"""A program to rehearse: a folder with its files and program.json, and the data it trains on.
+
+Without data of one's own, make_data.py in that folder or the one above makes it.
+"""
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from contract.program import Program
+from rehearsal.drill.children import Child
+from rehearsal.drill.deployment import Deployment
+
+SPEC = "program.json"
+MAKER = "make_data.py"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RehearsedProgram:
+    """A program's folder, its spec, and what makes its data."""
+
+    folder: Path
+    spec: Program
+    make_data: Callable[[Deployment], Child | None]
+
+    @classmethod
+    def from_folder(cls, folder: Path, data: Path | None) -> "RehearsedProgram":
+        """Read a program's folder; a ValueError says what it lacks."""
+        folder = folder.resolve()
+        path = folder / SPEC
+        if not path.is_file():
+            raise ValueError(
+                f"{folder} has no {SPEC}; write it, with at least "
+                '{"command": "python train.py"} (docs/your-script.md)'
+            )
+        spec = Program.from_json(path.read_text(encoding="utf-8"), str(path))
+        return cls(folder=folder, spec=spec, make_data=_data_of(folder, data))
+
+    @property
+    def name(self) -> str:
+        """Its folder's name, which is its dataset's, too."""
+        return self.folder.name
+
+    def context(self) -> dict[str, str]:
+        """The stack's parameters."""
+        named = {
+            "hyperparameter": self.spec.hyperparameters.items(),
+            "env": self.spec.environment.items(),
+            "metric": self.spec.metric_definitions,
+        }
+        return {
+            "program": self.spec.command,
+            "source": str(self.folder),
+            "dataset": self.name,
+            "channels": ",".join(self.spec.channels),
+            "working_folder": self.spec.working_folder,
+            "interpreter": self.spec.interpreter,
+            "notice_signal": self.spec.notice_signal,
+            "quiet_seconds": f"{self.spec.quiet_seconds:g}",
+            **{f"{kind}.{name}": value for kind, pairs in named.items() for name, value in pairs},
+        }
+
+    def start_reference(self, deployment: Deployment, folder: Path) -> Child:
+        """Start the run that nobody interrupts, in a folder; do not wait."""
+        return deployment.start_python(
+            "uninterrupted",
+            *("-m", "training", "run", "--program-file", str(self.folder / SPEC)),
+            *("--source", str(self.folder), "--dataset-uri", str(deployment.dataset)),
+            *("--run-uri", str(folder), "--ml-root", str(folder.with_name("uninterrupted-ml"))),
+            relayed=lambda line: False,
+        )
+
+
+def _data_of(folder: Path, data: Path | None) -> Callable[[Deployment], Child | None]:
+    if data is not None:
+        given = data.resolve()
+        if not given.is_dir():
+            raise ValueError(f"{given} is no folder; give the folder with the program's data")
+
+        def copy(deployment: Deployment) -> None:
+            # The upload writes a manifest, which the user's folder need not have.
+            shutil.copytree(given, deployment.dataset)
+
+        return copy
+    for maker in (folder / MAKER, folder.parent / MAKER):
+        if maker.is_file():
+            return lambda deployment: deployment.start_python(
+                "dataset", str(maker), str(deployment.dataset)
+            )
+    raise ValueError(
+        f"there is no data for {folder}; give its folder (--data, with make DATA=), or a "
+        f"{MAKER} OUT beside the program"
+    )

@@ -1,0 +1,30 @@
+"""A program in the code bundle: what it is, its source folder and what to install."""
+
+import shutil
+from pathlib import Path
+
+from contract.program import PROGRAM_FILE, SOURCE_FOLDER
+from contract.source import find_files
+from stacks.parameters import StackParameters
+from stacks.parameters.programs import program_of
+
+# Of the bundle, beside the source: what the boot installs.
+REQUIREMENTS_FILE = "program/requirements.txt"
+
+
+def write_program(parameters: StackParameters, bundle: Path) -> None:
+    """Write the program, its source and what to install into the bundle's folder."""
+    source = Path(parameters.source)
+    paths = find_files(source)
+    target = bundle / SOURCE_FOLDER
+    for path in paths:
+        (target / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(source / path, target / path)
+    # Where nothing lies in it, git has no folder.
+    (target / parameters.working_folder).mkdir(parents=True, exist_ok=True)
+    (bundle / PROGRAM_FILE).write_text(program_of(parameters).to_json(), encoding="utf-8")
+    name = Path(parameters.requirements)
+    if parameters.requirements and name in paths:
+        # pip finds what it includes beside it.
+        text = f"-r {Path(SOURCE_FOLDER).name}/{name.as_posix()}\n"
+        (bundle / REQUIREMENTS_FILE).write_text(text, encoding="utf-8")

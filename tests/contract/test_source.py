@@ -1,0 +1,100 @@
+"""A program's source folder: what of it travels, what is refused, and by which name."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from contract.source import MAX_MB, find_files
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    folder = tmp_path / "mine"
+    for name in ("train.py", "nets/model.py", "requirements.txt", "__pycache__/train.pyc"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(name)
+    return folder
+
+
+def found(source: Path) -> list[str]:
+    return [path.as_posix() for path in find_files(source)]
+
+
+def git(folder: Path, *words: str) -> None:
+    # A test may run within a git hook.
+    own = {name: text for name, text in os.environ.items() if not name.startswith("GIT_")}
+    subprocess.run(["git", *words], cwd=folder, env=own, check=True, capture_output=True)
+
+
+def test_all_but_caches_travels_where_there_is_no_git(source: Path) -> None:
+    assert found(source) == ["nets/model.py", "requirements.txt", "train.py"]
+
+
+def test_what_git_ignores_stays_and_what_is_new_travels(source: Path) -> None:
+    git(source, "init", "--quiet")
+    (source / ".gitignore").write_text("runs/\n*.pt\n")
+    (source / "runs").mkdir()
+    (source / "runs/model.pt").write_text("large")
+    git(source, "add", "train.py", "nets")
+    (source / "nets/model.py").unlink()
+    assert found(source) == [".gitignore", "requirements.txt", "train.py"]
+
+
+def test_a_repository_within_the_repository_travels_too(source: Path) -> None:
+    git(source, "init", "--quiet")
+    git(source / "nets", "init", "--quiet")
+    (source / "nets/.gitignore").write_text("*.pt\n")
+    (source / "nets/old.pt").write_text("large")
+    assert "nets/model.py" in found(source)
+    assert "nets/old.pt" not in found(source)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(".env", "deploy/.env.prod", "id_rsa", "tls/server.key", "aws.pem", ".aws/config"),
+        *("credentials.json", ".netrc", "kaggle.json", "service-account-7.json"),
+    ],
+)
+def test_fails_on_a_secret_and_names_it(source: Path, name: str) -> None:
+    (source / name).parent.mkdir(parents=True, exist_ok=True)
+    (source / name).write_text("secret")
+    with pytest.raises(ValueError, match=f"source has {name}, which by name is a secret and"):
+        find_files(source)
+    git(source, "init", "--quiet")
+    (source / ".gitignore").write_text(name)
+    assert name not in found(source)
+
+
+def test_examples_of_secrets_and_public_keys_travel(source: Path) -> None:
+    for name in (".env.example", "id_rsa.pub", "keys.py", "environment.yml"):
+        (source / name).write_text("")
+    assert {".env.example", "id_rsa.pub", "keys.py", "environment.yml"} <= set(found(source))
+
+
+def test_fails_on_a_link_that_leads_out_and_follows_one_that_stays(source: Path) -> None:
+    (source / "again.py").symlink_to("nets/model.py")
+    assert "again.py" in found(source)
+    (source / "data.csv").symlink_to("/etc/hostname")
+    with pytest.raises(ValueError, match=r"source has data\.csv, a symbolic link to /etc/hostname"):
+        find_files(source)
+    (source / "data.csv").unlink()
+    (source / "here").symlink_to(".")
+    with pytest.raises(ValueError, match="source has here, which is neither a file nor a link to"):
+        find_files(source)
+
+
+def test_fails_on_checkpoints_left_lying_about_and_names_the_largest(source: Path) -> None:
+    with (source / "last.pt").open("wb") as file:
+        file.truncate((MAX_MB + 1) * 1_000_000)
+    with pytest.raises(ValueError, match=r"51 MB .*may have 50 MB.* last\.pt \(51\.0 MB\)"):
+        find_files(source)
+
+
+def test_fails_where_git_ignores_all(source: Path) -> None:
+    git(source, "init", "--quiet")
+    (source / ".gitignore").write_text("*\n")
+    with pytest.raises(ValueError, match="has no file that git does not ignore"):
+        find_files(source)

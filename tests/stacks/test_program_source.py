@@ -1,0 +1,55 @@
+"""A program in the bundle: the spec that boot reads, its files and what to install."""
+
+from pathlib import Path
+
+import pytest
+
+from contract.program import Program
+from contract.run_env import find_fault
+from stacks import user_data
+from stacks.parameters import StackParameters
+from stacks.program_source import write_program
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    folder = tmp_path / "mine"
+    for name in ("train.py", "nets/model.py", "requirements.txt", "__pycache__/train.pyc"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(name)
+    return folder
+
+
+def parameters(source: Path, **others: object) -> StackParameters:
+    given = {"program": "python train.py", "source": str(source), **others}
+    return StackParameters.for_size("g5.xlarge", **given)
+
+
+def test_the_bundle_has_the_program_its_source_and_what_to_install(
+    source: Path, tmp_path: Path
+) -> None:
+    given = parameters(source, **{"env.MODE": "fast", "hyperparameter.lr": 0.1})
+    write_program(given, tmp_path / "bundle")
+    program = Program.from_json((tmp_path / "bundle/program/program.json").read_text())
+    assert program.command == "python train.py"
+    assert (program.environment, program.hyperparameters) == ({"MODE": "fast"}, {"lr": "0.1"})
+    assert (tmp_path / "bundle/program/source/nets/model.py").read_text() == "nets/model.py"
+    requirements = tmp_path / "bundle/program/requirements.txt"
+    assert requirements.read_text() == "-r source/requirements.txt\n"
+    write_program(parameters(source, requirements=""), tmp_path / "nothing")
+    assert not (tmp_path / "nothing/program/requirements.txt").exists()
+
+
+def test_the_machines_run_env_says_that_a_program_trains(source: Path) -> None:
+    variables = user_data.run_env(
+        parameters(source, run_id="mine"),
+        prediction="",
+        dataset_uri="s3://datasets/mine",
+        run_uri="s3://runs/runs/mine",
+        bundle_uri="s3://assets/0.zip",
+        stack_name="TrainingStack",
+        region="us-east-1",
+        fleet_parameter="/TrainingStack/fleet-id",
+    )
+    assert (variables["WORKLOAD"], variables["RECIPE"]) == ("program", "program")
+    assert [name for name, value in variables.items() if find_fault(name, value)] == []

@@ -1,0 +1,37 @@
+"""`training data upload` of a folder that no workload made: a program's own data."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from training.cli.main import main
+from training.store.local_dataset import ARRIVING
+
+
+def test_a_programs_folder_is_uploaded_as_it_is_and_again_as_it_became(tmp_path: Path) -> None:
+    folder, bucket = tmp_path / "data", tmp_path / "bucket"
+    (folder / "train").mkdir(parents=True)
+    (folder / "train/a.csv").write_text("1,2")
+    upload = ["data", "upload", str(folder), "--dataset-uri", str(bucket)]
+    assert main(upload) == 0
+    (folder / "train/a.csv").write_text("1,2,3")
+    (folder / "b.csv").write_text("4")
+    assert main(upload) == 0
+    manifest = json.loads((bucket / "manifest.json").read_text())
+    assert manifest["workload"] == "program"
+    assert {file["name"]: file["bytes"] for file in manifest["files"]} == {
+        "b.csv": 1,
+        "train/a.csv": 5,
+    }
+    assert (bucket / "train/a.csv").read_text() == "1,2,3"
+
+
+def test_fails_to_upload_what_a_sync_left_unfinished(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / ARRIVING).write_text("{}")
+    (tmp_path / "data/a.csv").write_text("1")
+    assert main(["data", "upload", str(tmp_path / "data"), "--dataset-uri", str(tmp_path)]) == 2
+    assert "has no manifest.json; sync it again" in capsys.readouterr().err

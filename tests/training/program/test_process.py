@@ -1,0 +1,124 @@
+"""A program's processes: started together, and none outlives the attempt."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.training.program.programs import ROOT, is_running
+from training.errors import UserError
+from training.program.process import ProgramProcess, resolve_command
+
+
+@contextmanager
+def started(*words: str, folder: Path = ROOT) -> Iterator[ProgramProcess]:
+    with Path(os.devnull).open("wb") as output:
+        process = ProgramProcess(
+            words, folder=folder, variables=dict(os.environ), output=output.fileno()
+        )
+    try:
+        yield process
+    finally:
+        process.close()
+
+
+def end_of(process: ProgramProcess) -> int:
+    code = process.wait(60)
+    assert code is not None
+    return code
+
+
+@pytest.mark.parametrize(("script", "code"), [("exit 0", 0), ("exit 3", 3), ("kill -9 $$", -9)])
+def test_the_exit_code_is_the_programs(script: str, code: int) -> None:
+    with started("bash", "-c", script) as process:
+        assert end_of(process) == code
+
+
+def test_what_a_program_leaves_behind_is_ended_with_it() -> None:
+    # In a session of its own, its parent gone: a process group would not find it.
+    with started("bash", "-c", "(setsid sleep 4711 &); sleep 0.3") as process:
+        time.sleep(0.15)
+        assert is_running("4711")
+        assert end_of(process) == 0
+        assert not is_running("4711")
+
+
+def test_closing_ends_every_process_at_once() -> None:
+    with started("bash", "-c", "trap '' TERM; (setsid sleep 4712 &); sleep 4712") as process:
+        assert process.wait(0.2) is None
+    assert process.exit_code == -signal.SIGKILL
+    assert not is_running("4712")
+
+
+def test_a_killed_parent_leaves_no_process() -> None:
+    code = (
+        "import os, sys, time; from pathlib import Path\n"
+        "from training.program.process import ProgramProcess\n"
+        "words = ['bash', '-c', '(setsid sleep 4713 &); sleep 4713']\n"
+        "p = ProgramProcess(words, folder=Path('.'), variables=dict(os.environ), output=1)\n"
+        "print('started', flush=True); time.sleep(60)"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, cwd=ROOT)
+    assert parent.stdout is not None
+    assert parent.stdout.readline() == b"started\n"
+    parent.kill()
+    # The pipe ends when the last process that holds it has.
+    assert parent.stdout.read() == b""
+    parent.wait()
+    parent.stdout.close()
+    assert not is_running("4713")
+
+
+def test_a_killed_keeper_takes_the_program_along() -> None:
+    with started("sleep", "4714") as process:
+        parent = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[1]
+        os.kill(int(parent), signal.SIGKILL)
+        assert end_of(process) == -signal.SIGKILL
+        deadline = time.monotonic() + 60
+        while is_running("4714"):
+            assert time.monotonic() < deadline
+
+
+def test_a_signal_goes_to_the_first_process_alone() -> None:
+    # As from docker stop: torchrun and its like pass it on as they see fit.
+    script = "sleep 0.4 & trap 'wait; exit 5' USR1; while :; do sleep 0.02; done"
+    with started("bash", "-c", script) as process:
+        while not process.catches(signal.SIGUSR1):
+            time.sleep(0.01)
+        process.signal(signal.SIGUSR1)
+        assert end_of(process) == 5
+
+
+def test_it_is_known_whether_a_program_handles_a_signal() -> None:
+    with started("bash", "-c", "trap '' TERM; echo; sleep 60") as process:
+        deadline = time.monotonic() + 60
+        while not process.catches(signal.SIGTERM):
+            assert time.monotonic() < deadline
+        assert process.catches(signal.SIGUSR2) is False
+
+
+def test_fails_to_start_a_file_that_no_kernel_knows(tmp_path: Path) -> None:
+    script = tmp_path / "train"
+    script.write_bytes(b"\x00\x01 no program")
+    script.chmod(0o755)
+    with pytest.raises(UserError, match="begin the file with #!"), started(str(script)):
+        pass
+
+
+def test_fails_to_start_where_its_interpreter_is_missing(tmp_path: Path) -> None:
+    script = tmp_path / "train"
+    script.write_text("#!/no/such/python\n")
+    script.chmod(0o755)
+    with pytest.raises(UserError, match="No such file"), started(str(script)):
+        pass
+
+
+def test_fails_before_anything_is_started(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="is not in the source folder"):
+        resolve_command(["python"], tmp_path / "missing", "/usr/bin")

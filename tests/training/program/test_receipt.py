@@ -1,0 +1,83 @@
+"""What an interruption has cost is read from events and metrics, as far as anybody heard."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from training.program.receipt import interruption_costs
+from training.record.history import AttemptSummary, History
+from training.record.steps import StepLines
+
+BEGAN = datetime(2026, 11, 22, tzinfo=UTC)
+
+
+def attempt(generation: int, **fields: Any) -> AttemptSummary:
+    known: dict[str, Any] = {
+        "writer": f"i-{generation}",
+        "began": BEGAN,
+        "last_heard": BEGAN + timedelta(seconds=9),
+        "ended": "silent",
+        "cause": None,
+        "seconds_to_commit": None,
+        "gained_steps": 0,
+        "first_step": None,
+        "last_step": None,
+        "num_repeated": 0,
+        "repeated_seconds": 0.0,
+        "usd_per_hour": None,
+    }
+    return AttemptSummary(**{**known, "generation": generation, **fields})
+
+
+def history(steps: dict[int, range], lines: list[dict[str, Any]], last: int = 2) -> History:
+    """Attempts 1 to `last`, with these steps and other lines."""
+    columns = StepLines()
+    for generation, own in steps.items():
+        for step in own:
+            columns.add({"step": step, "stage": "program", "generation": generation, "seconds": 1})
+    lineage, computed = columns.split()
+    attempts = [
+        attempt(
+            number,
+            first_step=computed[number].first if number in computed else None,
+            last_step=computed[number].last if number in computed else None,
+        )
+        for number in range(1, last + 1)
+    ]
+    return History(lines=lines, steps=lineage, attempts=attempts, passed_over=())
+
+
+def test_steps_that_were_done_again_are_counted() -> None:
+    (cost,) = interruption_costs(history({1: range(1, 9), 2: range(6, 20)}, []))
+    assert cost.steps_redone == 3
+
+
+def test_a_program_that_reports_every_tenth_step_has_done_those_between_again_too() -> None:
+    (cost,) = interruption_costs(history({1: range(10, 50, 10), 2: range(30, 90, 10)}, []))
+    assert cost.steps_redone == 20
+
+
+def test_nothing_is_redone_where_the_next_machine_goes_on() -> None:
+    (cost,) = interruption_costs(history({1: range(1, 9), 2: range(9, 20)}, []))
+    assert cost.steps_redone == 0
+
+
+def test_an_attempt_that_reported_nothing_is_passed_over() -> None:
+    costs = interruption_costs(history({1: range(1, 9), 3: range(5, 20)}, [], last=3))
+    assert [cost.steps_redone for cost in costs] == [4, 0]
+
+
+def test_without_steps_it_is_not_known() -> None:
+    (cost,) = interruption_costs(history({}, []))
+    assert cost.steps_redone is None
+
+
+def test_seconds_are_those_that_were_last_heard_of() -> None:
+    lines = [
+        {"kind": "running", "generation": 1, "unsaved_seconds": 5.0},
+        {"kind": "running", "generation": 1, "unsaved_seconds": 10.0},
+        {"kind": "running", "generation": 2, "unsaved_seconds": 3.0},
+        {"kind": "ended", "generation": 2, "unsaved_seconds": 0.5, "exit_code": 1},
+    ]
+    costs = interruption_costs(history({}, lines, last=4))
+    assert [cost.seconds_lost for cost in costs] == [10.0, 0.5, None]
+    assert [cost.exit_code for cost in costs] == [None, 1, None]

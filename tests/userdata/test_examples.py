@@ -1,0 +1,167 @@
+"""Each example as it is, through the real boot of two machines: the first one is lost."""
+
+import re
+import subprocess
+import sys
+import time
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rehearsal.drill.program import RehearsedProgram
+from rehearsal.machines import ProcessMachine
+from stacks.bundle import EXCLUDED_FOLDERS, FOLDERS
+from stacks.guard import records
+from stacks.guard.ledger import Ledger
+from stacks.guard.reasons import reason_to_stop
+from stacks.guard.settings import Settings
+from stacks.parameters import StackParameters
+from stacks.program_source import write_program
+from tests.userdata.rig import REPOSITORY, Rig, wait, wait_until
+from training.store.local_dataset import write_manifest
+
+EXAMPLES = REPOSITORY / "examples"
+# The import takes seconds, and is no part of what a program does.
+NO_TORCH = '__version__ = "0"\n\n\nclass cuda:\n    device_count = int\n'
+
+
+def files_of_the_bundle() -> Iterator[Path]:
+    for folder in FOLDERS:
+        for path in sorted((REPOSITORY / folder).rglob("*")):
+            name = path.relative_to(REPOSITORY).as_posix()
+            is_code = path.is_file() and "__pycache__" not in path.parts
+            if is_code and not name.startswith(EXCLUDED_FOLDERS):
+                yield path
+
+
+def boot_program(
+    rig: Rig, example: str, tmp_path: Path, **hyperparameters: object
+) -> dict[str, str]:
+    """Upload the example's bundle and data; return the run.env of its machines."""
+    data = tmp_path / "data"
+    maker = [sys.executable, str(EXAMPLES / "make_data.py"), str(data), "--count", "2048"]
+    subprocess.run(maker, check=True)
+    write_manifest(data, "program", {})
+    s3 = rig.aws.client("s3")
+    for path in data.iterdir():
+        s3.upload_file(str(path), "datasets", f"{rig.run_id}/{path.name}")
+    spec = RehearsedProgram.from_folder(EXAMPLES / example, data)
+    given = {f"hyperparameter.{name}": value for name, value in hyperparameters.items()}
+    # Its epochs are shorter here.
+    context = {**spec.context(), **given, "quiet_seconds": "0.2"}
+    write_program(StackParameters.for_size("g5.xlarge", **context), tmp_path)
+    path = tmp_path / "bundle.zip"
+    with zipfile.ZipFile(path, "w") as bundle:
+        for file in files_of_the_bundle():
+            bundle.write(file, file.relative_to(REPOSITORY).as_posix())
+        for file in sorted((tmp_path / "program").rglob("*")):
+            bundle.write(file, file.relative_to(tmp_path).as_posix())
+        bundle.writestr("userdata/torch.py", NO_TORCH)
+    rig.bundle = f"{rig.run_id}.zip"
+    s3.upload_file(str(path), "assets", rig.bundle)
+    return rig.run_env(
+        WORKLOAD="program",
+        RECIPE="program",
+        OVERRIDES='""',
+        DATASET_URI=f"s3://datasets/{rig.run_id}",
+        LEASE_TTL_SECONDS="2",
+        NOTICE_BUDGET_SECONDS="60",
+    )
+
+
+def start(rig: Rig, variables: dict[str, str]) -> ProcessMachine:
+    return rig.machine(variables=variables)
+
+
+def wait_for_snapshot(rig: Rig, machine: ProcessMachine) -> None:
+    wait(machine, "[ok] training:")
+    client = rig.aws.client("s3")
+
+    def has_snapshot() -> bool:
+        found = client.list_objects_v2(Bucket="runs", Prefix=f"runs/{rig.run_id}/head.json")
+        return bool(found.get("Contents")) and bool(rig.read("head.json")["checkpoints"])
+
+    wait_until(has_snapshot)
+
+
+def guard_settings(rig: Rig) -> Settings:
+    return Settings(
+        stack_name="TrainingStack",
+        fleet_parameter=rig.parameter,
+        run_bucket="runs",
+        run_prefix=f"runs/{rig.run_id}",
+        topic_arn="",
+        max_billed_hours=1,
+        heartbeat_timeout_seconds=60,
+        max_barren_attempts=2,
+        notice_seconds=60,
+    )
+
+
+def test_plain_pytorch_goes_on_from_its_last_snapshot_after_a_kill(
+    rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The Guard reads a program's head as a workload's.
+    monkeypatch.setattr(records, "client", rig.aws.client)
+    guard = guard_settings(rig)
+    variables = boot_program(rig, "plain", tmp_path, epochs=8)
+    first = start(rig, variables)
+    wait_for_snapshot(rig, first)
+    first.kill()
+    head, written = records.read_head(guard)
+    assert time.time() - 600 < records.last_commit(guard, head) <= time.time()
+    assert reason_to_stop(guard, Ledger(), head, written, time.time()) is None
+    second = start(rig, variables)
+    wait(second, f"fleet {rig.fleet_id} to zero: the run is finished")
+    reason = reason_to_stop(guard, Ledger(), *records.read_head(guard), time.time())
+    assert reason is not None
+    assert reason.sentence == "the run is finished"
+    log = second.training_log.read_text()
+    assert "resuming after epoch" in log
+    assert "\ndone\n" in log
+    receipt = rig.read("receipt.json")
+    assert [cost["ended"] for cost in receipt["interruptions"]] == ["silent"]
+    assert receipt["interruptions"][0]["steps_redone"] >= 0
+    assert receipt["steps"] == 8 * 32
+    assert [*receipt["final_files"]] == ["model/model.pth"]
+
+
+def reports(machine: ProcessMachine) -> list[float]:
+    """The steps, or epochs, that the program has printed on this machine."""
+    log = machine.training_log.read_text()
+    return [float(found) for found in re.findall(r"(?:^step |'epoch': ')([0-9.]+)", log, re.M)]
+
+
+@pytest.mark.parametrize(
+    ("example", "hyperparameters", "model"),
+    [
+        ("huggingface", {"max-steps": 300, "save-steps": 40}, "model/model.safetensors"),
+        ("lightning", {"epochs": 8}, "model/model.ckpt"),
+    ],
+)
+def test_a_library_that_saves_at_a_notice_loses_nothing_but_time(
+    rig: Rig,
+    tmp_path: Path,
+    example: str,
+    hyperparameters: dict[str, object],
+    model: str,
+) -> None:
+    variables = boot_program(rig, example, tmp_path, **hyperparameters)
+    first = start(rig, variables)
+    wait_for_snapshot(rig, first)
+    first.notice(60)
+    wait(first, "after training: success, exited 75; the head says released")
+    first.kill()
+    second = start(rig, variables)
+    wait(second, f"fleet {rig.fleet_id} to zero: the run is finished")
+    receipt = rig.read("receipt.json")
+    (cost,) = receipt["interruptions"]
+    assert (cost["ended"], cost["cause"]) == ("released", "notice")
+    assert cost["seconds_lost"] < 1
+    assert model in receipt["final_files"]
+    # It did not begin anew. A fast machine is done before its library looks at the signal.
+    first_report, second_report = (reports(machine) for machine in (first, second))
+    assert first_report
+    assert not second_report or first_report[-1] <= second_report[0]

@@ -1,0 +1,196 @@
+"""The boot step of a program: what it requires is installed, and the image's torch stays."""
+
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rehearsal.machines.metadata import MetadataServer
+from rehearsal.machines.process import SHIMS
+from tests.userdata.rig import REPOSITORY, USERDATA
+from userdata.program_environment import make_scripts_executable, refusal
+
+
+def wheel(folder: Path, name: str, version: str, *requires: str) -> None:
+    """Write a wheel with one module that knows its version."""
+    about = f"{name}-{version}.dist-info"
+    needs = "".join(f"Requires-Dist: {each}\n" for each in requires)
+    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as archive:
+        archive.writestr(f"{name}.py", f"version = {version!r}\n")
+        archive.writestr(
+            f"{about}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{needs}"
+        )
+        archive.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+        archive.writestr(f"{about}/RECORD", "")
+
+
+class Machine:
+    """A machine's folder with a bundle, as far as the step looks into it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.root, self.bundle, self.wheels = (folder / each for each in ("m", "bundle", "wheels"))
+        for path in ("etc/training", "run/training", "opt/training", "data"):
+            (self.root / path).mkdir(parents=True)
+        (self.bundle / "program/source").mkdir(parents=True)
+        for name in ("userdata", "contract"):
+            (self.bundle / name).symlink_to(REPOSITORY / name)
+        example = (USERDATA / "run.env.example").read_text()
+        (self.root / "etc/training/run.env").write_text(example)
+        (self.root / "opt/pytorch").symlink_to(sys.prefix)
+        self.wheels.mkdir()
+        self.metadata = MetadataServer(instance_id="i-0123456789abcdef0", instance_type="g5.xlarge")
+        self.metadata.start()
+        self.program()
+
+    def program(self, **fields: object) -> None:
+        record = {"command": "python train.py", **fields}
+        (self.bundle / "program/program.json").write_text(json.dumps(record))
+
+    def require(self, text: str) -> None:
+        (self.bundle / "program/requirements.txt").write_text("-r source/requirements.txt\n")
+        (self.bundle / "program/source/requirements.txt").write_text(text)
+
+    def step(self) -> subprocess.CompletedProcess[str]:
+        """Run the boot step where no package index is reached."""
+        return subprocess.run(
+            ["bash", "userdata/steps/program.sh"],
+            cwd=self.bundle,
+            env={
+                "MACHINE_ROOT": str(self.root),
+                "INSTANCE_ID": "i-0123456789abcdef0",
+                "PYTHON": str(self.root / "opt/pytorch/bin/python"),
+                "PATH": f"{SHIMS}:{Path(sys.executable).parent}:/usr/bin:/bin",
+                "AWS_EC2_METADATA_SERVICE_ENDPOINT": self.metadata.endpoint,
+                "PIP_CONFIG_FILE": os.devnull,
+                "PIP_NO_INDEX": "1",
+                "PIP_FIND_LINKS": str(self.wheels),
+            },
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    @property
+    def options(self) -> list[str]:
+        return (self.root / "opt/training/program-options").read_text().splitlines()
+
+    @property
+    def python(self) -> str:
+        return self.options[self.options.index("--interpreter") + 1]
+
+    def says(self, program: str) -> str:
+        return subprocess.check_output([self.python, "-c", program], text=True).strip()
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Iterator[Machine]:
+    made = Machine(tmp_path)
+    yield made
+    made.metadata.close()
+
+
+def last_line(done: subprocess.CompletedProcess[str]) -> str:
+    return (done.stdout + done.stderr).strip().splitlines()[-1]
+
+
+def test_the_image_is_all_that_a_program_without_requirements_gets(machine: Machine) -> None:
+    done = machine.step()
+    assert done.returncode == 0, done.stderr
+    assert last_line(done) == "python train.py: the image's packages are all it needs"
+    assert machine.options == ["--instance-type", "g5.xlarge"]
+    # The root volume is full of the image.
+    assert (machine.root / "opt/ml").readlink() == machine.root / "data/ml"
+
+
+def test_requirements_are_installed_beside_the_images_packages_and_its_torch(
+    machine: Machine,
+) -> None:
+    wheel(machine.wheels, "digits", "1.0")
+    # Newer than the image's, which must stay as it is for the trainer.
+    wheel(machine.wheels, "jmespath", "9.0")
+    machine.require("digits\njmespath==9.0\ntorch>=2\n")
+    done = machine.step()
+    assert done.returncode == 0, done.stdout + done.stderr
+    folder = machine.root / "data/program-environment"
+    assert machine.python == str(folder / "bin/python")
+    found = machine.says(
+        "import digits, jmespath, importlib.util as u; "
+        "print(digits.version, jmespath.version, u.find_spec('torch').origin)"
+    )
+    ours = subprocess.check_output(
+        [sys.executable, "-c", "import importlib.util as u; print(u.find_spec('torch').origin)"]
+    )
+    first, second, torch = found.split()
+    assert (first, second) == ("1.0", "9.0")
+    assert Path(torch).resolve() == Path(ours.decode().strip()).resolve()
+    # A launcher of the image starts the ranks with what the program requires.
+    assert (folder / "bin/torchrun").read_text().startswith(f"#!{folder}/bin/python\n")
+    # After a restart of the machine the step finds it done, without any index.
+    for path in machine.wheels.iterdir():
+        path.unlink()
+    assert machine.step().returncode == 0
+
+
+def test_fails_on_another_torch_whoever_asks_for_it(machine: Machine) -> None:
+    wheel(machine.wheels, "torch", "1.0")
+    wheel(machine.wheels, "vision", "1.0", "torch==1.0")
+    for line, says in (
+        ("torch==1.0", "The user requested torch==1.0"),
+        ("vision", "vision 1.0 depends on torch==1.0"),
+    ):
+        machine.require(f"{line}\n")
+        done = machine.step()
+        assert done.returncode == 78
+        assert "the requirements would replace torch==" in last_line(done)
+        assert says in last_line(done)
+
+
+def test_fails_where_no_index_is_reached_but_another_attempt_may_do_better(
+    machine: Machine,
+) -> None:
+    machine.require("digits\n")
+    done = machine.step()
+    assert done.returncode == 1
+    assert "No matching distribution found for digits" in done.stdout
+    assert last_line(done).endswith("could not be installed; pip says why above")
+
+
+def test_another_interpreter_has_what_is_installed_and_nothing_of_the_image(
+    machine: Machine,
+) -> None:
+    wheel(machine.wheels, "digits", "1.0")
+    machine.program(interpreter=sys.executable)
+    machine.require("digits\n")
+    assert machine.step().returncode == 0
+    assert machine.says("import digits; print(digits.version)") == "1.0"
+    assert machine.says("import importlib.util as u; print(u.find_spec('torch'))") == "None"
+    machine.program(interpreter="python3.99")
+    done = machine.step()
+    assert done.returncode == 78
+    assert last_line(done).startswith("the interpreter 'python3.99' is not on this image; give")
+
+
+def test_fails_on_requirements_that_no_machine_could_install() -> None:
+    versions = (
+        "ERROR: Could not find a version that satisfies the requirement six==9 (from versions: "
+    )
+    assert str(refusal([f"{versions}1.0, 1.17.0)"])).endswith("the newest version is 1.17.0")
+    # As without a network.
+    assert refusal([f"{versions}none)"]) is None
+    assert "correct the requirements file" in str(refusal(["ERROR: Invalid requirement: '!'"]))
+    conflict = ["The conflict is caused by:", "    a 1 depends on b<2", "    c 1 depends on b>2"]
+    said = str(refusal([*conflict, "ERROR: ResolutionImpossible: for help visit"]))
+    assert said == "the requirements contradict each other: a 1 depends on b<2; c 1 depends on b>2"
+
+
+def test_scripts_can_be_started_after_the_zip_lost_their_modes(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text("#!/bin/sh\n")
+    (tmp_path / "train.py").write_text("print()\n")
+    make_scripts_executable(tmp_path)
+    assert os.access(tmp_path / "run.sh", os.X_OK)
+    assert (tmp_path / "train.py").stat().st_mode & 0o111 == 0

@@ -1,0 +1,154 @@
+"""`python -m training run --program`: a program that knows nothing of this project."""
+
+import argparse
+from collections.abc import Iterable
+from pathlib import Path
+
+from contract.program import NOTICE_SIGNALS, PLACEMENT, WORKLOAD, Program
+from contract.source import source_sha256
+from training.errors import EXIT_FINISHED, UserError
+from training.interruption.supervisor import Supervisor
+from training.record.head import read_head
+from training.record.retention import parse_retention
+from training.record.run_config import parse_prediction, planned_price, read_run_config
+from training.store.open import open_store
+
+# Options of `run` that a program has no use for, with their defaults.
+_OF_WORKLOADS: dict[str, object] = {
+    "workload": None,
+    "recipe": None,
+    "override": [],
+    "init_from": None,
+    "extend_to": None,
+    "memory_limit_mib": None,
+    "no_adapt": False,
+    "num_processes": None,
+    "profile": None,
+}
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """Add the options of a program."""
+    add = parser.add_argument_group(
+        "a program of your own", "docs/container-contract.md says what it finds"
+    ).add_argument
+    add("--program", metavar="COMMAND", help="its command line, such as 'python train.py'")
+    add("--program-file", type=Path, metavar="FILE", help="a program.json that says all of it")
+    add("--source", type=Path, metavar="FOLDER", help="its source folder")
+    add("--hyperparameter", action="append", default=[], metavar="NAME=VALUE")
+    add("--env", action="append", default=[], metavar="NAME=VALUE", help="environment variable")
+    add("--channel", action="append", default=[], metavar="NAME", help="default: training")
+    add("--working-folder", metavar="FOLDER", help="within the source folder (default: itself)")
+    add("--interpreter", default="", help="what python is (default: this one)")
+    add("--notice-signal", choices=NOTICE_SIGNALS, help="at a notice (default: SIGTERM)")
+    add(
+        "--quiet-seconds",
+        type=float,
+        help="unchanged for so long, the checkpoint folder counts as whole (default: 10)",
+    )
+    add(
+        "--metric",
+        action="append",
+        default=[],
+        metavar="NAME=REGEX",
+        help="a metric definition as SageMaker's: the group in the expression is the number",
+    )
+    add("--ml-root", type=Path, help="default: /opt/ml if there is one, else in --scratch")
+    add("--instance-type", default="local", help="what SM_CURRENT_INSTANCE_TYPE says")
+
+
+def is_program(arguments: argparse.Namespace) -> bool:
+    """Whether a program is to be run, and no workload."""
+    return arguments.program is not None or arguments.program_file is not None
+
+
+def run(arguments: argparse.Namespace, supervisor: Supervisor, scratch: Path) -> int:
+    """Run one attempt of the program."""
+    program = _program(arguments)
+    source = _source(arguments)
+    store = open_store(arguments.run_uri)
+    from training.program.attempt import run_program
+    from training.program.options import ProgramOptions
+    from training.program.root import SAGEMAKER_ROOT
+
+    prediction = parse_prediction(arguments.prediction)
+    root = arguments.ml_root or (SAGEMAKER_ROOT if SAGEMAKER_ROOT.is_dir() else scratch / "ml")
+    options = ProgramOptions(
+        program=program,
+        source=source,
+        dataset_uri=arguments.dataset_uri,
+        store=store,
+        run_id=arguments.run_id or store.uri.rstrip("/").rpartition("/")[2],
+        root=root.absolute(),
+        scratch=scratch,
+        writer=arguments.writer,
+        interpreter=arguments.interpreter,
+        instance_type=arguments.instance_type,
+        retention=parse_retention(arguments.keep),
+        lease_ttl_seconds=arguments.lease_ttl_seconds,
+        metrics_file=arguments.metrics_file,
+        bundle_uri=arguments.bundle_uri,
+        prediction=prediction,
+        usd_per_hour=arguments.usd_per_hour or planned_price(prediction),
+    )
+    head, record = read_head(store), read_run_config(store)
+    if head and record and head.state == "finished" and record.workload == WORKLOAD:
+        mine, theirs = options.identity(source_sha256(source)), dict(record.config)
+        if all(mine[name] == theirs.get(name) for name in mine.keys() - PLACEMENT):
+            print(f"[ok] {store.uri} is finished already", flush=True)
+            return EXIT_FINISHED
+    print(f"[program] {program.command}: below {options.root}, from {source}", flush=True)
+    return run_program(options, supervisor)
+
+
+def _source(arguments: argparse.Namespace) -> Path:
+    source: Path | None = arguments.source
+    if source is None:
+        raise UserError("--source is missing; give the folder that the program lies in")
+    if not source.is_dir():
+        raise UserError(f"the source folder {source} does not exist; check --source")
+    return source
+
+
+def _program(arguments: argparse.Namespace) -> Program:
+    """The program of --program-file, or of the options; UserError for what belongs to neither."""
+    for name, default in _OF_WORKLOADS.items():
+        if getattr(arguments, name) != default:
+            option = "--" + name.replace("_", "-")
+            raise UserError(f"{option} is for workloads; a program takes hyperparameters instead")
+    path: Path | None = arguments.program_file
+    told = {
+        "command": arguments.program,
+        "hyperparameters": dict(_pairs("--hyperparameter", arguments.hyperparameter)),
+        "environment": dict(_pairs("--env", arguments.env)),
+        "channels": tuple(arguments.channel),
+        "working_folder": arguments.working_folder,
+        "notice_signal": arguments.notice_signal,
+        "quiet_seconds": arguments.quiet_seconds,
+        "metric_definitions": tuple(_pairs("--metric", arguments.metric)),
+    }
+    given = {name: value for name, value in told.items() if value not in (None, {}, ())}
+    if path is None:
+        return Program(**given)
+    if given:
+        raise UserError(
+            f"--program-file and {', '.join(sorted(given))} are both given; "
+            "write all of it into the file"
+        )
+    try:
+        return Program.from_json(path.read_text(), str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} cannot be read ({error}); check --program-file") from error
+
+
+def _pairs(option: str, texts: Iterable[str]) -> list[tuple[str, str]]:
+    found = []
+    for text in texts:
+        name, separator, value = text.partition("=")
+        if not separator:
+            raise UserError(f"{option} {text!r} has no =; write NAME=VALUE")
+        found.append((name, value))
+    names = [name for name, _ in found]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise UserError(f"{option} gives {twice[0]!r} twice; give it once")
+    return found

@@ -1,0 +1,25 @@
+"""Programs that know nothing of this project: run in SageMaker's container contract, and mirrored.
+
+Promises that a program finds what it finds there, and that none of its processes outlives the
+attempt. A program may import `commit` from here. Uses training/snapshot, training/interruption,
+training/report, training/record and training/store. Imports no torch.
+"""
+
+import os
+import time
+from pathlib import Path
+
+_POLL_SECONDS = 0.02
+
+
+def commit() -> None:
+    """In a program: have the checkpoint folder committed as it is now; returns once that is safe
+    from later writes. Does nothing where the program is not mirrored, as on another machine.
+    """
+    name = os.environ.get("TRAINING_COMMIT_FILE")
+    if not name:
+        return
+    asked = Path(name)
+    asked.touch()
+    while asked.exists():
+        time.sleep(_POLL_SECONDS)

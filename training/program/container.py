@@ -1,0 +1,270 @@
+"""SageMaker's container contract: the folders below one root, their files, the SM_* variables.
+
+Held against the documented list by tests/training/program/test_container.py.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from contract.program import Program
+from training.errors import UserError
+
+_HOST = "algo-1"
+_GROUP = "homogeneousCluster"
+_NVIDIA_SMI_SECONDS = 30
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Machine:
+    """What a program is told of its machine."""
+
+    num_gpus: int
+    num_cpus: int
+    instance_type: str = "local"
+
+    @classmethod
+    def here(cls, instance_type: str = "local") -> "Machine":
+        """This machine, as SageMaker's toolkit counts: nvidia-smi's GPUs, usable CPUs."""
+        return cls(
+            num_gpus=_num_gpus(),
+            num_cpus=len(os.sched_getaffinity(0))
+            if hasattr(os, "sched_getaffinity")
+            else os.cpu_count() or 1,
+            instance_type=instance_type,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Container:
+    """The folders of one program's run; SageMaker's root is /opt/ml."""
+
+    root: Path
+
+    @property
+    def code(self) -> Path:
+        """A copy of the source folder; the program starts in it."""
+        return self.root / "code"
+
+    @property
+    def checkpoints(self) -> Path:
+        """What is mirrored, and restored on another machine."""
+        return self.root / "checkpoints"
+
+    @property
+    def model(self) -> Path:
+        """What the program leaves as its result."""
+        return self.root / "model"
+
+    @property
+    def output(self) -> Path:
+        """The folder of `failure`, `data` and `intermediate`."""
+        return self.root / "output"
+
+    @property
+    def config(self) -> Path:
+        """hyperparameters.json, resourceconfig.json, inputdataconfig.json."""
+        return self.root / "input" / "config"
+
+    def channel(self, name: str) -> Path:
+        """The folder of one channel's files."""
+        return self.root / "input" / "data" / name
+
+    def prepare(self, program: Program, machine: Machine, dataset: Path | None) -> None:
+        """Make every folder as on a new machine, but for the checkpoints; write the config files.
+
+        UserError if the dataset has no folder for a channel.
+        """
+        for folder in (self.root / "input", self.model, self.output):
+            shutil.rmtree(folder, ignore_errors=True)
+        for folder in (
+            *(self.config, self.root / "input" / "data", self.checkpoints, self.model),
+            *(self.output / "data", self.output / "intermediate"),
+        ):
+            folder.mkdir(parents=True, exist_ok=True)
+        if dataset is not None:
+            for name, source in channel_folders(program.channels, dataset).items():
+                self.channel(name).symlink_to(source.absolute(), target_is_directory=True)
+        files = {
+            "hyperparameters.json": _encoded(program.hyperparameters),
+            "resourceconfig.json": _resources(machine),
+            "inputdataconfig.json": _inputs(program.channels if dataset else ()),
+        }
+        for name, content in files.items():
+            (self.config / name).write_text(json.dumps(content))
+
+    def variables(
+        self, program: Program, machine: Machine, job_name: str, channels: Sequence[str]
+    ) -> dict[str, str]:
+        """The variables that the toolkit sets in SageMaker's containers, and SM_CHECKPOINT_DIR."""
+        values = self._environment(program, machine, job_name, channels)
+        only_in_training_env = (
+            *("additional_framework_parameters", "channel_input_dirs", "distribution_hosts"),
+            *("hyperparameters", "is_master", "is_modelparallel_enabled", "job_name"),
+            "master_hostname",
+        )
+        named = {name: v for name, v in values.items() if name not in only_in_training_env}
+        named |= {
+            "channels": sorted(channels),
+            "checkpoint_dir": str(self.checkpoints),
+            "framework_params": {},
+            "hps": values["hyperparameters"],
+            "num_neurons": 0,
+            "training_env": values,
+            "user_args": command_arguments(program.hyperparameters),
+            **{f"channel_{name}": str(self.channel(name)) for name in channels},
+            **{f"hp_{name}": value for name, value in values["hyperparameters"].items()},
+        }
+        return {
+            **{f"SM_{name.upper()}": _text(value) for name, value in named.items()},
+            "CURRENT_HOST": _HOST,
+            "SAGEMAKER_JOB_NAME": job_name,
+            "TRAINING_JOB_NAME": job_name,
+        }
+
+    def _environment(
+        self, program: Program, machine: Machine, job_name: str, channels: Sequence[str]
+    ) -> dict[str, Any]:
+        """The toolkit's Environment, by its own names."""
+        entry_point = entry_point_of(program.words)
+        return {
+            "additional_framework_parameters": {},
+            "channel_input_dirs": {name: str(self.channel(name)) for name in channels},
+            "current_host": _HOST,
+            "current_instance_group": _GROUP,
+            "current_instance_group_hosts": [_HOST],
+            "current_instance_type": machine.instance_type,
+            "distribution_hosts": [_HOST],
+            "distribution_instance_groups": [],
+            "framework_module": None,
+            "hosts": [_HOST],
+            "hyperparameters": decoded(program.hyperparameters),
+            "input_config_dir": str(self.config),
+            "input_data_config": _inputs(channels),
+            "input_dir": str(self.root / "input"),
+            "instance_groups": [_GROUP],
+            "instance_groups_dict": {_GROUP: _group(machine)},
+            "is_hetero": False,
+            "is_master": True,
+            "is_modelparallel_enabled": None,
+            "job_name": job_name,
+            "log_level": 20,
+            "master_hostname": _HOST,
+            "model_dir": str(self.model),
+            "module_dir": str(self.code),
+            "module_name": entry_point.removesuffix(".py"),
+            "network_interface_name": "eth0",
+            "num_cpus": machine.num_cpus,
+            "num_gpus": machine.num_gpus,
+            "output_data_dir": str(self.output / "data"),
+            "output_dir": str(self.output),
+            "output_intermediate_dir": str(self.output / "intermediate"),
+            "resource_config": _resources(machine),
+            "user_entry_point": entry_point,
+        }
+
+
+def channel_folders(channels: Sequence[str], dataset: Path) -> dict[str, Path]:
+    """Each channel's folder of a dataset: all of it for one channel, unless it has one so named."""
+    if len(channels) == 1 and not (dataset / channels[0]).is_dir():
+        return {channels[0]: dataset}
+    for name in channels:
+        if not (dataset / name).is_dir():
+            there = sorted(path.name for path in dataset.iterdir() if path.is_dir())
+            raise UserError(
+                f"the dataset {dataset} has no folder for the channel {name!r}; "
+                f"its folders are {', '.join(there) or '(none)'}"
+            )
+    return {name: dataset / name for name in channels}
+
+
+def entry_point_of(words: Sequence[str]) -> str:
+    """The script among the command's words, or the command itself."""
+    return next((word for word in words if word.endswith(".py")), words[0])
+
+
+def decoded(hyperparameters: Mapping[str, str]) -> dict[str, Any]:
+    """Name -> value: what the text says as JSON, else the text, as the toolkit decodes them."""
+    found: dict[str, Any] = {}
+    for name, text in hyperparameters.items():
+        try:
+            found[name] = json.loads(text)
+        except ValueError:
+            found[name] = text
+    return found
+
+
+def command_arguments(hyperparameters: Mapping[str, str]) -> list[str]:
+    """Hyperparameters as arguments, in the toolkit's order and form: --name value, sorted."""
+    values = decoded(hyperparameters)
+    found = []
+    for name in sorted(values):
+        value = values[name]
+        if isinstance(value, dict):
+            value = ",".join(f"{key}={one}" for key, one in sorted(value.items()))
+        found += [f"--{name}" if len(name) > 1 else f"-{name}", "" if value is None else str(value)]
+    return found
+
+
+def _encoded(hyperparameters: Mapping[str, str]) -> dict[str, str]:
+    """As SageMaker's SDK stores them: each value the JSON of what it is."""
+    return {
+        name: json.dumps(text) if value == text else text
+        for (name, text), value in zip(
+            hyperparameters.items(), decoded(hyperparameters).values(), strict=True
+        )
+    }
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        return value
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))
+
+
+def _group(machine: Machine) -> dict[str, Any]:
+    return {
+        "instance_group_name": _GROUP,
+        "instance_type": machine.instance_type,
+        "hosts": [_HOST],
+    }
+
+
+def _resources(machine: Machine) -> dict[str, Any]:
+    return {
+        "current_host": _HOST,
+        "current_instance_type": machine.instance_type,
+        "current_group_name": _GROUP,
+        "hosts": [_HOST],
+        "instance_groups": [_group(machine)],
+        "network_interface_name": "eth0",
+    }
+
+
+def _inputs(channels: Sequence[str]) -> dict[str, Any]:
+    described = {
+        "TrainingInputMode": "File",
+        "S3DistributionType": "FullyReplicated",
+        "RecordWrapperType": "None",
+    }
+    return {name: dict(described) for name in channels}
+
+
+def _num_gpus() -> int:
+    try:
+        listed = subprocess.run(
+            ["nvidia-smi", "--list-gpus"],
+            capture_output=True,
+            text=True,
+            timeout=_NVIDIA_SMI_SECONDS,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return 0  # no driver: no GPU that a program could use
+    return sum(line.startswith("GPU ") for line in listed.stdout.splitlines())

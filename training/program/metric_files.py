@@ -1,0 +1,168 @@
+"""Metrics in files that grow while a program runs, each read on from where the last read ended."""
+
+import csv
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from training.program.event_file import EventFile
+from training.program.metric_row import MetricRow
+
+# One read of a file; what is more comes with the next.
+_MAX_READ_BYTES = 1 << 20
+# By which a file that was written anew is told, even if it is longer than the one before.
+_HEAD_BYTES = 256
+_POSITIONS = ("step", "global_step", "epoch", "time")
+
+
+class _GrowingFile(Protocol):
+    has_more: bool  # the last read ended before the file did
+
+    def read(self) -> list[MetricRow]: ...
+
+
+class MetricFiles:
+    """Finds the files below some folders and reads what they have gained."""
+
+    def __init__(self, folders: Sequence[Path]) -> None:
+        self._folders = folders
+        self._files: dict[Path, _GrowingFile] = {}
+
+    @property
+    def has_more(self) -> bool:
+        """Whether a file was longer than what one read takes."""
+        return any(file.has_more for file in self._files.values())
+
+    def read(self, now: float) -> list[MetricRow]:
+        """The new rows of all files; one that cannot be read is tried again the next time."""
+        rows: list[MetricRow] = []
+        found = set()
+        for path in self._paths():
+            found.add(path)
+            file = self._files.get(path) or self._files.setdefault(path, _opened(path))
+            try:
+                new = file.read()
+            except OSError:
+                file.has_more = False
+                continue
+            rows.extend(row if row.time else _dated(row, now) for row in new)
+        self._files = {path: file for path, file in self._files.items() if path in found}
+        return rows
+
+    def _paths(self) -> Iterator[Path]:
+        for folder in self._folders:
+            for where, folders, names in os.walk(folder):
+                folders.sort()
+                for name in sorted(names):
+                    if "tfevents" in name or name in ("metrics.jsonl", "metrics.csv"):
+                        path = Path(where, name)
+                        # To open a pipe would wait for its writer.
+                        if path.is_file():
+                            yield path
+
+
+def _opened(path: Path) -> _GrowingFile:
+    if path.suffix == ".jsonl":
+        return _JsonLines(path)
+    return _LightningCsv(path) if path.suffix == ".csv" else EventFile(path)
+
+
+def _dated(row: MetricRow, now: float) -> MetricRow:
+    return MetricRow(name=row.name, value=row.value, step=row.step, time=now)
+
+
+class _Lines:
+    """The whole lines that a text file has gained; from its start if it was written anew."""
+
+    def __init__(self, path: Path) -> None:
+        self.has_more = False
+        self._path = path
+        self._head = b""
+        self._offset = 0
+
+    def new(self) -> tuple[list[bytes], bool]:
+        """The lines, and whether they are the file's first."""
+        with self._path.open("rb") as file:
+            head = file.read(_HEAD_BYTES)
+            if not head.startswith(self._head) or file.seek(0, os.SEEK_END) < self._offset:
+                self._offset = 0
+            self._head = head
+            is_first = self._offset == 0
+            file.seek(self._offset)
+            data = file.read(_MAX_READ_BYTES)
+        self.has_more = len(data) == _MAX_READ_BYTES
+        whole = data.rfind(b"\n") + 1
+        # A line of that many bytes is none that a program prints metrics in.
+        self._offset += whole or (len(data) if self.has_more else 0)
+        return data[:whole].split(b"\n")[:-1], is_first
+
+
+class _JsonLines:
+    """{"step": 10, "loss": 0.5} in each line; other lines are passed over."""
+
+    def __init__(self, path: Path) -> None:
+        self._lines = _Lines(path)
+        self.has_more = False
+
+    def read(self) -> list[MetricRow]:
+        rows: list[MetricRow] = []
+        for line in self._lines.new()[0]:
+            try:
+                record = json.loads(line)
+            except (ValueError, RecursionError):
+                continue
+            if isinstance(record, dict):
+                rows.extend(_rows(record))
+        self.has_more = self._lines.has_more
+        return rows
+
+
+class _LightningCsv:
+    """The CSVLogger's file, which it writes anew with each column that is added."""
+
+    def __init__(self, path: Path) -> None:
+        self._lines = _Lines(path)
+        self.has_more = False
+        self._columns: list[str] = []
+        self._num_read = 0
+        self._num_seen = 0  # in the file as it is now
+
+    def read(self) -> list[MetricRow]:
+        lines, is_first = self._lines.new()
+        self.has_more = self._lines.has_more
+        if lines and is_first:
+            self._columns, self._num_seen = next(csv.reader([_text(lines.pop(0))]), []), 0
+        rows: list[MetricRow] = []
+        for values in csv.reader(map(_text, lines)):
+            self._num_seen += 1
+            if self._num_seen <= self._num_read:
+                continue
+            self._num_read = self._num_seen
+            if len(values) == len(self._columns):
+                rows.extend(_rows(dict(zip(self._columns, values, strict=True))))
+        return rows
+
+
+def _text(line: bytes) -> str:
+    return line.decode(errors="replace").replace("\0", "")
+
+
+def _rows(record: Mapping[str, object]) -> Iterator[MetricRow]:
+    """Each number of a record; where it has a step, as measured there."""
+    values = {name: _number(value) for name, value in record.items()}
+    step = next((values[name] for name in _POSITIONS[:2] if values.get(name) is not None), None)
+    for name, value in values.items():
+        if value is not None and name not in _POSITIONS:
+            at = int(step) if step is not None and step.is_integer() else None
+            yield MetricRow(name=name, value=value, step=at, time=values.get("time") or 0.0)
+
+
+def _number(value: object) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    try:
+        return float(value)
+    except (ValueError, OverflowError):
+        return None

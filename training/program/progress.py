@@ -1,0 +1,123 @@
+"""What a program reports, as lines of the run's metrics; and what a loss would cost right now."""
+
+import math
+import time
+from collections.abc import Sequence
+
+from contract.program import WORKLOAD
+from training.program.metric_row import MetricRow
+from training.record.metrics import Metrics
+
+_RUNNING_SECONDS = 5.0
+# By so much a file's time may be early: the kernel's clock ticks.
+_TICK_SECONDS = 0.05
+_LOSSES = ("loss", "train_loss", "train:loss", "train/loss")
+
+
+class Progress:
+    """The steps, metrics and snapshots of one attempt.
+
+    `step` is the program's own, as its metrics name it; without any, the last snapshot's number.
+    """
+
+    def __init__(self, metrics: Metrics) -> None:
+        self.step = 0
+        self.last: dict[str, float] = {}  # the newest value of each metric
+        self.num_snapshots = 0
+        self.has_steps = False
+        self._metrics = metrics
+        self._began = self._stepped = time.monotonic()
+        self._safe = self._began  # what was done until then, another machine would have
+        self._told = self._began
+        self._signalled = math.inf
+        self._stopped = math.inf  # when the program had ended
+
+    def resume(self, step: int, snapshot: str | None) -> None:
+        """Begin where the restored snapshot was taken."""
+        self.step = step
+        self._metrics.write("resume", stage=WORKLOAD, step=step, checkpoint=snapshot)
+
+    def begin(self) -> None:
+        """The program starts now."""
+        self._began = self._stepped = self._safe = self._told = time.monotonic()
+
+    @property
+    def unsaved_seconds(self) -> float:
+        """What a loss of the machine would cost: the time since what the last snapshot holds.
+
+        Nothing, if the program has saved since it was told of the end.
+        """
+        if self._safe > self._signalled - _TICK_SECONDS:
+            return 0.0
+        return max(0.0, min(time.monotonic(), self._stopped) - self._safe)
+
+    @property
+    def seconds(self) -> float:
+        """The time since the program's start."""
+        return time.monotonic() - self._began
+
+    def add(self, rows: Sequence[MetricRow]) -> None:
+        """Write what the program has reported."""
+        by_step: dict[int | None, dict[str, float]] = {}
+        for row in rows:
+            by_step.setdefault(row.step, {})[row.name] = row.value
+        for step, values in by_step.items():
+            self.last |= {name: one for name, one in values.items() if math.isfinite(one)}
+            if step is not None and (step > self.step or not self.has_steps):
+                self._step_on(step, values)
+            self._metrics.write("metrics", stage=WORKLOAD, step=self.step, at=step, values=values)
+
+    def committed(self, age_seconds: float) -> None:
+        """A snapshot is safe; what it holds was written `age_seconds` ago."""
+        self.num_snapshots += 1
+        self._safe = max(self._safe, time.monotonic() - max(0.0, age_seconds))
+
+    def end(self, exit_code: int, unsaved_seconds: float) -> None:
+        """The program has ended, and this much of its work is not saved."""
+        self._metrics.write(
+            "ended",
+            stage=WORKLOAD,
+            step=self.step,
+            exit_code=exit_code,
+            seconds=round(self.seconds, 2),
+            unsaved_seconds=unsaved_seconds,
+        )
+
+    def flush(self) -> None:
+        """Wait until the store has every line."""
+        self._metrics.flush()
+
+    def stopped(self) -> None:
+        """The program has just ended, or must now."""
+        self._stopped = time.monotonic()
+
+    def notice(self, *, is_signalled: bool) -> None:
+        """A notice came at this step, and the program was told."""
+        if is_signalled:
+            self._signalled = time.monotonic()
+        self._metrics.write("notice", stage=WORKLOAD, step=self.step)
+
+    def tell(self) -> None:
+        """Every few seconds, write what a loss would cost: for the receipt, if it comes."""
+        now = time.monotonic()
+        if now - self._told >= _RUNNING_SECONDS:
+            self._told = now
+            self._metrics.write(
+                "running",
+                stage=WORKLOAD,
+                step=self.step,
+                seconds=round(self.seconds, 2),
+                unsaved_seconds=round(self.unsaved_seconds, 2),
+            )
+
+    def _step_on(self, step: int, values: dict[str, float]) -> None:
+        now = time.monotonic()
+        loss = next((values[name] for name in _LOSSES if name in values), None)
+        self._metrics.write(
+            "step",
+            stage=WORKLOAD,
+            step=step,
+            seconds=round(now - self._stepped, 4),
+            **({} if loss is None else {"loss": loss}),
+        )
+        self.step, self.has_steps, self._stepped = step, True, now

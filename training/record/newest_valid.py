@@ -1,0 +1,66 @@
+"""The newest checkpoint or snapshot whose checksums match; each one passed over has its reason.
+
+One that the store refuses to read is passed over too, but only for an older one: it may be whole,
+so nothing starts anew because of it. Imports no torch.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from training.record.checkpoint_entry import CheckpointEntry
+from training.store.protocol import Store, StoreError
+
+_log = logging.getLogger(__name__)
+
+S = TypeVar("S")
+
+
+class DamagedCheckpointError(RuntimeError):
+    """A checkpoint that the head names is missing data or fails its checksums."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Loaded(Generic[S]):
+    """A checkpoint that was read and verified."""
+
+    entry: CheckpointEntry
+    snapshot: S
+
+
+def read_twice(entry: CheckpointEntry, read: Callable[[], S]) -> S:
+    """Read a checkpoint or a part of it; if that fails, once more, and then raise."""
+    try:
+        return read()
+    except (DamagedCheckpointError, StoreError) as error:
+        _log.warning(f"[read] checkpoint {entry.name}: {error}; reading it again")
+        return read()
+
+
+def newest_valid(
+    store: Store,
+    entries: Sequence[CheckpointEntry],
+    read: Callable[[Store, CheckpointEntry], S],
+) -> tuple[Loaded[S] | None, tuple[tuple[str, str], ...]]:
+    """The newest checkpoint whose checksums match, and those passed over as (name, why).
+
+    StoreError if none is valid and the store refused one of them, which may be whole.
+    """
+    passed_over: list[tuple[str, str]] = []
+    refused: list[StoreError] = []
+    for entry in reversed(entries):
+        try:
+            snapshot = read(store, entry)
+        except (DamagedCheckpointError, StoreError) as error:
+            passed_over.append((entry.name, str(error)))
+            if isinstance(error, StoreError):
+                refused.append(error)
+            continue
+        return Loaded(entry=entry, snapshot=snapshot), tuple(passed_over)
+    if refused:
+        raise StoreError(
+            f"no checkpoint of {store.uri} can be read: {refused[0]}; "
+            "the run is kept, start again once they can be read"
+        )
+    return None, tuple(passed_over)

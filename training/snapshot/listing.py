@@ -1,0 +1,204 @@
+"""What a folder holds at one moment: files with their identities, links, folders. Reads no file.
+
+A file counts as unchanged while its inode, size and times are as they were. Times have the
+granularity of the kernel's clock, so a file that changed just now is not trusted to be what its
+times say: `settled` waits for that.
+"""
+
+import os
+import stat
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+
+# The kernel's clock ticks every 1 to 10 ms; a second change within a tick leaves the same times.
+_TICK_NS = 20_000_000
+# Logs that stay open and only grow; a reader of one expects that its end may be missing.
+_LOGS = ("events.out.tfevents.*", "*.log")
+# What mkfs puts into the root of a volume.
+_NOT_OURS = "lost+found"
+
+
+class SnapshotError(RuntimeError):
+    """No snapshot can be taken of the folder as it is: one sentence with the reason."""
+
+
+class ChangedError(SnapshotError):
+    """The folder changed while it was captured: to be tried again."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FileState:
+    """One regular file; two that are equal have the same content."""
+
+    device: int
+    inode: int
+    bytes: int
+    mtime_ns: int
+    ctime_ns: int
+    mode: int
+
+    @classmethod
+    def of(cls, found: os.stat_result) -> "FileState":
+        """From what stat says."""
+        return cls(
+            device=found.st_dev,
+            inode=found.st_ino,
+            bytes=found.st_size,
+            mtime_ns=found.st_mtime_ns,
+            ctime_ns=found.st_ctime_ns,
+            mode=stat.S_IMODE(found.st_mode),
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FolderState:
+    """One folder below the listed one."""
+
+    mode: int
+    mtime_ns: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Listing:
+    """The content of a folder; paths are relative, with slashes, sorted."""
+
+    files: dict[str, FileState]
+    links: dict[str, str]  # path -> what it points to
+    folders: dict[str, FolderState]
+    skipped: dict[str, str]  # path -> what it is instead of a file
+    began_ns: int  # by the clock that stamps files
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all files."""
+        return sum(file.bytes for file in self.files.values())
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is neither a file nor a link."""
+        return not self.files and not self.links
+
+    def difference(self, other: "Listing") -> str | None:
+        """One path that differs, None if the folder is the same; logs may have grown."""
+        if self.links != other.links:
+            return _differing(self.links, other.links)
+        modes = [{path: f.mode for path, f in one.folders.items()} for one in (self, other)]
+        if modes[0] != modes[1]:
+            return _differing(*modes)
+        mine, others = self.files, other.files
+        if mine.keys() != others.keys():
+            return _differing(mine, others)
+        return next((p for p in mine if mine[p] != others[p] and not is_log(p)), None)
+
+    def changed_after(self, time_ns: int) -> str | None:
+        """One file that changed after that time, None if there is none; logs may."""
+        files = self.files.items()
+        return next((p for p, f in files if f.ctime_ns > time_ns and not is_log(p)), None)
+
+    @property
+    def newest(self) -> str:
+        """The file that changed last."""
+        return max(self.files, key=lambda path: self.files[path].ctime_ns)
+
+    @property
+    def has_settled(self) -> bool:
+        """Whether any later change of any file will show in its times."""
+        return all(
+            abs(self.began_ns - file.ctime_ns) > _TICK_NS
+            for path, file in self.files.items()
+            if not is_log(path)
+        )
+
+
+def is_log(path: str) -> bool:
+    """Whether the file is a log by its name."""
+    name = path.rpartition("/")[2]
+    return any(fnmatch(name, pattern) for pattern in _LOGS)
+
+
+def leaves(root: Path, path: str, target: str) -> bool:
+    """Whether a link points to something outside of the folder."""
+    points_to = os.path.normpath(root / Path(path).parent / target)
+    return Path(points_to) != root and root not in Path(points_to).parents
+
+
+def list_folder(root: Path) -> Listing:
+    """List the folder now; SnapshotError if it is missing or a part of it cannot be listed."""
+    files: dict[str, FileState] = {}
+    links: dict[str, str] = {}
+    folders: dict[str, FolderState] = {}
+    skipped: dict[str, str] = {}
+    began_ns = time.time_ns()
+    for path, found, entry in _walk(root, ""):
+        if stat.S_ISREG(found.st_mode):
+            files[path] = FileState.of(found)
+        elif stat.S_ISDIR(found.st_mode):
+            folders[path] = FolderState(
+                mode=stat.S_IMODE(found.st_mode), mtime_ns=found.st_mtime_ns
+            )
+        elif stat.S_ISLNK(found.st_mode):
+            try:
+                links[path] = str(Path(entry.path).readlink())
+            except OSError:  # replaced meanwhile
+                continue
+        else:
+            skipped[path] = _kind(found.st_mode)
+    return Listing(
+        files=dict(sorted(files.items())),
+        links=dict(sorted(links.items())),
+        folders=dict(sorted(folders.items())),
+        skipped=dict(sorted(skipped.items())),
+        began_ns=began_ns,
+    )
+
+
+def settled(root: Path) -> Listing:
+    """List the folder once any later change will show in a file's times; may raise ChangedError."""
+    for _ in range(5):
+        listing = list_folder(root)
+        if listing.has_settled:
+            return listing
+        time.sleep(1.5 * _TICK_NS / 1e9)
+    raise ChangedError(f"{listing.newest} is being written")
+
+
+def _walk(root: Path, below: str) -> Iterator[tuple[str, os.stat_result, os.DirEntry[str]]]:
+    """Everything below a folder; what vanishes meanwhile is left out."""
+    pending = [below]
+    while pending:
+        prefix = pending.pop()
+        try:
+            with os.scandir(root / prefix) as entries:
+                found = list(entries)
+        except (FileNotFoundError, NotADirectoryError) as error:
+            if not prefix:
+                raise SnapshotError(f"the folder {root} is gone") from error
+            continue
+        except OSError as error:
+            raise SnapshotError(f"{error.filename}: {error.strerror}") from error
+        for entry in found:
+            if not prefix and entry.name == _NOT_OURS:
+                continue
+            path = f"{prefix}{entry.name}"
+            try:
+                about = entry.stat(follow_symlinks=False)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                raise SnapshotError(f"{entry.path}: {error.strerror}") from error
+            yield path, about, entry
+            if stat.S_ISDIR(about.st_mode):
+                pending.append(f"{path}/")
+
+
+def _differing(mine: Mapping[str, object], others: Mapping[str, object]) -> str:
+    paths = sorted(mine.keys() ^ others.keys())
+    return paths[0] if paths else next(p for p in mine if mine[p] != others[p])
+
+
+def _kind(mode: int) -> str:
+    kinds = {stat.S_ISSOCK: "a socket", stat.S_ISFIFO: "a pipe"}
+    return next((name for is_kind, name in kinds.items() if is_kind(mode)), "a device")

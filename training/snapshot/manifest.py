@@ -1,0 +1,147 @@
+"""snapshot.json: what a folder held, and where in the store the contents lie.
+
+Whoever can write the store could put any path into it, so a path that leaves the folder, or passes
+through a link, is refused before anything is written.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, TypeAlias, get_args
+
+from contract.keys import BLOB_NAME
+from training.record.newest_valid import DamagedCheckpointError
+
+SNAPSHOT = "snapshot.json"
+_FORMAT = 1
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+# Why it was taken: the program asked, the folder was quiet, a notice came, the program ended.
+Reason: TypeAlias = Literal["commit", "quiet", "notice", "exit"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Content:
+    """The bytes of one or more files, and where they lie; `blob` is None for no bytes."""
+
+    bytes: int
+    sha256: str  # of its bytes; for several parts, of their concatenated digests
+    part_bytes: int
+    blob: str | None
+    start: int = 0
+
+    def __post_init__(self) -> None:
+        if self.bytes < 0 or self.start < 0 or self.part_bytes < 1:
+            raise ValueError("a size is wrong")
+        if not _SHA256.fullmatch(self.sha256) or (self.blob is None and self.bytes):
+            raise ValueError("a checksum or blob is missing")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SavedFile:
+    """One file of a snapshot."""
+
+    path: str
+    mode: int
+    mtime_ns: int
+    content: Content
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SavedFolder:
+    """One folder of a snapshot."""
+
+    path: str
+    mode: int
+    mtime_ns: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SavedLink:
+    """One symbolic link; what it points to need not be a part of the snapshot."""
+
+    path: str
+    target: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Snapshot:
+    """A folder at one moment."""
+
+    reason: Reason
+    # Whether the program says when: no other moment counts then.
+    program_says_when: bool
+    files: tuple[SavedFile, ...]
+    links: tuple[SavedLink, ...] = ()
+    folders: tuple[SavedFolder, ...] = ()
+    blobs: Mapping[str, int] = field(default_factory=dict)  # name -> bytes, all that it needs
+    note: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._refuse_foreign_paths()
+        for file in self.files:
+            content = file.content
+            if content.blob is None:
+                continue
+            if content.start + content.bytes > self.blobs[content.blob]:
+                raise ValueError(f"{file.path!r} does not fit into its blob")
+        for blob, size in self.blobs.items():
+            if not BLOB_NAME.fullmatch(blob) or size < 1:
+                raise ValueError(f"the blob {blob!r} was not written by a mirror")
+        if self.reason not in get_args(Reason):
+            raise ValueError(f"the reason {self.reason!r} is unknown")
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all files."""
+        return sum(file.content.bytes for file in self.files)
+
+    @property
+    def contents(self) -> dict[str, Content]:
+        """The contents by their checksums."""
+        return {file.content.sha256: file.content for file in self.files}
+
+    def to_bytes(self) -> bytes:
+        """The JSON to store; names that are no text keep their bytes as lone surrogates."""
+        record = {"format": _FORMAT, **asdict(self)}
+        return json.dumps(record, separators=(",", ":"), allow_nan=False).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> "Snapshot":
+        """Read what `to_bytes` wrote; DamagedCheckpointError for anything else."""
+        try:
+            record = json.loads(data)
+            if record.pop("format") != _FORMAT:
+                raise ValueError(f"its format is not {_FORMAT}")
+            files = [
+                SavedFile(**{**file, "content": Content(**file["content"])})
+                for file in record.pop("files")
+            ]
+            links = [SavedLink(**link) for link in record.pop("links")]
+            folders = [SavedFolder(**folder) for folder in record.pop("folders")]
+            return cls(**record, files=tuple(files), links=tuple(links), folders=tuple(folders))
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            why = f"{type(error).__name__}: {error}"
+            raise DamagedCheckpointError(f"{SNAPSHOT} was not written by a mirror: {why}") from None
+
+    def _refuse_foreign_paths(self) -> None:
+        folders = {folder.path for folder in self.folders}
+        seen: set[str] = set()
+        for path in self.paths:
+            parts = path.split("/")
+            if "\0" in path or {"", ".", ".."} & set(parts):
+                raise ValueError(f"the path {path!r} leaves the folder")
+            if len(parts) > 1 and path.rpartition("/")[0] not in folders:
+                raise ValueError(f"the path {path!r} is in no folder of the snapshot")
+            if path in seen:
+                raise ValueError(f"the path {path!r} is there twice")
+            seen.add(path)
+        if any("\0" in link.target or not link.target for link in self.links):
+            raise ValueError("a link points to nothing")
+
+    @property
+    def paths(self) -> Iterator[str]:
+        """The paths of files, links and folders."""
+        for found in (self.files, self.links, self.folders):
+            yield from (one.path for one in found)

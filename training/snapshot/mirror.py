@@ -1,0 +1,286 @@
+"""Mirrors a program's checkpoint folder to the run's store as snapshots; the program knows nothing.
+
+One thread watches the folder and captures it, another sends what was captured, oldest first: a
+capture that waits gives way to a newer one.
+"""
+
+import json
+import logging
+import shutil
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from training.errors import UserError
+from training.record.checkpoint_entry import CheckpointEntry, Kind
+from training.record.events import Events
+from training.record.lease import Lease
+from training.record.metrics import Metrics
+from training.record.newest_valid import newest_valid, read_twice
+from training.record.retention import KEEP_NEWEST, Retention
+from training.snapshot.capture import ANY_MOMENT, Capture, Moment, capture
+from training.snapshot.listing import ChangedError, Listing, SnapshotError, list_folder
+from training.snapshot.manifest import Reason, Snapshot
+from training.snapshot.outbox import Outbox, Parcel
+from training.snapshot.publish import Committed, Publisher
+from training.snapshot.restore import Filled, fill, read_snapshot
+from training.snapshot.watcher import Watcher
+from training.store.protocol import Store
+from training.store.unfinished import write_whole
+
+_log = logging.getLogger(__name__)
+
+Haste: TypeAlias = Literal["emergency", "rebalance"]
+
+_POLL_SECONDS = 0.1
+_LINE_SECONDS = 10.0
+_FINAL_ATTEMPTS = 4
+# What a send that is cancelled gets to say so.
+_GRACE_SECONDS = 1.0
+_NOTHING = Snapshot(reason="exit", program_says_when=False, files=())
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Restored:
+    """The snapshot that the folder now holds."""
+
+    entry: CheckpointEntry
+    num_files: int
+    bytes: int
+    reused_bytes: int  # of them, those that were on the disk already
+    passed_over: tuple[tuple[str, str], ...]  # newer snapshots that do not hold, and why
+    note: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Mirror:
+    """The snapshots of one folder, by the holder of the run's lease.
+
+    `work` is a folder of the mirror's own, best on the same file system; it needs room for a copy
+    of what changes between two snapshots where files cannot be cloned.
+    """
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        lease: Lease,
+        folder: Path,
+        work: Path,
+        events: Events,
+        metrics: Metrics | None = None,
+        retention: Retention = KEEP_NEWEST,
+        quiet_seconds: float = 10.0,
+        note: Callable[[], Mapping[str, Any]] = dict,
+    ) -> None:
+        self.commit_file = work / "commit"
+        self._store = store
+        self._lease = lease
+        self._folder = folder
+        self._work = work
+        self._events = events
+        self._quiet_seconds = quiet_seconds
+        self._note = note
+        self._publisher = Publisher(
+            store, lease, folder, events=events, metrics=metrics, retention=retention
+        )
+        self._outbox = Outbox(self._publisher, events)
+        self._watcher = Watcher(
+            folder, self.commit_file, quiet_seconds, self._capture, self._refuse
+        )
+        self._haste: Haste | None = None
+        self._num_captures = 0
+        self._said = -_LINE_SECONDS
+        self._is_closing = threading.Event()
+
+    @property
+    def last(self) -> Committed | None:
+        """The last snapshot that this mirror has committed."""
+        return self._publisher.last
+
+    def restore(self) -> Restored | None:
+        """Fill the folder from the newest snapshot that holds; None if there is none.
+
+        Call it before the program starts. UserError if the folder has files that no attempt of a
+        run has left there, StoreError if no snapshot can be read and one of them may be whole.
+        """
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._refuse_foreign()
+        for left in self._work.glob("staging-*"):
+            shutil.rmtree(left, ignore_errors=True)
+        self.commit_file.unlink(missing_ok=True)
+
+        def read(store: Store, entry: CheckpointEntry) -> Filled:
+            return read_twice(entry, lambda: fill(store, read_snapshot(store, entry), self._folder))
+
+        found, passed_over = newest_valid(self._store, self._lease.head.checkpoints, read)
+        for name, why in passed_over:
+            _log.warning(f"[snapshot] {name} is passed over: {why}")
+        if found is None:
+            self._publisher.begin_with(fill(self._store, _NOTHING, self._folder))
+            self._publisher.sweep()
+            return None
+        filled = found.snapshot
+        self._watcher.says_when = filled.snapshot.program_says_when
+        self._publisher.begin_with(filled)
+        self._watcher.captured = list_folder(self._folder)
+        self._publisher.sweep()
+        restored = Restored(
+            entry=found.entry,
+            num_files=len(filled.snapshot.files),
+            bytes=filled.snapshot.num_bytes,
+            reused_bytes=filled.reused_bytes,
+            passed_over=passed_over,
+            note=filled.snapshot.note,
+        )
+        self._tell_restored(restored)
+        return restored
+
+    def start(self) -> None:
+        """Watch the folder from now on, and send."""
+        self._outbox.start()
+        self._watcher.start()
+
+    def request(self, haste: Haste) -> None:
+        """Ask for a snapshot at the first quiet second; no-op for a program that says when."""
+        self._haste, self._watcher.is_hasty = haste, True
+
+    def check(self) -> None:
+        """Raise what has ended the mirror."""
+        if error := self._watcher.error or self._outbox.error:
+            raise error
+
+    def final(
+        self, *, exit_code: int, deadline: float | None = None, release: bool = False
+    ) -> bool:
+        """Commit what the program left when it ended; return whether that is in the store.
+
+        `deadline` is on this process's monotonic clock. With `release` the lease goes too, in the
+        same write where there is one. StoreError if there was time, and the store refused.
+        """
+        self._is_closing.set()
+        self._watcher.stop(_left(deadline))
+        self._outbox.start()  # where the program could not be started
+        self.check()
+        why = self._watcher.why_not(exit_code)
+        if why is None:
+            self._outbox.drop()  # the last one is newer
+        is_sent = self._outbox.finish(_left(deadline))
+        self.check()
+        if not is_sent:
+            self._publisher.cancel()
+            _log.warning("[snapshot] there was no time for the last one; the one before it stays")
+        elif why is None:
+            is_sent = self._commit_last(deadline, release)
+        elif not self._watcher.is_captured():
+            is_sent = False
+            _log.warning(f"[snapshot] none at the end: {why}")
+        self.check()
+        if deadline is None and self._outbox.refused is not None:
+            raise self._outbox.refused
+        if release:
+            self._lease.release()
+        elif deadline is None:
+            self._publisher.sweep()
+        return is_sent and self._outbox.refused is None
+
+    def close(self) -> None:
+        """Stop both threads; what is being sent is never committed later."""
+        self._is_closing.set()
+        self._watcher.stop(0)
+        self._publisher.cancel()
+        self._outbox.close()
+
+    def _capture(self, reason: Reason, moment: Moment) -> Listing:
+        """Capture the folder; what is sent from where it lies is sent before this returns."""
+        captured = self._captured_now(reason, moment)
+        parcel = Parcel(capture=captured, kind=self._kind)
+        if self._haste == "rebalance":
+            self._haste, self._watcher.is_hasty = None, False
+        self._outbox.put(parcel)
+        if captured.is_in_place:
+            while not parcel.is_over.wait(_POLL_SECONDS) and not self._is_closing.is_set():
+                self._outbox.raise_error()
+            if isinstance(parcel.error, SnapshotError):
+                raise parcel.error
+            if not parcel.is_over.is_set() or parcel.error is not None:
+                raise SnapshotError(f"it was not sent: {parcel.error or 'the attempt ends'}")
+        return captured.listing
+
+    def _captured_now(
+        self, reason: Reason, moment: Moment = ANY_MOMENT, *, in_place: bool = False
+    ) -> Capture:
+        self._num_captures += 1
+        return capture(
+            self._folder,
+            self._work / f"staging-{self._num_captures}",
+            self._publisher.known,
+            reason=reason,
+            program_says_when=self._watcher.says_when,
+            note=self._note(),
+            moment=moment,
+            in_place=in_place,
+        )
+
+    @property
+    def _kind(self) -> Kind:
+        return self._haste or "periodic"
+
+    def _commit_last(self, deadline: float | None, release: bool) -> bool:
+        """Commit the folder as the program left it."""
+        for _ in range(_FINAL_ATTEMPTS):
+            try:
+                captured = self._captured_now("exit", in_place=True)
+            except ChangedError as error:
+                self._say(f"{error}; trying again")
+                continue
+            except SnapshotError as error:
+                self._refuse(error)
+                return False
+            parcel = Parcel(capture=captured, kind=self._kind, releases=release)
+            self._outbox.put(parcel)
+            if not parcel.is_over.wait(_left(deadline)):
+                self._publisher.cancel()
+                parcel.is_over.wait(_GRACE_SECONDS)
+            if not isinstance(parcel.error, ChangedError):
+                return parcel.is_over.is_set() and parcel.error is None
+        return False
+
+    def _refuse_foreign(self) -> None:
+        """Refuse to empty a folder that somebody else has filled."""
+        mark = self._work / "folder.json"
+        if not mark.exists():
+            listing = list_folder(self._folder)
+            if not listing.is_empty:
+                raise UserError(
+                    f"{self._folder} holds {len(listing.files)} files that no attempt of a run has "
+                    "left there; move them away, or give another folder"
+                )
+        self._work.mkdir(parents=True, exist_ok=True)
+        write_whole(mark, json.dumps({"run": self._store.uri}).encode())
+
+    def _refuse(self, error: SnapshotError) -> None:
+        """Say, once in a while, why no snapshot can be taken."""
+        if self._say(str(error)):
+            self._events.emit("save-failed", "failed", kind=self._kind, message=str(error))
+
+    def _say(self, text: str) -> bool:
+        now = time.monotonic()
+        if now - self._said < _LINE_SECONDS:
+            return False
+        self._said = now
+        _log.warning(f"[snapshot] none yet: {text}")
+        return True
+
+    def _tell_restored(self, restored: Restored) -> None:
+        size, reused = restored.bytes / 1e6, restored.reused_bytes / 1e6
+        _log.info(
+            f"[snapshot] {restored.entry.step} restored: {restored.num_files} files, "
+            f"{size:,.1f} MB, {reused:,.1f} MB of them were on the disk"
+        )
+
+
+def _left(deadline: float | None) -> float | None:
+    return None if deadline is None else max(0.0, deadline - time.monotonic())

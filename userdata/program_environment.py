@@ -1,0 +1,199 @@
+"""Make a program ready to start: its scripts executable, its requirements installed.
+
+They go into a virtual environment on the data volume that also sees the image's packages; torch
+stays the image's. What run_training.sh needs goes to the file OPTIONS. Exit status 78: no other
+machine could do better. Run: python3 -m userdata.program_environment
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from contract.errors import EXIT_CONFIG
+from contract.program import PROGRAM_FILE, SOURCE_FOLDER, Program
+from userdata.machine import machine_path
+from userdata.metadata import InstanceMetadata, MetadataError
+
+REQUIREMENTS = "program/requirements.txt"
+ENVIRONMENT = "program-environment"
+# Read by run_training.sh: words of the trainer's command line, each on a line of its own.
+OPTIONS = "/opt/training/program-options"
+# What belongs to torch: another version beside the image's torch would not work with it.
+_TORCH = re.compile(r"torch|(pytorch-)?triton(-.*)?|nvidia-.*", re.IGNORECASE)
+_INSTALLED = """
+import importlib.metadata, json, site, sysconfig
+names = {each.metadata["Name"]: each.version for each in importlib.metadata.distributions()}
+folders = {"own": sysconfig.get_path("purelib"), "all": site.getsitepackages()}
+print(json.dumps({"packages": names, "folders": folders}))
+"""
+
+
+class RefusedError(ValueError):
+    """What no other machine could do better: one sentence."""
+
+
+def make_scripts_executable(source: Path) -> None:
+    """Let files that begin with #! be started: the bundle's zip does not keep their modes."""
+    for path in source.rglob("*"):
+        if path.is_file():
+            with path.open("rb") as file:
+                if file.read(2) == b"#!":
+                    path.chmod(path.stat().st_mode | 0o100)
+
+
+def find_interpreter(name: str) -> str:
+    """Return the path of another interpreter than the image's."""
+    found = shutil.which(name)
+    if found is None:
+        raise RefusedError(
+            f"the interpreter {name!r} is not on this image; give the path of one that is, or "
+            "none, for the image's with torch (context interpreter)"
+        )
+    return found
+
+
+def make_environment(folder: Path, python: str, *, image: str | None) -> str:
+    """Make a virtual environment of `python`, above the packages of `image`; return its python."""
+    subprocess.run([python, "-m", "venv", "--without-pip", str(folder)], check=True)
+    made = str(folder / "bin/python")
+    if image is not None:
+        own = Path(_installed(made)["folders"]["own"])
+        seen = _installed(image)["folders"]["all"]
+        # With their own .pth files, and after this environment's packages.
+        lines = (f"import site; site.addsitedir({each!r})\n" for each in seen)
+        (own / "image.pth").write_text("".join(lines))
+        _take_over_scripts(Path(image).parent, folder / "bin")
+    return made
+
+
+def _take_over_scripts(image: Path, own: Path) -> None:
+    """Copy the image's scripts, such as torchrun, so that they start this environment's python."""
+    interpreters = tuple(f"#!{folder}/python".encode() for folder in (image, image.resolve()))
+    for path in image.iterdir():
+        if path.is_dir() or (own / path.name).exists():
+            continue
+        with path.open("rb") as file:
+            if not file.read(1024).startswith(interpreters):
+                continue
+        _, _, rest = path.read_bytes().partition(b"\n")
+        (own / path.name).write_bytes(f"#!{own}/python\n".encode() + rest)
+        (own / path.name).chmod(0o755)
+
+
+def _installed(python: str) -> dict[str, dict[str, Any]]:
+    done = subprocess.run([python, "-c", _INSTALLED], capture_output=True, text=True, check=True)
+    found: dict[str, dict[str, Any]] = json.loads(done.stdout)
+    return found
+
+
+def install(python: str, pip: str, constraints: Path, environment: Mapping[str, str]) -> None:
+    """Install the requirements into `python`'s environment, with the pip of the image."""
+    command = [pip, "-m", "pip", "--python", python, "install", "--no-input"]
+    command += ["--no-cache-dir", "--progress-bar", "off", "--constraint", str(constraints)]
+    process = subprocess.Popen(
+        [*command, "--requirement", str(Path(REQUIREMENTS).resolve())],
+        # A path in it is relative to the program's own folder.
+        cwd=SOURCE_FOLDER,
+        env={**environment, "PIP_DISABLE_PIP_VERSION_CHECK": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    )
+    assert process.stdout is not None
+    lines = []
+    for line in process.stdout:
+        if not line.startswith("Requirement already satisfied"):
+            print(line.rstrip(), flush=True)
+        lines.append(line.rstrip())
+    if process.wait() != 0:
+        raise refusal(lines) or OSError(
+            "the packages that the program requires could not be installed; pip says why above"
+        )
+
+
+def refusal(lines: Sequence[str]) -> RefusedError | None:
+    """Return why no machine could install this, from what pip said; None if another might."""
+    if any("ResolutionImpossible" in line for line in lines):
+        # "The conflict is caused by:", and under it what wants which version.
+        said = [line.strip() for line in lines if line.startswith("    ")]
+        ours = [line for line in said if "(constraint)" in line]
+        theirs = "; ".join(line for line in said if "(constraint)" not in line)
+        if ours:
+            kept = ", ".join(line.rpartition(" ")[2] for line in ours)
+            return RefusedError(
+                f"the requirements would replace {kept} of the image: {theirs}; ask for a version "
+                "that fits, or take the line out"
+            )
+        return RefusedError(f"the requirements contradict each other: {theirs}")
+    for line in lines:
+        if re.match(r"ERROR: (Invalid requirement|Could not open requirements file)", line):
+            return RefusedError(line.removeprefix("ERROR: ") + "; correct the requirements file")
+        found = re.search(r"satisfies the requirement (.+) \(from versions: (.+)\)", line)
+        # Without a network there are no versions either.
+        if found and found[2] != "none":
+            newest = found[2].rpartition(", ")[2]
+            return RefusedError(
+                f"the requirements ask for {found[1]}; for this Python and platform the newest "
+                f"version is {newest}"
+            )
+    return None
+
+
+def prepare(program: Program, image: str, data_volume: Path) -> str | None:
+    """Return the interpreter that the program needs; None if the image's as it is."""
+    python = find_interpreter(program.interpreter) if program.interpreter else image
+    own = python if program.interpreter else None
+    if not Path(REQUIREMENTS).exists():
+        return own
+    folder = data_volume / ENVIRONMENT
+    is_above_image = not program.interpreter
+    made = make_environment(folder, python, image=image if is_above_image else None)
+    packages = _installed(image)["packages"] if is_above_image else {}
+    kept = {name: version for name, version in packages.items() if _TORCH.fullmatch(name)}
+    constraints = folder / "constraints.txt"
+    constraints.write_text("".join(f"{name}=={version}\n" for name, version in kept.items()))
+    scratch = data_volume / "scratch"
+    scratch.mkdir(exist_ok=True)
+    pip = {name: text for name, text in program.environment.items() if name.startswith("PIP_")}
+    install(made, image, constraints, {**os.environ, "TMPDIR": str(scratch), **pip})
+    # A file or an address can bring the image's version in another build.
+    if is_above_image and Path(_installed(made)["folders"]["own"], "torch").exists():
+        raise RefusedError(
+            f"the requirements would replace torch=={packages['torch']} of the image; take out the "
+            "line that names the file or address of another build"
+        )
+    return made
+
+
+def main() -> int:
+    """Prepare the program of this bundle; print what was done or, last, why not."""
+    data_volume = machine_path(os.environ["DATA_MOUNT"])
+    program = Program.from_json(Path(PROGRAM_FILE).read_text(encoding="utf-8"))
+    make_scripts_executable(Path(SOURCE_FOLDER))
+    try:
+        python = prepare(program, os.environ["PYTHON"], data_volume)
+        instance_type = InstanceMetadata().read("meta-data/instance-type") or "unknown"
+    except RefusedError as refused:
+        print(refused)
+        return EXIT_CONFIG
+    except (OSError, MetadataError) as error:
+        print(error)
+        return 1
+    options = ["--instance-type", instance_type]
+    if python is not None:
+        options += ["--interpreter", python]
+    machine_path(OPTIONS).write_text("".join(f"{word}\n" for word in options))
+    has = f"python is {python}" if python else "the image's packages are all it needs"
+    print(f"{program.command}: {has}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

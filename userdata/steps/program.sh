@@ -1,0 +1,13 @@
+#!/usr/bin/env bash
+# Boot step of a run whose workload is a program: gives it /opt/ml on the data volume, because the
+# root volume is full of the image, and installs what it requires.
+set -o errexit -o nounset -o pipefail
+source userdata/lib.sh
+
+mkdir -p "$root$DATA_MOUNT/ml"
+if [[ -d $root/opt/ml && ! -L $root/opt/ml ]] && ! rmdir "$root/opt/ml"; then
+    refuse "/opt/ml of this image is a folder with files in it, where the program's belong; use a" \
+        "Deep Learning AMI (context pytorch_ami_parameter)"
+fi
+ln -sfn "$root$DATA_MOUNT/ml" "$root/opt/ml"
+exec python3 -m userdata.program_environment
