@@ -182,13 +182,14 @@ def test_copies_that_warm_up_are_no_longer_told_apart_within_experts() -> None:
 def test_a_state_is_set_under_any_name_of_a_shared_parameter_and_refused_if_it_does_not_fit() -> (
     None
 ):
-    model = nn.ModuleDict({"wte": nn.Embedding(3, 2), "head": nn.Linear(2, 3, bias=False)})
-    model["head"].weight = model["wte"].weight
+    wte, head = nn.Embedding(3, 2), nn.Linear(2, 3, bias=False)
+    head.weight = wte.weight
+    model = nn.ModuleDict({"wte": wte, "head": head})
     optimizer = torch.optim.AdamW(model.parameters())
     ones = torch.ones(3, 2)
     own = {"step": torch.tensor(1.0), "exp_avg": ones, "exp_avg_sq": ones}
     set_optimizer_state(optimizer, model, {"head.weight": own})
-    assert torch.equal(optimizer.state[model["wte"].weight]["exp_avg"], ones)
+    assert torch.equal(optimizer.state[wte.weight]["exp_avg"], ones)
     with pytest.raises(ValueError, match=r"no parameter of the model is called 'head.bias'"):
         set_optimizer_state(optimizer, model, {"head.bias": own})
     with pytest.raises(ValueError, match=r"'exp_avg' of 'wte.weight' has grown to \(6, 2\)"):
