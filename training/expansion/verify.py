@@ -14,8 +14,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-# Differences that are rounding, relative to the largest logit where that is above one.
-TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-5}
+# Differences that are rounding, relative to the largest logit where that is above one. In float32
+# a right growth of a deep model to four times its width was off by 5.7e-5.
+TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-4}
+# The loss is a mean, in which rounding cancels.
+_LOSS_SHARE = 0.1
 # A margin is a near-tie up to so many times the largest difference of router logits.
 _TIMES_DIFFERENCE = 10.0
 _MAX_TIES = 0.01  # of a new router's tokens
@@ -185,10 +188,10 @@ def _other_function(found: Verification, tolerance: float) -> Iterator[str]:
             f"logits differ by up to {found.logit_difference:.3g}, where {of_logits:.1g} could be "
             "rounding: the grown model computes another function"
         )
-    if not found.loss_difference <= of_logits:
+    if not found.loss_difference <= _LOSS_SHARE * of_logits:
         yield (
             f"the loss on the same batch differs by {found.loss_difference:.3g}, where "
-            f"{of_logits:.1g} could be rounding"
+            f"{_LOSS_SHARE * of_logits:.1g} could be rounding"
         )
     # Even those of experts that are not chosen: they decide what counts as a near-tie.
     if not found.router_difference <= of_routers:
