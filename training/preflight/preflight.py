@@ -15,6 +15,7 @@ from contract.keys import MANIFEST
 from training.capabilities import HasDataInMemory
 from training.config import resolve_config
 from training.engine.job import Job, RunOptions, checked_stages
+from training.engine.learner import refuse_in_backward
 from training.engine.loader import num_workers
 from training.engine.numerics import device_of
 from training.engine.origin import with_origin
@@ -62,11 +63,13 @@ def preflight(options: RunOptions) -> Preflight:
     if wrong:
         raise UserError(f"workload {options.workload!r} cannot be trained: {wrong[0]}")
     config = resolve_config(workload, options.recipe, options.overrides)
-    checked_stages(workload, config)
+    num_ranks = options.environment.ranks(options.num_processes)
+    for stage in checked_stages(workload, config):
+        if isinstance(stage, Train):  # before an earlier stage is trained for nothing
+            refuse_in_backward(stage, num_ranks)
     origin = resolve_origin(options, workload, config)
     limit = options.memory_limit_mib
     is_limited = torch.cuda.is_available() or limit is not None
-    num_ranks = options.environment.ranks(options.num_processes)
     may_adapt = is_limited and not options.no_adapt
     trial = TrialRequest(
         workload=options.workload,

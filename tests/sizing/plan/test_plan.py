@@ -6,7 +6,9 @@ import pytest
 
 from sizing.models.fitted import fitted
 from sizing.plan.checks import Findings, check_plan
+from sizing.plan.plan import make_plan
 from sizing.plan.report import one_line, to_json
+from sizing.plan.request import Request
 from sizing.plan.spot_verdict import saving_percent, spot_verdict
 from tests.sizing import sample_footprints
 from tests.sizing.sample_plan import plan
@@ -258,3 +260,25 @@ def test_fails_on_what_cannot_be_planned(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         plan(tmp_path, **changes)
+
+
+def test_warns_of_several_gpus_where_the_optimizer_steps_in_backward() -> None:
+    for recipe, size, is_warned in (
+        ("full", "g5.12xlarge", True),
+        ("full", "g5.2xlarge", False),
+        ("laptop", "g5.12xlarge", False),
+    ):
+        plan = make_plan(Request(workload="growth", recipe=recipe, size=size))
+        said = [each for each in check_plan(plan).warnings if "grown has optimizer_in" in each]
+        assert bool(said) == is_warned, (recipe, size)
+
+
+def test_a_stage_that_accumulates_cannot_step_in_backward_and_needs_its_gradients() -> None:
+    for recipe in ("full", "literal"):
+        whole, half = (
+            make_plan(
+                Request(workload="growth", recipe=recipe, size="g5.2xlarge", micro_batch=n)
+            ).gpu_memory_need
+            for n in (16, 8)
+        )
+        assert half > whole + 5_000

@@ -89,3 +89,4 @@ def test_a_run_has_the_same_bits_interrupted_or_not_as_one_that_steps_after_back
 def test_fails_on_several_ranks(run: Run) -> None:
     run.options = [*PLAIN, IN_BACKWARD, "--override=batch_norm=false"]
     assert run.attempt_with_ranks(2) == [2, 2]
+    assert not Path(run.uri, "config.json").exists(), "before anything is trained"
