@@ -105,8 +105,14 @@ def _listed(source: Path) -> Iterator[Path]:
         if any(_CACHES.fullmatch(part) for part in path.parts):
             continue
         whole = source / path
-        # A repository within the repository is listed as a folder.
+        # A repository within the repository is listed as a folder; a submodule that was not cloned
+        # is an empty one.
         if whole.is_dir() and not whole.is_symlink():
+            if not (whole / ".git").exists():
+                raise UserError(
+                    f"source has the submodule {path}, which is empty here; run "
+                    f"`git submodule update --init` in {str(source)!r}"
+                )
             yield from (path / each for each in _listed(whole))
         # A deleted file is listed until the deletion is committed.
         elif whole.is_symlink() or whole.exists():

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from contract.errors import UserError
 from contract.source import MAX_MB, find_files
 
 
@@ -49,6 +50,16 @@ def test_a_repository_within_the_repository_travels_too(source: Path) -> None:
     (source / "nets/old.pt").write_text("large")
     assert "nets/model.py" in found(source)
     assert "nets/old.pt" not in found(source)
+
+
+def test_fails_on_a_submodule_that_was_not_cloned(source: Path) -> None:
+    # What `git clone` leaves of it: an empty folder, and a commit's name in the index.
+    git(source, "init", "--quiet")
+    commit = f"160000,{'1' * 40},third_party/nets"
+    git(source, "update-index", "--add", "--cacheinfo", commit)
+    (source / "third_party/nets").mkdir(parents=True)
+    with pytest.raises(UserError, match="submodule third_party/nets, which is empty here; run `git"):
+        find_files(source)
 
 
 @pytest.mark.parametrize(
