@@ -58,7 +58,9 @@ def test_fails_on_a_submodule_that_was_not_cloned(source: Path) -> None:
     commit = f"160000,{'1' * 40},third_party/nets"
     git(source, "update-index", "--add", "--cacheinfo", commit)
     (source / "third_party/nets").mkdir(parents=True)
-    with pytest.raises(UserError, match="submodule third_party/nets, which is empty here; run `git"):
+    with pytest.raises(
+        UserError, match="submodule third_party/nets, which is empty here; run `git"
+    ):
         find_files(source)
 
 
@@ -102,6 +104,13 @@ def test_fails_on_checkpoints_left_lying_about_and_names_the_largest(source: Pat
         file.truncate((MAX_MB + 1) * 1_000_000)
     with pytest.raises(ValueError, match=r"51 MB .*may have 50 MB.* last\.pt \(51\.0 MB\)"):
         find_files(source)
+
+
+def test_all_travels_of_a_folder_that_its_repository_ignores(source: Path) -> None:
+    # As the bundle on a machine of `make demo`, which lies in the repository's out/.
+    git(source.parent, "init", "--quiet")
+    (source.parent / ".gitignore").write_text("mine/\n")
+    assert found(source) == ["nets/model.py", "requirements.txt", "train.py"]
 
 
 def test_fails_where_git_ignores_all(source: Path) -> None:
