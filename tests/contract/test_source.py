@@ -58,9 +58,7 @@ def test_fails_on_a_submodule_that_was_not_cloned(source: Path) -> None:
     commit = f"160000,{'1' * 40},third_party/nets"
     git(source, "update-index", "--add", "--cacheinfo", commit)
     (source / "third_party/nets").mkdir(parents=True)
-    with pytest.raises(
-        UserError, match="submodule third_party/nets, which is empty here"
-    ):
+    with pytest.raises(UserError, match="submodule third_party/nets, which is empty here"):
         find_files(source)
 
 
