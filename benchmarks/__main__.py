@@ -18,6 +18,7 @@ from benchmarks import (
     cached_features,
     checkpoint,
     forecast,
+    growth,
     history,
     loader,
     overhead,
@@ -28,6 +29,8 @@ from benchmarks import (
     walks,
 )
 from benchmarks.gpu import table as gpu
+from benchmarks.language import table as language
+from benchmarks.program import measure as program
 from sizing.cli import tables
 
 
@@ -63,6 +66,12 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     device.add_argument("--cpu", action="store_true", help="a dry run without one, tiny sizes")
     device.add_argument("--seconds", type=float, default=450.0, help="default: %(default)s")
     device.add_argument("--only", nargs="+", default=[], metavar="NAME", help="default: all of it")
+    words = commands.add_parser("language", help="the growing model's phases beside peers")
+    words.add_argument("--scale", help="tiny, eighth, quarter or full (default: full on a GPU)")
+    words.add_argument("--rounds", type=int, default=5, help="on a CPU, default: %(default)s")
+    words.add_argument("--phases", nargs="+", default=[], metavar="NAME", help="default: all")
+    words.add_argument("--cpu", action="store_true", help="even if there is a GPU")
+    words.add_argument("--seconds", type=float, default=450.0, help="on a GPU: %(default)s")
     images = commands.add_parser("loader", help="our loader beside others and what cores decode")
     images.add_argument("--rounds", type=int, default=5, help="alternating, default: %(default)s")
     images.add_argument("--images", type=int, default=2000, help="a round, default: %(default)s")
@@ -73,6 +82,17 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     orders.add_argument("--batch", type=int, default=256, help="default: %(default)s")
     lines = commands.add_parser("history", help="metrics of a long run: bytes, memory, seconds")
     lines.add_argument("--steps", type=int, default=450_450, help="default: %(default)s")
+    programs = commands.add_parser("program", help="a program's checkpoints beside aws s3 sync")
+    programs.add_argument("--lives", type=int, default=20, help="machines lost: %(default)s")
+    programs.add_argument("--megabytes", type=int, default=16, help="per file: %(default)s")
+    programs.add_argument("--steps", type=int, default=100, help="per checkpoint: %(default)s")
+    grows = commands.add_parser("growth", help="a model that grows beside one from scratch")
+    grows.add_argument("--count", type=int, default=12_000, help="stories, default: %(default)s")
+    grows.add_argument(
+        "--rates", type=float, nargs="+", default=[3e-3, 6e-3], help="default: %(default)s"
+    )
+    grows.add_argument("--folder", type=Path, help="keep the runs there, and go on with them")
+    grows.add_argument("--picture", type=Path, help="an .svg of the curves to write")
     commands.add_parser("walks", help="files and functions of a start, a save, a notice")
     for command in commands.choices.values():
         command.add_argument("--json", action="store_true", help="print JSON instead of tables")
@@ -95,11 +115,24 @@ _MEASURES: Mapping[str, Callable[[argparse.Namespace], Sequence[dict[str, Any]]]
     "cached": lambda given: cached_features.measure(rounds=given.rounds, clips=given.clips),
     "overhead": lambda given: overhead.measure(rounds=given.rounds, width=given.width),
     "gpu": lambda given: gpu.measure(seconds=given.seconds, cpu=given.cpu, only=given.only),
+    "language": lambda given: language.measure(
+        scale=given.scale,
+        rounds=given.rounds,
+        phases=given.phases,
+        cpu=given.cpu,
+        seconds=given.seconds,
+    ),
     "loader": lambda given: loader.measure(
         rounds=given.rounds, images=given.images, batch=given.batch, workers=given.workers
     ),
     "bookkeeping": lambda given: bookkeeping.measure(samples=given.samples, batch=given.batch),
     "history": lambda given: history.measure(steps=given.steps),
+    "program": lambda given: checkpoint.columns(
+        program.measure(num_lives=given.lives, megabytes=given.megabytes, steps=given.steps)
+    ),
+    "growth": lambda given: growth.measure(
+        count=given.count, rates=given.rates, folder=given.folder, picture=given.picture
+    ),
     "walks": lambda given: walks.measure(),
 }
 

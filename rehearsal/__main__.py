@@ -22,6 +22,7 @@ from rehearsal.alarms.trial import trial_table, try_alarms
 from rehearsal.aws import EmbeddedAws, PortInUse
 from rehearsal.drill.cdk import run_cdk
 from rehearsal.drill.children import ChildFailed, Children
+from rehearsal.drill.defaults import PROGRAM_INTERRUPTIONS, by_workload, defaults_of
 from rehearsal.drill.demo import Demo, DemoSettings, clear
 from rehearsal.drill.deployment import REPOSITORY, RehearsalFailed
 from rehearsal.drill.interruptions import SYNTAX, PlannedInterruption, parse_interruption
@@ -35,9 +36,6 @@ from rehearsal.scenarios.scenario import choose
 from rehearsal.scenarios.series import Series, outcome_table, scenario_table
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-# After a notice training continues at most to the end of its stage: one stage is left to kill in.
-DEFAULT_PLAN = ("kill:features:5", "notice:shuffled:60", "kill:head:120")
-PROGRAM_PLAN = ("kill:snapshot:2", "notice:snapshot:5")
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -74,11 +72,11 @@ def _add_demo(demo: argparse.ArgumentParser) -> None:
     demo.add_argument("--workload", default="trajectory", help="default: %(default)s")
     demo.add_argument("--recipe", default="laptop", help="default: %(default)s")
     demo.add_argument("--overrides", default="", help='recipe fields, "epochs=2 width=64"')
-    demo.add_argument("--clips", type=int, default=900, help="default: %(default)s")
+    demo.add_argument("--count", type=int, help=f"samples made; {by_workload('count')}")
     demo.add_argument(
         "--seed", type=int, default=0, help="seed of the dataset, default: %(default)s"
     )
-    demo.add_argument("--checkpoint-interval", default="2epochs", help="default: %(default)s")
+    demo.add_argument("--checkpoint-interval", help=by_workload("checkpoint_interval"))
     demo.add_argument(
         "--notice-seconds",
         type=float,
@@ -91,8 +89,8 @@ def _add_demo(demo: argparse.ArgumentParser) -> None:
         type=_interruption_argument,
         action="append",
         metavar="WHEN",
-        help=f"{SYNTAX}; repeat in order, default: {' '.join(DEFAULT_PLAN)}, "
-        f"of a program {' '.join(PROGRAM_PLAN)}",
+        help=f"{SYNTAX}; repeat in order; {by_workload('interruptions')}, "
+        f"{' '.join(PROGRAM_INTERRUPTIONS)} for a program",
     )
     demo.add_argument("--no-interruptions", action="store_true", help="do not interrupt the run")
     demo.add_argument("--timeout-seconds", type=float, default=1500, help="default: %(default)s")
@@ -151,7 +149,8 @@ def rehearse(arguments: argparse.Namespace, say: Callable[[str], None]) -> int:
     program = None
     if arguments.program is not None:
         program = RehearsedProgram.from_folder(arguments.program, arguments.data)
-    usual = DEFAULT_PLAN if program is None else PROGRAM_PLAN
+    defaults = defaults_of(arguments.workload)
+    usual = defaults.interruptions if program is None else PROGRAM_INTERRUPTIONS
     plan = arguments.interrupt or [parse_interruption(text) for text in usual]
     folder = (REPOSITORY / arguments.out).resolve()
     settings = DemoSettings(
@@ -161,9 +160,9 @@ def rehearse(arguments: argparse.Namespace, say: Callable[[str], None]) -> int:
         workload=arguments.workload,
         recipe=arguments.recipe,
         overrides=arguments.overrides,
-        clips=arguments.clips,
+        count=defaults.count if arguments.count is None else arguments.count,
         seed=arguments.seed,
-        checkpoint_interval=arguments.checkpoint_interval,
+        checkpoint_interval=arguments.checkpoint_interval or defaults.checkpoint_interval,
         notice_seconds=arguments.notice_seconds,
         lease_ttl_seconds=arguments.lease_ttl_seconds,
         plan=[] if arguments.no_interruptions else plan,

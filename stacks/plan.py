@@ -151,6 +151,14 @@ def prediction(plan: dict[str, Any] | None) -> str:
     )
 
 
+def epoch_seconds(plan: dict[str, Any] | None) -> float | None:
+    """Seconds of the main stage's epoch, or of the stage if it ends within one: it then commits."""
+    if plan is None:
+        return None
+    longest = max(stage["seconds"] for stage in plan["stages"])
+    return min(float(plan["epoch_seconds"]), float(longest))
+
+
 def write_plan(folder: Path, stack_name: str, plan: dict[str, Any]) -> Path:
     """Write the plan beside the stack's template."""
     path = folder / f"{stack_name}.plan.json"

@@ -23,7 +23,7 @@ from stacks.monitoring.dashboard import TrainingDashboard
 from stacks.monitoring.metrics import RunMetrics
 from stacks.network import Network
 from stacks.parameters import StackParameters
-from stacks.plan import annotate, limits, offered, prediction
+from stacks.plan import annotate, epoch_seconds, limits, offered, prediction
 from stacks.program_source import write_program
 from stacks.roles import FleetRole, InstanceRole, Objects
 
@@ -219,7 +219,7 @@ class TrainingStack(Stack):
             parameters=self._parameters,
             metrics=metrics,
             topic=topic,
-            epoch_seconds=self.plan["epoch_seconds"] if self.plan else None,
+            epoch_seconds=epoch_seconds(self.plan),
         ).alarms
         TrainingDashboard(
             self, "Overview", run_id=self._parameters.run_id, metrics=metrics, alarms=alarms

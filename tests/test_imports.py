@@ -22,7 +22,15 @@ PLANTED = {
         "training/trajectory/model.py",
         "import training.engine.loop",
     ),
+    "a workload never imports another": (
+        "training/growth/stages.py",
+        "import training.trajectory.model",
+    ),
     "import no torch": ("training/record/events.py", "import torch"),
+    "expansion stands on torch alone": (
+        "training/expansion/layout.py",
+        "import training.randomness",
+    ),
     "the rooms of sizing/": ("sizing/catalogue/sizes.py", "import sizing.plan.plan"),
     # A type import counts as any other.
     "no circles": (

@@ -11,7 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 from torch import nn
 
 from training.sources import SourceFile
-from training.workload import Batch, Inputs, Loss, Partial, Progress
+from training.workload import Batch, Inputs, Loss, Partial, Progress, Workload
 
 
 @runtime_checkable
@@ -32,8 +32,22 @@ class HasImport(Protocol):
     ) -> Mapping[str, Any]:
         """Write the dataset's files into the empty folder `out`; return the manifest's `meta`.
 
-        The meta should name the classes and the shape of what a model sees.
+        The meta should name the classes and the shape of what a model sees. A workload that keeps
+        its position in the file `training.sources.UNFINISHED` is called again with a folder that an
+        interrupted import has left.
         """
+
+
+@runtime_checkable
+class HasDataOptions(Protocol):
+    """A workload whose datasets can be made in several ways (`data make | import --override`)."""
+
+    @property
+    def data_options(self) -> Any:
+        """The defaults: a frozen dataclass with fields like a config's."""
+
+    def with_data_options(self, options: Any) -> Workload[Any]:
+        """The workload that makes and imports datasets with these options."""
 
 
 @runtime_checkable

@@ -32,15 +32,17 @@ def resolve_config(workload: Workload[Any], recipe: str, overrides: Mapping[str,
             f"{name_known(recipe, sorted(workload.recipes))}"
         )
     config = workload.recipes[recipe]()
+    return with_overrides(config, overrides, f"the config of workload {workload.name!r}")
+
+
+def with_overrides(config: Any, overrides: Mapping[str, str], what: str) -> Any:
+    """A dataclass with fields overridden by name; `what` it is, for messages."""
     kinds = typing.get_type_hints(type(config))
     known = [field.name for field in fields(config)]
     values = {}
     for name, text in overrides.items():
         if name not in known:
-            raise UserError(
-                f"the config of workload {workload.name!r} has no field {name!r}; "
-                f"{name_known(name, known)}"
-            )
+            raise UserError(f"{what} has no field {name!r}; {name_known(name, known)}")
         values[name] = _parse_value(name, text, kinds[name])
     try:
         return replace(config, **values)

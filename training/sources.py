@@ -1,4 +1,4 @@
-"""What users bring to `data import`: files with a class each, in a folder, a CSV or an archive.
+"""What users bring to `data import`: files, with a class each or without, and perhaps with splits.
 
 Imports no torch.
 """
@@ -12,6 +12,9 @@ from pathlib import Path, PurePosixPath
 
 from training.errors import UserError
 
+# A workload that can go on with an interrupted import keeps its position in this file of the new
+# dataset, as JSON with the key "workload", and deletes it at the end.
+UNFINISHED = "unfinished.json"
 SPLITS = ("train", "validation", "test")
 _ALSO_CALLED = {"training": "train", "val": "validation", "valid": "validation"}
 _TAR = (".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz")
@@ -24,30 +27,32 @@ class SourceFile:
 
     name: str  # within the source, for messages
     path: Path
-    label: str  # the name of its class
+    label: str | None  # the name of its class; None: it is in no folder of a class
     split: str | None  # one of SPLITS; None: the workload divides
 
 
 def open_source(source: Path, scratch: Path) -> list[SourceFile]:
     """The files of a source, sorted by name; an archive is unpacked into `scratch` first.
 
-    A folder (or the inside of an archive) is CLASS/FILE, or SPLIT/CLASS/FILE with the splits train,
-    validation (or val) and test, or it has a single CSV. A CSV has the columns file, class and, if
-    wanted, split; its paths are relative to its own folder.
+    A folder (or the inside of an archive) is FILE or CLASS/FILE, or below folders of the splits
+    train, validation (or val) and test, or it has a single CSV. A CSV has the columns file, class
+    and, if wanted, split; its paths are relative to its own folder. Any other file is the only one.
     """
     if not source.exists():
-        raise UserError(f"{source} does not exist; give a folder, a CSV file or an archive")
-    if source.is_file() and source.suffix != ".csv":
+        raise UserError(f"{source} does not exist; give a folder, a file or an archive")
+    if source.is_file() and _is_archive(source):
         unpacked = scratch / "unpacked"
         unpacked.mkdir(parents=True)
         _unpack(source, unpacked)
         source = unpacked
+    elif source.is_file() and source.suffix != ".csv":
+        return [SourceFile(name=source.name, path=source, label=None, split=None)]
     if source.is_dir():
         tables = sorted(source.glob("*.csv"))
         source = tables[0] if len(tables) == 1 else source
     found = sorted(_of_table(source) if source.is_file() else _of_folder(source), key=_name)
     if not found:
-        raise UserError(f"{source} has no files in folders; lay them out as CLASS/FILE")
+        raise UserError(f"{source} has no files; bring some")
     if {file.split is None for file in found} == {True, False}:
         without = next(file.name for file in found if file.split is None)
         raise UserError(f"{without} has no split, but other files have; give each one or none")
@@ -55,8 +60,12 @@ def open_source(source: Path, scratch: Path) -> list[SourceFile]:
 
 
 def class_names(files: Sequence[SourceFile]) -> list[str]:
-    """The names of all classes, sorted."""
-    return sorted({file.label for file in files})
+    """The names of all classes, sorted; UserError if a file has none."""
+    for file in files:
+        if file.label is None:
+            wanted = "CLASS/FILE" if file.split is None else "SPLIT/CLASS/FILE"
+            raise UserError(f"{file.name} is in no class; lay the files out as {wanted}")
+    return sorted({file.label for file in files if file.label is not None})
 
 
 def _name(file: SourceFile) -> str:
@@ -72,14 +81,9 @@ def _of_folder(root: Path) -> Iterator[SourceFile]:
         if not path.is_file() or any(part.startswith(".") for part in relative.parts):
             continue
         *above, _ = relative.parts
-        if len(above) < (2 if has_splits else 1):
-            wanted = "SPLIT/CLASS/FILE" if has_splits else "CLASS/FILE"
-            raise UserError(f"{path} is in no class; lay the files out as {wanted}")
+        split = splits[above.pop(0)] if has_splits and above else None
         yield SourceFile(
-            name=relative.as_posix(),
-            path=path,
-            label=above[1] if has_splits else above[0],
-            split=splits[above[0]] if has_splits else None,
+            name=relative.as_posix(), path=path, label=above[0] if above else None, split=split
         )
 
 
@@ -106,8 +110,12 @@ def _of_table(table: Path) -> Iterator[SourceFile]:
             yield SourceFile(name=name, path=path, label=label, split=split or None)
 
 
+def _is_archive(path: Path) -> bool:
+    return path.name.endswith((".zip", *_TAR)) or zipfile.is_zipfile(path)
+
+
 def _unpack(archive: Path, out: Path) -> None:
-    """Unpack a zip or tar archive; UserError for another file or one that leaves `out`."""
+    """Unpack a zip or tar archive; UserError for one that is torn or leaves `out`."""
     try:
         if zipfile.is_zipfile(archive):
             with zipfile.ZipFile(archive) as opened:
@@ -118,7 +126,7 @@ def _unpack(archive: Path, out: Path) -> None:
             with tarfile.open(archive) as packed:
                 packed.extractall(out, filter="data")
         else:
-            raise UserError(f"{archive} is no folder, CSV, zip or tar archive; give one of these")
+            raise UserError(f"{archive} is no zip archive, whatever its name; make it again")
     except (tarfile.TarError, zipfile.BadZipFile, EOFError) as error:
         raise UserError(f"{archive} cannot be unpacked: {error}; make it again") from error
 

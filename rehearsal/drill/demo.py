@@ -40,7 +40,7 @@ class DemoSettings:
     workload: str
     recipe: str
     overrides: str
-    clips: int
+    count: int
     seed: int
     checkpoint_interval: str
     notice_seconds: float
@@ -129,7 +129,7 @@ class Demo:
         if settings.program is not None:
             return settings.program.make_data(self.deployment)
         return self.deployment.start_dataset(
-            workload=settings.workload, count=settings.clips, seed=settings.seed
+            workload=settings.workload, count=settings.count, seed=settings.seed
         )
 
     def _what_trains(self) -> dict[str, str]:

@@ -34,7 +34,8 @@ def make_receipt(rehearsed: Rehearsed) -> dict[str, Any]:
         "interruption_list": interruptions,
         "notice_to_commit_seconds": max(notices) if None not in notices and notices else None,
         "steps_lost": lost,
-        "validation_accuracy": ours["validation_accuracy"],
+        "stages": ours["stages"],
+        "validation_accuracy": ours.get("validation_accuracy"),
         "single_frame_accuracy": ours.get("single_frame_accuracy"),
         "baseline_accuracies": baselines_of(ours["stages"]),
         "weights_sha256": ours["weights_sha256"],
@@ -93,20 +94,25 @@ def receipt_rows(receipt: Mapping[str, Any]) -> list[tuple[str, str]]:
             + (f", then {gained} steps more, committed" if gained else ""),
         ),
         ("steps lost", f"{receipt['steps_lost']} (done again, never skipped)"),
-        (
-            "validation accuracy",
-            f"{receipt['validation_accuracy']:.3f}"
-            + "".join(
-                f"; {name.replace('_', ' ')} {accuracy:.3f}"
-                for name, accuracy in receipt["baseline_accuracies"].items()
-            ),
-        ),
+        _result(receipt),
         *cost_rows(receipt),
         *end_rows(receipt),
         ("weights", receipt["weights_sha256"]),
         ("uninterrupted", receipt["uninterrupted_weights_sha256"]),
         ("equal bit for bit", "yes, weights and losses" if equal else "NO"),
     ]
+
+
+def _result(receipt: Mapping[str, Any]) -> tuple[str, str]:
+    """The accuracy beside its baselines; else the last stage's first metric in each stage."""
+    if (accuracy := receipt["validation_accuracy"]) is not None:
+        baselines = receipt["baseline_accuracies"].items()
+        others = "".join(f"; {name.replace('_', ' ')} {value:.3f}" for name, value in baselines)
+        return "validation accuracy", f"{accuracy:.3f}{others}"
+    stages = receipt["stages"]
+    metric = next(iter(list(stages.values())[-1]))
+    found = [f"{stage} {m[metric]:.4g}" for stage, m in stages.items() if metric in m]
+    return f"validation {metric}", "; ".join(found)
 
 
 def _gained_steps(run: Files) -> dict[str, int]:

@@ -19,6 +19,9 @@ from sizing.models.footprints import stages
 from sizing.models.host import host_memory
 from sizing.models.memory import GpuMemory, gpu_memory
 from sizing.models.step_time import StepTime, roofline, step_time
+from sizing.plan.plan import Plan, make_plan
+from sizing.plan.request import Request
+from sizing.plan.work import StagePlan
 
 MODELS_FILE = Path(__file__).with_name("seed_models.json")
 _SIZE = "g5.2xlarge"
@@ -122,6 +125,25 @@ def _lm_until_minutes(phase: str, batch: str) -> float:
     return (_lm_seconds(before, batch, "100") + shown) / 60
 
 
+# What the project's own recipe of the same three phases takes: bfloat16, batch 16, and what lets
+# the last phase fit.
+
+
+@cache
+def _growth() -> Plan:
+    return make_plan(Request(workload="growth", recipe="full", size=_SIZE))
+
+
+def _growth_stage(name: str) -> StagePlan:
+    return next(stage for stage in _growth().work.stages if stage.footprint.stage == name)
+
+
+def _growth_minutes(steps: str, *names: str) -> float:
+    """Minutes of `steps` steps of each of the phases; of all where none is named."""
+    stages = [_growth_stage(name) for name in names] or _growth().work.stages
+    return sum(int(steps) * stage.step.seconds for stage in stages) / 60
+
+
 def _spot(size: str) -> float:
     return catalogue.spot_price(size).usd_per_hour
 
@@ -175,6 +197,11 @@ MODEL_FIGURES: Mapping[str, Callable[..., float]] = {
         100 * (1 - _lm_seconds("123", "16", "1", "bfloat16") / _lm_seconds("123", "16"))
     ),
     "lm_half_minutes": lambda: _lm_seconds("123", "16", "100", "bfloat16") / 60,
+    "growth_memory_gb": lambda name: _growth_stage(name).memory.need * MIB / 1e9,
+    "growth_minutes": _growth_minutes,
+    "growth_tokens": lambda name: 16 * _TOKENS / _growth_stage(name).step.seconds,
+    "growth_usd": lambda steps: _growth_minutes(steps) / 60 * usd(_SIZE),
+    "growth_spot_usd": lambda steps: _growth_minutes(steps) / 60 * _spot(_SIZE),
     "dino_hours": dino_hours,
     "dino_usd": lambda size, epochs: dino_hours(size, epochs) * fact(size),
     "dino_memory_gb": _dino_memory_gb,

@@ -1,11 +1,13 @@
 """Every number that the seed documents claim, with a computed figure beside it.
 
 seed_claims.csv has the claims with the lines they stand on, as written; its column `ours` names a
-function of seed_figures.py or seed_model_figures.py. A claim without one cannot be known.
+function of seed_figures.py or seed_model_figures.py, and so does {...} within `why`. A claim
+without one cannot be known.
 """
 
 import csv
 import math
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -17,6 +19,8 @@ CLAIMS_FILE = Path(__file__).with_name("seed_claims.csv")
 SEEDS = ("000", "001", "002", "003", "004")
 # Claims are rounded, as $1.21 for 1.212; those of five digits and more are not.
 _CLOSE, _EXACT, _EXACT_DIGITS = 0.015, 0.0005, 5
+# In `why`: {name:argument,argument}, as in the column `ours`.
+_FIGURE = re.compile(r"\{([^}]+)\}")
 Verdict = Literal["reproduced", "adds up", "corrected", "cannot be known"]
 # Functions of nothing but figures of the document itself.
 _OF_THE_DOCUMENT = ("arithmetic", "sum", "quotient", "minutes_of_epochs")
@@ -96,10 +100,16 @@ def claims(seed: str) -> list[Claim]:
             unit=row["unit"],
             ours=evaluate(row["ours"]) if row["ours"] else None,
             how=row["ours"],
-            why=row["why"],
+            why=_FIGURE.sub(lambda found: _shown(evaluate(found[1])), row["why"]),
         )
         for row in rows
     ]
+
+
+def _shown(value: float | str) -> str:
+    if isinstance(value, str):
+        return value
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
 def evaluate(text: str) -> float | str:

@@ -3,28 +3,72 @@
 need = runs * (process + unshared data) + shared data + the largest transient
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from sizing.catalogue import Instance
 from sizing.models.constants import GIB, Constants
+from sizing.models.footprints import Footprint
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StartMemory:
+    """GiB that the largest stage holds on the host until its model is on the GPU.
+
+    resume: the model as it is built, and the checkpoint that was read for it;
+    grow: that model, and the model and optimizer of the stage before, which it may start from.
+    """
+
+    resume: float = 0.0
+    grow: float = 0.0
+
+    @property
+    def most(self) -> float:
+        """The larger one: a run does both, but never at once."""
+        return max(self.resume, self.grow)
+
+    def sentence(self) -> str:
+        """Return what takes it."""
+        return f"{self.resume:.1f} to resume, {self.grow:.1f} to start from the stage before"
+
+
+def start_memory(footprints: Sequence[Footprint]) -> StartMemory:
+    """Return what the Train stages of a run hold while they start, the largest of each."""
+    trained = [each for each in footprints if each.kind == "train"]
+    resume = [each.parameter_bytes + each.checkpoint_bytes for each in trained]
+    grow = [
+        each.parameter_bytes + before.parameter_bytes + before.optimizer_bytes
+        for before, each in pairwise(trained)
+    ]
+    return StartMemory(resume=max(resume, default=0) / GIB, grow=max(grow, default=0) / GIB)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HostMemory:
-    """GiB on the host; `transient` is the extra memory that loading the data takes meanwhile."""
+    """GiB on the host; `transient` is the extra memory that loading the data takes meanwhile.
+
+    `starting` is what a stage's start takes, when no data is being loaded.
+    """
 
     runs: int
     processes: float
     unshared: float
     shared: float
     transient: float
+    starting: StartMemory
     usable: float
     total: float
 
     @property
     def need(self) -> float:
         """GiB that all runs hold at their peak."""
-        return self.processes + self.unshared + self.transient
+        return self.processes + self.unshared + self.peak
+
+    @property
+    def peak(self) -> float:
+        """GiB that one of the runs holds for a moment."""
+        return max(self.transient, self.starting.most)
 
     @property
     def fits(self) -> bool:
@@ -34,7 +78,8 @@ class HostMemory:
     @property
     def cache_bytes(self) -> float:
         """Bytes left for the page cache."""
-        return max(0.0, (self.usable - self.need) * GIB)
+        held = self.processes + self.unshared + self.transient
+        return max(0.0, (self.usable - held) * GIB)
 
     def can_hold(self, num_bytes: float) -> bool:
         """Whether a copy of `num_bytes`, such as a checkpoint, fits beside the runs."""
@@ -46,9 +91,13 @@ class HostMemory:
             f"{self.runs} run{'s need' if self.runs > 1 else ' needs'} {self.need:.1f} GiB of host"
             " memory"
             f" ({self.processes:.1f} processes + {self.unshared:.1f} unshared data"
-            f" + {self.transient:.1f} while loading), {self.usable:.1f} of {self.total:.0f} GiB are"
-            " usable"
+            f" + {self._moment()}), {self.usable:.1f} of {self.total:.0f} GiB are usable"
         )
+
+    def _moment(self) -> str:
+        if self.starting.most > max(self.transient, 0.05):
+            return f"{self.starting.most:.1f} while a stage starts: {self.starting.sentence()}"
+        return f"{self.transient:.1f} while loading"
 
 
 def host_memory(
@@ -59,12 +108,14 @@ def host_memory(
     data_bytes_each: float = 0.0,
     shared_bytes: float = 0.0,
     load_copies: float = 1.0,
+    starting: StartMemory | None = None,
 ) -> HostMemory:
     """Return the host memory of `runs` equal runs.
 
     data_bytes_each: what each process holds itself (0 where the data is memory-mapped);
     load_copies: copies in memory while loading (2: a list of samples and their stack). At best the
-    runs load at different moments, so one transient is counted: a lower bound.
+    runs load at different moments, so one transient is counted: a lower bound;
+    starting: what a stage's start takes, likewise counted once.
     """
     if runs < 1:
         raise ValueError(f"runs is {runs}; give at least 1")
@@ -79,6 +130,7 @@ def host_memory(
         unshared=runs * data_bytes_each / GIB,
         shared=shared_bytes / GIB,
         transient=(load_copies - 1) * data_bytes_each / GIB,
+        starting=starting or StartMemory(),
         usable=instance.memory_gib * constants.usable_memory_share,
         total=instance.memory_gib,
     )

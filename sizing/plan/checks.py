@@ -115,12 +115,29 @@ def _smaller_step(plan: Plan) -> str:
 def _host(plan: Plan) -> str | None:
     if plan.host.fits:
         return None
-    each = (plan.host.need - plan.host.transient) / plan.host.runs
-    most = math.floor((plan.host.usable - plan.host.transient) / each)
+    host = plan.host
+    if host.processes + host.unshared + host.transient <= host.usable:
+        return f"{host.sentence()}; {_more_memory(plan)}"
+    each = (host.need - host.peak) / host.runs
+    most = math.floor((host.usable - host.peak) / each)
     change = "memory-map the data, so that the runs share it"
     if most >= 1:
         change = f"{most} at a time would fit, or {change}"
-    return f"{plan.host.sentence()}; {change}"
+    return f"{host.sentence()}; {change}"
+
+
+def _more_memory(plan: Plan) -> str:
+    """Return the cheapest size that a stage can start on, with the same GPU if there is one."""
+    need, gpu = plan.host.need / plan.inputs.constants.usable_memory_share, plan.inputs.gpu.name
+    enough = [
+        size
+        for size in catalogue.trainable_by_price()
+        if size.memory_gib >= need and size.gpu_memory_mib >= plan.work.memory.need
+    ]
+    if not enough:
+        return "no size in the catalogue has that much"
+    found = min(enough, key=lambda size: size.gpu != gpu)
+    return f"the cheapest size whose memory suffices is {found.size}"
 
 
 def _notice(plan: Plan) -> str | None:

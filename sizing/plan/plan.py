@@ -13,7 +13,7 @@ from contract.notice import idle_seconds
 from sizing.models.calibration import CALIBRATION_FILE
 from sizing.models.constants import GIB, Constants
 from sizing.models.footprints import FOOTPRINTS_FILE
-from sizing.models.host import HostMemory, host_memory
+from sizing.models.host import HostMemory, host_memory, start_memory
 from sizing.models.notice import NoticeFit, Restart, notice_fit, restart
 from sizing.plan.inputs import Inputs, look_up
 from sizing.plan.request import Request
@@ -107,6 +107,7 @@ def make_plan(
         data_bytes_each=request.unshared_gib * GIB,
         shared_bytes=inputs.dataset_bytes,
         load_copies=2.0 if request.unshared_gib else 1.0,
+        starting=start_memory(inputs.footprints),
     )
     work = plan_work(inputs, host)
     notice = notice_fit(

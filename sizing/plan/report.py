@@ -170,8 +170,9 @@ def summary(plan: Plan) -> list[tuple[str, str]]:
             "GPU memory",
             f"{plan.gpu_memory_need:,.0f} of {plan.inputs.instance.gpu_memory_mib:,} MiB",
         ),
+        *_host(plan),
         ("bound by", f"{plan.work.main.bound_by} (stage {plan.work.main.footprint.stage})"),
-        ("epoch", duration(plan.work.main.epoch_seconds)),
+        ("epoch", _epoch(plan.work.main)),
         (
             "work",
             f"{duration(plan.work.seconds)}; {duration(plan.work.seconds_low)} to "
@@ -200,6 +201,24 @@ def summary(plan: Plan) -> list[tuple[str, str]]:
         ("Spot suits it", f"{verdict.suits}: {'; '.join(verdict.reasons)}"),
         ("alternates", _alternates(plan.request.size)),
         *([("with fallback", sentence(fallback))] if (fallback := with_fallback(plan)) else []),
+    ]
+
+
+def _epoch(main: StagePlan) -> str:
+    within = f"; stage {main.footprint.stage} ends within one" if main.footprint.epochs < 1 else ""
+    return duration(main.epoch_seconds) + within
+
+
+def _host(plan: Plan) -> list[tuple[str, str]]:
+    """Say what the host must hold where a stage's start takes memory worth a line."""
+    host = plan.host
+    if host.starting.most < 0.1:
+        return []
+    return [
+        (
+            "host memory",
+            f"{host.need:.1f} of {host.usable:.1f} GiB usable; {host.starting.sentence()}",
+        )
     ]
 
 

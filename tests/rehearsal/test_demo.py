@@ -10,7 +10,7 @@ import pytest
 from rehearsal.drill.demo import processes_below
 
 SMALL = [
-    *("--clips", "132", "--overrides", "single_frame_epochs=2 epochs=60"),
+    *("--count", "132", "--overrides", "single_frame_epochs=2 epochs=60"),
     *("--notice-seconds", "5", "--lease-ttl-seconds", "3"),
 ]
 

@@ -8,7 +8,7 @@ from aws_cdk import App, Environment, Stack
 from aws_cdk.assertions import Annotations, Match
 
 from stacks.parameters import StackParameters
-from stacks.plan import annotate, plan_run, prediction, write_plan
+from stacks.plan import annotate, epoch_seconds, plan_run, prediction, write_plan
 
 
 @pytest.fixture
@@ -183,3 +183,28 @@ def test_the_plan_lies_beside_the_template(tmp_path: Path, stack: Stack) -> None
     path = write_plan(tmp_path, "TrainingStack", plan)
     assert path.name == "TrainingStack.plan.json"
     assert json.loads(path.read_text()) == json.loads(json.dumps(plan))
+
+
+def test_an_epoch_is_that_of_the_main_stage_where_it_trains_for_epochs(stack: Stack) -> None:
+    plan = annotate(stack, StackParameters.for_size("g5.xlarge"))
+    assert plan is not None
+    assert epoch_seconds(plan) == plan["epoch_seconds"]
+    assert epoch_seconds(None) is None
+
+
+def test_growth_fits_a_g5_2xlarge_and_its_start_not_the_memory_of_a_g5_xlarge(
+    stack: Stack,
+) -> None:
+    parameters = StackParameters.for_size("g5.2xlarge", workload="growth")
+    assert (parameters.dataset, parameters.recipe) == ("growth", "full")
+    plan = annotate(stack, parameters)
+    assert plan is not None
+    assert plan["gpu_memory_mib"] < 22_888
+    # Each stage ends within an epoch, and commits: none is as long as the run.
+    assert plan["epoch_seconds"] > 3600
+    assert 60 < epoch_seconds(plan) < 3600 * plan["hours_on_demand"]  # type: ignore[operator]
+    Annotations.from_stack(stack).has_info(
+        "*", Match.string_like_regexp(r"plan: growth/full on g5\.2xlarge takes")
+    )
+    with pytest.raises(ValueError, match=r"while a stage starts: .* is g5\.2xlarge .*accept=host"):
+        annotate(Stack(App(), "Small"), StackParameters.for_size("g5.xlarge", workload="growth"))

@@ -21,7 +21,7 @@ def fill(folder: Path, names: tuple[str, ...] = FILES) -> Path:
     return folder
 
 
-def rows(files: list[SourceFile]) -> list[tuple[str, str, str | None]]:
+def rows(files: list[SourceFile]) -> list[tuple[str, str | None, str | None]]:
     """Name, class and split; and every file can be read."""
     assert all(file.path.read_text().endswith(file.path.name) for file in files)
     return [(file.name, file.label, file.split) for file in files]
@@ -55,6 +55,22 @@ def test_a_folder_per_split_and_class(tmp_path: Path) -> None:
     ]
 
 
+def test_files_without_classes(tmp_path: Path) -> None:
+    own = fill(tmp_path / "own", ("train/1.txt", "val/2.txt"))
+    files = open_source(own, tmp_path)
+    assert rows(files) == [("train/1.txt", None, "train"), ("val/2.txt", None, "validation")]
+    with pytest.raises(UserError, match=r"train/1\.txt is in no class; .* as SPLIT/CLASS/FILE"):
+        class_names(files)
+    flat = open_source(fill(tmp_path / "flat", ("1.txt",)), tmp_path)
+    assert rows(flat) == [("1.txt", None, None)]
+    assert flat[0].path.name == open_source(tmp_path / "flat" / "1.txt", tmp_path)[0].name
+    with pytest.raises(UserError, match=r"1\.txt is in no class; lay the files out as CLASS/FILE"):
+        class_names(flat)
+    fill(own, ("3.txt",))
+    with pytest.raises(UserError, match=r"3\.txt has no split, but other files have"):
+        open_source(own, tmp_path)
+
+
 def test_a_table_alone_or_in_a_folder_or_an_archive(tmp_path: Path) -> None:
     own = fill(tmp_path / "own", ("a/1.npy", "a/2.npy"))
     text = "\ufefffile,class,split,width\na/2.npy,dogs,val,7\na/1.npy,cats,train,8\n"
@@ -85,16 +101,14 @@ def test_fails_for_a_table_that_says_too_little(tmp_path: Path, table: str, mess
 
 
 def test_fails_for_what_is_no_source(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="does not exist; give a folder, a CSV file or an archive"):
+    with pytest.raises(UserError, match="does not exist; give a folder, a file or an archive"):
         open_source(tmp_path / "none", tmp_path)
-    (tmp_path / "clip.mp4").write_text("")
-    with pytest.raises(UserError, match="is no folder, CSV, zip or tar archive"):
-        open_source(tmp_path / "clip.mp4", tmp_path / "a")
+    (tmp_path / "clips.zip").write_text("")
+    with pytest.raises(UserError, match=r"clips\.zip is no zip archive, whatever its name"):
+        open_source(tmp_path / "clips.zip", tmp_path / "a")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(UserError, match="has no files in folders; lay them out as CLASS/FILE"):
+    with pytest.raises(UserError, match="has no files; bring some"):
         open_source(tmp_path / "empty", tmp_path)
-    with pytest.raises(UserError, match="is in no class; lay the files out as CLASS/FILE"):
-        open_source(fill(tmp_path / "flat", ("1.npy",)), tmp_path)
     (tmp_path / "torn.tar.gz").write_bytes(b"\x1f\x8b\x08 torn")
     with pytest.raises(UserError, match="cannot be unpacked"):
         open_source(tmp_path / "torn.tar.gz", tmp_path / "b")

@@ -42,9 +42,15 @@ def add_measure(parser: argparse.ArgumentParser) -> None:
 
 
 def measured(
-    workload_name: str, recipe: str, overrides: Mapping[str, str]
+    workload_name: str,
+    recipe: str,
+    overrides: Mapping[str, str],
+    factors: Sequence[float] = _FACTORS,
 ) -> Iterator[dict[str, Any]]:
-    """Yield the footprints of all stages of a recipe, each of which takes seconds."""
+    """Yield the footprints of all stages of a recipe, each of which takes seconds.
+
+    They are counted at `factors` times the recipe's micro-batch.
+    """
     from training.capabilities import HasNominalSamples
     from training.config import resolve_config
     from training.workload import Prepare
@@ -63,7 +69,7 @@ def measured(
         if isinstance(stage, Prepare):
             yield from _prepare(stage, samples, about)
         else:
-            yield from train_footprints(stage, config, samples, about)
+            yield from train_footprints(stage, config, samples, about, factors)
 
 
 def _prepare(
@@ -89,7 +95,11 @@ def _prepare(
 
 
 def train_footprints(
-    stage: Any, config: Any, samples: Mapping[str, int], about: Mapping[str, Any]
+    stage: Any,
+    config: Any,
+    samples: Mapping[str, int],
+    about: Mapping[str, Any],
+    factors: Sequence[float] = _FACTORS,
 ) -> Iterator[dict[str, Any]]:
     """Yield a Train stage's footprints, around its own micro-batch."""
     from training.preflight.footprint import measure_evaluation, measure_step
@@ -101,7 +111,7 @@ def train_footprints(
         evaluation = measure_evaluation(stage, config, settings.eval_batch)
     # Not 1 if the recipe has more: batch norm cannot train on one sample.
     least = min(2, settings.micro_batch)
-    for size in sorted({max(least, int(f * settings.micro_batch)) for f in _FACTORS}):
+    for size in sorted({max(least, int(f * settings.micro_batch)) for f in factors}):
         yield {
             **about,
             "stage": stage.name,

@@ -61,7 +61,7 @@ class StageLoop:
         facts, chosen = dict(self._learner.start.facts), dict(self._learner.chosen)
         if facts or chosen:
             context.metrics.write("start", stage=stage.name, facts=facts, numerics=chosen)
-        self._position = position.choosing(chosen)
+        self._position = position.stating(facts).choosing(chosen)
         shares = self._plan.shares(position.stage_step, context.world.rank)
         self._loader = Loader.of_stage(samples, shares, self._settings, inputs)
         self._unread: tuple[Position, StepResult, StepTime] | None = None

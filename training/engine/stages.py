@@ -142,6 +142,7 @@ class StageSequence:
             stage=stage.name,
             step=before.step,
             results=before.results,
+            facts=before.facts,
             numerics=before.numerics,
             numerics_changed=before.numerics_changed,
         )

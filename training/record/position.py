@@ -18,9 +18,14 @@ class Position:
     best: Mapping[str, float] = field(default_factory=dict)  # step and value of the best metric
     results: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # of ended stages
     artifacts: Mapping[str, str] = field(default_factory=dict)  # Prepare stage -> key
+    facts: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # of stages' starts
     # Stage -> what its code chose at its start that changes the bits; part of the numerics key.
     numerics: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     numerics_changed: tuple[str, ...] = ()  # parts of the key that some attempt changed
+
+    def stating(self, facts: Mapping[str, float]) -> "Position":
+        """With what the stage's start has found; a resumed stage does not start again."""
+        return replace(self, facts={**self.facts, self.stage: facts}) if facts else self
 
     def choosing(self, chosen: Mapping[str, str]) -> "Position":
         """With what the stage's code has chosen now: its first choice, or changes from that."""

@@ -56,7 +56,7 @@ _PAGE = """<!doctype html>
 </style>
 <h1>{title}</h1>
 <p>{summary}</p>
-<h2>Results</h2>{results}
+<h2>Results</h2>{results}{starts}
 {sections}
 <h2>Attempts</h2>{attempts}
 <h2>The run</h2>{about}
@@ -84,6 +84,7 @@ def write_report(
         title=html.escape(f"{record.run_id}: {record.workload} / {record.recipe}"),
         summary=html.escape(summary(history, head, usd_per_hour)),
         results=_results(history),
+        starts=_starts(history),
         sections=_sections(store, record, history),
         attempts=_attempts(history, usd_per_hour),
         about=_table(_about(store, record, head)),
@@ -154,6 +155,14 @@ def _results(history: History) -> str:
     return _table(rows, ["", *last])
 
 
+def _starts(history: History) -> str:
+    """What each stage's start has found, such as how exactly a model has grown."""
+    lines = [line for line in history.lines if line["kind"] == "start" and line["facts"]]
+    facts = {line["stage"]: line["facts"] for line in lines}  # once: what resumes starts not again
+    rows = [[s, n, _readable(value)] for s, found in facts.items() for n, value in found.items()]
+    return f"<h2>At the stages' starts</h2>{_table(rows)}" if rows else ""
+
+
 def _evaluations(history: History) -> str:
     # A workload lists its most important metrics first. Stages with the same metrics share a chart:
     # a model beside its baselines.
@@ -213,7 +222,7 @@ def _about(store: Store, record: RunConfig, head: Head) -> Iterator[tuple[str, s
     yield "state", head.state
     receipt = parse_receipt(store.get(RECEIPT))
     for name, value in receipt.items():
-        if name not in ("config", "stages", "format", "state") and value is not None:
+        if name not in ("config", "stages", "facts", "format", "state") and value is not None:
             yield name, _readable(value)
     if not receipt:
         yield "overrides", json.dumps(dict(record.overrides))

@@ -48,10 +48,11 @@ class ProgressBar:
         """Whether the next `show` would print; otherwise its text need not be built."""
         return self._rich is not None or time.monotonic() - self._said >= _LINE_SECONDS
 
-    def show(self, done: int, text: str) -> None:
-        """Show `done` of the total; at most one plain line every few seconds."""
+    def show(self, done: int, text: str, total: int | None = None) -> None:
+        """Show `done` of the total, which may become another; a plain line every few seconds."""
+        self._total = self._total if total is None else total
         if self._rich is not None and self._task is not None:
-            self._rich.update(self._task, completed=done, text=text)
+            self._rich.update(self._task, completed=done, total=self._total, text=text)
         elif self.is_due or done == self._total:
             self._said = time.monotonic()
             print(f"{self._title}: {done}/{self._total} {text}{self._remaining(done)}", flush=True)

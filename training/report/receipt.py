@@ -56,6 +56,7 @@ def write_receipt(
         "generations": head.generation,
         "skipped_steps": list(head.skipped_steps),
         "stages": {stage: dict(metrics) for stage, metrics in position.results.items()},
+        **({"facts": dict(position.facts)} if position.facts else {}),
         **accuracies,
         "weights_sha256": weights,
         "numerics_key": {

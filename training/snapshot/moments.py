@@ -1,10 +1,10 @@
 """How long a folder has stood still, and whether anything in it was open for writing then."""
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from training.snapshot.listing import Listing, is_log
-from training.snapshot.open_files import open_for_writing
+from training.snapshot.open_files import open_for_writing, processes
 
 _NOT_LOOKED = "a file, perhaps,"
 
@@ -17,11 +17,19 @@ class QuietTime:
     since: float = 0.0  # monotonic: the first look at which it was as it is now
     # A file that somebody could write to, as far as is known of the folder as it is now.
     held_open: str | None = _NOT_LOOKED
+    # Processes that lived when the last change was seen, and live: one of them made it.
+    writers: set[int] = field(default_factory=set)
 
     def look(self, listing: Listing) -> float:
         """Take note of the folder as it is now; return for how many seconds it has been so."""
-        now = time.monotonic()
+        now, alive = time.monotonic(), processes()
         if self.listing is None or self.listing.difference(listing) is not None:
+            self.writers = alive
+            self.since = now
+            self.held_open = _NOT_LOOKED
+        elif not self.writers <= alive:
+            # One that died may have had a file half written: the death closed it.
+            self.writers &= alive
             self.since = now
             self.held_open = _NOT_LOOKED
         self.listing = listing
@@ -34,6 +42,8 @@ class QuietTime:
         inodes = {(f.device, f.inode): path for path, f in files if not is_log(path)}
         paths = (inodes[key] for key in open_for_writing(inodes))
         self.held_open = min(map(repr, paths), default=None)
+        if not self.writers <= processes():
+            self.held_open = _NOT_LOOKED
         return self.held_open is None
 
     def seconds_until_now(self, listing: Listing) -> float:

@@ -6,6 +6,7 @@ counts, because only the program knows which of its files belong together.
 
 import logging
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -31,6 +32,8 @@ _POLL_SECONDS = 0.025
 _LOOKING_SHARE = 0.02
 # After a notice: the program may be gone before the usual quiet time is over.
 _HASTY_SECONDS = 1.0
+# What a shell says of a program that SIGKILL ended.
+_KILLED = 128 + signal.SIGKILL
 
 
 class Watcher:
@@ -79,7 +82,7 @@ class Watcher:
             if exit_code > 0 and self._commit_file.exists():
                 return None
             return "what the program did after its last commit does not count"
-        if exit_code >= 0:
+        if exit_code >= 0 and exit_code != _KILLED:
             return None
         try:
             quiet = self._quiet.seconds_until_now(list_folder(self._folder))

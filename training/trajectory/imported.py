@@ -36,7 +36,7 @@ def import_dataset(
     Without splits of their own, each class is divided like the made clips; `seed` decides how.
     """
     classes = class_names(files)
-    labels = [classes.index(file.label) for file in files]
+    labels = [classes.index(str(file.label)) for file in files]
     splits = _splits(files, labels, seed)
     with (out / CLIPS_FILE).open("wb") as clips:
         for number, file in enumerate(files, 1):

@@ -91,6 +91,13 @@ def test_the_table_shows_both_hashes_and_the_verdict_but_not_the_key() -> None:
     assert "yes, weights and losses" in shown(GOOD)
 
 
+def test_a_run_without_an_accuracy_shows_the_first_metric_of_each_stage() -> None:
+    stages = {"dense": {"perplexity": 9.5, "loss": 2.25}, "grown": {"perplexity": 7.25}}
+    text = shown({**GOOD, "validation_accuracy": None, "stages": stages})
+    assert "validation perplexity" in text
+    assert "dense 9.5; grown 7.25" in text
+
+
 def test_it_says_what_was_spent_by_market_and_whether_the_run_fell_back() -> None:
     assert "spot $0.0126 for 108 s; fallback: none" in shown(GOOD)
     both = {"spot": {"hours": 0.03, "usd": 0.0126}, "on-demand": {"hours": 0.01, "usd": 0.0101}}

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from sizing import catalogue
 from sizing.evidence.seed_figures import FACTS_FILE, fact
 from sizing.evidence.seed_model_figures import resnet50_hours
 from sizing.evidence.seed_tables import CLAIMS_FILE, SEEDS, Claim, claims
@@ -18,6 +19,11 @@ Rows = list[tuple[str, Iterable[int], str]]
 
 def find(seed: str, what: str) -> Claim:
     return next(c for c in ALL if (c.seed, c.what) == (seed, what))
+
+
+def gpu_gb(size: str) -> float:
+    """The GPU's memory as EC2 reports it, in GB."""
+    return catalogue.find(size).gpu_memory_mib * 2**20 / 1e9
 
 
 def claimed() -> Rows:
@@ -83,7 +89,9 @@ def test_gradients_are_as_large_as_what_is_trained() -> None:
         ("000", "p4d.24xlarge: price", 21.957642),
         ("000", "g5.2xlarge: a month of 4 weeks", 24.24),
         ("000", "g5.12xlarge: more a month", 89.20),
-        ("001", "phase 2: parameters, exactly", 371.640256),
+        ("001", "phase 2: parameters, exactly", 371.640312),
+        ("001", "phase 3: parameters, exactly", 1479.876792),
+        ("001", "phase 3: active parameters, exactly", 549.178296),
         ("001", "phase 3: width", 1664),
         ("003", "ml.g5.2xlarge: GPUs", 1),
         ("003", "model", 0.19),
@@ -105,6 +113,18 @@ def test_phase_3_does_not_fit_the_gpu_that_was_recommended() -> None:
     assert isinstance(need, float)
     assert isinstance(there, float)
     assert need > there * 1.073741824
+
+
+def test_the_growth_recipe_fits_it_and_the_reasons_have_its_figures() -> None:
+    """The figures in braces are computed; nothing in braces is left."""
+    why = find("001", "phase 3: in all").why
+    need = float(why.split(" needs ")[1])
+    assert need < gpu_gb("g5.2xlarge")
+    assert not any("{" in claim.why for claim in ALL)
+    shorter = float(find("001", "all phases: minutes").why.split(" takes ")[1])
+    longer = find("001", "all phases: 100 steps").ours
+    assert isinstance(longer, float)
+    assert shorter < longer
 
 
 def test_the_detector_needs_what_its_author_reports() -> None:

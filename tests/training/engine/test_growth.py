@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.training import growth, tiny
+from tests.training import growing, tiny
 from tests.training.hooks import interrupt_at
 from tests.training.runs import Run, assert_equal
 from training.checkpoint.read import read_checkpoint
@@ -15,7 +15,7 @@ from training.cli.main import main
 from training.engine.named_state import state_by_name
 from training.workload import OptimizerState
 
-WORKLOAD = "--workload=tests.training.growth:GROWTH"
+WORKLOAD = "--workload=tests.training.growing:GROWTH"
 STAGES = ("dense", "experts", "wide")
 
 
@@ -39,13 +39,15 @@ def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def grown(tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Uninterrupted; what its stages read of the state before is gone at their first steps."""
     run = new_run(tmp_path_factory.mktemp("grown"), tokens)
-    growth.READ.clear()
+    growing.READ.clear()
     alive: list[int] = []
     for stage in STAGES[1:]:
-        tiny.HOOKS[stage] = lambda step: alive.append(sum(ref() is not None for ref in growth.READ))
+        tiny.HOOKS[stage] = lambda step: alive.append(
+            sum(ref() is not None for ref in growing.READ)
+        )
     assert run.attempt() == 0
     tiny.HOOKS.clear()
-    assert len(growth.READ) == 10 + 24 and not any(alive)
+    assert len(growing.READ) == 10 + 24 and not any(alive)
     return run
 
 
@@ -71,10 +73,10 @@ def test_a_model_that_is_interrupted_in_each_stage_grows_to_the_same(
 
 
 def test_a_grown_model_computes_what_the_smaller_one_did() -> None:
-    dense, experts = (growth.Model(8, has_experts=has) for has in (False, True))
-    wide = growth.Model(16, has_experts=True)
-    experts.load_state_dict(growth.upcycled(dense.state_dict()), strict=False)
-    wide.load_state_dict(growth.widened_model(experts.state_dict()))
+    dense, experts = (growing.Model(8, has_experts=has) for has in (False, True))
+    wide = growing.Model(16, has_experts=True)
+    experts.load_state_dict(growing.upcycled(dense.state_dict()), strict=False)
+    wide.load_state_dict(growing.widened_model(experts.state_dict()))
     ids = torch.arange(12).view(2, 6)
     for model in (experts, wide):
         assert torch.allclose(model(ids), dense(ids), atol=1e-6)
@@ -83,10 +85,10 @@ def test_a_grown_model_computes_what_the_smaller_one_did() -> None:
 def test_the_optimizer_counts_on_where_the_one_before_has_ended(grown: Run) -> None:
     for number, stage in enumerate(STAGES, 1):
         state = state_at_the_end(grown, stage)
-        assert int(state["embedding.weight"]["step"]) == number * growth.STEPS
+        assert int(state["embedding.weight"]["step"]) == number * growing.STEPS
         assert torch.equal(state["head.weight"]["exp_avg"], state["embedding.weight"]["exp_avg"])
         if stage != "dense":  # the router is as old as the experts
-            assert int(state["block.router.weight"]["step"]) == (number - 1) * growth.STEPS
+            assert int(state["block.router.weight"]["step"]) == (number - 1) * growing.STEPS
 
 
 @pytest.mark.slow
@@ -97,4 +99,4 @@ def test_fails_for_an_optimizer_state_of_a_model_that_ranks_share(
     run = new_run(tmp_path, tokens)
     assert run.attempt_with_ranks(2, "--override=sharding=full") == [2, 2]
     assert state_at_the_end(run, "dense")["block.0.weight"]["exp_avg"].shape == (16, 8)
-    assert len(run.losses()) == growth.STEPS
+    assert len(run.losses()) == growing.STEPS

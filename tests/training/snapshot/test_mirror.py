@@ -4,6 +4,7 @@ import json
 import logging
 import mmap
 import os
+import signal
 import socket
 import time
 from collections.abc import Callable
@@ -14,6 +15,8 @@ import pytest
 from tests.training.snapshot.scene import Machine, entries, tree, wait_for_snapshot, wait_until
 from training.errors import UserError
 from training.record.retention import Retention
+from training.snapshot.listing import list_folder
+from training.snapshot.moments import QuietTime
 from training.snapshot.restore import read_snapshot
 from training.store.protocol import Store
 
@@ -289,3 +292,39 @@ def test_a_commit_tells_its_seconds_bytes_and_files(new_machine: NewMachine, sto
     )
     assert event["seconds"] > 0
     assert event["note"] == {"step": 7}
+
+
+def test_a_file_that_a_killed_process_left_half_written_does_not_count_as_closed(
+    new_machine: NewMachine,
+) -> None:
+    machine = new_machine("first")
+    writer = os.fork()
+    if writer == 0:
+        with (machine.folder / "model.pt").open("wb", buffering=0) as stream:
+            stream.write(b"half")
+            time.sleep(600)
+    wait_until((machine.folder / "model.pt").exists, machine.mirror)
+    quiet = QuietTime()
+    quiet.look(list_folder(machine.folder))
+    wait_until(lambda: not quiet.is_closed(), machine.mirror)
+    assert quiet.held_open == "'model.pt'"
+    os.kill(writer, signal.SIGKILL)
+    os.waitid(os.P_PID, writer, os.WEXITED | os.WNOWAIT)  # not reaped: still a zombie
+    assert not quiet.is_closed()
+    assert quiet.look(list_folder(machine.folder)) == 0, "the quiet time begins anew"
+    os.waitpid(writer, 0)
+
+
+def test_a_worker_that_began_after_the_last_change_may_end(new_machine: NewMachine) -> None:
+    machine = new_machine("first")
+    machine.write({"model.pt": b"whole"})
+    quiet = QuietTime()
+    quiet.look(list_folder(machine.folder))
+    began = quiet.since
+    worker = os.fork()
+    if worker == 0:
+        os._exit(0)
+    os.waitpid(worker, 0)
+    assert quiet.is_closed()
+    quiet.look(list_folder(machine.folder))
+    assert quiet.since == began

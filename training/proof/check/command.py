@@ -29,7 +29,7 @@ def check(options: argparse.Namespace) -> int:
     found = problems(workload)
     if found:
         return _report_problems(options, found)
-    recipe = options.recipe or min(workload.recipes)
+    recipe = options.recipe or next(iter(workload.recipes))
     overrides = parse_overrides(options.override)
     config = resolve_config(workload, recipe, overrides)
     interval = parse_interval(options.checkpoint_interval)

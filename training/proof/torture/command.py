@@ -172,8 +172,9 @@ def _table(totals: Totals) -> Sequence[str]:
 def _recipes(options: argparse.Namespace, workload: Workload[Any]) -> Sequence[str]:
     if options.recipe is not None:
         return str(options.recipe).split(",")
-    known = sorted(workload.recipes)
-    return known if options.workload == BUILT_IN else known[:1]
+    if options.workload == BUILT_IN:
+        return sorted(workload.recipes)
+    return [next(iter(workload.recipes))]
 
 
 def _num_processes(options: argparse.Namespace) -> Sequence[int]:

@@ -1,0 +1,215 @@
+"""Contenders in turns, and the table: tokens a second, memory, and ratios of one run.
+
+On a GPU each is alone; the last rows are ours within the memory of an A10G.
+"""
+
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+
+from benchmarks.gpu.session import REPOSITORY
+from benchmarks.language.contender import Contender
+from benchmarks.language.shapes import PHASES, SCALES, flops_per_step
+from training.growth.model import parameter_counts
+
+# What an A10G has, by EC2's own description of g5: less than the 24 GB of its name.
+A10G_MIB = 22_888
+_WARM_STEPS, _GPU_STEPS = 3, 10
+_LEAST_SECONDS = 20.0
+
+
+def measure(
+    *,
+    scale: str | None = None,
+    rounds: int,
+    seconds: float,
+    phases: Sequence[str] = (),
+    cpu: bool = False,
+) -> list[dict[str, Any]]:
+    """Rows of all contenders; on a GPU within `seconds`, of which the last ones may get nothing."""
+    device = "cuda" if torch.cuda.is_available() and not cpu else "cpu"
+    scale = scale or ("full" if device == "cuda" else "eighth")
+    if scale not in SCALES:
+        raise ValueError(f"there is no scale {scale!r}; give one of {', '.join(SCALES)}")
+    if unknown := sorted(set(phases) - set(PHASES)):
+        raise ValueError(f"there is no phase {unknown[0]!r}; give some of {', '.join(PHASES)}")
+    if rounds < 1:
+        raise ValueError(f"give at least one round, got {rounds}")
+    deadline = time.monotonic() + seconds
+    machine = _machine(device)
+    limit = A10G_MIB - machine["context_mib"] if device == "cuda" else None
+    groups = [(phase, list(_contenders(phase, scale, device))) for phase in phases or PHASES]
+    for phase in phases or PHASES:
+        where = f"{phase}, {limit} MiB" if limit else f"{phase}, less memory"
+        groups.append((where, list(_lean(phase, scale, device, limit))))
+    rows = [_row("machine", machine["name"], {"failed": machine["note"]})]
+    for name, contenders in groups:
+        if device == "cpu":
+            results = _in_turns(contenders, rounds)
+        else:
+            results = [_alone(contender, deadline) for contender in contenders]
+        rows += _rows(name, contenders, results, machine["flops"])
+    return rows
+
+
+def _contenders(phase: str, scale: str, device: str) -> Iterator[Contender]:
+    """Ours and its peers."""
+    common: dict[str, Any] = {"phase": phase, "scale": scale, "device": device}
+    if phase == "dense":
+        for who in ("ours", "Hugging Face", "plain loop"):
+            yield Contender(who=who, **common)
+        return
+    for experts in ("split", "bmm", "grouped_mm"):
+        yield Contender(who="ours", experts=experts, **common)
+    for experts in ("eager", "grouped_mm"):
+        yield Contender(who="ours gated", experts=experts.replace("eager", "split"), **common)
+        yield Contender(who="Hugging Face", experts=experts, **common)
+    yield Contender(who="plain loop", **common)
+
+
+def _lean(phase: str, scale: str, device: str, limit_mib: int | None) -> Iterator[Contender]:
+    """Ours within a smaller GPU's memory; the last phase in every way that saves some."""
+    common: dict[str, Any] = {"who": "ours", "phase": phase, "scale": scale, "device": device}
+    common |= {"limit_mib": limit_mib, "experts": "" if phase == "dense" else "split"}
+    if phase == "grown":
+        yield Contender(**common, recompute=True, in_backward=True)
+        yield Contender(**common, in_backward=True, bfloat16_moments=True)
+        yield Contender(**common, recompute=True, in_backward=True, bfloat16_moments=True)
+    elif limit_mib:
+        yield Contender(**common)
+
+
+class _Process:
+    """A contender's process; `steps` waits for it."""
+
+    def __init__(self, contender: Contender) -> None:
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115, closed by __exit__
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.language", contender.to_json()],
+            cwd=REPOSITORY,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+        )
+        self.result = self._read()
+
+    def steps(self, count: int) -> dict[str, Any]:
+        """Make steps, unless it has failed."""
+        if "failed" not in self.result:
+            assert self._process.stdin is not None
+            self._process.stdin.write(f"{count}\n")
+            self._process.stdin.flush()
+            self.result |= self._read()
+        return self.result
+
+    def _read(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if line:
+            found: dict[str, Any] = json.loads(line)
+            return found
+        self._process.wait()
+        self._errors.seek(0)
+        last = self._errors.read().strip().splitlines()[-1:] or ["no word"]
+        return {"failed": last[0][:160]}
+
+    def __enter__(self) -> "_Process":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._process.kill()
+        self._process.communicate()
+        self._errors.close()
+
+
+def _started(contender: Contender, stack: ExitStack) -> _Process:
+    print(f"{contender.phase}: {contender.name}", file=sys.stderr)
+    return stack.enter_context(_Process(contender))
+
+
+def _in_turns(contenders: Sequence[Contender], rounds: int) -> list[dict[str, Any]]:
+    """All at once, one step each in turn: what slows the machine for a while slows all."""
+    with ExitStack() as stack:
+        processes = [_started(contender, stack) for contender in contenders]
+        for process in processes:
+            process.steps(1)
+        taken: list[list[float]] = [[] for _ in processes]
+        for _ in range(rounds):
+            for process, own in zip(processes, taken, strict=True):
+                own.append(process.steps(1).get("seconds", float("nan")))
+        return [
+            process.result | {"seconds": statistics.median(own)}
+            for process, own in zip(processes, taken, strict=True)
+        ]
+
+
+def _alone(contender: Contender, deadline: float) -> dict[str, Any]:
+    if time.monotonic() > deadline - _LEAST_SECONDS:
+        return {"failed": "no time was left"}
+    with ExitStack() as stack:
+        process = _started(contender, stack)
+        process.steps(_WARM_STEPS)
+        return process.steps(_GPU_STEPS)
+
+
+def _rows(
+    name: str,
+    contenders: Sequence[Contender],
+    results: Sequence[dict[str, Any]],
+    product_flops: float,
+) -> list[dict[str, Any]]:
+    """The rows of one phase; ours with less memory have no peers."""
+    peers = [
+        r["seconds"]
+        for c, r in zip(contenders, results, strict=True)
+        if not c.is_ours and "seconds" in r and "failed" not in r
+    ]
+    rows = []
+    for contender, result in zip(contenders, results, strict=True):
+        row = _row(name, contender.name, result)
+        if "failed" not in result:
+            scale, config = SCALES[contender.scale], contender.config
+            seconds = result["seconds"]
+            row["tokens/s"] = f"{scale.tokens_per_step / seconds:,.0f}"
+            row["x best peer"] = f"{min(peers) / seconds:.2f}" if peers else ""
+            flops = flops_per_step(config, parameter_counts(config)[1], scale)
+            row["% of a product"] = f"{100 * flops / seconds / product_flops:.0f}"
+        rows.append(row)
+    return rows
+
+
+def _row(phase: str, who: str, result: dict[str, Any]) -> dict[str, Any]:
+    parameters = result.get("parameters")
+    return {
+        "phase": phase,
+        "who": who,
+        "parameters, M": f"{parameters / 1e6:,.2f}" if parameters else "",
+        "tokens/s": "",
+        "x best peer": "",
+        "% of a product": "",
+        "peak MiB": f"{result['mib']:,}" if "mib" in result else "",
+        "note": result.get("failed", ""),
+    }
+
+
+def _machine(device: str) -> dict[str, Any]:
+    """What one matrix product reaches, and what a context takes of a GPU's memory."""
+    code = "from benchmarks.language.product import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, device],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found

@@ -1,0 +1,112 @@
+"""Tensors that are made one at a time: a model grows without a second copy of itself in memory."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeAlias, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+T = TypeVar("T")
+
+# Parameter name -> name in its optimizer's state -> value, as `named_state` gives it.
+OptimizerState: TypeAlias = Mapping[str, Mapping[str, Any]]
+
+
+# The names of AdamW's moments in its state, which gradients and their squares are averaged in.
+FIRST_MOMENTS = ("exp_avg",)
+SECOND_MOMENTS = ("exp_avg_sq", "max_exp_avg_sq")
+REWARM = "rewarm"  # axis, parts, copies, steps, done, since: what a `Rewarming` optimizer reads
+
+
+class OnDemand(Mapping[str, T]):
+    """A mapping whose values are made whenever they are read, and never kept."""
+
+    def __init__(self, makers: Mapping[str, Callable[[], T]]) -> None:
+        self._makers = makers
+
+    def __getitem__(self, name: str) -> T:
+        return self._makers[name]()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._makers)
+
+    def __len__(self) -> int:
+        return len(self._makers)
+
+
+def by_part(tensor: Tensor, place: int, parts: int, copies: int = 1) -> Tensor:
+    """A view with one axis as three: packed parts, copies within each, values within a copy."""
+    view: Tensor = tensor.unflatten(place, (parts, copies, -1))  # type: ignore[no-untyped-call]
+    return view
+
+
+@torch.no_grad()
+def fill(model: nn.Module, grown: Mapping[str, Tensor]) -> None:
+    """Copy a grown state into a model, tensor by tensor: `load_state_dict` makes all of them first.
+
+    ValueError, before anything is changed, if the names are not those of the model; or if a shape
+    is not.
+    """
+    own = model.state_dict()
+    missing, unknown = own.keys() - grown.keys(), grown.keys() - own.keys()
+    if missing or unknown:
+        lacks = f"the grown state lacks {_some(missing)}" if missing else ""
+        has = f"it has {_some(unknown)}, which the model has not" if unknown else ""
+        raise ValueError("; ".join(part for part in (lacks, has) if part))
+    for name, target in own.items():
+        tensor = grown[name]
+        _check_shape(repr(name), tensor, target)
+        target.copy_(tensor)
+
+
+def check_adams(state: OptimizerState) -> None:
+    """ValueError unless it is the state of an Adam, whose moments can grow."""
+    known = {"step", *FIRST_MOMENTS, *SECOND_MOMENTS, REWARM}
+    for name, values in state.items():
+        if unknown := sorted(values.keys() - known):
+            raise ValueError(
+                f"the optimizer's state of {name!r} has {unknown[0]!r}: how it grows is known for "
+                "Adam's moments only; leave it out, and the optimizer starts without"
+            )
+
+
+def optimizer_state_by_name(
+    optimizer: torch.optim.Optimizer, model: nn.Module
+) -> dict[str, Mapping[str, Any]]:
+    """The state of a live optimizer in the form that the functions here grow."""
+    return {
+        name: optimizer.state[parameter]
+        for name, parameter in model.named_parameters()
+        if parameter in optimizer.state
+    }
+
+
+def set_optimizer_state(
+    optimizer: torch.optim.Optimizer, model: nn.Module, state: OptimizerState
+) -> None:
+    """Let an optimizer without state start from this one; parameters not in it start empty.
+
+    ValueError if a name or a shape is not the model's.
+    """
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    for name, own in state.items():
+        if name not in parameters:
+            raise ValueError(f"no parameter of the model is called {name!r}, which has a state")
+        for key in own.keys() & {*FIRST_MOMENTS, *SECOND_MOMENTS}:
+            _check_shape(f"{key!r} of {name!r}", own[key], parameters[name])
+        optimizer.state[parameters[name]] = {
+            key: value.clone() if isinstance(value, Tensor) else value for key, value in own.items()
+        }
+
+
+def _check_shape(what: str, grown: Tensor, target: Tensor) -> None:
+    if grown.shape != target.shape:
+        raise ValueError(
+            f"{what} has grown to {tuple(grown.shape)}, but the model expects "
+            f"{tuple(target.shape)}; does its config fit the factors?"
+        )
+
+
+def _some(names: set[str]) -> str:
+    first = sorted(names)
+    return f"{first[0]!r}" + (f" and {len(first) - 1} more" if len(first) > 1 else "")

@@ -1,0 +1,1 @@
+"""The growing language model: dense, then experts, then larger, its function preserved."""

@@ -1,0 +1,88 @@
+"""What a language model is made of, apart from its weights; and the four of the seed document."""
+
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
+
+Norm: TypeAlias = Literal["layer", "rms"]
+Activation: TypeAlias = Literal["gelu", "swiglu"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DenseBlock:
+    """A block with one feed-forward network of `hidden` units."""
+
+    hidden: int
+
+    def __post_init__(self) -> None:
+        _check_at_least_1("hidden", self.hidden)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExpertBlock:
+    """A block with `num_experts` networks of `hidden` units, `top_k` of which see each token."""
+
+    hidden: int
+    num_experts: int = 8
+    top_k: int = 2
+
+    def __post_init__(self) -> None:
+        _check_at_least_1("hidden", self.hidden)
+        if not 1 <= self.top_k <= self.num_experts:
+            raise ValueError(
+                f"top_k is {self.top_k} of {self.num_experts} experts; give 1 to {self.num_experts}"
+            )
+
+
+Block: TypeAlias = DenseBlock | ExpertBlock
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelConfig:
+    """A decoder with rotary positions. `is_tied`: the embedding is the output layer, too."""
+
+    vocab_size: int
+    width: int
+    num_heads: int
+    blocks: tuple[Block, ...]
+    norm: Norm = "layer"
+    activation: Activation = "gelu"
+    is_tied: bool = True
+    rope_base: float = 10_000.0
+
+    @property
+    def head_width(self) -> int:
+        """Of every head; it stays the same while the model grows."""
+        return self.width // self.num_heads
+
+    def __post_init__(self) -> None:
+        for name in ("vocab_size", "width", "num_heads"):
+            _check_at_least_1(name, getattr(self, name))
+        if not self.blocks:
+            raise ValueError("the model has no block; give at least one")
+        if self.width % self.num_heads or self.head_width % 2:
+            raise ValueError(
+                f"width {self.width} over num_heads {self.num_heads}: rotary positions turn pairs "
+                "of numbers within a head; give a width that is an even multiple of num_heads"
+            )
+
+
+def _check_at_least_1(name: str, value: int) -> None:
+    if value < 1:
+        raise ValueError(f"{name} is {value}; give at least 1")
+
+
+# The seed document's model, whose parameter counts leave no other choice: 100,038,016 in all.
+DENSE = ModelConfig(vocab_size=50257, width=832, num_heads=8, blocks=(DenseBlock(hidden=3328),) * 7)
+# Every block's network eight times: 371,640,312 parameters, 138,878,328 of them for each token.
+EXPERTS = replace(DENSE, blocks=(ExpertBlock(hidden=3328),) * 7)
+_WIDE, _NEW = ExpertBlock(hidden=6656), DenseBlock(hidden=2496)
+# Twice the width and four new blocks, after blocks 2, 4, 6 and 7. The seed's 1467.60 M (548.70 M
+# for each token) has no solution in round widths; this is nearest: 1479.88 M (549.18 M).
+GROWN = replace(
+    EXPERTS,
+    width=1664,
+    num_heads=16,
+    blocks=(*(_WIDE, _WIDE, _NEW) * 3, _WIDE, _NEW),
+)
+# The seed's words taken literally, experts in the new blocks as well: 2155.79 M (693.26 M).
+LITERAL = replace(GROWN, blocks=(_WIDE,) * 11)

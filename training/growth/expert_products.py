@@ -1,0 +1,159 @@
+"""Linear layers of many experts at once, in the ways of which one is fastest on a given GPU.
+
+R rows, those of an expert together; E experts; I inputs, O outputs; C rows of the busiest expert.
+Every way gives every expert a gradient, zeros if it has no row, so ranks always agree on which
+parameters took part.
+"""
+
+from collections.abc import Callable
+from typing import Any, Literal, TypeAlias, cast, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+# "split": a product per expert, after the counts are known to the host. "bmm": one batched product
+# of all, padded to the busiest. "grouped_mm": torch's own, fused from compute capability 9.0 on.
+# "balanced": as "split", but every expert gets the same number of rows. It is wrong, and takes the
+# memory and the work of a step without data (`measure`).
+ExpertProducts: TypeAlias = Literal["split", "bmm", "grouped_mm", "balanced"]
+
+# (x, weight_EOI, bias_EO) -> x by each expert's own layer.
+Layer: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+def check_products(products: str) -> ExpertProducts:
+    """Refuse a way that does not exist."""
+    if products not in get_args(ExpertProducts):
+        known = ", ".join(get_args(ExpertProducts))
+        raise ValueError(f"expert products {products!r} do not exist; give one of {known}")
+    return cast(ExpertProducts, products)
+
+
+def by_expert(
+    network: Callable[[Layer, Tensor], Tensor],
+    x_RI: Tensor,
+    is_mine_RE: Tensor,
+    products: ExpertProducts,
+) -> Tensor:
+    """What `network`, called with a way to apply a layer and its rows, gives of each row."""
+    dtype = x_RI.dtype
+    if torch.is_autocast_enabled(x_RI.device.type):
+        dtype = torch.get_autocast_dtype(x_RI.device.type)
+    x_RI = x_RI.to(dtype)
+    if products == "grouped_mm":
+        return network(_grouped(is_mine_RE), x_RI)
+    if products == "bmm":
+        places_R, num_places = _padded_places(is_mine_RE)
+        num_experts = is_mine_RE.shape[1]
+        x_ECI = _Spread.apply(x_RI, places_R, num_places).unflatten(0, (num_experts, -1))
+        return cast(Tensor, _Gather.apply(network(_batched, x_ECI).flatten(0, 1), places_R))
+    return network(_split(_sizes(is_mine_RE, products)), x_RI)
+
+
+def _sizes(is_mine_RE: Tensor, products: ExpertProducts) -> list[int]:
+    """Rows of each expert."""
+    if products == "split":
+        return cast(list[int], is_mine_RE.sum(dim=0).tolist())
+    num_rows, num_experts = is_mine_RE.shape
+    return [(num_rows + number) // num_experts for number in range(num_experts)]
+
+
+def _grouped(is_mine_RE: Tensor) -> Layer:
+    # In integers: the running sum of floats is refused on CUDA where a recipe is deterministic.
+    ends_E = is_mine_RE.sum(dim=0).cumsum(dim=0).to(torch.int32)
+
+    def layer(x_RI: Tensor, weight_EOI: Tensor, bias_EO: Tensor) -> Tensor:
+        weight_EIO = weight_EOI.to(x_RI.dtype).transpose(1, 2)
+        y_RO = F.grouped_mm(x_RI, weight_EIO, offs=ends_E)
+        # A product, as the gradient of a gathered bias is a scatter: slow, and by atomics.
+        return torch.addmm(y_RO, is_mine_RE.to(x_RI.dtype), bias_EO.to(x_RI.dtype))
+
+    return layer
+
+
+def _batched(x_ECI: Tensor, weight_EOI: Tensor, bias_EO: Tensor) -> Tensor:
+    weight_EIO = weight_EOI.to(x_ECI.dtype).transpose(1, 2)
+    return torch.baddbmm(bias_EO.to(x_ECI.dtype)[:, None], x_ECI, weight_EIO)
+
+
+def _padded_places(is_mine_RE: Tensor) -> tuple[Tensor, int]:
+    """Where each row stands if every expert has as many places as the busiest; places in all."""
+    counts_E = is_mine_RE.sum(dim=0)
+    num_rows, num_experts = is_mine_RE.shape
+    capacity = max(1, int(counts_E.max()))
+    shift_E = torch.arange(num_experts, device=counts_E.device) * capacity
+    shift_E = shift_E - (counts_E.cumsum(dim=0) - counts_E)
+    places_R = torch.arange(num_rows, device=counts_E.device) + (is_mine_RE * shift_E).sum(dim=1)
+    return places_R, num_experts * capacity
+
+
+class _Spread(torch.autograd.Function):
+    """Rows to different places among zeros; backward gathers."""
+
+    @staticmethod
+    def forward(ctx: Any, x_RI: Tensor, places_R: Tensor, num_places: int) -> Tensor:
+        ctx.save_for_backward(places_R)
+        return x_RI.new_zeros(num_places, x_RI.shape[1]).index_copy_(0, places_R, x_RI)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return gradient.index_select(0, *ctx.saved_tensors), None, None
+
+
+class _Gather(torch.autograd.Function):
+    """Rows from different places; backward spreads, without the atomics of a general index."""
+
+    @staticmethod
+    def forward(ctx: Any, x_PI: Tensor, places_R: Tensor) -> Tensor:
+        ctx.save_for_backward(places_R)
+        ctx.num_places = len(x_PI)
+        return x_PI.index_select(0, places_R)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        (places_R,) = ctx.saved_tensors
+        spread = gradient.new_zeros(ctx.num_places, gradient.shape[1])
+        return spread.index_copy_(0, places_R, gradient), None
+
+
+def _split(sizes: list[int]) -> Layer:
+    def layer(x_RI: Tensor, weight_EOI: Tensor, bias_EO: Tensor) -> Tensor:
+        return cast(Tensor, _SplitLinear.apply(x_RI, weight_EOI, bias_EO, sizes))
+
+    return layer
+
+
+class _SplitLinear(torch.autograd.Function):
+    """A product per expert, each written to its place: slices and their gradients are no copies."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x_RI: Tensor, weight_EOI: Tensor, bias_EO: Tensor, sizes: list[int]
+    ) -> Tensor:
+        ctx.save_for_backward(x_RI, weight_EOI)
+        ctx.sizes = sizes
+        low_EOI, low_bias_EO = weight_EOI.to(x_RI.dtype), bias_EO.to(x_RI.dtype)
+        y_RO = x_RI.new_empty(len(x_RI), weight_EOI.shape[1])
+        parts = zip(torch.split(x_RI, sizes), torch.split(y_RO, sizes), strict=True)
+        for number, (x, y) in enumerate(parts):
+            torch.addmm(low_bias_EO[number], x, low_EOI[number].T, out=y)
+        return y_RO
+
+    @staticmethod
+    def backward(ctx: Any, dy_RO: Tensor) -> tuple[Tensor | None, ...]:
+        x_RI, weight_EOI = ctx.saved_tensors
+        dy_RO = dy_RO.contiguous()
+        low_EOI = weight_EOI.to(dy_RO.dtype)
+        dx_RI = torch.empty_like(x_RI)
+        dweight_EOI = torch.empty_like(weight_EOI)
+        dbias_EO = weight_EOI.new_empty(weight_EOI.shape[:2])
+        parts = zip(*(torch.split(all_, ctx.sizes) for all_ in (x_RI, dx_RI, dy_RO)), strict=True)
+        for number, (x, dx, dy) in enumerate(parts):
+            torch.mm(dy, low_EOI[number], out=dx)
+            if dweight_EOI.dtype == dy.dtype:
+                torch.mm(dy.T, x, out=dweight_EOI[number])
+            else:
+                dweight_EOI[number] = dy.T @ x
+            dbias_EO[number] = dy.sum(dim=0, dtype=dbias_EO.dtype)
+        return dx_RI, dweight_EOI, dbias_EO, None

@@ -1,0 +1,1 @@
+"""Text as a dataset: made and imported where the tokenizer library is, read everywhere."""

@@ -1,0 +1,59 @@
+"""How far an import of text has come: kept in its folder, so that an interrupted one goes on."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from training.errors import UserError
+from training.sources import UNFINISHED
+
+
+@dataclass(kw_only=True, slots=True)
+class SplitCounts:
+    """What has been written of a split; bytes are those of its text in UTF-8."""
+
+    tokens: int = 0
+    documents: int = 0
+    bytes: int = 0
+
+
+@dataclass(kw_only=True, slots=True)
+class Position:
+    """How far an import has come: what has been read, and a digest of it."""
+
+    pieces: int = 0
+    digest: str = ""
+    splits: dict[str, SplitCounts] = field(default_factory=dict)
+
+    @property
+    def documents(self) -> int:
+        return sum(split.documents for split in self.splits.values())
+
+
+def kept_position(out: Path, identity: Mapping[str, Any]) -> Position:
+    """Where an interrupted import stopped; UserError if it was another one."""
+    path = out / UNFINISHED
+    if not path.is_file():
+        return Position()
+    kept = json.loads(path.read_bytes())
+    changed = [key for key in identity if kept["identity"].get(key) != identity[key]]
+    if changed or kept["identity"].keys() != identity.keys():
+        what = changed[0] if changed else "source"
+        raise UserError(f"{out} has an unfinished dataset with another {what}; give a new folder")
+    splits = {name: SplitCounts(**counts) for name, counts in kept["splits"].items()}
+    return Position(pieces=kept["pieces"], digest=kept["digest"], splits=splits)
+
+
+def keep(out: Path, identity: Mapping[str, Any], position: Position) -> None:
+    """Keep a position, and what is imported."""
+    record = {"workload": "growth", "identity": identity, **asdict(position)}
+    replace_file(out / UNFINISHED, json.dumps(record))
+
+
+def replace_file(path: Path, text: str) -> None:
+    """Write a file whole or not at all."""
+    part = path.with_name(f"{path.name}.part")
+    part.write_text(text)
+    part.replace(path)
