@@ -12,7 +12,7 @@ import pytest
 from tests.training.program.programs import COMMITS, ENDLESS, ProgramRun, is_running, kill
 from training.cli.main import main
 from training.program import watch
-from training.program.final import FinalFiles
+from training.program.final import FinalFiles, upload_final
 
 
 def test_a_program_runs_to_its_end_and_leaves_its_files(run_anywhere: ProgramRun) -> None:
@@ -232,13 +232,13 @@ def test_what_a_program_leaves_may_take_longer_to_send_than_the_watchdog_waits(
 ) -> None:
     hangs: list[str] = []
     monkeypatch.setattr("training.interruption.last_resort.LastResort.fail", hangs.append)
-    real = watch.upload_final
+    real = upload_final
 
-    def upload_final(*what: Any) -> FinalFiles:
+    def slow(*what: Any) -> FinalFiles:
         time.sleep(1)
         return real(*what)
 
-    monkeypatch.setattr(watch, "upload_final", upload_final)
+    monkeypatch.setattr(watch, "upload_final", slow)
     assert run.attempt("--watchdog-seconds=0.5") == 0
     assert not hangs
 
