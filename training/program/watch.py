@@ -5,7 +5,6 @@ import logging
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from training.errors import EXIT_FINISHED, ProgramFailedError
@@ -61,13 +60,12 @@ class ProgramWatch:
         self._notice: Notice | None = None
 
     def note(self) -> Mapping[str, Any]:
-        """What is kept with a snapshot: the program's step, and when its files were written.
+        """What is kept with a snapshot: the program's step.
 
         Called by the mirror's thread at a capture, whose commit waits for the metrics until then.
         """
         self._read_metrics()
-        step = {"step": self._progress.step} if self._progress.has_steps else {}
-        return {**step, "written": round(self._written(), 3)}
+        return {"step": self._progress.step} if self._progress.has_steps else {}
 
     def resume(self, restored: Restored | None) -> None:
         """Begin from a restored snapshot, or anew."""
@@ -191,7 +189,7 @@ class ProgramWatch:
         if last is not None and last.number != self._number:
             self._number = last.number
             self._save_seconds = max(self._save_seconds, last.seconds)
-            self._progress.committed(time.time() - float(last.note["written"]))
+            self._progress.committed(time.time() - last.written_at)
 
     def _unsaved(self) -> float:
         return round(self._progress.unsaved_seconds, 3)
@@ -240,16 +238,3 @@ class ProgramWatch:
         self._warnings.append(text)
         self._events.emit("no-snapshot", "info", message=text, seconds=round(seconds, 1))
         _log.warning("[program] %s", text)
-
-    def _written(self) -> float:
-        """When the newest checkpoint file was written, by the clock that stamps files."""
-        return max(
-            (path.lstat().st_mtime for path in _files(self._options.container.checkpoints)),
-            default=time.time(),
-        )
-
-
-def _files(folder: Path) -> Iterator[Path]:
-    for path in folder.rglob("*"):
-        if path.is_file():
-            yield path

@@ -3,12 +3,16 @@
 import json
 import os
 import signal
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.training.program.programs import COMMITS, ENDLESS, ProgramRun, is_running, kill
 from training.cli.main import main
+from training.interruption.watchdog import Watchdog
+from training.snapshot.mirror import Mirror
 
 
 def test_a_program_runs_to_its_end_and_leaves_its_files(run_anywhere: ProgramRun) -> None:
@@ -252,3 +256,18 @@ def test_what_only_the_program_can_read_is_refused_with_a_way_out(
     said = capfd.readouterr().err
     assert said.count(f"lies in {run.uri}/final/model/") == 2
     assert "a program is no workload" in said
+
+
+def test_a_last_snapshot_that_takes_long_is_no_hang(
+    run: ProgramRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beats, final = threading.Event(), Mirror.final
+
+    def slow(self: Mirror, **options: Any) -> bool:
+        beats.clear()
+        assert beats.wait(20), "the watchdog would have ended it"
+        return final(self, **options)
+
+    monkeypatch.setattr(Mirror, "final", slow)
+    monkeypatch.setattr(Watchdog, "beat", lambda self: beats.set())
+    assert run.attempt() == 0

@@ -164,8 +164,14 @@ def test_a_program_that_exits_without_saving_is_said_to_lose_its_time(run: Progr
     run.write("""
         import os, signal, sys, time
         from pathlib import Path
-        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
-        Path(os.environ["SM_CHECKPOINT_DIR"], "state").write_text("1")
+        folder = Path(os.environ["SM_CHECKPOINT_DIR"])
+        curves = folder.joinpath("events.out.tfevents.1.host").open("w")
+        def leave(number, frame):
+            curves.write("grown, as a log does")
+            curves.close()
+            sys.exit(0)
+        signal.signal(signal.SIGTERM, leave)
+        folder.joinpath("state").write_text("1")
         time.sleep(1000)
     """)
     process = run.spawn()
