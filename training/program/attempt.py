@@ -157,7 +157,7 @@ class Attempt:
         ):
             self._watch.begin(process, self._mirror, self._supervisor)
             self._watch.until_end()
-        # Uploads may take minutes. A notice does not end them: they may be over before its deadline.
+        # Uploads may take minutes; those that are over before a notice's deadline count.
         return self._beating(
             lambda: self._watch.conclude(self._record, self._began), until_notice=False
         )

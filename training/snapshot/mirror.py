@@ -252,13 +252,14 @@ class Mirror:
     def _refuse_foreign(self) -> None:
         """Refuse to empty a folder that somebody else has filled."""
         mark = self._work / "folder.json"
-        if not mark.exists():
-            listing = list_folder(self._folder)
-            if not listing.is_empty:
-                raise UserError(
-                    f"{self._folder} holds {len(listing.files)} files that no attempt of a run has "
-                    "left there; move them away, or give another folder"
-                )
+        if mark.exists():
+            return  # not written again: what this run left may have filled the disk
+        listing = list_folder(self._folder)
+        if not listing.is_empty:
+            raise UserError(
+                f"{self._folder} holds {len(listing.files)} files that no attempt of a run has "
+                "left there; move them away, or give another folder"
+            )
         self._work.mkdir(parents=True, exist_ok=True)
         write_whole(mark, json.dumps({"run": self._store.uri}).encode())
 

@@ -92,15 +92,11 @@ class Watcher:
             raise SnapshotError("what the program did after its last commit does not count")
         if was_told and 0 < exit_code != _KILLED:
             return ANY_MOMENT
-        quiet = self._quiet.seconds_until_now(list_folder(self._folder))
-        if quiet < self._wanted_seconds:
-            raise SnapshotError(
-                f"the folder had been quiet for {quiet:.1f} s when the program died"
-            )
-        if self._quiet.held_open is not None:
-            raise SnapshotError(
-                f"{self._quiet.held_open} was open for writing when the program died"
-            )
+        seconds = self._quiet.seconds_until_now(list_folder(self._folder))
+        if seconds < self._wanted_seconds:
+            raise SnapshotError(f"the program died {seconds:.1f} s after the last change")
+        if (path := self._quiet.held_open) is not None:
+            raise SnapshotError(f"{path} was open for writing when the program died")
         return Moment(quiet=self._quiet.listing)
 
     def is_captured(self) -> bool:
