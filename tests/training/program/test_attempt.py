@@ -12,6 +12,7 @@ import pytest
 from tests.training.program.programs import COMMITS, ENDLESS, ProgramRun, is_running, kill
 from training.cli.main import main
 from training.interruption.watchdog import Watchdog
+from training.program import commit
 from training.snapshot.mirror import Mirror
 
 
@@ -271,3 +272,20 @@ def test_a_last_snapshot_that_takes_long_is_no_hang(
     monkeypatch.setattr(Mirror, "final", slow)
     monkeypatch.setattr(Watchdog, "beat", lambda self: beats.set())
     assert run.attempt() == 0
+
+
+def test_of_several_ranks_only_the_first_asks_for_a_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = tmp_path / "commit"
+    monkeypatch.setenv("TRAINING_COMMIT_FILE", str(asked))
+    monkeypatch.setenv("RANK", "1")
+    commit()
+    assert not asked.exists()
+    monkeypatch.setenv("RANK", "0")
+    first = threading.Thread(target=commit)
+    first.start()
+    while not asked.exists():
+        first.join(0.01)
+    asked.unlink()
+    first.join()

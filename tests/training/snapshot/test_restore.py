@@ -103,6 +103,17 @@ def test_a_disk_that_the_program_has_filled_is_made_room_on(
     assert not (new_machine("first").folder / "half").exists()
 
 
+def test_fails_in_one_sentence_where_the_folder_is_somebody_elses(
+    two: Machine, new_machine: NewMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, mode: int) -> None:
+        raise PermissionError(1, "Operation not permitted", str(path))
+
+    monkeypatch.setattr(restore.Path, "chmod", refuse)
+    with pytest.raises(UserError, match=r"cannot be restored into .*not permitted.*; use another"):
+        new_machine("second")
+
+
 def test_fails_with_sizes_where_the_disk_is_too_small(
     two: Machine, new_machine: NewMachine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
