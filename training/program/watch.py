@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from contract.notice import save_reserve
 from training.errors import EXIT_FINISHED, ProgramFailedError
 from training.interruption.notice import InterruptedRunError, Notice
 from training.interruption.supervisor import Supervisor
@@ -124,10 +125,12 @@ class ProgramWatch:
         """Save what the program left; the exit code of a finished run, else an error."""
         exit_code = self._process.exit_code
         assert exit_code is not None and self._log is not None
-        notice = self._notice
+        notice, deadline = self._notice, None
+        if notice is not None:
+            deadline = notice.deadline - save_reserve(notice.deadline - notice.received)
         self._mirror.final(
             exit_code=exit_code,
-            deadline=notice.deadline if notice else None,
+            deadline=deadline,
             release=notice is not None,
         )
         self._count_snapshots()
