@@ -30,6 +30,7 @@ from benchmarks import (
 )
 from benchmarks.gpu import table as gpu
 from benchmarks.language import table as language
+from benchmarks.program import measure as program
 from sizing.cli import tables
 
 
@@ -81,6 +82,10 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     orders.add_argument("--batch", type=int, default=256, help="default: %(default)s")
     lines = commands.add_parser("history", help="metrics of a long run: bytes, memory, seconds")
     lines.add_argument("--steps", type=int, default=450_450, help="default: %(default)s")
+    programs = commands.add_parser("program", help="a program's checkpoints beside aws s3 sync")
+    programs.add_argument("--lives", type=int, default=20, help="machines lost: %(default)s")
+    programs.add_argument("--megabytes", type=int, default=16, help="per file: %(default)s")
+    programs.add_argument("--steps", type=int, default=100, help="per checkpoint: %(default)s")
     grows = commands.add_parser("growth", help="a model that grows beside one from scratch")
     grows.add_argument("--count", type=int, default=12_000, help="stories, default: %(default)s")
     grows.add_argument(
@@ -122,6 +127,9 @@ _MEASURES: Mapping[str, Callable[[argparse.Namespace], Sequence[dict[str, Any]]]
     ),
     "bookkeeping": lambda given: bookkeeping.measure(samples=given.samples, batch=given.batch),
     "history": lambda given: history.measure(steps=given.steps),
+    "program": lambda given: checkpoint.columns(
+        program.measure(num_lives=given.lives, megabytes=given.megabytes, steps=given.steps)
+    ),
     "growth": lambda given: growth.measure(
         count=given.count, rates=given.rates, folder=given.folder, picture=given.picture
     ),

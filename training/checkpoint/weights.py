@@ -2,35 +2,24 @@
 
 import json
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from contract.keys import FINAL, FINAL_FILES, HEAD
-from contract.program import WORKLOAD as PROGRAM
+from contract.keys import FINAL, FINAL_FILES
 from training.checkpoint.export import weights_sha256
 from training.checkpoint.read import WEIGHTS, read_checkpoint
 from training.errors import UserError
 from training.record.checkpoint_entry import CheckpointEntry
-from training.record.head import Head, read_head
 from training.record.newest_valid import DamagedCheckpointError
-from training.record.run_config import RunConfig, read_run_config
+from training.record.open_run import OpenRun, choices, find_checkpoint, open_run
 from training.store.open import open_store
 from training.store.protocol import Store, StoreError
 
 _NUM_NAMED = 5
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class OpenRun:
-    """An existing run, opened for reading."""
-
-    store: Store
-    record: RunConfig
-    head: Head
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,18 +31,15 @@ class Weights:
     sha256: str
 
 
-def open_run(uri: str) -> OpenRun:
-    """Open the run at `uri`; UserError if there is none."""
-    store = open_store(uri)
-    head, record = read_head(store), read_run_config(store)
-    if head is None or record is None:
-        raise UserError(f"there is no run at {store.uri} (no {HEAD}); check the URI")
-    if record.workload == PROGRAM:
+def open_trained(uri: str) -> OpenRun:
+    """Open the run of a workload at `uri`; UserError if there is none."""
+    run = open_run(uri)
+    if run.is_of_program:
         raise UserError(
-            f"{store.uri} is the run of a program, whose weights only the program can read; what "
-            f"it left in model/ lies in {store.uri}/{FINAL_FILES}model/"
+            f"{run.store.uri} is the run of a program, whose weights only the program can read; "
+            f"what it left in model/ lies in {run.store.uri}/{FINAL_FILES}model/"
         )
-    return OpenRun(store=store, record=record, head=head)
+    return run
 
 
 def read_weights(uri: str, checkpoint: str | None = None) -> Weights:
@@ -63,13 +49,13 @@ def read_weights(uri: str, checkpoint: str | None = None) -> Weights:
             if checkpoint is not None:
                 raise UserError(f"{uri} is a file, without checkpoints; give a run's URI")
             return _from_file(uri, Path(folder))
-        run = open_run(uri)
+        run = open_trained(uri)
         if checkpoint is not None:
             return _from_checkpoint(run, find_checkpoint(run, checkpoint))
         if run.head.state != "finished":
             raise UserError(
                 f"the run {run.store.uri} is {run.head.state}; only a finished run has final "
-                f"weights, so name one of its checkpoints: {_choices(run)}"
+                f"weights, so name one of its checkpoints: {choices(run)}"
             )
         found = _fetch(run.store, FINAL, Path(folder))
         if found.sha256 != run.head.weights_sha256:
@@ -78,25 +64,6 @@ def read_weights(uri: str, checkpoint: str | None = None) -> Weights:
                 "export its newest checkpoint instead"
             )
         return found
-
-
-def find_checkpoint(run: OpenRun, text: str) -> CheckpointEntry:
-    """Find the checkpoint named by `newest`, `best`, a step, or the start of its name."""
-    entries = run.head.checkpoints
-    if text == "newest":
-        found: Sequence[CheckpointEntry] = entries[-1:]
-    elif text == "best":
-        # A stage's later best is better: it was compared with the earlier one.
-        found = [entry for entry in entries if entry.is_best][-1:]
-    elif text.isdecimal() and len(text) < 8:
-        # A stage's last step may have two: the newer one includes the evaluation.
-        found = [entry for entry in entries if entry.step == int(text)][-1:]
-    else:
-        found = [entry for entry in entries if entry.name.startswith(text)]
-    if len(found) != 1:
-        many = f"has {len(found)} checkpoints" if found else "has no checkpoint"
-        raise UserError(f"the run {run.store.uri} {many} {text!r}; give one of: {_choices(run)}")
-    return found[0]
 
 
 def load_weights(model: nn.Module, weights: Weights, stage: str) -> None:
@@ -158,13 +125,6 @@ def _fetch(store: Store, key: str, folder: Path) -> Weights:
     except SafetensorError as error:
         raise UserError(f"{store.uri}/{key} is not a safetensors file: {error}") from error
     return Weights(tensors=tensors, about=about, sha256=weights_sha256(tensors))
-
-
-def _choices(run: OpenRun) -> str:
-    entries = run.head.checkpoints
-    best = ["best"] if any(entry.is_best for entry in entries) else []
-    steps = dict.fromkeys(str(entry.step) for entry in entries)
-    return ", ".join(["newest", *best, *steps]) if steps else "it has none yet"
 
 
 def _shape(tensor: Tensor) -> str:

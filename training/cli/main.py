@@ -31,6 +31,7 @@ COMMANDS = {
     "tensorboard": ("history", "a run's metrics as TensorBoard event files"),
     "sweep": ("sweep", "runs over a grid of overrides, a few at a time"),
     "check": ("proof", "does a workload of your own resume exactly?"),
+    "sagemaker": ("sagemaker", "train as the container of a SageMaker training job"),
     "torture": ("proof", "kill a small run at random moments and compare"),
 }
 

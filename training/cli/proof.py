@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from training.cli import run_options
+from training.cli import run_options, run_program
 from training.errors import UserError
 
 _PROOF = "training.proof"
@@ -21,10 +21,16 @@ def add_check(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Say what is wrong with a workload's protocol; then run it small, once more, and "
         "interrupted at the first step, in epochs, in evaluations and between stages, each "
-        "attempt in a process of its own, and compare. Exit code 1: it does not resume exactly."
+        "attempt in a process of its own, and compare. Exit code 1: it does not resume exactly. "
+        "A --program is run twice to its end and once with kills, and the three are compared."
     )
     add = parser.add_argument
-    add("name", metavar="NAME", help="a known workload, or your own as package.module:NAME")
+    add(
+        "name",
+        nargs="?",
+        metavar="NAME",
+        help="a known workload, or your own as package.module:NAME; or give --program",
+    )
     add("--recipe", help="default: the first")
     add("--override", action="append", default=[], metavar="NAME=VALUE", help="as for `run`")
     add("--dataset-uri", help="a folder (default: made by the workload's own generator)")
@@ -36,6 +42,13 @@ def add_check(parser: argparse.ArgumentParser) -> None:
     )
     add("--checkpoint-interval", default="1epochs", help="as for `run` (default: %(default)s)")
     add("--json", action="store_true", help="print the result as JSON")
+    add(
+        "--kills",
+        type=run_options.positive_int,
+        default=2,
+        help="of a program: how often to kill it on its way (default: %(default)s)",
+    )
+    run_program.add(parser)
     parser.set_defaults(act=_check)
 
 
@@ -80,6 +93,10 @@ def add_torture(parser: argparse.ArgumentParser) -> None:
 
 
 def _check(options: argparse.Namespace) -> int:
+    if run_program.is_program(options):
+        return _command("check", "program", "check_program")(options)
+    if options.name is None:
+        raise UserError("nothing to check: name a workload, or give --program and --source")
     return _command("check")(options)
 
 
@@ -87,13 +104,13 @@ def _torture(options: argparse.Namespace) -> int:
     return _command("torture")(options)
 
 
-def _command(name: str) -> Callable[[Any], int]:
+def _command(name: str, file: str = "command", function: str = "") -> Callable[[Any], int]:
     # Read when numpy is imported; its thread would be one too many for a process that forks.
     os.environ.update(OPENBLAS_NUM_THREADS="1", OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
     # torch then counts GPUs without CUDA, which a fork of the process that called it cannot use.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     try:
-        module = importlib.import_module(f"{_PROOF}.{name}.command")
+        module = importlib.import_module(f"{_PROOF}.{name}.{file}")
     except ModuleNotFoundError as error:
         if error.name != _PROOF:
             raise
@@ -101,5 +118,5 @@ def _command(name: str) -> Callable[[Any], int]:
             f"`{name}` is not part of the bundle that instances run (there is no {_PROOF}); "
             "run it from a checkout of the repository"
         ) from error
-    command: Callable[[Any], int] = getattr(module, name)
+    command: Callable[[Any], int] = getattr(module, function or name)
     return command

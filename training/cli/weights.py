@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, TextIO
 
 from training.cli.outputs import checked_file, checked_folder
 from training.errors import EXIT_FINISHED, UserError
+from training.record.open_run import OpenRun, find_checkpoint, open_run
 from training.report.progress import FileProgressBar
+from training.snapshot.restore import export_snapshot
 from training.store.dataset import sync_dataset
 from training.store.local_dataset import LocalDataset, open_dataset
 from training.store.open import open_store
@@ -28,11 +30,14 @@ def add_export(parser: argparse.ArgumentParser) -> None:
     """Add the options of `export`."""
     parser.description = (
         "Write the weights of a finished run, or of one checkpoint of any run, to a safetensors "
-        "file with workload, recipe, config, stage, step and metrics in its metadata."
+        "file with workload, recipe, config, stage, step and metrics in its metadata. Of a "
+        "program's run: write a snapshot of its checkpoint folder, the newest by default."
     )
     parser.add_argument("--run-uri", required=True, help=_RUN)
     parser.add_argument("--checkpoint", help=_CHECKPOINT)
-    parser.add_argument("--out", required=True, type=Path, help="the file to write")
+    parser.add_argument(
+        "--out", required=True, type=Path, help="the file to write; for a snapshot a new folder"
+    )
     parser.add_argument("--json", action="store_true", help="print the metadata as JSON")
     parser.set_defaults(act=_export)
 
@@ -69,6 +74,10 @@ def _add_subject(parser: argparse.ArgumentParser) -> None:
 
 
 def _export(options: argparse.Namespace) -> int:
+    if not options.run_uri.endswith(".safetensors"):
+        run = open_run(options.run_uri)
+        if run.is_of_program:
+            return _export_snapshot(run, options)
     from safetensors.torch import save_file
 
     from training.checkpoint.weights import read_weights
@@ -84,6 +93,17 @@ def _export(options: argparse.Namespace) -> int:
         size = options.out.stat().st_size / 1e6
         print(f"[ok] {options.out}: {len(weights.tensors)} tensors, {size:.1f} MB")
         print(f"weights {weights.sha256}")
+    return EXIT_FINISHED
+
+
+def _export_snapshot(run: OpenRun, options: argparse.Namespace) -> int:
+    entry = find_checkpoint(run, options.checkpoint or "newest")
+    snapshot = export_snapshot(run.store, entry, options.out)
+    if options.json:
+        print(json.dumps({"snapshot": entry.name, "files": list(snapshot.paths)}, indent=1))
+    else:
+        size = snapshot.num_bytes / 1e6
+        print(f"[ok] {options.out}: {len(snapshot.files)} files, {size:.1f} MB of {entry.name}")
     return EXIT_FINISHED
 
 
@@ -146,10 +166,10 @@ def _write_predictions(trained: "TrainedStage", split: str, stream: TextIO) -> i
 @contextmanager
 def _trained(options: argparse.Namespace) -> "Iterator[TrainedStage]":
     """The stage that the options name; progress goes to stderr, so that results can be piped."""
-    from training.checkpoint.weights import open_run, read_weights
+    from training.checkpoint.weights import open_trained, read_weights
     from training.engine.inference import load_trained
 
-    run = open_run(options.run_uri)
+    run = open_trained(options.run_uri)
     with tempfile.TemporaryDirectory(prefix="training-") as temporary:
         scratch = options.scratch or Path(temporary)
         with redirect_stdout(sys.stderr):

@@ -17,7 +17,7 @@ from contract.keys import artifact_prefix
 from training.artifacts.prepare import INDEX, open_artifact
 from training.capabilities import HasNumerics
 from training.checkpoint.read import WEIGHTS, read_checkpoint
-from training.checkpoint.weights import OpenRun, Weights, load_weights
+from training.checkpoint.weights import Weights, load_weights
 from training.config import resolve_config
 from training.engine.batches import MicroBatch
 from training.engine.evaluation import in_order
@@ -29,6 +29,7 @@ from training.engine.stage_checks import checked_metrics, checked_partial
 from training.engine.trees import to_device
 from training.errors import UserError
 from training.randomness import seed_torch
+from training.record.open_run import OpenRun
 from training.report.progress import ProgressBar
 from training.store.local_dataset import LocalDataset
 from training.workload import Batch, Inputs, Partial, Prepare, Prior, Train

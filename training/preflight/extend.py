@@ -17,12 +17,13 @@ from typing import Any
 from contract.grammar import parse_span
 from contract.keys import CHECKPOINTS, CONFIG, artifact_prefix, checkpoint_prefix
 from training.checkpoint.state import STATE
-from training.checkpoint.weights import OpenRun, open_run
+from training.checkpoint.weights import open_trained
 from training.engine.job import RunOptions
 from training.engine.origin import Origin, origin_from_weights
 from training.errors import UserError
 from training.record.checkpoint_entry import CheckpointEntry, FileEntry
 from training.record.head import Head, read_head, write_head
+from training.record.open_run import OpenRun
 from training.record.run_config import read_run_config
 from training.store.protocol import PreconditionFailedError, Store
 from training.workload import Workload
@@ -44,7 +45,7 @@ def resolve_origin(options: RunOptions, workload: Workload[Any], config: Any) ->
         return None
     if not options.extend_to:
         return origin_from_weights(options.init_from, workload, config)
-    old = open_run(options.init_from)
+    old = open_trained(options.init_from)
     theirs = (old.record.workload, old.record.recipe, dict(old.record.overrides))
     if theirs != (options.workload, options.recipe, dict(options.overrides)):
         raise UserError(

@@ -53,6 +53,18 @@ def read_snapshot(store: Store, entry: CheckpointEntry) -> Snapshot:
     return Snapshot.from_bytes(stored.data)
 
 
+def export_snapshot(store: Store, entry: CheckpointEntry, out: Path) -> Snapshot:
+    """Write a snapshot's files into `out`, a new or empty folder."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UserError(f"{out} exists and is not empty; give a new folder")
+    try:
+        snapshot = read_snapshot(store, entry)
+        fill(store, snapshot, out)
+    except DamagedCheckpointError as error:
+        raise UserError(f"snapshot {entry.name} is damaged: {error}; give another") from error
+    return snapshot
+
+
 def fill(store: Store, snapshot: Snapshot, root: Path) -> Filled:
     """Make the folder what the snapshot was; may raise DamagedCheckpointError or StoreError."""
     need = 0

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from tests.training import tiny
 from tests.training.runs import Run
 from training.checkpoint.read import read_checkpoint
-from training.checkpoint.weights import open_run, read_weights
+from training.checkpoint.weights import open_trained, read_weights
 from training.cli.main import main
 from training.preflight.extend import create_extended
 from training.record.head import read_head
@@ -91,7 +91,7 @@ def test_a_second_machine_that_extends_too_never_replaces_what_the_first_resumes
 ) -> None:
     """Else the first, if the second is killed in its copy, has no valid checkpoint any more."""
     store = FolderStore(tmp_path / "ours")
-    create_extended(open_run(steady.uri), store, "ours", "i-1")
+    create_extended(open_trained(steady.uri), store, "ours", "i-1")
     head = read_head(store)
     assert head is not None
     copied = list[str]()
@@ -104,7 +104,7 @@ def test_a_second_machine_that_extends_too_never_replaces_what_the_first_resumes
             read_checkpoint(store, entry)
 
     monkeypatch.setattr(FolderStore, "put_file", put_and_read)
-    create_extended(open_run(steady.uri), store, "ours", "i-2")
+    create_extended(open_trained(steady.uri), store, "ours", "i-2")
     assert copied
 
 
@@ -112,7 +112,7 @@ def test_fails_to_extend_where_another_run_is_being_extended(
     steady: Run, whole: Run, dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ours = Run(dataset=dataset, uri=str(tmp_path / "ours"), scratch=tmp_path)
-    create_extended(open_run(whole.uri), ours.store, "ours", "i-1")
+    create_extended(open_trained(whole.uri), ours.store, "ours", "i-1")
     ours.options = [CONSTANT, f"--init-from={steady.uri}", "--extend-to=4epochs"]
     assert ours.attempt() == 2
     assert f"does not start from the end of {steady.uri}" in capsys.readouterr().err
@@ -126,7 +126,7 @@ def test_what_another_extension_has_copied_is_deleted(
     store = FolderStore(tmp_path / "ours")
     other = whole.head.checkpoints[-1].name
     store.put(f"checkpoints/{other}/state.json", b"{}")
-    create_extended(open_run(steady.uri), store, "ours", "i-1")
+    create_extended(open_trained(steady.uri), store, "ours", "i-1")
     head = read_head(store)
     assert head is not None
     assert store.folders("checkpoints/") == {entry.name for entry in head.checkpoints}

@@ -250,12 +250,10 @@ def test_what_only_the_program_can_read_is_refused_with_a_way_out(
     run: ProgramRun, capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     assert run.attempt() == 0
-    out = str(tmp_path / "weights.safetensors")
-    assert main(["export", f"--run-uri={run.uri}", f"--out={out}"]) == 2
     assert main(["evaluate", f"--run-uri={run.uri}", f"--dataset-uri={tmp_path}"]) == 2
     assert main(["check", "program"]) == 2
     said = capfd.readouterr().err
-    assert said.count(f"lies in {run.uri}/final/model/") == 2
+    assert said.count(f"lies in {run.uri}/final/model/") == 1
     assert "a program is no workload" in said
 
 
@@ -283,3 +281,21 @@ def test_of_several_ranks_only_the_first_asks_for_a_commit(
     monkeypatch.setenv("RANK", "0")
     with pytest.raises(FileNotFoundError):
         commit()
+
+
+def test_a_snapshot_is_exported_into_a_new_folder(
+    run: ProgramRun, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    run.options += ["--keep=100", COMMITS]
+    assert run.attempt() == 0
+    oldest = run.head.checkpoints[0]
+    out = tmp_path / "snapshot"
+    export = ["export", f"--run-uri={run.uri}", f"--out={out}"]
+    assert main([*export, f"--checkpoint={oldest.step}"]) == 0
+    assert f"of {oldest.name}" in capfd.readouterr().out
+    steps = {path.read_text() for path in out.rglob("*") if path.is_file()}
+    assert len(steps) == 1, "both files of the pair are of one step"
+    assert main(export) == 2
+    assert "is not empty; give a new folder" in capfd.readouterr().err
+    assert main([*export[:-1], f"--out={tmp_path / 'newest'}", "--checkpoint=99"]) == 2
+    assert "give one of: newest" in capfd.readouterr().err

@@ -1,0 +1,125 @@
+"""`python -m stacks.sagemaker submit`: one run as a SageMaker training job.
+
+With --dry-run it prints the CreateTrainingJob request and calls nothing. Exit code 2: the request
+would be refused, and why.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import boto3
+from botocore.exceptions import BotoCoreError, ClientError
+
+from stacks.parameters.workloads import recipes, workloads
+from stacks.sagemaker.prices import price_note
+from stacks.sagemaker.request import JobSettings, job_name, training_job
+
+
+def main(
+    arguments: Sequence[str],
+    client: Callable[[], Any] = lambda: boto3.client("sagemaker"),
+) -> int:
+    """Print the request, or send it."""
+    options = _parse(arguments)
+    try:
+        request = training_job(_settings(options))
+    except ValueError as mistake:
+        print(f"sagemaker: {mistake}", file=sys.stderr)
+        return 2
+    print(price_note(options.instance_type, options.max_hours), file=sys.stderr)
+    if options.dry_run:
+        print(json.dumps(request, indent=2))
+        return 0
+    try:
+        job = client().create_training_job(**request)
+    except (BotoCoreError, ClientError) as error:
+        print(f"sagemaker: the job was not created: {error}", file=sys.stderr)
+        return 1
+    name = request["TrainingJobName"]
+    print(f"[ok] {job['TrainingJobArn']} trains {options.run_uri}")
+    print(f"to stop it, saved: aws sagemaker stop-training-job --training-job-name {name}")
+    return 0
+
+
+def _settings(options: argparse.Namespace) -> JobSettings:
+    known = workloads()
+    if options.workload in known and options.recipe not in recipes(options.workload):
+        raise ValueError(
+            f"the workload {options.workload!r} has no recipe {options.recipe!r}; known are "
+            f"{', '.join(recipes(options.workload))}"
+        )
+    if options.workload not in known and ":" not in options.workload:
+        raise ValueError(
+            f"there is no workload {options.workload!r}; known are {', '.join(known)}, and your "
+            "own as package.module:NAME"
+        )
+    if (options.max_wait_hours is not None) and not options.spot:
+        raise ValueError("--max-wait-hours is for managed Spot only; add --spot")
+    wait = (options.max_wait_hours or 2 * options.max_hours) if options.spot else None
+    pairs = _pairs("--hyperparameter", options.hyperparameter)
+    own = {"workload": options.workload, "recipe": options.recipe}
+    now = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+    return JobSettings(
+        job_name=options.job_name or job_name(options.run_uri, now),
+        image=options.image,
+        role=options.role,
+        instance_type=options.instance_type,
+        run_uri=options.run_uri,
+        dataset_uri=options.dataset_uri,
+        hyperparameters={**own, **pairs},
+        max_hours=options.max_hours,
+        max_wait_hours=wait,
+        volume_gib=options.volume_gib,
+        metrics=_pairs("--metric", options.metric),
+        subnets=options.subnet,
+        security_groups=options.security_group,
+        kms_key=options.kms_key,
+    )
+
+
+def _pairs(option: str, texts: Sequence[str]) -> dict[str, str]:
+    for text in texts:
+        if "=" not in text:
+            raise ValueError(f"{option} is {text!r}; write NAME=VALUE")
+    return dict(text.split("=", 1) for text in texts)
+
+
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m stacks.sagemaker", description=__doc__)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    add = commands.add_parser("submit", help="create a training job").add_argument
+    add("--workload", required=True, help="a known name, or your own as package.module:NAME")
+    add("--recipe", required=True)
+    add("--run-uri", required=True, help="s3://bucket/runs/<run id>, new or to be resumed")
+    add("--dataset-uri", required=True, help="s3://bucket/prefix with a manifest")
+    add("--image", required=True, help="of stacks/sagemaker/Dockerfile, in ECR")
+    add("--role", required=True, help="ARN of the role that the container gets")
+    add("--instance-type", required=True, metavar="ml.g5.2xlarge")
+    add("--max-hours", type=_positive, default=24.0, help="that it may run: %(default)s")
+    add("--spot", action="store_true", help="managed Spot training")
+    add("--max-wait-hours", type=_positive, help="with waiting for Spot: twice --max-hours")
+    add("--volume-gib", type=int, default=200, help="where it has no own disks: %(default)s")
+    more: dict[str, Any] = {"action": "append", "default": [], "metavar": "NAME=VALUE"}
+    add("--hyperparameter", help="a field of the recipe, or an option of training run", **more)
+    add("--metric", help="name and regular expression, besides the loss and the like", **more)
+    add("--subnet", action="append", default=[], help="of a VPC that reaches S3")
+    add("--security-group", action="append", default=[])
+    add("--kms-key", default="", help="for the job's own output")
+    add("--job-name", help="default: the run's id and the time")
+    add("--dry-run", action="store_true", help="print the request and call nothing")
+    return parser.parse_args(arguments)
+
+
+def _positive(text: str) -> float:
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
+    return value
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

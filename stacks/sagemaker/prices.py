@@ -1,0 +1,39 @@
+"""What a SageMaker training instance costs, where it is known: no price list of it is at hand.
+
+The figures are us-east-1's on demand, from public code and listings (ml.g5.2xlarge: a repository's
+test against the Pricing API of 2026-07-02); copies of the list disagree. Ask AWS before you rely.
+"""
+
+from sizing import catalogue
+
+ON_DEMAND_USD_PER_HOUR = {"ml.g5.xlarge": 1.408, "ml.g5.2xlarge": 1.515, "ml.g5.12xlarge": 7.09}
+
+
+def price_note(instance_type: str, hours: float) -> str:
+    """One sentence about the cost of at most `hours`; it says so where nothing is known."""
+    size = instance_type.removeprefix("ml.")
+    instance = catalogue.instances().get(size)
+    ec2 = instance.on_demand_usd_per_hour if instance else None
+    beside = f"EC2's {size} ${ec2:.3f}" if ec2 else f"no price of EC2's {size} is known"
+    usd = ON_DEMAND_USD_PER_HOUR.get(instance_type)
+    if usd is None:
+        lowest, highest = _range()
+        return (
+            f"the price of {instance_type} is not known here ({beside} an hour on demand; the g5 "
+            f"sizes that are known cost {lowest:.2f} to {highest:.2f} times EC2's)"
+        )
+    return (
+        f"{instance_type} costs about ${usd:.3f} an hour on demand in us-east-1 ({beside}): at "
+        f"most ${usd * hours:.2f} for {hours:g} h; managed Spot costs less, how much is not known"
+    )
+
+
+def _range() -> tuple[float, float]:
+    """How much more than EC2's the known prices are."""
+    sizes = catalogue.instances()
+    ratios = [
+        usd / price
+        for name, usd in ON_DEMAND_USD_PER_HOUR.items()
+        if (price := sizes[name.removeprefix("ml.")].on_demand_usd_per_hour)
+    ]
+    return min(ratios), max(ratios)

@@ -1,0 +1,166 @@
+"""The CreateTrainingJob request of one run, and what its service would refuse of it.
+
+Checked against the service model that comes with botocore, patterns and lists of names included,
+which botocore's own validation leaves to the service.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import botocore.session
+from botocore.model import Shape
+
+from sizing import catalogue
+from stacks.sagemaker.metric_definitions import METRIC_DEFINITIONS
+
+OPERATION = "CreateTrainingJob"
+# Stopping conditions reach up to 28 days; an account's quota may be 5.
+_MAX_SECONDS = 28 * 24 * 3600
+_JOB_NAME_LENGTH = 63
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobSettings:
+    """What a person decides about a job."""
+
+    job_name: str
+    image: str
+    role: str
+    instance_type: str
+    run_uri: str
+    dataset_uri: str
+    hyperparameters: Mapping[str, str]
+    max_hours: float
+    max_wait_hours: float | None = None  # of managed Spot; None: on demand
+    volume_gib: int = 200
+    metrics: Mapping[str, str] = field(default_factory=dict)  # name -> regular expression
+    subnets: Sequence[str] = ()
+    security_groups: Sequence[str] = ()
+    kms_key: str = ""
+
+
+def training_job(settings: JobSettings) -> dict[str, Any]:
+    """The request; ValueError with every reason for which the service would refuse it.
+
+    Without CheckpointConfig: SageMaker's copy of a folder would write into the run's prefix without
+    conditions. The run's own checkpoints are what a restarted job resumes from.
+    """
+    s = settings
+    stopping = {"MaxRuntimeInSeconds": round(s.max_hours * 3600)}
+    if s.max_wait_hours is not None:
+        stopping["MaxWaitTimeInSeconds"] = round(s.max_wait_hours * 3600)
+    definitions = {**METRIC_DEFINITIONS, **s.metrics}
+    request: dict[str, Any] = {
+        "TrainingJobName": s.job_name,
+        "AlgorithmSpecification": {
+            "TrainingImage": s.image,
+            "TrainingInputMode": "File",
+            "MetricDefinitions": [{"Name": n, "Regex": r} for n, r in definitions.items()],
+        },
+        "RoleArn": s.role,
+        "HyperParameters": {
+            **s.hyperparameters,
+            "run-uri": s.run_uri,
+            "dataset-uri": s.dataset_uri,
+        },
+        "OutputDataConfig": {"S3OutputPath": f"{s.run_uri.rstrip('/')}/sagemaker"},
+        "ResourceConfig": {"InstanceType": s.instance_type, "InstanceCount": 1},
+        "StoppingCondition": stopping,
+        "EnableManagedSpotTraining": s.max_wait_hours is not None,
+    }
+    if not _instance_store_gb(s.instance_type):
+        request["ResourceConfig"]["VolumeSizeInGB"] = s.volume_gib
+    if s.kms_key:
+        request["OutputDataConfig"]["KmsKeyId"] = s.kms_key
+    if s.subnets or s.security_groups:
+        groups = list(s.security_groups)
+        request["VpcConfig"] = {"Subnets": list(s.subnets), "SecurityGroupIds": groups}
+    refused = [*_refused(_input_shape(), request, ""), *_refused_by_rules(request)]
+    if refused:
+        raise ValueError("; ".join(refused))
+    return request
+
+
+def job_name(run_uri: str, now: str) -> str:
+    """A name from the run's id and the time: no two jobs of an account may have the same."""
+    run_id = re.sub(r"[^a-zA-Z0-9]+", "-", run_uri.rstrip("/").rpartition("/")[2])
+    return f"{run_id[: _JOB_NAME_LENGTH - len(now) - 1].strip('-')}-{now}"
+
+
+def _instance_store_gb(instance_type: str) -> int:
+    """Its own disks, which SageMaker then uses in place of a volume; 0 for an unknown type."""
+    found = catalogue.instances().get(instance_type.removeprefix("ml."))
+    return found.instance_store_gb if found else 0
+
+
+def _refused_by_rules(request: Mapping[str, Any]) -> Iterator[str]:
+    """What only the documentation says, not the model."""
+    stopping = request["StoppingCondition"]
+    runtime = stopping["MaxRuntimeInSeconds"]
+    wait = stopping.get("MaxWaitTimeInSeconds")
+    if runtime > _MAX_SECONDS:
+        yield f"--max-hours is {runtime / 3600:g}, but a job runs for at most 672 (28 days)"
+    if wait is not None and wait < runtime:
+        yield (
+            f"--max-wait-hours is {wait / 3600:g}, but it includes the run itself: give at least "
+            f"--max-hours, {runtime / 3600:g}"
+        )
+    for name in ("run-uri", "dataset-uri"):
+        uri = request["HyperParameters"][name]
+        if not re.fullmatch(r"s3://[^/]+/.+", uri):
+            yield f"--{name} is {uri!r}; a job reaches only S3: write s3://bucket/prefix"
+    if request["ResourceConfig"].get("VolumeSizeInGB", 1) < 1:
+        yield "--volume-gib must be at least 1"
+
+
+@cache
+def _input_shape() -> Shape:
+    model = botocore.session.get_session().get_service_model("sagemaker")
+    shape = model.operation_model(OPERATION).input_shape
+    assert shape is not None
+    return shape
+
+
+def _refused(shape: Any, value: Any, where: str) -> Iterator[str]:
+    """Every place where a value does not have the shape that the service model gives it."""
+    yield from _out_of_bounds(shape, value, where)
+    if shape.type_name == "structure":
+        for name in sorted(set(shape.required_members) - set(value)):
+            yield f"{where}.{name} is missing".removeprefix(".")
+        for name, member in value.items():
+            yield from _refused(shape.members[name], member, f"{where}.{name}".removeprefix("."))
+    elif shape.type_name == "list":
+        for number, entry in enumerate(value):
+            yield from _refused(shape.member, entry, f"{where}[{number}]")
+    elif shape.type_name == "map":
+        for name, entry in value.items():
+            yield from _refused(shape.key, name, f"{where}: the name {name[:40]!r}")
+            yield from _refused(shape.value, entry, f"{where}.{name}")
+
+
+def _out_of_bounds(shape: Any, value: Any, where: str) -> Iterator[str]:
+    """A length, a number or a text beyond what the service model names."""
+    limits = shape.metadata
+    if isinstance(value, str | list) or shape.type_name == "map":
+        size, what = len(value), "the length of "
+    else:
+        size, what = value, ""
+    if isinstance(size, int) and size > limits.get("max", size):
+        yield f"{what}{where} is {size}, and at most {limits['max']} is allowed"
+    if isinstance(size, int) and size < limits.get("min", size):
+        yield f"{what}{where} is {size}, and at least {limits['min']} is needed"
+    if not isinstance(value, str):
+        return
+    if limits.get("enum") and value not in limits["enum"]:
+        yield f"{where} is {value!r}, which SageMaker does not know{_near(value, limits)}"
+    elif not re.fullmatch(limits.get("pattern", ".*"), value, re.DOTALL):
+        yield f"{where} is {value!r}, which does not match {limits['pattern']}"
+
+
+def _near(value: str, limits: Mapping[str, Any]) -> str:
+    family = value.rpartition(".")[0] or value
+    known = [name for name in limits["enum"] if f".{name}".rpartition(".")[0].endswith(family)]
+    return f"; of that family it knows {', '.join(known)}" if known else ""

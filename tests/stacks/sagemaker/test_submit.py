@@ -1,0 +1,196 @@
+"""The CreateTrainingJob request: what botocore's model and the documentation say of it."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import boto3
+import botocore.session
+import pytest
+from botocore import UNSIGNED
+from botocore.config import Config
+from botocore.validate import ParamValidator
+from moto import mock_aws
+
+from sizing import catalogue
+from stacks.bundle import FOLDERS
+from stacks.sagemaker.__main__ import main
+from stacks.sagemaker.prices import ON_DEMAND_USD_PER_HOUR
+from stacks.sagemaker.request import JobSettings, job_name, training_job
+from training.cli.sagemaker_job import OPTIONS, read_job
+
+ROOT = Path(__file__).parents[3]
+_ACCOUNT = "123456789012"
+_GIVEN = {
+    "--workload": "trajectory",
+    "--recipe": "laptop",
+    "--run-uri": "s3://bucket/runs/run-1",
+    "--dataset-uri": "s3://bucket/trajectory",
+    "--image": f"{_ACCOUNT}.dkr.ecr.us-east-1.amazonaws.com/training:1",
+    "--role": f"arn:aws:iam::{_ACCOUNT}:role/Training",
+    "--instance-type": "ml.g5.2xlarge",
+}
+
+
+def _arguments(**other: str) -> list[str]:
+    given = _GIVEN | {f"--{name.replace('_', '-')}": value for name, value in other.items()}
+    return ["submit", *(word for pair in given.items() for word in pair)]
+
+
+def _never() -> Any:
+    raise AssertionError("a dry run calls nothing")
+
+
+def _request(capsys: pytest.CaptureFixture[str], *more: str, **other: str) -> dict[str, Any]:
+    assert main([*_arguments(**other), "--dry-run", *more], client=_never) == 0
+    request: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return request
+
+
+def test_a_dry_run_prints_a_request_that_botocore_accepts(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    request = _request(capsys, "--spot", "--hyperparameter", "epochs=3", max_hours="2")
+    model = botocore.session.get_session().get_service_model("sagemaker")
+    report = ParamValidator().validate(
+        request, model.operation_model("CreateTrainingJob").input_shape
+    )
+    assert not report.has_errors(), report.generate_report()
+    assert request["StoppingCondition"] == {
+        "MaxRuntimeInSeconds": 7200,
+        "MaxWaitTimeInSeconds": 14400,
+    }
+    assert request["EnableManagedSpotTraining"] is True
+    assert request["HyperParameters"]["epochs"] == "3"
+    assert "CheckpointConfig" not in request and "VolumeSizeInGB" not in request["ResourceConfig"]
+    on_demand = _request(capsys, instance_type="ml.c5.xlarge", volume_gib="50")
+    assert on_demand["ResourceConfig"]["VolumeSizeInGB"] == 50
+    assert "MaxWaitTimeInSeconds" not in on_demand["StoppingCondition"]
+
+
+def test_what_is_submitted_is_what_the_container_reads(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    request = _request(capsys, "--hyperparameter", "checkpoint-interval=auto")
+    config = tmp_path / "input" / "config"
+    config.mkdir(parents=True)
+    (config / "hyperparameters.json").write_text(json.dumps(request["HyperParameters"]))
+    job = read_job(tmp_path, {"TRAINING_JOB_NAME": request["TrainingJobName"]})
+    assert job.arguments[:6] == (
+        "run",
+        "--workload=trajectory",
+        "--recipe=laptop",
+        "--run-uri=s3://bucket/runs/run-1",
+        "--dataset-uri=s3://bucket/trajectory",
+        "--checkpoint-interval=auto",
+    )
+    assert set(request["HyperParameters"]) <= set(OPTIONS)
+
+
+def test_submit_creates_the_job(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "testing")
+    with mock_aws():
+        client = boto3.client("sagemaker", region_name="us-east-1")
+        assert main(_arguments(job_name="job-1"), client=lambda: client) == 0
+        job = client.describe_training_job(TrainingJobName="job-1")
+        said = capsys.readouterr()
+    assert f"[ok] {job['TrainingJobArn']} trains s3://bucket/runs/run-1" in said.out
+    assert job["HyperParameters"]["workload"] == "trajectory"
+
+
+def test_fails_in_one_sentence_where_aws_cannot_be_asked(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    nowhere = boto3.client(
+        "sagemaker",
+        region_name="us-east-1",
+        endpoint_url="http://127.0.0.1:9",
+        config=Config(retries={"max_attempts": 0}, signature_version=UNSIGNED),
+    )
+    assert main(_arguments(), client=lambda: nowhere) == 1
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith("sagemaker: the job was not created: Could not connect")
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        ({"workload": "tractory"}, "there is no workload 'tractory'; known are"),
+        ({"recipe": "tiny"}, "has no recipe 'tiny'; known are"),
+        ({"instance_type": "ml.g5.3xlarge"}, "does not know; of that family it knows ml.g5.xlarge"),
+        ({"instance_type": "g5.2xlarge"}, "it knows ml.g5.xlarge"),
+        ({"role": "Training"}, "RoleArn is 'Training', which does not match arn"),
+        ({"run_uri": "runs/run-1"}, "--run-uri is 'runs/run-1'; a job reaches only S3"),
+        ({"dataset_uri": "data"}, "--dataset-uri is 'data'; a job reaches only S3"),
+        ({"max_hours": "700"}, "--max-hours is 700, but a job runs for at most 672"),
+        ({"max_wait_hours": "3"}, "--max-wait-hours is for managed Spot only; add --spot"),
+        ({"job_name": "run_1"}, "TrainingJobName is 'run_1', which does not match"),
+        ({"hyperparameter": "epochs"}, "--hyperparameter is 'epochs'; write NAME=VALUE"),
+        ({"hyperparameter": f"a={'x' * 2501}"}, "2501, and at most 2500 is allowed"),
+        ({"metric": f"a={'x' * 501}"}, "501, and at most 500 is allowed"),
+        ({"subnet": "subnet-1"}, "the length of VpcConfig.SecurityGroupIds is 0, and at least 1"),
+        ({"instance_type": "ml.c5.xlarge", "volume_gib": "0"}, "--volume-gib must be at least 1"),
+    ],
+)
+def test_fails_for_what_sagemaker_would_refuse(
+    other: dict[str, str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*_arguments(**other), "--dry-run"], client=_never) == 2
+    said = capsys.readouterr()
+    assert words in said.err and said.err.startswith("sagemaker: ") and said.out == ""
+
+
+def test_fails_for_a_wait_that_is_shorter_than_the_run(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*_arguments(max_hours="4", max_wait_hours="3"), "--spot", "--dry-run"]) == 2
+    assert "--max-wait-hours is 3, but it includes the run itself" in capsys.readouterr().err
+
+
+def test_every_reason_is_named_at_once() -> None:
+    settings = JobSettings(
+        job_name="a b",
+        image="i",
+        role="r",
+        instance_type="ml.none",
+        run_uri="x",
+        dataset_uri="s3://b/d",
+        hyperparameters={},
+        max_hours=1,
+    )
+    with pytest.raises(ValueError, match="at least 20 is needed") as refused:
+        training_job(settings)
+    assert len(str(refused.value).split("; ")) >= 4
+
+
+def test_a_job_s_name_fits_whatever_the_run_is_called() -> None:
+    name = job_name("s3://bucket/runs/a_very.long-" + 80 * "x", "20261122-120000")
+    assert re.fullmatch("[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}", name) and name.endswith("-120000")
+    assert job_name("s3://bucket/runs/run-1/", "1").startswith("run-1-")
+
+
+def test_a_price_is_said_to_be_unknown_where_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    for instance_type in ("ml.g5.2xlarge", "ml.g5.4xlarge", "ml.m4.xlarge"):
+        main([*_arguments(instance_type=instance_type, max_hours="10"), "--dry-run"])
+    known, other, foreign = capsys.readouterr().err.splitlines()
+    assert "about $1.515 an hour" in known and "at most $15.15 for 10 h" in known
+    assert "the price of ml.g5.4xlarge is not known here (EC2's g5.4xlarge $1.624" in other
+    assert "1.25 to 1.40 times EC2's" in other and "no price of EC2's m4.xlarge" in foreign
+    assert all(name.removeprefix("ml.") in catalogue.instances() for name in ON_DEMAND_USD_PER_HOUR)
+
+
+def test_the_image_has_what_the_bundle_has_and_starts_the_trainer_itself() -> None:
+    """Read only: nothing here can build an image."""
+    text = (ROOT / "stacks" / "sagemaker" / "Dockerfile").read_text()
+    copied = re.findall(r"^COPY (\S+) \S+$", text, re.MULTILINE)
+    assert copied == ["userdata/requirements.txt", "contract", "training"]
+    assert {name.partition("/")[0] for name in copied} == set(FOLDERS)
+    assert all((ROOT / name).exists() for name in copied)
+    ignored = (ROOT / "stacks" / "sagemaker" / "Dockerfile.dockerignore").read_text().split()
+    assert [line[1:] for line in ignored if line.startswith("!")] == sorted(
+        copied, key=lambda name: ("requirements" in name, name)
+    )
+    (entry,) = re.findall(r"^ENTRYPOINT (.*)$", text, re.MULTILINE)
+    assert json.loads(entry) == ["python", "-m", "training", "sagemaker"]

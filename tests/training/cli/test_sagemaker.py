@@ -1,0 +1,199 @@
+"""A workload as the container of a SageMaker training job, below a root of the test's own."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stacks.sagemaker.metric_definitions import METRIC_DEFINITIONS
+from tests.training.runs import ROOT, WORKLOAD, Run
+from training.cli import sagemaker
+from training.cli.main import main
+from training.cli.sagemaker import Trainer
+from training.cli.sagemaker_job import read_job
+from training.errors import UserError
+
+_CHANNEL = {"TrainingInputMode": "File", "S3DistributionType": "FullyReplicated"}
+
+
+def _given(root: Path, **hyperparameters: str) -> Path:
+    """Below this root, what SageMaker leaves there for a container."""
+    files: dict[str, Mapping[str, Any]] = {
+        "hyperparameters": {name.replace("__", "-"): v for name, v in hyperparameters.items()},
+        "resourceconfig": {"current_host": "algo-1", "hosts": ["algo-1"]},
+        "inputdataconfig": {"training": _CHANNEL},
+    }
+    for name, content in files.items():
+        path = root / "input" / "config" / f"{name}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(content))
+    return root
+
+
+def _tiny(root: Path, dataset: Path, **more: str) -> Path:
+    """A job of the tiny workload, its hyperparameters as SageMaker's SDK encodes them."""
+    _given(
+        root,
+        workload=json.dumps(WORKLOAD),
+        recipe='"quick"',
+        run__uri=json.dumps(str(root.parent / "bucket" / "runs" / "run-1")),
+        checkpoint__interval="3steps",
+        num__processes="1",
+        step_seconds="0.05",
+        sagemaker_program='"train.py"',
+        **more,
+    )
+    channel = root / "input" / "data" / "training"
+    channel.parent.mkdir(parents=True)
+    channel.symlink_to(dataset)
+    return root
+
+
+def _container(root: Path) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-m", "training", "sagemaker", f"--ml-root={root}", "train"]
+    environment = {**os.environ, "TRAINING_JOB_NAME": "job-1", "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        command, cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE, stderr=2
+    )
+
+
+def test_an_interrupted_job_goes_on_in_its_next_container(
+    dataset: Path, whole: Run, tmp_path: Path
+) -> None:
+    root = _tiny(tmp_path / "ml", dataset)
+    with _container(root) as first:
+        assert first.stdout is not None
+        for line in first.stdout:
+            if line.startswith("first: "):
+                first.send_signal(signal.SIGTERM)
+            if "waits for its end" in line:
+                assert line == "[sagemaker] saved; this container waits for its end\n"
+                assert first.poll() is None, "an exit code would end the job"
+                first.kill()
+    with _container(root) as second:
+        output = second.communicate(timeout=300)[0]
+    assert second.returncode == 0, output
+    assert "[resume] from" in output
+    names = sorted(path.name for path in (root / "model").iterdir())
+    assert names == ["config.json", "model.safetensors", "receipt.json", "report.html"]
+    receipt = json.loads((root / "model" / "receipt.json").read_text())
+    assert receipt["weights_sha256"] == whole.head.weights_sha256
+    assert not (root / "output" / "failure").exists()
+    config = json.loads((root / "model" / "config.json").read_text())
+    assert config["overrides"] == {"step_seconds": "0.05"}
+    # What SageMaker is told to look for in the log is what the trainer prints.
+    for name, regex in METRIC_DEFINITIONS.items():
+        values = [match[1] for line in output.splitlines() if (match := re.search(regex, line))]
+        assert values and all(map(_is_number, values)), name
+
+
+def _is_number(text: str) -> bool:
+    return isinstance(float(text), float)
+
+
+def test_a_mistake_is_the_failure_reason_of_the_job(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = _given(tmp_path, workload="tiny", run__uri="s3://bucket/runs/run-1")
+    assert main(["sagemaker", f"--ml-root={root}"]) == 2
+    reason = (root / "output" / "failure").read_text()
+    assert reason.startswith("the job has no hyperparameter recipe; submit it with")
+    assert f"error: {reason}" in capsys.readouterr().err
+
+
+def _job(root: Path, **hyperparameters: str) -> list[str]:
+    _given(root, workload="w", recipe="r", run__uri="s3://b/r", **hyperparameters)
+    return list(read_job(root, {}).arguments)
+
+
+def test_hyperparameters_are_options_of_run_and_fields_of_the_recipe(tmp_path: Path) -> None:
+    arguments = _job(tmp_path, keep="2", learning_rate="0.1", name='"a b"', _tuning_objective="x")
+    assert arguments == [
+        "run",
+        "--workload=w",
+        "--recipe=r",
+        "--run-uri=s3://b/r",
+        "--keep=2",
+        f"--dataset-uri={tmp_path / 'input' / 'data' / 'training'}",
+        "--notice-budget-seconds=120",
+        "--override=learning_rate=0.1",
+        "--override=name=a b",
+        "--writer=sagemaker/algo-1",
+        f"--scratch={tmp_path / 'scratch'}",
+    ]
+    assert "--dataset-uri=s3://b/data" in _job(tmp_path, dataset__uri="s3://b/data")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("resourceconfig", '{"hosts": ["algo-1", "algo-2"]}', "has 2 instances, but a run has one"),
+        ("inputdataconfig", '{"a": {}, "b": {}}', "channels are a, b: name the one"),
+        ("inputdataconfig", "{}", "channels are none"),
+        ("inputdataconfig", '{"a": {"TrainingInputMode": "Pipe"}}', "Pipe mode, which has no"),
+        ("hyperparameters", "[1]", "holds no object"),
+        ("hyperparameters", "{", "is not JSON"),
+    ],
+)
+def test_fails_for_a_job_that_one_machine_cannot_train(
+    tmp_path: Path, name: str, content: str, words: str
+) -> None:
+    _job(tmp_path)
+    (tmp_path / "input" / "config" / f"{name}.json").write_text(content)
+    with pytest.raises(UserError, match=words):
+        read_job(tmp_path, {})
+
+
+def _trainer(program: str) -> Trainer:
+    return Trainer([sys.executable, "-c", program], sleep=lambda seconds: None)
+
+
+def test_a_crash_is_tried_three_times_and_a_mistake_once(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    count = f"open({str(tmp_path / 'tries')!r}, 'a').write('x')"
+    crashing = _trainer(f"{count}; import sys; sys.exit('error: out of luck')")
+    assert crashing.run() == 1 and crashing.reason(1) == "out of luck (exit code 1)"
+    assert (tmp_path / "tries").read_text() == "xxx"
+    mistaken = _trainer(f"{count}; raise SystemExit(2)")
+    assert mistaken.run() == 2 and mistaken.reason(2) == "the trainer ended with exit code 2"
+    assert (tmp_path / "tries").read_text() == "xxxx"
+    assert "attempt 2: out of luck" in capfd.readouterr().out
+    killed = _trainer("import os; os.kill(os.getpid(), 9)")
+    assert killed.run() == -9 and killed.reason(-9) == "the trainer ended with signal SIGKILL"
+
+
+def test_a_process_that_outlives_the_trainer_does_not_keep_the_container(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sagemaker, "_LAST_WORDS_SECONDS", 0.1)
+    alive = tmp_path / "alive"
+    alive.touch()
+    stay = f"import os, time\nwhile os.path.exists({str(alive)!r}): time.sleep(0.05)"
+    started = f"subprocess.Popen([sys.executable, '-c', {stay!r}])"
+    assert _trainer(f"import os, subprocess, sys; {started}; os._exit(2)").run() == 2
+    alive.unlink()
+
+
+def test_a_notice_to_a_trainer_that_has_not_begun_reaches_it() -> None:
+    trainer = _trainer("import time; time.sleep(60)")
+    threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGTERM)).start()
+    began = time.monotonic()
+    assert trainer.run() == -signal.SIGTERM
+    assert trainer.told_at is not None and time.monotonic() - began < 60
+
+
+def test_a_container_that_nobody_ends_is_neither_completed_nor_silent(tmp_path: Path) -> None:
+    _job(tmp_path)
+    job = read_job(tmp_path, {})
+    assert sagemaker._await_the_end(job, time.monotonic() - 1000, "saved") == 143
+    assert job.failure_file.read_text().startswith("interrupted, saved: submit the same job again")

@@ -1,0 +1,107 @@
+"""What `check --program` says of programs that resume exactly, nearly, or not at all."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from training.cli.main import main
+from training.proof.check.program import Difference, ProgramRun, difference
+
+_SCRIPT = """
+import json, os, random, sys, time
+folder, model = os.environ["SM_CHECKPOINT_DIR"], os.environ["SM_MODEL_DIR"]
+path, state = os.path.join(folder, "state.json"), {"step": 0, "loss": 1.0}
+rng = random.Random(SEED)
+if os.path.exists(path):
+    state = json.load(open(path))
+    RESTORE
+for step in range(state["step"], 12):
+    state["loss"] *= 1 - 0.1 * rng.random()
+    state["step"] = step + 1
+    print(f"step {step + 1} loss={state['loss']:.6f}", flush=True)
+    if step % 3 == 2:
+        state["rng"] = rng.getstate()
+        json.dump(state, open(path, "w"))
+        commit = os.environ["TRAINING_COMMIT_FILE"]
+        open(commit, "w").close()
+        while os.path.exists(commit):
+            time.sleep(0.01)
+    time.sleep(0.05)
+json.dump(state["loss"], open(os.path.join(model, "model.json"), "w"))
+"""
+_EXACT = "v, i, g = state['rng']; rng.setstate((v, tuple(i), g))"
+
+
+def _check(folder: Path, seed: str, restore: str, *more: str) -> int:
+    folder.mkdir()
+    (folder / "train.py").write_text(_SCRIPT.replace("SEED", seed).replace("RESTORE", restore))
+    metrics = ["--metric", r"step=step (\d+)", "--metric", "loss=loss=([0-9.]+)"]
+    program = ["--program", "python train.py", "--source", str(folder)]
+    return main(["check", *program, *metrics, *more])
+
+
+@pytest.mark.slow  # three runs more of what the next test has
+def test_a_program_that_restores_all_of_its_state_is_equal_bit_for_bit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _check(tmp_path / "source", "0", _EXACT, "--kills", "1") == 0
+    said = capsys.readouterr().out
+    assert "[ok] uninterrupted: 12 losses, " in said
+    assert "[ok] once more: the same losses and final files" in said
+    assert " steps redone, " in said and "  step       12  " in said
+    assert "[ok] 1 interruptions change nothing: bit for bit" in said
+
+
+def test_a_program_that_forgets_a_random_state_ends_elsewhere(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _check(tmp_path / "source", "0", "pass", "--kills", "1", "--json") == 1
+    record: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert record["is_equal"] is False
+    assert record["difference_of_two_uninterrupted"]["steps"] == []
+    assert record["difference"]["files"] == ["model/model.json"]
+    assert record["difference"]["steps"][0] > 3 and record["difference"]["largest"] > 0
+    (interruption,) = record["interrupted"]["interruptions"]
+    assert interruption["steps_redone"] >= 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "nothing to check: name a workload, or give --program and --source"),
+        (["moons:MOONS", "--program=python train.py", "--source=."], "check one at a time"),
+        (["--program=python train.py", "--source=nowhere"], "source folder nowhere does not exist"),
+    ],
+)
+def test_fails_in_one_sentence(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["check", *arguments]) == 2
+    said = capsys.readouterr().err
+    assert words in said and said.count("\n") == 1
+
+
+def test_fails_with_the_program_s_own_words_where_it_cannot_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "train.py").write_text("raise SystemExit('no GPU today')\n")
+    assert main(["check", "--program=python train.py", f"--source={tmp_path}"]) == 2
+    said = capsys.readouterr().err
+    assert "does not run to its end (exit code 1): " in said and "no GPU today" in said
+
+
+def _run(losses: dict[int, float], **files: str) -> ProgramRun:
+    return ProgramRun(losses=losses, files=files, interruptions=(), seconds=1, num_snapshots=1)
+
+
+def test_every_kind_of_difference_is_found() -> None:
+    nan = float("nan")
+    whole = _run({1: 0.5, 2: nan, 3: 0.25}, a="x", b="y")
+    assert difference(_run({1: 0.5, 2: nan, 3: 0.25}, a="x", b="y"), whole).is_none
+    other = difference(_run({1: 0.5, 2: 0.5, 3: 0.5, 4: 1.0}, a="x", b="z", c=""), whole)
+    found = Difference(steps=(2, 3), missing=(4,), largest=0.25, files=("b", "c"))
+    assert other == found and not found.is_none
+    # The line of a step may be lost with its machine; what the step has computed is not.
+    assert difference(_run({1: 0.5, 2: nan}, a="x", b="y"), whole).is_none

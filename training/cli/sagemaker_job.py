@@ -1,0 +1,140 @@
+"""A SageMaker training job as its container sees it: folders below /opt/ml and hyperparameters.
+
+https://docs.aws.amazon.com/sagemaker/latest/dg/your-algorithms-training-algo-running-container.html
+"""
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from training.errors import UserError
+
+# Hyperparameters that are options of `training run`; every other one is a field of the recipe.
+OPTIONS = (
+    "workload",
+    "recipe",
+    "run-uri",
+    "dataset-uri",
+    "artifacts-uri",
+    "init-from",
+    "extend-to",
+    "checkpoint-interval",
+    "keep",
+    "lease-ttl-seconds",
+    "memory-limit-mib",
+    "nan-retries",
+    "nan-skips",
+    "notice-budget-seconds",
+    "num-processes",
+    "profile",
+    "usd-per-hour",
+    "watchdog-seconds",
+)
+_REQUIRED = ("workload", "recipe", "run-uri")
+# What SageMaker and its SDK add of their own.
+_FOREIGN = ("sagemaker_", "_tuning_")
+# SageMaker sends SIGTERM and ends the container 120 s later.
+NOTICE_SECONDS = 120.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """One container's share of a training job."""
+
+    root: Path
+    arguments: tuple[str, ...]  # of `python -m training`
+    run_uri: str
+    notice_seconds: float
+    model_folder: Path
+
+    @property
+    def failure_file(self) -> Path:
+        """Its first kilobyte becomes the FailureReason of DescribeTrainingJob."""
+        return self.root / "output" / "failure"
+
+
+def read_job(root: Path, environ: Mapping[str, str]) -> Job:
+    """Read input/config; UserError if that is no job that one machine can train."""
+    given = dict(_hyperparameters(root))
+    missing = [name for name in _REQUIRED if not given.get(name)]
+    if missing:
+        raise UserError(
+            f"the job has no hyperparameter {', '.join(missing)}; submit it with "
+            "`python -m stacks.sagemaker submit`, or set it in HyperParameters"
+        )
+    hosts = _config(root, "resourceconfig").get("hosts") or ["algo-1"]
+    if len(hosts) > 1:
+        raise UserError(
+            f"the job has {len(hosts)} instances, but a run has one; set InstanceCount to 1"
+        )
+    options = {name: given.pop(name) for name in OPTIONS if name in given}
+    if "dataset-uri" not in options:
+        options["dataset-uri"] = str(_channel_folder(root, environ))
+    seconds = options.setdefault("notice-budget-seconds", f"{NOTICE_SECONDS:g}")
+    writer = f"{environ.get('TRAINING_JOB_NAME', 'sagemaker')}/{hosts[0]}"
+    arguments = [f"--{name}={value}" for name, value in options.items()]
+    arguments += [f"--override={name}={value}" for name, value in given.items()]
+    return Job(
+        root=root,
+        arguments=("run", *arguments, f"--writer={writer}", f"--scratch={root / 'scratch'}"),
+        run_uri=options["run-uri"],
+        notice_seconds=_positive(seconds),
+        model_folder=Path(environ.get("SM_MODEL_DIR", root / "model")),
+    )
+
+
+def _hyperparameters(root: Path) -> Iterator[tuple[str, str]]:
+    """The job's own; SageMaker's SDK encodes each value as JSON, the console does not."""
+    for name, value in _config(root, "hyperparameters").items():
+        if name.startswith(_FOREIGN):
+            continue
+        text = value if isinstance(value, str) else json.dumps(value)
+        if text.startswith('"'):
+            with contextlib.suppress(ValueError):
+                text = str(json.loads(text))
+        yield name, text
+
+
+def _channel_folder(root: Path, environ: Mapping[str, str]) -> Path:
+    channels = _config(root, "inputdataconfig")
+    name = next(iter(channels)) if len(channels) == 1 else "training"
+    if name not in channels:
+        raise UserError(
+            f"the job's channels are {', '.join(channels) or 'none'}: name the one with the "
+            "dataset 'training', or set the hyperparameter dataset-uri to its S3 URI"
+        )
+    mode = channels[name].get("TrainingInputMode", "File")
+    if mode == "Pipe":
+        raise UserError(
+            f"the channel {name!r} is in Pipe mode, which has no files; set its InputMode to File"
+        )
+    return Path(environ.get(f"SM_CHANNEL_{name.upper()}", root / "input" / "data" / name))
+
+
+def _config(root: Path, name: str) -> dict[str, Any]:
+    """One file of input/config; nothing if it is missing, as inputdataconfig.json may be."""
+    path = root / "input" / "config" / f"{name}.json"
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise UserError(f"{path} is not JSON ({error}); SageMaker writes it: see the job") from None
+    if not isinstance(value, dict):
+        raise UserError(f"{path} holds no object; SageMaker writes it: see the job")
+    return value
+
+
+def _positive(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 3600:
+        raise UserError(
+            f"the hyperparameter notice-budget-seconds is {text!r}; give seconds, as in 120"
+        )
+    return value

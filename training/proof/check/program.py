@@ -1,0 +1,288 @@
+"""`check --program`: what interruptions change in a program that knows nothing of this project.
+
+It runs two times to its end and then once more, killed on the way: each attempt is a new process
+with a new root, and has nothing but the run's store.
+"""
+
+import argparse
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from contract.keys import RECEIPT
+from training.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_USER, UserError
+from training.record.history import read_history
+from training.store.open import open_store
+
+_POLL_SECONDS = 0.1
+_SHOWN_STEPS = 12
+_BARS = "▁▂▃▄▅▆▇█"
+_CURVE_WIDTH = 60
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProgramRun:
+    """A finished run of the program: its losses by step, its files, its interruptions."""
+
+    losses: Mapping[int, float]
+    files: Mapping[str, str]  # final/ name -> sha256
+    interruptions: Sequence[Mapping[str, Any]]
+    seconds: float
+    num_snapshots: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Difference:
+    """Where two runs differ."""
+
+    steps: tuple[int, ...]  # with another loss
+    missing: tuple[int, ...]  # with a loss in one run only: a killed machine told of it too late
+    largest: float  # of the losses' differences
+    files: tuple[str, ...]
+
+    @property
+    def is_none(self) -> bool:
+        """Whether the runs are equal bit for bit, as far as the program shows."""
+        return not self.steps and not self.files
+
+
+def check_program(options: argparse.Namespace) -> int:
+    """Run the program three times and compare; exit code 1: an interruption changes the result."""
+    if options.name is not None:
+        raise UserError(f"both {options.name!r} and a program are given; check one at a time")
+    with tempfile.TemporaryDirectory(prefix="check-") as folder:
+        runs = _Runs(options, Path(folder))
+        whole = runs.whole("whole")
+        _say(options, f"[ok] uninterrupted: {_described(whole)}")
+        own = difference(runs.whole("again"), whole)
+        _say(options, f"{'[ok]' if own.is_none else '[note]'} once more: {_compared(own)}")
+        interrupted = runs.killed("killed", whole, options.kills)
+        found = difference(interrupted, whole)
+    if options.json:
+        print(json.dumps(_record(whole, interrupted, own, found), indent=1))
+    else:
+        _show(whole, interrupted, own, found)
+    return EXIT_FINISHED if found.is_none else EXIT_FAILED
+
+
+def difference(ours: ProgramRun, theirs: ProgramRun) -> Difference:
+    """Compare losses step by step, NaN equal to NaN, and final files by checksum."""
+    steps, largest = [], 0.0
+    for step in sorted(ours.losses.keys() & theirs.losses.keys()):
+        a, b = ours.losses[step], theirs.losses[step]
+        if a != b and not (math.isnan(a) and math.isnan(b)):
+            steps.append(step)
+            if math.isfinite(a - b):
+                largest = max(largest, abs(a - b))
+    missing = tuple(sorted(ours.losses.keys() ^ theirs.losses.keys()))
+    names = sorted(ours.files.keys() | theirs.files.keys())
+    files = tuple(name for name in names if ours.files.get(name) != theirs.files.get(name))
+    return Difference(steps=tuple(steps), missing=missing, largest=largest, files=files)
+
+
+class _Runs:
+    """Starts `python -m training run` as often as a run needs it."""
+
+    def __init__(self, options: argparse.Namespace, folder: Path) -> None:
+        self._folder = folder
+        self._given = list(_given(options))
+
+    def whole(self, name: str) -> ProgramRun:
+        """A run that nothing interrupts."""
+        began = time.monotonic()
+        self._finish(name, self._start(name, 0))
+        return self._read(name, time.monotonic() - began)
+
+    def killed(self, name: str, whole: ProgramRun, num_kills: int) -> ProgramRun:
+        """A run that is killed when it has done an equal share of the whole one, then finished."""
+        began, last = time.monotonic(), max(whole.losses, default=0)
+        attempt = 0
+        for kill in range(1, num_kills + 1):
+            share, attempt = kill / (num_kills + 1), attempt + 1
+            process, began_at = self._start(name, attempt), time.monotonic()
+            while process.poll() is None:
+                step, has_commit = self._progress(name)
+                is_far = step >= share * last if last else False
+                if not last:
+                    is_far = time.monotonic() - began_at >= whole.seconds / (num_kills + 1)
+                if is_far and has_commit:
+                    process.kill()
+                    break
+                time.sleep(_POLL_SECONDS)
+            process.wait()
+        self._finish(name, self._start(name, attempt + 1))
+        return self._read(name, time.monotonic() - began)
+
+    def _start(self, name: str, attempt: int) -> "subprocess.Popen[bytes]":
+        here = self._folder / name / f"machine-{attempt}"
+        here.mkdir(parents=True)
+        command = [sys.executable, "-m", "training", "run", *self._given]
+        command += [f"--run-uri={self._folder / name / 'run'}", f"--ml-root={here / 'ml'}"]
+        command += [f"--scratch={here}", f"--metrics-file={self._metrics_file(name)}"]
+        with self._log(name).open("ab") as log:
+            return subprocess.Popen(
+                [*command, "--lease-ttl-seconds=1", f"--writer=machine-{attempt}"],
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            )
+
+    def _finish(self, name: str, process: "subprocess.Popen[bytes]") -> None:
+        code = process.wait()
+        if code == EXIT_FINISHED:
+            return
+        lines = self._log(name).read_text(errors="replace").splitlines()
+        errors = [line for line in lines if line.startswith("error: ")]
+        said = (errors or lines or ["it said nothing"])[-1].removeprefix("error: ")
+        if code == EXIT_USER:
+            raise UserError(said)
+        raise UserError(f"the program does not run to its end (exit code {code}): {said}")
+
+    def _progress(self, name: str) -> tuple[int, bool]:
+        """The last step and whether this run has a snapshot that the next attempt can restore."""
+        step, has_commit = 0, False
+        try:
+            text = self._metrics_file(name).read_text(errors="replace")
+        except FileNotFoundError:
+            return 0, False
+        for line in text.splitlines():
+            try:
+                record = json.loads(line)
+            except ValueError:
+                continue  # it is being written
+            if record["kind"] == "step":
+                step = int(record["step"])
+            # A resumed attempt shall lose something too: a commit of its own counts.
+            has_commit = record["kind"] == "commit" or (has_commit and record["kind"] != "resume")
+        return step, has_commit
+
+    def _read(self, name: str, seconds: float) -> ProgramRun:
+        store = open_store(str(self._folder / name / "run"))
+        found = store.get(RECEIPT)
+        assert found is not None, "a finished run has a receipt"
+        receipt, steps = json.loads(found.data), read_history(store).steps
+        return ProgramRun(
+            losses=dict(zip(steps["step"], steps["loss"], strict=True)),
+            files=receipt["final_files"],
+            interruptions=receipt["interruptions"],
+            seconds=seconds,
+            num_snapshots=receipt["snapshots"],
+        )
+
+    def _metrics_file(self, name: str) -> Path:
+        return self._folder / name / "metrics.jsonl"
+
+    def _log(self, name: str) -> Path:
+        return self._folder / name / "log"
+
+
+def _given(options: argparse.Namespace) -> list[str]:
+    """The options of `run` among those of `check`, as they were given."""
+    single = ("program", "program_file", "source", "dataset_uri", "working_folder", "interpreter")
+    given = []
+    for name in (*single, "notice_signal", "quiet_seconds"):
+        if value := getattr(options, name):
+            given.append(f"--{name.replace('_', '-')}={value}")
+    for name in ("hyperparameter", "env", "channel", "metric"):
+        given += [f"--{name}={value}" for value in getattr(options, name)]
+    return given
+
+
+def _record(
+    whole: ProgramRun, interrupted: ProgramRun, own: Difference, found: Difference
+) -> dict[str, Any]:
+    return {
+        "is_equal": found.is_none,
+        "uninterrupted": asdict(whole),
+        "interrupted": asdict(interrupted),
+        "difference_of_two_uninterrupted": asdict(own),
+        "difference": asdict(found),
+    }
+
+
+def _say(options: argparse.Namespace, line: str) -> None:
+    if not options.json:
+        print(line, flush=True)
+
+
+def _described(run: ProgramRun) -> str:
+    return (
+        f"{len(run.losses)} losses, {run.num_snapshots} snapshots, {len(run.files)} final files, "
+        f"{run.seconds:.0f} s"
+    )
+
+
+def _compared(found: Difference) -> str:
+    if found.is_none:
+        return "the same losses and final files"
+    words = []
+    if found.steps:
+        words.append(
+            f"{len(found.steps)} losses differ, from step {found.steps[0]} on, "
+            f"by up to {found.largest:.4g}"
+        )
+    if found.files:
+        words.append(f"other files: {', '.join(found.files)}")
+    return "; ".join(words)
+
+
+def _show(whole: ProgramRun, interrupted: ProgramRun, own: Difference, found: Difference) -> None:
+    for one in interrupted.interruptions:
+        redone = "steps redone: unknown, as its metrics name no step"
+        if one["steps_redone"] is not None:
+            redone = f"{one['steps_redone']} steps redone"
+        lost = one["seconds_lost"]
+        print(f"  killed: {redone}, {'?' if lost is None else f'{lost:.1f}'} s since the snapshot")
+    if found.missing:
+        print(
+            f"  losses known of one run only: {len(found.missing)}, from step {found.missing[0]} on"
+        )
+    for name, run in (("uninterrupted", whole), ("interrupted", interrupted)):
+        if run.losses:
+            print(f"  {name:<14}{_curve(list(run.losses.values()))}")
+    for step in _shown(whole, found):
+        a, b = whole.losses.get(step), interrupted.losses.get(step)
+        mark = "" if step not in found.steps else "  differs"
+        print(f"  step {step:>8}  {_number(a):>10}  {_number(b):>10}{mark}")
+    if found.is_none:
+        print(f"[ok] {len(interrupted.interruptions)} interruptions change nothing: bit for bit")
+        return
+    print(f"[failed] interrupted, it ends elsewhere: {_compared(found)}")
+    if own.is_none:
+        print("  Uninterrupted it ends the same each time: its checkpoint lacks something, such as")
+        print("  random states or the place in the epoch. docs/port.md: what a workload does.")
+    else:
+        print("  Two uninterrupted runs differ as well: seed it first, then check again.")
+
+
+def _shown(whole: ProgramRun, found: Difference) -> list[int]:
+    """Steps spread over the run, and the first that differs."""
+    steps = sorted(whole.losses)
+    every = max(1, math.ceil(len(steps) / _SHOWN_STEPS))
+    return sorted({*steps[::every], *steps[-1:], *found.steps[:1]})
+
+
+def _curve(losses: Sequence[float]) -> str:
+    """The losses as bars of text, means of equal shares of them."""
+    every = max(1, math.ceil(len(losses) / _CURVE_WIDTH))
+    shares = [losses[at : at + every] for at in range(0, len(losses), every)]
+    means = [sum(share) / len(share) for share in shares]
+    finite = [mean for mean in means if math.isfinite(mean)] or [0.0]
+    low, span = min(finite), (max(finite) - min(finite)) or 1.0
+    return "".join(
+        _BARS[round((mean - low) / span * (len(_BARS) - 1))] if math.isfinite(mean) else "!"
+        for mean in means
+    )
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}"
