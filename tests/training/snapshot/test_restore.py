@@ -109,7 +109,7 @@ def test_fails_in_one_sentence_where_the_folder_is_somebody_elses(
     def refuse(path: Path, mode: int) -> None:
         raise PermissionError(1, "Operation not permitted", str(path))
 
-    monkeypatch.setattr(restore.Path, "chmod", refuse)
+    monkeypatch.setattr(Path, "chmod", refuse)
     with pytest.raises(UserError, match=r"cannot be restored into .*not permitted.*; use another"):
         new_machine("second")
 
