@@ -7,7 +7,7 @@
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -57,18 +57,19 @@ class Layout:
     Axes stand in the order of the tensor's, computed and read ones on their side of the arrow (`<-`
     for [out, in] as in Linear, `->` for [in, out] as in GPT-2's Conv1D); without an arrow all are
     computed. The same word is the same dimension everywhere. `(3 heads)` is one axis of three
-    packed parts; `+width` adds to the residual stream, and only what does so needs it.
+    packed parts; `+width` adds to the residual stream, and only what does so needs it. A single
+    number has no axis: its text is empty.
     """
 
     tensors: Mapping[str, str]
     # The prefix of a block's tensors; its `*` is the block's number.
     blocks: str = "blocks.*"
     # Norms before a tied head: the head reads the embedding, which cannot carry 1/factor itself.
-    divided: Iterable[str] = ()
+    divided: Collection[str] = ()
     # Dense tensor -> the expert's that it becomes: with one more `*` a tensor for each expert, else
     # one of all, stacked along a new first axis. Several that become one are packed in this order.
     experts: Mapping[str, str] = field(default_factory=dict)
-    routers: Iterable[str] = ()  # what only a model with experts has
+    routers: Collection[str] = ()  # what only a model with experts has
 
     def __post_init__(self) -> None:
         for name in (*self.divided, *self.routers, *self.experts, *self.experts.values()):
@@ -136,7 +137,7 @@ def _parsed(name: str, text: str, *, is_divided: bool) -> TensorLayout:
     axes = [*_axes(left, is_read=arrow == "->"), *_axes(right, is_read=arrow == "<-")]
     plain = " ".join(text.replace("<-", " ").replace("->", " ").replace("+", "").split())
     written = " ".join(f"({a.parts} {a.dimension})" if a.parts > 1 else a.dimension for a in axes)
-    if not axes or plain != written or text.count("+") > 1:
+    if plain != written or text.count("+") > 1 or (text and not axes):
         raise ValueError(
             f"layout of {name!r}: cannot read {text!r}; write axes as in 'hidden <- width', "
             "'experts +width <- hidden' or 'width -> (3 heads)'"

@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 from torch.optim import AdamW, Optimizer
 
-from training.expansion.tensors import by_part
+from training.expansion.tensors import REWARM, by_part
 
-REWARM = "rewarm"  # in a parameter's state: axis, parts, copies, steps, done, since
 # From here on the young moments' bias correction changes a step by less than a thousandth.
 _SETTLED = 1e-3
 

@@ -88,7 +88,7 @@ def clip_grad_norm(
         torch.linalg.vector_norm(gradient) * math.sqrt(scales[name].squared_norm)
         for name, gradient in zip(named, gradients, strict=True)
     ]
-    total: Tensor = torch.linalg.vector_norm(torch.stack(norms))
+    total = torch.linalg.vector_norm(torch.stack(norms)) if norms else torch.zeros(())
     for gradient in gradients:
         gradient.mul_((max_norm / (total + 1e-6)).clamp(max=1.0))
     return total

@@ -12,6 +12,12 @@ T = TypeVar("T")
 OptimizerState: TypeAlias = Mapping[str, Mapping[str, Any]]
 
 
+# The names of AdamW's moments in its state, which gradients and their squares are averaged in.
+FIRST_MOMENTS = ("exp_avg",)
+SECOND_MOMENTS = ("exp_avg_sq", "max_exp_avg_sq")
+REWARM = "rewarm"  # axis, parts, copies, steps, done, since: what a `Rewarming` optimizer reads
+
+
 class OnDemand(Mapping[str, T]):
     """A mapping whose values are made whenever they are read, and never kept."""
 
@@ -49,12 +55,19 @@ def fill(model: nn.Module, grown: Mapping[str, Tensor]) -> None:
         raise ValueError("; ".join(part for part in (lacks, has) if part))
     for name, target in own.items():
         tensor = grown[name]
-        if tensor.shape != target.shape:
-            raise ValueError(
-                f"{name!r} has grown to {tuple(tensor.shape)}, but the model expects "
-                f"{tuple(target.shape)}; does its config fit the factors?"
-            )
+        _check_shape(repr(name), tensor, target)
         target.copy_(tensor)
+
+
+def check_adams(state: OptimizerState) -> None:
+    """ValueError unless it is the state of an Adam, whose moments can grow."""
+    known = {"step", *FIRST_MOMENTS, *SECOND_MOMENTS, REWARM}
+    for name, values in state.items():
+        if unknown := sorted(values.keys() - known):
+            raise ValueError(
+                f"the optimizer's state of {name!r} has {unknown[0]!r}: how it grows is known for "
+                "Adam's moments only; leave it out, and the optimizer starts without"
+            )
 
 
 def optimizer_state_by_name(
@@ -71,12 +84,27 @@ def optimizer_state_by_name(
 def set_optimizer_state(
     optimizer: torch.optim.Optimizer, model: nn.Module, state: OptimizerState
 ) -> None:
-    """Let an optimizer without state start from this one; parameters not in it start empty."""
-    parameters = dict(model.named_parameters())
+    """Let an optimizer without state start from this one; parameters not in it start empty.
+
+    ValueError if a name or a shape is not the model's.
+    """
+    parameters = dict(model.named_parameters(remove_duplicate=False))
     for name, own in state.items():
+        if name not in parameters:
+            raise ValueError(f"no parameter of the model is called {name!r}, which has a state")
+        for key in own.keys() & {*FIRST_MOMENTS, *SECOND_MOMENTS}:
+            _check_shape(f"{key!r} of {name!r}", own[key], parameters[name])
         optimizer.state[parameters[name]] = {
             key: value.clone() if isinstance(value, Tensor) else value for key, value in own.items()
         }
+
+
+def _check_shape(what: str, grown: Tensor, target: Tensor) -> None:
+    if grown.shape != target.shape:
+        raise ValueError(
+            f"{what} has grown to {tuple(grown.shape)}, but the model expects "
+            f"{tuple(target.shape)}; does its config fit the factors?"
+        )
 
 
 def _some(names: set[str]) -> str:

@@ -14,7 +14,15 @@ import torch
 from torch import Tensor
 
 from training.expansion.layout import Layout
-from training.expansion.tensors import OnDemand, OptimizerState, T
+from training.expansion.tensors import (
+    FIRST_MOMENTS,
+    REWARM,
+    SECOND_MOMENTS,
+    OnDemand,
+    OptimizerState,
+    T,
+    check_adams,
+)
 
 
 def upcycle(
@@ -60,8 +68,9 @@ def upcycle_optimizer(
     is 1/num_experts of the dense layer's. Its square is between 1/num_experts^2, where gradients
     agree, and 1/(num_experts x top_k), where they are noise: the larger one makes smaller steps.
     """
-    divisors = {"exp_avg": num_experts, "exp_avg_sq": num_experts * top_k}
-    divisors["max_exp_avg_sq"] = divisors["exp_avg_sq"]
+    check_adams(state)
+    divisors = dict.fromkeys(FIRST_MOMENTS, num_experts)
+    divisors |= dict.fromkeys(SECOND_MOMENTS, num_experts * top_k)
     experts = _experts(state, layout, num_experts, blocks)
     makers = _unchanged(state, experts)
 
@@ -72,6 +81,7 @@ def upcycle_optimizer(
             if key in divisors
             else value
             for key, value in states[0].items()
+            if key != REWARM  # an earlier growth's, whose axes are not the experts'
         }
 
     makers |= {name: partial(made, own) for name, own in experts.items()}

@@ -14,12 +14,15 @@ import torch
 from torch import Tensor
 
 from training.expansion.layout import Layout, TensorLayout
-from training.expansion.tensors import OnDemand, OptimizerState, by_part
-
-_FIRST_MOMENTS = ("exp_avg",)
-_SECOND_MOMENTS = ("exp_avg_sq", "max_exp_avg_sq")
-# Of an earlier growth's `Rewarmed`: its slice is no slice of the wider tensor.
-_DROPPED = ("rewarm",)
+from training.expansion.tensors import (
+    FIRST_MOMENTS,
+    REWARM,
+    SECOND_MOMENTS,
+    OnDemand,
+    OptimizerState,
+    by_part,
+    check_adams,
+)
 
 
 def widen(
@@ -36,6 +39,7 @@ def widen(
     of a row divide what they read unevenly, each in its own way: by noise of that many standard
     deviations of the tensor, which sums to zero over the copies read, so that the function stays.
     The noise depends on `seed` and the tensor's name alone: not on device, threads or order.
+    Tensors keep their type: those of bfloat16 are rounded, except for powers of two without noise.
     """
     layout.check_factors(factors)
     if split_noise < 0:
@@ -47,12 +51,12 @@ def widen(
         tensor = state[name]
         axes = layout.of(name, tensor.ndim)
         wide = _repeated(tensor, axes, factors)
-        wide = wide.to(torch.promote_types(wide.dtype, torch.float32))
-        if (divisor := axes.value_divisor(factors)) > 1:
-            wide.div_(divisor)
-            if split_noise and not axes.is_divided:
-                deviation = split_noise * _spread(tensor)
-                wide.add_(_noise(wide, axes, factors, deviation, seed, name))
+        if (divisor := axes.value_divisor(factors)) == 1:
+            return wide
+        wide = wide.to(torch.promote_types(wide.dtype, torch.float32)).div_(divisor)
+        if split_noise and not axes.is_divided:
+            deviation = split_noise * _spread(tensor)
+            wide.add_(_noise(wide, axes, factors, deviation, seed, name))
         return wide.to(tensor.dtype)
 
     return OnDemand({name: partial(made, name) for name in state})
@@ -70,18 +74,12 @@ def widen_optimizer(
     Gradients of what is there several times are that much smaller: moments are divided likewise.
     With the rates of `adamw_scales` the wider model then follows the smaller one's own training.
     With `rewarm_steps` the new copies start without moments, and their learning rate rises over so
-    many steps (for a `Rewarmed` optimizer): they part from the old ones.
+    many steps (for a `RewarmingAdamW`): they part from the old ones.
     """
     layout.check_factors(factors)
     if rewarm_steps is not None and rewarm_steps < 1:
         raise ValueError(f"rewarm_steps is {rewarm_steps}; give steps from 1, or None")
-    for name, values in state.items():
-        known = {"step", *_FIRST_MOMENTS, *_SECOND_MOMENTS, *_DROPPED}
-        if unknown := sorted(values.keys() - known):
-            raise ValueError(
-                f"the optimizer's state of {name!r} has {unknown[0]!r}: how it grows is known for "
-                "Adam's moments only; leave it out, and the optimizer starts without"
-            )
+    check_adams(state)
 
     def made(name: str) -> Mapping[str, Any]:
         values = state[name]
@@ -89,11 +87,11 @@ def widen_optimizer(
         divisor = axes.gradient_divisor(factors)
         grown: dict[str, Any] = {}
         for key, value in values.items():
-            if key in _FIRST_MOMENTS:
+            if key in FIRST_MOMENTS:
                 grown[key] = _repeated(value, axes, factors).div_(divisor)
-            elif key in _SECOND_MOMENTS:
+            elif key in SECOND_MOMENTS:
                 grown[key] = _repeated(value, axes, factors).div_(divisor**2)
-            elif key not in _DROPPED:
+            elif key != REWARM:  # an earlier growth's, whose copies are no slice of this one
                 grown[key] = value
         if rewarm_steps is not None:
             _reset_copies(grown, axes, factors, rewarm_steps)
@@ -170,11 +168,11 @@ def _reset_copies(
     place = min(wide)[1]
     axis = axes.axes[place]
     copies = factors[axis.dimension]
-    for key in (*_FIRST_MOMENTS, *_SECOND_MOMENTS):
+    for key in (*FIRST_MOMENTS, *SECOND_MOMENTS):
         if key in grown:
             parts = by_part(grown[key], place, axis.parts, copies)
             parts.narrow(place + 1, 1, copies - 1).zero_()
-    grown["rewarm"] = {
+    grown[REWARM] = {
         "axis": place,
         "parts": axis.parts,
         "copies": copies,

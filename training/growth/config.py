@@ -125,6 +125,7 @@ class GrowthConfig:
             check_at_least(name, getattr(self, name), 1)
         for name in _AT_LEAST_0:
             check_at_least(name, getattr(self, name), 0)
+        check_at_least("num_experts", self.num_experts, 2)
         if self.learning_rate <= 0:
             raise ValueError(f"learning_rate is {self.learning_rate}; give more than 0")
         for name in ("decay_share", "final_lr_fraction"):

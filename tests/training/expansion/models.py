@@ -54,7 +54,7 @@ class Kind:
             is_tied=self.is_tied,
         )
         torch.manual_seed(seed)
-        model = LanguageModel(config).double()
+        model = LanguageModel(config, initialize=False).double()
         with torch.no_grad():
             for name, own in model.named_parameters():
                 own.normal_(mean=1.0 if "norm.weight" in name else 0.0, std=0.3)

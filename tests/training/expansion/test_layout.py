@@ -5,7 +5,16 @@ import torch
 from torch import nn
 
 from tests.training.expansion.models import DENSE, KINDS, SPARSE, Kind, times
-from training.expansion import Layout, deepen, evenly_after, fill, upcycle, widen, widen_optimizer
+from training.expansion import (
+    Layout,
+    deepen,
+    evenly_after,
+    fill,
+    upcycle,
+    upcycle_optimizer,
+    widen,
+    widen_optimizer,
+)
 from training.expansion.layout import Axis
 
 
@@ -42,7 +51,7 @@ def test_the_language_models_layout_knows_each_of_its_tensors(kind: Kind) -> Non
 
 
 @pytest.mark.parametrize(
-    "text", ["", "width <-> heads", "width < heads", "(heads)", "3 x heads <- width", "+a <- +b"]
+    "text", ["<-", "width <-> heads", "width < heads", "(heads)", "3 x heads <- width", "+a <- +b"]
 )
 def test_fails_for_axes_that_cannot_be_read(text: str) -> None:
     with pytest.raises(ValueError, match="layout of 'w': cannot read"):
@@ -131,8 +140,19 @@ def test_fails_where_two_dense_tensors_become_one_that_is_not_packed() -> None:
 
 def test_fails_for_the_state_of_another_optimizer() -> None:
     state = {"embedding.weight": {"momentum_buffer": torch.ones(2, 2)}}
-    with pytest.raises(ValueError, match="has 'momentum_buffer': how it grows is known for Adam's"):
+    said = "has 'momentum_buffer': how it grows is known for Adam's"
+    with pytest.raises(ValueError, match=said):
         widen_optimizer(state, Kind().layout, times(2))
+    with pytest.raises(ValueError, match=said):
+        upcycle_optimizer(state, Kind().layout, num_experts=4, top_k=2)
+
+
+def test_single_numbers_and_whole_ones_stay_as_they_are() -> None:
+    layout = Layout(tensors={"scale": "", "counts": "width"})
+    state = {"scale": torch.tensor(2.5), "counts": torch.tensor([2**53 + 1])}
+    grown = widen(state, layout, {"width": 2})
+    assert torch.equal(grown["scale"], state["scale"])
+    assert grown["counts"].tolist() == [2**53 + 1] * 2
 
 
 def test_new_blocks_are_spread_evenly() -> None:

@@ -167,6 +167,40 @@ def test_moments_of_a_dense_layer_are_shared_out_to_its_experts() -> None:
     set_optimizer_state(adamw(sparse, kind.layout, {}), sparse, grown)  # names fit
 
 
+def test_copies_that_warm_up_are_no_longer_told_apart_within_experts() -> None:
+    kind = Kind()
+    moments = torch.ones(12, 20)
+    name = "blocks.0.ffn.down.weight"
+    state = {name: {"step": 1, "exp_avg": moments, "exp_avg_sq": moments}}
+    wide = widen_optimizer(state, kind.layout, times(2), rewarm_steps=5)
+    grown = upcycle_optimizer(wide, kind.layout, num_experts=EXPERTS, top_k=TOP_K)
+    # The first axis is now the experts'.
+    assert "rewarm" in wide[name]
+    assert set(grown["blocks.0.ffn.experts.down_weight"]) == {"step", "exp_avg", "exp_avg_sq"}
+
+
+def test_a_state_is_set_under_any_name_of_a_shared_parameter_and_refused_if_it_does_not_fit() -> (
+    None
+):
+    wte, head = nn.Embedding(3, 2), nn.Linear(2, 3, bias=False)
+    head.weight = wte.weight
+    model = nn.ModuleDict({"wte": wte, "head": head})
+    optimizer = torch.optim.AdamW(model.parameters())
+    ones = torch.ones(3, 2)
+    own = {"step": torch.tensor(1.0), "exp_avg": ones, "exp_avg_sq": ones}
+    set_optimizer_state(optimizer, model, {"head.weight": own})
+    assert torch.equal(optimizer.state[wte.weight]["exp_avg"], ones)
+    with pytest.raises(ValueError, match=r"no parameter of the model is called 'head.bias'"):
+        set_optimizer_state(optimizer, model, {"head.bias": own})
+    with pytest.raises(ValueError, match=r"'exp_avg' of 'wte.weight' has grown to \(6, 2\)"):
+        set_optimizer_state(optimizer, model, {"wte.weight": own | {"exp_avg": ones.tile(2, 1)}})
+
+
+def test_without_any_gradient_there_is_nothing_to_clip() -> None:
+    kind = Kind()
+    assert clip_grad_norm(kind.model([DENSE]).named_parameters(), kind.layout, {}, 1.0) == 0
+
+
 def test_new_blocks_start_without_state_and_learn() -> None:
     kind = Kind()
     model, deep = kind.model([DENSE, DENSE]), kind.model([DENSE] * 3)

@@ -68,6 +68,7 @@ def test_the_ladder_takes_memory_before_it_takes_numbers() -> None:
     [
         ({"width": 33}, "width 33 over num_heads 2"),
         ({"top_k": 9}, "top_k is 9 of 8 experts"),
+        ({"num_experts": 1, "top_k": 1}, "num_experts is 1; give at least 2"),
         ({"dense_steps": 0}, "dense_steps is 0; give at least 1"),
         ({"split_noise": -0.1}, "split_noise is -0.1; give at least 0"),
         ({"decay_share": 1.5}, "decay_share is 1.5; give a share from 0 to 1"),
