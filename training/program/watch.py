@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import os
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -28,6 +29,8 @@ from training.snapshot.mirror import Mirror, Restored
 
 _log = logging.getLogger(__name__)
 
+# The program has ended: what it left may be large, and the store slow.
+_CONCLUSION_SECONDS = 7200.0
 # Without a snapshot for so long, the run is warned of what a loss costs.
 NO_SNAPSHOT_SECONDS = 600.0
 _POLL_SECONDS = 0.2
@@ -124,6 +127,10 @@ class ProgramWatch:
 
     def conclude(self, record: RunConfig, began: float) -> int:
         """Save what the program left; the exit code of a finished run, else an error."""
+        with self._supervisor.watchdog.allowing(_CONCLUSION_SECONDS):
+            return self._conclude(record, began)
+
+    def _conclude(self, record: RunConfig, began: float) -> int:
         exit_code = self._process.exit_code
         assert exit_code is not None and self._log is not None
         notice = self._notice
@@ -243,13 +250,10 @@ class ProgramWatch:
 
     def _written(self) -> float:
         """When the newest checkpoint file was written, by the clock that stamps files."""
-        return max(
-            (path.lstat().st_mtime for path in _files(self._options.container.checkpoints)),
-            default=time.time(),
-        )
-
-
-def _files(folder: Path) -> Iterator[Path]:
-    for path in folder.rglob("*"):
-        if path.is_file():
-            yield path
+        newest = 0.0
+        for below, _, names in os.walk(self._options.container.checkpoints):
+            for name in names:
+                # The program may remove it meanwhile.
+                with contextlib.suppress(OSError):
+                    newest = max(newest, Path(below, name).lstat().st_mtime)
+        return newest or time.time()

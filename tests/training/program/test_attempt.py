@@ -3,12 +3,16 @@
 import json
 import os
 import signal
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.training.program.programs import COMMITS, ENDLESS, ProgramRun, is_running, kill
 from training.cli.main import main
+from training.program import watch
+from training.program.final import FinalFiles, upload_final
 
 
 def test_a_program_runs_to_its_end_and_leaves_its_files(run_anywhere: ProgramRun) -> None:
@@ -199,6 +203,44 @@ def test_a_program_that_writes_no_checkpoint_is_warned_of(
     (event,) = run.events("no-snapshot")
     assert "losing the machine costs all of it, 0." in event["message"]
     assert run.json("receipt.json")["warnings"] == [event["message"]]
+
+
+def test_a_file_that_the_program_removes_while_its_time_is_read_ends_nothing(
+    run: ProgramRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run.write("""
+        import os, time
+        from pathlib import Path
+        folder = Path(os.environ["SM_CHECKPOINT_DIR"])
+        (folder / "going.pt").write_text("x")
+        (folder / "state.pt").write_text("x")
+        time.sleep(1)
+    """)
+    real = Path.lstat
+
+    def lstat(path: Path) -> os.stat_result:
+        if path.name == "going.pt":
+            path.unlink(missing_ok=True)
+        return real(path)
+
+    monkeypatch.setattr(Path, "lstat", lstat)
+    assert run.attempt() == 0
+
+
+def test_what_a_program_leaves_may_take_longer_to_send_than_the_watchdog_waits(
+    run: ProgramRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hangs: list[str] = []
+    monkeypatch.setattr("training.interruption.last_resort.LastResort.fail", hangs.append)
+    real = upload_final
+
+    def slow(*what: Any) -> FinalFiles:
+        time.sleep(1)
+        return real(*what)
+
+    monkeypatch.setattr(watch, "upload_final", slow)
+    assert run.attempt("--watchdog-seconds=0.5") == 0
+    assert not hangs
 
 
 def test_fails_where_another_program_uses_the_root(
