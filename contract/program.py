@@ -35,6 +35,7 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SHELL_WORDS = frozenset({"|", "||", "&&", "&", ";", "<", ">", ">>", "2>&1", "2>", "&>"})
 # The contract's own, and those of the machine's role and service.
 _OURS = re.compile(r"(SM|TRAINING|SAGEMAKER)_.*|CURRENT_HOST|NOTIFY_SOCKET|WATCHDOG_USEC")
+_ADDRESS_WITH_PASSWORD = re.compile(r"://[^/\s:@]*:[^/\s@]+@")
 _SECRET = re.compile(r"(.*_)?(KEY|KEY_ID|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)", re.IGNORECASE)
 
 
@@ -186,6 +187,11 @@ def _check_variable(name: str, value: str) -> None:
 def _check_value(what: str, value: str) -> None:
     if "\0" in value:
         raise UserError(f"{what} has a zero byte in its value; remove that")
+    if _ADDRESS_WITH_PASSWORD.search(value):
+        raise UserError(
+            f"{what} has an address with a password in it, which would be stored in the run's "
+            "config.json; keep it in AWS Secrets Manager and let the program read it there"
+        )
     if len(value) > _MOST_VALUE:
         raise UserError(
             f"{what} has {len(value)} characters; at most {_MOST_VALUE} are allowed: pass a file"

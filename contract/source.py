@@ -7,7 +7,7 @@ import hashlib
 import os
 import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from contract.errors import UserError
@@ -100,17 +100,38 @@ def _listed(source: Path) -> Iterator[Path]:
             raise UserError(f"source is {str(source)!r}, whose files git does not list: {said}")
         yield from _walked(source)
         return
+    if not done.stdout and _is_ignored(source, clean):
+        # Another repository's, as a build folder is: it knows nothing of what is in here.
+        yield from _walked(source)
+        return
     for raw in filter(None, set(done.stdout.split(b"\0"))):
         path = Path(os.fsdecode(raw))
         if any(_CACHES.fullmatch(part) for part in path.parts):
             continue
         whole = source / path
-        # A repository within the repository is listed as a folder.
+        # A repository within the repository is listed as a folder; a submodule that was not cloned
+        # is an empty one.
         if whole.is_dir() and not whole.is_symlink():
+            if not (whole / ".git").exists():
+                raise UserError(
+                    f"source has the submodule {path}, which is empty here; run "
+                    f"`git submodule update --init` in {str(source)!r}"
+                )
             yield from (path / each for each in _listed(whole))
         # A deleted file is listed until the deletion is committed.
         elif whole.is_symlink() or whole.exists():
             yield path
+
+
+def _is_ignored(source: Path, environment: Mapping[str, str]) -> bool:
+    """Whether the repository that the folder lies in ignores the folder itself."""
+    folder = source.resolve()
+    command = ["git", "check-ignore", "--quiet", folder.name]
+    # In its parent: what the folder's own .gitignore says is about what is in it.
+    done = subprocess.run(
+        command, cwd=folder.parent, env=environment, capture_output=True, check=False
+    )
+    return done.returncode == 0
 
 
 def _walked(source: Path) -> Iterator[Path]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from contract.program import PROGRAM_FILE, SOURCE_FOLDER
 from contract.source import find_files
 from stacks.parameters import StackParameters
+from stacks.parameters.checks import refuse_unless
 from stacks.parameters.programs import program_of
 
 # Of the bundle, beside the source: what the boot installs.
@@ -24,7 +25,14 @@ def write_program(parameters: StackParameters, bundle: Path) -> None:
     (target / parameters.working_folder).mkdir(parents=True, exist_ok=True)
     (bundle / PROGRAM_FILE).write_text(program_of(parameters).to_json(), encoding="utf-8")
     name = Path(parameters.requirements)
-    if parameters.requirements and name in paths:
-        # pip finds what it includes beside it.
-        text = f"-r {Path(SOURCE_FOLDER).name}/{name.as_posix()}\n"
-        (bundle / REQUIREMENTS_FILE).write_text(text, encoding="utf-8")
+    if not parameters.requirements or not (source / name).is_file():
+        return
+    refuse_unless(
+        name in paths,
+        f"requirements is {parameters.requirements!r}, which git ignores or which lies outside of "
+        f"{parameters.source!r}: no machine would have it; take it out of .gitignore, or give "
+        "requirements= to install nothing",
+    )
+    # pip finds what it includes beside it.
+    text = f"-r {Path(SOURCE_FOLDER).name}/{name.as_posix()}\n"
+    (bundle / REQUIREMENTS_FILE).write_text(text, encoding="utf-8")

@@ -21,6 +21,8 @@ from userdata.machine import machine_path
 from userdata.metadata import InstanceMetadata, MetadataError
 
 REQUIREMENTS = "program/requirements.txt"
+# Where they are installed from: what a build leaves there would change the program's own source.
+BUILD = "program-build"
 ENVIRONMENT = "program-environment"
 # Read by run_training.sh: words of the trainer's command line, each on a line of its own.
 OPTIONS = "/opt/training/program-options"
@@ -92,14 +94,18 @@ def _installed(python: str) -> dict[str, dict[str, Any]]:
     return found
 
 
-def install(python: str, pip: str, constraints: Path, environment: Mapping[str, str]) -> None:
+def install(
+    python: str, pip: str, constraints: Path, environment: Mapping[str, str], build: Path
+) -> None:
     """Install the requirements into `python`'s environment, with the pip of the image."""
+    program = build / Path(REQUIREMENTS).parent
+    shutil.copytree(Path(REQUIREMENTS).parent, program, dirs_exist_ok=True)
     command = [pip, "-m", "pip", "--python", python, "install", "--no-input"]
     command += ["--no-cache-dir", "--progress-bar", "off", "--constraint", str(constraints)]
     process = subprocess.Popen(
-        [*command, "--requirement", str(Path(REQUIREMENTS).resolve())],
+        [*command, "--requirement", str(build / REQUIREMENTS)],
         # A path in it is relative to the program's own folder.
-        cwd=SOURCE_FOLDER,
+        cwd=build / SOURCE_FOLDER,
         env={**environment, "PIP_DISABLE_PIP_VERSION_CHECK": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -162,7 +168,8 @@ def prepare(program: Program, image: str, data_volume: Path) -> str | None:
     scratch = data_volume / "scratch"
     scratch.mkdir(exist_ok=True)
     pip = {name: text for name, text in program.environment.items() if name.startswith("PIP_")}
-    install(made, image, constraints, {**os.environ, "TMPDIR": str(scratch), **pip})
+    environment = {**os.environ, "TMPDIR": str(scratch), **pip}
+    install(made, image, constraints, environment, data_volume / BUILD)
     # A file or an address can bring the image's version in another build.
     if is_above_image and Path(_installed(made)["folders"]["own"], "torch").exists():
         raise RefusedError(

@@ -57,6 +57,9 @@ class Contender:
         parts = [self.who, self.experts, "recompute" if self.recompute else ""]
         parts += ["in backward" if self.in_backward else ""]
         parts += ["bfloat16 moments" if self.bfloat16_moments else ""]
+        # transformers casts to its weights' type, which autocast leaves in float32.
+        stays_wide = self.who == "Hugging Face" and self.experts == "grouped_mm"
+        parts += ["experts in float32" if stays_wide and self.device == "cuda" else ""]
         return ", ".join(part for part in parts if part)
 
     def to_json(self) -> str:
@@ -74,7 +77,8 @@ class Trainer:
         torch.set_num_threads(1)
         if contender.limit_mib is not None:
             total = torch.cuda.get_device_properties(self._device).total_memory
-            torch.cuda.set_per_process_memory_fraction(contender.limit_mib * _MIB / total)
+            share = min(1.0, contender.limit_mib * _MIB / total)
+            torch.cuda.set_per_process_memory_fraction(share)
         self._floor = floor_bytes
         with self._device:
             self.model, self.loss_of = _built(contender)

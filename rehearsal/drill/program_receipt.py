@@ -98,9 +98,10 @@ def _describe(interruption: Interruption, costs: Mapping[int, Mapping[str, Any]]
     reached = interruption.noticed or interruption.progress
     cost = costs.get(int(reached.get("generation", 0)), {})
     redone = cost.get("steps_redone")
-    what = f"{kind} at step {reached.get('step', 0)}"
+    # A program that names no steps has a snapshot's number there.
+    what = kind
     if redone is not None:
-        what += f", {redone} steps done again"
+        what += f" at step {reached.get('step', 0)}, {redone} steps done again"
     seconds = interruption.notice_to_commit_seconds
     return {
         "what": what,

@@ -104,6 +104,10 @@ class MetadataServer:
         self._announced[ACTION] = json.dumps({"action": "terminate", "time": text})
         return when
 
+    def withdraw(self) -> None:
+        """Announce nothing, as to the machine that comes after this one."""
+        self._announced.clear()
+
     def rebalance(self) -> None:
         """Announce a rebalance recommendation."""
         self._announced[REBALANCE] = json.dumps(

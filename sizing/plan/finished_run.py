@@ -13,6 +13,7 @@ from typing import Any
 
 from contract.keys import CONFIG, METRICS, RECEIPT
 from contract.metrics import LineReader
+from contract.program import WORKLOAD
 from sizing.plan.run_events import SeenRestarts, seen_restarts
 
 
@@ -60,6 +61,11 @@ def read_run(path: Path) -> FinishedRun:
     for name in ("run_id", "workload", "recipe", "seconds"):
         if name not in receipt:
             raise ValueError(f"{receipt_file} is not a receipt: it has no {name!r}")
+    if receipt["workload"] == WORKLOAD:
+        raise ValueError(
+            f"{receipt['run_id']} ran a program, which has no plan to compare with; "
+            "`python -m training report` shows what it did"
+        )
     folder = receipt_file.parent
     config = _read(folder / CONFIG) if (folder / CONFIG).exists() else {}
     lines = _metrics(folder)

@@ -62,6 +62,9 @@ def _settings(options: argparse.Namespace) -> JobSettings:
     wait = (options.max_wait_hours or 2 * options.max_hours) if options.spot else None
     pairs = _pairs("--hyperparameter", options.hyperparameter)
     own = {"workload": options.workload, "recipe": options.recipe}
+    for name in (*own, "run-uri", "dataset-uri"):
+        if name in pairs:
+            raise ValueError(f"--hyperparameter {name}=... is an option of its own: give --{name}")
     now = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
     return JobSettings(
         job_name=options.job_name or job_name(options.run_uri, now),

@@ -112,6 +112,15 @@ def _refused_by_rules(request: Mapping[str, Any]) -> Iterator[str]:
         uri = request["HyperParameters"][name]
         if not re.fullmatch(r"s3://[^/]+/.+", uri):
             yield f"--{name} is {uri!r}; a job reaches only S3: write s3://bucket/prefix"
+    for metric in request["AlgorithmSpecification"]["MetricDefinitions"]:
+        name, regex = metric["Name"], metric["Regex"]
+        try:
+            num_groups = re.compile(regex).groups
+        except re.error as error:
+            yield f"--metric {name} is the invalid regular expression {regex!r} ({error})"
+            continue
+        if not num_groups:
+            yield f"--metric {name} is {regex!r}: put the number in parentheses"
     if request["ResourceConfig"].get("VolumeSizeInGB", 1) < 1:
         yield "--volume-gib must be at least 1"
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from contract.errors import UserError
 from contract.source import MAX_MB, find_files
 
 
@@ -51,6 +52,16 @@ def test_a_repository_within_the_repository_travels_too(source: Path) -> None:
     assert "nets/old.pt" not in found(source)
 
 
+def test_fails_on_a_submodule_that_was_not_cloned(source: Path) -> None:
+    # What `git clone` leaves of it: an empty folder, and a commit's name in the index.
+    git(source, "init", "--quiet")
+    commit = f"160000,{'1' * 40},third_party/nets"
+    git(source, "update-index", "--add", "--cacheinfo", commit)
+    (source / "third_party/nets").mkdir(parents=True)
+    with pytest.raises(UserError, match="submodule third_party/nets, which is empty here"):
+        find_files(source)
+
+
 @pytest.mark.parametrize(
     "name",
     [
@@ -91,6 +102,13 @@ def test_fails_on_checkpoints_left_lying_about_and_names_the_largest(source: Pat
         file.truncate((MAX_MB + 1) * 1_000_000)
     with pytest.raises(ValueError, match=r"51 MB .*may have 50 MB.* last\.pt \(51\.0 MB\)"):
         find_files(source)
+
+
+def test_all_travels_of_a_folder_that_its_repository_ignores(source: Path) -> None:
+    # As the bundle on a machine of `make demo`, which lies in the repository's out/.
+    git(source.parent, "init", "--quiet")
+    (source.parent / ".gitignore").write_text("mine/\n")
+    assert found(source) == ["nets/model.py", "requirements.txt", "train.py"]
 
 
 def test_fails_where_git_ignores_all(source: Path) -> None:

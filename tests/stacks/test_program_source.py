@@ -1,5 +1,7 @@
 """A program in the bundle: the spec that boot reads, its files and what to install."""
 
+import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -38,6 +40,15 @@ def test_the_bundle_has_the_program_its_source_and_what_to_install(
     assert requirements.read_text() == "-r source/requirements.txt\n"
     write_program(parameters(source, requirements=""), tmp_path / "nothing")
     assert not (tmp_path / "nothing/program/requirements.txt").exists()
+
+
+def test_fails_on_requirements_that_git_ignores(source: Path, tmp_path: Path) -> None:
+    git = ["git", "init", "--quiet"]
+    own = {name: text for name, text in os.environ.items() if not name.startswith("GIT_")}
+    subprocess.run(git, cwd=source, env=own, check=True)
+    (source / ".gitignore").write_text("*.txt\n")
+    with pytest.raises(ValueError, match="which git ignores or which lies"):
+        write_program(parameters(source), tmp_path / "bundle")
 
 
 def test_the_machines_run_env_says_that_a_program_trains(source: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from contract.source import source_sha256
 from rehearsal.machines.metadata import MetadataServer
 from rehearsal.machines.process import SHIMS
 from tests.userdata.rig import REPOSITORY, USERDATA
@@ -27,6 +28,28 @@ def wheel(folder: Path, name: str, version: str, *requires: str) -> None:
         )
         archive.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
         archive.writestr(f"{about}/RECORD", "")
+
+
+# Leaves files in the folder that it builds, as setuptools does; needs no index.
+BACKEND = """
+import os, sys
+from pathlib import Path
+
+def build_wheel(folder, config_settings=None, metadata_directory=None):
+    import zipfile
+    Path("build").mkdir(exist_ok=True)
+    Path("build/built.txt").write_text(str(os.getpid()))
+    name = "mine-1-py3-none-any.whl"
+    with zipfile.ZipFile(Path(folder, name), "w") as archive:
+        archive.writestr("mine.py", "version = 'built'")
+        about = "mine-1.dist-info"
+        archive.writestr(f"{about}/METADATA", "Metadata-Version: 2.1\\nName: mine\\nVersion: 1")
+        archive.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\\nTag: py3-none-any")
+        archive.writestr(f"{about}/RECORD", "")
+    return name
+
+build_editable = build_wheel
+"""
 
 
 class Machine:
@@ -113,20 +136,29 @@ def test_requirements_are_installed_beside_the_images_packages_and_its_torch(
     wheel(machine.wheels, "digits", "1.0")
     # Newer than the image's, which must stay as it is for the trainer.
     wheel(machine.wheels, "jmespath", "9.0")
-    machine.require("digits\njmespath==9.0\ntorch>=2\n")
+    source = machine.bundle / "program/source"
+    (source / "backend.py").write_text(BACKEND)
+    (source / "pyproject.toml").write_text(
+        "[build-system]\nrequires = []\nbuild-backend = 'backend'\nbackend-path = ['.']\n"
+    )
+    (source / "more.txt").write_text("-e .  # our own\n")
+    machine.require("digits\njmespath==9.0\ntorch>=2\n-r more.txt\n")
+    before = source_sha256(source)
     done = machine.step()
     assert done.returncode == 0, done.stdout + done.stderr
+    # Another machine's build may differ, and would be taken for another program.
+    assert source_sha256(source) == before
     folder = machine.root / "data/program-environment"
     assert machine.python == str(folder / "bin/python")
     found = machine.says(
-        "import digits, jmespath, importlib.util as u; "
-        "print(digits.version, jmespath.version, u.find_spec('torch').origin)"
+        "import digits, jmespath, mine, importlib.util as u; "
+        "print(digits.version, jmespath.version, mine.version, u.find_spec('torch').origin)"
     )
     ours = subprocess.check_output(
         [sys.executable, "-c", "import importlib.util as u; print(u.find_spec('torch').origin)"]
     )
-    first, second, torch = found.split()
-    assert (first, second) == ("1.0", "9.0")
+    *versions, torch = found.split()
+    assert versions == ["1.0", "9.0", "built"]
     assert Path(torch).resolve() == Path(ours.decode().strip()).resolve()
     # A launcher of the image starts the ranks with what the program requires.
     assert (folder / "bin/torchrun").read_text().startswith(f"#!{folder}/bin/python\n")

@@ -5,6 +5,7 @@ conditions, in no order, and cannot hold a lease. Imports no torch.
 """
 
 import argparse
+import contextlib
 import os
 import signal
 import subprocess
@@ -27,10 +28,12 @@ from training.errors import (
     EXIT_STORE,
     UserError,
 )
+from training.record.head import read_head
 from training.store.open import open_store
+from training.store.protocol import StoreError
 
-# As of training.service: three failures are not a coincidence.
-_MAX_ATTEMPTS = 3
+# As of training.service: three failures in six hours are not a coincidence.
+_MAX_FAILURES, _WITHIN_SECONDS = 3, 6 * 3600.0
 _RESTART_SECONDS = 3.0
 # Not for ever: a process that outlives the trainer holds its standard error open.
 _LAST_WORDS_SECONDS = 5.0
@@ -63,10 +66,14 @@ def _act(arguments: argparse.Namespace) -> int:
     try:
         job = read_job(root, os.environ)
         checked_folder(job.model_folder)
-    except UserError as error:
+        return _train(job)
+    except (UserError, StoreError) as error:
         # The only place where SageMaker shows a reason.
         _write_failure(root / "output" / "failure", str(error))
         raise
+
+
+def _train(job: Job) -> int:
     trainer = Trainer([sys.executable, "-m", "training", *job.arguments])
     code = trainer.run()
     if code == EXIT_FINISHED:
@@ -74,8 +81,16 @@ def _act(arguments: argparse.Namespace) -> int:
     if trainer.told_at is not None:
         how = "saved" if code == EXIT_INTERRUPTED else f"not saved: {trainer.reason(code)}"
         return _await_the_end(job, trainer.told_at, how)
-    _write_failure(job.failure_file, trainer.reason(code))
+    _write_failure(job.failure_file, _reason_of_run(job) or trainer.reason(code))
     return code if code > 0 else EXIT_FAILED
+
+
+def _reason_of_run(job: Job) -> str | None:
+    """Why the run has failed for good: a second attempt says so in its log only."""
+    with contextlib.suppress(UserError, StoreError):
+        head = read_head(open_store(job.run_uri))
+        return head.reason if head is not None and head.state == "failed" else None
+    return None
 
 
 class Trainer:
@@ -93,14 +108,17 @@ class Trainer:
         before = signal.signal(signal.SIGTERM, self._tell)
         try:
             code = EXIT_INTERRUPTED
-            for attempt in range(1, _MAX_ATTEMPTS + 1):
-                if self.told_at is not None:
-                    break
+            failed_at: deque[float] = deque(maxlen=_MAX_FAILURES)
+            while self.told_at is None:
                 code = self._attempt()
-                if not (code in (EXIT_FAILED, EXIT_STORE) or code < 0) or attempt == _MAX_ATTEMPTS:
+                failed_at.append(time.monotonic())
+                is_crash = code in (EXIT_FAILED, EXIT_STORE) or code < 0
+                are_many = len(failed_at) == _MAX_FAILURES
+                if not is_crash or (are_many and failed_at[-1] - failed_at[0] < _WITHIN_SECONDS):
                     break
-                print(f"[sagemaker] attempt {attempt}: {self.reason(code)}", flush=True)
-                self._sleep(_RESTART_SECONDS)
+                if self.told_at is None:
+                    print(f"[sagemaker] {self.reason(code)}; trying again", flush=True)
+                    self._sleep(_RESTART_SECONDS)
             return code
         finally:
             signal.signal(signal.SIGTERM, before)
@@ -144,8 +162,17 @@ def _leave_model(job: Job) -> int:
     """Copy the deliverables to the model folder, which SageMaker uploads as model.tar.gz."""
     store = open_store(job.run_uri)
     for key in (FINAL, CONFIG, RECEIPT, REPORT):
-        store.get_file(key, job.model_folder / Path(key).name)
-    print(f"[ok] {job.model_folder} has {Path(FINAL).name} and the run's receipt", flush=True)
+        try:
+            store.get_file(key, job.model_folder / Path(key).name)
+        except FileNotFoundError:
+            if key == FINAL:
+                raise UserError(
+                    f"{store.uri} is finished, but its {FINAL} is gone; train again under another "
+                    "run URI"
+                ) from None
+            # A machine lost right after the run had finished leaves it without a report.
+            print(f"[sagemaker] {store.uri} has no {key}", flush=True)
+    print(f"[ok] {job.model_folder} has {Path(FINAL).name}", flush=True)
     return EXIT_FINISHED
 
 

@@ -5,6 +5,7 @@ https://docs.aws.amazon.com/sagemaker/latest/dg/your-algorithms-training-algo-ru
 
 import contextlib
 import json
+import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,12 +75,14 @@ def read_job(root: Path, environ: Mapping[str, str]) -> Job:
     if "dataset-uri" not in options:
         options["dataset-uri"] = str(_channel_folder(root, environ))
     seconds = options.setdefault("notice-budget-seconds", f"{NOTICE_SECONDS:g}")
+    # The container's root has some 100 GB; /tmp, SageMaker's scratch space, has the job's volume.
+    scratch = Path(tempfile.gettempdir(), "training")
     writer = f"{environ.get('TRAINING_JOB_NAME', 'sagemaker')}/{hosts[0]}"
     arguments = [f"--{name}={value}" for name, value in options.items()]
     arguments += [f"--override={name}={value}" for name, value in given.items()]
     return Job(
         root=root,
-        arguments=("run", *arguments, f"--writer={writer}", f"--scratch={root / 'scratch'}"),
+        arguments=("run", *arguments, f"--writer={writer}", f"--scratch={scratch}"),
         run_uri=options["run-uri"],
         notice_seconds=_positive(seconds),
         model_folder=Path(environ.get("SM_MODEL_DIR", root / "model")),

@@ -73,7 +73,6 @@ class Learner:
         self.chosen: Mapping[str, str] = {}  # by the stage, for this machine
         self.model = self._build_model(snapshot, started_with)
         refuse_unequal_batch_norm(stage, self.model, world.size)
-        refuse_in_backward(stage, world.size)
         self._parallel = parallel(stage, self.model, world)
         self._optimizer = checked_optimizer(stage, stage.optimizer(self.model), self.model)
         for group in self._optimizer.param_groups:
@@ -288,16 +287,6 @@ class Learner:
                     self._parallel.end_evaluation()
         finally:
             self.model.train()
-
-
-def refuse_in_backward(stage: Train, world_size: int) -> None:
-    """Refuse an optimizer in backward on several ranks, which sum their gradients first."""
-    if stage.settings.optimizer_in_backward and world_size > 1:
-        raise UserError(
-            f"stage {stage.name!r} has optimizer_in_backward: {world_size} processes would each "
-            "update with gradients of their own; give --num-processes 1, or "
-            "optimizer_in_backward=False"
-        )
 
 
 def refuse_unequal_batch_norm(stage: Train, model: nn.Module, world_size: int) -> None:

@@ -58,6 +58,7 @@ class GrowthConfig:
     # The first transition: each block's hidden layer becomes `num_experts` copies of itself.
     num_experts: int = 8
     top_k: int = 2
+    # Of each micro-batch by itself: the one number that `micro_batch` changes beyond rounding.
     balance_weight: float = 0.01
     # How their products are computed; "auto" takes what is fastest on the machine, whose bits then
     # are not those of another.

@@ -64,17 +64,49 @@ def _grouped(is_mine_RE: Tensor) -> Layer:
     ends_E = is_mine_RE.sum(dim=0).cumsum(dim=0).to(torch.int32)
 
     def layer(x_RI: Tensor, weight_EOI: Tensor, bias_EO: Tensor) -> Tensor:
-        weight_EIO = weight_EOI.to(x_RI.dtype).transpose(1, 2)
-        y_RO = F.grouped_mm(x_RI, weight_EIO, offs=ends_E)
+        y_RO = cast(Tensor, _GroupedProduct.apply(x_RI, weight_EOI, ends_E))
         # A product, as the gradient of a gathered bias is a scatter: slow, and by atomics.
         return torch.addmm(y_RO, is_mine_RE.to(x_RI.dtype), bias_EO.to(x_RI.dtype))
 
     return layer
 
 
+class _GroupedProduct(torch.autograd.Function):
+    """torch's grouped product; under autocast no copy of the weights is kept for backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x_RI: Tensor, weight_EOI: Tensor, ends_E: Tensor) -> Tensor:
+        ctx.save_for_backward(x_RI, weight_EOI, ends_E)
+        return F.grouped_mm(x_RI, weight_EOI.to(x_RI.dtype).transpose(1, 2), offs=ends_E)
+
+    @staticmethod
+    def backward(ctx: Any, dy_RO: Tensor) -> tuple[Tensor, Tensor, None]:
+        x_RI, weight_EOI, ends_E = ctx.saved_tensors
+        dy_RO = dy_RO.contiguous()
+        dx_RI = F.grouped_mm(dy_RO, weight_EOI.to(dy_RO.dtype), offs=ends_E)
+        dweight_EOI = F.grouped_mm(dy_RO.T, x_RI, offs=ends_E)
+        return dx_RI, dweight_EOI.to(weight_EOI.dtype), None
+
+
 def _batched(x_ECI: Tensor, weight_EOI: Tensor, bias_EO: Tensor) -> Tensor:
-    weight_EIO = weight_EOI.to(x_ECI.dtype).transpose(1, 2)
-    return torch.baddbmm(bias_EO.to(x_ECI.dtype)[:, None], x_ECI, weight_EIO)
+    return cast(Tensor, _BatchedLinear.apply(x_ECI, weight_EOI, bias_EO))
+
+
+class _BatchedLinear(torch.autograd.Function):
+    """One product for all experts; under autocast no copy of the weights is kept for backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x_ECI: Tensor, weight_EOI: Tensor, bias_EO: Tensor) -> Tensor:
+        ctx.save_for_backward(x_ECI, weight_EOI)
+        weight_EIO = weight_EOI.to(x_ECI.dtype).transpose(1, 2)
+        return torch.baddbmm(bias_EO.to(x_ECI.dtype)[:, None], x_ECI, weight_EIO)
+
+    @staticmethod
+    def backward(ctx: Any, dy_ECO: Tensor) -> tuple[Tensor, ...]:
+        x_ECI, weight_EOI = ctx.saved_tensors
+        dx_ECI = dy_ECO @ weight_EOI.to(dy_ECO.dtype)
+        dweight_EOI = (dy_ECO.transpose(1, 2) @ x_ECI).to(weight_EOI.dtype)
+        return dx_ECI, dweight_EOI, dy_ECO.sum(dim=1, dtype=weight_EOI.dtype)
 
 
 def _padded_places(is_mine_RE: Tensor) -> tuple[Tensor, int]:

@@ -27,8 +27,9 @@ def has_weight_decay(name: str, parameter: Tensor) -> bool:
 class BFloat16AdamW(AdamW):
     """torch's AdamW, whose state has the same names, with `exp_avg` and `exp_avg_sq` in bfloat16.
 
-    It takes AdamW's arguments. `betas[1]` must forget at least 1/128 a step (0.95 is usual for
-    language models; torch's default of 0.999 would only ever let the second moment grow).
+    It takes AdamW's arguments but `amsgrad`, and no scaled gradients (float16). `betas[1]` must
+    forget at least 1/128 a step (0.95 is usual for language models; torch's default of 0.999 would
+    only ever let the second moment grow).
     """
 
     def __init__(

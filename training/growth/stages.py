@@ -94,11 +94,12 @@ class TrainPhase:
         """Grow from the phase before, and check on held-out text that nothing has changed."""
         c, (total, active) = self.config, parameter_counts(self.architecture)
         facts = {"parameters": total, "active_parameters": active}
+        # Opened by the first phase too: a split that is too short is told before, not after steps.
+        windows = token_samples(i.dataset, "validation", c.context)
         if i.prior is None:
             return Start(facts=facts)
         m, transition = cast(LanguageModel, m), Transition(config=c, phase=self.name)
         fill(m, transition.model(i.prior.model, m.state_dict()))
-        windows = token_samples(i.dataset, "validation", c.context)
         probe = range(min(c.probe_windows, len(windows)))
         tokens_BT = torch.stack([windows.get(k, -1, torch.Generator())["tokens"] for k in probe])
         found = transition.verification(m, i.prior.model, tokens_BT)

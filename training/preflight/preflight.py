@@ -4,7 +4,7 @@ The answers stand in the run (config.json, adaptation.json) from its first attem
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +15,6 @@ from contract.keys import MANIFEST
 from training.capabilities import HasDataInMemory
 from training.config import resolve_config
 from training.engine.job import Job, RunOptions, checked_stages
-from training.engine.learner import refuse_in_backward
 from training.engine.loader import num_workers
 from training.engine.numerics import device_of
 from training.engine.origin import with_origin
@@ -28,7 +27,7 @@ from training.preflight.limits import is_out_of_memory, limit_memory
 from training.preflight.workload_checks import problems
 from training.store.local_dataset import parse_manifest
 from training.store.open import open_store
-from training.workload import Train, Workload
+from training.workload import Prepare, Train, Workload
 from training.workloads import load_workload
 
 _log = logging.getLogger(__name__)
@@ -63,13 +62,11 @@ def preflight(options: RunOptions) -> Preflight:
     if wrong:
         raise UserError(f"workload {options.workload!r} cannot be trained: {wrong[0]}")
     config = resolve_config(workload, options.recipe, options.overrides)
-    num_ranks = options.environment.ranks(options.num_processes)
-    for stage in checked_stages(workload, config):
-        if isinstance(stage, Train):  # before an earlier stage is trained for nothing
-            refuse_in_backward(stage, num_ranks)
+    checked_stages(workload, config)
     origin = resolve_origin(options, workload, config)
     limit = options.memory_limit_mib
     is_limited = torch.cuda.is_available() or limit is not None
+    num_ranks = options.environment.ranks(options.num_processes)
     may_adapt = is_limited and not options.no_adapt
     trial = TrialRequest(
         workload=options.workload,
@@ -92,11 +89,26 @@ def preflight(options: RunOptions) -> Preflight:
     job = Job(
         workload=workload, config=config, stages=checked_stages(workload, config), origin=origin
     )
+    _refuse_in_backward(job.stages, num_ranks)
     num_processes = options.num_processes or max(1, torch.cuda.device_count())
     request = resource_request(
         options.store.uri, workload, config, options.dataset_uri, limit, num_processes
     )
     return Preflight(job=job, request=request)
+
+
+def _refuse_in_backward(stages: Sequence[Prepare | Train], num_ranks: int) -> None:
+    """Refuse an optimizer in backward on several ranks, which sum their gradients first.
+
+    Now, and not when the stage begins, after others have been trained.
+    """
+    for stage in stages:
+        if num_ranks > 1 and isinstance(stage, Train) and stage.settings.optimizer_in_backward:
+            raise UserError(
+                f"stage {stage.name!r} has optimizer_in_backward: {num_ranks} processes would each "
+                "update with gradients of their own; give --num-processes 1, or overrides with "
+                "which its settings have optimizer_in_backward=False"
+            )
 
 
 def _has_sharded_stage(workload: Workload[Any], config: Any, num_ranks: int) -> bool:

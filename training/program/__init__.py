@@ -15,11 +15,14 @@ _POLL_SECONDS = 0.02
 def commit() -> None:
     """In a program: have the checkpoint folder committed as it is now; returns once that is safe
     from later writes. Does nothing where the program is not mirrored, as on another machine.
+
+    Of several ranks the first one asks, as another may call it while the first is still writing.
     """
     name = os.environ.get("TRAINING_COMMIT_FILE")
     if not name:
         return
     asked = Path(name)
-    asked.touch()
+    if os.environ.get("RANK", "0") == "0":
+        asked.touch()
     while asked.exists():
         time.sleep(_POLL_SECONDS)

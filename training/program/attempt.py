@@ -157,10 +157,13 @@ class Attempt:
         ):
             self._watch.begin(process, self._mirror, self._supervisor)
             self._watch.until_end()
-        return self._watch.conclude(self._record, self._began)
+        # Uploads may take minutes; those that are over before a notice's deadline count.
+        return self._beating(
+            lambda: self._watch.conclude(self._record, self._began), until_notice=False
+        )
 
-    def _beating(self, act: Callable[[], T]) -> T:
-        """Do work that may take long in a thread: the watchdog is told, and a notice ends it."""
+    def _beating(self, act: Callable[[], T], *, until_notice: bool = True) -> T:
+        """Do work that may take long in a thread: the watchdog is told, a lost lease ends it."""
         results: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
 
         def work() -> None:
@@ -178,5 +181,6 @@ class Attempt:
                 return result  # type: ignore[return-value]
             self._supervisor.watchdog.beat()
             self._lease.check()
-            if (notice := self._supervisor.interruption.notice) is not None:
+            notice = self._supervisor.interruption.notice
+            if until_notice and notice is not None:
                 raise InterruptedRunError(notice.cause)

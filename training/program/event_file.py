@@ -83,18 +83,16 @@ def _masked_crc(data: bytes) -> int:
 
 def _scalars(event: bytes) -> list[MetricRow]:
     """The scalars of one tensorflow.Event; none if it cannot be read."""
-    wall_time, step, rows = 0.0, 0, list[tuple[str, float]]()
+    step, rows = 0, list[tuple[str, float]]()
     try:
         for number, value in _fields(event):
-            if number == 1 and isinstance(value, bytes):
-                (wall_time,) = struct.unpack("<d", value)
-            elif number == 2 and isinstance(value, int):
+            if number == 2 and isinstance(value, int):
                 step = value - (value >> 63 << 64)
             elif number == 5 and isinstance(value, bytes):
                 rows.extend(_summary(value))
     except (IndexError, struct.error, ValueError):
         return []
-    return [MetricRow(name=name, value=value, step=step, time=wall_time) for name, value in rows]
+    return [MetricRow(name=name, value=value, step=step) for name, value in rows]
 
 
 def _summary(summary: bytes) -> Iterator[tuple[str, float]]:

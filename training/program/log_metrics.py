@@ -28,11 +28,11 @@ class LogMetrics:
         self._step: int | None = None
         self._trainer = _TrainerPrints()
 
-    def read(self, line: str, now: float) -> list[MetricRow]:
+    def read(self, line: str) -> list[MetricRow]:
         """The metrics that this line completes."""
         line = _ESCAPE.sub("", line)
         if not self._definitions:
-            return self._trainer.read(line, now)
+            return self._trainer.read(line)
         found: list[tuple[str, float]] = []
         for name, regex in self._definitions:
             match = regex.search(line)
@@ -43,7 +43,7 @@ class LogMetrics:
             if name == STEP and value.is_integer():
                 self._step = int(value)
         return [
-            MetricRow(name=name, value=value, step=self._step, time=now)
+            MetricRow(name=name, value=value, step=self._step)
             for name, value in found
             if name != STEP
         ]
@@ -60,13 +60,13 @@ class _TrainerPrints:
         self._waiting: list[MetricRow] = []
         self._num_steps: int | None = None  # of the training's own bar
 
-    def read(self, line: str, now: float) -> list[MetricRow]:
+    def read(self, line: str) -> list[MetricRow]:
         text = line.strip()
         if _DICTIONARY.fullmatch(text):
             before = self.finish()
-            pairs = [(name, float(value)) for name, value in _ENTRY.findall(text)]
             self._waiting = [
-                MetricRow(name=name, value=value, step=None, time=now) for name, value in pairs
+                MetricRow(name=name, value=float(value), step=None)
+                for name, value in _ENTRY.findall(text)
             ]
             return before
         bar = _BAR.match(line)
@@ -85,10 +85,7 @@ class _TrainerPrints:
             self._num_steps = num_steps
         if num_steps != self._num_steps:
             return []
-        return [
-            MetricRow(name=row.name, value=row.value, step=step, time=row.time)
-            for row in self.finish()
-        ]
+        return [MetricRow(name=row.name, value=row.value, step=step) for row in self.finish()]
 
 
 def _compiled(name: str, regex: str) -> re.Pattern[str]:

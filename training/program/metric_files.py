@@ -35,7 +35,7 @@ class MetricFiles:
         """Whether a file was longer than what one read takes."""
         return any(file.has_more for file in self._files.values())
 
-    def read(self, now: float) -> list[MetricRow]:
+    def read(self) -> list[MetricRow]:
         """The new rows of all files; one that cannot be read is tried again the next time."""
         rows: list[MetricRow] = []
         found = set()
@@ -43,11 +43,9 @@ class MetricFiles:
             found.add(path)
             file = self._files.get(path) or self._files.setdefault(path, _opened(path))
             try:
-                new = file.read()
+                rows.extend(file.read())
             except OSError:
                 file.has_more = False
-                continue
-            rows.extend(row if row.time else _dated(row, now) for row in new)
         self._files = {path: file for path, file in self._files.items() if path in found}
         return rows
 
@@ -67,10 +65,6 @@ def _opened(path: Path) -> _GrowingFile:
     if path.suffix == ".jsonl":
         return _JsonLines(path)
     return _LightningCsv(path) if path.suffix == ".csv" else EventFile(path)
-
-
-def _dated(row: MetricRow, now: float) -> MetricRow:
-    return MetricRow(name=row.name, value=row.value, step=row.step, time=now)
 
 
 class _Lines:
@@ -156,7 +150,7 @@ def _rows(record: Mapping[str, object]) -> Iterator[MetricRow]:
     for name, value in values.items():
         if value is not None and name not in _POSITIONS:
             at = int(step) if step is not None and step.is_integer() else None
-            yield MetricRow(name=name, value=value, step=at, time=values.get("time") or 0.0)
+            yield MetricRow(name=name, value=value, step=at)
 
 
 def _number(value: object) -> float | None:

@@ -10,4 +10,3 @@ class MetricRow:
     name: str
     value: float  # may be NaN or infinite, as the program computed it
     step: int | None
-    time: float  # Unix seconds

@@ -5,7 +5,7 @@ Nothing here asks the program for anything. Whatever cannot be read is left out,
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from training.program.log_metrics import LogMetrics
@@ -31,17 +31,14 @@ class MetricReader:
         *,
         definitions: Sequence[tuple[str, str]] = (),
         folders: Sequence[Path] = (),
-        clock: Callable[[], float] = time.time,
     ) -> None:
         """Definitions are SageMaker's: a name and a regular expression whose group is the value.
 
         Without any, the prints of Hugging Face's Trainer are understood. The definition named
         `step` says at which step the others of its line, and of those after it, were measured.
         """
-        self.num_dropped = 0
         self._log = LogMetrics(definitions)
         self._files = MetricFiles(folders)
-        self._clock = clock
         self._lock = threading.Lock()
         self._rows: list[MetricRow] = []
         self._line = bytearray()
@@ -58,18 +55,18 @@ class MetricReader:
 
     def skip_history(self) -> None:
         """Pass over what the files hold now: earlier attempts have reported it."""
-        self._files.read(self._clock())
+        self._files.read()
         while self._files.has_more:
-            self._files.read(self._clock())
+            self._files.read()
 
     def poll(self, *, is_last: bool = False) -> list[MetricRow]:
         """The rows since the last call, as read; `is_last` once the program has ended."""
         began = time.monotonic()
         from_files: list[MetricRow] = []
         if is_last or began >= self._next_scan:
-            from_files = self._files.read(self._clock())
+            from_files = self._files.read()
             while is_last and self._files.has_more:
-                from_files += self._files.read(self._clock())
+                from_files += self._files.read()
             ended = time.monotonic()
             self._next_scan = ended + (ended - began) / _SCAN_SHARE
         with self._lock:
@@ -82,10 +79,8 @@ class MetricReader:
 
     def _read(self, line: bytes) -> None:
         if 0 < len(line) <= _MAX_LINE_BYTES:
-            self._keep(self._log.read(line.decode(errors="replace"), self._clock()))
+            self._keep(self._log.read(line.decode(errors="replace")))
 
     def _keep(self, rows: Sequence[MetricRow]) -> None:
         self._rows.extend(rows)
-        excess = max(0, len(self._rows) - _MAX_ROWS)
-        self.num_dropped += excess
-        del self._rows[:excess]
+        del self._rows[:-_MAX_ROWS]

@@ -11,7 +11,7 @@ from training.record.metrics import Metrics
 _RUNNING_SECONDS = 5.0
 # By so much a file's time may be early: the kernel's clock ticks.
 _TICK_SECONDS = 0.05
-_LOSSES = ("loss", "train_loss", "train:loss", "train/loss")
+LOSSES = ("loss", "train_loss", "train:loss", "train/loss")
 
 
 class Progress:
@@ -112,7 +112,7 @@ class Progress:
 
     def _step_on(self, step: int, values: dict[str, float]) -> None:
         now = time.monotonic()
-        loss = next((values[name] for name in _LOSSES if name in values), None)
+        loss = next((values[name] for name in LOSSES if name in values), None)
         self._metrics.write(
             "step",
             stage=WORKLOAD,

@@ -9,6 +9,7 @@ from pathlib import Path
 from contract.source import find_files
 from training.errors import UserError
 from training.program.container import Container
+from training.store.unfinished import write_whole
 
 SAGEMAKER_ROOT = Path("/opt/ml")
 _LOCK, _RUN = ".lock", ".run"
@@ -31,12 +32,11 @@ def claimed(root: Path, run_uri: str) -> Iterator[None]:
             raise UserError(
                 f"another program runs in {root}; wait for its end, or give another --ml-root"
             ) from None
-        _refuse_foreign_files(root, run_uri)
-        (root / _RUN).write_text(run_uri)
+        _claim_files(root, run_uri)
         yield
 
 
-def _refuse_foreign_files(root: Path, run_uri: str) -> None:
+def _claim_files(root: Path, run_uri: str) -> None:
     marker, checkpoints = root / _RUN, Container(root=root).checkpoints
     whose = marker.read_text() if marker.is_file() else ""
     if whose != run_uri and checkpoints.is_dir() and any(checkpoints.iterdir()):
@@ -44,6 +44,8 @@ def _refuse_foreign_files(root: Path, run_uri: str) -> None:
             f"{checkpoints} has files of {whose or 'something else'}, which this run would "
             "replace; move them away, or give another --ml-root"
         )
+    if whose != run_uri:  # else not written again: what this run left may have filled the disk
+        write_whole(marker, run_uri.encode())
 
 
 def copy_source(source: Path, code: Path) -> None:

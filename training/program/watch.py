@@ -5,9 +5,9 @@ import logging
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
+from contract.notice import save_reserve
 from training.errors import EXIT_FINISHED, ProgramFailedError
 from training.interruption.notice import InterruptedRunError, Notice
 from training.interruption.supervisor import Supervisor
@@ -28,6 +28,8 @@ from training.snapshot.mirror import Mirror, Restored
 
 _log = logging.getLogger(__name__)
 
+# The program has ended: what it left may be large, and the store slow.
+_CONCLUSION_SECONDS = 7200.0
 # Without a snapshot for so long, the run is warned of what a loss costs.
 NO_SNAPSHOT_SECONDS = 600.0
 _POLL_SECONDS = 0.2
@@ -61,13 +63,12 @@ class ProgramWatch:
         self._notice: Notice | None = None
 
     def note(self) -> Mapping[str, Any]:
-        """What is kept with a snapshot: the program's step, and when its files were written.
+        """What is kept with a snapshot: the program's step.
 
         Called by the mirror's thread at a capture, whose commit waits for the metrics until then.
         """
         self._read_metrics()
-        step = {"step": self._progress.step} if self._progress.has_steps else {}
-        return {**step, "written": round(self._written(), 3)}
+        return {"step": self._progress.step} if self._progress.has_steps else {}
 
     def resume(self, restored: Restored | None) -> None:
         """Begin from a restored snapshot, or anew."""
@@ -124,12 +125,18 @@ class ProgramWatch:
 
     def conclude(self, record: RunConfig, began: float) -> int:
         """Save what the program left; the exit code of a finished run, else an error."""
+        with self._supervisor.watchdog.allowing(_CONCLUSION_SECONDS):
+            return self._conclude(record, began)
+
+    def _conclude(self, record: RunConfig, began: float) -> int:
         exit_code = self._process.exit_code
         assert exit_code is not None and self._log is not None
-        notice = self._notice
+        notice, deadline = self._notice, None
+        if notice is not None:
+            deadline = notice.deadline - save_reserve(notice.deadline - notice.received)
         self._mirror.final(
             exit_code=exit_code,
-            deadline=notice.deadline if notice else None,
+            deadline=deadline,
             release=notice is not None,
         )
         self._count_snapshots()
@@ -191,7 +198,7 @@ class ProgramWatch:
         if last is not None and last.number != self._number:
             self._number = last.number
             self._save_seconds = max(self._save_seconds, last.seconds)
-            self._progress.committed(time.time() - float(last.note["written"]))
+            self._progress.committed(time.time() - last.written_at)
 
     def _unsaved(self) -> float:
         return round(self._progress.unsaved_seconds, 3)
@@ -240,16 +247,3 @@ class ProgramWatch:
         self._warnings.append(text)
         self._events.emit("no-snapshot", "info", message=text, seconds=round(seconds, 1))
         _log.warning("[program] %s", text)
-
-    def _written(self) -> float:
-        """When the newest checkpoint file was written, by the clock that stamps files."""
-        return max(
-            (path.lstat().st_mtime for path in _files(self._options.container.checkpoints)),
-            default=time.time(),
-        )
-
-
-def _files(folder: Path) -> Iterator[Path]:
-    for path in folder.rglob("*"):
-        if path.is_file():
-            yield path

@@ -45,8 +45,7 @@ class Moment:
         """Raise ChangedError or SnapshotError if the moment is over."""
         if self.quiet is not None and (path := self.quiet.difference(listing)):
             raise ChangedError(f"{path!r} changed")
-        newer = self.asked_ns and listing.changed_after(self.asked_ns)
-        if newer:
+        if self.asked_ns is not None and (newer := listing.changed_after(self.asked_ns)):
             raise SnapshotError(
                 f"the program asked for a snapshot, but changed {newer!r} before it was taken; "
                 "after a touch of the commit file, wait until that file is gone"
@@ -108,8 +107,8 @@ def capture(
     """
     listing = settled(root)
     moment.refuse_other(listing)
-    inodes = {(file.device, file.inode): path for path, file in listing.files.items()}
-    mapped = frozenset(inodes[key] for key in mapped_for_writing(inodes))
+    inodes = mapped_for_writing({(f.device, f.inode) for f in listing.files.values()})
+    mapped = frozenset(p for p, f in listing.files.items() if (f.device, f.inode) in inodes)
     new = [
         path
         for path, file in listing.files.items()

@@ -15,6 +15,8 @@ from pathlib import Path
 
 # The kernel's clock ticks every 1 to 10 ms; a second change within a tick leaves the same times.
 _TICK_NS = 20_000_000
+# Some file systems (FAT, old ext4) keep whole seconds, or even ones.
+_SECOND_NS = 1_000_000_000
 # Logs that stay open and only grow; a reader of one expects that its end may be missing.
 _LOGS = ("events.out.tfevents.*", "*.log")
 # What mkfs puts into the root of a volume.
@@ -94,9 +96,12 @@ class Listing:
         return next((p for p in mine if mine[p] != others[p] and not is_log(p)), None)
 
     def changed_after(self, time_ns: int) -> str | None:
-        """One file that changed after that time, None if there is none; logs may."""
-        files = self.files.items()
-        return next((p for p, f in files if f.ctime_ns > time_ns and not is_log(p)), None)
+        """One file that changed after that time, None if there is none; logs may.
+
+        A time that is still to come was stamped before the clock was set back.
+        """
+        now, files = time.time_ns(), self.files.items()
+        return next((p for p, f in files if time_ns < f.ctime_ns <= now and not is_log(p)), None)
 
     @property
     def newest(self) -> str:
@@ -104,13 +109,20 @@ class Listing:
         return max(self.files, key=lambda path: self.files[path].ctime_ns)
 
     @property
-    def has_settled(self) -> bool:
-        """Whether any later change of any file will show in its times."""
-        return all(
-            abs(self.began_ns - file.ctime_ns) > _TICK_NS
-            for path, file in self.files.items()
-            if not is_log(path)
-        )
+    def written_ns(self) -> int:
+        """When a file changed last; logs grow also when nothing is saved, and do not count."""
+        times = (file.ctime_ns for path, file in self.files.items() if not is_log(path))
+        return max(times, default=self.began_ns)
+
+    @property
+    def settles_in_ns(self) -> int:
+        """In how long any later change of any file will show in its times; 0: it will now."""
+        ends = [0]
+        for path, file in self.files.items():
+            tick = 2 * _SECOND_NS if file.ctime_ns % _SECOND_NS == 0 else _TICK_NS
+            if not is_log(path) and abs(self.began_ns - file.ctime_ns) <= tick:
+                ends.append(file.ctime_ns + tick + 1 - self.began_ns)
+        return max(ends)
 
 
 def is_log(path: str) -> bool:
@@ -159,9 +171,9 @@ def settled(root: Path) -> Listing:
     """List the folder once any later change will show in a file's times; may raise ChangedError."""
     for _ in range(5):
         listing = list_folder(root)
-        if listing.has_settled:
+        if not (wait_ns := listing.settles_in_ns):
             return listing
-        time.sleep(1.5 * _TICK_NS / 1e9)
+        time.sleep(wait_ns / 1e9)
     raise ChangedError(f"{listing.newest} is being written")
 
 

@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from contract.keys import BLOB_NAME
 from training.record.newest_valid import DamagedCheckpointError
+from training.store.parts import MAX_PARTS, num_parts
 
 SNAPSHOT = "snapshot.json"
 _FORMAT = 1
@@ -32,8 +33,11 @@ class Content:
     start: int = 0
 
     def __post_init__(self) -> None:
+        _refuse_other_than_numbers(self.bytes, self.part_bytes, self.start)
         if self.bytes < 0 or self.start < 0 or self.part_bytes < 1:
             raise ValueError("a size is wrong")
+        if num_parts(self.bytes, self.part_bytes) > MAX_PARTS:
+            raise ValueError(f"there are more than {MAX_PARTS} parts")
         if not _SHA256.fullmatch(self.sha256) or (self.blob is None and self.bytes):
             raise ValueError("a checksum or blob is missing")
 
@@ -47,6 +51,9 @@ class SavedFile:
     mtime_ns: int
     content: Content
 
+    def __post_init__(self) -> None:
+        _refuse_other_than_numbers(self.mode, self.mtime_ns)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SavedFolder:
@@ -55,6 +62,9 @@ class SavedFolder:
     path: str
     mode: int
     mtime_ns: int
+
+    def __post_init__(self) -> None:
+        _refuse_other_than_numbers(self.mode, self.mtime_ns)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -137,7 +147,8 @@ class Snapshot:
             if path in seen:
                 raise ValueError(f"the path {path!r} is there twice")
             seen.add(path)
-        if any("\0" in link.target or not link.target for link in self.links):
+        targets = [link.target for link in self.links]
+        if any(not isinstance(one, str) or not one or "\0" in one for one in targets):
             raise ValueError("a link points to nothing")
 
     @property
@@ -145,3 +156,10 @@ class Snapshot:
         """The paths of files, links and folders."""
         for found in (self.files, self.links, self.folders):
             yield from (one.path for one in found)
+
+
+def _refuse_other_than_numbers(*values: int) -> None:
+    """Raise ValueError for what is no integer of 64 bits, as a file system's are."""
+    for value in values:
+        if type(value) is not int or abs(value) >= 1 << 63:
+            raise ValueError(f"{value!r} is no integer of 64 bits")

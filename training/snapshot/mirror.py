@@ -21,7 +21,7 @@ from training.record.lease import Lease
 from training.record.metrics import Metrics
 from training.record.newest_valid import newest_valid, read_twice
 from training.record.retention import KEEP_NEWEST, Retention
-from training.snapshot.capture import ANY_MOMENT, Capture, Moment, capture
+from training.snapshot.capture import Capture, Moment, capture
 from training.snapshot.listing import ChangedError, Listing, SnapshotError, list_folder
 from training.snapshot.manifest import Reason, Snapshot
 from training.snapshot.outbox import Outbox, Parcel
@@ -164,16 +164,19 @@ class Mirror:
         self._watcher.stop(_left(deadline))
         self._outbox.start()  # where the program could not be started
         self.check()
-        why = self._watcher.why_not(exit_code)
-        if why is None:
+        moment, why = None, ""
+        try:
+            moment = self._watcher.last_moment(exit_code, was_told=self._haste == "emergency")
             self._outbox.drop()  # the last one is newer
+        except SnapshotError as error:
+            why = str(error)
         is_sent = self._outbox.finish(_left(deadline))
         self.check()
         if not is_sent:
             self._publisher.cancel()
             _log.warning("[snapshot] there was no time for the last one; the one before it stays")
-        elif why is None:
-            is_sent = self._commit_last(deadline, release)
+        elif moment is not None:
+            is_sent = self._commit_last(moment, deadline, release)
         elif not self._watcher.is_captured():
             is_sent = False
             _log.warning(f"[snapshot] none at the end: {why}")
@@ -209,9 +212,7 @@ class Mirror:
                 raise SnapshotError(f"it was not sent: {parcel.error or 'the attempt ends'}")
         return captured.listing
 
-    def _captured_now(
-        self, reason: Reason, moment: Moment = ANY_MOMENT, *, in_place: bool = False
-    ) -> Capture:
+    def _captured_now(self, reason: Reason, moment: Moment, *, in_place: bool = False) -> Capture:
         self._num_captures += 1
         return capture(
             self._folder,
@@ -228,11 +229,11 @@ class Mirror:
     def _kind(self) -> Kind:
         return self._haste or "periodic"
 
-    def _commit_last(self, deadline: float | None, release: bool) -> bool:
+    def _commit_last(self, moment: Moment, deadline: float | None, release: bool) -> bool:
         """Commit the folder as the program left it."""
         for _ in range(_FINAL_ATTEMPTS):
             try:
-                captured = self._captured_now("exit", in_place=True)
+                captured = self._captured_now("exit", moment, in_place=True)
             except ChangedError as error:
                 self._say(f"{error}; trying again")
                 continue
@@ -251,13 +252,14 @@ class Mirror:
     def _refuse_foreign(self) -> None:
         """Refuse to empty a folder that somebody else has filled."""
         mark = self._work / "folder.json"
-        if not mark.exists():
-            listing = list_folder(self._folder)
-            if not listing.is_empty:
-                raise UserError(
-                    f"{self._folder} holds {len(listing.files)} files that no attempt of a run has "
-                    "left there; move them away, or give another folder"
-                )
+        if mark.exists():
+            return  # not written again: what this run left may have filled the disk
+        listing = list_folder(self._folder)
+        if not listing.is_empty:
+            raise UserError(
+                f"{self._folder} holds {len(listing.files)} files that no attempt of a run has "
+                "left there; move them away, or give another folder"
+            )
         self._work.mkdir(parents=True, exist_ok=True)
         write_whole(mark, json.dumps({"run": self._store.uri}).encode())
 

@@ -105,6 +105,8 @@ class Outbox:
                 error = self.refused = found
             except SnapshotError as found:
                 error = found
+                if not parcel.capture.is_in_place:  # else who captured it tries again
+                    _log.warning(f"[snapshot] void: {found}")
             except BaseException as found:  # the thread of the attempt must see it
                 error = self.error = found
             _end(parcel, error)

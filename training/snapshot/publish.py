@@ -20,6 +20,7 @@ from training.record.retention import KEEP_NEWEST, Retention
 from training.snapshot.blobs import Blobs
 from training.snapshot.capture import Capture
 from training.snapshot.known import Known, known_after
+from training.snapshot.listing import ChangedError
 from training.snapshot.manifest import SNAPSHOT, Snapshot
 from training.snapshot.restore import Filled
 from training.snapshot.send import Sending, Sent
@@ -43,7 +44,7 @@ class Committed:
     num_files: int
     changed_bytes: int  # of files that had changed
     sent_bytes: int
-    captured_at: float  # unix seconds: what the program did until then is in it
+    written_at: float  # unix seconds: when the program last changed a file of it, logs aside
     note: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -106,7 +107,7 @@ class Publisher:
                 num_files=len(sent.snapshot.files),
                 changed_bytes=sent.changed_bytes,
                 sent_bytes=sent.sent_bytes,
-                captured_at=capture.listing.began_ns / 1e9,
+                written_at=capture.listing.written_ns / 1e9,
                 note=sent.snapshot.note,
             )
             self._tell(self.last, kind)
@@ -133,6 +134,9 @@ class Publisher:
                 sent = sending.run()
             if capture.is_in_place:
                 capture.refuse_changed(self._root)
+            if sent.snapshot.blobs.keys() - self.known.blobs.keys() - sending.new_blobs.keys():
+                # A folder was moved away, left out of the last snapshot, and moved back.
+                raise ChangedError("what was left out of it is deleted since its capture")
             return sent
         except BaseException:
             self._blobs.delete_unpublished(sending.new_blobs)

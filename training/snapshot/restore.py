@@ -19,7 +19,7 @@ from contract.keys import blob_key, checkpoint_prefix
 from training.errors import UserError
 from training.record.checkpoint_entry import CheckpointEntry
 from training.record.newest_valid import DamagedCheckpointError
-from training.snapshot.listing import FileState, is_log, list_folder
+from training.snapshot.listing import FileState, SnapshotError, is_log, list_folder
 from training.snapshot.manifest import SNAPSHOT, Content, SavedFile, Snapshot
 from training.snapshot.send import SMALL_BYTES
 from training.store import parts
@@ -27,6 +27,8 @@ from training.store.parts import checksum_of, num_parts, run_all
 from training.store.protocol import Store
 
 _MAX_THREADS = 8
+# Not of the disk: somebody else's files, or names that its file system cannot hold.
+_OF_THE_FOLDER = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.EILSEQ)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,19 +67,27 @@ def export_snapshot(store: Store, entry: CheckpointEntry, out: Path) -> Snapshot
 
 def fill(store: Store, snapshot: Snapshot, root: Path) -> Filled:
     """Make the folder what the snapshot was; may raise DamagedCheckpointError or StoreError."""
-    root.mkdir(parents=True, exist_ok=True)
-    _refuse_names_that_collide(snapshot, root)
-    kept = _clear(snapshot, root)
-    missing = [file for file in snapshot.files if file.path not in kept]
-    _refuse_without_room(root, sum(file.content.bytes for file in missing))
+    need = 0
     try:
+        root.mkdir(parents=True, exist_ok=True)
+        _refuse_names_that_collide(snapshot, root)
+        kept = _clear(snapshot, root)
+        missing = [file for file in snapshot.files if file.path not in kept]
+        need = sum(file.content.bytes for file in missing)
+        _refuse_without_room(root, need)
         for folder in snapshot.folders:
             (root / folder.path).mkdir(exist_ok=True)
         _Fetching(store, root).fetch(missing)
         _finish(snapshot, root)
+    except SnapshotError as error:
+        raise UserError(f"the snapshot cannot be restored into {root}: {error}") from error
     except OSError as error:
         if error.errno == errno.ENOSPC:
-            _refuse_without_room(root, sum(file.content.bytes for file in missing), is_full=True)
+            _refuse_without_room(root, need, is_full=True)
+        if error.errno in _OF_THE_FOLDER:
+            raise UserError(
+                f"the snapshot cannot be restored into {root}: {error}; use another folder"
+            ) from error
         raise
     contents = {file.path: file.content for file in snapshot.files}
     states = list_folder(root).files

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from training.snapshot.capture import Moment
+from training.snapshot.capture import ANY_MOMENT, Moment
 from training.snapshot.listing import (
     ChangedError,
     Listing,
@@ -76,23 +76,28 @@ class Watcher:
         if self._thread is not None:
             self._thread.join(seconds)
 
-    def why_not(self, exit_code: int) -> str | None:
-        """Why the folder of a program that has ended must not be captured; None if it may be."""
-        if self.says_when and exit_code != 0:
-            if exit_code > 0 and self._commit_file.exists():
-                return None
-            return "what the program did after its last commit does not count"
-        if exit_code >= 0 and exit_code != _KILLED:
-            return None
-        try:
-            quiet = self._quiet.seconds_until_now(list_folder(self._folder))
-        except SnapshotError as error:
-            return str(error)
-        if quiet < self._wanted_seconds:
-            return f"the folder had been quiet for {quiet:.1f} s when the program was killed"
-        if self._quiet.held_open is not None:
-            return f"{self._quiet.held_open} was open for writing when the program was killed"
-        return None
+    def last_moment(self, exit_code: int, *, was_told: bool) -> Moment:
+        """When the folder of a program that has ended may be captured; SnapshotError if never.
+
+        What it wrote last counts if it ended well, or was told to end. Any other end may have come
+        in the middle of a save.
+        """
+        if exit_code == 0:
+            return ANY_MOMENT
+        with suppress(FileNotFoundError):
+            asked = Moment(asked_ns=self._commit_file.stat().st_ctime_ns)
+            self.says_when = True
+            return asked
+        if self.says_when:
+            raise SnapshotError("what the program did after its last commit does not count")
+        if was_told and 0 < exit_code != _KILLED:
+            return ANY_MOMENT
+        seconds = self._quiet.seconds_until_now(list_folder(self._folder))
+        if seconds < self._wanted_seconds:
+            raise SnapshotError(f"the program died {seconds:.1f} s after the last change")
+        if (path := self._quiet.held_open) is not None:
+            raise SnapshotError(f"{path} was open for writing when the program died")
+        return Moment(quiet=self._quiet.listing)
 
     def is_captured(self) -> bool:
         """Whether the folder is as it was captured last."""

@@ -211,6 +211,11 @@ def test_fails_on_what_is_no_receipt(tmp_path: Path, content: str, message: str)
         read_run(path)
 
 
+def test_fails_on_a_program_which_has_no_plan(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="ran a program, which has no plan to compare with"):
+        write_run(tmp_path / "run", 0.5, workload="program", recipe="program")
+
+
 def test_fails_on_a_calibration_that_cannot_be_read(tmp_path: Path) -> None:
     path = tmp_path / "calibration.json"
     path.write_text('{"entries": [{"run": 1}]}')

@@ -72,6 +72,7 @@ def test_the_table_shows_them_with_their_origin(source: str) -> None:
         ({"workload": "mine:CLIPS"}, "workload is 'mine:CLIPS' and program 'python train.py'"),
         ({"env.SM_NUM_GPUS": "1"}, "'SM_NUM_GPUS' belongs to the container contract"),
         ({"env.HF_TOKEN": "x"}, "'HF_TOKEN' looks like a secret"),
+        ({"env.PIP_INDEX_URL": "https://me:x@a.b/c"}, "'PIP_INDEX_URL' has an address with a pass"),
         ({"metric.loss": "loss"}, "put the number in parentheses"),
         ({"notice_signal": "SIGKILL"}, "the notice signal 'SIGKILL' is unknown; known are SIGTERM"),
         ({"quiet_seconds": "0"}, "quiet_seconds is 0.0; give a number above 0"),

@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Mapping
@@ -60,7 +61,9 @@ def _tiny(root: Path, dataset: Path, **more: str) -> Path:
 
 def _container(root: Path) -> "subprocess.Popen[str]":
     command = [sys.executable, "-m", "training", "sagemaker", f"--ml-root={root}", "train"]
-    environment = {**os.environ, "TRAINING_JOB_NAME": "job-1", "OMP_NUM_THREADS": "1"}
+    tmp = root / "tmp"
+    tmp.mkdir(exist_ok=True)
+    environment = {**os.environ, "TMPDIR": str(tmp), "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
         command, cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE, stderr=2
     )
@@ -128,7 +131,7 @@ def test_hyperparameters_are_options_of_run_and_fields_of_the_recipe(tmp_path: P
         "--override=learning_rate=0.1",
         "--override=name=a b",
         "--writer=sagemaker/algo-1",
-        f"--scratch={tmp_path / 'scratch'}",
+        f"--scratch={tempfile.gettempdir()}/training",
     ]
     assert "--dataset-uri=s3://b/data" in _job(tmp_path, dataset__uri="s3://b/data")
 
@@ -167,9 +170,47 @@ def test_a_crash_is_tried_three_times_and_a_mistake_once(
     mistaken = _trainer(f"{count}; raise SystemExit(2)")
     assert mistaken.run() == 2 and mistaken.reason(2) == "the trainer ended with exit code 2"
     assert (tmp_path / "tries").read_text() == "xxxx"
-    assert "attempt 2: out of luck" in capfd.readouterr().out
+    assert "out of luck (exit code 1); trying again" in capfd.readouterr().out
     killed = _trainer("import os; os.kill(os.getpid(), 9)")
     assert killed.run() == -9 and killed.reason(-9) == "the trainer ended with signal SIGKILL"
+
+
+def test_three_crashes_of_days_do_not_end_a_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sagemaker, "_WITHIN_SECONDS", 0.0)
+    tries = str(tmp_path / "tries")
+    assert _trainer(f"f = open({tries!r}, 'a'); f.write('x'); exit(f.tell() < 5)").run() == 0
+    assert (tmp_path / "tries").read_text() == "xxxxx"
+
+
+def _ended_with(code: int, root: Path, monkeypatch: pytest.MonkeyPatch) -> int:
+    """The exit code of a container whose trainer ends so."""
+    monkeypatch.setattr(Trainer, "run", lambda self: code)
+    _given(root, workload="w", recipe="r", run__uri=str(root / "run-1"))
+    return main(["sagemaker", f"--ml-root={root}"])
+
+
+def test_a_run_that_has_failed_says_why_to_every_container(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["fail", f"--run-uri={tmp_path / 'run-1'}", "--reason=the loss is nan"]) == 0
+    assert _ended_with(1, tmp_path, monkeypatch) == 1
+    reason = (tmp_path / "output" / "failure").read_text()
+    assert reason.startswith("the loss is nan; take it back with: python -m training reopen")
+
+
+def test_a_finished_run_needs_its_model_and_no_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert _ended_with(0, tmp_path, monkeypatch) == 2
+    reason = (tmp_path / "output" / "failure").read_text()
+    assert "is finished, but its final/model.safetensors is gone; train again" in reason
+    final = tmp_path / "run-1" / "final"
+    final.mkdir(parents=True)
+    (final / "model.safetensors").write_bytes(b"weights")
+    assert _ended_with(0, tmp_path, monkeypatch) == 0
+    assert [path.name for path in (tmp_path / "model").iterdir()] == ["model.safetensors"]
 
 
 def test_a_process_that_outlives_the_trainer_does_not_keep_the_container(

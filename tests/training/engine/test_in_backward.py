@@ -86,7 +86,10 @@ def test_a_run_has_the_same_bits_interrupted_or_not_as_one_that_steps_after_back
     assert_equal(runs[1], runs[0])
 
 
-def test_fails_on_several_ranks(run: Run) -> None:
+def test_fails_on_several_ranks_before_a_stage_is_trained(
+    run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
     run.options = [*PLAIN, IN_BACKWARD, "--override=batch_norm=false"]
-    assert run.attempt_with_ranks(2) == [2, 2]
-    assert not Path(run.uri, "config.json").exists(), "before anything is trained"
+    assert run.attempt("--num-processes=2") == 2
+    assert "has optimizer_in_backward: 2 processes would each" in capsys.readouterr().err
+    assert not Path(run.uri, "head.json").exists()

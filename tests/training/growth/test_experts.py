@@ -69,6 +69,28 @@ def test_autocast_computes_experts_in_half_precision(products: ExpertProducts) -
     assert {gradient.dtype for gradient in found} == {torch.float32}
 
 
+@pytest.mark.parametrize("products", ["split", "bmm", "grouped_mm"])
+def test_autocast_keeps_no_copy_of_the_experts_weights_for_backward(
+    products: ExpertProducts,
+) -> None:
+    ffn, x_ND, _ = scene("gelu", ROUTINGS["mixed"], torch.float32)
+    ffn.products = products
+    kept: list[Tensor] = []
+    with (
+        torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t),  # type: ignore[func-returns-value]
+        torch.autocast("cpu", dtype=torch.bfloat16),
+    ):
+        ffn(x_ND)
+    weights = [p for p in ffn.experts.parameters() if p.ndim == 3]
+    assert {p.untyped_storage().data_ptr() for p in weights} <= {
+        t.untyped_storage().data_ptr() for t in kept
+    }
+    copies = [
+        t.shape for t in kept if t.dtype == torch.bfloat16 and t.numel() >= weights[0].numel()
+    ]
+    assert not copies
+
+
 def test_the_chosen_experts_weights_sum_to_one() -> None:
     ffn, x_ND, _ = scene("gelu", ROUTINGS["mixed"], torch.float64)
     with torch.no_grad():

@@ -125,6 +125,15 @@ def test_fails_a_growth_that_changes_the_function_and_trains_no_step_of_it(
     assert "Traceback" not in capsys.readouterr().err
 
 
+def test_fails_held_out_text_that_is_too_short_before_a_step_is_trained(
+    stories: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = new_run(tmp_path, stories, "--override=context=900")
+    assert run.attempt() == 2
+    assert "split validation has 845 tokens, but a window takes 901" in capsys.readouterr().err
+    assert not run.lines("step")
+
+
 @pytest.mark.parametrize("carry", ["none", "asymmetric"])
 def test_an_optimizer_is_carried_over_or_starts_anew(
     whole: Run, stories: Path, tmp_path: Path, carry: str

@@ -3,12 +3,19 @@
 import json
 import os
 import signal
+import threading
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.training.program.programs import COMMITS, ENDLESS, ProgramRun, is_running, kill
 from training.cli.main import main
+from training.interruption.watchdog import Watchdog
+from training.program import commit, watch
+from training.program.final import FinalFiles, upload_final
+from training.snapshot.mirror import Mirror
 
 
 def test_a_program_runs_to_its_end_and_leaves_its_files(run_anywhere: ProgramRun) -> None:
@@ -201,6 +208,44 @@ def test_a_program_that_writes_no_checkpoint_is_warned_of(
     assert run.json("receipt.json")["warnings"] == [event["message"]]
 
 
+def test_a_file_that_the_program_removes_while_its_time_is_read_ends_nothing(
+    run: ProgramRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run.write("""
+        import os, time
+        from pathlib import Path
+        folder = Path(os.environ["SM_CHECKPOINT_DIR"])
+        (folder / "going.pt").write_text("x")
+        (folder / "state.pt").write_text("x")
+        time.sleep(1)
+    """)
+    real = Path.lstat
+
+    def lstat(path: Path) -> os.stat_result:
+        if path.name == "going.pt":
+            path.unlink(missing_ok=True)
+        return real(path)
+
+    monkeypatch.setattr(Path, "lstat", lstat)
+    assert run.attempt() == 0
+
+
+def test_what_a_program_leaves_may_take_longer_to_send_than_the_watchdog_waits(
+    run: ProgramRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hangs: list[str] = []
+    monkeypatch.setattr("training.interruption.last_resort.LastResort.fail", hangs.append)
+    real = upload_final
+
+    def slow(*what: Any) -> FinalFiles:
+        time.sleep(1)
+        return real(*what)
+
+    monkeypatch.setattr(watch, "upload_final", slow)
+    assert run.attempt("--watchdog-seconds=0.5") == 0
+    assert not hangs
+
+
 def test_fails_where_another_program_uses_the_root(
     run: ProgramRun, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -250,6 +295,32 @@ def test_what_only_the_program_can_read_is_refused_with_a_way_out(
     said = capfd.readouterr().err
     assert said.count(f"lies in {run.uri}/final/model/") == 1
     assert "a program is no workload" in said
+
+
+def test_a_last_snapshot_that_takes_long_is_no_hang(
+    run: ProgramRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beats, final = threading.Event(), Mirror.final
+
+    def slow(self: Mirror, **options: Any) -> bool:
+        beats.clear()
+        assert beats.wait(20), "the watchdog would have ended it"
+        return final(self, **options)
+
+    monkeypatch.setattr(Mirror, "final", slow)
+    monkeypatch.setattr(Watchdog, "beat", lambda self: beats.set())
+    assert run.attempt() == 0
+
+
+def test_of_several_ranks_only_the_first_asks_for_a_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRAINING_COMMIT_FILE", str(tmp_path / "missing" / "commit"))
+    monkeypatch.setenv("RANK", "1")
+    commit()
+    monkeypatch.setenv("RANK", "0")
+    with pytest.raises(FileNotFoundError):
+        commit()
 
 
 def test_a_snapshot_is_exported_into_a_new_folder(

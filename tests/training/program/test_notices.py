@@ -3,7 +3,11 @@
 import json
 import signal
 import time
+from typing import Any
 
+import pytest
+
+from contract.notice import save_reserve
 from tests.training.program.programs import (
     COMMITS,
     ENDLESS,
@@ -12,6 +16,9 @@ from tests.training.program.programs import (
     kill,
     tell,
 )
+from training.interruption.supervisor import Supervisor
+from training.program.watch import ProgramWatch
+from training.snapshot.mirror import Mirror
 
 SAVES_WHEN_TOLD = """
     import json, os, signal, sys, time
@@ -164,8 +171,14 @@ def test_a_program_that_exits_without_saving_is_said_to_lose_its_time(run: Progr
     run.write("""
         import os, signal, sys, time
         from pathlib import Path
-        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
-        Path(os.environ["SM_CHECKPOINT_DIR"], "state").write_text("1")
+        folder = Path(os.environ["SM_CHECKPOINT_DIR"])
+        curves = folder.joinpath("events.out.tfevents.1.host").open("w")
+        def leave(number, frame):
+            curves.write("grown, as a log does")
+            curves.close()
+            sys.exit(0)
+        signal.signal(signal.SIGTERM, leave)
+        folder.joinpath("state").write_text("1")
         time.sleep(1000)
     """)
     process = run.spawn()
@@ -175,3 +188,24 @@ def test_a_program_that_exits_without_saving_is_said_to_lose_its_time(run: Progr
     assert process.returncode == 75
     (ended,) = run.events("program-ended")
     assert (ended["exit_code"], ended["unsaved_seconds"] > 0.3) == (0, True)
+
+
+def test_a_last_snapshot_that_does_not_fit_leaves_time_to_say_what_is_lost(
+    run: ProgramRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin, final, times = ProgramWatch.begin, Mirror.final, list[float]()
+
+    def told(self: ProgramWatch, process: Any, mirror: Mirror, supervisor: Supervisor) -> None:
+        begin(self, process, mirror, supervisor)
+        supervisor.interruption.tell("shutdown")
+        assert supervisor.interruption.notice is not None
+        times.append(supervisor.interruption.notice.deadline)
+
+    def noted(self: Mirror, **options: Any) -> bool:
+        times.append(options["deadline"])
+        return final(self, **options)
+
+    monkeypatch.setattr(ProgramWatch, "begin", told)
+    monkeypatch.setattr(Mirror, "final", noted)
+    assert run.attempt(*ENDLESS, "--notice-budget-seconds=60") == 75
+    assert times[0] - times[1] == pytest.approx(save_reserve(60))

@@ -44,12 +44,18 @@ HOSTILE: list[tuple[str, str, Any]] = [
     ("files", "path", "d"),
     ("links", "path", "../link"),
     ("links", "target", ""),
+    ("links", "target", [1]),
+    ("files", "mode", None),
+    ("files", "mtime_ns", 1 << 63),
+    ("folders", "mode", 1.5),
     ("folders", "path", ".."),
 ]
 
 
 @pytest.mark.parametrize(("kind", "field", "value"), HOSTILE)
-def test_fails_for_a_path_that_leaves_the_folder(kind: str, field: str, value: object) -> None:
+def test_fails_for_a_path_that_leaves_the_folder_or_no_file_can_have(
+    kind: str, field: str, value: object
+) -> None:
     record = json.loads(snapshot().to_bytes())
     record[kind][0][field] = value
     with pytest.raises(DamagedCheckpointError, match=r"snapshot\.json was not written by a mirror"):
@@ -66,6 +72,8 @@ def test_fails_for_a_path_that_leaves_the_folder(kind: str, field: str, value: o
         ("bytes", -1),
         ("bytes", 1 << 60),
         ("part_bytes", 0),
+        ("part_bytes", 1.5),
+        ("bytes", True),
         ("sha256", "x"),
         ("blob", None),
     ],
@@ -75,6 +83,11 @@ def test_fails_for_a_content_that_cannot_be(field: str, value: object) -> None:
     record["files"][0]["content"][field] = value
     with pytest.raises(DamagedCheckpointError):
         Snapshot.from_bytes(json.dumps(record).encode())
+
+
+def test_fails_for_more_parts_than_anybody_writes() -> None:
+    with pytest.raises(ValueError, match="more than 10000 parts"):
+        Content(bytes=10_001, sha256="a" * 64, part_bytes=1, blob=BLOB)
 
 
 @pytest.mark.parametrize("data", [b"", b"[]", b"{}", b'{"format": 2}', b"\xff"])

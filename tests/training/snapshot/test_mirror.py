@@ -137,6 +137,22 @@ def test_a_request_is_dropped_if_the_program_wrote_on_without_waiting(
     assert "wait until that file is gone" in caplog.text
 
 
+@pytest.mark.parametrize("exit_code", [1, -9])
+@pytest.mark.parametrize("writes_on", [True, False])
+def test_what_a_dead_program_had_asked_for_is_taken_if_it_is_still_so(
+    new_machine: NewMachine, store: Store, exit_code: int, writes_on: bool
+) -> None:
+    machine = new_machine("first")
+    machine.write({"model.pt": b"1", "optimizer.pt": b"1"})
+    machine.mirror.commit_file.touch()
+    if writes_on:
+        time.sleep(0.05)
+        machine.write({"model.pt": b"2"})
+    assert machine.end(exit_code) is not writes_on
+    assert len(entries(store)) == (not writes_on)
+    assert all(read_snapshot(store, entry).program_says_when for entry in entries(store))
+
+
 def test_a_program_that_says_when_and_ends_well_is_taken_at_its_end(
     new_machine: NewMachine,
 ) -> None:
@@ -148,12 +164,25 @@ def test_a_program_that_says_when_and_ends_well_is_taken_at_its_end(
     assert (new_machine("second").folder / "model.pt").read_bytes() == b"2"
 
 
-@pytest.mark.parametrize(("exit_code", "is_taken"), [(0, True), (1, True), (-9, False)])
-def test_a_folder_in_motion_is_taken_unless_the_program_was_killed(
-    new_machine: NewMachine, exit_code: int, is_taken: bool
+@pytest.mark.parametrize(
+    ("exit_code", "was_told", "is_taken"),
+    [
+        (0, False, True),
+        (0, True, True),
+        (1, False, False),  # maybe of a disk that was full, in mid-save
+        (1, True, True),
+        (137, True, False),
+        (-9, False, False),
+        (-9, True, False),
+    ],
+)
+def test_a_folder_in_motion_is_taken_if_the_program_ended_well_or_was_told_to(
+    new_machine: NewMachine, exit_code: int, was_told: bool, is_taken: bool
 ) -> None:
     machine = new_machine("first", quiet_seconds=1000)
     machine.mirror.start()
+    if was_told:
+        machine.mirror.request("emergency")
     machine.write({"model.pt": b"maybe half"})
     assert machine.end(exit_code) is is_taken
     assert (machine.mirror.last is not None) is is_taken

@@ -9,7 +9,7 @@ import pytest
 
 from tests.training.snapshot.scene import Machine, entries, tree, wait_for_snapshot
 from training.errors import UserError
-from training.snapshot import restore
+from training.snapshot import mirror, restore
 from training.snapshot.manifest import Content, SavedFile, Snapshot
 from training.store.folder import FolderStore
 from training.store.protocol import Store, StoreError
@@ -90,6 +90,28 @@ def test_a_restore_that_was_killed_is_done_again(
         with pytest.raises(KeyboardInterrupt):
             new_machine("second")
     assert tree(new_machine("second").folder) == tree(two.folder)
+
+
+def test_a_disk_that_the_program_has_filled_is_made_room_on(
+    two: Machine, new_machine: NewMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, data: bytes) -> None:
+        raise StoreError(f"{path}: No space left on device")
+
+    two.write({"half": bytes(1000)})
+    monkeypatch.setattr(mirror, "write_whole", full)
+    assert not (new_machine("first").folder / "half").exists()
+
+
+def test_fails_in_one_sentence_where_the_folder_is_somebody_elses(
+    two: Machine, new_machine: NewMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, mode: int) -> None:
+        raise PermissionError(1, "Operation not permitted", str(path))
+
+    monkeypatch.setattr(Path, "chmod", refuse)
+    with pytest.raises(UserError, match=r"cannot be restored into .*not permitted.*; use another"):
+        new_machine("second")
 
 
 def test_fails_with_sizes_where_the_disk_is_too_small(

@@ -1,17 +1,20 @@
 """Only what changed is sent, in few requests; nothing that changes while it is read is kept."""
 
+import mmap
 import os
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.training.snapshot.scene import Machine, entries, wait_for_snapshot
+from training.record.retention import Retention
 from training.snapshot import capture as capture_module
 from training.snapshot.capture import Capture, capture
 from training.snapshot.known import Known, known_after
-from training.snapshot.listing import ChangedError, SnapshotError
+from training.snapshot.listing import ChangedError, FileState, Listing, SnapshotError
 from training.snapshot.send import Sending, Sent
 from training.store.folder import FolderStore
 from training.store.parts import Progress
@@ -72,6 +75,60 @@ def test_a_copy_or_a_new_name_is_not_sent_again(tmp_path: Path, folder: Path) ->
     (folder / "epoch-1.ckpt").rename(folder / "best.ckpt")
     second = send(store, folder, known_after(first.snapshot, first.files))
     assert (second.changed_bytes, second.sent_bytes) == (6_000_000, 0)
+
+
+def test_what_was_moved_away_and_back_is_not_named_once_it_is_deleted(
+    new_machine: NewMachine, store: Store, folder: Path, tmp_path: Path
+) -> None:
+    machine = new_machine("first", retention=Retention(newest=1))
+    publisher = machine.mirror._publisher
+    (folder / "best").mkdir()
+    (folder / "best" / "model.pt").write_bytes(os.urandom(2_000_000))
+    (folder / "last.pt").write_bytes(os.urandom(2_000_000))
+    publisher.publish(captured(folder, publisher.known), "periodic")
+    (folder / "best").rename(tmp_path / "away")
+    without = captured(folder, publisher.known)
+    (tmp_path / "away").rename(folder / "best")
+    again = captured(folder, publisher.known)  # while the one before it is being sent
+    publisher.publish(without, "periodic")
+    with pytest.raises(ChangedError, match="deleted since its capture"):
+        publisher.publish(again, "periodic")
+    publisher.publish(captured(folder, publisher.known), "periodic")
+    second = new_machine("second")
+    assert second.restored is not None
+    assert (second.folder / "best" / "model.pt").stat().st_size == 2_000_000
+
+
+def test_a_file_that_has_two_names_and_is_mapped_is_read_again_under_both(folder: Path) -> None:
+    (folder / "state").write_bytes(bytes(4096))
+    (folder / "same").hardlink_to(folder / "state")
+    with (folder / "state").open("r+b") as stream, mmap.mmap(stream.fileno(), 4096):
+        assert captured(folder, Known()).mapped == {"state", "same"}
+
+
+def test_whole_seconds_as_times_are_waited_for() -> None:
+    def settles_in(ctime_ns: int) -> float:
+        file = FileState(device=1, inode=1, bytes=1, mtime_ns=0, ctime_ns=ctime_ns, mode=0o644)
+        now = 1_700_000_000_500_000_000
+        listing = Listing(files={"a": file}, links={}, folders={}, skipped={}, began_ns=now)
+        return listing.settles_in_ns / 1e9
+
+    assert settles_in(1_700_000_000_000_000_000) == pytest.approx(1.5)
+    assert settles_in(1_700_000_000_499_000_001) == pytest.approx(0.019)
+    assert settles_in(1_700_000_000_000_000_001) == 0
+    assert settles_in(1_699_999_998_000_000_000) == 0
+
+
+def test_a_time_that_is_still_to_come_says_nothing_about_a_request() -> None:
+    now = time.time_ns()
+    times = {"old": now - 9, "new": now - 1, "before the clock was set back": now + 10**12}
+    files = {
+        path: FileState(device=1, inode=1, bytes=1, mtime_ns=0, ctime_ns=at, mode=0o644)
+        for path, at in times.items()
+    }
+    listing = Listing(files=files, links={}, folders={}, skipped={}, began_ns=now)
+    assert listing.changed_after(now - 5) == "new"
+    assert listing.changed_after(now - 1) is None
 
 
 def test_at_most_half_of_what_is_stored_is_waste(tmp_path: Path, folder: Path) -> None:

@@ -12,13 +12,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from contract.keys import RECEIPT
 from training.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_USER, UserError
+from training.proof.check.program_run import Difference, ProgramRun, difference, losses_by_step
 from training.record.history import read_history
 from training.store.open import open_store
 
@@ -28,32 +29,6 @@ _BARS = "▁▂▃▄▅▆▇█"
 _CURVE_WIDTH = 60
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ProgramRun:
-    """A finished run of the program: its losses by step, its files, its interruptions."""
-
-    losses: Mapping[int, float]
-    files: Mapping[str, str]  # final/ name -> sha256
-    interruptions: Sequence[Mapping[str, Any]]
-    seconds: float
-    num_snapshots: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Difference:
-    """Where two runs differ."""
-
-    steps: tuple[int, ...]  # with another loss
-    missing: tuple[int, ...]  # with a loss in one run only: a killed machine told of it too late
-    largest: float  # of the losses' differences
-    files: tuple[str, ...]
-
-    @property
-    def is_none(self) -> bool:
-        """Whether the runs are equal bit for bit, as far as the program shows."""
-        return not self.steps and not self.files
-
-
 def check_program(options: argparse.Namespace) -> int:
     """Run the program three times and compare; exit code 1: an interruption changes the result."""
     if options.name is not None:
@@ -61,11 +36,17 @@ def check_program(options: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory(prefix="check-") as folder:
         runs = _Runs(options, Path(folder))
         whole = runs.whole("whole")
+        _refuse_untestable(whole)
         _say(options, f"[ok] uninterrupted: {_described(whole)}")
         own = difference(runs.whole("again"), whole)
         _say(options, f"{'[ok]' if own.is_none else '[note]'} once more: {_compared(own)}")
         interrupted = runs.killed("killed", whole, options.kills)
-        found = difference(interrupted, whole)
+    if not interrupted.interruptions:
+        raise UserError(
+            "the program ended each time before it could be killed behind a snapshot, so nothing "
+            "was tested; let it save sooner, train longer, or lower --quiet-seconds"
+        )
+    found = difference(interrupted, whole)
     if options.json:
         print(json.dumps(_record(whole, interrupted, own, found), indent=1))
     else:
@@ -73,19 +54,19 @@ def check_program(options: argparse.Namespace) -> int:
     return EXIT_FINISHED if found.is_none else EXIT_FAILED
 
 
-def difference(ours: ProgramRun, theirs: ProgramRun) -> Difference:
-    """Compare losses step by step, NaN equal to NaN, and final files by checksum."""
-    steps, largest = [], 0.0
-    for step in sorted(ours.losses.keys() & theirs.losses.keys()):
-        a, b = ours.losses[step], theirs.losses[step]
-        if a != b and not (math.isnan(a) and math.isnan(b)):
-            steps.append(step)
-            if math.isfinite(a - b):
-                largest = max(largest, abs(a - b))
-    missing = tuple(sorted(ours.losses.keys() ^ theirs.losses.keys()))
-    names = sorted(ours.files.keys() | theirs.files.keys())
-    files = tuple(name for name in names if ours.files.get(name) != theirs.files.get(name))
-    return Difference(steps=tuple(steps), missing=missing, largest=largest, files=files)
+def _refuse_untestable(whole: ProgramRun) -> None:
+    """UserError where a comparison could show nothing."""
+    if not whole.num_snapshots:
+        raise UserError(
+            "the program saved nothing to its checkpoint folder, so any interruption starts it "
+            "anew; save to $SM_CHECKPOINT_DIR, and load from there at the start"
+        )
+    if not whole.files and not any(map(math.isfinite, whole.losses.values())):
+        raise UserError(
+            "the program shows nothing that could be compared; name its loss with --metric, as in "
+            "--metric 'step=step ([0-9]+)' --metric 'loss=loss ([0-9.]+)', or write its model to "
+            "$SM_MODEL_DIR"
+        )
 
 
 class _Runs:
@@ -169,9 +150,9 @@ class _Runs:
         store = open_store(str(self._folder / name / "run"))
         found = store.get(RECEIPT)
         assert found is not None, "a finished run has a receipt"
-        receipt, steps = json.loads(found.data), read_history(store).steps
+        receipt = json.loads(found.data)
         return ProgramRun(
-            losses=dict(zip(steps["step"], steps["loss"], strict=True)),
+            losses=losses_by_step(read_history(store).lines),
             files=receipt["final_files"],
             interruptions=receipt["interruptions"],
             seconds=seconds,

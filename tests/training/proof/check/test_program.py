@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from training.cli.main import main
-from training.proof.check.program import Difference, ProgramRun, difference
+from training.proof.check import program
+from training.proof.check.program_run import Difference, ProgramRun, difference, losses_by_step
 
 _SCRIPT = """
 import json, os, random, sys, time
@@ -92,6 +93,24 @@ def test_fails_with_the_program_s_own_words_where_it_cannot_end(
     assert "does not run to its end (exit code 1): " in said and "no GPU today" in said
 
 
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("print('step 1 loss=0.5')", "saved nothing to its checkpoint folder"),
+        ("open('/SAVED', 'w').close()", "shows nothing that could be compared"),
+    ],
+)
+def test_fails_where_nothing_would_be_tested(
+    script: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = script.replace("'/SAVED'", "__import__('os').environ['SM_CHECKPOINT_DIR'] + '/a'")
+    (tmp_path / "train.py").write_text(f"{script}\n")
+    given = ["--program=python train.py", f"--source={tmp_path}", "--quiet-seconds=0.1"]
+    metrics = [r"--metric=step=step (\d+)", "--metric=loss=loss=([0-9.]+)"]
+    assert main(["check", *given, *metrics]) == 2
+    assert words in capsys.readouterr().err
+
+
 def _run(losses: dict[int, float], **files: str) -> ProgramRun:
     return ProgramRun(losses=losses, files=files, interruptions=(), seconds=1, num_snapshots=1)
 
@@ -105,3 +124,32 @@ def test_every_kind_of_difference_is_found() -> None:
     assert other == found and not found.is_none
     # The line of a step may be lost with its machine; what the step has computed is not.
     assert difference(_run({1: 0.5, 2: nan}, a="x", b="y"), whole).is_none
+    # Without files, only the last step shows where a run has ended.
+    assert difference(_run({1: 0.5}), _run({1: 0.5, 2: 0.25})).steps == (2,)
+
+
+def test_fails_where_no_kill_came_in_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("whole", "killed"):
+        monkeypatch.setattr(program._Runs, name, lambda *given: _run({1: 0.5}))
+    assert main(["check", "--program=python train.py", f"--source={tmp_path}"]) == 2
+    assert "so nothing was tested; let it save sooner" in capsys.readouterr().err
+
+
+def test_a_step_s_loss_is_what_its_newest_attempt_said_of_it_first() -> None:
+    def line(generation: int, at: int | None, **values: float | None) -> dict[str, Any]:
+        return {"kind": "metrics", "generation": generation, "at": at, "values": values}
+
+    lines = [
+        line(2, 3, loss=0.25),
+        line(1, 2, accuracy=0.5),  # read a moment before the loss of its step
+        line(1, 2, loss=0.5),
+        line(1, 3, loss=0.75),
+        line(2, 3, train_loss=9.0),  # the mean of all, at the end
+        line(2, 4, loss=None),
+        line(2, None, loss=7.0),
+        {"kind": "running", "generation": 2},
+    ]
+    losses = losses_by_step(lines)
+    assert losses.pop(4) != losses.get(4) and losses == {2: 0.5, 3: 0.25}
