@@ -369,7 +369,7 @@ def test_how_long_a_run_trained_goes_with_the_checkpoint(scene: Scene) -> None:
 def test_parts_are_read_back_by_several_threads_at_once(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("training.checkpoint.transfer.PART_BYTES", 1000)
+    monkeypatch.setattr("training.store.parts.PART_BYTES", 1000)
     scene.weights = torch.zeros(10_001)
     scene.begin(1)
     scene.finish()
