@@ -234,7 +234,9 @@ def serve(arguments: argparse.Namespace, say: Callable[[str], None]) -> int:
         EmbeddedAws(port=arguments.port) as aws,
         Children(say=say, environment=child_environment(aws), folder=REPOSITORY) as children,
     ):
-        run_cdk(children, "cdk bootstrap", "bootstrap", f"aws://{aws.account}/{aws.region}")
+        output = ("--output", str(REPOSITORY / "out" / "bootstrap.out"))
+        environment = f"aws://{aws.account}/{aws.region}"
+        run_cdk(children, "cdk bootstrap", "bootstrap", environment, *output)
         variables = "".join(f"export {k}={v}\n" for k, v in aws.environment().items())
         path = REPOSITORY / "out" / "aws-local.env"
         path.parent.mkdir(exist_ok=True)

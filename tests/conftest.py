@@ -20,8 +20,6 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 LONGEST_FIRST = (
     "rehearsal/test_demo.py",
     "training/proof/torture/test_command.py",
-    "rehearsal/scenarios/test_drills.py",
-    "userdata/test_examples.py",
     "training/interruption/test_extra_time.py",
     "userdata/test_boot.py",
     "training/ranks/test_ranks.py",

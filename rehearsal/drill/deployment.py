@@ -43,7 +43,9 @@ class Deployment:
     def bootstrap(self) -> None:
         """Prepare the account for the CDK CLI."""
         environment = f"aws://{self.aws.account}/{self.aws.region}"
-        run_cdk(self.children, "cdk bootstrap", "bootstrap", environment)
+        # Not cdk.out: another rehearsal of this checkout may hold its lock.
+        output = ("--output", str(self.folder / "bootstrap.out"))
+        run_cdk(self.children, "cdk bootstrap", "bootstrap", environment, *output)
 
     def start_dataset(self, *, workload: str, count: int, seed: int) -> Child:
         """Start making a dataset; do not wait."""

@@ -14,6 +14,7 @@ from typing import NamedTuple, TypeVar
 from training.cli.main import main
 
 T = TypeVar("T")
+_ATTEMPTS = 3
 
 
 class Done(NamedTuple):
@@ -25,25 +26,33 @@ class Done(NamedTuple):
 
 
 def in_fork(act: Callable[[], T]) -> T:
-    """Return or raise what `act` does in a forked process."""
-    reader, writer = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            answer = (True, act())
-        except BaseException as error:  # the parent raises it
-            answer = (False, error)  # type: ignore[assignment]
-        with os.fdopen(writer, "wb") as stream:
-            pickle.dump(answer, stream)
-        os._exit(0)
-    os.close(writer)
-    with os.fdopen(reader, "rb") as stream:
-        is_result, value = pickle.load(stream)
-    os.waitpid(pid, 0)
-    if not is_result:
-        raise value
-    result: T = value
-    return result
+    """Return or raise what `act` does in a forked process.
+
+    One that dies without a word is tried again: autograd's new threads have been seen to abort in a
+    fork of a process in which many tests had run.
+    """
+    for _ in range(_ATTEMPTS):
+        reader, writer = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                answer = (True, act())
+            except BaseException as error:  # the parent raises it
+                answer = (False, error)  # type: ignore[assignment]
+            with os.fdopen(writer, "wb") as stream:
+                pickle.dump(answer, stream)
+            os._exit(0)
+        os.close(writer)
+        with os.fdopen(reader, "rb") as stream:
+            said = stream.read()
+        _, status = os.waitpid(pid, 0)
+        if said:
+            is_result, value = pickle.loads(said)
+            if not is_result:
+                raise value
+            result: T = value
+            return result
+    raise AssertionError(f"the forked process died {_ATTEMPTS} times, last with status {status}")
 
 
 def command(arguments: Sequence[str]) -> Done:

@@ -91,7 +91,9 @@ class ProgramProcess:
         """The keeper's next line; ("", 0) after its end."""
         text = b""
         while not text.endswith(b"\n"):
-            byte = self._parent.recv(1)
+            byte = b""
+            with contextlib.suppress(ConnectionResetError):  # killed before it read what we sent
+                byte = self._parent.recv(1)
             if not byte:
                 return "", 0
             text += byte

@@ -40,13 +40,23 @@ def test_the_exit_code_is_the_programs(script: str, code: int) -> None:
         assert end_of(process) == code
 
 
-def test_what_a_program_leaves_behind_is_ended_with_it() -> None:
+def test_what_a_program_leaves_behind_is_ended_with_it(tmp_path: Path) -> None:
     # In a session of its own, its parent gone: a process group would not find it.
-    with started("bash", "-c", "(setsid sleep 4711 &); sleep 0.3") as process:
-        time.sleep(0.15)
-        assert is_running("4711")
+    script = "(setsid sleep 4711 &); until [ -e ends ]; do sleep 0.05; done"
+    with started("bash", "-c", script, folder=tmp_path) as process:
+        while not is_running("4711"):
+            time.sleep(0.02)
+        (tmp_path / "ends").touch()
         assert end_of(process) == 0
         assert not is_running("4711")
+
+
+def test_a_keeper_that_is_killed_before_it_reads_a_signal_is_an_end() -> None:
+    with started("bash", "-c", "sleep 4714") as process:
+        os.kill(process._keeper.pid, signal.SIGSTOP)
+        process.signal(signal.SIGTERM)
+        process._keeper.kill()
+        assert end_of(process) == -signal.SIGKILL
 
 
 def test_closing_ends_every_process_at_once() -> None:
