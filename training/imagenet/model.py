@@ -1,4 +1,4 @@
-"""ResNets of torchvision, with the choices that recipes make: BlurPool, zero-initialized blocks.
+"""ResNets: torchvision's, and a small one; with BlurPool as a choice, and blocks that start at 0.
 
 Legend: B batch, C channels, H height, W width, K classes.
 """
@@ -7,16 +7,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torchvision.models import ResNet
-from torchvision.models.resnet import BasicBlock, Bottleneck
+from torchvision.models.resnet import BasicBlock, Bottleneck, conv1x1, conv3x3
 
 # ImageNet's means and deviations, of pixels from 0 to 255.
 MEAN = (123.675, 116.28, 103.53)
 DEVIATION = (58.395, 57.12, 57.375)
-_BLOCKS = {
-    "resnet10": (BasicBlock, [1, 1, 1, 1]),
-    "resnet18": (BasicBlock, [2, 2, 2, 2]),
-    "resnet50": (Bottleneck, [3, 4, 6, 3]),
-}
+_BLOCKS = {"resnet18": (BasicBlock, [2, 2, 2, 2]), "resnet50": (Bottleneck, [3, 4, 6, 3])}
+_SMALL_CHANNELS = (16, 32, 64)
 
 
 class Classifier(nn.Module):
@@ -24,9 +21,12 @@ class Classifier(nn.Module):
 
     def __init__(self, architecture: str, num_classes: int, *, blur_pool: bool) -> None:
         super().__init__()
-        block, layers = _BLOCKS[architecture]
         # The last norm of each block starts at 0: the block adds nothing at first.
-        self.network = ResNet(block, layers, num_classes, zero_init_residual=True)
+        self.network: nn.Module
+        if architecture == "resnet8":
+            self.network = SmallResNet(num_classes)
+        else:
+            self.network = ResNet(*_BLOCKS[architecture], num_classes, zero_init_residual=True)
         if blur_pool:
             _blur(self.network)
         self.network.to(memory_format=torch.channels_last)
@@ -35,10 +35,45 @@ class Classifier(nn.Module):
 
     def forward(self, images_BCHW: Tensor) -> Tensor:
         """Logits [B, K] of uint8 images."""
+        # Bytes are moved to channels last before they become floats four times their size.
+        images_BCHW = images_BCHW.contiguous(memory_format=torch.channels_last)
         mean, deviation = self.get_buffer("mean"), self.get_buffer("deviation")
-        pixels_BCHW = (images_BCHW.float() - mean) / deviation
-        logits: Tensor = self.network(pixels_BCHW.contiguous(memory_format=torch.channels_last))
-        return logits
+        logits_BK: Tensor = self.network((images_BCHW - mean) / deviation)
+        return logits_BK
+
+
+class SmallResNet(nn.Module):
+    """Eight layers for images of 32 to 96 pixels: a 3x3 stem, three stages of one block each.
+
+    He et al. 2015, section 4.2, https://arxiv.org/abs/1512.03385; the stem has stride 2 here.
+    """
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        width = _SMALL_CHANNELS[0]
+        self.stem = nn.Sequential(conv3x3(3, width, 2), nn.BatchNorm2d(width), nn.ReLU())
+        blocks = []
+        for channels in _SMALL_CHANNELS:
+            stride = 1 if channels == width else 2
+            shortcut = None
+            if stride > 1:
+                projection = conv1x1(width, channels, stride)
+                shortcut = nn.Sequential(projection, nn.BatchNorm2d(channels))
+            blocks.append(BasicBlock(width, channels, stride, shortcut))
+            width = channels
+        self.stages = nn.Sequential(*blocks)
+        self.fc = nn.Linear(width, num_classes)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+            elif isinstance(module, BasicBlock):
+                nn.init.zeros_(module.bn2.weight)
+
+    def forward(self, x_BCHW: Tensor) -> Tensor:
+        """Logits [B, K] of normalized pixels."""
+        x_BCHW = self.stages(self.stem(x_BCHW))
+        logits_BK: Tensor = self.fc(x_BCHW.mean(dim=(2, 3)))
+        return logits_BK
 
 
 class BlurredConv(nn.Module):

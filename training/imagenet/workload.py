@@ -6,9 +6,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from training.imagenet.config import RECIPES, ImagenetConfig
+from training.imagenet.config import ImagenetConfig
 from training.imagenet.dataset import import_dataset
 from training.imagenet.pictures import make_dataset
+from training.imagenet.recipes import RECIPES
 from training.imagenet.stages import TrainClassifier
 from training.rungs import autocast_rungs, micro_batch_rungs
 from training.sources import SourceFile
