@@ -18,6 +18,7 @@ from training.imagenet.augment import decode, eval_image, train_image
 from training.imagenet.shards import ShardReader, index_name, read_index, shuffled_by_windows
 from training.randomness import derive_seed
 from training.stacking import stack
+from training.tally import count, timed
 from training.workload import Dataset, Order
 
 # After so many images in a row that cannot be decoded it is the dataset that is damaged.
@@ -60,10 +61,13 @@ class ImageSamples:
         """The image, its number, and 1 if it stands in for `index`."""
         number = index
         for attempt in range(_MAX_REPLACEMENTS + 1):
-            jpeg = self.reader.read(number)
+            with timed("read"):
+                jpeg = self.reader.read(number)
             try:
-                return decode(jpeg), number, int(attempt > 0)
+                with timed("decode"):
+                    return decode(jpeg), number, int(attempt > 0)
             except RuntimeError:
+                count("replaced")
                 number = derive_seed("replacement", self.seed, index, attempt) % len(self)
         raise UserError(
             f"image {index} of the dataset and {_MAX_REPLACEMENTS} drawn in its place cannot be "
