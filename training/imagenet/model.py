@@ -29,16 +29,16 @@ class Classifier(nn.Module):
             self.network = ResNet(*_BLOCKS[architecture], num_classes, zero_init_residual=True)
         if blur_pool:
             _blur(self.network)
-        self.network.to(memory_format=torch.channels_last)
+        _keep_channels_last(self.network)
         for name, values in (("mean", MEAN), ("deviation", DEVIATION)):
-            self.register_buffer(name, torch.tensor(values).view(1, 3, 1, 1), persistent=False)
+            self.register_buffer(name, torch.tensor(values), persistent=False)
 
-    def forward(self, images_BCHW: Tensor) -> Tensor:
+    def forward(self, images_BHWC: Tensor) -> Tensor:
         """Logits [B, K] of uint8 images."""
-        # Bytes are moved to channels last before they become floats four times their size.
-        images_BCHW = images_BCHW.contiguous(memory_format=torch.channels_last)
-        mean, deviation = self.get_buffer("mean"), self.get_buffer("deviation")
-        logits_BK: Tensor = self.network((images_BCHW - mean) / deviation)
+        mean_C, deviation_C = self.get_buffer("mean"), self.get_buffer("deviation")
+        pixels_BHWC = (images_BHWC - mean_C) / deviation_C
+        # In memory they are channels last already.
+        logits_BK: Tensor = self.network(pixels_BHWC.permute(0, 3, 1, 2))
         return logits_BK
 
 
@@ -92,6 +92,14 @@ class BlurredConv(nn.Module):
         blurred_BCHW = F.conv2d(x_BCHW, kernel, padding=1, groups=x_BCHW.shape[1])
         out: Tensor = self.convolution(blurred_BCHW)
         return out
+
+
+def _keep_channels_last(network: nn.Module) -> None:
+    """As `network.to(memory_format=...)`, which cannot be measured on fake tensors."""
+    for module in network.modules():
+        if isinstance(module, nn.Conv2d):
+            weight = module.weight.detach().contiguous(memory_format=torch.channels_last)
+            module.weight = nn.Parameter(weight)
 
 
 def _blur(module: nn.Module) -> None:

@@ -21,6 +21,7 @@ from training.sources import UNFINISHED
 from training.store.protocol import StoreError
 from training.store.unfinished import write_whole, writing
 from training.store.verified import RECORD, Entry, VerifiedFiles, sha256_of
+from training.tally import timed
 
 # The manifest of a folder that a sync is filling; the sync renames it when every file is there.
 ARRIVING = f".{MANIFEST}.part"
@@ -89,14 +90,17 @@ class LocalDataset:
         return meta
 
     def _wait_for(self, entry: Entry, arriving: VerifiedFiles) -> None:
-        while not arriving.holds(entry):
-            # Hashed here where the sync could not record what it had verified.
-            if not is_syncing(self._folder) and not arriving.verify(entry):
-                raise StoreError(
-                    f"the sync of {self._folder} ended without {entry['name']}; sync it again"
-                )
-            self._waiting()
-            time.sleep(_POLL_SECONDS)
+        if arriving.holds(entry):
+            return
+        with timed("sync"):
+            while not arriving.holds(entry):
+                # Hashed here where the sync could not record what it had verified.
+                if not is_syncing(self._folder) and not arriving.verify(entry):
+                    raise StoreError(
+                        f"the sync of {self._folder} ended without {entry['name']}; sync it again"
+                    )
+                self._waiting()
+                time.sleep(_POLL_SECONDS)
 
 
 def fingerprint_of(manifest: Mapping[str, Any]) -> str:
