@@ -122,7 +122,5 @@ def draw(seed: int, index: int) -> Encoded:
 
 
 def _two_colors(rng: np.random.Generator) -> tuple[Values, Values]:
-    """Two colors that differ."""
-    first = rng.uniform(20, 235, 3)
-    others = rng.uniform(20, 235, (4, 3))
-    return first, others[np.linalg.norm(others - first, axis=1).argmax()]
+    """A dark color and a light one."""
+    return rng.uniform(10, 120, 3), rng.uniform(135, 245, 3)

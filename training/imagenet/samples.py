@@ -72,9 +72,9 @@ class ImageSamples:
 
     def get(self, index: int, epoch: int, rng: torch.Generator) -> Mapping[str, Any]:
         """The image in its epoch's size, augmented unless it is evaluated."""
-        image_CHW, number = self._decoded(index)
+        image_HWC, number = self._decoded(index)
         side = self.size(epoch)
-        pixels = eval_image(image_CHW, side) if epoch < 0 else train_image(image_CHW, side, rng)
+        pixels = eval_image(image_HWC, side) if epoch < 0 else train_image(image_HWC, side, rng)
         return {
             "images": pixels,
             "labels": self.shards.label(number),

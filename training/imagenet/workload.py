@@ -7,10 +7,11 @@ from types import MappingProxyType
 from typing import Any
 
 from training.dataset_output import FinishedFiles, Output
-from training.imagenet.config import RECIPES, ImagenetConfig
+from training.imagenet.config import ImagenetConfig
 from training.imagenet.dataset import pack_dataset
 from training.imagenet.images import ImageOptions
 from training.imagenet.pictures import make_dataset
+from training.imagenet.recipes import RECIPES
 from training.imagenet.stages import TrainClassifier
 from training.rungs import autocast_rungs, micro_batch_rungs
 from training.sources import Brought
