@@ -10,7 +10,8 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch import nn
 
-from training.sources import SourceFile
+from training.dataset_output import FinishedFiles, Output
+from training.sources import Brought, SourceFile
 from training.workload import Batch, Inputs, Loss, Partial, Progress, Workload
 
 
@@ -35,6 +36,23 @@ class HasImport(Protocol):
         The meta should name the classes and the shape of what a model sees. A workload that keeps
         its position in the file `training.sources.UNFINISHED`, and leaves it there, is called again
         with a folder that was interrupted before it had a manifest.
+        """
+
+
+@runtime_checkable
+class HasPacking(Protocol):
+    """A workload that makes its dataset of files that users bring, file by file (`data import`).
+
+    So the files may come from a store, the dataset may go to one while it is made, and an import
+    that was interrupted goes on: `training.sources.UNFINISHED` in the output says what was begun.
+    """
+
+    def pack_dataset(
+        self, files: Sequence[Brought], output: Output, seed: int, progress: Progress
+    ) -> FinishedFiles:
+        """Write the dataset's files; return what the manifest says of them.
+
+        `progress` is called first with what was finished before.
         """
 
 
