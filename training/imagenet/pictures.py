@@ -1,7 +1,7 @@
 """Draws pictures of eight patterns, so that a classifier can be trained without a download.
 
-Each is a function of (seed, index): a pattern of random scale, angle, place, two colors and
-lighting, with noise, as a JPEG. Imports no torch.
+Each is a function of (seed, index): a pattern of random scale, place and lighting, a little turned,
+in two random colors, with noise, as a JPEG. Imports no torch.
 """
 
 import io
@@ -108,7 +108,7 @@ def draw(seed: int, index: int) -> Encoded:
     y, x = np.mgrid[0:height, 0:width].astype(np.float64)
     # A pattern is seen from somewhere in its middle, at an angle.
     x, y = x - width * rng.uniform(0.2, 0.8), y - height * rng.uniform(0.2, 0.8)
-    angle, unit = rng.uniform(0, 2 * np.pi), rng.uniform(9, 20)
+    angle, unit = rng.uniform(-0.4, 0.4), rng.uniform(10, 18)
     u = (np.cos(angle) * x + np.sin(angle) * y) / unit
     v = (np.cos(angle) * y - np.sin(angle) * x) / unit
     pattern = list(CLASSES.values())[index % len(CLASSES)]
