@@ -81,6 +81,20 @@ class HasExample(Protocol):
 
 
 @runtime_checkable
+class HasWork(Protocol):
+    """A Train stage of epochs whose samples take another work than `example`'s in some (`measure`).
+
+    Such as images of a resolution that grows. A plan adds up the epochs' times.
+    """
+
+    def work(self, epoch: int) -> tuple[str, float]:
+        """What a sample is like in an epoch, and its FLOPs and bytes as a share of the example's.
+
+        Epoch -1: of samples that are evaluated.
+        """
+
+
+@runtime_checkable
 class HasSurrogate(Protocol):
     """A Train stage whose loss reads data, with a step that can be measured (`measure`).
 

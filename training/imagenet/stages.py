@@ -127,6 +127,11 @@ class TrainClassifier:
             "replaced": numbers,
         }
 
+    def work(self, epoch: int) -> tuple[str, float]:
+        """A convolution's work grows with the pixels."""
+        side = self.config.image_size(epoch)
+        return f"{side} pixels", (side / self.config.train_size) ** 2
+
     def shape_key(self, b: Batch) -> int:
         """The side of the images: the last batch of an evaluation is smaller, its code is not."""
         return int(b["images"].shape[1])
