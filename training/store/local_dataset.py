@@ -8,7 +8,7 @@ import fcntl
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +19,7 @@ from contract.program import WORKLOAD as PROGRAM
 from training.errors import UserError
 from training.sources import UNFINISHED
 from training.store.protocol import StoreError
+from training.store.reads import READS, announce
 from training.store.unfinished import write_whole, writing
 from training.store.verified import RECORD, Entry, VerifiedFiles, sha256_of
 
@@ -59,7 +60,7 @@ class LocalDataset:
         """The folder, with every file in it. Waits for the sync if one is filling it."""
         if self._arriving is not None:
             for entry in self.manifest["files"]:
-                self._wait_for(entry, self._arriving)
+                self._wait_for(entry, self._arriving, lambda: None)
             self._arriving = None
         return self._folder
 
@@ -69,8 +70,13 @@ class LocalDataset:
         if entry is None:
             raise UserError(f"the dataset {self._folder} has no file {name!r} in its {MANIFEST}")
         if self._arriving is not None:
-            self._wait_for(entry, self._arriving)
+            self._wait_for(entry, self._arriving, lambda: announce(self._folder, [name]))
         return self._folder / name
+
+    def expect(self, names: Sequence[str]) -> None:
+        """Let a sync that is filling the folder fetch these files first, in this order."""
+        if self.is_arriving:
+            announce(self._folder, names)
 
     @cached_property
     def _entries(self) -> Mapping[str, Entry]:
@@ -88,7 +94,10 @@ class LocalDataset:
         meta: Mapping[str, Any] = self.manifest["meta"]
         return meta
 
-    def _wait_for(self, entry: Entry, arriving: VerifiedFiles) -> None:
+    def _wait_for(self, entry: Entry, arriving: VerifiedFiles, ask: Callable[[], None]) -> None:
+        if arriving.holds(entry):
+            return
+        ask()
         while not arriving.holds(entry):
             # Hashed here where the sync could not record what it had verified.
             if not is_syncing(self._folder) and not arriving.verify(entry):
@@ -107,7 +116,7 @@ def fingerprint_of(manifest: Mapping[str, Any]) -> str:
 
 def write_manifest(folder: Path, workload: str, meta: Mapping[str, Any]) -> LocalDataset:
     """Write manifest.json about every file in `folder`, which is finished then."""
-    own = (MANIFEST, ARRIVING, RECORD, _LOCK, UNFINISHED)
+    own = (MANIFEST, ARRIVING, RECORD, READS, _LOCK, UNFINISHED)
     paths = sorted(p for p in folder.rglob("*") if p.is_file() and p.name not in own)
     if not paths:
         raise UserError(f"{folder} contains no files; put the dataset's files there")
