@@ -22,6 +22,7 @@ _READ_SECONDS = 30
 _HEAD_BYTES = 16 * 1024
 _SCOPE = re.compile(rb"Credential=[^/]+/\d{8}/([a-z0-9-]+)/s3/aws4_request")
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
+_SPAN = re.compile(rb"\r\ncontent-range: *bytes (\d+)-(\d+)/", re.IGNORECASE)
 _CLOSES = re.compile(rb"\r\nconnection: *close", re.IGNORECASE)
 _UNSIGNED = "UNSIGNED-PAYLOAD"
 
@@ -99,7 +100,7 @@ class RangeReader:
     def _read(self, connection: socket.socket, key: str, start: int, data: memoryview) -> None:
         try:
             connection.sendall(self._request(key, start, len(data)))
-            may_stay = _receive(connection, data)
+            may_stay = _receive(connection, start, data)
         except (OSError, ValueError) as error:
             connection.close()
             raise UnsureError(str(error)) from error
@@ -158,11 +159,17 @@ class RangeReader:
         ).encode()
 
 
-def _receive(connection: socket.socket, data: memoryview) -> bool:
+def _receive(connection: socket.socket, start: int, data: memoryview) -> bool:
     """Receive the answer's body into `data`; return whether the connection may be used again."""
     head, first = _received_head(connection)
-    length = _LENGTH.search(head)
-    if not head.startswith(b"HTTP/1.1 206 ") or length is None or int(length[1]) != len(data):
+    length, span = _LENGTH.search(head), _SPAN.search(head)
+    wanted = (len(data), start, start + len(data) - 1)
+    # By its span, not its status: some servers answer 200.
+    if (
+        not head.startswith(b"HTTP/1.1 20")
+        or (length is None or span is None)
+        or (int(length[1]), int(span[1]), int(span[2])) != wanted
+    ):
         raise ValueError("no answer of the range that was asked for")
     if len(first) > len(data):
         raise ValueError("more than the range that was asked for")

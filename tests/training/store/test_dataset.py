@@ -98,6 +98,7 @@ def test_fails_to_sync_a_wrong_upload(store_uri: str, dataset: Path, tmp_path: P
         with pytest.raises(kind, match=r"x\.safetensors (has \d+ bytes|does not match)"):
             sync_dataset(store, tmp_path / "out", silent)
     assert not (tmp_path / "out" / "manifest.json").exists()
+    store.put("x.safetensors", content)
     store.delete_below("notes/")
     with pytest.raises(UserError, match=r"notes/about\.txt"):
         sync_dataset(store, tmp_path / "again", silent)
