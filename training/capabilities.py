@@ -11,7 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 from torch import nn
 
 from training.sources import SourceFile
-from training.workload import Batch, Inputs, Loss, Partial, Progress, Workload
+from training.workload import Batch, Inputs, Loss, Order, Partial, Progress, Workload
 
 
 @runtime_checkable
@@ -36,6 +36,17 @@ class HasImport(Protocol):
         its position in the file `training.sources.UNFINISHED`, and leaves it there, is called again
         with a folder that was interrupted before it had a manifest.
         """
+
+
+@runtime_checkable
+class HasFiles(Protocol):
+    """Samples that lie in several files of the dataset: a sync fetches first what is read first.
+
+    Without it a file is fetched before others once somebody waits for it.
+    """
+
+    def files(self, indices: Order) -> Sequence[str]:
+        """The files in which these samples lie, in the order in which they are needed first."""
 
 
 @runtime_checkable

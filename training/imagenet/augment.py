@@ -1,14 +1,15 @@
 """A JPEG -> uint8 pixels in the size that a model sees; all chance comes from the sample's rng.
 
-Legend: C channels, H height, W width.
+Pixels stay as a decoder gives them, channels last: no worker transposes them, and on the device
+they are what convolutions want. Legend: C channels, H height, W width.
 """
 
 import math
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torchvision.io import ImageReadMode, decode_jpeg
-from torchvision.transforms.v2 import functional as F
 
 # torchvision's own defaults, of Szegedy et al. 2014, https://arxiv.org/abs/1409.4842
 AREA = (0.25, 1.0)
@@ -19,22 +20,38 @@ EVAL_RATIO = 0.875
 
 
 def decode(jpeg: bytes) -> Tensor:
-    """The image, uint8 [3, H, W]; RuntimeError if it is none."""
+    """The image, uint8 [H, W, 3]; RuntimeError if it is none."""
     encoded = torch.frombuffer(bytearray(jpeg), dtype=torch.uint8)
-    return decode_jpeg(encoded, mode=ImageReadMode.RGB)
+    return decode_jpeg(encoded, mode=ImageReadMode.RGB).permute(1, 2, 0)
 
 
-def train_image(image_CHW: Tensor, size: int, rng: torch.Generator) -> Tensor:
+def train_image(image_HWC: Tensor, size: int, rng: torch.Generator) -> Tensor:
     """A random part of the image, resized to `size`, perhaps mirrored."""
-    top, left, height, width = random_box(*image_CHW.shape[-2:], rng)
-    part_CHW = F.resized_crop(image_CHW, top, left, height, width, [size, size], antialias=True)
-    return F.horizontal_flip(part_CHW) if float(torch.rand((), generator=rng)) < 0.5 else part_CHW
+    top, left, height, width = random_box(image_HWC.shape[0], image_HWC.shape[1], rng)
+    part_HWC = image_HWC[top : top + height, left : left + width]
+    resized_HWC = _resized(part_HWC, size, size)
+    return resized_HWC.flip(1) if float(torch.rand((), generator=rng)) < 0.5 else resized_HWC
 
 
-def eval_image(image_CHW: Tensor, size: int) -> Tensor:
+def eval_image(image_HWC: Tensor, size: int) -> Tensor:
     """The middle of the image, its shorter side resized to `size` / EVAL_RATIO."""
-    resized_CHW = F.resize(image_CHW, [round(size / EVAL_RATIO)], antialias=True)
-    return F.center_crop(resized_CHW, [size, size])
+    height, width = image_HWC.shape[:2]
+    side = round(size / EVAL_RATIO)
+    if height < width:
+        resized_HWC = _resized(image_HWC, side, int(side * width / height))
+    else:
+        resized_HWC = _resized(image_HWC, int(side * height / width), side)
+    top, left = (round((length - size) / 2) for length in resized_HWC.shape[:2])
+    return resized_HWC[top : top + size, left : left + size]
+
+
+def _resized(image_HWC: Tensor, height: int, width: int) -> Tensor:
+    """The values of torchvision's `resize` with antialias, without its dispatch and in HWC."""
+    image_1CHW = image_HWC.unsqueeze(0).permute(0, 3, 1, 2)
+    resized_1CHW = F.interpolate(
+        image_1CHW, size=(height, width), mode="bilinear", align_corners=False, antialias=True
+    )
+    return resized_1CHW[0].permute(1, 2, 0)
 
 
 def random_box(height: int, width: int, rng: torch.Generator) -> tuple[int, int, int, int]:

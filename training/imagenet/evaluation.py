@@ -33,7 +33,7 @@ def partial(m: nn.Module, b: Batch, with_flips: bool) -> Partial:
         "top5": (right5, num),
     }
     if with_flips:
-        both_BK = logits_BK.softmax(dim=1) + m(b["images"].flip(3)).float().softmax(dim=1)
+        both_BK = logits_BK.softmax(dim=1) + m(b["images"].flip(2)).float().softmax(dim=1)
         flipped_B, _ = _top(both_BK, labels_B)
         sums["top1_with_flips"] = (float((flipped_B == labels_B).sum()), num)
     rows = torch.stack([b["ids"], labels_B, first_B]).cpu()
@@ -105,7 +105,7 @@ def _draw(
     for axes, (true, taken) in zip(grid, pairs, strict=True):
         is_pair = (wrong[1] == true) & (wrong[2] == taken)
         for place, number in zip(axes, wrong[0, is_pair].tolist(), strict=False):
-            place.imshow(samples.get(number, -1, rng)["images"].permute(1, 2, 0).numpy())
+            place.imshow(samples.get(number, -1, rng)["images"].numpy())
         for place in axes:
             place.set_axis_off()
         axes[0].set_title(f"{classes[true]}, taken for {classes[taken]}", fontsize=8, loc="left")

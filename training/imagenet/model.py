@@ -33,10 +33,11 @@ class Classifier(nn.Module):
         for name, values in (("mean", MEAN), ("deviation", DEVIATION)):
             self.register_buffer(name, torch.tensor(values).view(1, 3, 1, 1), persistent=False)
 
-    def forward(self, images_BCHW: Tensor) -> Tensor:
+    def forward(self, images_BHWC: Tensor) -> Tensor:
         """Logits [B, K] of uint8 images."""
         mean, deviation = self.get_buffer("mean"), self.get_buffer("deviation")
-        pixels_BCHW = (images_BCHW.float() - mean) / deviation
+        # Channels last as they are: nothing is copied here.
+        pixels_BCHW = (images_BHWC.permute(0, 3, 1, 2).float() - mean) / deviation
         logits: Tensor = self.network(pixels_BCHW.contiguous(memory_format=torch.channels_last))
         return logits
 

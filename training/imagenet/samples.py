@@ -18,6 +18,7 @@ from training.imagenet.augment import decode, eval_image, train_image
 from training.imagenet.shards import ShardReader, index_name, read_index, shuffled_by_windows
 from training.randomness import derive_seed
 from training.stacking import stack
+from training.tally import count, timed
 from training.workload import Dataset, Order
 
 # After so many images in a row that cannot be decoded it is the dataset that is damaged.
@@ -39,9 +40,9 @@ class ImageSamples:
 
     def get(self, index: int, epoch: int, rng: torch.Generator) -> Mapping[str, Any]:
         """The image in its epoch's size, augmented unless it is evaluated."""
-        image_CHW, number, replaced = self._decoded(index)
+        image_HWC, number, replaced = self._decoded(index)
         side = self.size(epoch)
-        pixels = eval_image(image_CHW, side) if epoch < 0 else train_image(image_CHW, side, rng)
+        pixels = eval_image(image_HWC, side) if epoch < 0 else train_image(image_HWC, side, rng)
         return {
             "images": pixels,
             "labels": int(self.index[number]["label"]),
@@ -60,10 +61,13 @@ class ImageSamples:
         """The image, its number, and 1 if it stands in for `index`."""
         number = index
         for attempt in range(_MAX_REPLACEMENTS + 1):
-            jpeg = self.reader.read(number)
+            with timed("read"):
+                jpeg = self.reader.read(number)
             try:
-                return decode(jpeg), number, int(attempt > 0)
+                with timed("decode"):
+                    return decode(jpeg), number, int(attempt > 0)
             except RuntimeError:
+                count("replaced")
                 number = derive_seed("replacement", self.seed, index, attempt) % len(self)
         raise UserError(
             f"image {index} of the dataset and {_MAX_REPLACEMENTS} drawn in its place cannot be "

@@ -125,7 +125,7 @@ class TrainClassifier:
         c = self.config
         numbers = torch.zeros(size, dtype=torch.long)
         return {
-            "images": torch.zeros(size, 3, c.train_size, c.train_size, dtype=torch.uint8),
+            "images": torch.zeros(size, c.train_size, c.train_size, 3, dtype=torch.uint8),
             "labels": numbers,
             "ids": numbers,
             "replaced": numbers,
@@ -133,4 +133,4 @@ class TrainClassifier:
 
     def shape_key(self, b: Batch) -> int:
         """The side of the images: the last batch of an evaluation is smaller, its code is not."""
-        return int(b["images"].shape[-1])
+        return int(b["images"].shape[1])

@@ -22,6 +22,7 @@ from training.store.protocol import StoreError
 from training.store.reads import READS, announce
 from training.store.unfinished import write_whole, writing
 from training.store.verified import RECORD, Entry, VerifiedFiles, sha256_of
+from training.tally import timed
 
 # The manifest of a folder that a sync is filling; the sync renames it when every file is there.
 ARRIVING = f".{MANIFEST}.part"
@@ -47,13 +48,18 @@ class LocalDataset:
         *,
         arriving: VerifiedFiles | None = None,
         waiting: Callable[[], None] = lambda: None,
+        patience_seconds: float = 0.0,
     ) -> None:
-        """`waiting` is called a few times per second while `file` or `folder` waits."""
+        """`waiting` is called a few times per second while `file` or `folder` waits.
+
+        A sync that fails may be tried again: for `patience_seconds` another one is waited for.
+        """
         self.manifest = manifest
         self.fingerprint = fingerprint_of(manifest)
         self._folder = folder
         self._arriving = arriving
         self._waiting = waiting
+        self._patience_seconds = patience_seconds
 
     @property
     def folder(self) -> Path:
@@ -98,14 +104,20 @@ class LocalDataset:
         if arriving.holds(entry):
             return
         ask()
-        while not arriving.holds(entry):
-            # Hashed here where the sync could not record what it had verified.
-            if not is_syncing(self._folder) and not arriving.verify(entry):
-                raise StoreError(
-                    f"the sync of {self._folder} ended without {entry['name']}; sync it again"
-                )
-            self._waiting()
-            time.sleep(_POLL_SECONDS)
+        with timed("sync"):
+            seen = time.monotonic()
+            while not arriving.holds(entry):
+                if is_syncing(self._folder):
+                    seen = time.monotonic()
+                # Hashed here where the sync could not record what it had verified.
+                elif arriving.verify(entry):
+                    return
+                elif time.monotonic() - seen >= self._patience_seconds:
+                    raise StoreError(
+                        f"the sync of {self._folder} ended without {entry['name']}; sync it again"
+                    )
+                self._waiting()
+                time.sleep(_POLL_SECONDS)
 
 
 def fingerprint_of(manifest: Mapping[str, Any]) -> str:
@@ -161,11 +173,12 @@ def open_dataset(
     again: bool = False,
     progress: FileProgress = no_progress,
     waiting: Callable[[], None] = lambda: None,
+    patience_seconds: float = 0.0,
 ) -> LocalDataset:
     """Open a local dataset. Each file is hashed once per machine (`again`: now).
 
     While a sync is filling the folder, the dataset opens at once and its files are waited for
-    (`again`: the sync's end is waited for).
+    (`again`: the sync's end is waited for), for `patience_seconds` also where a sync has failed.
     """
     if not folder.is_dir() or not any(folder.iterdir()):
         state = "does not exist"
@@ -182,9 +195,18 @@ def open_dataset(
     with contextlib.suppress(FileNotFoundError):  # the sync has just ended
         if is_syncing(folder):
             manifest = parse_manifest((folder / ARRIVING).read_bytes(), str(folder))
-            return LocalDataset(folder, manifest, arriving=verified, waiting=waiting)
+            return LocalDataset(
+                folder,
+                manifest,
+                arriving=verified,
+                waiting=waiting,
+                patience_seconds=patience_seconds,
+            )
     path = folder / MANIFEST
     if not path.is_file():
+        if (folder / ARRIVING).is_file():
+            # Not a UserError, which would end the run: a machine's boot syncs again.
+            raise StoreError(f"the sync of {folder} was interrupted; sync it again")
         raise UserError(f"the dataset folder {folder} has no {MANIFEST}; sync it again")
     manifest = parse_manifest(path.read_bytes(), str(path))
 
