@@ -96,10 +96,13 @@ def read_manifest(store: Store) -> Stored:
     return found
 
 
-def sync_dataset(store: Store, out: Path, progress: FileProgress) -> SyncResult:
+def sync_dataset(
+    store: Store, out: Path, progress: FileProgress, begun: Callable[[], None] = lambda: None
+) -> SyncResult:
     """Fetch missing and damaged files into `out`, verify all, and write the manifest last.
 
-    Whoever opens the folder meanwhile can use each file as soon as it is verified.
+    Whoever opens the folder meanwhile, from `begun` on, can use each file as soon as it is
+    verified, and says what to fetch first (`LocalDataset.expect`).
     """
     began = time.monotonic()
     found = read_manifest(store)
@@ -113,6 +116,7 @@ def sync_dataset(store: Store, out: Path, progress: FileProgress) -> SyncResult:
     with syncing(out):
         sweep(out)
         write_whole(out / ARRIVING, found.data)
+        begun()
         fetched = fetch_missing(store, files, out, progress)
         (out / READS).unlink(missing_ok=True)
         (out / ARRIVING).replace(out / MANIFEST)
