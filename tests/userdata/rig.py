@@ -169,6 +169,7 @@ class Rig:
             "RUN_URI": f"s3://runs/runs/{self.run_id}",
             "BUNDLE_URI": f"s3://assets/{self.bundle}",
             "DATA_MOUNT": "/data",
+            "DATA_ON": "ebs",
             "DATA_DEVICE_NAME": "/dev/sdf",
             "NUM_GPUS": "1",
             "CHECKPOINT_INTERVAL": "2epochs",

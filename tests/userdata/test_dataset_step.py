@@ -1,4 +1,4 @@
-"""Training beside the sync of its dataset: it starts early, and a sync that fails is not survived."""
+"""Training beside the sync of its dataset: it starts early; a sync that fails is not survived."""
 
 import pytest
 
@@ -30,5 +30,3 @@ def test_a_sync_that_fails_while_training_waits_for_it_ends_the_machine_or_the_r
     assert event["message"].startswith("boot failed at dataset: ")
     assert reason in event["message"]
     assert len(calls(machine, "data")) == attempts
-
-
