@@ -12,7 +12,7 @@ from torch import nn
 
 from training.dataset_output import FinishedFiles, Output
 from training.sources import Brought, SourceFile
-from training.workload import Batch, Inputs, Loss, Partial, Progress, Workload
+from training.workload import Batch, Inputs, Loss, Order, Partial, Progress, Workload
 
 
 @runtime_checkable
@@ -54,6 +54,17 @@ class HasPacking(Protocol):
 
         `progress` is called first with what was finished before.
         """
+
+
+@runtime_checkable
+class HasFiles(Protocol):
+    """Samples that lie in several files of the dataset: a sync fetches first what is read first.
+
+    Without it a file is fetched before others once somebody waits for it.
+    """
+
+    def files(self, indices: Order) -> Sequence[str]:
+        """The files in which these samples lie, in the order in which they are needed first."""
 
 
 @runtime_checkable

@@ -83,6 +83,23 @@ def our_samples(folder: Path) -> Any:
     return stage.samples(inputs, "train")
 
 
+def data_loader(given: Given) -> Iterator[Any]:
+    """The same samples through torch's DataLoader: what the loader itself is worth."""
+    import torch
+
+    samples = our_samples(given.folder)
+
+    class Images:
+        def __len__(self) -> int:
+            return len(samples)
+
+        def __getitem__(self, index: int) -> tuple[Any, int]:
+            sample = samples.get(index, 0, torch.Generator().manual_seed(index))
+            return sample["images"], sample["labels"]
+
+    return _data_loader(given, Images())
+
+
 def torchvision_pil(given: Given) -> Iterator[Any]:
     """torchvision's reference: ImageFolder, Pillow, float pixels normalized by the worker."""
     import torch
@@ -208,6 +225,7 @@ _TORCHVISION = ("torchvision.datasets", "torchvision.transforms.v2", "torch.util
 CONTENDERS: Mapping[str, Contender] = MappingProxyType(
     {
         "ours": Contender(ours, ".venv", _OURS),
+        "DataLoader, our samples": Contender(data_loader, ".venv", (*_OURS, "torch.utils.data")),
         "torchvision, Pillow, float": Contender(torchvision_pil, ".venv", _TORCHVISION),
         "torchvision, uint8": Contender(torchvision_uint8, ".venv", _TORCHVISION),
         "WebDataset, uint8": Contender(webdataset, ".venv", (*_TORCHVISION, "webdataset")),
@@ -227,23 +245,25 @@ def main() -> int:
     parser.add_argument("--batch", type=int, required=True)
     parser.add_argument("--workers", type=int, required=True)
     parsed = parser.parse_args()
+    given = Given(folder=parsed.folder, batch=parsed.batch, workers=parsed.workers)
+    print(json.dumps(epoch(CONTENDERS[parsed.name], given)), flush=True)
+    # Some loaders' threads outlive them, and abort an interpreter that ends in order.
+    os._exit(0)
+
+
+def epoch(contender: Contender, given: Given) -> dict[str, Any]:
+    """One epoch: when each batch came and of how many images, and the CPU seconds of all."""
     import torch
 
     torch.set_num_threads(1)
-    contender = CONTENDERS[parsed.name]
     for name in contender.imports:
         importlib.import_module(name)
-    given = Given(folder=parsed.folder, batch=parsed.batch, workers=parsed.workers)
     arrived, sizes = [], []
     cpu, began = _cpu_seconds(), time.monotonic()
     for labels in contender.run(given):
         arrived.append(time.monotonic() - began)
         sizes.append(len(labels))
-    cpu = _cpu_seconds() - cpu
-    print(json.dumps({"arrived": arrived, "sizes": sizes, "cpu_seconds": cpu}), flush=True)
-    sys.stdout.flush()
-    # Some loaders' threads outlive them, and abort an interpreter that ends in order.
-    os._exit(0)
+    return {"arrived": arrived, "sizes": sizes, "cpu_seconds": _cpu_seconds() - cpu}
 
 
 def _cpu_seconds() -> float:

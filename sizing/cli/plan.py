@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from contract.run_env import DATA_PLACES
 from sizing.cli.prices import add_price_arguments, ages, given_usd_per_hour, price_cache
 from sizing.cli.tables import console, print_json, show
 from sizing.models.footprints import FOOTPRINTS_FILE
@@ -69,6 +70,12 @@ def add_request_arguments(parser: argparse.ArgumentParser) -> None:
         default=0.0,
         help="data that each run holds itself; 0: memory-mapped and shared (default)",
     )
+    parser.add_argument(
+        "--data-on",
+        choices=DATA_PLACES,
+        default="ebs",
+        help="a gp3 volume, or the size's instance store (default: %(default)s)",
+    )
     parser.add_argument("--volume-gib", type=int, default=200, help="default: %(default)s")
     parser.add_argument("--dataset-gib", type=float, help="default: the workload's data")
     parser.add_argument(
@@ -110,6 +117,7 @@ def request(arguments: argparse.Namespace, size: str) -> Request:
         gpus=arguments.gpus,
         runs=arguments.runs,
         unshared_gib=arguments.unshared_gib,
+        data_on=arguments.data_on,
         volume_gib=arguments.volume_gib,
         dataset_gib=arguments.dataset_gib,
         dataset=read_manifest(arguments.manifest) if arguments.manifest else None,

@@ -96,6 +96,32 @@ def volume_rate(instance: Instance, gp3_mb_per_second: float, constants: Constan
     )
 
 
+# Random reads of 4 KiB a second of the size's instance store: AWS's specifications of accelerated
+# computing instances, read 2026-11-21. AWS publishes no MB/s.
+INSTANCE_STORE_READ_IOPS: Mapping[str, int] = {
+    "g5.xlarge": 40_625,
+    "g5.2xlarge": 40_625,
+    "g5.4xlarge": 125_000,
+    "g5.8xlarge": 250_000,
+    "g5.12xlarge": 312_500,
+    "g5.16xlarge": 250_000,
+    "g5.24xlarge": 312_500,
+    "g5.48xlarge": 625_000,
+}
+
+
+def instance_store_rate(instance: Instance) -> Rate | None:
+    """Return the least rate of the size's instance store; None where nothing is published.
+
+    That of random 4 KiB reads: a dataset's larger ones are no slower. It does not burst.
+    """
+    reads = INSTANCE_STORE_READ_IOPS.get(instance.size)
+    if reads is None:
+        return None
+    least = reads * 4096 / 1e6
+    return Rate(baseline=least, burst=least, burst_seconds=0.0)
+
+
 def network_rate(instance: Instance, constants: Constants) -> Rate:
     """Return the size's network rate; 1 Gb/s is 125 MB/s."""
     baseline = instance.network_baseline_gbps

@@ -12,7 +12,14 @@ from sizing.catalogue.refresh import load_answers, prices
 from sizing.models import footprints
 from sizing.models.calibration import calibrated
 from sizing.models.constants import GIB, Constants
-from sizing.models.data_path import DATA, DataFacts, Rate, network_rate, volume_rate
+from sizing.models.data_path import (
+    DATA,
+    DataFacts,
+    Rate,
+    instance_store_rate,
+    network_rate,
+    volume_rate,
+)
 from sizing.models.footprints import Footprint
 from sizing.plan.request import Request
 from sizing.spot.interruptions import Interruptions, interruptions, interruptions_of
@@ -92,12 +99,19 @@ def look_up(
         footprints=stages,
         facts=facts,
         dataset_bytes=_dataset_bytes(request, facts, stages),
-        volume=volume_rate(instance, request.volume_mb_per_second(instance), used),
+        volume=_data_rate(request, instance, used),
         network=network_rate(instance, used),
         interruptions=_interruptions(request),
         price=price,
         spot_price=spot_price,
     )
+
+
+def _data_rate(request: Request, instance: Instance, constants: Constants) -> Rate:
+    """Of what is mounted for data; an instance store without published figures counts as EBS."""
+    if request.data_on == "nvme" and (rate := instance_store_rate(instance)) is not None:
+        return rate
+    return volume_rate(instance, request.volume_mb_per_second(instance), constants)
 
 
 def _as_asked(stages: tuple[Footprint, ...], request: Request) -> tuple[Footprint, ...]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from contract.notice import MAX_SECONDS
+from contract.run_env import DATA_PLACES
 from sizing import catalogue
 from sizing.catalogue import PRICE_REGION, Instance
 from sizing.models.data_path import GP3_MB_PER_SECOND, MB_PER_MIB
@@ -28,6 +29,7 @@ class Request:
     epochs: float | None = None
     gpus: int = 1
     runs: int = 1
+    data_on: str = "ebs"
     volume_gib: int = 200
     volume_mib_per_second: float | None = None
     notice_seconds: float | None = None
@@ -53,6 +55,8 @@ class Request:
             value = getattr(self, name)
             if value is not None and not 1 <= value < 1e12:
                 raise ValueError(f"{name} is {value}; give at least 1")
+        if self.data_on not in DATA_PLACES:
+            raise ValueError(f"data_on is {self.data_on!r}; give {' or '.join(DATA_PLACES)}")
         if self.epochs is not None and not 0 < self.epochs < 1e9:
             raise ValueError(f"epochs is {self.epochs:g}; give a number above 0")
         for name in ("dataset_gib", "unshared_gib", "rate_per_hour", "volume_mib_per_second"):
@@ -75,6 +79,8 @@ class Request:
                 f"size {self.size} has no whole NVIDIA GPU to train on; "
                 "the smallest that has one is g4dn.xlarge"
             )
+        if self.data_on == "nvme" and not instance.instance_store_gb:
+            raise ValueError(f"data_on is 'nvme', and {self.size} has no instance store; give ebs")
         if not 1 <= self.gpus <= instance.num_gpus:
             raise ValueError(f"gpus is {self.gpus}; {self.size} has {instance.num_gpus}")
         return instance

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from training.errors import UserError
-from training.imagenet.augment import decode, eval_image, train_image
+from training.imagenet.augment import eval_image, train_image
+from training.imagenet.decoding import decode
 from training.imagenet.shards import Shards, shuffled_by_windows
 from training.randomness import derive_seed
 from training.stacking import stack
@@ -103,7 +104,7 @@ class ImageSamples:
             try:
                 with timed("decode"):
                     return decode(jpeg), number
-            except RuntimeError as error:
+            except ValueError as error:
                 count("replaced")
                 self.replacements.add(self.shards.describe(number), number, error)
                 number = derive_seed("replacement", self.seed, index, attempt) % len(self)

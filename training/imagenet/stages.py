@@ -100,10 +100,7 @@ class TrainClassifier:
         )
         num = self.weight(b)
         right = (logits_BK.argmax(dim=1) == b["labels"]).sum()
-        return Loss(
-            total=total,
-            metrics={"top1": (right, num), "replaced": (b["replaced"].sum(), num)},
-        )
+        return Loss(total=total, metrics={"top1": (right, num)})
 
     def evaluate(self, m: nn.Module, b: Batch) -> Partial:
         return evaluation.partial(m, b, self.config.evaluate_flips)
