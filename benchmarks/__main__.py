@@ -24,6 +24,7 @@ from benchmarks import (
     plan,
     s3,
     spot,
+    sync,
     synth,
     walks,
 )
@@ -54,6 +55,12 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     transfers = commands.add_parser("s3", help="uploads and downloads beside other clients of S3")
     transfers.add_argument("--rounds", type=int, default=5, help="alternating: %(default)s")
     transfers.add_argument("--megabytes", type=int, default=512, help="default: %(default)s")
+    fetches = commands.add_parser("sync", help="a dataset from S3 to a folder beside others")
+    fetches.add_argument("--rounds", type=int, default=5, help="alternating: %(default)s")
+    fetches.add_argument("--files", type=int, default=3000, help="small ones: %(default)s")
+    fetches.add_argument("--kilobytes", type=int, default=111, help="of each: %(default)s")
+    fetches.add_argument("--large", type=int, default=4, help="large files: %(default)s")
+    fetches.add_argument("--megabytes", type=int, default=256, help="of each: %(default)s")
     plans = commands.add_parser("plan", help="plans over all sizes and recipes")
     plans.add_argument("--calls", type=int, default=1000, help="default: %(default)s")
     cached = commands.add_parser("cached", help="frozen features cached or computed every epoch")
@@ -111,6 +118,13 @@ _MEASURES: Mapping[str, Callable[[argparse.Namespace], Sequence[dict[str, Any]]]
     ),
     "s3": lambda given: checkpoint.columns(
         s3.measure(rounds=given.rounds, megabytes=given.megabytes)
+    ),
+    "sync": lambda given: sync.measure(
+        rounds=given.rounds,
+        files=given.files,
+        kilobytes=given.kilobytes,
+        large=given.large,
+        megabytes=given.megabytes,
     ),
     "plan": lambda given: plan.measure(calls=given.calls),
     "cached": lambda given: cached_features.measure(rounds=given.rounds, clips=given.clips),

@@ -12,7 +12,7 @@ from torch import nn
 
 from training.dataset_output import FinishedFiles, Output
 from training.sources import Brought, SourceFile
-from training.workload import Batch, Inputs, Loss, Partial, Progress, Workload
+from training.workload import Batch, Inputs, Loss, Order, Partial, Progress, Workload
 
 
 @runtime_checkable
@@ -57,6 +57,17 @@ class HasPacking(Protocol):
 
 
 @runtime_checkable
+class HasFiles(Protocol):
+    """Samples that lie in several files of the dataset: a sync fetches first what is read first.
+
+    Without it a file is fetched before others once somebody waits for it.
+    """
+
+    def files(self, indices: Order) -> Sequence[str]:
+        """The files in which these samples lie, in the order in which they are needed first."""
+
+
+@runtime_checkable
 class HasDataOptions(Protocol):
     """A workload whose datasets can be made in several ways (`data make | import --override`)."""
 
@@ -78,6 +89,20 @@ class HasExample(Protocol):
 
     def example(self, size: int) -> Batch:
         """A batch of `size` samples in the form `collate` returns, each of the largest size."""
+
+
+@runtime_checkable
+class HasWork(Protocol):
+    """A Train stage of epochs whose samples take another work than `example`'s in some (`measure`).
+
+    Such as images of a resolution that grows. A plan adds up the epochs' times.
+    """
+
+    def work(self, epoch: int) -> tuple[str, float]:
+        """What a sample is like in an epoch, and its FLOPs and bytes as a share of the example's.
+
+        Epoch -1: of samples that are evaluated.
+        """
 
 
 @runtime_checkable

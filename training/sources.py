@@ -51,9 +51,15 @@ class SourceFile:
     """One file that a user brings, on this machine."""
 
     name: str
-    path: Path
+    # Of the source, so that a million files share it.
+    folder: Path
     label: str | None
     split: str | None
+
+    @property
+    def path(self) -> Path:
+        """Where it is."""
+        return self.folder / self.name
 
     @property
     def num_bytes(self) -> int:
@@ -78,7 +84,7 @@ def open_source(source: Path, scratch: Path) -> list[SourceFile]:
         _unpack(source, unpacked)
         source = unpacked
     elif source.is_file() and source.suffix != ".csv":
-        return [SourceFile(name=source.name, path=source, label=None, split=None)]
+        return [SourceFile(name=source.name, folder=source.parent, label=None, split=None)]
     if source.is_dir():
         tables = sorted(source.glob("*.csv"))
         source = tables[0] if len(tables) == 1 else source
@@ -126,9 +132,8 @@ def _of_folder(root: Path) -> Iterator[SourceFile]:
         for name in names
     )
     for name, label, split in places_of(names):
-        path = root / name
-        if path.is_file():
-            yield SourceFile(name=name, path=path, label=label, split=split)
+        if (root / name).is_file():
+            yield SourceFile(name=name, folder=root, label=label, split=split)
 
 
 def _of_table(table: Path) -> Iterator[SourceFile]:
@@ -151,7 +156,7 @@ def _of_table(table: Path) -> Iterator[SourceFile]:
             split = _ALSO_CALLED.get(split, split)
             if split and split not in SPLITS:
                 raise UserError(f"{where}: split is {split!r}; give one of {', '.join(SPLITS)}")
-            yield SourceFile(name=name, path=path, label=label, split=split or None)
+            yield SourceFile(name=name, folder=table.parent, label=label, split=split or None)
 
 
 def _is_archive(path: Path) -> bool:

@@ -44,6 +44,9 @@ def add_data(parser: argparse.ArgumentParser) -> None:
         default=0.0,
         help="how long to wait for a manifest; exit code 3 if none appears (default: %(default)s)",
     )
+    sync.add_argument(
+        "--begun-file", type=Path, help="make this file once a trainer can open the folder"
+    )
     sync.add_argument("--run-uri", help="write events dataset-missing and dataset-synced there")
     sync.add_argument("--writer", default=socket.gethostname(), help="writer of these events")
     sync.set_defaults(act=_sync)
@@ -78,12 +81,16 @@ def _sync(options: argparse.Namespace) -> int:
         if events:
             events.emit("dataset-missing", "info", message=message)
 
+    def begun() -> None:
+        if options.begun_file is not None:
+            options.begun_file.touch()
+
     if not wait_for_manifest(store, options.wait_seconds, missing):
         print(f"[failed] no manifest.json appeared within {options.wait_seconds:g} s", flush=True)
         return EXIT_NO_MANIFEST
     checked_folder(options.out)
     with FileProgressBar("syncing") as show:
-        done = sync_dataset(store, options.out, show)
+        done = sync_dataset(store, options.out, show, begun)
     print(
         f"[ok] dataset synced: {done.files} files, {done.bytes / 1e6:.1f} MB, "
         f"{done.megabytes_per_second:.1f} MB/s",

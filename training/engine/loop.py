@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 
+from training.capabilities import HasFiles
 from training.checkpoint.checkpointer import Checkpointer
 from training.checkpoint.policy import CheckpointPolicy
 from training.checkpoint.read import Snapshot
@@ -57,6 +58,8 @@ class StageLoop:
         if len(samples) < 1:
             raise RunFailedError(f"stage {stage.name!r} has no training samples")
         self._plan = BatchPlan(samples, self._settings, inputs.seed, context.world.size)
+        if isinstance(samples, HasFiles) and context.world.leads:
+            inputs.dataset.expect(samples.files(self._plan.rest_of_epoch(position.stage_step)))
         with context.supervisor.long_work.doing("model"):
             before = position.numerics.get(stage.name, {})
             self._learner = Learner(stage, inputs, context.world, snapshot, before)

@@ -100,10 +100,7 @@ class TrainClassifier:
         )
         num = self.weight(b)
         right = (logits_BK.argmax(dim=1) == b["labels"]).sum()
-        return Loss(
-            total=total,
-            metrics={"top1": (right, num), "replaced": (b["replaced"].sum(), num)},
-        )
+        return Loss(total=total, metrics={"top1": (right, num)})
 
     def evaluate(self, m: nn.Module, b: Batch) -> Partial:
         return evaluation.partial(m, b, self.config.evaluate_flips)
@@ -129,6 +126,11 @@ class TrainClassifier:
             "ids": numbers,
             "replaced": numbers,
         }
+
+    def work(self, epoch: int) -> tuple[str, float]:
+        """A convolution's work grows with the pixels."""
+        side = self.config.image_size(epoch)
+        return f"{side} pixels", (side / self.config.train_size) ** 2
 
     def shape_key(self, b: Batch) -> int:
         """The side of the images: the last batch of an evaluation is smaller, its code is not."""

@@ -67,6 +67,7 @@ class StoreOutput:
         return self.uri
 
     def working_folder(self) -> AbstractContextManager[Path]:
+        _store(self.uri).sweep("")
         name = f"training-import-{hashlib.sha256(self.uri.encode()).hexdigest()[:16]}"
         return locked_folder(Path(tempfile.gettempdir()) / name)
 
