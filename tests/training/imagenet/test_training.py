@@ -19,7 +19,7 @@ from training.imagenet.pictures import CLASSES, draw
 from training.record.metrics import Metrics
 
 WORKLOAD = "--workload=tests.training.imagenet.hooked:HOOKED"
-NUM_TRAIN, NUM_VALIDATION = 640, 80
+NUM_TRAIN, NUM_VALIDATION = 560, 80
 CHANCE = 1 / len(CLASSES)
 
 
@@ -84,7 +84,7 @@ def test_a_folder_of_jpegs_becomes_a_classifier_whatever_kills_its_training(
     assert_equal(run, whole)
 
     metrics = whole.json("receipt.json")["stages"]["classifier"]
-    assert metrics["top1"] > 5 * CHANCE
+    assert metrics["top1"] > 4 * CHANCE
     assert metrics["top5"] > 0.9
     assert abs(metrics["top1_with_flips"] - metrics["top1"]) < 0.2
     line = whole.lines("step")[-1]
