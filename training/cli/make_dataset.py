@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from contract.keys import MANIFEST
 from training.cli.outputs import checked_folder
-from training.dataset_output import FinishedFiles, FolderOutput, Output, clean_up
+from training.dataset_output import FolderOutput, Output, clean_up
 from training.errors import EXIT_FINISHED, UserError
 from training.report.progress import FileProgressBar, ProgressBar, RateBar
 from training.sources import UNFINISHED, Brought, open_source
@@ -125,40 +125,40 @@ def _import_packed(
     options: argparse.Namespace, name: str, packing: "HasPacking", scratch: Path
 ) -> int:
     """Pack files into the folder, or without one straight into the store."""
-    output, called = _output(options, name)
-    if output.read(MANIFEST) is not None:
-        # It was killed between its last two writes.
-        clean_up(output)
-        print(f"[ok] dataset made: it was finished in {output.where}")
-        return EXIT_FINISHED
-    began = time.monotonic()
-    files: Sequence[Brought]
-    if options.source.startswith("s3://"):
-        files = stored_source(options.source)
-    else:
-        files = open_source(Path(options.source), scratch)
-    with RateBar(f"packing {len(files)} files") as bar:
-        made = packing.pack_dataset(files, output, options.seed, bar.show)
-    output.write(MANIFEST, manifest_of(called, name, made.meta, made.files))
+    output = _output(options, name)
+    if output.read(MANIFEST) is None:
+        files = _brought(options.source, scratch)
+        began = time.monotonic()
+        with RateBar(f"packing {len(files)} files") as bar:
+            made = packing.pack_dataset(files, output, options.seed, bar.show)
+        called = output.where.rpartition("/")[2]
+        output.write(MANIFEST, manifest_of(called, name, made.meta, made.files))
+        _print_made(made.files, began)
+        splits = ", ".join(f"{split} {count:,}" for split, count in made.meta["splits"].items())
+        print(f"{len(made.meta['classes'])} classes; {splits}")
+        if options.out is not None:
+            verified = VerifiedFiles(options.out)
+            for entry in made.files:
+                verified.add(entry)
     clean_up(output)
-    _print_made(made.files, began)
-    _print_packed(made)
-    if options.out is None:
+    if options.out is None or not options.dataset_uri:
         return EXIT_FINISHED
-    verified = VerifiedFiles(options.out)
-    for entry in made.files:
-        verified.add(entry)
-    if options.dataset_uri:
-        return send(options.out, open_store(options.dataset_uri))
-    return EXIT_FINISHED
+    return send(options.out, open_store(options.dataset_uri))
 
 
-def _output(options: argparse.Namespace, workload: str) -> tuple[Output, str]:
-    """Where the dataset is made, and its name; UserError if it cannot be made there."""
+def _brought(source: str, scratch: Path) -> Sequence[Brought]:
+    """The files of a source, here or in a bucket."""
+    if source.startswith("s3://"):
+        return stored_source(source)
+    return open_source(Path(source), scratch)
+
+
+def _output(options: argparse.Namespace, workload: str) -> Output:
+    """Where the dataset is made; UserError if it cannot be made there."""
     if options.out is not None:
         _check_folder(options.out, workload)
         checked_folder(options.out)
-        return FolderOutput(options.out), options.out.resolve().name
+        return FolderOutput(options.out.resolve())
     if not options.dataset_uri:
         raise UserError("give --out for a folder, or --dataset-uri to pack straight into a store")
     output = StoreOutput(uri=open_store(options.dataset_uri).uri)
@@ -166,7 +166,7 @@ def _output(options: argparse.Namespace, workload: str) -> tuple[Output, str]:
         _check_unfinished(unfinished, output.where, workload)
     elif there := output.sizes():
         raise UserError(f"{output.where} is not empty: it has {min(there)}; give a new prefix")
-    return output, output.uri.rstrip("/").rpartition("/")[2]
+    return output
 
 
 def _workload(options: argparse.Namespace) -> "Workload[Any]":
@@ -194,7 +194,7 @@ def _check_folder(out: Path, workload: str) -> None:
         raise UserError(f"{out} is a file; give a new folder")
     if (out / UNFINISHED).is_file():
         _check_unfinished((out / UNFINISHED).read_bytes(), str(out), workload)
-    elif out.exists() and any(out.iterdir()):
+    elif out.exists() and any(path.name != f"{UNFINISHED}.part" for path in out.iterdir()):
         raise UserError(f"{out} is not empty; give a new folder")
 
 
@@ -218,11 +218,6 @@ def _print_made(files: Sequence[Mapping[str, Any]], began: float) -> None:
     size = sum(entry["bytes"] for entry in files) / 1e6
     seconds = time.monotonic() - began
     print(f"[ok] dataset made: {len(files)} files, {size:.1f} MB in {seconds:.1f} s")
-
-
-def _print_packed(made: FinishedFiles) -> None:
-    splits = ", ".join(f"{name} {count:,}" for name, count in made.meta["splits"].items())
-    print(f"{len(made.meta['classes'])} classes; {splits}")
 
 
 def send(folder: Path, store: Store) -> int:

@@ -50,8 +50,8 @@ class Packing:
 
 def pack(packing: Packing, output: Output, progress: "Progress") -> FinishedFiles:
     """Write every split's shards and index."""
+    images_each = _begin(packing, output)
     with output.working_folder() as working:
-        images_each = _begin(packing, output)
         shards = [
             shard
             for split, images in sorted(packing.splits.items())
@@ -85,9 +85,10 @@ def _begin(packing: Packing, output: Output) -> int:
         _check_same(kept["identity"], identity, packing, output)
         return int(kept["images_each"])
     images_each = _images_each(packing)
-    output.write(_SOURCE, zlib.compress(source))
     begun = {"workload": "imagenet", "identity": identity, "images_each": images_each}
+    # First: who is killed now leaves a folder that the same command may go on with.
     output.write(UNFINISHED, json.dumps(begun).encode())
+    output.write(_SOURCE, zlib.compress(source))
     return images_each
 
 
@@ -102,12 +103,11 @@ def _check_same(
                 "give a new folder"
             )
     if kept["source"] != now["source"]:
-        before = zlib.decompress(output.read(_SOURCE) or zlib.compress(b"")).decode().split("\n")
-        changed = sorted(set(before) ^ set(packing.source))
-        raise UserError(
-            f"{where} of other files: {changed[0]!r} is not in both (bytes, class, split, name); "
-            "restore the files, or give a new folder"
-        )
+        before = output.read(_SOURCE)
+        listed = zlib.decompress(before).decode().split("\n") if before else packing.source
+        changed = sorted(set(listed) ^ set(packing.source))
+        which = f": {changed[0]!r} is not in both (bytes, class, split, name)" if changed else ""
+        raise UserError(f"{where} of other files{which}; restore the files, or give a new folder")
 
 
 def _images_each(packing: Packing) -> int:

@@ -11,6 +11,7 @@ import pytest
 
 from tests.training.imagenet.photographs import CLASSES, fill, photograph
 from training.cli.main import main
+from training.dataset_output import FolderOutput
 from training.imagenet import images, packed, packing
 from training.imagenet.shards import INDEX
 from training.sources import UNFINISHED
@@ -186,8 +187,29 @@ def test_an_import_that_was_killed_before_its_last_write_is_finished(
     with monkeypatch.context() as patched:
         patched.setattr(make_dataset, "clean_up", stop)
         assert main(command(source, out)) == 130
-    assert main(command(source, out)) == 0
-    assert content(out) == content(tmp_path / "whole/out")
+    assert main(command(source, out, f"--dataset-uri={tmp_path / 'store'}")) == 0
+    assert content(out) == content(tmp_path / "whole/out") == content(tmp_path / "store")
+
+
+def test_an_import_that_was_killed_at_its_beginning_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, out = fill(tmp_path / "own", 9), tmp_path / "out"
+    write, names = FolderOutput.write, list[str]()
+
+    def stop_at_each(self: FolderOutput, name: str, data: bytes) -> None:
+        if name not in names and len(names) < 3:
+            names.append(name)
+            (out / f"{name}.part").parent.mkdir(exist_ok=True)
+            (out / f"{name}.part").write_bytes(data[:9])
+            raise KeyboardInterrupt
+        write(self, name, data)
+
+    monkeypatch.setattr(FolderOutput, "write", stop_at_each)
+    codes = [main(command(source, out)) for _ in range(4)]
+    assert codes == [130, 130, 130, 0]
+    assert names[:2] == [UNFINISHED, ".packed/source.z"]
+    assert not [path for path in out.rglob("*") if path.name.endswith(".part")]
 
 
 @pytest.mark.parametrize(
@@ -381,13 +403,16 @@ def test_fails_for_a_source_that_cannot_be_read_and_goes_on_once_it_can(
 
 
 def test_fails_while_another_import_is_at_work_in_the_folder(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from training.dataset_output import FolderOutput
+    def stop(*args: object) -> None:
+        raise KeyboardInterrupt
 
     source, out = fill(tmp_path / "own", 9), tmp_path / "out"
-    out.mkdir()
-    (out / UNFINISHED).write_text(json.dumps({"workload": "imagenet"}))
+    with monkeypatch.context() as patched:
+        patched.setattr(packed, "write_shard", stop)
+        assert main(command(source, out)) == 130
     with FolderOutput(out).working_folder():
         assert main(command(source, out)) == 2
     assert f"another import is at work in {out}; wait for its end" in capsys.readouterr().err
+    assert main(command(source, out)) == 0
