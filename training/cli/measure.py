@@ -162,9 +162,10 @@ def _phases(stage: Any) -> dict[str, Any]:
     """The epochs by the work of a sample, if it changes; as shares of what is counted."""
     from training.capabilities import HasWork
 
-    if not isinstance(stage, HasWork) or not stage.settings.epochs:
+    num_epochs: int | None = stage.settings.epochs
+    if not isinstance(stage, HasWork) or not num_epochs:
         return {}
-    works = [stage.work(epoch) for epoch in range(stage.settings.epochs)]
+    works = [stage.work(epoch) for epoch in range(num_epochs)]
     phases = [
         {"name": name, "epochs": len(list(epochs)), "work": round(work, 6)}
         for (name, work), epochs in groupby(works)

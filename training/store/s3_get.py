@@ -21,9 +21,10 @@ _CONNECT_SECONDS = 5.0
 _READ_SECONDS = 30
 _HEAD_BYTES = 16 * 1024
 _SCOPE = re.compile(rb"Credential=[^/]+/\d{8}/([a-z0-9-]+)/s3/aws4_request")
+_SUCCESS = re.compile(rb"HTTP/1\.[01] 20[06] ")
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 _SPAN = re.compile(rb"\r\ncontent-range: *bytes (\d+)-(\d+)/", re.IGNORECASE)
-_CLOSES = re.compile(rb"\r\nconnection: *close", re.IGNORECASE)
+_CLOSES = re.compile(rb"HTTP/1\.0 |[\s\S]*\r\nconnection: *close", re.IGNORECASE)
 _UNSIGNED = "UNSIGNED-PAYLOAD"
 
 
@@ -166,7 +167,7 @@ def _receive(connection: socket.socket, start: int, data: memoryview) -> bool:
     wanted = (len(data), start, start + len(data) - 1)
     # By its span, not its status: some servers answer 200.
     if (
-        not head.startswith(b"HTTP/1.1 20")
+        not _SUCCESS.match(head)
         or (length is None or span is None)
         or (int(length[1]), int(span[1]), int(span[2])) != wanted
     ):
@@ -182,7 +183,7 @@ def _receive(connection: socket.socket, start: int, data: memoryview) -> bool:
         if not count:
             raise ConnectionError("the connection was closed within the answer")
         done += count
-    return _CLOSES.search(head) is None
+    return _CLOSES.match(head) is None
 
 
 def _received_head(connection: socket.socket) -> tuple[bytes, bytes]:

@@ -9,6 +9,7 @@ import pytest
 
 from sizing.__main__ import main
 from sizing.models.data_path import DATA
+from sizing.plan.checks import check_plan
 from sizing.plan.dataset import DatasetFacts, read_manifest
 from sizing.plan.plan import Plan, make_plan
 from sizing.plan.report import summary
@@ -73,3 +74,28 @@ def test_fails_for_what_is_no_manifest(
     path.write_text(content)
     assert main(["plan", "imagenet", "--size=g5.2xlarge", f"--manifest={path}"]) == 2
     assert f"{path} is no manifest of a dataset (" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("size", "data_on", "pixels", "sentence"),
+    [
+        (
+            "g5.2xlarge",
+            "ebs",
+            200_000,
+            "waits for the disk: a larger size of the family or its instance store (data_on=nvme) "
+            "or a dataset of smaller images (data import --override shorter_side=256) is faster",
+        ),
+        ("g5.xlarge", "nvme", 87_000, "the loader CPU: a larger size of the family is faster, a"),
+    ],
+)
+def test_a_stage_that_waits_for_data_is_told_what_is_faster(
+    size: str, data_on: str, pixels: float, sentence: str
+) -> None:
+    dataset = DatasetFacts(
+        name="own", num_bytes=140 * 10**9, sample_bytes=110_000, sample_pixels=pixels
+    )
+    request = Request(
+        workload="imagenet", recipe="epochs_16", size=size, data_on=data_on, dataset=dataset
+    )
+    assert any(sentence in warning for warning in check_plan(make_plan(request)).warnings)
