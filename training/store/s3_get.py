@@ -47,29 +47,23 @@ class Bucket:
         return self.host if self.port is None else f"{self.host}:{self.port}"
 
 
-def reader_like(request: Any, bucket: str, session: Any) -> "RangeReader | None":
-    """A reader of the bucket that a request by botocore went to; None where it went another way.
+def reader_like(request: Any, bucket: str, credentials: Any, trusted: str) -> "RangeReader | None":
+    """A reader of the bucket that a signed request by botocore goes to; None for another kind.
 
-    `request` is prepared and signed; `session` is botocore's.
+    `credentials` are botocore's, `trusted` is the file of certificates.
     """
-    from botocore.httpsession import get_cert_path
-    from botocore.utils import get_environ_proxies
-
     url, signed = urlsplit(request.url), request.headers.get("Authorization", b"")
     scope = _SCOPE.search(signed if isinstance(signed, bytes) else signed.encode())
-    if scope is None or url.hostname is None or get_environ_proxies(request.url):
+    if scope is None or url.hostname is None:
         return None
-    context = None
-    if url.scheme == "https":
-        trusted = session.get_config_variable("ca_bundle") or get_cert_path(True)
-        context = ssl.create_default_context(cafile=trusted)
+    context = ssl.create_default_context(cafile=trusted) if url.scheme == "https" else None
     where = Bucket(
         host=url.hostname,
         port=url.port,
         path=f"/{bucket}" if url.path.startswith(f"/{bucket}/") else "",
         region=scope[1].decode(),
     )
-    return RangeReader(where, session.get_credentials().get_frozen_credentials, context)
+    return RangeReader(where, credentials.get_frozen_credentials, context)
 
 
 class RangeReader:

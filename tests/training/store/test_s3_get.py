@@ -13,6 +13,7 @@ import pytest
 from botocore.auth import S3SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import ReadOnlyCredentials
+from botocore.httpsession import get_cert_path
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -197,10 +198,8 @@ def test_the_store_reads_by_itself_once_botocore_has_shown_the_way(bucket_uri: s
 def test_a_bucket_that_is_signed_for_in_another_way_is_left_to_botocore(
     authorization: str, found: bool
 ) -> None:
-    session = SimpleNamespace(
-        get_config_variable=lambda name: None,
-        get_credentials=lambda: SimpleNamespace(get_frozen_credentials=None),
-    )
+    credentials = SimpleNamespace(get_frozen_credentials=None)
     url = "https://my-bucket.s3.us-west-2.amazonaws.com/a/b"
     request = SimpleNamespace(url=url, headers={"Authorization": authorization})
-    assert (reader_like(request, "my-bucket", session) is not None) == found
+    reader = reader_like(request, "my-bucket", credentials, get_cert_path(True))
+    assert (reader is not None) == found
