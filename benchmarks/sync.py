@@ -73,11 +73,15 @@ def _commands(kind: str, folder: Path) -> dict[str, list[str]]:
     """By client, the command that fetches the files into `folder`/out."""
     out, keys = str(folder / "out"), str(folder / "keys")
     uri = f"s3://{_BUCKET}/{kind}"
-    s5cmd = [str(PEERS / "s5cmd"), "cp", f"{uri}/*", f"{out}/"]
+    # The program itself: what the package installs starts it from a Python.
+    (program,) = PEERS.parent.glob("lib/*/site-packages/s5cmd/bin/s5cmd")
+    s5cmd = [str(program), "cp", f"{uri}/*", f"{out}/"]
     verify = f'"$@" && cd {out} && sha256sum --check --quiet ../{_SUMS}'
     client = [str(PEERS / "python"), str(REPOSITORY / "benchmarks" / "sync_client.py")]
     ours = [sys.executable, "-m", "training", "data", "sync", "--dataset-uri", uri, "--out", out]
-    rclone = [str(PEERS / "rclone"), "copy", "--transfers", "16", f"sink:{_BUCKET}/{kind}", out]
+    # The sink has no MD5 to compare with.
+    rclone = [str(PEERS / "rclone"), "copy", "--transfers=16", "--ignore-checksum"]
+    rclone += [f"sink:{_BUCKET}/{kind}", out]
     aws = str(Path(sys.executable).with_name("aws"))
     return {
         "ours (verified)": ours,

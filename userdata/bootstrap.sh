@@ -70,3 +70,4 @@ step training bash userdata/steps/training.sh
 python3 -m userdata.events boot ok --since "$run/boot-started" --message "training started"
 # A sync that fails now ends this machine, or the run, as any other step does.
 [[ -z $dataset ]] || wait "$dataset"
+rm -f "$run/dataset-begun"

@@ -40,7 +40,7 @@ def peer_step(name: str, batch: int, side: int, device: str, *, compiled: bool) 
     """One step of a peer on a batch that is there, normalized: channels last, bfloat16."""
     last = torch.channels_last
     model, parameters = _torchvision() if name == "torchvision" else _timm()
-    model = model.to(device=device, memory_format=last).train()
+    model = model.to(device).to(memory_format=last).train()
     if compiled:
         model.compile()
     optimizer = SGD(parameters(model), lr=_RATE, momentum=_MOMENTUM)

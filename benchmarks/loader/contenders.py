@@ -166,7 +166,7 @@ def streaming(given: Given) -> Iterator[Any]:
 
     crop = v2.Compose([v2.RandomResizedCrop(SIDE, antialias=True), v2.RandomHorizontalFlip()])
 
-    class Images(StreamingDataset):
+    class Images(StreamingDataset):  # type: ignore[misc]
         def __getitem__(self, index: int) -> tuple[Any, int]:
             sample = super().__getitem__(index)
             jpeg = torch.frombuffer(bytearray(sample["jpg"]), dtype=torch.uint8)
@@ -181,7 +181,6 @@ def dali(given: Given) -> Iterator[Any]:
     from nvidia.dali import fn, pipeline_def
     from nvidia.dali.plugin.pytorch import DALIGenericIterator, LastBatchPolicy
 
-    @pipeline_def(batch_size=given.batch, num_threads=given.workers, device_id=None, seed=0)
     def images() -> Any:
         jpegs, labels = fn.readers.webdataset(
             paths=given.shards, ext=["jpg", "cls"], random_shuffle=True, name="reader"
@@ -190,8 +189,11 @@ def dali(given: Given) -> Iterator[Any]:
         pixels = fn.resize(part, size=[SIDE, SIDE], antialias=True)
         return fn.flip(pixels, horizontal=fn.random.coin_flip()), fn.pad(labels)
 
+    pipeline = pipeline_def(
+        batch_size=given.batch, num_threads=given.workers, device_id=None, seed=0
+    )
     batches = DALIGenericIterator(
-        images(),
+        pipeline(images)(),
         ["images", "labels"],
         reader_name="reader",
         last_batch_policy=LastBatchPolicy.PARTIAL,
@@ -203,11 +205,15 @@ def dali(given: Given) -> Iterator[Any]:
 def _data_loader(given: Given, dataset: Any, shuffle: bool | None = True) -> Iterator[Any]:
     from torch.utils.data import DataLoader
 
-    # `spawn` and `forkserver` cannot pickle what is defined in a function.
-    how = {"multiprocessing_context": "fork"} if given.workers else {}
-    for _, labels in DataLoader(
-        dataset, batch_size=given.batch, shuffle=shuffle, num_workers=given.workers, **how
-    ):
+    batches: Any = DataLoader(
+        dataset,
+        batch_size=given.batch,
+        shuffle=shuffle,
+        num_workers=given.workers,
+        # `spawn` and `forkserver` cannot pickle what is defined in a function.
+        multiprocessing_context="fork" if given.workers else None,
+    )
+    for _, labels in batches:
         yield labels
 
 

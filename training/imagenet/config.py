@@ -14,8 +14,10 @@ SIZE_STEP = 32
 # The learning rate of a recipe is that of a batch of so many images.
 BASE_BATCH = 256
 
-_AT_LEAST_1 = ("num_threads", "shuffle_window", "epochs", "global_batch", "micro_batch")
-_AT_LEAST_1 += ("eval_batch", "ema_every_steps")
+_AT_LEAST_1 = (
+    *("num_threads", "shuffle_window", "epochs", "global_batch", "micro_batch", "eval_batch"),
+    "ema_every_steps",
+)
 _AT_LEAST_0 = ("momentum", "weight_decay", "warmup_epochs", "evaluate_every_epochs")
 
 

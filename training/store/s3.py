@@ -186,8 +186,13 @@ class S3Store:
 
     def _learn(self, request: Any, **_: Any) -> None:
         """Take from botocore's first request where the bucket answers, and who signs how."""
-        if self._reader is None:
-            self._reader = reader_like(request, self._bucket, self._session)
+        from botocore.httpsession import get_cert_path
+        from botocore.utils import get_environ_proxies
+
+        if self._reader is None and not get_environ_proxies(request.url):
+            trusted = self._session.get_config_variable("ca_bundle") or get_cert_path(True)
+            found = self._session.get_credentials()
+            self._reader = reader_like(request, self._bucket, found, trusted)
 
     def _has_read(self, key: str, start: int, data: memoryview) -> bool:
         """Whether our own request did it; whatever is unusual is left to botocore."""

@@ -21,9 +21,10 @@ _CONNECT_SECONDS = 5.0
 _READ_SECONDS = 30
 _HEAD_BYTES = 16 * 1024
 _SCOPE = re.compile(rb"Credential=[^/]+/\d{8}/([a-z0-9-]+)/s3/aws4_request")
+_SUCCESS = re.compile(rb"HTTP/1\.[01] 20[06] ")
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 _SPAN = re.compile(rb"\r\ncontent-range: *bytes (\d+)-(\d+)/", re.IGNORECASE)
-_CLOSES = re.compile(rb"\r\nconnection: *close", re.IGNORECASE)
+_CLOSES = re.compile(rb"HTTP/1\.0 |[\s\S]*\r\nconnection: *close", re.IGNORECASE)
 _UNSIGNED = "UNSIGNED-PAYLOAD"
 
 
@@ -46,29 +47,23 @@ class Bucket:
         return self.host if self.port is None else f"{self.host}:{self.port}"
 
 
-def reader_like(request: Any, bucket: str, session: Any) -> "RangeReader | None":
-    """A reader of the bucket that a request by botocore went to; None where it went another way.
+def reader_like(request: Any, bucket: str, credentials: Any, trusted: str) -> "RangeReader | None":
+    """A reader of the bucket that a signed request by botocore goes to; None for another kind.
 
-    `request` is prepared and signed; `session` is botocore's.
+    `credentials` are botocore's, `trusted` is the file of certificates.
     """
-    from botocore.httpsession import get_cert_path
-    from botocore.utils import get_environ_proxies
-
     url, signed = urlsplit(request.url), request.headers.get("Authorization", b"")
     scope = _SCOPE.search(signed if isinstance(signed, bytes) else signed.encode())
-    if scope is None or url.hostname is None or get_environ_proxies(request.url):
+    if scope is None or url.hostname is None:
         return None
-    context = None
-    if url.scheme == "https":
-        trusted = session.get_config_variable("ca_bundle") or get_cert_path(True)
-        context = ssl.create_default_context(cafile=trusted)
+    context = ssl.create_default_context(cafile=trusted) if url.scheme == "https" else None
     where = Bucket(
         host=url.hostname,
         port=url.port,
         path=f"/{bucket}" if url.path.startswith(f"/{bucket}/") else "",
         region=scope[1].decode(),
     )
-    return RangeReader(where, session.get_credentials().get_frozen_credentials, context)
+    return RangeReader(where, credentials.get_frozen_credentials, context)
 
 
 class RangeReader:
@@ -166,7 +161,7 @@ def _receive(connection: socket.socket, start: int, data: memoryview) -> bool:
     wanted = (len(data), start, start + len(data) - 1)
     # By its span, not its status: some servers answer 200.
     if (
-        not head.startswith(b"HTTP/1.1 20")
+        not _SUCCESS.match(head)
         or (length is None or span is None)
         or (int(length[1]), int(span[1]), int(span[2])) != wanted
     ):
@@ -182,7 +177,7 @@ def _receive(connection: socket.socket, start: int, data: memoryview) -> bool:
         if not count:
             raise ConnectionError("the connection was closed within the answer")
         done += count
-    return _CLOSES.search(head) is None
+    return _CLOSES.match(head) is None
 
 
 def _received_head(connection: socket.socket) -> tuple[bytes, bytes]:

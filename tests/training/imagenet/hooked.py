@@ -15,8 +15,10 @@ from training.workload import Batch, Loss, Prepare, Train
 
 
 def small() -> ImagenetConfig:
-    """The laptop recipe without its larger images."""
-    return replace(laptop(), epochs=4, train_size=32, eval_size=32, evaluate_every_epochs=2)
+    """The laptop recipe without its larger images, and with a shorter memory."""
+    return replace(
+        laptop(), epochs=4, train_size=32, eval_size=32, ema_decay=0.9, evaluate_every_epochs=2
+    )
 
 
 class Classifier(TrainProxy):

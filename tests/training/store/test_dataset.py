@@ -299,8 +299,27 @@ def test_who_waits_for_a_file_is_told_when_the_sync_ends_without_it(
     with pytest.raises(StoreError, match=r"ended without x\.safetensors; sync it again"):
         opened.file("x.safetensors")
     process.join()
-    with pytest.raises(UserError, match=r"has no manifest\.json; sync it again"):
+    # Not the user's mistake: a machine syncs it again.
+    with pytest.raises(StoreError, match=r"was interrupted; sync it again"):
         open_dataset(out)
+
+
+def test_who_waits_has_patience_with_a_sync_that_is_tried_again(
+    dataset: Path, tmp_path: Path
+) -> None:
+    store, out = Slow(dataset), tmp_path / "out"
+    process = multiprocessing.get_context("fork").Process(
+        target=sync_dataset, args=(store, out, silent)
+    )
+    process.start()
+    while not is_syncing(out):
+        time.sleep(0.01)
+    opened = open_dataset(out, waiting=process.kill, patience_seconds=60)
+    again = threading.Timer(1, sync_dataset, (open_store(str(dataset)), out, silent))
+    again.start()
+    assert opened.file("x.safetensors").is_file()
+    again.join()
+    process.join()
 
 
 def test_a_run_syncs_from_s3_and_leaves_no_sync_behind(
