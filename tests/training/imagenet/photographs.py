@@ -1,6 +1,8 @@
-"""Small images in folders of classes, as users have them."""
+"""Small images in folders of classes, as users have them, and the datasets made of them."""
 
 import io
+import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -27,3 +29,21 @@ def fill(folder: Path, count: int, splits: tuple[str, ...] = ("train", "val")) -
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(photograph(1000 * place + number))
     return folder
+
+
+def command(source: Path | str, out: Path, *more: str) -> list[str]:
+    return ["data", "import", str(source), "--workload=imagenet", f"--out={out}", *more]
+
+
+def content(folder: Path) -> Mapping[str, bytes]:
+    """All that is there, but the record of what was verified on this machine."""
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and path.name != ".verified.jsonl"
+    }
+
+
+def manifest(folder: Path) -> Mapping[str, object]:
+    loaded: Mapping[str, object] = json.loads((folder / "manifest.json").read_text())
+    return loaded

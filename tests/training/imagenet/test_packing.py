@@ -3,18 +3,22 @@
 import json
 import os
 import warnings
-from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.training.imagenet.photographs import CLASSES, fill, photograph
+from tests.training.imagenet.photographs import (
+    CLASSES,
+    command,
+    content,
+    fill,
+    manifest,
+    photograph,
+)
 from training.cli.main import main
-from training.dataset_output import FolderOutput
-from training.imagenet import images, packed, packing
+from training.imagenet import packing
 from training.imagenet.shards import INDEX
-from training.sources import UNFINISHED
 from training.store.open import open_store
 
 
@@ -22,24 +26,6 @@ from training.store.open import open_store
 def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Most tests need no other processes."""
     monkeypatch.setattr(os, "cpu_count", lambda: 1)
-
-
-def command(source: Path | str, out: Path, *more: str) -> list[str]:
-    return ["data", "import", str(source), "--workload=imagenet", f"--out={out}", *more]
-
-
-def content(folder: Path) -> Mapping[str, bytes]:
-    """All that is there, but the record of what was verified on this machine."""
-    return {
-        path.relative_to(folder).as_posix(): path.read_bytes()
-        for path in folder.rglob("*")
-        if path.is_file() and path.name != ".verified.jsonl"
-    }
-
-
-def manifest(folder: Path) -> Mapping[str, object]:
-    loaded: Mapping[str, object] = json.loads((folder / "manifest.json").read_text())
-    return loaded
 
 
 def test_others_read_the_shards_and_every_image_is_in_them_once(tmp_path: Path) -> None:
@@ -146,109 +132,14 @@ def test_fails_where_many_are_no_images_and_goes_on_once_that_is_allowed(
     assert len(json.loads((out / "left_out.json").read_text())) == 3
 
 
-def test_an_import_that_was_stopped_packs_nothing_twice_and_ends_with_the_same_bytes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    source, out = fill(tmp_path / "own", 24), tmp_path / "one/out"
-    assert main(command(source, tmp_path / "whole/out")) == 0
-    write, written = packed.write_shard, list[str]()
-
-    def stop_at_the_seventh(path: Path, *rest: object) -> object:
-        written.append(path.name)
-        if len(written) == 7:
-            path.write_bytes(b"half a shard")
-            raise KeyboardInterrupt
-        return write(path, *rest)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(packed, "write_shard", stop_at_the_seventh)
-    assert main(command(source, out)) == 130
-    assert (out / UNFINISHED).is_file()
-    capsys.readouterr()
-    assert main(command(source, out)) == 0
-    said = capsys.readouterr().out
-    assert f"goes on with the unfinished dataset in {out}" in said
-    assert "packing 48 files: 48/48" in said
-    # The seventh was in flight.
-    assert len(written) == 17
-    assert len(set(written)) == 16
-    assert content(out) == content(tmp_path / "whole/out")
-
-
-def test_an_import_that_was_killed_before_its_last_write_is_finished(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from training.cli import make_dataset
-
-    def stop(*args: object) -> None:
-        raise KeyboardInterrupt
-
-    source, out = fill(tmp_path / "own", 9), tmp_path / "one/out"
-    assert main(command(source, tmp_path / "whole/out")) == 0
-    with monkeypatch.context() as patched:
-        patched.setattr(make_dataset, "clean_up", stop)
-        assert main(command(source, out)) == 130
-    assert main(command(source, out, f"--dataset-uri={tmp_path / 'store'}")) == 0
-    assert content(out) == content(tmp_path / "whole/out") == content(tmp_path / "store")
-
-
-def test_an_import_that_was_killed_at_its_beginning_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source, out = fill(tmp_path / "own", 9), tmp_path / "out"
-    write, names = FolderOutput.write, list[str]()
-
-    def stop_at_each(self: FolderOutput, name: str, data: bytes) -> None:
-        if name not in names and len(names) < 3:
-            names.append(name)
-            (out / f"{name}.part").parent.mkdir(exist_ok=True)
-            (out / f"{name}.part").write_bytes(data[:9])
-            raise KeyboardInterrupt
-        write(self, name, data)
-
-    monkeypatch.setattr(FolderOutput, "write", stop_at_each)
-    codes = [main(command(source, out)) for _ in range(4)]
-    assert codes == [130, 130, 130, 0]
-    assert names[:2] == [UNFINISHED, ".packed/source.z"]
-    assert not [path for path in out.rglob("*") if path.name.endswith(".part")]
-
-
-@pytest.mark.parametrize(
-    ("change", "options", "message"),
-    [
-        ("", ["--override=quality=80"], "with quality 90, not 80; go on with that, or"),
-        ("", ["--seed=1"], "with seed 0, not 1; go on with that"),
-        ("train/cats/0.jpg", [], " cats train train/cats/0.jpg' is not in both (bytes, class, spl"),
-        (
-            "train/new/7.jpg",
-            [],
-            " new train train/new/7.jpg' is not in both (bytes",
-        ),
-    ],
-)
-def test_fails_to_go_on_with_another_source_or_option(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    change: str,
-    options: list[str],
-    message: str,
-) -> None:
-    source, out = fill(tmp_path / "own", 9), tmp_path / "out"
-    for name in ("val/cats/0.jpg", "val/dogs/1.jpg"):
-        (source / name).write_bytes(b"no image")
-    assert main(command(source, out)) == 2
-    if change:
-        (source / change).parent.mkdir(exist_ok=True)
-        (source / change).write_bytes(photograph(99))
-    capsys.readouterr()
-    assert main(command(source, out, *options)) == 2
-    said = capsys.readouterr().err
-    assert f"{out} has an unfinished dataset" in said
-    assert message in said
-
-
 def test_a_folder_is_packed_straight_into_a_store(
-    tmp_path: Path, store_uri: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    store_uri: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    """By processes that open the store themselves."""
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
     source = fill(tmp_path / "own", 12)
     assert main(command(source, tmp_path / "run-1")) == 0
     whole = content(tmp_path / "run-1")
@@ -259,28 +150,6 @@ def test_a_folder_is_packed_straight_into_a_store(
     assert all(store.get(name).data == kept for name, kept in whole.items())  # type: ignore[union-attr]
     assert main(straight) == 2
     assert "is not empty: it has manifest.json; give a new prefix" in capsys.readouterr().err
-
-
-def test_what_was_uploaded_is_not_packed_again_unless_it_is_gone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source, uri = fill(tmp_path / "own", 12), str(tmp_path / "store")
-    straight = ["data", "import", str(source), "--workload=imagenet", f"--dataset-uri={uri}"]
-    packs, write = list[str](), packed.write_shard
-
-    def stop_at_the_sixth(path: Path, *rest: object) -> object:
-        packs.append(path.name)
-        if len(packs) == 6:
-            raise KeyboardInterrupt
-        return write(path, *rest)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(packed, "write_shard", stop_at_the_sixth)
-    assert main(straight) == 130
-    (tmp_path / "store" / packs[0]).unlink()
-    assert main(straight) == 0
-    assert sorted({name for name in packs if packs.count(name) == 2}) == sorted(
-        [packs[0], packs[5]]
-    )
 
 
 def test_images_come_from_a_bucket(
@@ -380,39 +249,3 @@ def test_fails_with_one_class_or_one_image_of_a_class(
     (tmp_path / "own/dogs/2.jpg").write_bytes(photograph(2))
     assert main(command(tmp_path / "own", tmp_path / "out")) == 2
     assert "class 'cats' has a single image; give two or more" in capsys.readouterr().err
-
-
-def test_fails_for_a_source_that_cannot_be_read_and_goes_on_once_it_can(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    source, out = fill(tmp_path / "own", 9), tmp_path / "out"
-    read = images.BroughtImage.make
-
-    def fail(self: images.BroughtImage) -> images.Encoded:
-        if self.file.name == "train/dogs/4.jpg" and out.exists() and (out / UNFINISHED).exists():
-            raise OSError(5, "Input/output error")
-        return read(self)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(images.BroughtImage, "make", fail)
-        assert main(command(source, out)) == 2
-    assert (
-        "train/dogs/4.jpg cannot be read: Input/output error; give the" in capsys.readouterr().err
-    )
-    assert main(command(source, out)) == 0
-
-
-def test_fails_while_another_import_is_at_work_in_the_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def stop(*args: object) -> None:
-        raise KeyboardInterrupt
-
-    source, out = fill(tmp_path / "own", 9), tmp_path / "out"
-    with monkeypatch.context() as patched:
-        patched.setattr(packed, "write_shard", stop)
-        assert main(command(source, out)) == 130
-    with FolderOutput(out).working_folder():
-        assert main(command(source, out)) == 2
-    assert f"another import is at work in {out}; wait for its end" in capsys.readouterr().err
-    assert main(command(source, out)) == 0
