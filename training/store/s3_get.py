@@ -6,6 +6,7 @@ back, botocore asks again, and knows redirects, retries and words for errors.
 
 import hashlib
 import hmac
+import os
 import re
 import socket
 import ssl
@@ -77,10 +78,16 @@ class RangeReader:
         self._credentials = credentials
         self._context = context
         self._idle: list[socket.socket] = []
+        self._owner = os.getpid()
         weakref.finalize(self, _close, self._idle)
 
     def read_into(self, key: str, start: int, data: memoryview) -> None:
         """Fill `data` with the object's bytes from `start`; UnsureError for any other answer."""
+        if self._owner != os.getpid():
+            # They are the parent's: this process is a fork, which closes its copies.
+            _close(self._idle)
+            self._idle.clear()
+            self._owner = os.getpid()
         try:
             connection = self._idle.pop()
         except IndexError:

@@ -134,6 +134,20 @@ def test_any_other_answer_is_left_to_another_client(serve: Serve, answer: bytes)
         read(reader(serve((answer, True))))
 
 
+def test_a_fork_leaves_the_connections_of_its_parent_alone(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = serve((usual(1000), False), (usual(1000), False))
+    source = reader(server)
+    read(source)
+    (kept,) = source._idle
+    monkeypatch.setattr("os.getpid", lambda: -1)
+    with kept:  # the server waits for its end
+        kept.shutdown(socket.SHUT_RDWR)
+        read(source)
+    assert server.num_connections == 2
+
+
 def test_a_server_that_is_not_there_is_left_to_another_client(serve: Serve) -> None:
     server = serve()
     server.close()
