@@ -20,7 +20,6 @@ from benchmarks import (
     forecast,
     growth,
     history,
-    loader,
     overhead,
     plan,
     s3,
@@ -31,6 +30,7 @@ from benchmarks import (
 )
 from benchmarks.gpu import table as gpu
 from benchmarks.language import table as language
+from benchmarks.loader import measure as loader
 from benchmarks.program import measure as program
 from sizing.cli import tables
 
@@ -81,9 +81,10 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     words.add_argument("--seconds", type=float, default=450.0, help="on a GPU: %(default)s")
     images = commands.add_parser("loader", help="our loader beside others and what cores decode")
     images.add_argument("--rounds", type=int, default=5, help="alternating, default: %(default)s")
-    images.add_argument("--images", type=int, default=2000, help="a round, default: %(default)s")
+    images.add_argument("--images", type=int, default=4000, help="a round, default: %(default)s")
     images.add_argument("--batch", type=int, default=64, help="default: %(default)s")
     images.add_argument("--workers", type=int, help="processes (default: one per core)")
+    images.add_argument("--only", nargs="+", default=[], metavar="NAME", help="default: all")
     orders = commands.add_parser("bookkeeping", help="an epoch's orders, steps and digests")
     orders.add_argument("--samples", type=int, default=1_281_167, help="default: %(default)s")
     orders.add_argument("--batch", type=int, default=256, help="default: %(default)s")
@@ -137,7 +138,11 @@ _MEASURES: Mapping[str, Callable[[argparse.Namespace], Sequence[dict[str, Any]]]
         seconds=given.seconds,
     ),
     "loader": lambda given: loader.measure(
-        rounds=given.rounds, images=given.images, batch=given.batch, workers=given.workers
+        rounds=given.rounds,
+        images=given.images,
+        batch=given.batch,
+        workers=given.workers,
+        only=given.only,
     ),
     "bookkeeping": lambda given: bookkeeping.measure(samples=given.samples, batch=given.batch),
     "history": lambda given: history.measure(steps=given.steps),

@@ -9,6 +9,7 @@ from contract.run_env import DATA_PLACES
 from sizing import catalogue
 from sizing.catalogue import PRICE_REGION, Instance
 from sizing.models.data_path import GP3_MB_PER_SECOND, MB_PER_MIB
+from sizing.plan.dataset import DatasetFacts
 from sizing.spot.traces import Trace
 
 # gp3's highest throughput.
@@ -35,6 +36,7 @@ class Request:
     trains_on_at_notice: bool = True
     checkpoint_interval: str = "auto"
     dataset_gib: float | None = None
+    dataset: DatasetFacts | None = None  # what its manifest says
     unshared_gib: float = 0.0
     rate_per_hour: float | None = None
     trace: Trace | None = None

@@ -48,6 +48,7 @@ class Loader:
         device: torch.device,
     ) -> None:
         self.wait_seconds = 0.0  # that the trainer spent waiting for batches or making them
+        self.num_workers = num_workers
         self.tally = Tally()  # of the batches that `next` has returned
         maker = Maker(samples, seed)
         self._workers: Workers | None = None
@@ -88,6 +89,14 @@ class Loader:
             batch = maker.batch(micro)
         self.tally.add(taken())
         return batch
+
+    def taken(self) -> Tally:
+        """What making the batches since the last call took; it begins anew."""
+        made = Tally()
+        made.add(self.tally)
+        self.tally.seconds.clear()
+        self.tally.counts.clear()
+        return made
 
     def close(self) -> None:
         """Stop the workers and discard the batches fetched ahead."""

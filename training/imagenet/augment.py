@@ -1,4 +1,4 @@
-"""A JPEG -> uint8 pixels in the size that a model sees; all chance comes from the sample's rng.
+"""uint8 pixels -> those in the size that a model sees; all chance comes from the sample's rng.
 
 Pixels stay as a decoder gives them, channels last: no worker transposes them, and on the device
 they are what convolutions want. Legend: C channels, H height, W width.
@@ -9,7 +9,6 @@ import math
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torchvision.io import ImageReadMode, decode_jpeg
 
 # torchvision's own defaults, of Szegedy et al. 2014, https://arxiv.org/abs/1409.4842
 AREA = (0.25, 1.0)
@@ -17,12 +16,6 @@ ASPECT = (3 / 4, 4 / 3)
 _TRIES = 10
 # An evaluated image is the middle of one this much larger.
 EVAL_RATIO = 0.875
-
-
-def decode(jpeg: bytes) -> Tensor:
-    """The image, uint8 [H, W, 3]; RuntimeError if it is none."""
-    encoded = torch.frombuffer(bytearray(jpeg), dtype=torch.uint8)
-    return decode_jpeg(encoded, mode=ImageReadMode.RGB).permute(1, 2, 0)
 
 
 def train_image(image_HWC: Tensor, size: int, rng: torch.Generator) -> Tensor:

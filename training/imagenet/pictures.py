@@ -1,12 +1,12 @@
 """Draws pictures of eight patterns, so that a classifier can be trained without a download.
 
-Each is a function of (seed, index): a pattern of random scale, angle, place, two colors and
-lighting, with noise, as a JPEG. Imports no torch.
+Each is a function of (seed, index): a pattern of random scale, place and lighting, a little turned,
+in two random colors, with noise, as a JPEG. Imports no torch.
 """
 
 import io
 from collections.abc import Callable, Mapping
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -15,8 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from training.dataset_output import FolderOutput, clean_up
 from training.errors import UserError
-from training.imagenet.dataset import Drawn, pack
+from training.imagenet.images import Encoded
+from training.imagenet.packing import Packing, pack
 
 if TYPE_CHECKING:
     from training.workload import Progress
@@ -26,7 +28,6 @@ Values: TypeAlias = NDArray[np.float64]
 Pattern: TypeAlias = Callable[[Values, Values], Any]
 _QUALITY = 90
 _VALIDATION_EVERY = 5
-_IMAGE_BYTES = 7_000.0
 
 
 def _wave(x: Values) -> Values:
@@ -66,22 +67,48 @@ def make_dataset(out: Path, count: int, seed: int, progress: "Progress") -> Mapp
     splits: dict[str, list[Drawn]] = {"train": [], "validation": []}
     for index in range(count):
         is_held_out = index // len(CLASSES) % _VALIDATION_EVERY == 0
-        drawn = Drawn(
-            name=f"picture {index}", label=index % len(CLASSES), make=partial(draw, seed, index)
-        )
+        drawn = Drawn(seed=seed, index=index)
         splits["validation" if is_held_out else "train"].append(drawn)
-    meta = pack(splits, list(CLASSES), out, seed, progress, image_bytes=_IMAGE_BYTES)
-    return {**meta, "seed": seed}
+    packing = Packing(
+        splits=splits,
+        classes=list(CLASSES),
+        seed=seed,
+        options={"drawn": count},
+        source=[],
+    )
+    output = FolderOutput(out)
+    finished = pack(packing, output, progress)
+    clean_up(output)
+    return finished.meta
 
 
-def draw(seed: int, index: int) -> bytes:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Drawn:
+    """A picture that is drawn in the process which packs it."""
+
+    seed: int
+    index: int
+
+    @property
+    def name(self) -> str:
+        return f"picture {self.index}"
+
+    @property
+    def label(self) -> int:
+        return self.index % len(CLASSES)
+
+    def make(self) -> Encoded:
+        return draw(self.seed, self.index)
+
+
+def draw(seed: int, index: int) -> Encoded:
     """The JPEG of picture `index`."""
     rng = np.random.default_rng([seed, index])
     width, height = (int(side) for side in rng.integers(72, 128, 2))
     y, x = np.mgrid[0:height, 0:width].astype(np.float64)
     # A pattern is seen from somewhere in its middle, at an angle.
     x, y = x - width * rng.uniform(0.2, 0.8), y - height * rng.uniform(0.2, 0.8)
-    angle, unit = rng.uniform(0, 2 * np.pi), rng.uniform(9, 20)
+    angle, unit = rng.uniform(-0.4, 0.4), rng.uniform(10, 18)
     u = (np.cos(angle) * x + np.sin(angle) * y) / unit
     v = (np.cos(angle) * y - np.sin(angle) * x) / unit
     pattern = list(CLASSES.values())[index % len(CLASSES)]
@@ -91,11 +118,9 @@ def draw(seed: int, index: int) -> bytes:
     pixels = (first + share * (second - first)) * light + rng.normal(0, 14, (height, width, 3))
     encoded = io.BytesIO()
     Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(encoded, "JPEG", quality=_QUALITY)
-    return encoded.getvalue()
+    return Encoded(jpeg=encoded.getvalue(), num_pixels=width * height, is_converted=False)
 
 
 def _two_colors(rng: np.random.Generator) -> tuple[Values, Values]:
-    """Two colors that differ."""
-    first = rng.uniform(20, 235, 3)
-    others = rng.uniform(20, 235, (4, 3))
-    return first, others[np.linalg.norm(others - first, axis=1).argmax()]
+    """A dark color and a light one."""
+    return rng.uniform(10, 120, 3), rng.uniform(135, 245, 3)

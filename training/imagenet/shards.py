@@ -1,21 +1,25 @@
 """Images in shards: WebDataset's tar files, which others read too, and an index for random access.
 
-A shard holds pairs of members, 00000012.jpg and 00000012.cls; the index says where each image's
-bytes are. Reads are retried; what was read wrong is never taken for an image.
+Shard 3 holds pairs of members, 00003-00012.jpg and 00003-00012.cls; the index says where each
+image's bytes are. A read that fails is tried again; what it gave is never taken for an image.
 """
 
 import io
 import os
 import tarfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from training.errors import UserError
+
+if TYPE_CHECKING:
+    # It imports torch.
+    from training.workload import Dataset
 
 # One row an image: its shard, where its bytes begin there, how many they are, and its class.
 INDEX = np.dtype([("shard", "<u4"), ("offset", "<u8"), ("length", "<u4"), ("label", "<u4")])
@@ -25,7 +29,7 @@ _PAUSE_SECONDS = 0.2
 
 def shard_name(split: str, number: int) -> str:
     """The file of a split's shard."""
-    return f"{split}-{number:06d}.tar"
+    return f"{split}-{number:05d}.tar"
 
 
 def index_name(split: str) -> str:
@@ -33,8 +37,8 @@ def index_name(split: str) -> str:
     return f"{split}.index.npy"
 
 
-def write_shard(path: Path, first: int, images: Sequence[tuple[bytes, int]]) -> NDArray[Any]:
-    """Write JPEGs with their classes as one tar; return its rows of the index, of shard 0.
+def write_shard(path: Path, shard: int, images: Sequence[tuple[bytes, int]]) -> NDArray[Any]:
+    """Write JPEGs with their classes as one tar; return its rows of the index.
 
     The same images give the same bytes: members have no time and no owner.
     """
@@ -44,13 +48,17 @@ def write_shard(path: Path, first: int, images: Sequence[tuple[bytes, int]]) -> 
         tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as tar,
     ):
         for place, (jpeg, label) in enumerate(images):
-            name = f"{first + place:08d}"
+            name = _key(shard, place)
             _add(tar, f"{name}.jpg", jpeg)
             # A member's bytes follow its header of 512.
             end = file.tell() - _padded(len(jpeg))
-            rows[place] = (0, end, len(jpeg), label)
+            rows[place] = (shard, end, len(jpeg), label)
             _add(tar, f"{name}.cls", str(label).encode())
     return rows
+
+
+def _key(shard: int, place: int) -> str:
+    return f"{shard:05d}-{place:05d}"
 
 
 def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
@@ -63,49 +71,70 @@ def _padded(size: int) -> int:
     return -(-size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
 
 
-class ShardReader:
-    """Reads images of one split by their number in the index; each process opens its own files."""
+class Shards:
+    """Reads the images of one split by their number in the index.
 
-    def __init__(self, open_file: Callable[[str], Path], split: str, index: NDArray[Any]) -> None:
-        self._open_file = open_file
+    It keeps nothing open, so threads and processes may share it: opening costs microseconds,
+    decoding a thousand times as much.
+    """
+
+    def __init__(self, dataset: "Dataset", split: str) -> None:
+        self.index = read_index(dataset.file(index_name(split)), len(dataset.meta["classes"]))
+        self._dataset = dataset
         self._split = split
-        self._index = index
-        self._descriptors: dict[int, int] = {}
+
+    def __len__(self) -> int:
+        return len(self.index)
 
     def read(self, number: int) -> bytes:
-        """The JPEG of an image; what fails is tried again, and then an error."""
-        row = self._index[number]
-        shard, offset, length = int(row["shard"]), int(row["offset"]), int(row["length"])
+        """The JPEG of an image; what fails is tried again, and then an error.
+
+        Waits for its shard while a sync is filling the dataset.
+        """
+        row = self.index[number]
+        name = shard_name(self._split, int(row["shard"]))
+        offset, length = int(row["offset"]), int(row["length"])
         for attempt in range(1, _READS + 1):
             try:
-                content = os.pread(self._descriptor(shard), length, offset)
-            except OSError:
+                return _read(self._dataset.file(name), offset, length)
+            except OSError as error:
                 if attempt == _READS:
-                    raise
-                self._close(shard)
-            else:
-                if len(content) == length:
-                    return content
-                if attempt == _READS:
-                    name = shard_name(self._split, shard)
-                    raise OSError(f"{name} ends within image {number}; verify the dataset")
+                    why = error.strerror or str(error)
+                    raise OSError(f"{self.describe(number)} cannot be read: {why}") from error
             time.sleep(_PAUSE_SECONDS * attempt)
-        raise AssertionError("unreachable")
+        raise AssertionError("the last attempt returns or raises")
 
-    def _descriptor(self, shard: int) -> int:
-        if shard not in self._descriptors:
-            path = self._open_file(shard_name(self._split, shard))
-            self._descriptors[shard] = os.open(path, os.O_RDONLY)
-        return self._descriptors[shard]
+    def label(self, number: int) -> int:
+        """The number of its class."""
+        return int(self.index["label"][number])
 
-    def _close(self, shard: int) -> None:
-        os.close(self._descriptors.pop(shard))
+    def describe(self, number: int) -> str:
+        """An image, for messages, by its name in its shard."""
+        shard = int(self.index["shard"][number])
+        place = number - int(np.searchsorted(self.index["shard"], shard))
+        return f"{_key(shard, place)}.jpg of {shard_name(self._split, shard)}"
+
+    def files(self, numbers: NDArray[np.int64]) -> list[str]:
+        """The shards of these images, in the order in which they are needed first."""
+        shards, first = np.unique(self.index["shard"][numbers], return_index=True)
+        return [shard_name(self._split, int(shard)) for shard in shards[np.argsort(first)]]
+
+
+def _read(path: Path, offset: int, length: int) -> bytes:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        content = os.pread(descriptor, length, offset)
+    finally:
+        os.close(descriptor)
+    if len(content) != length:
+        raise OSError(f"it ends {length - len(content)} bytes too early; sync the dataset again")
+    return content
 
 
 def read_index(path: Path, num_classes: int) -> NDArray[Any]:
-    """A split's index, memory mapped; UserError if the file is not one."""
+    """A split's index; UserError if the file is not one."""
     try:
-        index = np.load(path, mmap_mode="r", allow_pickle=False)
+        index = np.load(path, allow_pickle=False)
     except (ValueError, OSError, EOFError) as error:
         raise UserError(f"{path.name} is not an index: {error}; import the images again") from error
     if index.dtype != INDEX or index.ndim != 1 or not len(index):

@@ -11,12 +11,10 @@ from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
 from training.imagenet import evaluation
-from training.imagenet.config import ImagenetConfig
+from training.imagenet.config import BASE_BATCH, ImagenetConfig
 from training.imagenet.model import Classifier
 from training.imagenet.samples import ImageSamples, image_samples
 from training.workload import Batch, Inputs, Loss, Partial, Schedule, Settings, Start
-
-_BASE_BATCH = 256
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,6 +38,7 @@ class TrainClassifier:
             precision=c.precision,
             compile_mode=c.compile_mode,
             ema_decay=c.ema_decay,
+            ema_every_steps=c.ema_every_steps,
             ema_buffers=c.ema_decay is not None,
             best_metric="top1",
             drop_last=True,
@@ -67,13 +66,14 @@ class TrainClassifier:
         failures = []
         if len(classes) != self.config.num_classes:
             failures.append(
-                f"the dataset has {len(classes)} classes; give --override num_classes={len(classes)}"
+                f"the dataset has {len(classes)} classes and num_classes is "
+                f"{self.config.num_classes}; give --override num_classes={len(classes)}"
             )
         facts = {f"{split}_images": float(count) for split, count in splits.items()}
         return Start(failures=failures, facts={**facts, "chance": 1 / len(classes)})
 
     def optimizer(self, m: nn.Module) -> Optimizer:
-        """SGD with Nesterov momentum; norms and biases do not decay."""
+        """SGD with momentum; norms and biases do not decay."""
         c = self.config
         decayed = [p for p in m.parameters() if p.ndim > 1]
         others = [p for p in m.parameters() if p.ndim <= 1]
@@ -82,9 +82,8 @@ class TrainClassifier:
                 {"params": decayed, "weight_decay": c.weight_decay},
                 {"params": others, "weight_decay": 0.0},
             ],
-            lr=c.learning_rate * c.global_batch / _BASE_BATCH,
+            lr=c.learning_rate * c.global_batch / BASE_BATCH,
             momentum=c.momentum,
-            nesterov=c.momentum > 0,
         )
 
     def samples(self, i: Inputs, split: str) -> ImageSamples:
@@ -101,10 +100,7 @@ class TrainClassifier:
         )
         num = self.weight(b)
         right = (logits_BK.argmax(dim=1) == b["labels"]).sum()
-        return Loss(
-            total=total,
-            metrics={"top1": (right, num), "replaced": (b["replaced"].sum(), num)},
-        )
+        return Loss(total=total, metrics={"top1": (right, num)})
 
     def evaluate(self, m: nn.Module, b: Batch) -> Partial:
         return evaluation.partial(m, b, self.config.evaluate_flips)
@@ -130,6 +126,11 @@ class TrainClassifier:
             "ids": numbers,
             "replaced": numbers,
         }
+
+    def work(self, epoch: int) -> tuple[str, float]:
+        """A convolution's work grows with the pixels."""
+        side = self.config.image_size(epoch)
+        return f"{side} pixels", (side / self.config.train_size) ** 2
 
     def shape_key(self, b: Batch) -> int:
         """The side of the images: the last batch of an evaluation is smaller, its code is not."""

@@ -1,17 +1,20 @@
 """The imagenet workload: a ResNet trained on images in shards."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from training.imagenet.config import RECIPES, ImagenetConfig
-from training.imagenet.dataset import import_dataset
+from training.dataset_output import FinishedFiles, Output
+from training.imagenet.config import ImagenetConfig
+from training.imagenet.dataset import pack_dataset
+from training.imagenet.images import ImageOptions
 from training.imagenet.pictures import make_dataset
+from training.imagenet.recipes import RECIPES
 from training.imagenet.stages import TrainClassifier
 from training.rungs import autocast_rungs, micro_batch_rungs
-from training.sources import SourceFile
+from training.sources import Brought
 from training.workload import Prepare, Progress, Rung, Train
 
 _IMAGENET = {"train": 1_281_167, "validation": 50_000}
@@ -25,6 +28,7 @@ class Imagenet:
     """The workload that the registry imports."""
 
     name: str = "imagenet"
+    data_options: ImageOptions = field(default_factory=ImageOptions)
 
     @property
     def recipes(self) -> Mapping[str, Callable[[], ImagenetConfig]]:
@@ -49,10 +53,14 @@ class Imagenet:
     ) -> Mapping[str, Any]:
         return make_dataset(out, count, seed, progress)
 
-    def import_dataset(
-        self, files: Sequence[SourceFile], out: Path, seed: int, progress: Progress
-    ) -> Mapping[str, Any]:
-        return import_dataset(files, out, seed, progress)
+    def with_data_options(self, options: ImageOptions) -> "Imagenet":
+        """The workload that packs images with these options."""
+        return replace(self, data_options=options)
+
+    def pack_dataset(
+        self, files: Sequence[Brought], output: Output, seed: int, progress: Progress
+    ) -> FinishedFiles:
+        return pack_dataset(files, output, seed, progress, self.data_options)
 
 
 IMAGENET = Imagenet()

@@ -142,19 +142,25 @@ def write_manifest(folder: Path, workload: str, meta: Mapping[str, Any]) -> Loca
         }
         for path, digest in zip(paths, sums, strict=True)
     ]
-    manifest = {
-        "format": 1,
-        "workload": workload,
-        "name": folder.resolve().name,
-        "files": files,
-        "meta": dict(meta),
-    }
-    write_whole(folder / MANIFEST, json.dumps(manifest, indent=1).encode())
+    content = manifest_of(folder.resolve().name, workload, meta, files)
+    write_whole(folder / MANIFEST, content)
     (folder / UNFINISHED).unlink(missing_ok=True)
     verified = VerifiedFiles(folder)
     for entry in files:
         verified.add(entry)
-    return LocalDataset(folder, manifest)
+    return LocalDataset(folder, json.loads(content))
+
+
+def manifest_of(name: str, workload: str, meta: Mapping[str, Any], files: Sequence[Entry]) -> bytes:
+    """The content of a manifest.json."""
+    manifest = {
+        "format": 1,
+        "workload": workload,
+        "name": name,
+        "files": files,
+        "meta": dict(meta),
+    }
+    return json.dumps(manifest, indent=1).encode()
 
 
 def is_programs_own(folder: Path) -> bool:
