@@ -16,7 +16,7 @@ _AT_ONCE = 16
 def crt(keys: list[str], out: Path) -> None:
     """boto3's transfers by the AWS Common Runtime, as `aws s3` uses it where it is installed."""
     import botocore.session
-    from s3transfer.crt import (
+    from s3transfer.crt import (  # type: ignore[import-untyped]
         BotocoreCRTRequestSerializer,
         CRTTransferManager,
         create_s3_crt_client,
@@ -34,8 +34,8 @@ def crt(keys: list[str], out: Path) -> None:
 
 def obstore(keys: list[str], out: Path) -> None:
     """The Rust client object_store from Python, a stream for each file."""
-    import obstore as client
-    from obstore.store import S3Store
+    import obstore as client  # type: ignore[import-not-found]
+    from obstore.store import S3Store  # type: ignore[import-not-found]
 
     endpoint = os.environ["AWS_ENDPOINT_URL"]
     store = S3Store(_BUCKET, endpoint=endpoint, client_options={"allow_http": True})
