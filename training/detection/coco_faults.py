@@ -81,9 +81,10 @@ class Faults:
         assert rule in REFUSED or rule in WARNED, rule
         self._found.setdefault(rule, []).append(text)
 
-    def count(self, rule: str) -> int:
-        """How often a rule was broken."""
-        return len(self._found.get(rule, ()))
+    @property
+    def is_refused(self) -> bool:
+        """Whether anything would break training."""
+        return not REFUSED.keys().isdisjoint(self._found)
 
     def findings(self) -> list[Finding]:
         """One finding for each broken rule, refusals first."""
