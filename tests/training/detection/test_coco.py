@@ -188,7 +188,7 @@ def test_an_import_is_coco_again_and_what_was_annotated(
     assert sorted(other.getImgIds()) == list(range(24))
     assert [a["iscrowd"] for a in other.loadAnns(other.getAnnIds(imgIds=[0]))] == [1, 0]
     assert scene.checked(tmp_path / "out").report.refusals == []
-    with pytest.raises(UserError, match="the dataset has no split 'test': .* has no file"):
+    with pytest.raises(UserError, match=r"the dataset has no split 'test': .* has no file"):
         open_split(data, "test")
 
 
@@ -216,10 +216,8 @@ def test_fails_to_import_what_would_break_training(
     broken["annotations"][0]["bbox"][2] = -4
     scene.write(folder / "annotations/instances_train2017.json", broken)
     assert main([*IMPORT, str(folder), f"--out={tmp_path / 'out'}"]) == 2
-    assert (
-        "the dataset cannot be trained on: train: annotation 1 has the box [2, 3, -4, 6], of"
-        in (capsys.readouterr().err)
-    )
+    message = "the dataset cannot be trained on: train: annotation 1 has the box [2, 3, -4, 6], of"
+    assert message in capsys.readouterr().err
     assert list((tmp_path / "out").iterdir()) == []
     assert main([*IMPORT, str(tmp_path / "none"), f"--out={tmp_path / 'out'}"]) == 2
     assert "none does not exist; give a folder, a zip or a tar archive" in capsys.readouterr().err
