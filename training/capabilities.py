@@ -11,8 +11,9 @@ from typing import Any, Protocol, runtime_checkable
 from torch import nn
 
 from training.data_report import DataReport
-from training.sources import SourceFile
-from training.workload import Batch, Inputs, Loss, Partial, Progress, Workload
+from training.dataset_output import FinishedFiles, Output
+from training.sources import Brought, SourceFile
+from training.workload import Batch, Inputs, Loss, Order, Partial, Progress, Workload
 
 
 @runtime_checkable
@@ -40,6 +41,34 @@ class HasImport(Protocol):
 
 
 @runtime_checkable
+class HasPacking(Protocol):
+    """A workload that makes its dataset of files that users bring, file by file (`data import`).
+
+    So the files may come from a store, the dataset may go to one while it is made, and an import
+    that was interrupted goes on: `training.sources.UNFINISHED` in the output says what was begun.
+    """
+
+    def pack_dataset(
+        self, files: Sequence[Brought], output: Output, seed: int, progress: Progress
+    ) -> FinishedFiles:
+        """Write the dataset's files; return what the manifest says of them.
+
+        `progress` is called first with what was finished before.
+        """
+
+
+@runtime_checkable
+class HasFiles(Protocol):
+    """Samples that lie in several files of the dataset: a sync fetches first what is read first.
+
+    Without it a file is fetched before others once somebody waits for it.
+    """
+
+    def files(self, indices: Order) -> Sequence[str]:
+        """The files in which these samples lie, in the order in which they are needed first."""
+
+
+@runtime_checkable
 class HasDataOptions(Protocol):
     """A workload whose datasets can be made in several ways (`data make | import --override`)."""
 
@@ -61,6 +90,20 @@ class HasExample(Protocol):
 
     def example(self, size: int) -> Batch:
         """A batch of `size` samples in the form `collate` returns, each of the largest size."""
+
+
+@runtime_checkable
+class HasWork(Protocol):
+    """A Train stage of epochs whose samples take another work than `example`'s in some (`measure`).
+
+    Such as images of a resolution that grows. A plan adds up the epochs' times.
+    """
+
+    def work(self, epoch: int) -> tuple[str, float]:
+        """What a sample is like in an epoch, and its FLOPs and bytes as a share of the example's.
+
+        Epoch -1: of samples that are evaluated.
+        """
 
 
 @runtime_checkable

@@ -69,6 +69,9 @@ class Dataset(Protocol):
     def file(self, name: str) -> Path:
         """One file of the manifest; waits only until the sync has fetched and verified it."""
 
+    def expect(self, names: Sequence[str]) -> None:
+        """Let a sync that is filling the folder fetch these files first, in this order."""
+
     @property
     def manifest(self) -> Mapping[str, Any]:
         """The whole manifest: format, workload, name, files [{name, bytes, sha256}], meta."""

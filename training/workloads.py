@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
 WORKLOADS: dict[str, str] = {
     "growth": "training.growth.workload:GROWTH",
+    "imagenet": "training.imagenet.workload:IMAGENET",
     "trajectory": "training.trajectory.workload:TRAJECTORY",
 }
 

@@ -26,6 +26,7 @@ MEASUREMENTS: Mapping[str, tuple[str, float]] = {
     "equality": ("runs", 180.0),
     "ladder": ("runs", 60.0),
     "check": ("runs", 60.0),
+    "imagenet": ("imagenet", 120.0),
     "speed": ("runs", 120.0),
     "recipes": ("runs", 150.0),
 }

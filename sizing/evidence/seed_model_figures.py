@@ -176,6 +176,8 @@ MODEL_FIGURES: Mapping[str, Callable[..., float]] = {
     "resnet50_days": lambda size: resnet50_hours(size) / 24,
     "resnet50_usd": lambda size: resnet50_hours(size) * usd(size),
     "resnet50_spot_usd": lambda size: resnet50_hours(size) * _spot(size),
+    "resnet50_cheapest": lambda *sizes: min(sizes, key=lambda s: resnet50_hours(s) * usd(s)),
+    "resnet50_cheapest_spot": lambda *sizes: min(sizes, key=lambda s: resnet50_hours(s) * _spot(s)),
     "resnet50_memory_gb": _resnet50_memory_gb,
     "imagenet_gb": lambda: (
         fact("imagenet_samples") * DATA["imagenet"].dataset_bytes_per_sample / 1e9

@@ -25,6 +25,15 @@ class NotMeasuredError(ValueError):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Phase:
+    """Epochs of a stage whose samples take `work` times that of a counted one: a resolution."""
+
+    name: str
+    epochs: float
+    work: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Footprint:
     """One stage at one micro-batch, in bytes; a Prepare stage has no gradients or optimizer."""
 
@@ -54,6 +63,14 @@ class Footprint:
     channels_last: bool
     basis: Basis
     source: str
+    # What differs between the epochs; all like the counted step if there is none.
+    phases: tuple[Phase, ...] = ()
+    evaluation_work: float = 1.0
+
+    @property
+    def all_phases(self) -> tuple[Phase, ...]:
+        """The epochs by the work of a sample; a stage where it stays the same has one."""
+        return self.phases or (Phase(name="", epochs=self.epochs, work=1.0),)
 
 
 @cache
@@ -198,6 +215,8 @@ def _footprint(
         basis="modelled" if row.get("modelled") else "measured",
         source=f"{MEASURE}: a real step on fake tensors"
         + (", between counted micro-batches" if row.get("modelled") else ""),
+        phases=tuple(Phase(**phase) for phase in row.get("phases", ())),
+        evaluation_work=float(row.get("evaluation_work", 1.0)),
     )
 
 

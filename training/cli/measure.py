@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -152,8 +153,23 @@ def train_footprints(
             "validation_samples": samples["validation"],
             "eval_batch": settings.eval_batch,
             "evaluation_peak_bytes": evaluation,
+            **_phases(stage),
             **asdict(measure_step(sized, config, size)),
         }
+
+
+def _phases(stage: Any) -> dict[str, Any]:
+    """The epochs by the work of a sample, if it changes; as shares of what is counted."""
+    from training.capabilities import HasWork
+
+    if not isinstance(stage, HasWork) or not stage.settings.epochs:
+        return {}
+    works = [stage.work(epoch) for epoch in range(stage.settings.epochs)]
+    phases = [
+        {"name": name, "epochs": len(list(epochs)), "work": round(work, 6)}
+        for (name, work), epochs in groupby(works)
+    ]
+    return {"phases": phases, "evaluation_work": round(stage.work(-1)[1], 6)}
 
 
 def _measure(options: argparse.Namespace) -> int:

@@ -282,3 +282,13 @@ def test_a_stage_that_accumulates_cannot_step_in_backward_and_needs_its_gradient
             for n in (16, 8)
         )
         assert half > whole + 5_000
+
+
+def test_the_instance_store_is_read_at_the_least_rate_that_aws_publishes(tmp_path: Path) -> None:
+    disk = {"data_on": "nvme", "volume_gib": 232}
+    assert plan(tmp_path, size="g5.xlarge", **disk).inputs.volume.baseline == 40_625 * 4096 / 1e6
+    # Nothing is published of this one: it counts as the volume.
+    g6 = plan(tmp_path, size="g6.xlarge", **disk).inputs.volume
+    assert g6 == plan(tmp_path, size="g6.xlarge").inputs.volume
+    with pytest.raises(ValueError, match="data_on is 'ssd'; give ebs or nvme"):
+        Request(workload="trajectory", recipe="full", size="g5.xlarge", data_on="ssd")

@@ -68,14 +68,13 @@ def test_killed_syncs_leave_nothing_behind(
     store, out = open_store(store_uri), tmp_path / "out"
     upload_dataset(dataset, store, silent)
 
-    def kill(path: Path) -> str:
+    def kill(*_: object) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
-        return ""
 
     for _ in range(3):
         before = set(out.rglob(".*.????????.part"))
         with monkeypatch.context() as patched:
-            patched.setattr("training.store.dataset.sha256_of", kill)
+            patched.setattr("training.store.fetching._ArrivingFile._place", kill)
             process = multiprocessing.get_context("fork").Process(
                 target=sync_dataset, args=(store, out, silent)
             )
@@ -99,6 +98,7 @@ def test_fails_to_sync_a_wrong_upload(store_uri: str, dataset: Path, tmp_path: P
         with pytest.raises(kind, match=r"x\.safetensors (has \d+ bytes|does not match)"):
             sync_dataset(store, tmp_path / "out", silent)
     assert not (tmp_path / "out" / "manifest.json").exists()
+    store.put("x.safetensors", content)
     store.delete_below("notes/")
     with pytest.raises(UserError, match=r"notes/about\.txt"):
         sync_dataset(store, tmp_path / "again", silent)
@@ -244,9 +244,9 @@ class Slow(FolderStore):
         super().__init__(folder)
         self.may_go = {name: threading.Event() for name in ("x.safetensors", "notes/about.txt")}
 
-    def get_file(self, key: str, path: Path) -> None:
+    def read_into(self, key: str, start: int, data: memoryview) -> None:
         assert self.may_go[key].wait(20)
-        super().get_file(key, path)
+        super().read_into(key, start, data)
 
 
 @pytest.fixture
