@@ -13,6 +13,7 @@ from typing import NamedTuple
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from training.errors import UserError
+from training.tally import timed
 
 _ORIENTATION = 0x0112
 _UPRIGHT = 1
@@ -44,8 +45,10 @@ def upright_size(path: Path) -> tuple[int, int] | None:
 
 def read_rgb(path: Path, height: int, width: int) -> Image.Image:
     """The image of the annotated size; UserError if the file has none."""
+    with timed("read"):
+        content = path.read_bytes()
     try:
-        with Image.open(path) as image:
+        with timed("decode"), Image.open(io.BytesIO(content)) as image:
             return _as_annotated(image, height, width).convert("RGB")
     except _DAMAGED as error:
         raise UserError(

@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 
 from tests.training.detection import coco_scene as scene
+from training.capabilities import HasFiles
 from training.detection.augment import Augmentation
 from training.detection.dataset import import_folder, make_dataset
 from training.detection.image_files import read_rgb
@@ -86,6 +87,7 @@ def test_a_batch_is_padded_below_and_on_the_right(data: Inputs) -> None:
 
 def test_each_sample_lies_in_a_file_of_its_own(data: Inputs) -> None:
     samples = detection_samples(data, "validation", SMALL)
+    assert isinstance(samples, HasFiles)
     assert samples.files(torch.tensor([2, 0])) == ["validation/26.png", "validation/24.png"]
 
 
