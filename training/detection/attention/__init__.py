@@ -1,6 +1,6 @@
-"""Multi-scale deformable attention (arXiv:2010.04159): each query reads a few points of each level.
+"""Multi-scale deformable attention (arXiv:2010.04159): a query reads a few points of each level.
 
-B images, S tokens of all levels, Q queries, M heads, L levels, P points, d width of a head, D = M d.
+B images, S tokens of all levels, Q queries, M heads, L levels, P points, d width of a head, D Md.
 A point's value is bilinear between its four pixels; outside its level everything is zero.
 """
 

@@ -12,7 +12,7 @@ def scalar_attention(
     locations_BQMLP2: Tensor,
     weights_BQMLP: Tensor,
 ) -> Tensor:
-    """Loops over everything; the coordinates are the kernel's: h = y H - 0.5, guarded by (-1, H)."""
+    """Loops over everything; pixels are counted as the kernel does: h = y H - 0.5 in (-1, H)."""
     B, _, M, d = value_BSMd.shape
     _, Q, _, L, P, _ = locations_BQMLP2.shape
     out = value_BSMd.new_zeros(B, Q, M, d)
