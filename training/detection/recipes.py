@@ -1,4 +1,4 @@
-"""The recipes: one for a laptop, that of seed document 003, and COCO's twelve epochs as published."""
+"""The recipes: for a laptop, of seed document 003, and COCO in twelve epochs as published."""
 
 from dataclasses import replace
 
