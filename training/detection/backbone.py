@@ -5,6 +5,7 @@ that its weights fit.
 """
 
 import sys
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -53,7 +54,7 @@ class Backbone(nn.Module):
             *(net.layer3, net.layer4),
         )
         # The first linear layer's inputs are the last map's channels.
-        self.channels = tuple(net.fc.in_features // by for by in (4, 2, 1))
+        self.channels: tuple[int, ...] = tuple(net.fc.in_features // by for by in (4, 2, 1))
         if is_frozen:
             for part in (self.conv1, self.layer1):
                 part.requires_grad_(False)
@@ -72,7 +73,7 @@ def _group_norm(channels: int) -> nn.GroupNorm:
     return nn.GroupNorm(GROUPS, channels)
 
 
-def _resnet(name: str, norm: object) -> nn.Module:
+def _resnet(name: str, norm: object) -> Any:
     try:
         from torchvision.models import get_model
     except ModuleNotFoundError as error:
@@ -81,5 +82,4 @@ def _resnet(name: str, norm: object) -> nn.Module:
             "lacks; use an image that has it, or install the torchvision that matches torch "
             f"{torch.__version__.partition('+')[0]}"
         ) from error
-    net: nn.Module = get_model(name, weights=None, norm_layer=norm)
-    return net
+    return get_model(name, weights=None, norm_layer=norm)

@@ -1,7 +1,5 @@
 """Boxes: centre x, centre y, width, height, relative to the valid image (0 to 1), as in DETR."""
 
-from typing import cast
-
 import torch
 from torch import Tensor
 
@@ -11,24 +9,23 @@ _NEAREST = 1e-3
 
 def corners(boxes_4: Tensor) -> Tensor:
     """Left, top, right, bottom."""
-    centre_2, size_2 = boxes_4.split(2, dim=-1)
+    centre_2, size_2 = boxes_4[..., :2], boxes_4[..., 2:]
     return torch.cat([centre_2 - size_2 / 2, centre_2 + size_2 / 2], dim=-1)
 
 
 def from_corners(corners_4: Tensor) -> Tensor:
     """Centre and size."""
-    low_2, high_2 = corners_4.split(2, dim=-1)
+    low_2, high_2 = corners_4[..., :2], corners_4[..., 2:]
     return torch.cat([(low_2 + high_2) / 2, high_2 - low_2], dim=-1)
 
 
 def giou(first_4: Tensor, second_4: Tensor) -> Tensor:
     """Generalized IoU (arXiv:1902.09630), -1 to 1, of boxes whose leading dimensions broadcast."""
-    (low_2, high_2), (other_low_2, other_high_2) = (
-        corners(each_4).split(2, dim=-1) for each_4 in (first_4, second_4)
-    )
-    shared = _area(torch.minimum(high_2, other_high_2) - torch.maximum(low_2, other_low_2))
-    hull = _area(torch.maximum(high_2, other_high_2) - torch.minimum(low_2, other_low_2))
-    union = _area(high_2 - low_2) + _area(other_high_2 - other_low_2) - shared
+    one_4, other_4 = corners(first_4), corners(second_4)
+    higher_4, lower_4 = torch.maximum(one_4, other_4), torch.minimum(one_4, other_4)
+    shared = _area(lower_4[..., 2:] - higher_4[..., :2])
+    hull = _area(higher_4[..., 2:] - lower_4[..., :2])
+    union = _area(first_4[..., 2:]) + _area(second_4[..., 2:]) - shared
     # Two boxes without an area have neither: 0 / 0 would be no number.
     least = torch.finfo(union.dtype).tiny
     return shared / union.clamp(min=least) - (hull - union) / hull.clamp(min=least)
@@ -41,4 +38,6 @@ def inverse_sigmoid(share: Tensor) -> Tensor:
 
 
 def _area(size_2: Tensor) -> Tensor:
-    return cast(Tensor, size_2.clamp(min=0).prod(dim=-1))
+    # Not prod(): its backward asks the device whether there are zeros.
+    size_2 = size_2.clamp(min=0)
+    return size_2[..., 0] * size_2[..., 1]

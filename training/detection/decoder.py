@@ -75,11 +75,11 @@ class DecoderLayer(nn.Module):
         self.self_attn = nn.MultiheadAttention(
             a.width, a.num_heads, dropout=a.dropout, batch_first=True
         )
-        self.norm1 = nn.LayerNorm(a.width)
+        self.self_attn_norm = nn.LayerNorm(a.width)
         self.cross_attn = MultiScaleAttention(a)
-        self.norm2 = nn.LayerNorm(a.width)
+        self.cross_attn_norm = nn.LayerNorm(a.width)
         self.ffn = FeedForward(a)
-        self.norm3 = nn.LayerNorm(a.width)
+        self.ffn_norm = nn.LayerNorm(a.width)
         self.dropout = nn.Dropout(a.dropout)
 
     def forward(
@@ -94,12 +94,12 @@ class DecoderLayer(nn.Module):
         y_BQD, _ = self.self_attn(
             query_BQD, query_BQD, x_BQD, attn_mask=hidden_QQ, need_weights=False
         )
-        x_BQD = self.norm1(x_BQD + self.dropout(y_BQD))
+        x_BQD = self.self_attn_norm(x_BQD + self.dropout(y_BQD))
         # Boxes are relative to the valid image, locations to the padded one.
         valid_B1l4 = read.valid_BL2.repeat(1, 1, 2)[:, None]
         y_BQD = self.cross_attn(x_BQD + place_BQD, anchors_BQ4[:, :, None] * valid_B1l4, read)
-        x_BQD = self.norm2(x_BQD + self.dropout(y_BQD))
-        return cast(Tensor, self.norm3(x_BQD + self.ffn(x_BQD)))
+        x_BQD = self.cross_attn_norm(x_BQD + self.dropout(y_BQD))
+        return cast(Tensor, self.ffn_norm(x_BQD + self.ffn(x_BQD)))
 
 
 class Perceptron(nn.Module):

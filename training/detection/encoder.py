@@ -56,16 +56,16 @@ class EncoderLayer(nn.Module):
     def __init__(self, a: Architecture) -> None:
         super().__init__()
         self.self_attn = MultiScaleAttention(a)
-        self.norm1 = nn.LayerNorm(a.width)
+        self.self_attn_norm = nn.LayerNorm(a.width)
         self.ffn = FeedForward(a)
-        self.norm2 = nn.LayerNorm(a.width)
+        self.ffn_norm = nn.LayerNorm(a.width)
         self.dropout = nn.Dropout(a.dropout)
 
     def forward(self, pyramid: Pyramid, places_BSD: Tensor, anchors_BSL2: Tensor) -> Tensor:
         x_BSD = pyramid.tokens_BSD
         y_BSD = self.self_attn(x_BSD + places_BSD, anchors_BSL2, pyramid)
-        x_BSD = self.norm1(x_BSD + self.dropout(y_BSD))
-        return cast(Tensor, self.norm2(x_BSD + self.ffn(x_BSD)))
+        x_BSD = self.self_attn_norm(x_BSD + self.dropout(y_BSD))
+        return cast(Tensor, self.ffn_norm(x_BSD + self.ffn(x_BSD)))
 
 
 class FeedForward(nn.Module):
@@ -127,7 +127,7 @@ class MultiScaleAttention(nn.Module):
             size_L12 = torch.tensor([[(w, h)] for h, w in read.shapes], device=query_BQD.device)
             locations = anchors_BQ1L14 + offsets_BQMLP2 / size_L12
         else:
-            centre, size = anchors_BQ1L14.split(2, dim=-1)
+            centre, size = anchors_BQ1L14[..., :2], anchors_BQ1L14[..., 2:]
             locations = centre + offsets_BQMLP2 * size * (0.5 / num_points)
         read_BQD = deformable_attention(
             value_BSD.unflatten(-1, (num_heads, -1)),

@@ -117,7 +117,7 @@ def _matched(
         boxes_BN4.repeat(num_sets, 1, 1),
         weights,
     )
-    return match(costs_TQN, labels_BN).unflatten(0, (num_sets, len(labels_BN)))
+    return match(costs_TQN, labels_BN).view(num_sets, *labels_BN.shape)
 
 
 def _taken(boxes_SBQ4: Tensor, queries_SBN: Tensor) -> Tensor:
