@@ -17,6 +17,7 @@ from training.detection.denoising import denoising
 from training.detection.detector import Detections, Detector, parameter_groups, postprocess
 from training.detection.losses import criterion
 from training.detection.matching import Match, hungarian, in_order
+from training.detection.pictures import draw_pictures
 from training.detection.published import load_backbone
 from training.detection.samples import DetectionSamples, detection_samples
 from training.workload import Batch, Inputs, Loss, Milestones, Partial, Settings, Start
@@ -166,4 +167,8 @@ class TrainDetector:
 
     def show(self, m: nn.Module, i: Inputs, parts: Sequence[Partial], out: Path) -> None:
         """Pictures of what is found beside what is there."""
-        evaluation.show(parts, out)
+        draw_pictures(parts, out)
+
+    def result_list(self, prediction: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+        """An image's part of a COCO results file."""
+        return evaluation.result_list(prediction)
