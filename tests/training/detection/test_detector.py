@@ -127,18 +127,14 @@ def test_padding_changes_nothing_after_the_projections() -> None:
     torch.testing.assert_close(found[0].encoder_boxes_BQ4, found[1].encoder_boxes_BQ4, **EXACT)
 
 
-def test_more_padding_hardly_changes_what_is_found_in_an_image() -> None:
-    """The backbone sees its border: what it makes of zeros, not what stands there."""
-    detector = small_detector().eval()
-    batch = images(1, height=96, width=128)
-    sizes = torch.tensor([[96, 128]])
-    more = torch.full((1, 3, 160, 192), 255, dtype=torch.uint8)
-    more[:, :, :96, :128] = batch.images
-    once, padded = detector(batch.images, sizes), detector(more, sizes)
-    # What stands in the padding is never seen.
-    more[:, :, 96:], more[:, :, :, 128:] = 7, 9
-    assert torch.equal(detector(more, sizes).boxes_LBQ4, padded.boxes_LBQ4)
-    print((once.boxes_LBQ4 - padded.boxes_LBQ4).abs().amax())
+def test_what_stands_in_the_padding_is_never_seen() -> None:
+    detector, batch = small_detector().eval(), images(1, 1)
+    other = batch.images.clone()
+    other[1, :, 44:], other[1, :, :, 86:] = 7, 9
+    assert not torch.equal(other, batch.images)
+    found, again = (detector(each, batch.sizes) for each in (batch.images, other))
+    assert torch.equal(found.logits_LBQC, again.logits_LBQC)
+    assert torch.equal(found.boxes_LBQ4, again.boxes_LBQ4)
 
 
 def test_recomputing_the_encoder_changes_no_bit() -> None:
@@ -154,9 +150,8 @@ def test_recomputing_the_encoder_changes_no_bit() -> None:
         assert torch.equal(kept, recomputed)
 
 
-def test_under_autocast_boxes_stay_exact_and_predictions_close() -> None:
-    detector, batch = small_detector().float().eval(), images(2, 3)
-    exact = detector(batch.images, batch.sizes)
+def test_a_step_works_under_autocast_with_boxes_in_float32() -> None:
+    detector, batch = small_detector().float(), images(2, 3)
     with torch.autocast("cpu", torch.bfloat16):
         noise = denoising(batch.labels, batch.boxes.float(), SMALL)
         p = detector(batch.images, batch.sizes, noise)
@@ -164,10 +159,6 @@ def test_under_autocast_boxes_stay_exact_and_predictions_close() -> None:
     assert p.boxes_LBQ4.dtype == losses.total.dtype == torch.float32
     losses.total.backward()  # type: ignore[no-untyped-call]
     assert all(bool(each.grad.isfinite().all()) for each in detector.parameters())  # type: ignore[union-attr]
-    print(
-        (exact.boxes_LBQ4 - p.boxes_LBQ4).abs().amax(),
-        (exact.boxes_LBQ4 - p.boxes_LBQ4).abs().mean(),
-    )
 
 
 def test_an_image_with_fewer_tokens_than_queries_has_fewer_predictions() -> None:

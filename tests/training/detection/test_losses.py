@@ -10,7 +10,7 @@ from tests.training.forked import in_fork
 from training.detection.architecture import LossWeights
 from training.detection.boxes import corners
 from training.detection.denoising import denoising
-from training.detection.detector import Predictions
+from training.detection.detector import Detector, Predictions
 from training.detection.losses import criterion
 from training.detection.matching import costs, hungarian, in_order
 
@@ -139,7 +139,7 @@ def test_every_parameter_has_a_gradient_also_without_objects() -> None:
 def test_a_step_measured_by_shapes_alone_needs_no_data() -> None:
     def parameters_with_gradients() -> bool:
         with FakeTensorMode():
-            detector = small_detector()
+            detector = Detector(SMALL)
             labels, boxes = torch.zeros(2, 5, dtype=torch.long), torch.rand(2, 5, 4)
             pixels = torch.zeros(2, 3, 64, 64, dtype=torch.uint8)
             p = detector(pixels, torch.full((2, 2), 64), denoising(labels, boxes, SMALL))
