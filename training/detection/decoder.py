@@ -44,14 +44,13 @@ class Decoder(nn.Module):
         moved_BQ4 = anchors_BQ4
         for number, layer in enumerate(self.layers):
             if number:
-                delta_BQ4 = self.box_head(x_BQD).float()
-                moved_BQ4 = (delta_BQ4 + inverse_sigmoid(anchors_BQ4)).sigmoid()
+                moved_BQ4 = (self.box_head(x_BQD) + inverse_sigmoid(anchors_BQ4)).sigmoid()
                 anchors_BQ4 = moved_BQ4.detach()
             x_BQD = layer(x_BQD, self._place(anchors_BQ4), anchors_BQ4, read, hidden_QQ)
             states.append(self.norm(x_BQD))
             before.append(inverse_sigmoid(moved_BQ4))
         states_LBQD = torch.stack(states)
-        boxes_LBQ4 = (self.box_head(states_LBQD).float() + torch.stack(before)).sigmoid()
+        boxes_LBQ4 = (self.box_head(states_LBQD) + torch.stack(before)).sigmoid()
         return self.class_head(states_LBQD), boxes_LBQ4
 
     def _place(self, boxes_BQ4: Tensor) -> Tensor:

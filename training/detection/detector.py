@@ -153,7 +153,7 @@ class Selection(nn.Module):
         num_queries = min(self.num_queries, score_BS.shape[1])
         best_BQ = score_BS.topk(num_queries, dim=1).indices
         at = (torch.arange(len(best_BQ), device=best_BQ.device)[:, None], best_BQ)
-        moved_BQ4 = self.box_head(x_BSD[at]).float() + inverse_sigmoid(proposed_BS4[at])
+        moved_BQ4 = self.box_head(x_BSD[at]) + inverse_sigmoid(proposed_BS4[at])
         return logits_BSC[at], moved_BQ4.sigmoid()
 
 

@@ -38,8 +38,9 @@ def criterion(
 ) -> Losses:
     """Match each layer's predictions with the objects (label -1: none); add up what is wrong."""
     p = predictions
-    logits_SBQC = torch.cat([p.logits_LBQC, p.encoder_logits_BQC[None]]).float()
     boxes_SBQ4 = torch.cat([p.boxes_LBQ4, p.encoder_boxes_BQ4[None]])
+    # Under autocast logits have fewer bits than boxes.
+    logits_SBQC = torch.cat([p.logits_LBQC, p.encoder_logits_BQC[None]]).to(boxes_SBQ4.dtype)
     queries_SBN = _matched(logits_SBQC, boxes_SBQ4, labels_BN, boxes_BN4, weights, match)
     num_queries, is_matched_SBN = logits_SBQC.shape[2], queries_SBN < logits_SBQC.shape[2]
     # One place more than there are queries, for the objects without one.
@@ -132,7 +133,8 @@ def _denoising(
     p: Predictions, labels_BN: Tensor, boxes_BN4: Tensor, weights: LossWeights
 ) -> Tensor:
     """The loss of the denoising queries, the mean over their groups: nothing is to be matched."""
-    logits_LBKC, boxes_LBK4 = p.denoising_logits_LBKC.float(), p.denoising_boxes_LBK4
+    boxes_LBK4 = p.denoising_boxes_LBK4
+    logits_LBKC = p.denoising_logits_LBKC.to(boxes_LBK4.dtype)
     num_groups = logits_LBKC.shape[2] // max(1, 2 * labels_BN.shape[1])
     if not num_groups:
         # Of nothing, but not a constant: every parameter has its gradient.
