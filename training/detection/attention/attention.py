@@ -1,6 +1,6 @@
 """One function for deformable attention, whichever implementation computes it."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 import torch
@@ -8,14 +8,11 @@ from torch import Tensor
 
 from training.detection.attention.choice import Implementation
 from training.detection.attention.deterministic import by_rows
-from training.detection.attention.reference import by_grid_sample
+from training.detection.attention.reference import by_compiled_grid_sample, by_grid_sample
 
 # (height, width) of each level, in the order of its tokens.
 Shapes: TypeAlias = Sequence[tuple[int, int]]
-_BY: Mapping[str, Callable[[Tensor, Shapes, Tensor, Tensor], Tensor]] = {
-    "reference": by_grid_sample,
-    "deterministic": by_rows,
-}
+_Attend: TypeAlias = Callable[[Tensor, Shapes, Tensor, Tensor], Tensor]
 
 
 def deformable_attention(
@@ -30,9 +27,25 @@ def deformable_attention(
     Locations are (x, y) relative to the level, 0 to 1 from border to border, and should be in
     float32: bfloat16 is wrong by half a pixel. Whatever comes is computed in float32 at least.
     """
-    dtype = torch.promote_types(value_BSMd.dtype, torch.float32)
+    given = (value_BSMd, locations_BQMLP2, weights_BQMLP)
+    if implementation != "triton":  # which reads lower precision as it is
+        dtype = torch.promote_types(value_BSMd.dtype, torch.float32)
+        given = (value_BSMd.to(dtype), locations_BQMLP2.to(dtype), weights_BQMLP.to(dtype))
     with torch.autocast(value_BSMd.device.type, enabled=False):
-        out_BQD = _BY[implementation](
-            value_BSMd.to(dtype), shapes, locations_BQMLP2.to(dtype), weights_BQMLP.to(dtype)
-        )
+        out_BQD = _attend(implementation)(given[0], shapes, given[1], given[2])
     return out_BQD.to(value_BSMd.dtype)
+
+
+def _attend(implementation: Implementation) -> _Attend:
+    match implementation:
+        case "triton":
+            # Not every torch comes with Triton.
+            from training.detection.attention.kernel import by_kernel
+
+            return by_kernel
+        case "compiled":
+            return by_compiled_grid_sample
+        case "reference":
+            return by_grid_sample
+        case "deterministic":
+            return by_rows

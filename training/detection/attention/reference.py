@@ -1,7 +1,9 @@
 """Deformable attention in plain PyTorch, on any device: torch's own bilinear sampling."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -28,3 +30,18 @@ def by_grid_sample(
         out_NdQ = read_NdQ if out_NdQ is None else out_NdQ + read_NdQ
     assert out_NdQ is not None
     return out_NdQ.unflatten(0, (num_images, num_heads)).flatten(1, 2).transpose(1, 2)
+
+
+@lru_cache(maxsize=1)
+def _compiled() -> Callable[..., Tensor]:
+    return torch.compile(by_grid_sample)
+
+
+def by_compiled_grid_sample(
+    value_BSMd: Tensor,
+    shapes: Sequence[tuple[int, int]],
+    locations_BQMLP2: Tensor,
+    weights_BQMLP: Tensor,
+) -> Tensor:
+    """The same through torch.compile, which compiles anew for images of another size."""
+    return _compiled()(value_BSMd, shapes, locations_BQMLP2, weights_BQMLP)
