@@ -54,8 +54,8 @@ class TrainDetector:
             ema_decay=c.ema_decay,
             ema_every_steps=c.ema_every_steps,
             best_metric="AP50",
-            # What reads labels has no part in a batch without objects.
-            find_unused_parameters=True,
+            # All others take part in every step, also in one without any object.
+            find_unused_parameters=c.denoising_queries == 0,
             loader_workers=c.loader_workers,
         )
 
