@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import AdamW, Optimizer
 
 from training.detection import evaluation, samples

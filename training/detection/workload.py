@@ -5,7 +5,7 @@ python -m training run --workload detection --recipe laptop --dataset-uri data -
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
