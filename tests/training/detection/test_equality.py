@@ -9,6 +9,7 @@ import pytest
 
 from tests.training import hooks, tiny
 from tests.training.detection.watched import WORKLOAD, make_sparse_dataset
+from tests.training.interruption import machine as interruption
 from tests.training.interruption.machine import Clock, Machine
 from tests.training.runs import Run, assert_equal
 
@@ -41,12 +42,14 @@ def kill_at(step: int, rank: int | None = None) -> None:
 
 
 def test_two_ranks_train_on_after_a_notice_are_killed_and_end_as_if_nothing_had_been(
-    new: Callable[..., Run], tmp_path: Path
+    new: Callable[..., Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # Its steps take seconds on a busy machine: of EC2's notice they are nothing.
+    monkeypatch.setattr(interruption, "NOTICE", 120.0)
     run, whole = new("run", 2), new("whole", 2)
     assert whole.attempt_with_ranks(2) == [0, 0]
     machine = Machine(run, tmp_path / "notice.json", Clock())
-    machine.seconds = 0.3  # of each of the two ranks in each step, of a notice of 8
+    machine.seconds = 8.0  # of each of the two ranks in each step
     machine.trains_on_when_one_of_two_is_told(rank=1)
     # On the next machine.
     kill_at(machine.last_step, rank=1)

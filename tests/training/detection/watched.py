@@ -1,9 +1,10 @@
 """The detection workload in small, which can be interrupted at any step, on plans mostly empty."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from torch import nn
@@ -63,8 +64,7 @@ class Watched(TrainProxy):
 class WatchedDetection(WorkloadProxy):
     """The workload with this stage and one recipe."""
 
-    recipes = {"quick": small}
-    nominal_samples: Mapping[str, Any] = {}
+    recipes = MappingProxyType({"quick": small})
 
     def stages(self, c: Any) -> Sequence[Prepare | Train]:
         return [Watched(stage) for stage in self._inner.stages(c)]
