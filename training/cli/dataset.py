@@ -115,7 +115,7 @@ def _import(options: argparse.Namespace) -> int:
 
     workload = _workload(options)
     if isinstance(workload, HasFolderImport):
-        return _import_folder(workload, options)
+        return _import_folder(workload.name, workload, options)
     if not isinstance(workload, HasImport):
         raise UserError(
             f"workload {workload.name!r} cannot import files: it has no import_dataset "
@@ -137,7 +137,7 @@ def _import(options: argparse.Namespace) -> int:
     return EXIT_FINISHED if store is None else _send(options.out, store)
 
 
-def _import_folder(workload: "HasFolderImport", options: argparse.Namespace) -> int:
+def _import_folder(name: str, workload: "HasFolderImport", options: argparse.Namespace) -> int:
     """Import a folder with a layout that only the workload knows."""
     store = open_store(options.dataset_uri) if options.dataset_uri else None
     began = time.monotonic()
@@ -148,7 +148,7 @@ def _import_folder(workload: "HasFolderImport", options: argparse.Namespace) -> 
             meta = workload.import_folder(
                 folder, options.out, options.seed, lambda done, total: bar.show(done, "", total)
             )
-    _finish_making(options.out, workload.name, meta, began)
+    _finish_making(options.out, name, meta, began)
     print(", ".join(f"{split}: {count:,} images" for split, count in meta["splits"].items()))
     return EXIT_FINISHED if store is None else _send(options.out, store)
 

@@ -115,6 +115,10 @@ class DetectionSamples:
             "shown": torch.tensor([r for r, i in enumerate(indices) if i < NUM_SHOWN]).long(),
         }
 
+    def files(self, indices: Order) -> Sequence[str]:
+        """The files of these samples, one each: a sync fetches first what is read first."""
+        return [f"{self.split.name}/{file}" for file in self.split.files[np.asarray(indices)]]
+
     def order(self, epoch: int, seed: int) -> Order:
         return shuffled(len(self), epoch, seed)
 

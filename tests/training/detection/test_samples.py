@@ -84,6 +84,11 @@ def test_a_batch_is_padded_below_and_on_the_right(data: Inputs) -> None:
     assert "truth_boxes" not in batch
 
 
+def test_each_sample_lies_in_a_file_of_its_own(data: Inputs) -> None:
+    samples = detection_samples(data, "validation", SMALL)
+    assert samples.files(torch.tensor([2, 0])) == ["validation/26.png", "validation/24.png"]
+
+
 def test_buckets_leave_few_shapes(data: Inputs) -> None:
     samples = detection_samples(data, "train", SMALL, bucket=32)
     shapes = {
