@@ -27,7 +27,6 @@ class Encoder(nn.Module):
         self.layers = nn.ModuleList(EncoderLayer(a) for _ in range(a.encoder_layers))
 
     def forward(self, pyramid: Pyramid) -> Pyramid:
-        # In parts, so that no cumulative sum of lengths waits for the device.
         level_SD = torch.cat(
             [
                 each_D.expand(height * width, -1)
@@ -124,8 +123,7 @@ class MultiScaleAttention(nn.Module):
         weights_BQMz = self.attention_weights(query_BQD).unflatten(-1, (num_heads, -1)).softmax(-1)
         anchors_BQ1L14 = anchors_BQL[:, :, None, :, None]
         if anchors_BQL.shape[-1] == 2:
-            size_L12 = torch.tensor([[(w, h)] for h, w in read.shapes], device=query_BQD.device)
-            locations = anchors_BQ1L14 + offsets_BQMLP2 / size_L12
+            locations = anchors_BQ1L14 + offsets_BQMLP2 / read.cells_L2[:, None]
         else:
             centre, size = anchors_BQ1L14[..., :2], anchors_BQ1L14[..., 2:]
             locations = centre + offsets_BQMLP2 * size * (0.5 / num_points)

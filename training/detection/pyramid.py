@@ -4,13 +4,13 @@ B images, L levels, S tokens over all levels, D width.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-# A level's box that a token proposes: this share of the image, twice as large from level to level.
+# A token of the first level proposes a box of this share of the image, of the next one twice that.
 _PROPOSED_SIZE = 0.05
 _TEMPERATURE = 20.0
 
@@ -24,21 +24,37 @@ class Pyramid(NamedTuple):
     centres_BS2: Tensor  # x, y relative to the valid image
     sizes_S: Tensor  # of the box that a token proposes
     valid_BL2: Tensor  # share of each level's width and height that is no padding
-    shapes: tuple[tuple[int, int], ...]  # height, width of each level
+    cells_L2: Tensor  # width and height of each level
+    shapes: tuple[tuple[int, int], ...]  # height and width of each level
 
 
 def pyramid(maps: Sequence[Tensor], sizes_B2: Tensor, padded: tuple[int, int]) -> Pyramid:
     """The maps (B, D, h, w) of images with these valid sizes, padded to the size `padded`."""
-    levels = [_level(number, x_BDhw, sizes_B2, padded) for number, x_BDhw in enumerate(maps)]
-    tokens, positions, is_padding, centres, sizes, valid = zip(*levels, strict=True)
+    shapes = tuple((x_BDhw.shape[2], x_BDhw.shape[3]) for x_BDhw in maps)
+    device = sizes_B2.device
+    rows, columns = (
+        [_axis(shape[axis], padded[axis], sizes_B2[:, axis, None]) for shape in shapes]
+        for axis in (0, 1)
+    )
+    levels = list(zip(rows, columns, strict=True))
     return Pyramid(
-        tokens_BSD=torch.cat(tokens, dim=1),
-        positions_BSD=torch.cat(positions, dim=1),
-        is_padding_BS=torch.cat(is_padding, dim=1),
-        centres_BS2=torch.cat(centres, dim=1),
-        sizes_S=torch.cat(sizes),
-        valid_BL2=torch.stack(valid, dim=1),
-        shapes=tuple((x_BDhw.shape[2], x_BDhw.shape[3]) for x_BDhw in maps),
+        tokens_BSD=_tokens(x_BDhw.movedim(1, -1) for x_BDhw in maps),
+        positions_BSD=_tokens(_sines(y, x, maps[0].shape[1]) for y, x in levels),
+        is_padding_BS=_tokens(
+            ~(y.is_valid_Bn[:, :, None] & x.is_valid_Bn[:, None]) for y, x in levels
+        ),
+        centres_BS2=_tokens(_grid(y.centre_Bn, x.centre_Bn).flip(-1) for y, x in levels),
+        sizes_S=torch.cat(
+            [
+                torch.full((height * width,), _PROPOSED_SIZE * 2**number, device=device)
+                for number, (height, width) in enumerate(shapes)
+            ]
+        ),
+        valid_BL2=torch.stack(
+            [torch.cat([x.share_B1, y.share_B1], dim=1) for y, x in levels], dim=1
+        ),
+        cells_L2=torch.tensor(shapes, device=device).flip(-1),
+        shapes=shapes,
     )
 
 
@@ -49,34 +65,45 @@ def sines(x_n: Tensor, num: int, temperature: float) -> Tensor:
     return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-3)
 
 
-def _level(
-    number: int, x_BDhw: Tensor, sizes_B2: Tensor, padded: tuple[int, int]
-) -> tuple[Tensor, ...]:
-    """One level's part of a pyramid; a cell is valid if its first pixel is."""
-    width, shape = x_BDhw.shape[1], x_BDhw.shape[2:]
-    numbers = [torch.arange(cells, device=x_BDhw.device) for cells in shape]
-    is_valid = [
-        numbers[axis] * padded[axis] // shape[axis] < sizes_B2[:, axis, None] for axis in (0, 1)
-    ]
-    # Rows, then columns: of how many cells, and the number of each.
-    valid_2B1 = torch.stack([each.sum(dim=1, keepdim=True) for each in is_valid]).float()
-    rows_Bh, columns_Bw = (
-        (number_n + 0.5) / valid_B1 for number_n, valid_B1 in zip(numbers, valid_2B1, strict=True)
+class _Axis(NamedTuple):
+    """The cells along one side of a level."""
+
+    is_valid_Bn: Tensor
+    centre_Bn: Tensor  # relative to the valid cells
+    end_Bn: Tensor
+    share_B1: Tensor  # of the cells that are valid
+
+
+def _axis(num_cells: int, padded: int, size_B1: Tensor) -> _Axis:
+    """A cell is valid if its first pixel is, as torch's nearest neighbour samples masks."""
+    number_n = torch.arange(num_cells, device=size_B1.device)
+    is_valid_Bn = number_n * padded // num_cells < size_B1
+    num_valid_B1 = is_valid_Bn.sum(dim=1, keepdim=True)
+    return _Axis(
+        is_valid_Bn=is_valid_Bn,
+        centre_Bn=(number_n + 0.5) / num_valid_B1,
+        end_Bn=((number_n + 1) / num_valid_B1).clamp(max=1),
+        share_B1=num_valid_B1 / num_cells,
     )
-    # The reference counts cells from 1 and so places a cell at its end; padding is at the last one.
-    ends = [
-        (number_n + 1).minimum(valid_B1) / valid_B1
-        for number_n, valid_B1 in zip(numbers, valid_2B1, strict=True)
-    ]
-    sines_Bhn, sines_Bwn = (sines(each[..., None], width // 2, _TEMPERATURE) for each in ends)
-    batch = (len(x_BDhw), *shape, -1)
-    y_then_x = [sines_Bhn[:, :, None].expand(batch), sines_Bwn[:, None].expand(batch)]
-    centre = [columns_Bw[:, None].expand(batch[:3]), rows_Bh[:, :, None].expand(batch[:3])]
-    return (
-        x_BDhw.flatten(2).transpose(1, 2),
-        torch.cat(y_then_x, dim=-1).flatten(1, 2),
-        ~(is_valid[0][:, :, None] & is_valid[1][:, None]).flatten(1),
-        torch.stack(centre, dim=-1).flatten(1, 2),
-        torch.full((shape.numel(),), _PROPOSED_SIZE * 2**number, device=x_BDhw.device),
-        torch.cat([valid_2B1[1] / shape[1], valid_2B1[0] / shape[0]], dim=1),
+
+
+def _sines(y: _Axis, x: _Axis, width: int) -> Tensor:
+    """Half of the width for y, half for x. The reference takes a cell's end for its position."""
+    sines_Bhn, sines_Bwn = (
+        sines(axis.end_Bn[..., None], width // 2, _TEMPERATURE) for axis in (y, x)
     )
+    shape = (len(sines_Bhn), sines_Bhn.shape[1], sines_Bwn.shape[1], -1)
+    return torch.cat(
+        [sines_Bhn[:, :, None].expand(shape), sines_Bwn[:, None].expand(shape)], dim=-1
+    )
+
+
+def _grid(y_Bh: Tensor, x_Bw: Tensor) -> Tensor:
+    """Every pair of y and x, (B, h, w, 2)."""
+    shape = (len(y_Bh), y_Bh.shape[1], x_Bw.shape[1])
+    return torch.stack([y_Bh[:, :, None].expand(shape), x_Bw[:, None].expand(shape)], dim=-1)
+
+
+def _tokens(levels: Iterable[Tensor]) -> Tensor:
+    """Of levels (B, h, w, ...) one row (B, S, ...)."""
+    return torch.cat([level.flatten(1, 2) for level in levels], dim=1)
