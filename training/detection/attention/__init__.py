@@ -4,7 +4,7 @@ B images, S tokens of all levels, Q queries, M heads, L levels, P points, d widt
 A point's value is bilinear between its four pixels; outside its level everything is zero.
 """
 
-from training.detection.attention.attention import deformable_attention
-from training.detection.attention.choice import Implementation, choose
-
-__all__ = ["Implementation", "choose", "deformable_attention"]
+from training.detection.attention.attention import IMPLEMENTATIONS as IMPLEMENTATIONS
+from training.detection.attention.attention import Implementation as Implementation
+from training.detection.attention.attention import deformable_attention as deformable_attention
+from training.detection.attention.choice import choose as choose

@@ -1,15 +1,16 @@
 """One function for deformable attention, whichever implementation computes it."""
 
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor
 
-from training.detection.attention.choice import Implementation
 from training.detection.attention.deterministic import by_rows
 from training.detection.attention.reference import by_compiled_grid_sample, by_grid_sample
 
+Implementation: TypeAlias = Literal["triton", "compiled", "reference", "deterministic"]
+IMPLEMENTATIONS: tuple[Implementation, ...] = get_args(Implementation)
 # (height, width) of each level, in the order of its tokens.
 Shapes: TypeAlias = Sequence[tuple[int, int]]
 _Attend: TypeAlias = Callable[[Tensor, Shapes, Tensor, Tensor], Tensor]

@@ -1,12 +1,79 @@
-"""Which implementation of deformable attention a machine computes with."""
+"""Which implementation of deformable attention a machine computes with.
 
-from typing import Literal, TypeAlias
+The Triton kernel where it works; sums of rows where there is no GPU, where bits must be equal, or
+where it does not work. "reference" and "compiled" are never chosen, only asked for.
+"""
+
+import logging
+import subprocess
 
 import torch
+from torch import Tensor
 
-Implementation: TypeAlias = Literal["triton", "compiled", "reference", "deterministic"]
+from training.detection.attention.attention import Implementation, deformable_attention
+
+_log = logging.getLogger(__name__)
+_SHAPES = ((5, 7), (3, 2))
 
 
-def choose(device: torch.device, dtype: torch.dtype, deterministic: bool) -> Implementation:
-    """The fastest that works here; the same bits every time if that is asked for."""
-    return "deterministic" if deterministic and device.type == "cuda" else "reference"
+def choose(
+    device: torch.device,
+    dtype: torch.dtype,
+    deterministic: bool,
+    started_with: str | None = None,
+) -> Implementation:
+    """The best that works here for values of `dtype`; what the stage started with is kept."""
+    if deterministic or device.type != "cuda" or started_with == "deterministic":
+        return "deterministic"
+    if reason := why_not_triton(device, dtype):
+        _log.warning(
+            "[attention] Triton's kernel does not work here (%s); deformable attention is computed "
+            "as sums of rows instead: the same results, but slower",
+            reason,
+        )
+        return "deterministic"
+    return "triton"
+
+
+def why_not_triton(device: torch.device, dtype: torch.dtype) -> str | None:
+    """Run the kernel on a small case; what is wrong with it, if anything."""
+    try:
+        from triton.errors import TritonError
+    except ImportError as error:
+        return f"{type(error).__name__}: {error}"
+    try:
+        found, expected = (_step(which, device, dtype) for which in ("triton", "deterministic"))
+    except (
+        TritonError,
+        RuntimeError,
+        AssertionError,
+        OSError,
+        subprocess.SubprocessError,
+    ) as error:
+        return f"{type(error).__name__}: {str(error).strip().splitlines()[-1]}"
+    for name, mine, right in zip(("the output", *_GRADIENTS), found, expected, strict=True):
+        error_share = float((mine - right).abs().max() / right.abs().max())
+        # bfloat16 rounds what is right to 0.4 %.
+        if not error_share < 0.02:
+            return f"{name} is wrong by {error_share:.1%}"
+    return None
+
+
+_GRADIENTS = tuple(f"the gradient of {name}" for name in ("value", "locations", "weights"))
+
+
+def _step(
+    implementation: Implementation, device: torch.device, dtype: torch.dtype
+) -> tuple[Tensor, ...]:
+    """The output of a small case and its three gradients, in float32 on the CPU."""
+    rng, num_tokens = torch.Generator().manual_seed(0), sum(h * w for h, w in _SHAPES)
+    given = [
+        torch.randn(2, num_tokens, 2, 24, generator=rng).to(device, dtype),
+        (1.5 * torch.rand(2, 9, 2, 2, 3, 2, generator=rng) - 0.25).to(device),
+        torch.rand(2, 9, 2, 2, 3, generator=rng).to(device),
+    ]
+    inputs = [each.requires_grad_() for each in given]
+    with torch.enable_grad():
+        out_BQD = deformable_attention(inputs[0], _SHAPES, inputs[1], inputs[2], implementation)
+    gradients = torch.autograd.grad(out_BQD, inputs, torch.ones_like(out_BQD))
+    return tuple(each.detach().float().cpu() for each in (out_BQD, *gradients))
