@@ -16,7 +16,7 @@ from training.detection.config import DetectionConfig
 from training.detection.denoising import denoising
 from training.detection.detector import Detections, Detector, parameter_groups, postprocess
 from training.detection.losses import criterion
-from training.detection.matching import Match, hungarian, in_order
+from training.detection.matching import Match, hungarian, in_order, missing_packages
 from training.detection.pictures import draw_pictures
 from training.detection.published import load_backbone
 from training.detection.samples import DetectionSamples, detection_samples
@@ -70,7 +70,7 @@ class TrainDetector:
         chosen: str = c.attention
         if chosen == "auto":
             dtype = getattr(torch, c.precision)
-            chosen = started_with.get(_ATTENTION) or choose(i.device, dtype, c.deterministic)
+            chosen = choose(i.device, dtype, c.deterministic, started_with.get(_ATTENTION))
         cast(Detector, m).attend_by(cast(Implementation, chosen))
         return {_ATTENTION: chosen}
 
@@ -79,6 +79,7 @@ class TrainDetector:
         c = self.config
         failures = [
             *evaluation.missing_packages(),
+            *missing_packages(),
             *samples.failures(i, c.num_classes, c.num_queries),
         ]
         if not failures and c.weights == "pretrained":
