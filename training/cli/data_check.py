@@ -40,7 +40,8 @@ def check_content(name: str, folder: Path, *, as_json: bool) -> int:
             print(f"[{'refused' if finding.is_refused else 'warning'}] {finding.message}")
         if not report.refusals:
             print(f"[ok] {folder} can be trained on; warnings: {len(report.warnings)}")
-    report.refuse()
+    if refused := [finding.rule for finding in report.refusals]:
+        raise UserError(f"{folder} cannot be trained on: it was refused for {', '.join(refused)}")
     return EXIT_FINISHED
 
 

@@ -310,7 +310,7 @@ def test_the_command_refuses_with_exit_code_2_and_says_all_as_json(
     scene.write(folder / "annotations/instances_train2017.json", content)
     assert main([*CHECK, "--json", str(folder)]) == 2
     captured = capsys.readouterr()
-    assert "the dataset cannot be trained on: train: annotation 1 has the box" in captured.err
+    assert captured.err.endswith("coco cannot be trained on: it was refused for box\n")
     report = json.loads(captured.out)
     assert report["is_refused"] is True
     assert [finding["rule"] for finding in report["refused"]] == ["box"]
