@@ -19,6 +19,11 @@ DEFAULT_OUT = Path("sizing/footprints.json")
 _COMMAND = "python -m training measure"
 # Around the recipe's micro-batch, so that sizing can interpolate and predict for other ones.
 _FACTORS = (0.5, 1, 2, 4)
+# What a step's time follows from, besides the bytes that it keeps.
+_WORK = (
+    *("kernels", "flops_per_sample"),
+    *("convolution_share", "grouped_share", "channels_last_share"),
+)
 
 
 def add_measure(parser: argparse.ArgumentParser) -> None:
@@ -153,7 +158,20 @@ def train_footprints(
             "eval_batch": settings.eval_batch,
             "evaluation_peak_bytes": evaluation,
             **asdict(measure_step(sized, config, size)),
+            **_usual(sized, config, size),
         }
+
+
+def _usual(stage: Any, config: Any, size: int) -> dict[str, int | float]:
+    """What a stage with batches of several shapes takes on average: its work, and its memory."""
+    from training.capabilities import HasUsualBatch
+    from training.preflight.footprint import measure_step
+
+    if not isinstance(stage, HasUsualBatch):
+        return {}
+    found = asdict(measure_step(stage, config, size, stage.usual(size)))
+    memory = {f"usual_{name}": found[name] for name in ("peak_bytes", "peak_activation_bytes")}
+    return {**{name: found[name] for name in _WORK}, **memory}
 
 
 def _measure(options: argparse.Namespace) -> int:

@@ -1,1 +1,1 @@
-"""Seed document 003: DINO, a detector that learns from boxes in COCO's format."""
+"""The detection workload: DINO, a detector of the kind of DETR, on data in COCO's format."""

@@ -189,12 +189,15 @@ def test_the_image_has_what_the_bundle_has_and_starts_the_trainer_itself() -> No
     """Read only: nothing here can build an image."""
     text = (ROOT / "stacks" / "sagemaker" / "Dockerfile").read_text()
     copied = re.findall(r"^COPY (\S+) \S+$", text, re.MULTILINE)
-    assert copied == ["userdata/requirements.txt", "contract", "training"]
+    pins = ["userdata/requirements.txt", "userdata/requirements-detection"]
+    assert copied == [*pins, "contract", "training"]
     assert {name.partition("/")[0] for name in copied} == set(FOLDERS)
     assert all((ROOT / name).exists() for name in copied)
     ignored = (ROOT / "stacks" / "sagemaker" / "Dockerfile.dockerignore").read_text().split()
-    assert [line[1:] for line in ignored if line.startswith("!")] == sorted(
-        copied, key=lambda name: ("requirements" in name, name)
-    )
+    assert [line[1:] for line in ignored if line.startswith("!")] == [
+        "contract",
+        "training",
+        *pins,
+    ]
     (entry,) = re.findall(r"^ENTRYPOINT (.*)$", text, re.MULTILINE)
     assert json.loads(entry) == ["python", "-m", "training", "sagemaker"]
