@@ -72,7 +72,7 @@ def test_in_float32_it_is_the_definition_but_for_rounding(implementation: Implem
 
 @here
 # Upstream's widths of a head.
-@pytest.mark.parametrize("width", [2, 30] if IS_INTERPRETED else [2, 30, 64, 71, 1025])
+@pytest.mark.parametrize("width", [2] if IS_INTERPRETED else [2, 30, 64, 71, 1025])
 def test_its_gradients_are_those_of_small_differences(
     implementation: Implementation, width: int
 ) -> None:
@@ -167,7 +167,6 @@ def test_compiled_it_is_the_same() -> None:
 @pytest.mark.gpu
 def test_on_a_gpu_all_are_the_same_and_one_bit_for_bit() -> None:
     given = [each.float().cuda() for each in case(batch=2, queries=999, width=32, points=4)]
-    value, locations, weights = given
 
     def on_gpu(implementation: Implementation) -> list[Tensor]:
         inputs = [each.detach().clone().requires_grad_() for each in given]
