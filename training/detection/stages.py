@@ -60,7 +60,8 @@ class TrainDetector:
         )
 
     def model(self, i: Inputs) -> Detector:
-        return Detector(self.config.architecture)
+        # What `numerics` then chooses keeps no more than this for backward.
+        return Detector(self.config.architecture, "deterministic")
 
     def numerics(
         self, m: nn.Module, i: Inputs, started_with: Mapping[str, str]
