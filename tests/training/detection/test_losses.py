@@ -8,9 +8,9 @@ from tests.training.detection.detectors import SMALL, Images, images, small_dete
 from training.detection.architecture import LossWeights
 from training.detection.boxes import corners
 from training.detection.denoising import denoising
-from training.detection.detector import Detector, Predictions
+from training.detection.detector import Predictions
 from training.detection.losses import criterion
-from training.detection.matching import costs, hungarian, in_order
+from training.detection.matching import costs, hungarian
 
 WEIGHTS = LossWeights()
 
@@ -132,12 +132,3 @@ def test_every_parameter_has_a_gradient_also_without_objects() -> None:
         criterion(p, batch.labels, batch.boxes, WEIGHTS).total.backward()  # type: ignore[no-untyped-call]
         without = [name for name, each in detector.named_parameters() if each.grad is None]
         assert not without, counts
-
-
-def test_a_match_by_shapes_alone_reads_no_data() -> None:
-    with torch.device("meta"):
-        detector = Detector(SMALL)
-        labels, boxes = torch.zeros(2, 5, dtype=torch.long), torch.rand(2, 5, 4)
-        pixels, sizes = torch.zeros(2, 3, 64, 64, dtype=torch.uint8), torch.full((2, 2), 64)
-        p = detector(pixels, sizes, denoising(labels, boxes, SMALL))
-        assert criterion(p, labels, boxes, WEIGHTS, in_order).total.is_meta
