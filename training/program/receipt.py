@@ -5,7 +5,6 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from typing import Any
 
 from contract.keys import RECEIPT
@@ -14,6 +13,7 @@ from training.program.final import FinalFiles
 from training.record.history import AttemptSummary, History, read_history
 from training.record.lease import Lease
 from training.record.run_config import RunConfig
+from training.report.receipt import receipt_facts
 from training.report.spending import read_spending
 from training.store.protocol import Store
 
@@ -97,19 +97,12 @@ def write_program_receipt(
     """Write the receipt of a finished run, unless the lease was lost."""
     history = read_history(store)
     head = lease.head
-    created = datetime.fromisoformat(record.created_at)
     steps = history.steps["step"]
     receipt: dict[str, Any] = {
-        "format": 1,
-        "run_id": record.run_id,
-        "workload": record.workload,
-        "recipe": record.recipe,
-        "overrides": {},
-        "state": "finished",
+        **receipt_facts(record, head, state="finished"),
         "program": record.config["command"],
         "exit_code": 0,
         "steps": max(steps) if len(steps) else 0,
-        "generations": head.generation,
         "snapshots": max((entry.step for entry in head.checkpoints), default=0),
         **_lost(interruption_costs(history)),
         "warnings": list(warnings),
@@ -119,13 +112,8 @@ def write_program_receipt(
         "weights_sha256": final.digest,
         "numerics_key": {},
         "numerics_changed": [],
-        "seconds": round((datetime.now(UTC) - created).total_seconds(), 3),
         "last_attempt_seconds": round(time.monotonic() - began, 3),
         "spent": read_spending(store),
-        "prediction": record.prediction,
-        "dataset": record.dataset,
-        "bundle_uri": record.bundle_uri,
-        "writer": head.writer,
     }
     lease.put(RECEIPT, json.dumps(receipt, indent=1).encode())
     return receipt

@@ -28,8 +28,6 @@ from training.snapshot.mirror import Mirror, Restored
 
 _log = logging.getLogger(__name__)
 
-# The program has ended: what it left may be large, and the store slow.
-_CONCLUSION_SECONDS = 7200.0
 # Without a snapshot for so long, the run is warned of what a loss costs.
 NO_SNAPSHOT_SECONDS = 600.0
 _POLL_SECONDS = 0.2
@@ -125,10 +123,6 @@ class ProgramWatch:
 
     def conclude(self, record: RunConfig, began: float) -> int:
         """Save what the program left; the exit code of a finished run, else an error."""
-        with self._supervisor.watchdog.allowing(_CONCLUSION_SECONDS):
-            return self._conclude(record, began)
-
-    def _conclude(self, record: RunConfig, began: float) -> int:
         exit_code = self._process.exit_code
         assert exit_code is not None and self._log is not None
         notice, deadline = self._notice, None

@@ -22,6 +22,25 @@ from training.store.protocol import Store, put_unless_changed
 _log = logging.getLogger(__name__)
 
 
+def receipt_facts(record: RunConfig, head: Head, *, state: str) -> dict[str, Any]:
+    """What every receipt says: which run this was, how long it took, what it was to cost."""
+    created = datetime.fromisoformat(record.created_at)
+    return {
+        "format": 1,
+        "run_id": record.run_id,
+        "workload": record.workload,
+        "recipe": record.recipe,
+        "overrides": dict(record.overrides),
+        "state": state,
+        "seconds": round((datetime.now(UTC) - created).total_seconds(), 3),
+        "prediction": record.prediction,
+        "dataset": record.dataset,
+        "bundle_uri": record.bundle_uri,
+        "generations": head.generation,
+        "writer": head.writer,
+    }
+
+
 def write_receipt(
     lease: Lease,
     *,
@@ -44,16 +63,9 @@ def write_receipt(
     }
     if "accuracy" in position.metrics:
         accuracies["validation_accuracy"] = position.metrics["accuracy"]
-    created = datetime.fromisoformat(run_config.created_at)
     receipt: dict[str, Any] = {
-        "format": 1,
-        "run_id": run_config.run_id,
-        "workload": run_config.workload,
-        "recipe": run_config.recipe,
-        "overrides": dict(run_config.overrides),
-        "state": "finished",
+        **receipt_facts(run_config, head, state="finished"),
         "steps": position.step,
-        "generations": head.generation,
         "skipped_steps": list(head.skipped_steps),
         "stages": {stage: dict(metrics) for stage, metrics in position.results.items()},
         **({"facts": dict(position.facts)} if position.facts else {}),
@@ -64,15 +76,10 @@ def write_receipt(
             **({"chosen": dict(position.numerics)} if position.numerics else {}),
         },
         "numerics_changed": sorted(changed),
-        "seconds": round((datetime.now(UTC) - created).total_seconds(), 3),
         "last_attempt_seconds": round(time.monotonic() - began, 3),
         "checkpoint_bytes": sum(file.bytes for file in newest.files),
         "peak_gpu_bytes": peak_gpu_bytes,
         "spent": spent,
-        "prediction": run_config.prediction,
-        "dataset": run_config.dataset,
-        "bundle_uri": run_config.bundle_uri,
-        "writer": head.writer,
     }
     lease.put(RECEIPT, json.dumps(receipt, indent=1).encode())
     return receipt
@@ -104,29 +111,17 @@ def _complete(store: Store, record: RunConfig, head: Head, history: History) -> 
 
 
 def _failed_receipt(record: RunConfig, head: Head, history: History) -> dict[str, Any]:
-    created = datetime.fromisoformat(record.created_at)
     stages: dict[str, Mapping[str, float]] = {
         stage: lines[-1]["metrics"] for stage, lines in history.evaluations().items()
     }
     newest = head.checkpoints[-1] if head.checkpoints else None
     return {
-        "format": 1,
-        "run_id": record.run_id,
-        "workload": record.workload,
-        "recipe": record.recipe,
-        "overrides": dict(record.overrides),
-        "state": "failed",
+        **receipt_facts(record, head, state="failed"),
         "reason": head.reason,
         "steps": max(history.steps["step"], default=0),
         "committed_steps": newest.step if newest else 0,
-        "generations": head.generation,
         "skipped_steps": list(head.skipped_steps),
         "stages": stages,
         "numerics_key": dict(record.numerics_key),
-        "seconds": round((datetime.now(UTC) - created).total_seconds(), 3),
         "checkpoint_bytes": sum(file.bytes for file in newest.files) if newest else 0,
-        "prediction": record.prediction,
-        "dataset": record.dataset,
-        "bundle_uri": record.bundle_uri,
-        "writer": head.writer,
     }

@@ -146,8 +146,8 @@ def test_fails_for_a_wrong_option(
     assert sentence in capfd.readouterr().err
 
 
-def test_fails_without_anything_to_run(capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", "--run-uri=/tmp/none"]) == 2
+def test_fails_without_anything_to_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", f"--run-uri={tmp_path / 'runs' / 'run-1'}"]) == 2
     assert "--program and --source for a program of your own" in capfd.readouterr().err
 
 
