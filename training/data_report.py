@@ -41,7 +41,9 @@ class DataReport:
         """Raise UserError if training would break: the first faults, and how many more."""
         if refusals := self.refusals:
             named = "; ".join(finding.message for finding in refusals[:3])
-            more = f"; and {len(refusals) - 3} kinds of faults more" if len(refusals) > 3 else ""
+            more = (
+                f"; `data check --workload` lists {len(refusals) - 3} more" if refusals[3:] else ""
+            )
             raise UserError(f"the dataset cannot be trained on: {named}{more}")
 
     def as_json(self) -> dict[str, Any]:

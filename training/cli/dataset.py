@@ -15,13 +15,14 @@ from training.cli.outputs import checked_folder
 from training.errors import EXIT_FINISHED, EXIT_NO_MANIFEST, UserError
 from training.record.events import Events
 from training.report.progress import FileProgressBar, ProgressBar
-from training.sources import UNFINISHED, open_source
+from training.sources import UNFINISHED, open_folder, open_source
 from training.store.dataset import sync_dataset, upload_dataset, wait_for_manifest
 from training.store.local_dataset import is_programs_own, open_dataset, write_manifest
 from training.store.open import open_store
 from training.store.protocol import Store
 
 if TYPE_CHECKING:
+    from training.capabilities import HasFolderImport
     from training.workload import Workload
 
 _URI = "s3://bucket/prefix, or a folder"
@@ -43,7 +44,8 @@ def add_data(parser: argparse.ArgumentParser) -> None:
         "Make a workload's dataset of your own files: a folder, zip or tar archive with FILE or "
         "CLASS/FILE, also below folders train, validation and test, a CSV with the columns file, "
         "class and, if wanted, split, or a single file. Clips need classes, text needs none. An "
-        "interrupted import of text goes on with the same command."
+        "interrupted import of text goes on with the same command. A detector's source is a folder "
+        "in COCO's format, as COCO, Roboflow, CVAT or Label Studio write it."
     )
     bring.add_argument("source", type=Path, help="a folder, file, CSV file, zip or tar archive")
     bring.add_argument("--workload", required=True)
@@ -53,7 +55,13 @@ def add_data(parser: argparse.ArgumentParser) -> None:
     _add_override(bring)
     bring.set_defaults(act=_import)
     check = commands.add_parser("check", help="verify a folder against its manifest")
+    check.description = (
+        "Verify a folder's files against its manifest. With --workload also check what is in them, "
+        "before or after an import: exit code 2 if training would break."
+    )
     check.add_argument("folder", type=Path)
+    check.add_argument("--workload", help="check what is in the files, as this workload reads it")
+    check.add_argument("--json", action="store_true", help="print what was found as JSON")
     check.set_defaults(act=_check)
     upload = commands.add_parser("upload", help="upload a folder, the manifest last")
     upload.description = (
@@ -103,9 +111,11 @@ def _make(options: argparse.Namespace) -> int:
 
 
 def _import(options: argparse.Namespace) -> int:
-    from training.capabilities import HasImport
+    from training.capabilities import HasFolderImport, HasImport
 
     workload = _workload(options)
+    if isinstance(workload, HasFolderImport):
+        return _import_folder(workload.name, workload, options)
     if not isinstance(workload, HasImport):
         raise UserError(
             f"workload {workload.name!r} cannot import files: it has no import_dataset "
@@ -124,6 +134,22 @@ def _import(options: argparse.Namespace) -> int:
     if "classes" in meta:
         counts = sorted(Counter(str(file.label) for file in files).items())
         print("classes: " + ", ".join(f"{name} ({count})" for name, count in counts))
+    return EXIT_FINISHED if store is None else _send(options.out, store)
+
+
+def _import_folder(name: str, workload: "HasFolderImport", options: argparse.Namespace) -> int:
+    """Import a folder with a layout that only the workload knows."""
+    store = open_store(options.dataset_uri) if options.dataset_uri else None
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="training-import-") as scratch:
+        folder = open_folder(options.source, Path(scratch))
+        checked_folder(options.out)
+        with ProgressBar(f"importing {options.source.name}", 0) as bar:
+            meta = workload.import_folder(
+                folder, options.out, options.seed, lambda done, total: bar.show(done, "", total)
+            )
+    _finish_making(options.out, name, meta, began)
+    print(", ".join(f"{split}: {count:,} images" for split, count in meta["splits"].items()))
     return EXIT_FINISHED if store is None else _send(options.out, store)
 
 
@@ -175,6 +201,12 @@ def _finish_making(out: Path, workload: str, meta: Mapping[str, Any], began: flo
 
 
 def _check(options: argparse.Namespace) -> int:
+    if options.workload:
+        from training.cli.data_check import check_content
+
+        return check_content(options.workload, options.folder, as_json=options.json)
+    if options.json:
+        raise UserError("--json prints what was found in the files; give --workload as well")
     dataset = open_dataset(options.folder, again=True)
     files = dataset.manifest["files"]
     size = sum(entry["bytes"] for entry in files) / 1e6

@@ -169,9 +169,19 @@ def _usual(stage: Any, config: Any, size: int) -> dict[str, int | float]:
 
     if not isinstance(stage, HasUsualBatch):
         return {}
-    found = asdict(measure_step(stage, config, size, stage.usual(size)))
+    usual = stage.usual(size)
+    if _shapes(usual) == _shapes(stage.example(size)):
+        return {}
+    found = asdict(measure_step(stage, config, size, usual))
     memory = {f"usual_{name}": found[name] for name in ("peak_bytes", "peak_activation_bytes")}
     return {**{name: found[name] for name in _WORK}, **memory}
+
+
+def _shapes(batch: Any) -> list[tuple[int, ...]]:
+    from torch import Tensor
+    from torch.utils._pytree import tree_leaves
+
+    return [tuple(leaf.shape) for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
 
 
 def _measure(options: argparse.Namespace) -> int:

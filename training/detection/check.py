@@ -62,8 +62,10 @@ def check(folder: Path, progress: "Progress") -> Checked:
     root, sources = find_sources(folder, faults)
     read = [_read(root, source, faults) for source in sources]
     splits = [split for split in read if split is not None]
+    if not faults.is_refused:  # else what was left out would be missed here
+        _check_categories(splits, faults)
+        _check_unlisted(root, splits, faults)
     check_annotations(splits, faults)
-    _check_unlisted(root, splits, faults)
     digests = _check_images(splits, faults, progress)
     _check_duplicates(splits, digests, faults)
     return Checked(folder=root, splits=splits, digests=digests, faults=faults)
@@ -85,15 +87,17 @@ def check_annotations(splits: Sequence[CocoSplit], faults: Faults) -> None:
             image = split.files[int(split.objects_per_image.argmax())]
             text = f"{split.name} has {many} images of more than {_DENOISING_QUERIES} objects"
             faults.add("many-objects", f"{text}, {image} {most} of them")
-        if split.categories != splits[0].categories:
-            ours, theirs = _differing(split.categories, splits[0].categories)
-            text = f"{split.name} has {ours}, and {splits[0].name} {theirs}"
+
+
+def _check_categories(splits: Sequence[CocoSplit], faults: Faults) -> None:
+    """The same in every split, and each with objects."""
+    first = splits[0]
+    for split in splits[1:]:
+        if split.categories != first.categories:
+            ours, theirs = _differing(split.categories, first.categories)
+            text = f"{split.name} has {ours}, and {first.name} {theirs}"
             faults.add("other-categories", text)
-    if len({split.categories for split in splits}) == 1:
-        _check_classes(splits, faults)
-
-
-def _check_classes(splits: Sequence[CocoSplit], faults: Faults) -> None:
+            return
     counts = {split.name: _objects_by_class(split) for split in splits}
     for label, (number, name) in enumerate(splits[0].categories):
         lacking = [split.name for split in splits if not counts[split.name][label]]

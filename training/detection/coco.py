@@ -82,12 +82,14 @@ def read_split(path: Path, name: str, find_images: FindImages, faults: Faults) -
     names = [record.get("file_name") for record in records]
     folder = find_images([name for name in names if isinstance(name, str)])
     reader = _Reader(name=name, folder=folder, faults=faults)
-    categories = reader.categories(content["categories"])
+    by_id = reader.categories(content["categories"])
     images = reader.images(content["images"])
-    boxes = reader.boxes(content["annotations"], images, {c.id for c in categories})
-    if not categories or not images:
+    boxes = reader.boxes(content["annotations"], images, by_id) if images and by_id else []
+    categories = tuple(sorted(category for category in by_id.values() if category))
+    usable = [image for image in images.values() if image]
+    if not categories or not usable:
         return None
-    return as_split(name, folder, categories, list(images.values()), boxes)
+    return as_split(name, folder, categories, usable, boxes)
 
 
 def as_split(
@@ -159,18 +161,20 @@ class _Reader:
             self.faults.add("id", f"{where} has the {key} {value!r:.40}")
         return number
 
-    def categories(self, records: list[Any]) -> tuple[Category, ...]:
-        """The categories by id, each id and name once."""
-        found: dict[int, Category] = {}
+    def categories(self, records: list[Any]) -> dict[int, Category | None]:
+        """The categories by id, each name once; None: there, but with a fault."""
+        found: dict[int, Category | None] = {}
         names: dict[str, int] = {}
         for where, record in self._records("category", records):
             number, name = self._id(where, record, "id"), record.get("name")
             if number is None:
                 continue
+            if number in found:
+                self.faults.add("duplicate-category", f"{where} is there twice")
+                continue
+            found[number] = None
             if not isinstance(name, str) or not name.strip():
                 self.faults.add("record", f"{where} has the name {name!r:.40}")
-            elif number in found:
-                self.faults.add("duplicate-category", f"{where} is there twice")
             elif name in names:
                 text = f"{where} is called {name!r} like category {names[name]}"
                 self.faults.add("duplicate-category", text)
@@ -178,24 +182,27 @@ class _Reader:
                 found[number], names[name] = Category(number, name), number
         if not records:
             self.faults.add("no-categories", f"{self.name} has no categories")
-        return tuple(sorted(found.values()))
+        return found
 
-    def images(self, records: list[Any]) -> dict[int, CocoImage]:
-        """The images by id, in the order of the file."""
-        found: dict[int, CocoImage] = {}
+    def images(self, records: list[Any]) -> dict[int, CocoImage | None]:
+        """The images by id, in the order of the file; None: there, but with a fault."""
+        found: dict[int, CocoImage | None] = {}
         files: set[str] = set()
         for where, record in self._records("image", records):
             number, file = self._id(where, record, "id"), record.get("file_name")
+            if number is None:
+                continue
+            if number in found:
+                self.faults.add("duplicate-image-id", f"{where} is there twice")
+                continue
+            found[number] = None
             if not isinstance(file, str) or not file:
                 self.faults.add("record", f"{where} has the file_name {file!r:.40}")
-            elif number in found:
-                self.faults.add("duplicate-image-id", f"{where} is there twice")
             elif file in files:
                 self.faults.add("duplicate-file", f"{where} is {file} like another image")
-            elif self._is_inside(where, file) and number is not None:
+            elif self._is_inside(where, file) and (size := self._size(where, record, file)):
                 files.add(file)
-                height, width = self._size(where, record, file)
-                found[number] = CocoImage(number, file, height, width)
+                found[number] = CocoImage(number, file, *size)
         if not records:
             self.faults.add("no-images", f"{self.name} has no images")
         return found
@@ -208,23 +215,26 @@ class _Reader:
             return False
         return True
 
-    def _size(self, where: str, record: Mapping[str, Any], file: str) -> tuple[int, int]:
+    def _size(self, where: str, record: Mapping[str, Any], file: str) -> tuple[int, int] | None:
         height, width = (exact_id(record.get(key)) for key in ("height", "width"))
         if height and width and min(height, width) > 0:
             return height, width
-        given = f"{record.get('width')!r:.20}x{record.get('height')!r:.20}"
-        if any(record.get(key) not in (None, 0) for key in ("height", "width")):
+        if all(record.get(key) not in (None, 0) for key in ("height", "width")):
+            given = f"{record['width']!r:.20}x{record['height']!r:.20}"
             self.faults.add("record", f"{where} has the size {given}")
-            return 1, 1
+            return None
         size = upright_size(self.folder / file)
         if size is not None:
             self.faults.add("derived-size", f"{where} has no size")
-        return size or (1, 1)
+        return size or (1, 1)  # the check of the files says that it is not there
 
     def boxes(
-        self, records: list[Any], images: Mapping[int, CocoImage], categories: set[int]
+        self,
+        records: list[Any],
+        images: Mapping[int, CocoImage | None],
+        categories: Mapping[int, Category | None],
     ) -> list[Box]:
-        """The objects whose image and category are known and whose box can be used."""
+        """The objects whose image and category are usable and which have a box."""
         found: list[Box] = []
         ids: set[object] = set()
         for where, record in self._records("annotation", records):
@@ -236,10 +246,12 @@ class _Reader:
             if image_id is None or category_id is None:
                 continue
             if image_id not in images:
-                self.faults.add("unknown-image", f"{where} is of image {image_id}, which is not")
+                text = f"{where} is of image {image_id}, which is not there"
+                self.faults.add("unknown-image", text)
             elif category_id not in categories:
-                text = f"{where} is of category {category_id}, which is not"
+                text = f"{where} is of category {category_id}, which is not there"
                 self.faults.add("unknown-category", text)
-            elif box := box_of(record, image_id, category_id, where, self.faults):
-                found.append(box)
+            elif images[image_id] and categories[category_id]:
+                box = box_of(record, image_id, category_id, where, self.faults)
+                found += [] if box is None else [box]
         return found

@@ -81,9 +81,10 @@ class Faults:
         assert rule in REFUSED or rule in WARNED, rule
         self._found.setdefault(rule, []).append(text)
 
-    def count(self, rule: str) -> int:
-        """How often a rule was broken."""
-        return len(self._found.get(rule, ()))
+    @property
+    def is_refused(self) -> bool:
+        """Whether anything would break training."""
+        return not REFUSED.keys().isdisjoint(self._found)
 
     def findings(self) -> list[Finding]:
         """One finding for each broken rule, refusals first."""
@@ -110,30 +111,21 @@ def _more(count: int) -> str:
 
 def exact_id(value: object) -> int | None:
     """An id as an integer, if it is one in any notation: 7, 7.0 and "7", but not "007" or 7.5."""
-    if isinstance(value, bool):
-        return None
-    if isinstance(value, str):
-        is_exact = value.lstrip("-").isdecimal() and str(int(value)) == value
-    else:
-        # Above 2^53 a float does not tell which integer was meant.
-        is_float = isinstance(value, float) and value.is_integer() and abs(value) < 2.0**53
-        is_exact = isinstance(value, int) or is_float
-    if not is_exact:
-        return None
-    number = int(value)  # type: ignore[call-overload]
-    return number if -(2**63) <= number < 2**63 else None
+    if type(value) is int:  # as nearly all are
+        return value if -(2**63) <= value < 2**63 else None
+    if isinstance(value, str) and value.lstrip("-").isdecimal() and str(int(value)) == value:
+        return exact_id(int(value))
+    # Above 2^53 a float does not tell which integer was meant.
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2.0**53:
+        return int(value)
+    return None
 
 
 def finite(value: object) -> float | None:
     """A number that can be computed with, or None."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number:
-        return None
-    try:
-        number = float(value)  # type: ignore[arg-type]
-    except OverflowError:
-        return None
-    return number if math.isfinite(number) else None
+    if type(value) is int and abs(value) < 2**1000:
+        value = float(value)
+    return value if isinstance(value, float) and math.isfinite(value) else None
 
 
 def refuse_layout(text: str) -> UserError:

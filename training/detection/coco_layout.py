@@ -99,8 +99,9 @@ def find_images(folder: Path, source: Source, files: list[str]) -> Path:
             roots += [p for p in inside if _split_of(p.name) == source.split or p.name == "default"]
     tried = files[:: max(1, len(files) // _TRIED)]
     there = [sum((root / file).is_file() for file in tried) for root in roots]
-    if not any(there) and own:
-        return folder / own[0]  # where somebody would look for them
+    if not any(there):  # then where somebody would look for them
+        name = "images" if source.split == UNDIVIDED else source.split
+        return folder / (own[0] if own else name)
     return roots[there.index(max(there))]
 
 

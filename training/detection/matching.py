@@ -4,6 +4,7 @@ T images (of all layers), Q queries, N objects of the image with most, C classes
 """
 
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import TypeAlias
 
 import numpy as np
@@ -16,6 +17,16 @@ from training.detection.boxes import giou
 # Costs (T, Q, N) and labels (B, N), -1 for no object, to each object's query (T, N), Q for none.
 # T is a multiple of B: several layers' predictions of the same images.
 Match: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+
+
+def missing_packages() -> list[str]:
+    """Why this machine cannot train, in sentences: to be asked before the first step."""
+    if find_spec("scipy") is not None:
+        return []
+    return [
+        "matching predictions to objects needs the package scipy, which is not installed; "
+        "install it with `pip install scipy`"
+    ]
 
 
 @torch.no_grad()

@@ -21,6 +21,7 @@ PICTURES_FILE = "detections.jpg"
 _LEAST_SCORE = 0.3
 _MOST_DRAWN = 100
 _DPI = 100
+_NUM_COLORS = 10  # of matplotlib's own; more classes share them
 
 
 def draw_pictures(parts: Sequence[Partial], out: Path) -> None:
@@ -33,6 +34,7 @@ def draw_pictures(parts: Sequence[Partial], out: Path) -> None:
         return
     # Not pyplot: it keeps every figure, and wants a display.
     from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
 
     detections = Detections.of(parts)
     pictures = [
@@ -47,10 +49,12 @@ def draw_pictures(parts: Sequence[Partial], out: Path) -> None:
     ]
     num_rows = -(-len(pictures) // 2)
     figure = Figure(figsize=(12, 3.1 * num_rows), dpi=_DPI, layout="constrained")
-    names = ", ".join(category.name for category in detections.categories[:10])
-    figure.suptitle(
-        f"truth | found with a score of at least {_LEAST_SCORE}, by color: {names}", fontsize=10
-    )
+    figure.suptitle(f"truth | found with a score of at least {_LEAST_SCORE}", fontsize=10)
+    colors = [
+        Patch(color=_color(label), label=category.name)
+        for label, category in enumerate(detections.categories[:_NUM_COLORS])
+    ]
+    figure.legend(handles=colors, loc="upper right", ncols=len(colors), fontsize=8)
     grid = figure.subplots(num_rows, 4, squeeze=False)
     for axes in grid.flat:
         axes.axis("off")
@@ -89,7 +93,11 @@ def _draw(axes: Any, image: Tensor, rows: _Rows, size: tuple[int, int]) -> None:
     height, width = size
     axes.imshow(image.permute(1, 2, 0).numpy(), extent=(0, width, height, 0), aspect="equal")
     for label, (x, y, w, h), caption in rows:
-        color = f"C{label % 10}"
+        color = _color(label)
         axes.add_patch(Rectangle((x, y), w, h, fill=False, edgecolor=color, linewidth=1.2))
         if caption:
             axes.text(x, y, caption, fontsize=5, color=color, va="bottom")
+
+
+def _color(label: int) -> str:
+    return f"C{label % _NUM_COLORS}"

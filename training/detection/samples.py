@@ -115,6 +115,10 @@ class DetectionSamples:
             "shown": torch.tensor([r for r, i in enumerate(indices) if i < NUM_SHOWN]).long(),
         }
 
+    def files(self, indices: Order) -> Sequence[str]:
+        """The files of these samples, one each: a sync fetches first what is read first."""
+        return [f"{self.split.name}/{file}" for file in self.split.files[np.asarray(indices)]]
+
     def order(self, epoch: int, seed: int) -> Order:
         return shuffled(len(self), epoch, seed)
 
@@ -140,14 +144,14 @@ def failures(i: Inputs, num_classes: int, num_queries: int) -> list[str]:
         found.append(
             f"the model has {num_classes} classes, but the dataset has {len(names)} "
             f"({', '.join(names[:10])}{', ...' if len(names) > 10 else ''}); "
-            f"give --override classes={len(names)}"
+            f"give --override num_classes={len(names)}"
         )
     most = int(split.objects_per_image.max())
     if most > num_queries:
         image = split.files[int(split.objects_per_image.argmax())]
         found.append(
             f"the model has {num_queries} queries, but {image} has {most} objects, of which it can "
-            f"find no more than it has queries; give --override queries={most}, or more"
+            f"find no more than it has queries; give --override num_queries={most}, or more"
         )
     return found
 

@@ -16,7 +16,8 @@ from training.detection.config import DetectionConfig
 from training.detection.denoising import denoising
 from training.detection.detector import Detections, Detector, parameter_groups, postprocess
 from training.detection.losses import criterion
-from training.detection.matching import Match, hungarian, in_order
+from training.detection.matching import Match, hungarian, in_order, missing_packages
+from training.detection.pictures import draw_pictures
 from training.detection.published import load_backbone
 from training.detection.samples import DetectionSamples, detection_samples
 from training.workload import Batch, Inputs, Loss, Milestones, Partial, Settings, Start
@@ -53,13 +54,14 @@ class TrainDetector:
             ema_decay=c.ema_decay,
             ema_every_steps=c.ema_every_steps,
             best_metric="AP50",
-            # What reads labels has no part in a batch without objects.
-            find_unused_parameters=True,
+            # All others take part in every step, also in one without any object.
+            find_unused_parameters=c.denoising_queries == 0,
             loader_workers=c.loader_workers,
         )
 
     def model(self, i: Inputs) -> Detector:
-        return Detector(self.config.architecture)
+        # What `numerics` then chooses keeps no more than this for backward.
+        return Detector(self.config.architecture, "deterministic")
 
     def numerics(
         self, m: nn.Module, i: Inputs, started_with: Mapping[str, str]
@@ -69,7 +71,7 @@ class TrainDetector:
         chosen: str = c.attention
         if chosen == "auto":
             dtype = getattr(torch, c.precision)
-            chosen = started_with.get(_ATTENTION) or choose(i.device, dtype, c.deterministic)
+            chosen = choose(i.device, dtype, c.deterministic, started_with.get(_ATTENTION))
         cast(Detector, m).attend_by(cast(Implementation, chosen))
         return {_ATTENTION: chosen}
 
@@ -78,6 +80,7 @@ class TrainDetector:
         c = self.config
         failures = [
             *evaluation.missing_packages(),
+            *missing_packages(),
             *samples.failures(i, c.num_classes, c.num_queries),
         ]
         if not failures and c.weights == "pretrained":
@@ -166,4 +169,8 @@ class TrainDetector:
 
     def show(self, m: nn.Module, i: Inputs, parts: Sequence[Partial], out: Path) -> None:
         """Pictures of what is found beside what is there."""
-        evaluation.show(parts, out)
+        draw_pictures(parts, out)
+
+    def result_list(self, prediction: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+        """An image's part of a COCO results file."""
+        return evaluation.result_list(prediction)

@@ -7,6 +7,7 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torchvision.ops import generalized_box_iou
 
+from training.detection import matching
 from training.detection.architecture import LossWeights
 from training.detection.boxes import corners
 from training.detection.matching import costs, hungarian, in_order
@@ -70,3 +71,12 @@ def test_what_is_no_number_is_matched_all_the_same() -> None:
 def test_a_match_by_shapes_alone_gives_each_object_a_query_while_there_are_some() -> None:
     found = in_order(torch.zeros(2, 3, 5), torch.zeros(1, 5, dtype=torch.long))
     assert found.tolist() == [[0, 1, 2, 3, 3]] * 2
+
+
+def test_a_machine_without_scipy_is_told_before_the_first_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert matching.missing_packages() == []
+    monkeypatch.setattr(matching, "find_spec", lambda name: None)
+    (message,) = matching.missing_packages()
+    assert "needs the package scipy, which is not installed" in message
