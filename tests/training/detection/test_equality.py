@@ -21,8 +21,9 @@ def plans(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def new(plans: Path, tmp_path: Path) -> Callable[..., Run]:
-    def make(name: str, epochs: int) -> Run:
-        options = [WORKLOAD, f"--override=epochs={epochs}", f"--override=drop_epoch={epochs}"]
+    def make(name: str, epochs: int, interval: str) -> Run:
+        length = [f"--override=epochs={epochs}", f"--override=drop_epoch={epochs}"]
+        options = [WORKLOAD, *length, f"--checkpoint-interval={interval}"]
         uri = tmp_path / name / "run"
         return Run(dataset=plans, uri=str(uri), scratch=tmp_path / "scratch", options=options)
 
@@ -46,7 +47,7 @@ def test_two_ranks_train_on_after_a_notice_are_killed_and_end_as_if_nothing_had_
 ) -> None:
     # Its steps take seconds on a busy machine: of EC2's notice they are nothing.
     monkeypatch.setattr(interruption, "NOTICE", 120.0)
-    run, whole = new("run", 2), new("whole", 2)
+    run, whole = (new(name, 2, "1000steps") for name in ("run", "whole"))
     assert whole.attempt_with_ranks(2) == [0, 0]
     machine = Machine(run, tmp_path / "notice.json", Clock())
     machine.seconds = 8.0  # of each of the two ranks in each step
@@ -69,7 +70,7 @@ def test_two_ranks_train_on_after_a_notice_are_killed_and_end_as_if_nothing_had_
 def test_forty_steps_under_kills_end_as_if_nothing_had_been(
     new: Callable[..., Run], ranks: int
 ) -> None:
-    run, whole = new("run", 5), new("whole", 5)
+    run, whole = (new(name, 5, "5steps") for name in ("run", "whole"))
     assert whole.attempt_with_ranks(ranks) == [0] * ranks
     assert len(whole.lineage()) >= 40
     for step in (7, 22, 38):

@@ -1,5 +1,6 @@
 """The detection workload in small, which can be interrupted at any step, on plans mostly empty."""
 
+import importlib
 import json
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,6 +19,10 @@ from training.detection.workload import Detection
 from training.proxies import TrainProxy, WorkloadProxy
 from training.store.local_dataset import write_manifest
 from training.workload import Batch, Loss, Partial, Prepare, Train
+
+# Seconds of imports, once for all that tests fork.
+for _slow in ("faster_coco_eval", "scipy.optimize", "torchvision.models", "matplotlib.figure"):
+    importlib.import_module(_slow)
 
 WORKLOAD = "--workload=tests.training.detection.watched:WATCHED"
 
