@@ -68,7 +68,7 @@ def _pictures(batch: Batch) -> dict[str, Tensor]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Detections:
-    """All detections and the truth, in the order of the images' ids."""
+    """All detections and the truth; COCO's evaluation itself goes by the images' ids."""
 
     categories: Sequence[Category]
     found: Mapping[str, Tensor]  # a row for each image
@@ -76,17 +76,15 @@ class Detections:
 
     @classmethod
     def of(cls, parts: Sequence[Partial]) -> "Detections":
-        """Join the parts of `partial`, whatever their order."""
+        """Join the parts of `partial`, in any order."""
         joined = {
             name: torch.cat([part.tensors[name] for part in parts])
             for name in ("image_ids", "scores", "labels", "boxes", "original_sizes", *_TRUTH)
         }
-        rows = joined["image_ids"].argsort(stable=True)
-        objects = joined["truth_images"].argsort(stable=True)
         return cls(
             categories=read(parts[0].tensors["categories"]),
-            found={n: t[rows] for n, t in joined.items() if n not in _TRUTH},
-            truth={n.removeprefix("truth_"): joined[n][objects] for n in _TRUTH},
+            found={n: t for n, t in joined.items() if n not in _TRUTH},
+            truth={n.removeprefix("truth_"): joined[n] for n in _TRUTH},
         )
 
     def size(self, image_id: int) -> tuple[int, int]:
