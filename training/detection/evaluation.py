@@ -18,6 +18,7 @@ from torch import Tensor
 
 from training.detection.coco import Category
 from training.detection.samples import Batch, read
+from training.errors import UserError
 from training.workload import Partial
 
 CLASSES_FILE = "classes.csv"
@@ -169,6 +170,8 @@ class Scores:
 
 def evaluate(detections: Detections) -> Scores:
     """Let faster-coco-eval compare detections and truth."""
+    if missing := missing_packages():
+        raise UserError(missing[0])
     from faster_coco_eval import COCO, COCOeval_faster
 
     truth = COCO(detections.as_coco())
