@@ -71,7 +71,8 @@ class TrainDetector:
         chosen: str = c.attention
         if chosen == "auto":
             dtype = getattr(torch, c.precision)
-            chosen = choose(i.device, dtype, c.deterministic, started_with.get(_ATTENTION))
+            before = started_with.get(_ATTENTION)
+            chosen = choose(i.device, dtype, c.deterministic, before, max_side=c.max_side)
         cast(Detector, m).attend_by(cast(Implementation, chosen))
         return {_ATTENTION: chosen}
 
