@@ -6,6 +6,7 @@ bits are equal with all, what is faster. "compiled" is never chosen, only asked 
 
 import logging
 import subprocess
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -30,8 +31,8 @@ def choose(
     `max_side` is the longest side of an image, in pixels, if it is known.
     """
     if device.type != "cuda":
-        if started_with in ("reference", "deterministic"):
-            return started_with
+        if started_with is not None and started_with != "triton":
+            return cast(Implementation, started_with)
         is_small = max_side is not None and max_side <= _SMALL_SIDE
         return "reference" if is_small else "deterministic"
     if deterministic or started_with == "deterministic":
