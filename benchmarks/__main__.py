@@ -73,6 +73,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     boxes = commands.add_parser("detection", help="deformable attention and steps beside peers")
     boxes.add_argument("--scale", help="tiny, laptop, half, reference or reference_pair")
     boxes.add_argument("--parts", nargs="+", default=[], metavar="NAME", help="default: all")
+    boxes.add_argument("--compiled", action="store_true", help="torch.compile on a CPU, too")
     for command in (words, boxes):
         command.add_argument("--rounds", type=int, default=5, help="on a CPU: %(default)s")
         command.add_argument("--cpu", action="store_true", help="even if there is a GPU")
@@ -132,6 +133,7 @@ _MEASURES: Mapping[str, Callable[[argparse.Namespace], Sequence[dict[str, Any]]]
         rounds=given.rounds,
         parts=given.parts,
         cpu=given.cpu,
+        compiled=given.compiled,
         seconds=given.seconds,
     ),
     "loader": lambda given: loader.measure(

@@ -50,10 +50,10 @@ def detector(scale: Scale) -> tuple[nn.Module, LossOf]:
     from transformers import DeformableDetrConfig, DeformableDetrForObjectDetection, ResNetConfig
 
     a = scale.architecture
+    blocks = {"out_features": ["stage2", "stage3", "stage4"], **_BLOCKS[a.backbone]}
+    classes: dict[str, Any] = {"num_labels": NUM_CLASSES}
     config = DeformableDetrConfig(
-        backbone_config=ResNetConfig(
-            out_features=["stage2", "stage3", "stage4"], **_BLOCKS[a.backbone]
-        ),
+        backbone_config=ResNetConfig(**blocks),
         d_model=a.width,
         encoder_layers=a.encoder_layers,
         decoder_layers=a.decoder_layers,
@@ -68,7 +68,7 @@ def detector(scale: Scale) -> tuple[nn.Module, LossOf]:
         with_box_refine=True,
         auxiliary_loss=True,
         dropout=a.dropout,
-        num_labels=NUM_CLASSES,
+        **classes,
     )
     model = DeformableDetrForObjectDetection(config)
     # As the reference, and as timm's ResNet is treated there: 5.23 freezes all of its own, as it

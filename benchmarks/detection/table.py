@@ -23,6 +23,7 @@ def measure(
     seconds: float,
     parts: Sequence[str] = (),
     cpu: bool = False,
+    compiled: bool = False,
 ) -> list[dict[str, Any]]:
     """Rows of all contenders; on a GPU within `seconds`, of which the last ones may get nothing."""
     device = "cuda" if torch.cuda.is_available() and not cpu else "cpu"
@@ -39,7 +40,7 @@ def measure(
     for part in get_args(Part):
         if parts and part not in parts:
             continue
-        contenders = list(_contenders(part, scale, device))
+        contenders = list(_contenders(part, scale, device, compiled or device == "cuda"))
         if device == "cpu":
             results = in_turns(_MODULE, contenders, rounds)
         else:
@@ -48,15 +49,17 @@ def measure(
     return rows
 
 
-def _contenders(part: Part, scale: str, device: str) -> Iterator[Contender]:
+def _contenders(part: Part, scale: str, device: str, compiled: bool) -> Iterator[Contender]:
     """Ours and its peers."""
     common: dict[str, Any] = {"part": part, "scale": scale, "device": device}
-    ours = [each for each in IMPLEMENTATIONS if each != "triton" or device == "cuda"]
+    left_out = {*(() if compiled else ("compiled",)), *(() if device == "cuda" else ("triton",))}
+    ours = [each for each in IMPLEMENTATIONS if each not in left_out]
     if part != "step":
         for implementation in ours:
             yield Contender(who="ours", implementation=implementation, **common)
         yield Contender(who="transformers", **common)
-        yield Contender(who="transformers", implementation="compiled", **common)
+        if compiled:
+            yield Contender(who="transformers", implementation="compiled", **common)
         return
     for implementation in ("triton", "deterministic", "reference"):
         if implementation in ours:

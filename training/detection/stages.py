@@ -73,7 +73,8 @@ class TrainDetector:
         chosen: str = c.attention
         dtype = getattr(torch, c.precision)
         if chosen == "auto":
-            chosen = choose(i.device, dtype, c.deterministic, started_with.get(_ATTENTION))
+            before = started_with.get(_ATTENTION)
+            chosen = choose(i.device, dtype, c.deterministic, before, max_side=c.max_side)
         elif chosen == "triton" and (reason := why_not_triton(i.device, dtype)):
             raise UserError(
                 f"attention is 'triton', which does not work here ({reason}); give another, or "

@@ -1,11 +1,12 @@
 """Which implementation of deformable attention a machine computes with.
 
-The Triton kernel where it works; sums of rows where there is no GPU, where bits must be equal, or
-where it does not work. "reference" and "compiled" are never chosen, only asked for.
+On a GPU the Triton kernel where it works and bits may differ, else sums of rows. On a CPU, where
+bits are equal with all, what is faster. "compiled" is never chosen, only asked for.
 """
 
 import logging
 import subprocess
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -14,6 +15,8 @@ from training.detection.attention.attention import Implementation, deformable_at
 
 _log = logging.getLogger(__name__)
 _SHAPES = ((5, 7), (3, 2))
+# Images with a longer side have enough points for sums of rows to pay on a CPU: benchmarks/LOG.md.
+_SMALL_SIDE = 200
 
 
 def choose(
@@ -21,9 +24,18 @@ def choose(
     dtype: torch.dtype,
     deterministic: bool,
     started_with: str | None = None,
+    max_side: int | None = None,
 ) -> Implementation:
-    """The best that works here for values of `dtype`; what the stage started with is kept."""
-    if deterministic or device.type != "cuda" or started_with == "deterministic":
+    """The best that works here for values of `dtype`; what the stage started with is kept.
+
+    `max_side` is the longest side of an image, in pixels, if it is known.
+    """
+    if device.type != "cuda":
+        if started_with is not None and started_with != "triton":
+            return cast(Implementation, started_with)
+        is_small = max_side is not None and max_side <= _SMALL_SIDE
+        return "reference" if is_small else "deterministic"
+    if deterministic or started_with == "deterministic":
         return "deterministic"
     if reason := why_not_triton(device, dtype):
         _log.warning(

@@ -86,14 +86,14 @@ class _Canvas:
         first_BME = image_B11 * (self.tops[-1] * self.width) + torch.tensor(first_E, device=device)
         first_BME = (first_BME * self.num_heads + head_M1).to(torch.int32)
         row_BQME.mul_(self.num_heads).add_(first_BME[:, None])
-        return row_BQME.flatten(0, 2), way_BQMF.flatten(0, 2).unflatten(1, (-1, 2))
+        return row_BQME.flatten(0, 2), way_BQMF.view(*row_BQME.shape, 2).flatten(0, 2)
 
     def _levels(self, canvas_BhwMd: Tensor) -> list[Tensor]:
         found = zip(self.shapes, self.tops, strict=False)
         return [canvas_BhwMd[:, top : top + h, 1 : 1 + w] for (h, w), top in found]
 
     def _tokens(self, value_BSMd: Tensor) -> tuple[Tensor, ...]:
-        return value_BSMd.split([height * width for height, width in self.shapes], dim=1)
+        return torch.split(value_BSMd, [height * width for height, width in self.shapes], dim=1)
 
 
 class _RowSums(torch.autograd.Function):
@@ -113,7 +113,7 @@ class _RowSums(torch.autograd.Function):
         return out_Nd
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, dout_Nd: Tensor) -> tuple[Tensor | None, ...]:
         value_BSMd, locations, weights = ctx.saved_tensors
         canvas: _Canvas = ctx.canvas

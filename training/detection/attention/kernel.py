@@ -74,21 +74,21 @@ class _Attention(torch.autograd.Function):
         ctx.shapes = shapes
         given = _arguments(value, locations)
         out_BQD = value.new_empty(*locations.shape[:2], value.shape[2] * value.shape[3])
-        with torch.cuda.device_of(value):
+        with torch.cuda.device_of(value):  # type: ignore[no-untyped-call]
             _forward[_programs(given)](
                 value, _levels(shapes, value.device), locations, weights, out_BQD, **given
             )
         return out_BQD
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, dout_BQD: Tensor) -> tuple[Tensor | None, ...]:
         value, locations, weights = ctx.saved_tensors
         given = _arguments(value, locations)
         dtype = torch.promote_types(value.dtype, torch.float32)
         dvalue = torch.zeros_like(value, dtype=dtype)
         dlocations, dweights = torch.empty_like(locations), torch.empty_like(weights)
-        with torch.cuda.device_of(value):
+        with torch.cuda.device_of(value):  # type: ignore[no-untyped-call]
             _backward[_programs(given)](
                 *(value, _levels(ctx.shapes, value.device), locations, weights),
                 *(dout_BQD.contiguous(), dvalue, dlocations, dweights),
@@ -203,7 +203,7 @@ def _backward(  # type: ignore[no-untyped-def]
             tl.store(dlocations + 2 * point_N + 1, dy_N * weight_N * height, mask=is_bag_N)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _level(levels, level):  # type: ignore[no-untyped-def]
     """Height, width and first token."""
     at = levels + 3 * level
@@ -232,7 +232,7 @@ def _share(way_N, far: tl.constexpr):  # type: ignore[no-untyped-def]
     return way_N if far else 1 - way_N
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _values(  # type: ignore[no-untyped-def]
     first_N, y_N, x_N, height, across, num_heads, width, is_inside_N, column_d, is_column_d
 ):

@@ -15,21 +15,21 @@ def by_grid_sample(
     weights_BQMLP: Tensor,
 ) -> Tensor:
     """A level at a time: the points of one level take memory, never those of all."""
-    num_images, _, num_heads, _ = value_BSMd.shape
+    num_images, _, num_heads, width = value_BSMd.shape
     # grid_sample counts from -1 to 1, border to border.
     grid_LNQP2 = (2 * locations_BQMLP2 - 1).permute(3, 0, 2, 1, 4, 5).flatten(1, 2)
     weights_LNQP = weights_BQMLP.permute(3, 0, 2, 1, 4).flatten(1, 2)
-    levels = value_BSMd.split([height * width for height, width in shapes], dim=1)
+    levels = torch.split(value_BSMd, [height * width for height, width in shapes], dim=1)
     out_NdQ: Tensor | None = None
     for value_BsMd, shape, grid_NQP2, weights_NQP in zip(
         levels, shapes, grid_LNQP2, weights_LNQP, strict=True
     ):
-        value_Ndhw = value_BsMd.permute(0, 2, 3, 1).flatten(0, 1).unflatten(2, shape)
+        value_Ndhw = value_BsMd.permute(0, 2, 3, 1).reshape(-1, width, *shape)
         points_NdQP = F.grid_sample(value_Ndhw, grid_NQP2, align_corners=False)
         read_NdQ = (points_NdQP * weights_NQP[:, None]).sum(dim=-1)
         out_NdQ = read_NdQ if out_NdQ is None else out_NdQ + read_NdQ
     assert out_NdQ is not None
-    return out_NdQ.unflatten(0, (num_images, num_heads)).flatten(1, 2).transpose(1, 2)
+    return out_NdQ.reshape(num_images, num_heads * width, -1).transpose(1, 2)
 
 
 @lru_cache(maxsize=1)

@@ -17,13 +17,16 @@ def test_a_deterministic_recipe_is_computed_deterministically(device: torch.devi
     assert choose(device, torch.float32, deterministic=True) == "deterministic"
 
 
-def test_without_a_gpu_sums_of_rows_are_faster() -> None:
+def test_without_a_gpu_sums_of_rows_are_faster_but_for_small_images() -> None:
     assert choose(CPU, torch.float32, deterministic=False) == "deterministic"
+    assert choose(CPU, torch.float32, deterministic=True, max_side=1333) == "deterministic"
+    assert choose(CPU, torch.float32, deterministic=True, max_side=160) == "reference"
 
 
 def test_what_the_stage_started_with_is_kept() -> None:
-    given = (GPU, torch.float32, False)
-    assert choose(*given, started_with="deterministic") == "deterministic"
+    assert choose(GPU, torch.float32, False, started_with="deterministic") == "deterministic"
+    kept = choose(CPU, torch.float32, False, started_with="deterministic", max_side=160)
+    assert kept == "deterministic"
 
 
 @pytest.mark.skipif("torch.cuda.is_available()", reason="there is a GPU")
