@@ -107,6 +107,17 @@ class HasWork(Protocol):
 
 
 @runtime_checkable
+class HasUsualBatch(Protocol):
+    """A Train stage whose batches differ in size: `example` is the largest, its time the usual one.
+
+    Memory must hold the largest batch; hours and dollars follow from the usual one (`measure`).
+    """
+
+    def usual(self, size: int) -> Batch:
+        """A batch of `size` samples in the form `collate` returns, of the average size."""
+
+
+@runtime_checkable
 class HasSurrogate(Protocol):
     """A Train stage whose loss reads data, with a step that can be measured (`measure`).
 
