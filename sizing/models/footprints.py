@@ -61,6 +61,14 @@ class Footprint:
     basis: Basis
     source: str
 
+    @property
+    def largest_over_usual(self) -> float:
+        """How much larger than usual the largest batch is, by what a step holds of it."""
+        if self.usual_peak_bytes is None:
+            return 1.0
+        fixed = self.parameter_bytes + self.optimizer_bytes
+        return (self.peak_bytes - fixed) / max(1, self.usual_peak_bytes - fixed)
+
 
 @cache
 def load(path: Path = FOOTPRINTS_FILE) -> tuple[dict[str, Any], ...]:

@@ -208,3 +208,14 @@ def test_growth_fits_a_g5_2xlarge_and_its_start_not_the_memory_of_a_g5_xlarge(
     )
     with pytest.raises(ValueError, match=r"while a stage starts: .* is g5\.2xlarge .*accept=host"):
         annotate(Stack(App(), "Small"), StackParameters.for_size("g5.xlarge", workload="growth"))
+
+
+def test_the_detector_is_deployed_with_the_seed_s_recipe_and_the_memory_of_its_largest_batch(
+    stack: Stack,
+) -> None:
+    parameters = StackParameters.for_size("g5.2xlarge", workload="detection")
+    assert (parameters.dataset, parameters.recipe) == ("detection", "full")
+    plan = annotate(stack, parameters)
+    assert plan is not None and plan["fits"] and plan["notice_fits"]
+    (stage,) = plan["stages"]
+    assert stage["usual_gpu_memory_mib"] < plan["gpu_memory_mib"] < 22_888

@@ -167,10 +167,8 @@ def _usual(stage: Any, config: Any, size: int) -> dict[str, int | float]:
     from training.capabilities import HasUsualBatch
     from training.preflight.footprint import measure_step
 
-    if not isinstance(stage, HasUsualBatch):
-        return {}
-    usual = stage.usual(size)
-    if _shapes(usual) == _shapes(stage.example(size)):
+    usual = stage.usual(size) if isinstance(stage, HasUsualBatch) else None
+    if usual is None or _shapes(usual) == _shapes(stage.example(size)):
         return {}
     found = asdict(measure_step(stage, config, size, usual))
     memory = {f"usual_{name}": found[name] for name in ("peak_bytes", "peak_activation_bytes")}

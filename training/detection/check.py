@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from training.data_report import DataReport
+from training.detection.check_boxes import check_boxes
 from training.detection.coco import Category, CocoSplit, read_split
-from training.detection.coco_boxes import check_boxes
 from training.detection.coco_faults import Faults
 from training.detection.coco_layout import (
     UNDIVIDED,

@@ -5,6 +5,7 @@ and boxes that are left out beside a mask. Every fault is noted, and its record 
 """
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,8 @@ Floats: TypeAlias = npt.NDArray[np.float64]
 # The names of images -> the folder that they are relative to.
 FindImages: TypeAlias = Callable[[list[str]], Path]
 
+# Also with a drive's letter, or on the web.
+_ABSOLUTE = re.compile(r"/|[A-Za-z]:/|\w+://")
 _LISTS = ("images", "annotations", "categories")
 
 
@@ -209,8 +212,7 @@ class _Reader:
 
     def _is_inside(self, where: str, file: str) -> bool:
         """Whether a path is relative, in this system's notation, and stays in its folder."""
-        is_inside = not (file.startswith("/") or "\\" in file or ":" in file[:8])
-        if not is_inside or ".." in Path(file).parts:
+        if _ABSOLUTE.match(file) or "\\" in file or ".." in Path(file).parts:
             self.faults.add("absolute-path", f"{where} is {file!r}")
             return False
         return True
@@ -238,7 +240,8 @@ class _Reader:
         found: list[Box] = []
         ids: set[object] = set()
         for where, record in self._records("annotation", records):
-            if (own := str(record.get("id"))) in ids:
+            own = str(record.get("id", where))
+            if own in ids:
                 self.faults.add("duplicate-annotation-id", f"{where} is there twice")
             ids.add(own)
             image_id = self._id(where, record, "image_id")

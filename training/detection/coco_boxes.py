@@ -1,24 +1,14 @@
-"""The box of one annotation in COCO's format, and what can be wrong with boxes.
+"""The box of one annotation in COCO's format.
 
 A box that is left out is taken from the mask, an area from mask or box; both are noted.
 """
 
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
-
-import numpy as np
-import numpy.typing as npt
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from training.detection.coco_faults import Faults, finite
 from training.detection.coco_masks import Extent, extent_of
 
-if TYPE_CHECKING:
-    from training.detection.coco import CocoSplit
-
-_Array: TypeAlias = npt.NDArray[Any]
-
-# Boxes may pass the border by this much without a word: tools round to pixels.
-_ROUNDING_PIXELS = 1.0
 # An area may be larger than its box by this factor: it is rounded, too.
 _AREA_ROUNDING = 1.01
 
@@ -45,7 +35,7 @@ def box_of(
         return None
     _, _, width, height = xywh
     if width < 0 or height < 0:
-        faults.add("box-size", f"{where} has the box {_shown(xywh)}, of negative size")
+        faults.add("box-size", f"{where} has the box {shown(xywh)}, of negative size")
         return None
     area = _area(record, extent, width * height, where, faults)
     crowd = record.get("iscrowd", 0)
@@ -94,42 +84,6 @@ def _area(
     return area
 
 
-def check_boxes(split: "CocoSplit", faults: Faults) -> None:
-    """Note boxes that do not lie in their images, that are empty, or that are there twice."""
-    of_image = np.repeat(np.arange(len(split)), split.objects_per_image)
-    for rule, those, what in _strange(split, of_image):
-        for number in np.flatnonzero(those).tolist():
-            height, width = split.sizes[of_image[number]].tolist()
-            where = f"{split.name}: {split.files[of_image[number]]} ({width}x{height})"
-            faults.add(rule, f"{where} has the box {_shown(split.boxes[number])}, {what}")
-
-
-def _strange(split: "CocoSplit", of_image: _Array) -> Iterator[tuple[str, _Array, str]]:
-    """Rules, the objects that break each, and what to say of them."""
-    if not len(split.boxes):
-        return
-    height, width = split.sizes[of_image].T.astype(np.float64)
-    x, y, w, h = split.boxes.T
-    passes = (x < -_ROUNDING_PIXELS) | (y < -_ROUNDING_PIXELS)
-    passes |= (x + w > width + _ROUNDING_PIXELS) | (y + h > height + _ROUNDING_PIXELS)
-    if 0 < split.boxes.max() <= 1.0:
-        yield "box-relative", w >= 0, "and all others are as small"
-        return
-    fit_as_corners = (w > x) & (h > y) & (w <= width + 1) & (h <= height + 1)
-    if passes.mean() > 0.5 and fit_as_corners.all():
-        yield "box-corners", passes, "which passes its border, as most do"
-        return
-    empty = (w == 0) | (h == 0)
-    outside = ((x >= width) | (y >= height) | (x + w <= 0) | (y + h <= 0)) & ~empty
-    yield "box-outside", outside, "outside of it"
-    yield "clipped-box", passes & ~outside & ~empty, "which passes its border"
-    yield "empty-box", empty, "of no width or height"
-    rows = np.column_stack([of_image, split.labels, split.boxes])
-    _, first, counts = np.unique(rows, axis=0, return_index=True, return_counts=True)
-    again = np.zeros_like(empty)
-    again[first[counts > 1]] = True
-    yield "duplicate-annotation", again, "more than once in one category"
-
-
-def _shown(xywh: Any) -> str:
+def shown(xywh: Any) -> str:
+    """A box as people read it."""
     return f"[{', '.join(f'{float(number):g}' for number in xywh)}]"

@@ -45,7 +45,9 @@ class Detections(NamedTuple):
 class Detector(nn.Module):
     """Images (uint8, 0 outside their valid sizes) to predictions."""
 
-    def __init__(self, architecture: Architecture, attention: Implementation = "reference") -> None:
+    def __init__(
+        self, architecture: Architecture, attention: Implementation = "deterministic"
+    ) -> None:
         super().__init__()
         a = self.architecture = architecture
         self.backbone = Backbone(a)

@@ -91,7 +91,7 @@ class MultiScaleAttention(nn.Module):
 
     def __init__(self, a: Architecture) -> None:
         super().__init__()
-        self.implementation: Implementation = "reference"
+        self.implementation: Implementation = "deterministic"
         self.heads = (a.num_heads, a.num_levels, a.num_points)
         per_point = math.prod(self.heads)
         self.sampling_offsets = nn.Linear(a.width, 2 * per_point)

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from training.detection.coco import Category
 from training.detection.samples import Batch, read
+from training.errors import UserError
 from training.workload import Partial
 
 CLASSES_FILE = "classes.csv"
@@ -68,7 +69,7 @@ def _pictures(batch: Batch) -> dict[str, Tensor]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Detections:
-    """All detections and the truth, in the order of the images' ids."""
+    """All detections and the truth; COCO's evaluation itself goes by the images' ids."""
 
     categories: Sequence[Category]
     found: Mapping[str, Tensor]  # a row for each image
@@ -76,17 +77,15 @@ class Detections:
 
     @classmethod
     def of(cls, parts: Sequence[Partial]) -> "Detections":
-        """Join the parts of `partial`, whatever their order."""
+        """Join the parts of `partial`, in any order."""
         joined = {
             name: torch.cat([part.tensors[name] for part in parts])
             for name in ("image_ids", "scores", "labels", "boxes", "original_sizes", *_TRUTH)
         }
-        rows = joined["image_ids"].argsort(stable=True)
-        objects = joined["truth_images"].argsort(stable=True)
         return cls(
             categories=read(parts[0].tensors["categories"]),
-            found={n: t[rows] for n, t in joined.items() if n not in _TRUTH},
-            truth={n.removeprefix("truth_"): joined[n][objects] for n in _TRUTH},
+            found={n: t for n, t in joined.items() if n not in _TRUTH},
+            truth={n.removeprefix("truth_"): joined[n] for n in _TRUTH},
         )
 
     def size(self, image_id: int) -> tuple[int, int]:
@@ -171,6 +170,8 @@ class Scores:
 
 def evaluate(detections: Detections) -> Scores:
     """Let faster-coco-eval compare detections and truth."""
+    if missing := missing_packages():
+        raise UserError(missing[0])
     from faster_coco_eval import COCO, COCOeval_faster
 
     truth = COCO(detections.as_coco())

@@ -102,7 +102,7 @@ def load_backbone(detector: Detector) -> None:
     except (urllib.error.URLError, OSError) as error:
         raise RunFailedError(
             f"the pretrained {name} could not be fetched ({error}); allow the download, or start "
-            "a run with random weights"
+            "a run with --override weights=random"
         ) from error
     known = detector.backbone.state_dict()
     detector.backbone.load_state_dict({name: state[name] for name in known})

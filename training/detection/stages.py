@@ -11,6 +11,7 @@ from torch.optim import AdamW, Optimizer
 
 from training.detection import evaluation, samples
 from training.detection.attention import Implementation, choose
+from training.detection.attention.choice import why_not_triton
 from training.detection.augment import Augmentation
 from training.detection.config import DetectionConfig
 from training.detection.denoising import denoising
@@ -20,6 +21,7 @@ from training.detection.matching import Match, hungarian, in_order, missing_pack
 from training.detection.pictures import draw_pictures
 from training.detection.published import load_backbone
 from training.detection.samples import DetectionSamples, detection_samples
+from training.errors import UserError
 from training.workload import Batch, Inputs, Loss, Milestones, Partial, Settings, Start
 
 _ATTENTION = "attention"  # in the numerics key
@@ -69,10 +71,15 @@ class TrainDetector:
         """What computes the attention: as the recipe says, or what is fastest on this machine."""
         c = self.config
         chosen: str = c.attention
+        dtype = getattr(torch, c.precision)
         if chosen == "auto":
-            dtype = getattr(torch, c.precision)
             before = started_with.get(_ATTENTION)
             chosen = choose(i.device, dtype, c.deterministic, before, max_side=c.max_side)
+        elif chosen == "triton" and (reason := why_not_triton(i.device, dtype)):
+            raise UserError(
+                f"attention is 'triton', which does not work here ({reason}); give another, or "
+                "--override attention=auto"
+            )
         cast(Detector, m).attend_by(cast(Implementation, chosen))
         return {_ATTENTION: chosen}
 

@@ -53,6 +53,8 @@ def test_where_batches_differ_time_follows_from_the_usual_and_memory_from_the_la
         memory = gpu_memory(stage, Constants())
         assert memory.usual_need is not None and memory.usual_need < memory.need
         assert stage.usual_peak_bytes == (400 + 4 * size) * MIB
+        # Besides parameters and optimizer there are 100 MiB of gradients in both.
+        assert stage.largest_over_usual == (100 + 10 * size) / (100 + 4 * size)
 
 
 @pytest.mark.parametrize(("size", "expected"), [(4, 440), (1, 410), (2, 420)])

@@ -98,9 +98,10 @@ def test_label_studio_names_images_from_its_root(tmp_path: Path) -> None:
     for category in content["categories"]:
         category["id"] -= 1
     for image in content["images"]:
-        image["file_name"] = f"images/{image['id']}.png"
+        image["file_name"] = f"images/1:50 – {image['id']}.png"
         image["id"] = str(image["id"])
     for annotation in content["annotations"]:
+        del annotation["id"]
         annotation["category_id"] -= 1
         annotation["image_id"] = str(annotation["image_id"])
         x, y, w, h = annotation["bbox"]

@@ -1,6 +1,7 @@
 """The detector as a whole: who influences whom, what padding changes, precision, recomputation."""
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -27,6 +28,18 @@ def test_the_published_detector_has_47_million_parameters() -> None:
     published = Architecture(num_classes=91)
     # Of the published checkpoint: this, and one row more of its label embedding.
     assert parameter_count(published) == 46_892_926
+
+
+def test_a_narrower_detector_of_three_levels_predicts_as_many_boxes() -> None:
+    torch.manual_seed(0)
+    detector = Detector(replace(SMALL, width=192, num_heads=8, num_levels=3)).eval()
+    batch = images(1, 1)
+    p = detector(batch.images, batch.sizes)
+    assert p.logits_LBQC.shape == (3, 2, 12, 3)
+    assert p.boxes_LBQ4.shape == (3, 2, 12, 4)
+    # Nothing is learned yet: no box has moved, and every class has the prior's probability.
+    torch.testing.assert_close(p.boxes_LBQ4[2], p.boxes_LBQ4[0])
+    assert (p.logits_LBQC.sigmoid() - 0.01).abs().max() < 0.05
 
 
 def test_no_denoising_group_changes_what_another_or_the_queries_predict() -> None:

@@ -19,6 +19,7 @@ from training.detection import evaluation, pictures
 from training.detection.coco import Category
 from training.detection.evaluation import Detections, partial, predictions, summarize
 from training.detection.samples import Batch, written
+from training.errors import UserError
 from training.workload import Partial
 
 NUM_IMAGES, NUM_DETECTIONS = 30, 25
@@ -220,8 +221,12 @@ def test_pictures_show_truth_and_detections(
     assert "matplotlib is not installed; the figures are in classes.csv" in caplog.text
 
 
-def test_a_machine_that_cannot_evaluate_says_so_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_that_cannot_evaluate_says_so_at_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     assert evaluation.missing_packages() == []
     monkeypatch.setitem(sys.modules, "faster_coco_eval", None)
     (message,) = evaluation.missing_packages()
     assert message.startswith("the evaluation needs the package faster-coco-eval, which is not")
+    with pytest.raises(UserError, match="the evaluation needs the package faster-coco-eval"):
+        summarize(parts(0)[0], tmp_path)

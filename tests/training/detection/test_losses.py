@@ -2,17 +2,15 @@
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torchvision.ops import generalized_box_iou, sigmoid_focal_loss
 
 from tests.training.detection.detectors import SMALL, Images, images, small_detector
-from tests.training.forked import in_fork
 from training.detection.architecture import LossWeights
 from training.detection.boxes import corners
 from training.detection.denoising import denoising
-from training.detection.detector import Detector, Predictions
+from training.detection.detector import Predictions
 from training.detection.losses import criterion
-from training.detection.matching import costs, hungarian, in_order
+from training.detection.matching import costs, hungarian
 
 WEIGHTS = LossWeights()
 
@@ -134,17 +132,3 @@ def test_every_parameter_has_a_gradient_also_without_objects() -> None:
         criterion(p, batch.labels, batch.boxes, WEIGHTS).total.backward()  # type: ignore[no-untyped-call]
         without = [name for name, each in detector.named_parameters() if each.grad is None]
         assert not without, counts
-
-
-def test_a_step_measured_by_shapes_alone_needs_no_data() -> None:
-    def parameters_with_gradients() -> bool:
-        with FakeTensorMode():
-            detector = Detector(SMALL)
-            labels, boxes = torch.zeros(2, 5, dtype=torch.long), torch.rand(2, 5, 4)
-            pixels = torch.zeros(2, 3, 64, 64, dtype=torch.uint8)
-            p = detector(pixels, torch.full((2, 2), 64), denoising(labels, boxes, SMALL))
-            loss = criterion(p, labels, boxes, WEIGHTS, in_order).total
-            loss.backward()  # type: ignore[no-untyped-call]
-            return all(each.grad is not None for each in detector.parameters())
-
-    assert in_fork(parameters_with_gradients)

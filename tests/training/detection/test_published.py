@@ -2,20 +2,30 @@
 
 import argparse
 import re
+import urllib.error
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torchvision.models import resnet18
 
 from tests.training.detection.detectors import SMALL, images, small_detector
 from training.detection.architecture import Architecture
 from training.detection.detector import Detector
-from training.detection.published import load_published, main, our_name, read_published
-from training.errors import UserError
+from training.detection.published import (
+    load_backbone,
+    load_published,
+    main,
+    our_name,
+    read_published,
+)
+from training.errors import RunFailedError, UserError
 
 # DINO-4scale with ResNet-50, as IDEA-Research/DINO's checkpoint0011_4scale.pth has it: read from
 # models/dino/*.py and config/DINO/DINO_4scale.py at commit 66d7173.
@@ -229,6 +239,33 @@ def test_a_published_checkpoint_becomes_a_file_to_start_from(tmp_path: Path) -> 
     assert {name: tensor.shape for name, tensor in written.items()} == expected
     # The first class is category 1, the last 90.
     assert written["labels.weight"][[0, 79], 0].tolist() == [1, 90]
+
+
+def test_the_backbone_is_filled_with_imagenets_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = resnet18().state_dict()
+    asked: list[Any] = []
+
+    def fetched(url: str, **options: Any) -> dict[str, Tensor]:
+        asked.append((url, options))
+        return weights
+
+    monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", fetched)
+    detector = Detector(replace(SMALL, backbone_norm="frozen_batch"))
+    load_backbone(detector)
+    assert all(torch.equal(t, weights[n]) for n, t in detector.backbone.state_dict().items())
+    [(url, options)] = asked
+    assert "resnet18" in url and options["check_hash"]
+
+
+def test_fails_without_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fetched(url: str, **options: Any) -> dict[str, Tensor]:
+        raise urllib.error.URLError("no route to host")
+
+    monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", fetched)
+    with pytest.raises(
+        RunFailedError, match=r"resnet18 could not be fetched .* allow the download"
+    ):
+        load_backbone(Detector(replace(SMALL, backbone_norm="frozen_batch")))
 
 
 def test_fails_without_a_traceback(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,6 +9,7 @@ from training.detection.detector import parameter_count
 from training.detection.recipes import coco_12, full, laptop
 from training.detection.stages import TrainDetector
 from training.detection.workload import DETECTION, RECIPES
+from training.errors import UserError
 from training.preflight.workload_checks import problems
 from training.workload import Milestones
 
@@ -75,6 +76,15 @@ def test_a_step_by_shapes_alone_has_the_loss_s_parts() -> None:
     assert surrogate.total.shape == loss.total.shape == torch.Size([])
     named = {count for _, count in loss.metrics.values()}
     assert named == {stage.weight(batch)}
+
+
+def test_an_attention_that_does_not_work_here_is_refused_before_a_step() -> None:
+    class OnTheCpu:
+        device = torch.device("cpu")
+
+    stage = TrainDetector(config=replace(laptop(), attention="triton"))
+    with pytest.raises(UserError, match="attention is 'triton', which does not work here"):
+        stage.numerics(torch.nn.Identity(), OnTheCpu(), {})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -149,9 +149,9 @@ def test_an_image_is_read_as_it_was_annotated(orientation: int, tmp_path: Path) 
 
 
 def test_drawn_plans_have_both_classes_under_their_boxes(tmp_path: Path) -> None:
-    make_dataset(tmp_path, 40, 0, lambda done, total: None)
+    make_dataset(tmp_path, 30, 0, lambda done, total: None)
     (tmp_path / "again").mkdir()
-    make_dataset(tmp_path / "again", 40, 0, lambda done, total: None)
+    make_dataset(tmp_path / "again", 30, 0, lambda done, total: None)
     data = inputs(tmp_path)
     samples = detection_samples(data, "train", SMALL)
     split, empty = samples.split, 0
