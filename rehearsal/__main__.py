@@ -269,9 +269,10 @@ def show_alarms(arguments: argparse.Namespace, say: Callable[[str], None]) -> in
 
 def child_environment(aws: EmbeddedAws) -> dict[str, str]:
     """Return our environment, with the embedded AWS and the virtual environment's node and cdk."""
+    # Runs and machines share the cores: a thread that spins keeps the one it waits for from them.
     kept = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
     path = os.pathsep.join([str(Path(sys.prefix) / "bin"), os.environ.get("PATH", os.defpath)])
-    return {**kept, **aws.environment(), "PATH": path}
+    return {"OMP_WAIT_POLICY": "passive", **kept, **aws.environment(), "PATH": path}
 
 
 if __name__ == "__main__":

@@ -108,7 +108,8 @@ class Inputs:
     `artifact(name)` gives the published shards of the Prepare stage called `name`, in shard order:
     one mapping of tensors per shard, memory mapped from safetensors files in the local cache (copy
     what you compute on in place; stacking or indexing with a list copies). `prior` is None before
-    the end of the first Train stage. `rank` counts the `world` processes from 0.
+    the end of the first Train stage. `rank` counts the `world` processes from 0. In `start`,
+    `is_given_weights` says that those of --init-from will replace what it leaves in the model.
     """
 
     config: Any
@@ -120,6 +121,7 @@ class Inputs:
     world: int
     seed: int
     scratch: Path  # local, may be empty in every attempt: downloads, caches
+    is_given_weights: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -239,6 +239,8 @@ class ProcessMachine:
             **{k: v for k, v in self.environment.items() if k not in NOT_PASSED_ON},
             "PATH": self.quirks.path(self._root, self._path),
             "LANG": "C.UTF-8",
+            # Its threads wait without spinning: the cores are shared, a machine's own are not.
+            "OMP_WAIT_POLICY": "passive",
             "HOME": str(self._root),
             "TMPDIR": str(self._root / "tmp"),
             "MACHINE_ROOT": str(self._root),

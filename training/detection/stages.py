@@ -80,18 +80,23 @@ class TrainDetector:
                 f"attention is 'triton', which does not work here ({reason}); give another, or "
                 "--override attention=auto"
             )
+        elif chosen in ("reference", "compiled") and c.deterministic and i.device.type == "cuda":
+            raise UserError(
+                f"attention is {chosen!r}, whose backward torch refuses on a GPU where "
+                "deterministic is true; give --override attention=auto, or deterministic=false"
+            )
         cast(Detector, m).attend_by(cast(Implementation, chosen))
         return {_ATTENTION: chosen}
 
     def start(self, m: nn.Module, i: Inputs) -> Start:
-        """Check the data; fetch ImageNet's weights."""
+        """Check the data; fetch ImageNet's weights, unless others are given."""
         c = self.config
         failures = [
             *evaluation.missing_packages(),
             *missing_packages(),
             *samples.failures(i, c.num_classes, c.num_queries),
         ]
-        if not failures and c.weights == "pretrained":
+        if not failures and c.weights == "pretrained" and not i.is_given_weights:
             load_backbone(cast(Detector, m))
         facts = {"parameters": sum(p.numel() for p in m.parameters())}
         return Start(failures=failures, facts=facts)

@@ -81,7 +81,7 @@ class _FromWeights(TrainProxy):
 
     def start(self, m: nn.Module, i: Inputs) -> Start:
         """Load the weights after the stage's own start, which may read data or `prior`."""
-        start = super().start(m, i)
+        start = super().start(m, replace(i, is_given_weights=True))
         if not start.failures:
             weights = read_weights(self._origin.uri)
             if weights.sha256 != self._origin.weights_sha256:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torchvision.models import resnet18
 
 from tests.training.detection.detectors import SMALL, images, small_detector
+from tests.training.detection.watched import small
 from training.detection.architecture import Architecture
 from training.detection.detector import Detector
 from training.detection.published import (
@@ -25,7 +26,12 @@ from training.detection.published import (
     our_name,
     read_published,
 )
+from training.detection.stages import TrainDetector
+from training.detection.workload import DETECTION
+from training.engine.origin import origin_from_weights, with_origin
 from training.errors import RunFailedError, UserError
+from training.preflight.standalone import standalone_inputs
+from training.workload import Train
 
 # DINO-4scale with ResNet-50, as IDEA-Research/DINO's checkpoint0011_4scale.pth has it: read from
 # models/dino/*.py and config/DINO/DINO_4scale.py at commit 66d7173.
@@ -239,6 +245,26 @@ def test_a_published_checkpoint_becomes_a_file_to_start_from(tmp_path: Path) -> 
     assert {name: tensor.shape for name, tensor in written.items()} == expected
     # The first class is category 1, the last 90.
     assert written["labels.weight"][[0, 79], 0].tolist() == [1, 90]
+
+
+@pytest.mark.parametrize("is_given", [False, True])
+def test_imagenets_weights_are_fetched_unless_others_replace_them(
+    is_given: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine that reaches no index can start from a published checkpoint."""
+    fetched: list[Detector] = []
+    monkeypatch.setattr("training.detection.stages.load_backbone", fetched.append)
+    monkeypatch.setattr("training.detection.samples.failures", lambda *_: [])
+    config = replace(small(), weights="pretrained")
+    stage: Train = TrainDetector(config=config)
+    inputs = standalone_inputs(stage.name, config)
+    model = stage.model(inputs)
+    save_file(model.state_dict(), tmp_path / "given.safetensors")
+    if is_given:
+        origin = origin_from_weights(str(tmp_path / "given.safetensors"), DETECTION, config)
+        (stage,) = with_origin(DETECTION, origin).stages(config)  # type: ignore[assignment]
+    assert not stage.start(model, inputs).failures
+    assert len(fetched) == (not is_given)
 
 
 def test_the_backbone_is_filled_with_imagenets_weights(monkeypatch: pytest.MonkeyPatch) -> None:
