@@ -2,14 +2,11 @@
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.training.detection.watched import WORKLOAD, make_sparse_dataset
-from tests.training.runs import ROOT
 from training.cli import sagemaker
 from training.cli.main import main
 from training.cli.sagemaker import Trainer
@@ -78,14 +75,7 @@ def test_faulty_files_are_the_failure_reason_and_nothing_is_trained(root: Path) 
     content = json.loads(path.read_text())
     content["annotations"][0]["category_id"] = 99
     path.write_text(json.dumps(content))
-    done = subprocess.run(
-        [sys.executable, "-m", "training", "sagemaker", f"--ml-root={root}"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 2, done.stderr
+    assert main(["sagemaker", f"--ml-root={root}"]) == 2
     assert "99" in (root / "output/failure").read_text()
     assert not (root.parent / "bucket").exists()
 
