@@ -23,6 +23,8 @@ from rehearsal.drill.outcome import Rehearsed
 from rehearsal.drill.program import RehearsedProgram
 from rehearsal.drill.run_files import BucketFiles, FolderFiles, bucket_files
 from rehearsal.machines import ProcessMachine
+from rehearsal.machines.nspawn.host import NspawnHost
+from rehearsal.machines.nspawn.machine import NspawnMachine
 from rehearsal.machines.quirks import Quirks
 
 POLL_SECONDS = 0.2
@@ -57,12 +59,18 @@ class Demo:
     aws: EmbeddedAws
     children: Children
     say: Callable[[str], None]
+    nspawn: NspawnHost | None = None
     started: float = field(default_factory=time.monotonic)
 
     @property
     def deployment(self) -> Deployment:
         """The stacks that this demo deploys."""
-        return Deployment(folder=self.settings.folder, aws=self.aws, children=self.children)
+        return Deployment(
+            folder=self.settings.folder,
+            aws=self.aws,
+            children=self.children,
+            nspawn=self.nspawn,
+        )
 
     def run(self) -> Rehearsed:
         """Run all phases; raise RehearsalFailed or ChildFailed if one fails."""
@@ -193,7 +201,7 @@ class Demo:
             )
         return True
 
-    def _machine(self, instance: Instance) -> ProcessMachine:
+    def _machine(self, instance: Instance) -> ProcessMachine | NspawnMachine:
         folder = self.settings.folder / "machines"
         return self.deployment.machine(instance, folder, self.settings.notice_seconds, Quirks())
 
