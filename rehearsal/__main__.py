@@ -32,6 +32,7 @@ from rehearsal.drill.program import RehearsedProgram
 from rehearsal.drill.program_receipt import make_program_receipt, program_faults, program_rows
 from rehearsal.drill.receipt import find_faults, make_receipt, receipt_rows
 from rehearsal.drill.report import write_program_report, write_report
+from rehearsal.machines.nspawn.commands import CommandFailed
 from rehearsal.machines.nspawn.host import NspawnHost, nspawn_host
 from rehearsal.machines.nspawn.namespaces import check_host, enter_namespaces
 from rehearsal.machines.nspawn.root_image import root_image
@@ -150,7 +151,14 @@ def main() -> int:
         except KeyboardInterrupt:
             say("interrupted: everything that the rehearsal started has been stopped")
             return EXIT_STOPPED
-        except (RehearsalFailed, ChildFailed, PortInUse, OSError, ValueError) as error:
+        except (
+            RehearsalFailed,
+            ChildFailed,
+            CommandFailed,
+            PortInUse,
+            OSError,
+            ValueError,
+        ) as error:
             print(f"rehearsal: {error}", file=sys.stderr)
             return 1
 

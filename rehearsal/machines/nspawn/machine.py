@@ -13,7 +13,7 @@ from pathlib import Path
 import certifi
 
 from rehearsal.machines.metadata import MetadataServer
-from rehearsal.machines.nspawn.commands import run
+from rehearsal.machines.nspawn.commands import CommandFailed, run
 from rehearsal.machines.nspawn.loop_device import LoopDevice
 from rehearsal.machines.nspawn.network import CARD, Card, Network
 from rehearsal.machines.quirks import Quirks
@@ -31,7 +31,7 @@ LOGS = (
 # Where systemd's services look for programs, those of quirks first.
 PROGRAMS = "usr/local/sbin"
 PATH = ("usr/local/bin", "usr/sbin", "usr/bin")
-PCI = "sys/bus/pci"
+PCI = "/sys/bus/pci"
 _MIB = 2**20
 
 
@@ -180,6 +180,9 @@ class NspawnMachine:
 
     def log_lines(self) -> list[str]:
         """Return the lines of boot and training so far, in the order in which we saw them."""
+        if self._nspawn is not None and self._nspawn.poll():
+            said = (self.folder / "console.log").read_text(errors="replace").strip().splitlines()
+            raise CommandFailed(f"systemd-nspawn of {self.instance_id} failed: {said[-1:]}")
         for name in LOGS:
             path = self.root / name
             if not path.exists():
@@ -220,7 +223,7 @@ class NspawnMachine:
             *("--capability=all", f"--network-interface={CARD}", *disks),
             f"--bind-ro={self.folder.resolve()}/hypervisor-uuid:/sys/hypervisor/uuid",
             # The host's bus has no NVIDIA GPU; boot takes a machine without a bus as it is.
-            f"--bind-ro={self.root}/{PCI}:/{PCI}",
+            f"--bind-ro={self.folder.resolve()}/pci:{PCI}",
             # Programs of a virtual environment name their interpreter by its own path.
             *(f"--bind-ro={path}" for path in (environment, interpreter)),
             f"--bind-ro={environment}:{pytorch}",
@@ -237,7 +240,7 @@ class NspawnMachine:
         layers = f"lowerdir={self.image},upperdir={folder}/upper,workdir={folder}/work"
         run("mount", "-t", "overlay", "overlay", "-o", layers, self.root)
         shutil.copytree(IMAGE_FILES, self.root, dirs_exist_ok=True, symlinks=True)
-        (self.root / PCI).mkdir(parents=True)
+        (folder / "pci").mkdir()
         self._furnish_quirks()
         (folder / "hypervisor-uuid").write_text(HYPERVISOR_UUID)
         for disk in self.disks:
@@ -256,7 +259,10 @@ class NspawnMachine:
             program.write_text(f"#!/bin/sh\nreal='/{real}/{name}'\n{script}\n")
             program.chmod(0o755)
         for name, text in self.quirks.files.items():
-            path = self.root / name.lstrip("/")
+            is_hardware = name.startswith(PCI)
+            path = (
+                self.folder / "pci" / name[len(PCI) + 1 :] if is_hardware else self.root / name[1:]
+            )
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
         if self.quirks.environment:
