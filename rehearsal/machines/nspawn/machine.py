@@ -31,7 +31,8 @@ LOGS = (
 # Where systemd's services look for programs, those of quirks first.
 PROGRAMS = "usr/local/sbin"
 PATH = ("usr/local/bin", "usr/sbin", "usr/bin")
-PCI = "/sys/bus/pci"
+# What the machine has as its PCI bus; without devices/ it counts as a machine without a bus.
+PCI, PCI_FILES = "/sys/bus/pci/", "etc/rehearsal/pci/"
 _MIB = 2**20
 
 
@@ -222,8 +223,6 @@ class NspawnMachine:
             *("--console=pipe", "--link-journal=no", "--resolv-conf=off", "--timezone=off"),
             *("--capability=all", f"--network-interface={CARD}", *disks),
             f"--bind-ro={self.folder.resolve()}/hypervisor-uuid:/sys/hypervisor/uuid",
-            # The host's bus has no NVIDIA GPU; boot takes a machine without a bus as it is.
-            f"--bind-ro={self.folder.resolve()}/pci:{PCI}",
             # Programs of a virtual environment name their interpreter by its own path.
             *(f"--bind-ro={path}" for path in (environment, interpreter)),
             f"--bind-ro={environment}:{pytorch}",
@@ -240,7 +239,7 @@ class NspawnMachine:
         layers = f"lowerdir={self.image},upperdir={folder}/upper,workdir={folder}/work"
         run("mount", "-t", "overlay", "overlay", "-o", layers, self.root)
         shutil.copytree(IMAGE_FILES, self.root, dirs_exist_ok=True, symlinks=True)
-        (folder / "pci").mkdir()
+        (self.root / PCI_FILES).mkdir(parents=True)
         self._furnish_quirks()
         (folder / "hypervisor-uuid").write_text(HYPERVISOR_UUID)
         for disk in self.disks:
@@ -259,10 +258,7 @@ class NspawnMachine:
             program.write_text(f"#!/bin/sh\nreal='/{real}/{name}'\n{script}\n")
             program.chmod(0o755)
         for name, text in self.quirks.files.items():
-            is_hardware = name.startswith(PCI)
-            path = (
-                self.folder / "pci" / name[len(PCI) + 1 :] if is_hardware else self.root / name[1:]
-            )
+            path = self.root / name.replace(PCI, f"/{PCI_FILES}").lstrip("/")
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
         if self.quirks.environment:
