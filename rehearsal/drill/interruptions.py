@@ -120,7 +120,7 @@ class Drill:
         if line.get("stage") != planned.stage:
             return False
         # A program's stage has no steps but its own.
-        done = line.get("stage_step", line.get("done", line["step"]))
+        done = line.get("stage_step", line.get("done", line.get("step", 0)))
         return int(done) >= planned.after
 
     def _follow(self, life: Life) -> None:

@@ -92,6 +92,19 @@ def test_a_program_is_interrupted_after_a_snapshot_or_at_its_own_step(tmp_path: 
     assert fleet.taken == [False, True]
 
 
+def test_a_workload_is_interrupted_in_a_preparation_that_has_no_steps(tmp_path: Path) -> None:
+    machine = Reports(tmp_path / "metrics.jsonl")
+    fleet = OneMachine(replace(interruption({}).life, machine=machine))
+    plan = [parse_interruption("kill:features:2")]
+    drill = Drill(fleet=cast(Fleet, fleet), run=FolderFiles(folder=tmp_path / "run"), plan=plan)
+    machine.write(kind="prepare", stage="features", shard=1, done=1)
+    drill.step()
+    assert fleet.taken == []
+    machine.write(kind="prepare", stage="features", shard=0, done=2)
+    drill.step()
+    assert fleet.taken == [False]
+
+
 def test_steps_lost_are_those_that_the_next_generation_did_again() -> None:
     resumes = [
         {"generation": 1, "step": 0},
