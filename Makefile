@@ -19,7 +19,7 @@ WORKERS = --numprocesses=$(shell $(PYTHON) -c 'import os; print(min(4, 1 + (os.c
 # The parts of `make check`, in the order of their length: the first two take both cores.
 CHECKS := check-types check-templates check-style check-imports check-scripts
 
-.PHONY: help setup demo drill test slow bughunt compat check $(CHECKS) checkov format synth diff review doctor deploy destroy aws-local parameters requirements clean
+.PHONY: help setup demo drill test slow bughunt compat check $(CHECKS) checkov peers format synth diff review doctor deploy destroy aws-local parameters requirements clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -38,13 +38,17 @@ $(READY): requirements.txt package-lock.json
 	@$(BIN)/npm ci --no-audit --no-fund --loglevel=error
 	@touch $@
 
-$(WHEELS): userdata/requirements.txt | $(READY)
+# Compiled packages of a workload are for one Python: that of the Deep Learning AMI.
+WORKLOADS_OWN := $(wildcard userdata/requirements-*/*.txt)
+DOWNLOAD = $(BIN)/python -m pip download --quiet --disable-pip-version-check --require-hashes --no-deps \
+  --only-binary=:all: --dest $@.new
+$(WHEELS): userdata/requirements.txt $(WORKLOADS_OWN) | $(READY)
 	@rm -rf $@ $@.new
-	@$(BIN)/python -m pip download --quiet --disable-pip-version-check --require-hashes --no-deps \
-	  --only-binary=:all: --platform manylinux_2_17_x86_64 --python-version 3.11 --dest $@.new --requirement $< && mv $@.new $@ || \
+	@$(DOWNLOAD) --platform manylinux_2_17_x86_64 --python-version 3.11 --requirement $< && \
+	  $(DOWNLOAD) --platform manylinux_2_28_x86_64 --python-version 3.13 $(WORKLOADS_OWN:%=--requirement %) && mv $@.new $@ || \
 	  echo "no wheels for the instances (see above): an image that lacks a package will need an index at boot" >&2
 
-demo: $(READY) ## the main job on the embedded AWS: deploy, train, interrupt, resume, prove; WORKLOAD=growth, or your script: PROGRAM=folder DATA=folder
+demo: $(READY) ## the main job on the embedded AWS: deploy, train, interrupt, resume, prove; WORKLOAD=growth, imagenet or detection, or your script: PROGRAM=folder DATA=folder
 	@$(BIN)/python -m rehearsal demo $(if $(WORKLOAD),--workload $(WORKLOAD)) $(if $(PROGRAM),--program $(PROGRAM)) $(if $(DATA),--data $(DATA)) $(ARGS)
 
 drill: $(READY) ## rehearse what can go wrong, each to its end: make drill ARGS="--list", ARGS="bad-gpu notice"
@@ -92,6 +96,14 @@ checkov: $(READY) .venv-checkov/.ready ## checkov on every assembly; each findin
 	@VIRTUAL_ENV=$(CURDIR)/.venv-checkov $(BIN)/uv pip sync --quiet --require-hashes stacks/checkov/requirements.txt
 	@touch $@
 
+peers: $(READY) .venv-peers/.ready ## what `python -m benchmarks loader`, `sync` and `gpu` compare with
+
+# An environment of its own: mosaicml-streaming wants an older transformers than the project's.
+.venv-peers/.ready: $(READY) benchmarks/requirements.txt
+	@$(BIN)/uv venv --quiet --clear --python $(BIN)/python .venv-peers
+	@VIRTUAL_ENV=$(CURDIR)/.venv-peers $(BIN)/uv pip sync --quiet --require-hashes benchmarks/requirements.txt
+	@touch $@
+
 format: $(READY) ## apply the formatter and the linter's safe fixes
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
@@ -121,9 +133,9 @@ parameters: $(READY) ## a size's stack parameters and their origins: make parame
 	@$(BIN)/python -m stacks.parameters $(SIZE) $(ARGS)
 
 requirements: $(READY) ## compile each requirements.in to its requirements.txt, with hashes and without host names
-	@for folder in . stacks/checkov; do \
+	@for folder in . stacks/checkov benchmarks; do \
 	  $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
 	    --no-emit-index-url --output-file $$folder/requirements.txt $$folder/requirements.in; done
 
 clean: ## remove what make created here (not the package caches)
-	rm -rf .venv .venv-compat .venv-checkov node_modules cdk.out out .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf .venv .venv-compat .venv-checkov .venv-peers node_modules cdk.out out .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -20,16 +20,18 @@ from benchmarks import (
     forecast,
     growth,
     history,
-    loader,
     overhead,
     plan,
     s3,
     spot,
+    sync,
     synth,
     walks,
 )
+from benchmarks.detection import table as detection
 from benchmarks.gpu import table as gpu
 from benchmarks.language import table as language
+from benchmarks.loader import measure as loader
 from benchmarks.program import measure as program
 from sizing.cli import tables
 
@@ -54,6 +56,12 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     transfers = commands.add_parser("s3", help="uploads and downloads beside other clients of S3")
     transfers.add_argument("--rounds", type=int, default=5, help="alternating: %(default)s")
     transfers.add_argument("--megabytes", type=int, default=512, help="default: %(default)s")
+    fetches = commands.add_parser("sync", help="a dataset from S3 to a folder beside others")
+    fetches.add_argument("--rounds", type=int, default=5, help="alternating: %(default)s")
+    fetches.add_argument("--files", type=int, default=3000, help="small ones: %(default)s")
+    fetches.add_argument("--kilobytes", type=int, default=111, help="of each: %(default)s")
+    fetches.add_argument("--large", type=int, default=4, help="large files: %(default)s")
+    fetches.add_argument("--megabytes", type=int, default=256, help="of each: %(default)s")
     plans = commands.add_parser("plan", help="plans over all sizes and recipes")
     plans.add_argument("--calls", type=int, default=1000, help="default: %(default)s")
     cached = commands.add_parser("cached", help="frozen features cached or computed every epoch")
@@ -68,15 +76,21 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     device.add_argument("--only", nargs="+", default=[], metavar="NAME", help="default: all of it")
     words = commands.add_parser("language", help="the growing model's phases beside peers")
     words.add_argument("--scale", help="tiny, eighth, quarter or full (default: full on a GPU)")
-    words.add_argument("--rounds", type=int, default=5, help="on a CPU, default: %(default)s")
     words.add_argument("--phases", nargs="+", default=[], metavar="NAME", help="default: all")
-    words.add_argument("--cpu", action="store_true", help="even if there is a GPU")
-    words.add_argument("--seconds", type=float, default=450.0, help="on a GPU: %(default)s")
+    boxes = commands.add_parser("detection", help="deformable attention and steps beside peers")
+    boxes.add_argument("--scale", help="tiny, laptop, half, reference or reference_pair")
+    boxes.add_argument("--parts", nargs="+", default=[], metavar="NAME", help="default: all")
+    boxes.add_argument("--compiled", action="store_true", help="torch.compile on a CPU, too")
+    for command in (words, boxes):
+        command.add_argument("--rounds", type=int, default=5, help="on a CPU: %(default)s")
+        command.add_argument("--cpu", action="store_true", help="even if there is a GPU")
+        command.add_argument("--seconds", type=float, default=450.0, help="on a GPU: %(default)s")
     images = commands.add_parser("loader", help="our loader beside others and what cores decode")
     images.add_argument("--rounds", type=int, default=5, help="alternating, default: %(default)s")
-    images.add_argument("--images", type=int, default=2000, help="a round, default: %(default)s")
+    images.add_argument("--images", type=int, default=4000, help="a round, default: %(default)s")
     images.add_argument("--batch", type=int, default=64, help="default: %(default)s")
     images.add_argument("--workers", type=int, help="processes (default: one per core)")
+    images.add_argument("--only", nargs="+", default=[], metavar="NAME", help="default: all")
     orders = commands.add_parser("bookkeeping", help="an epoch's orders, steps and digests")
     orders.add_argument("--samples", type=int, default=1_281_167, help="default: %(default)s")
     orders.add_argument("--batch", type=int, default=256, help="default: %(default)s")
@@ -111,6 +125,13 @@ _MEASURES: Mapping[str, Callable[[argparse.Namespace], Sequence[dict[str, Any]]]
     "s3": lambda given: checkpoint.columns(
         s3.measure(rounds=given.rounds, megabytes=given.megabytes)
     ),
+    "sync": lambda given: sync.measure(
+        rounds=given.rounds,
+        files=given.files,
+        kilobytes=given.kilobytes,
+        large=given.large,
+        megabytes=given.megabytes,
+    ),
     "plan": lambda given: plan.measure(calls=given.calls),
     "cached": lambda given: cached_features.measure(rounds=given.rounds, clips=given.clips),
     "overhead": lambda given: overhead.measure(rounds=given.rounds, width=given.width),
@@ -122,8 +143,20 @@ _MEASURES: Mapping[str, Callable[[argparse.Namespace], Sequence[dict[str, Any]]]
         cpu=given.cpu,
         seconds=given.seconds,
     ),
+    "detection": lambda given: detection.measure(
+        scale=given.scale,
+        rounds=given.rounds,
+        parts=given.parts,
+        cpu=given.cpu,
+        compiled=given.compiled,
+        seconds=given.seconds,
+    ),
     "loader": lambda given: loader.measure(
-        rounds=given.rounds, images=given.images, batch=given.batch, workers=given.workers
+        rounds=given.rounds,
+        images=given.images,
+        batch=given.batch,
+        workers=given.workers,
+        only=given.only,
     ),
     "bookkeeping": lambda given: bookkeeping.measure(samples=given.samples, batch=given.batch),
     "history": lambda given: history.measure(steps=given.steps),

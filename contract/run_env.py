@@ -19,6 +19,7 @@ Name: TypeAlias = Literal[
     "RUN_URI",
     "BUNDLE_URI",
     "DATA_MOUNT",
+    "DATA_ON",
     "DATA_DEVICE_NAME",
     "NUM_GPUS",
     "CHECKPOINT_INTERVAL",
@@ -36,6 +37,9 @@ Name: TypeAlias = Literal[
 # In the order of writing.
 NAMES: tuple[Name, ...] = get_args(Name)
 
+# What is mounted at DATA_MOUNT: the volume of the launch template, or the machine's own disks.
+DATA_PLACES = ("ebs", "nvme")
+
 _S3_URI = (r"s3://[^/\s]+/\S+", "s3://bucket/key")
 _SECONDS = (r"0*[1-9]\d*(\.\d+)?|0\.\d*[1-9]\d*", "a number of seconds above 0")
 _COUNT = (r"\d+", "a whole number")
@@ -49,6 +53,7 @@ _SHAPES: dict[str, tuple[str, str]] = {
     "RUN_URI": _S3_URI,
     "BUNDLE_URI": _S3_URI,
     "DATA_MOUNT": _PATH,
+    "DATA_ON": ("|".join(DATA_PLACES), " or ".join(DATA_PLACES)),
     "FLEET_PARAMETER": _PATH,
     "NUM_GPUS": (r"\d+", "a number"),
     "NOTICE_BUDGET_SECONDS": _SECONDS,

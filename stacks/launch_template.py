@@ -57,29 +57,31 @@ class TrainingLaunchTemplate(Construct):
 
 
 def _block_devices(parameters: StackParameters, key: kms.IKey | None) -> list[ec2.BlockDevice]:
-    return [
-        ec2.BlockDevice(
-            device_name=ROOT_DEVICE_NAME,
-            volume=ec2.BlockDeviceVolume.ebs(
-                parameters.root_volume_gib,
-                volume_type=ec2.EbsDeviceVolumeType.GP3,
-                encrypted=True,
-                kms_key=key,
-                delete_on_termination=True,
-            ),
+    root = ec2.BlockDevice(
+        device_name=ROOT_DEVICE_NAME,
+        volume=ec2.BlockDeviceVolume.ebs(
+            parameters.root_volume_gib,
+            volume_type=ec2.EbsDeviceVolumeType.GP3,
+            encrypted=True,
+            kms_key=key,
+            delete_on_termination=True,
         ),
-        ec2.BlockDevice(
-            device_name=DATA_DEVICE_NAME,
-            volume=ec2.BlockDeviceVolume.ebs(
-                parameters.data_volume_gib,
-                volume_type=ec2.EbsDeviceVolumeType.GP3,
-                iops=parameters.data_volume_iops,
-                throughput=parameters.data_volume_mib_per_second,
-                encrypted=True,
-                kms_key=key,
-                # EC2's default for non-root volumes is false: every interruption would leave a
-                # 200 GiB orphan behind.
-                delete_on_termination=True,
-            ),
+    )
+    if parameters.data_on == "nvme":
+        # Nothing would use the volume: EC2 attaches a size's instance store without a mapping.
+        return [root]
+    data = ec2.BlockDevice(
+        device_name=DATA_DEVICE_NAME,
+        volume=ec2.BlockDeviceVolume.ebs(
+            parameters.data_volume_gib,
+            volume_type=ec2.EbsDeviceVolumeType.GP3,
+            iops=parameters.data_volume_iops,
+            throughput=parameters.data_volume_mib_per_second,
+            encrypted=True,
+            kms_key=key,
+            # EC2's default for non-root volumes is false: every interruption would leave a
+            # 200 GiB orphan behind.
+            delete_on_termination=True,
         ),
-    ]
+    )
+    return [root, data]

@@ -41,6 +41,7 @@ def run_env(
         "RUN_URI": run_uri,
         "BUNDLE_URI": bundle_uri,
         "DATA_MOUNT": DATA_MOUNT,
+        "DATA_ON": parameters.data_on,
         "DATA_DEVICE_NAME": DATA_DEVICE_NAME,
         # Every size of the fleet has as many.
         "NUM_GPUS": str(catalogue.find(parameters.size).num_gpus),

@@ -45,7 +45,7 @@ def test_no_file_names_a_registry_host() -> None:
     assert named == []
 
 
-@pytest.mark.parametrize("folder", [".", "stacks/checkov"])
+@pytest.mark.parametrize("folder", [".", "stacks/checkov", "benchmarks"])
 def test_every_requirement_is_exact_and_hashed(folder: str) -> None:
     text = (REPOSITORY / folder / "requirements.txt").read_text().replace("\\\n", " ")
     lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]

@@ -10,8 +10,10 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch import nn
 
-from training.sources import SourceFile
-from training.workload import Batch, Inputs, Loss, Partial, Progress, Workload
+from training.data_report import DataReport
+from training.dataset_output import FinishedFiles, Output
+from training.sources import Brought, SourceFile
+from training.workload import Batch, Inputs, Loss, Order, Partial, Progress, Workload
 
 
 @runtime_checkable
@@ -39,6 +41,34 @@ class HasImport(Protocol):
 
 
 @runtime_checkable
+class HasPacking(Protocol):
+    """A workload that makes its dataset of files that users bring, file by file (`data import`).
+
+    So the files may come from a store, the dataset may go to one while it is made, and an import
+    that was interrupted goes on: `training.sources.UNFINISHED` in the output says what was begun.
+    """
+
+    def pack_dataset(
+        self, files: Sequence[Brought], output: Output, seed: int, progress: Progress
+    ) -> FinishedFiles:
+        """Write the dataset's files; return what the manifest says of them.
+
+        `progress` is called first with what was finished before.
+        """
+
+
+@runtime_checkable
+class HasFiles(Protocol):
+    """Samples that lie in several files of the dataset: a sync fetches first what is read first.
+
+    Without it a file is fetched before others once somebody waits for it.
+    """
+
+    def files(self, indices: Order) -> Sequence[str]:
+        """The files in which these samples lie, in the order in which they are needed first."""
+
+
+@runtime_checkable
 class HasDataOptions(Protocol):
     """A workload whose datasets can be made in several ways (`data make | import --override`)."""
 
@@ -60,6 +90,31 @@ class HasExample(Protocol):
 
     def example(self, size: int) -> Batch:
         """A batch of `size` samples in the form `collate` returns, each of the largest size."""
+
+
+@runtime_checkable
+class HasWork(Protocol):
+    """A Train stage of epochs whose samples take another work than `example`'s in some (`measure`).
+
+    Such as images of a resolution that grows. A plan adds up the epochs' times.
+    """
+
+    def work(self, epoch: int) -> tuple[str, float]:
+        """What a sample is like in an epoch, and its FLOPs and bytes as a share of the example's.
+
+        Epoch -1: of samples that are evaluated.
+        """
+
+
+@runtime_checkable
+class HasUsualBatch(Protocol):
+    """A Train stage whose batches differ in size: `example` is the largest, its time the usual one.
+
+    Memory must hold the largest batch; hours and dollars follow from the usual one (`measure`).
+    """
+
+    def usual(self, size: int) -> Batch:
+        """A batch of `size` samples in the form `collate` returns, of the average size."""
 
 
 @runtime_checkable
@@ -187,3 +242,35 @@ class HasDataInMemory(Protocol):
 
     def data_bytes_in_memory(self, c: Any, dataset_bytes: int) -> int:
         """Peak bytes one process holds of a dataset of `dataset_bytes`, loading included."""
+
+
+@runtime_checkable
+class HasFolderImport(Protocol):
+    """A workload that makes its dataset of a folder with a layout of its own (`data import`).
+
+    It is given the whole folder, or what is in the archive, instead of files with classes.
+    """
+
+    def import_folder(
+        self, folder: Path, out: Path, seed: int, progress: Progress
+    ) -> Mapping[str, Any]:
+        """Write the dataset's files into the empty folder `out`; return the manifest's `meta`."""
+
+
+@runtime_checkable
+class HasDataCheck(Protocol):
+    """A workload that checks what is in a dataset's files (`data check --workload`)."""
+
+    def check_data(self, folder: Path, progress: Progress) -> DataReport:
+        """Everything that is wrong with a dataset, or with the folder to be imported as one."""
+
+
+@runtime_checkable
+class HasResultList(Protocol):
+    """A stage that predicts, and whose predictions have a file format: one JSON list (`predict`).
+
+    Without it `predict` writes a line for each sample.
+    """
+
+    def result_list(self, prediction: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+        """What one of `predict`'s mappings adds to the list."""

@@ -4,11 +4,13 @@ Imports no torch.
 """
 
 import csv
+import os
 import tarfile
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import Protocol
 
 from training.errors import UserError
 
@@ -21,14 +23,50 @@ _TAR = (".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz")
 _COLUMNS = ("file", "class")
 
 
+class Brought(Protocol):
+    """One file that a user brings, wherever it lies; another process can read it too."""
+
+    @property
+    def name(self) -> str:
+        """Its name within the source."""
+
+    @property
+    def label(self) -> str | None:
+        """The name of its class; None: it is in no folder of a class."""
+
+    @property
+    def split(self) -> str | None:
+        """One of SPLITS; None: the workload divides."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Its size."""
+
+    def read(self) -> bytes:
+        """Its content."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SourceFile:
-    """One file that a user brings."""
+    """One file that a user brings, on this machine."""
 
-    name: str  # within the source, for messages
-    path: Path
-    label: str | None  # the name of its class; None: it is in no folder of a class
-    split: str | None  # one of SPLITS; None: the workload divides
+    name: str
+    # Of the source, so that a million files share it.
+    folder: Path
+    label: str | None
+    split: str | None
+
+    @property
+    def path(self) -> Path:
+        """Where it is."""
+        return self.folder / self.name
+
+    @property
+    def num_bytes(self) -> int:
+        return self.path.stat().st_size
+
+    def read(self) -> bytes:
+        return self.path.read_bytes()
 
 
 def open_source(source: Path, scratch: Path) -> list[SourceFile]:
@@ -41,12 +79,9 @@ def open_source(source: Path, scratch: Path) -> list[SourceFile]:
     if not source.exists():
         raise UserError(f"{source} does not exist; give a folder, a file or an archive")
     if source.is_file() and _is_archive(source):
-        unpacked = scratch / "unpacked"
-        unpacked.mkdir(parents=True)
-        _unpack(source, unpacked)
-        source = unpacked
+        source = open_folder(source, scratch)
     elif source.is_file() and source.suffix != ".csv":
-        return [SourceFile(name=source.name, path=source, label=None, split=None)]
+        return [SourceFile(name=source.name, folder=source.parent, label=None, split=None)]
     if source.is_dir():
         tables = sorted(source.glob("*.csv"))
         source = tables[0] if len(tables) == 1 else source
@@ -59,7 +94,20 @@ def open_source(source: Path, scratch: Path) -> list[SourceFile]:
     return found
 
 
-def class_names(files: Sequence[SourceFile]) -> list[str]:
+def open_folder(source: Path, scratch: Path) -> Path:
+    """A source as a folder; an archive is unpacked into `scratch` first."""
+    if source.is_dir():
+        return source
+    if not source.is_file() or not _is_archive(source):
+        what = "is no archive" if source.exists() else "does not exist"
+        raise UserError(f"{source} {what}; give a folder, a zip or a tar archive")
+    unpacked = scratch / "unpacked"
+    unpacked.mkdir(parents=True)
+    _unpack(source, unpacked)
+    return unpacked
+
+
+def class_names(files: Iterable[Brought]) -> list[str]:
     """The names of all classes, sorted; UserError if a file has none."""
     for file in files:
         if file.label is None:
@@ -72,19 +120,30 @@ def _name(file: SourceFile) -> str:
     return file.name
 
 
-def _of_folder(root: Path) -> Iterator[SourceFile]:
-    folders = [path for path in root.iterdir() if path.is_dir() and not path.name.startswith(".")]
-    splits = {path.name: _ALSO_CALLED.get(path.name, path.name) for path in folders}
+def places_of(names: Iterable[str]) -> Iterator[tuple[str, str | None, str | None]]:
+    """Name, class and split of files that are FILE or CLASS/FILE, perhaps below folders of splits.
+
+    Hidden ones, and those in hidden folders, are left out.
+    """
+    visible = [name for name in names if not name.startswith(".") and "/." not in name]
+    folders = {name.partition("/")[0] for name in visible if "/" in name}
+    splits = {folder: _ALSO_CALLED.get(folder, folder) for folder in folders}
     has_splits = bool(splits) and all(split in SPLITS for split in splits.values())
-    for path in root.rglob("*"):
-        relative = path.relative_to(root)
-        if not path.is_file() or any(part.startswith(".") for part in relative.parts):
-            continue
-        *above, _ = relative.parts
+    for name in visible:
+        *above, _ = name.split("/")
         split = splits[above.pop(0)] if has_splits and above else None
-        yield SourceFile(
-            name=relative.as_posix(), path=path, label=above[0] if above else None, split=split
-        )
+        yield name, above[0] if above else None, split
+
+
+def _of_folder(root: Path) -> Iterator[SourceFile]:
+    names = (
+        f"{folder}/{name}".removeprefix(f"{root}/")
+        for folder, _, names in os.walk(root)
+        for name in names
+    )
+    for name, label, split in places_of(names):
+        if (root / name).is_file():
+            yield SourceFile(name=name, folder=root, label=label, split=split)
 
 
 def _of_table(table: Path) -> Iterator[SourceFile]:
@@ -107,7 +166,7 @@ def _of_table(table: Path) -> Iterator[SourceFile]:
             split = _ALSO_CALLED.get(split, split)
             if split and split not in SPLITS:
                 raise UserError(f"{where}: split is {split!r}; give one of {', '.join(SPLITS)}")
-            yield SourceFile(name=name, path=path, label=label, split=split or None)
+            yield SourceFile(name=name, folder=table.parent, label=label, split=split or None)
 
 
 def _is_archive(path: Path) -> bool:

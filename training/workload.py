@@ -69,6 +69,9 @@ class Dataset(Protocol):
     def file(self, name: str) -> Path:
         """One file of the manifest; waits only until the sync has fetched and verified it."""
 
+    def expect(self, names: Sequence[str]) -> None:
+        """Let a sync that is filling the folder fetch these files first, in this order."""
+
     @property
     def manifest(self) -> Mapping[str, Any]:
         """The whole manifest: format, workload, name, files [{name, bytes, sha256}], meta."""
@@ -237,10 +240,15 @@ class Train(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rung:
-    """One step of the out-of-memory ladder: a config -> one that needs less memory."""
+    """One step of the out-of-memory ladder: a config -> one that needs less memory.
+
+    One that changes what is learned, such as the model's width, is not taken but offered: with
+    `override` as NAME=VALUE. Those come last.
+    """
 
     name: str
     apply: Callable[[Any], Any]
+    override: str = ""
 
 
 class Workload(Protocol[C]):

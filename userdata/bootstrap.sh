@@ -7,7 +7,7 @@ run=${MACHINE_ROOT:-}/run/training
 
 # After a restart of the machine /run is empty.
 mkdir -p "$run"
-rm -f "$run/boot-failure"
+rm -f "$run/boot-failure" "$run/dataset-begun"
 [[ -e $run/boot-started ]] || : >"$run/boot-started"
 INSTANCE_ID=$(cat "${MACHINE_ROOT:-}/var/lib/cloud/data/instance-id")
 export INSTANCE_ID
@@ -53,7 +53,21 @@ step keep-bundle bash userdata/steps/keep_bundle.sh
 if [[ $WORKLOAD == program ]]; then
     step program bash userdata/steps/program.sh
 fi
-step dataset bash userdata/steps/dataset.sh
+# Training begins as soon as the sync has: it waits for each file that it reads. A program reads
+# what it likes, so all must be there.
+python3 -m userdata.run_step dataset bash userdata/steps/dataset.sh &
+dataset=$!
 wait "$torch" || exit
+until [[ -e $run/dataset-begun && $WORKLOAD != program ]]; do
+    kill -0 "$dataset" 2>/dev/null || break
+    sleep 0.2
+done
+if ! kill -0 "$dataset" 2>/dev/null; then
+    wait "$dataset" || exit
+    dataset=
+fi
 step training bash userdata/steps/training.sh
 python3 -m userdata.events boot ok --since "$run/boot-started" --message "training started"
+# A sync that fails now ends this machine, or the run, as any other step does.
+[[ -z $dataset ]] || wait "$dataset"
+rm -f "$run/dataset-begun"

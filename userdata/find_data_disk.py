@@ -103,8 +103,8 @@ def holds_root(row: dict[str, Any]) -> bool:
     return "/" in row["mountpoints"] or any(holds_root(child) for child in children)
 
 
-def list_disks() -> list[Disk]:
-    """Return all disks of the machine."""
+def list_rows() -> list[dict[str, Any]]:
+    """Return what lsblk says of each disk of the machine."""
     columns = "NAME,TYPE,MODEL,SERIAL,MOUNTPOINTS"
     done = subprocess.run(
         ["lsblk", "--json", "--paths", "--output", columns],
@@ -112,16 +112,19 @@ def list_disks() -> list[Disk]:
         text=True,
         check=True,
     )
+    rows: list[dict[str, Any]] = json.loads(done.stdout)["blockdevices"]
+    return [row for row in rows if row["type"] == "disk"]
+
+
+def list_disks() -> list[Disk]:
+    """Return all disks of the machine."""
     disks = []
-    for row in json.loads(done.stdout)["blockdevices"]:
-        if row["type"] == "disk":
-            model, name = read_identity(row)
-            serial = row["serial"] or "no serial"
-            root = holds_root(row)
-            disk = Disk(
-                path=row["name"], model=model, serial=serial, device_name=name, holds_root=root
-            )
-            disks.append(disk)
+    for row in list_rows():
+        model, name = read_identity(row)
+        serial = row["serial"] or "no serial"
+        root = holds_root(row)
+        disk = Disk(path=row["name"], model=model, serial=serial, device_name=name, holds_root=root)
+        disks.append(disk)
     return disks
 
 

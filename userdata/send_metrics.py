@@ -21,6 +21,8 @@ from userdata.machine import aws_cli, machine_path
 
 METRICS_FILE = "/var/log/training/metrics.jsonl"
 NOTICE_FILE = "/run/training/notice.json"
+# It is there while the sync of the dataset goes on beside training.
+ARRIVING_FILE = "/run/training/dataset-begun"
 SEND_SECONDS = 60.0
 POLL_SECONDS = 2.0
 SEND_TIMEOUT_SECONDS = 30
@@ -150,12 +152,17 @@ class Publisher:
         self._read()
         if now - self._sent >= self.send_seconds:
             self._sent = now
-            if not self.is_running():
+            if self._only_waits or not self.is_running():
                 # The next trainer's commit age counts from its own start.
                 self.watch.forget_times()
             elif self.put(self.watch.data(now)):
                 self.watch.sent()
         self._judge_notice(now)
+
+    @property
+    def _only_waits(self) -> bool:
+        """Whether the trainer has done nothing yet and its dataset arrives: still the boot."""
+        return self.watch.last_progress is None and machine_path(ARRIVING_FILE).exists()
 
     def _judge_notice(self, now: float) -> None:
         if self._judged or not machine_path(NOTICE_FILE).exists():

@@ -27,6 +27,16 @@ DEFAULTS: Mapping[str, DemoDefaults] = MappingProxyType(
             checkpoint_interval="40steps",
             interruptions=("kill:dense:100", "notice:experts:60", "kill:grown:60"),
         ),
+        "imagenet": DemoDefaults(
+            count=1200,
+            checkpoint_interval="40steps",
+            interruptions=("kill:classifier:70", "kill:classifier:170", "notice:classifier:250"),
+        ),
+        "detection": DemoDefaults(
+            count=60,
+            checkpoint_interval="8steps",
+            interruptions=("kill:detect:20", "notice:detect:40", "kill:detect:110"),
+        ),
     }
 )
 # Of a program nobody here knows more than its snapshots.

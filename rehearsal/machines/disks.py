@@ -99,6 +99,8 @@ def mkfs_xfs(arguments: list[str]) -> int:
 
 def mount(arguments: list[str]) -> int:
     """Mount what fstab says on a folder: replace it with a link to the disk's files."""
+    if arguments[:1] == ["--bind"]:
+        return bind(Path(arguments[1]), Path(arguments[2]))
     if len(arguments) != 1:
         sys.exit(f"mount: process machines support only `mount FOLDER`, got {arguments}")
     folder = Path(arguments[0])
@@ -119,11 +121,25 @@ def mount(arguments: list[str]) -> int:
     sys.exit(f"mount: {point}: can't find {source} of type {kind}.")
 
 
+def bind(source: Path, folder: Path) -> int:
+    """Mount what is mounted elsewhere on a folder too."""
+    for path, disk in read_disks().items():
+        if disk["mounted"] == inside(str(source)):
+            files = disks_folder() / Path(path).name
+            files.mkdir(exist_ok=True)
+            folder.rmdir()
+            folder.symlink_to(files)
+            write_disk(path, {**disk, "bound": inside(str(folder))})
+            return 0
+    sys.exit(f"mount: {folder}: process machines bind only what a disk is mounted on")
+
+
 def findmnt(arguments: list[str]) -> int:
     """Print the UUID of what is mounted on a folder; status 1 if nothing is."""
     expect(arguments[:-1], ["--noheadings", "--output", "UUID", "--mountpoint"])
     point = inside(arguments[-1])
-    uuids = [disk["tags"]["UUID"] for disk in read_disks().values() if disk["mounted"] == point]
+    disks = read_disks().values()
+    uuids = [d["tags"]["UUID"] for d in disks if point in (d["mounted"], d.get("bound"))]
     print("\n".join(uuids), end="\n" if uuids else "")
     return 0 if uuids else 1
 

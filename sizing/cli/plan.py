@@ -6,17 +6,20 @@ python -m sizing plan trajectory --recipe full --size g5.2xlarge --runs 4 --unsh
 """
 
 import argparse
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from contract.run_env import DATA_PLACES
 from sizing.cli.prices import add_price_arguments, ages, given_usd_per_hour, price_cache
 from sizing.cli.tables import console, print_json, show
 from sizing.models.footprints import FOOTPRINTS_FILE
 from sizing.plan.checks import Findings, check_plan
+from sizing.plan.dataset import read_manifest
 from sizing.plan.plan import Plan, make_plan
 from sizing.plan.report import duration, figures, summary, to_json
 from sizing.plan.request import Request
+from sizing.plan.work import StagePlan
 from sizing.spot.traces import load_trace
 
 HELP = "one run on one size: fit, hours, dollars, notice"
@@ -67,8 +70,21 @@ def add_request_arguments(parser: argparse.ArgumentParser) -> None:
         default=0.0,
         help="data that each run holds itself; 0: memory-mapped and shared (default)",
     )
+    parser.add_argument(
+        "--data-on",
+        metavar="DISK",
+        choices=DATA_PLACES,
+        default="ebs",
+        help="ebs, a gp3 volume, or nvme, the size's instance store (default: %(default)s)",
+    )
     parser.add_argument("--volume-gib", type=int, default=200, help="default: %(default)s")
     parser.add_argument("--dataset-gib", type=float, help="default: the workload's data")
+    parser.add_argument(
+        "--manifest",
+        type=Path,
+        metavar="FILE",
+        help="a dataset's manifest.json: its size, its samples and, of images, their means",
+    )
     parser.add_argument(
         "--interval", default="auto", help="auto, 2epochs, 100steps or 600s (default: %(default)s)"
     )
@@ -102,8 +118,10 @@ def request(arguments: argparse.Namespace, size: str) -> Request:
         gpus=arguments.gpus,
         runs=arguments.runs,
         unshared_gib=arguments.unshared_gib,
+        data_on=arguments.data_on,
         volume_gib=arguments.volume_gib,
         dataset_gib=arguments.dataset_gib,
+        dataset=read_manifest(arguments.manifest) if arguments.manifest else None,
         checkpoint_interval=arguments.interval,
         rate_per_hour=arguments.rate,
         trace=load_trace(arguments.trace) if arguments.trace else None,
@@ -144,22 +162,35 @@ def show_plan(plan: Plan, findings: Findings) -> None:
     )
     total = plan.work.seconds or 1.0
     show(
-        [
-            {
-                "stage": stage.footprint.stage,
-                "epochs": f"{stage.footprint.epochs:g}",
-                "steps each": stage.footprint.steps_per_epoch,
-                "a step": duration(stage.step.seconds),
-                "GPU MiB": round(stage.memory.need),
-                "time": duration(stage.seconds),
-                "%": round(100 * stage.seconds / total),
-                "bound by": stage.bound_by,
-            }
-            for stage in plan.work.stages
-        ],
+        [row for stage in plan.work.stages for row in _stage_rows(stage, total)],
         title="where the time goes",
         notes=["modelled; dollars are for the instance alone; --explain shows each figure's basis"],
     )
+
+
+def _stage_rows(stage: StagePlan, total: float) -> Iterator[dict[str, Any]]:
+    """A row for each phase of a stage, and for its evaluations where the phases have names."""
+    parts: list[tuple[str, str, float, str]] = [
+        (phase.phase.name, f"{phase.phase.epochs:g}", phase.seconds, phase.bound_by)
+        for phase in stage.phases
+    ]
+    steps = [duration(phase.step.seconds) for phase in stage.phases]
+    if len(parts) > 1:
+        parts.append(("evaluation", "", stage.evaluation_seconds, "GPU"))
+        steps.append("")
+    else:
+        parts = [("", parts[0][1], stage.seconds, stage.bound_by)]
+    for (name, epochs, seconds, bound_by), step in zip(parts, steps, strict=True):
+        yield {
+            "stage": f"{stage.footprint.stage}, {name}" if name else stage.footprint.stage,
+            "epochs": epochs,
+            "steps each": stage.footprint.steps_per_epoch if epochs else "",
+            "a step": step,
+            "GPU MiB": round(stage.memory.need) if epochs else "",
+            "time": duration(seconds),
+            "%": round(100 * seconds / total),
+            "bound by": bound_by,
+        }
 
 
 def show_basis(plan: Plan) -> None:

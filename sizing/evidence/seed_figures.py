@@ -145,6 +145,11 @@ def _order(one: float, other: float) -> str:
     return "lower" if one < other else "higher"
 
 
+def _memory_order(one: str, other: str) -> str:
+    difference = catalogue.find(one).gpu_memory_mib - catalogue.find(other).gpu_memory_mib
+    return "the same" if not difference else "more" if difference > 0 else "less"
+
+
 FIGURES: Mapping[str, Callable[..., float | str]] = {
     "fact": fact,
     "arithmetic": lambda *factors: math.prod(float(factor) for factor in factors),
@@ -184,6 +189,8 @@ FIGURES: Mapping[str, Callable[..., float | str]] = {
     "served_order": lambda one, other: _order(
         _served(one).usd_per_million, _served(other).usd_per_million
     ),
+    "memory_order": _memory_order,
+    "runs_cuda": lambda family: "no" if catalogue.families()[family].kind == "chip" else "yes",
     "cheaper_than": lambda one, other: _order(usd(other), usd(one)),
     "plan_memory_mb": lambda: _plan(_SIZE).work.memory.need * MIB / 1e6,
     "plan_memory_percent": lambda: (

@@ -234,6 +234,20 @@ def _up(value: float) -> str:
     return f"{math.ceil(value * 100) / 100:g}"
 
 
+def _faster_data(plan: Plan) -> str:
+    """What speeds a stage up that waits for its data; smaller images only of large ones."""
+    inputs, request = plan.inputs, plan.request
+    ways = ["a larger size of the family"]
+    store = inputs.instance.instance_store_gb
+    if plan.work.main.bound_by == "disk" and store and request.data_on == "ebs":
+        ways.append("its instance store (data_on=nvme)")
+    given = request.dataset.sample_pixels if request.dataset else None
+    usual = inputs.facts.usual_pixels if inputs.facts else 0.0
+    if (usual if given is None else given) > usual / 2:
+        ways.append("a dataset of smaller images (data import --override shorter_side=256)")
+    return " or ".join(ways)
+
+
 def find_warnings(plan: Plan) -> tuple[str, ...]:
     """Return what is tight or unknown, each in one sentence."""
     return (
@@ -257,8 +271,8 @@ def _resource_warnings(plan: Plan) -> list[str]:
         found.append(f"the volume is tight: {volume:.0f} of {plan.request.volume_gib} GiB")
     if main.bound_by in ("loader CPU", "disk"):
         found.append(
-            f"stage {main.footprint.stage} waits for the {main.bound_by}: a larger size of the "
-            "family is faster, a faster GPU is not"
+            f"stage {main.footprint.stage} waits for the {main.bound_by}: {_faster_data(plan)} is "
+            "faster, a faster GPU is not"
         )
     half = any(stage.footprint.precision == "bfloat16" for stage in plan.work.stages)
     if half and not gpu.has_bfloat16:

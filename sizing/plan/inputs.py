@@ -12,7 +12,14 @@ from sizing.catalogue.refresh import load_answers, prices
 from sizing.models import footprints
 from sizing.models.calibration import calibrated
 from sizing.models.constants import GIB, Constants
-from sizing.models.data_path import DATA, DataFacts, Rate, network_rate, volume_rate
+from sizing.models.data_path import (
+    DATA,
+    DataFacts,
+    Rate,
+    instance_store_rate,
+    network_rate,
+    volume_rate,
+)
 from sizing.models.footprints import Footprint
 from sizing.plan.request import Request
 from sizing.spot.interruptions import Interruptions, interruptions, interruptions_of
@@ -40,7 +47,7 @@ class Inputs:
     @property
     def knows_data(self) -> bool:
         """Whether anything is known of the workload's data."""
-        return self.facts is not None or bool(self.request.dataset_gib)
+        return self.facts is not None or self.dataset_bytes > 0
 
     @property
     def checkpoint_bytes(self) -> int:
@@ -79,6 +86,8 @@ def look_up(
         request,
     )
     facts = DATA.get(request.workload) or _given_data(request, stages)
+    if request.dataset is not None:
+        facts = request.dataset.applied(facts)
     price, spot_price = _prices(request)
     return Inputs(
         request=request,
@@ -90,7 +99,7 @@ def look_up(
         footprints=stages,
         facts=facts,
         dataset_bytes=_dataset_bytes(request, facts, stages),
-        volume=volume_rate(instance, request.volume_mb_per_second(instance), used),
+        volume=_data_rate(request, instance, used),
         network=network_rate(instance, used),
         interruptions=_interruptions(request),
         price=price,
@@ -98,15 +107,25 @@ def look_up(
     )
 
 
+def _data_rate(request: Request, instance: Instance, constants: Constants) -> Rate:
+    """Of what is mounted for data; an instance store without published figures counts as EBS."""
+    if request.data_on == "nvme" and (rate := instance_store_rate(instance)) is not None:
+        return rate
+    return volume_rate(instance, request.volume_mb_per_second(instance), constants)
+
+
 def _as_asked(stages: tuple[Footprint, ...], request: Request) -> tuple[Footprint, ...]:
     """The stages with as many samples and epochs as the request gives; counts do not change.
 
     `samples` is the whole dataset: every stage's share of it stays.
     """
-    if request.samples is None and request.epochs is None:
+    samples = request.samples or (request.dataset and request.dataset.train_samples)
+    if samples is None and request.epochs is None:
         return stages
     whole = max(stage.samples_per_epoch for stage in stages)
-    share = (request.samples or whole) / whole
+    share = (samples or whole) / whole
+    if share == 1 and request.epochs is None:
+        return stages
     return tuple(_scaled(stage, share, request.epochs) for stage in stages)
 
 
@@ -123,6 +142,9 @@ def _scaled(stage: Footprint, share: float, epochs: float | None) -> Footprint:
         steps_per_epoch=math.ceil(samples / (stage.global_batch if trains else stage.micro_batch)),
         epochs=epochs,
         evaluations=evaluations,
+        phases=tuple(
+            replace(phase, epochs=phase.epochs * epochs / stage.epochs) for phase in stage.phases
+        ),
     )
 
 
@@ -146,6 +168,8 @@ def _dataset_bytes(
 ) -> float:
     if request.dataset_gib:
         return request.dataset_gib * GIB
+    if request.dataset is not None:
+        return request.dataset.num_bytes
     samples = max(stage.samples_per_epoch + stage.validation_samples for stage in stages)
     return samples * facts.dataset_bytes_per_sample if facts else 0.0
 

@@ -14,6 +14,9 @@ from sizing.plan.spot_verdict import spot_verdict
 from sizing.plan.work import StagePlan
 from sizing.spot.forecast import Estimate
 
+# Loader and disk are worth a line from this share of the slowest part's time on.
+_NEAR = 0.25
+
 
 def to_json(plan: Plan, findings: Findings) -> dict[str, Any]:
     """Return the plan as plain JSON; null where the run would never end on Spot."""
@@ -82,7 +85,19 @@ def _stage(stage: StagePlan) -> dict[str, Any]:
         "epoch_seconds": rounded(stage.epoch_seconds),
         "seconds": rounded(stage.seconds),
         "bound_by": stage.bound_by,
+        "phases": [
+            {
+                "name": phase.phase.name,
+                "epochs": rounded(phase.phase.epochs),
+                "step_seconds": rounded(phase.step.seconds),
+                "seconds": rounded(phase.seconds),
+                "bound_by": phase.bound_by,
+            }
+            for phase in stage.phases
+        ],
+        "evaluation_seconds": rounded(stage.evaluation_seconds),
         "gpu_memory_mib": round(memory.need),
+        "usual_gpu_memory_mib": None if memory.usual_need is None else round(memory.usual_need),
         "allocated_mib": rounded(memory.allocated),
         "memory_mib": {
             name: rounded(getattr(memory, name))
@@ -156,6 +171,15 @@ def figures(plan: Plan) -> dict[str, Figure]:
     }
 
 
+def _usual(plan: Plan) -> str:
+    """Where batches differ in size: what the average one needs, before what the largest needs."""
+    usual = plan.work.memory.usual_need
+    if usual is None:
+        return ""
+    runs = plan.request.runs_per_gpu(plan.inputs.instance)
+    return f"{usual * runs:,.0f} for batches of the average size, for the largest "
+
+
 def _price_basis(price: Price) -> Basis:
     if price.basis == "modelled" or price.basis == "given":
         return price.basis
@@ -168,10 +192,12 @@ def summary(plan: Plan) -> list[tuple[str, str]]:
     return [
         (
             "GPU memory",
-            f"{plan.gpu_memory_need:,.0f} of {plan.inputs.instance.gpu_memory_mib:,} MiB",
+            f"{_usual(plan)}{plan.gpu_memory_need:,.0f} of "
+            f"{plan.inputs.instance.gpu_memory_mib:,} MiB",
         ),
         *_host(plan),
         ("bound by", f"{plan.work.main.bound_by} (stage {plan.work.main.footprint.stage})"),
+        *_rates(plan),
         ("epoch", _epoch(plan.work.main)),
         (
             "work",
@@ -202,6 +228,27 @@ def summary(plan: Plan) -> list[tuple[str, str]]:
         ("alternates", _alternates(plan.request.size)),
         *([("with fallback", sentence(fallback))] if (fallback := with_fallback(plan)) else []),
     ]
+
+
+def _rates(plan: Plan) -> list[tuple[str, str]]:
+    """Say how many samples a second each part of the data path could bring, the slowest first."""
+    main = plan.work.main
+    phase = max(main.phases, key=lambda each: each.seconds)
+    slowest = max(seconds for _, seconds in phase.waits)
+    if all(seconds < slowest * _NEAR for name, seconds in phase.waits[1:]):
+        return []
+    volume = plan.inputs.volume.baseline
+    what = {"disk": f"disk ({volume:,.1f} MB/s)"}
+    samples = main.footprint.samples_per_epoch
+    rates = [
+        f"{what.get(name, name)} {samples / seconds:,.0f}"
+        for name, seconds in sorted(phase.waits, key=lambda each: -each[1])
+        if seconds
+    ]
+    at = f" at {phase.phase.name}" if phase.phase.name else ""
+    if not dict(phase.waits)["disk"]:
+        rates.append("no disk after the first epoch")
+    return [("samples a second", f"{', '.join(rates)}{at}")]
 
 
 def _epoch(main: StagePlan) -> str:

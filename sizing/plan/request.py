@@ -5,9 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from contract.notice import MAX_SECONDS
+from contract.run_env import DATA_PLACES
 from sizing import catalogue
 from sizing.catalogue import PRICE_REGION, Instance
 from sizing.models.data_path import GP3_MB_PER_SECOND, MB_PER_MIB
+from sizing.plan.dataset import DatasetFacts
 from sizing.spot.traces import Trace
 
 # gp3's highest throughput.
@@ -27,12 +29,14 @@ class Request:
     epochs: float | None = None
     gpus: int = 1
     runs: int = 1
+    data_on: str = "ebs"
     volume_gib: int = 200
     volume_mib_per_second: float | None = None
     notice_seconds: float | None = None
     trains_on_at_notice: bool = True
     checkpoint_interval: str = "auto"
     dataset_gib: float | None = None
+    dataset: DatasetFacts | None = None  # what its manifest says
     unshared_gib: float = 0.0
     rate_per_hour: float | None = None
     trace: Trace | None = None
@@ -51,6 +55,8 @@ class Request:
             value = getattr(self, name)
             if value is not None and not 1 <= value < 1e12:
                 raise ValueError(f"{name} is {value}; give at least 1")
+        if self.data_on not in DATA_PLACES:
+            raise ValueError(f"data_on is {self.data_on!r}; give {' or '.join(DATA_PLACES)}")
         if self.epochs is not None and not 0 < self.epochs < 1e9:
             raise ValueError(f"epochs is {self.epochs:g}; give a number above 0")
         for name in ("dataset_gib", "unshared_gib", "rate_per_hour", "volume_mib_per_second"):
@@ -73,6 +79,8 @@ class Request:
                 f"size {self.size} has no whole NVIDIA GPU to train on; "
                 "the smallest that has one is g4dn.xlarge"
             )
+        if self.data_on == "nvme" and not instance.instance_store_gb:
+            raise ValueError(f"data_on is 'nvme', and {self.size} has no instance store; give ebs")
         if not 1 <= self.gpus <= instance.num_gpus:
             raise ValueError(f"gpus is {self.gpus}; {self.size} has {instance.num_gpus}")
         return instance

@@ -1,10 +1,9 @@
 """The work of a run: each stage's time and memory, with no interruption and no start."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from sizing.models.data_path import epoch_data
-from sizing.models.footprints import Footprint
+from sizing.models.footprints import Footprint, Phase
 from sizing.models.host import HostMemory
 from sizing.models.memory import GpuMemory, gpu_memory
 from sizing.models.step_time import StepTime, step_time
@@ -15,11 +14,48 @@ _ALLREDUCE_GB_PER_SECOND = 10.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class PhasePlan:
+    """Epochs of a stage whose samples take equal work; `waits`: an epoch, by what it waits for."""
+
+    phase: Phase
+    step: StepTime
+    waits: tuple[tuple[str, float], ...]
+
+    @property
+    def bound_by(self) -> str:
+        """The slowest of GPU, loader and disk, which work side by side."""
+        return max(self.waits, key=lambda wait: wait[1])[0]
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of all its epochs."""
+        return self._seconds(self.step.seconds)
+
+    @property
+    def seconds_low(self) -> float:
+        """The seconds if every step is as fast as its range allows; the slowest still decides."""
+        return self._seconds(self.step.seconds_low)
+
+    @property
+    def seconds_high(self) -> float:
+        """The seconds if every step is as slow as its range allows."""
+        return self._seconds(self.step.seconds_high)
+
+    def _seconds(self, step_seconds: float) -> float:
+        ratio = step_seconds / self.step.seconds
+        gpu = self.step.bound_by
+        return self.phase.epochs * max(
+            waited * (ratio if name == gpu else 1) for name, waited in self.waits
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class StagePlan:
-    """One stage: its time by what takes it, and its memory."""
+    """One stage: its time by what takes it, and its memory. `step` is the largest one."""
 
     footprint: Footprint
     step: StepTime
+    phases: tuple[PhasePlan, ...]
     epoch_seconds: float
     evaluation_seconds: float
     seconds: float
@@ -62,8 +98,8 @@ class Work:
 
     @property
     def longest_step_seconds(self) -> float:
-        """Seconds of the longest optimizer step of any stage."""
-        return max(stage.step.seconds for stage in self.stages)
+        """Seconds of the longest optimizer step of any stage: of its largest batch."""
+        return max(stage.step.seconds * stage.footprint.largest_over_usual for stage in self.stages)
 
 
 def plan_work(inputs: Inputs, host: HostMemory) -> Work:
@@ -87,48 +123,69 @@ def share_gpu(step: StepTime, *, runs_per_gpu: int, runs_per_vcpu: float) -> Ste
 
 
 def _stage(footprint: Footprint, inputs: Inputs, host: HostMemory) -> StagePlan:
-    """One stage's time: GPU, loader and disk work side by side, the slowest decides."""
-    request, facts, vcpus = inputs.request, inputs.facts, inputs.instance.vcpus
-    runs_per_gpu = request.runs_per_gpu(inputs.instance)
-    step = step_time(footprint, inputs.gpu, inputs.constants, world=request.gpus)
-    if request.gpus > 1:
-        exchanged = 2 * footprint.gradient_bytes * (request.gpus - 1) / request.gpus
-        step = replace(step, optimizer=step.optimizer + exchanged / 1e9 / _ALLREDUCE_GB_PER_SECOND)
+    """One stage's time: that of its phases and evaluations."""
+    runs_per_gpu = inputs.request.runs_per_gpu(inputs.instance)
+    step = _step(footprint, 1.0, inputs)
     # Forward is a third of a step's work.
-    a_sample = (step.compute + step.traffic) / footprint.global_batch / 3
-    evaluation = footprint.validation_samples * a_sample * footprint.evaluations * runs_per_gpu
-    step = share_gpu(step, runs_per_gpu=runs_per_gpu, runs_per_vcpu=request.runs / vcpus)
-    waits = {step.bound_by: step.seconds * footprint.steps_per_epoch}
-    if facts is not None:
-        prepares = footprint.kind == "prepare"
-        each = facts.dataset_bytes_per_sample if prepares else facts.epoch_bytes_per_sample
-        data = epoch_data(
-            samples=footprint.samples_per_epoch,
-            facts=facts,
-            instance=inputs.instance,
-            volume=inputs.volume,
-            cache_bytes=host.cache_bytes,
-            epoch_bytes=footprint.samples_per_epoch * each,
-            runs=request.runs,
+    a_sample = (step.compute + step.traffic) / footprint.global_batch / 3 * runs_per_gpu
+    images = footprint.validation_samples * footprint.evaluations * footprint.evaluation_work
+    evaluation = images * a_sample
+    data = _epoch_data(footprint, inputs, host)
+    phases = []
+    for phase in footprint.all_phases:
+        shared = share_gpu(
+            _step(footprint, phase.work, inputs),
+            runs_per_gpu=runs_per_gpu,
+            runs_per_vcpu=inputs.request.runs / inputs.instance.vcpus,
         )
-        waits |= {"loader CPU": data.loader, "disk": data.disk}
-    bound_by = max(waits, key=lambda name: waits[name])
+        waits = ((shared.bound_by, shared.seconds * footprint.steps_per_epoch), *data)
+        phases.append(PhasePlan(phase=phase, step=shared, waits=waits))
+    seconds = sum(phase.seconds for phase in phases)
     return StagePlan(
         footprint=footprint,
-        step=step,
-        epoch_seconds=waits[bound_by],
+        step=max((phase.step for phase in phases), key=lambda each: each.seconds),
+        phases=tuple(phases),
+        epoch_seconds=seconds / footprint.epochs,
         evaluation_seconds=evaluation,
-        seconds=waits[bound_by] * footprint.epochs + evaluation,
-        seconds_low=_epoch(waits, step, step.seconds_low) * footprint.epochs
-        + evaluation * step.work_low,
-        seconds_high=_epoch(waits, step, step.seconds_high) * footprint.epochs
-        + evaluation * step.work_high,
-        bound_by=bound_by,
+        seconds=seconds + evaluation,
+        seconds_low=sum(phase.seconds_low for phase in phases) + evaluation * step.work_low,
+        seconds_high=sum(phase.seconds_high for phase in phases) + evaluation * step.work_high,
+        bound_by=max(phases, key=lambda phase: phase.seconds).bound_by,
         memory=gpu_memory(footprint, inputs.constants),
     )
 
 
-def _epoch(waits: Mapping[str, float], step: StepTime, step_seconds: float) -> float:
-    """Seconds of an epoch, had its steps taken `step_seconds` each: the slowest still decides."""
-    ratio = step_seconds / step.seconds
-    return max(waited * (ratio if n == step.bound_by else 1) for n, waited in waits.items())
+def _step(footprint: Footprint, work: float, inputs: Inputs) -> StepTime:
+    """A step whose samples take `work` times that of the counted ones, with its exchange."""
+    gpus = inputs.request.gpus
+    lighter = replace(
+        footprint,
+        flops_per_sample=footprint.flops_per_sample * work,
+        kept_bytes_per_sample=footprint.kept_bytes_per_sample * work,
+    )
+    step = step_time(lighter, inputs.gpu, inputs.constants, world=gpus)
+    if gpus == 1:
+        return step
+    exchanged = 2 * footprint.gradient_bytes * (gpus - 1) / gpus
+    return replace(step, optimizer=step.optimizer + exchanged / 1e9 / _ALLREDUCE_GB_PER_SECOND)
+
+
+def _epoch_data(
+    footprint: Footprint, inputs: Inputs, host: HostMemory
+) -> tuple[tuple[str, float], ...]:
+    """The seconds that an epoch's data takes, by what it waits for."""
+    facts = inputs.facts
+    if facts is None:
+        return ()
+    prepares = footprint.kind == "prepare"
+    each = facts.dataset_bytes_per_sample if prepares else facts.epoch_bytes_per_sample
+    data = epoch_data(
+        samples=footprint.samples_per_epoch,
+        facts=facts,
+        instance=inputs.instance,
+        volume=inputs.volume,
+        cache_bytes=host.cache_bytes,
+        epoch_bytes=footprint.samples_per_epoch * each,
+        runs=inputs.request.runs,
+    )
+    return (("loader CPU", data.loader), ("disk", data.disk))

@@ -107,16 +107,17 @@ def dataset_is_uploaded(account: Account) -> Iterator[Finding]:
             what=f"{what}; the bucket is in {place}, so every boot pays for cross-region transfer",
             fix=f"AWS_REGION={place} {account.deploy()}",
         )
-    if needed * VOLUME_PER_DATASET > p.data_volume_gib:
+    if needed * VOLUME_PER_DATASET > p.data_gib:
         least = int(needed * VOLUME_PER_DATASET) + 1
         yield Finding(
             check="dataset",
             state="problem",
-            what=f"{what}; data_volume_gib is {p.data_volume_gib}",
-            fix=f"{account.deploy()} -c data_volume_gib={least}",
+            what=f"{what}; {p.data_on} has {p.data_gib} GiB",
+            fix=f"{account.deploy()} -c data_on=ebs -c data_volume_gib={least}",
         )
     else:
-        yield Finding(check="dataset", state="ok", what=f"{what}, on {p.data_volume_gib} GiB")
+        there = f"{what}, on {p.data_gib} GiB of {p.data_on}"
+        yield Finding(check="dataset", state="ok", what=there)
 
 
 def alarm_email_is_confirmed(account: Account) -> Iterator[Finding]:

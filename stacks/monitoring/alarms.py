@@ -130,8 +130,9 @@ def _gpu_alarms(p: StackParameters, metrics: RunMetrics) -> list[AlarmPlan]:
             "half an hour: data arrives too slowly, or the run hangs outside the GPU. Check the "
             "data-wait share in the training log and the EBS alarm; more vCPUs or a larger size "
             "may be cheaper.",
-            missing="Counted only while training.service runs, so missing data during boot, data "
-            "sync and gaps between instances is healthy; a running trainer without GPU metrics "
+            missing="Counted only while training.service runs and does not merely wait for its "
+            "first data, so missing data during boot, data sync and gaps between instances is "
+            "healthy; a running trainer without GPU metrics "
             "counts as 0 %, because then the agent is down.",
         ),
         AlarmPlan(

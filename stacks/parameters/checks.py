@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from contract.grammar import parse_interval, parse_kept
 from contract.notice import MAX_SECONDS, POLICIES
+from contract.run_env import DATA_PLACES
 from sizing import catalogue
 from stacks.parameters.fields import ParameterFields
 from stacks.parameters.workloads import recipes, workloads
@@ -151,11 +152,33 @@ def check_volumes(p: ParameterFields) -> None:
     refuse_unless(p.dataset_gib >= 0, f"dataset_gib is {p.dataset_gib:g}; give 0 or more")
     needed = math.ceil(round(p.dataset_gib * VOLUME_PER_DATASET, 6))
     refuse_unless(
+        p.data_on in DATA_PLACES,
+        f"data_on is {p.data_on!r}; give {' or '.join(DATA_PLACES)}",
+    )
+    if p.data_on == "nvme":
+        _check_instance_store(p, needed)
+        return
+    refuse_unless(
         p.data_volume_gib >= needed,
         f"data_volume_gib is {p.data_volume_gib}; the dataset has {p.dataset_gib:.1f} GiB and "
         f"needs free space beside it: give {needed} or more",
     )
     _check_speed(p)
+
+
+def _check_instance_store(p: ParameterFields, needed_gib: int) -> None:
+    without = [size for size in p.sizes if not catalogue.find(size).instance_store_gb]
+    refuse_unless(
+        not without,
+        f"data_on is 'nvme', and {', '.join(without)} has no instance store; give ebs, or another "
+        "size",
+    )
+    refuse_unless(
+        p.data_gib >= needed_gib,
+        f"data_on is 'nvme', and the smallest instance store of {', '.join(p.sizes)} has "
+        f"{p.data_gib} GiB; the dataset has {p.dataset_gib:.1f} GiB and needs {needed_gib}: give "
+        "ebs, or a larger size",
+    )
 
 
 def _check_speed(p: ParameterFields) -> None:

@@ -38,6 +38,7 @@ class ParameterFields:
     zones: tuple[str, ...]
     pytorch_ami_parameter: str
     root_volume_gib: int
+    data_on: str
     data_volume_gib: int
     data_volume_iops: int
     data_volume_mib_per_second: int
@@ -73,6 +74,14 @@ class ParameterFields:
     def instance(self) -> Instance:
         """The catalogue's record of the requested size."""
         return catalogue.find(self.size)
+
+    @property
+    def data_gib(self) -> int:
+        """What the data mount holds on every size of the fleet."""
+        if self.data_on == "ebs":
+            return self.data_volume_gib
+        smallest = min(catalogue.find(size).instance_store_gb for size in self.sizes)
+        return int(smallest * 1e9 / 2**30)
 
     @property
     def sizes(self) -> tuple[str, ...]:

@@ -7,9 +7,11 @@ stacks.parameters` prints.
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from pathlib import Path
 
 from sizing.catalogue import PRICE_REGION
 from sizing.models.footprints import NotMeasuredError
+from sizing.plan.dataset import read_manifest
 from sizing.plan.plan import Plan, make_plan
 from sizing.plan.request import Request
 from stacks.parameters import decisions
@@ -42,12 +44,14 @@ def plan_run(p: ParameterFields, region: str = PRICE_REGION) -> Plan:
             recipe=p.recipe,
             size=p.size,
             micro_batch=int(micro_batch) if micro_batch.isdecimal() else None,
-            volume_gib=p.data_volume_gib,
+            data_on=p.data_on,
+            volume_gib=p.data_gib,
             volume_mib_per_second=p.data_volume_mib_per_second,
             notice_seconds=p.notice_budget_seconds,
             trains_on_at_notice=p.notice_policy == "train-on",
             checkpoint_interval=p.checkpoint_interval,
             dataset_gib=p.dataset_gib or None,
+            dataset=read_manifest(Path(p.dataset_manifest)) if p.dataset_manifest else None,
             region=region,
             # Each pair of zone and size is a Spot pool; without given zones there are two.
             pools=max(1, len(p.zones) or 2) * len(p.sizes),

@@ -10,7 +10,7 @@ from statistics import geometric_mean
 
 import pytest
 
-from benchmarks import bookkeeping, boot, cached_features, forecast, loader, plan, s3, spot, synth
+from benchmarks import bookkeeping, boot, cached_features, forecast, plan, s3, spot, synth
 from benchmarks.__main__ import machine, parse_arguments
 from sizing.spot.traces import load_trace, statistics
 from training.store.protocol import PreconditionFailedError
@@ -81,18 +81,6 @@ def test_the_bookkeeping_of_an_epoch_is_measured() -> None:
     (row,) = bookkeeping.measure(samples=1000, batch=64)
     assert (row["samples"], row["steps"]) == (1000, 16)
     assert 0 < row["order and checks, CPU s"] < row["whole epoch, CPU s"]
-
-
-def test_every_loader_is_measured_on_the_same_images() -> None:
-    rows = loader.measure(rounds=1, images=6, batch=4, workers=1)
-    assert [row["loader"] for row in rows[:-2]] == list(loader.LOADERS)
-    assert all(row["images/s"] > 0 and row["first batch s"] > 0 for row in rows)
-    assert (rows[-2]["x decoded"], rows[-1]["x made"]) == (1, 1)
-
-
-def test_fails_a_benchmark_of_loaders_of_no_rounds() -> None:
-    with pytest.raises(ValueError, match="at least one round, got 0"):
-        loader.measure(rounds=0, images=6, batch=4, workers=1)
 
 
 def test_fails_a_benchmark_of_no_plans() -> None:

@@ -13,6 +13,7 @@ CHANGES = {
     "many GPUs": {"size": "g5.12xlarge"},
     "family": {"size": "g6.2xlarge"},
     "volume": {"data_volume_gib": "400"},
+    "instance store": {"data_on": "nvme"},
     "image": {"pytorch_ami_parameter": "ami-0123456789abcdef0"},
     "pools": {"mix_gpus": "true"},
     "base": {"on_demand_base": "1"},

@@ -31,6 +31,14 @@ def test_both_volumes_are_encrypted_and_go_with_the_instance(data: Any) -> None:
     assert (dataset["Ebs"]["Iops"], dataset["Ebs"]["Throughput"]) == (3000, 125)
 
 
+def test_on_the_instance_store_there_is_no_data_volume(synthesize: Callable[..., Any]) -> None:
+    resources = synthesize(data_on="nvme")["TrainingStack"]["Resources"].values()
+    (template,) = [each for each in resources if each["Type"] == "AWS::EC2::LaunchTemplate"]
+    data = template["Properties"]["LaunchTemplateData"]
+    assert [each["DeviceName"] for each in data["BlockDeviceMappings"]] == ["/dev/sda1"]
+    assert "DATA_ON=nvme" in str(data["UserData"])
+
+
 def test_there_is_no_key_and_no_market_and_no_interface(data: Any) -> None:
     # A fleet refuses market options and interface ids; a key would be a second way in.
     assert not {"KeyName", "InstanceMarketOptions", "NetworkInterfaces"} & set(data)

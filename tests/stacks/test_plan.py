@@ -208,3 +208,37 @@ def test_growth_fits_a_g5_2xlarge_and_its_start_not_the_memory_of_a_g5_xlarge(
     )
     with pytest.raises(ValueError, match=r"while a stage starts: .* is g5\.2xlarge .*accept=host"):
         annotate(Stack(App(), "Small"), StackParameters.for_size("g5.xlarge", workload="growth"))
+
+
+def test_imagenet_fits_the_default_volume_and_a_small_one_is_refused(stack: Stack) -> None:
+    parameters = StackParameters.for_size("g5.2xlarge", workload="imagenet")
+    assert (parameters.dataset, parameters.recipe) == ("imagenet", "full")
+    plan = annotate(stack, parameters)
+    assert plan is not None
+    assert plan["bound_by"] == "GPU memory bandwidth"
+    small = StackParameters.for_size("g5.2xlarge", workload="imagenet", data_volume_gib=100)
+    with pytest.raises(ValueError, match=r"GiB .*volume.*accept=volume"):
+        annotate(Stack(App(), "Small"), small)
+
+
+def test_a_datasets_own_manifest_changes_the_plan(tmp_path: Path) -> None:
+    manifest = tmp_path / "manifest.json"
+    meta = {"splits": {"train": 128_117}, "image_bytes": 16_500, "image_pixels": 87_000}
+    files = [{"name": "train-00000.tar", "bytes": 2_200_000_000}]
+    manifest.write_text(json.dumps({"files": files, "meta": meta}))
+    given = {"workload": "imagenet", "data_volume_gib": 100}
+    own = StackParameters.for_size("g5.2xlarge", **given, dataset_manifest=str(manifest))
+    plan = annotate(Stack(App(), "Own"), own)
+    assert plan is not None
+    assert plan["hours_on_demand"] < 5
+
+
+def test_the_detector_is_deployed_with_the_seed_s_recipe_and_the_memory_of_its_largest_batch(
+    stack: Stack,
+) -> None:
+    parameters = StackParameters.for_size("g5.2xlarge", workload="detection")
+    assert (parameters.dataset, parameters.recipe) == ("detection", "full")
+    plan = annotate(stack, parameters)
+    assert plan is not None and plan["fits"] and plan["notice_fits"]
+    (stage,) = plan["stages"]
+    assert stage["usual_gpu_memory_mib"] < plan["gpu_memory_mib"] < 22_888

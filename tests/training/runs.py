@@ -33,7 +33,7 @@ DOUBLE = ["--override=double=true", "--override=batch_norm=false", "--override=m
 class Run:
     """One run of the tiny workload, attempt by attempt."""
 
-    dataset: Path
+    dataset: Path | str
     uri: str
     scratch: Path
     options: list[str] = field(default_factory=list)

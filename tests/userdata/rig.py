@@ -36,6 +36,7 @@ parser.add_argument("command")
 parser.add_argument("--run-uri")
 parser.add_argument("--reason")
 parser.add_argument("--metrics-file")
+parser.add_argument("--begun-file", type=Path)
 options, _ = parser.parse_known_args()
 root = Path(os.environ["MACHINE_ROOT"])
 
@@ -61,6 +62,11 @@ if options.command == "fail":
 elif options.command == "data":
     while orders.get("sync") == "until notice" and not (root / "run/training/notice.json").exists():
         time.sleep(0.05)
+    if orders.get("sync") == "until it is told":
+        options.begun_file.touch()
+        while not (root / "sync-ends").exists():
+            time.sleep(0.05)
+        sys.exit(int((root / "sync-ends").read_text()))
     sys.exit(orders["sync"] if isinstance(orders.get("sync"), int) else 0)
 elif orders["run"] == "finish":
     put_head("finished")
@@ -163,6 +169,7 @@ class Rig:
             "RUN_URI": f"s3://runs/runs/{self.run_id}",
             "BUNDLE_URI": f"s3://assets/{self.bundle}",
             "DATA_MOUNT": "/data",
+            "DATA_ON": "ebs",
             "DATA_DEVICE_NAME": "/dev/sdf",
             "NUM_GPUS": "1",
             "CHECKPOINT_INTERVAL": "2epochs",

@@ -141,6 +141,19 @@ def test_it_publishes_every_minute_while_training_runs(scene: Scene) -> None:
     assert len(scene.sent) == 2
 
 
+def test_a_trainer_that_only_waits_for_its_dataset_is_still_booting(scene: Scene) -> None:
+    arriving = scene.root / "run/training/dataset-begun"
+    arriving.touch()
+    scene.step(0)
+    assert scene.sent == []
+    scene.write(step(1) + "\n")
+    scene.step(60)
+    assert [values["training_steps"] for values in scene.sent] == [1]
+    # Once it has begun, waiting is what the alarm is for.
+    scene.step(120)
+    assert [values["training_steps"] for values in scene.sent] == [1, 0]
+
+
 def test_what_could_not_be_sent_is_counted_in_the_next_minute(scene: Scene) -> None:
     scene.write(step(1) + "\n")
     scene.reachable = False

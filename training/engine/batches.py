@@ -54,8 +54,12 @@ class BatchPlan:
 
     def ids(self, step: int) -> NDArray[np.int64]:
         """The sample ids of one step; the last one of an epoch takes the remainder, if any does."""
+        return self.rest_of_epoch(step)[: self._global_batch]
+
+    def rest_of_epoch(self, step: int) -> NDArray[np.int64]:
+        """The sample ids of step `step` and of those that follow in its epoch."""
         first = step % self.steps_per_epoch * self._global_batch
-        return self._order(self.epoch(step))[first : first + self._global_batch]
+        return self._order(self.epoch(step))[first:]
 
     def micro_batches(self, step: int) -> list[MicroBatch]:
         """All micro-batches of one step, over all ranks."""

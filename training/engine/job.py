@@ -26,6 +26,8 @@ from training.store.protocol import Store, StoreError
 from training.workload import Prepare, Train, Workload
 
 _POLL_SECONDS = 0.1
+# A machine's boot tries a sync that fails again within half of this (userdata/run_step.py).
+_PATIENCE_SECONDS = 60.0
 # What takes no longer than this needs no progress bar.
 _QUIET_SECONDS = 3.0
 
@@ -141,9 +143,9 @@ def run_dataset(
     waits for it. A process, because a sync's checksums and connections would slow the trainer down.
     """
     with contextlib.ExitStack() as stack:
-        folder = Path(options.dataset_uri)
+        folder, patience_seconds = Path(options.dataset_uri), _PATIENCE_SECONDS
         if options.dataset_uri.startswith("s3://"):
-            folder = options.scratch / "dataset"
+            folder, patience_seconds = options.scratch / "dataset", 0.0
             stack.enter_context(_synced(options.dataset_uri, folder, watchdog))
         began = time.monotonic()
         with FileProgressBar("verifying the dataset") as show:
@@ -153,7 +155,12 @@ def run_dataset(
                 if time.monotonic() - began > _QUIET_SECONDS:
                     show(done, total, size)
 
-            dataset = open_dataset(folder, progress=report, waiting=watchdog.beat)
+            dataset = open_dataset(
+                folder,
+                progress=report,
+                waiting=watchdog.beat,
+                patience_seconds=patience_seconds,
+            )
         made_for = dataset.manifest["workload"]
         if made_for != workload.name:
             raise UserError(

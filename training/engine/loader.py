@@ -26,6 +26,7 @@ from training.engine.loader_worker import Answer, Maker, Task, header_bytes, wor
 from training.engine.trees import pinned
 from training.errors import WorkerLostError
 from training.stacking import Layout, differing
+from training.tally import Tally, taken, timed
 from training.workload import Batch, Inputs, LoaderWorkers, Samples, Settings
 
 _BATCHES_AHEAD_PER_WORKER = 2
@@ -47,13 +48,15 @@ class Loader:
         device: torch.device,
     ) -> None:
         self.wait_seconds = 0.0  # that the trainer spent waiting for batches or making them
+        self.num_workers = num_workers
+        self.tally = Tally()  # of the batches that `next` has returned
         maker = Maker(samples, seed)
         self._workers: Workers | None = None
         if num_workers > 0:
-            self._workers = Workers(maker, iter(micro_batches), num_workers, device)
+            self._workers = Workers(maker, iter(micro_batches), num_workers, device, self.tally)
             self._batches: Iterator[Batch] = self._workers
         else:
-            made = (maker.batch(micro) for micro in micro_batches)
+            made = (self._made(maker, micro) for micro in micro_batches)
             self._batches = made if device.type == "cpu" else (pinned(batch) for batch in made)
 
     @classmethod
@@ -79,6 +82,21 @@ class Loader:
         batch = next(self._batches)
         self.wait_seconds += time.monotonic() - began
         return batch
+
+    def _made(self, maker: Maker, micro: MicroBatch) -> Batch:
+        taken()
+        with timed("make"):
+            batch = maker.batch(micro)
+        self.tally.add(taken())
+        return batch
+
+    def taken(self) -> Tally:
+        """What making the batches since the last call took; it begins anew."""
+        made = Tally()
+        made.add(self.tally)
+        self.tally.seconds.clear()
+        self.tally.counts.clear()
+        return made
 
     def close(self) -> None:
         """Stop the workers and discard the batches fetched ahead."""
@@ -117,9 +135,15 @@ class Workers(Iterator[Batch]):
     """
 
     def __init__(
-        self, maker: Maker, micro_batches: Iterator[MicroBatch], num: int, device: torch.device
+        self,
+        maker: Maker,
+        micro_batches: Iterator[MicroBatch],
+        num: int,
+        device: torch.device,
+        tally: Tally,
     ) -> None:
         self._maker = maker
+        self._tally = tally
         self._micro_batches = micro_batches
         self._num_workers = num
         self._num_ahead = _BATCHES_AHEAD_PER_WORKER * num
@@ -220,6 +244,7 @@ class Workers(Iterator[Batch]):
         for answer in ahead.answers:
             if answer.error:
                 raise pickle.loads(answer.error)
+            self._tally.add(answer.tally)
         first, begin = ahead.answers[0], header_bytes(ahead.size)
         if first.places:
             memory = self._memory.hand_out(ahead.slot, sum(first.places[-1]))

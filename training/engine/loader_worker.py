@@ -11,7 +11,7 @@ import signal
 import struct
 import traceback
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, field, replace
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -22,6 +22,7 @@ from training.engine.batch_memory import BatchMemory, Place, refuse_too_large, w
 from training.engine.batches import MicroBatch
 from training.randomness import derive_seeds
 from training.stacking import Layout, stack
+from training.tally import Tally, taken, timed
 from training.workload import Batch, Samples
 
 _TASK = struct.Struct("6q")
@@ -90,6 +91,7 @@ class Answer:
     layout: bytes = b""  # of the stacked samples, pickled
     places: Sequence[Place] = ()  # where the parts of a batch are that was made whole
     error: bytes = b""  # a pickled exception
+    tally: Tally = field(default_factory=Tally)  # of making it
 
 
 def header_bytes(batch_size: int) -> int:
@@ -111,7 +113,10 @@ def work(maker: Maker, memory: BatchMemory, tasks: int, answers: Connection, tra
         except BlockingIOError:
             continue  # another worker was faster
         try:
-            answer = _done(task, maker, memory)
+            taken()
+            with timed("make"):
+                answer = _done(task, maker, memory)
+            answer = replace(answer, tally=taken())
         except BaseException as error:  # whatever the workload raises, the trainer raises it
             answer = Answer(task.number, error=_pickled(error))
         try:

@@ -7,9 +7,11 @@ and before anything of that step is published.
 
 import logging
 import math
+from collections import deque
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 
+from training.capabilities import HasFiles
 from training.checkpoint.checkpointer import Checkpointer
 from training.checkpoint.policy import CheckpointPolicy
 from training.checkpoint.read import Snapshot
@@ -20,7 +22,7 @@ from training.engine.evaluation import evaluate
 from training.engine.learner import Learner, StepResult
 from training.engine.learning_rate import schedule_factor
 from training.engine.loader import Loader
-from training.engine.pace import Pace, StepTime
+from training.engine.pace import DeviceTime, Pace, StepTime, TimesSoFar
 from training.engine.step_log import StepLog
 from training.engine.trees import CompiledShapes, to_device
 from training.errors import RunFailedError
@@ -28,6 +30,7 @@ from training.interruption.long_work import Work
 from training.interruption.notice import InterruptedRunError
 from training.ranks.context import AttemptContext
 from training.record.position import Position
+from training.tally import Tally
 from training.workload import Batch, Inputs, Train
 
 _log = logging.getLogger(__name__)
@@ -55,6 +58,8 @@ class StageLoop:
         if len(samples) < 1:
             raise RunFailedError(f"stage {stage.name!r} has no training samples")
         self._plan = BatchPlan(samples, self._settings, inputs.seed, context.world.size)
+        if isinstance(samples, HasFiles) and context.world.leads:
+            inputs.dataset.expect(samples.files(self._plan.rest_of_epoch(position.stage_step)))
         with context.supervisor.long_work.doing("model"):
             before = position.numerics.get(stage.name, {})
             self._learner = Learner(stage, inputs, context.world, snapshot, before)
@@ -64,8 +69,10 @@ class StageLoop:
         self._position = position.stating(facts).choosing(chosen)
         shares = self._plan.shares(position.stage_step, context.world.rank)
         self._loader = Loader.of_stage(samples, shares, self._settings, inputs)
-        self._unread: tuple[Position, StepResult, StepTime] | None = None
+        self._made: deque[Tally] = deque()  # what the loader did for each step that was fetched
+        self._unread: tuple[Position, StepResult, StepTime, DeviceTime, Tally] | None = None
         self._pace = Pace()
+        self._times = TimesSoFar(position.times.get(stage.name, {}), self._loader.num_workers)
         self._compiled = CompiledShapes(stage)
         self._policy = CheckpointPolicy(
             context,
@@ -89,7 +96,7 @@ class StageLoop:
             self._position,
             has_ended=True,
             results={**self._position.results, self._stage.name: self._position.metrics},
-        )
+        ).timed(self._times.to_json())
         with self._context.consensus.noting_divergence():
             self._policy.save_stage_end(self._position)
         self._context.consensus.go_back_if_diverged()
@@ -126,6 +133,7 @@ class StageLoop:
         if step < self._plan.num_steps:
             share = self._plan.share(step, self._context.world.rank)
             batches = [(micro, self._loader.next()) for micro in share]
+        self._made.append(self._loader.taken())
         self._context.consensus.begin_vote(
             sum(self._stage.weight(batch) for micro, batch in batches if micro.counts)
         )
@@ -134,20 +142,23 @@ class StageLoop:
     def _step(self, batches: Sequence[tuple[MicroBatch, Batch]], weight: float) -> None:
         step, work = self._position.stage_step, self._work(batches)
         self._protect(work)
+        device_time = DeviceTime(self._inputs.device)
         with self._context.supervisor.long_work.doing(work):
-            result = self._learner.step(
-                batches,
-                weight=weight,
-                num_micro_batches=self._plan.num_micro_batches(step),
-                step=step,
-                num_steps=self._plan.num_steps,
-                lr_factor=schedule_factor(
-                    self._settings, step, self._plan.num_steps, self._plan.steps_per_epoch
-                ),
-            )
+            with device_time:
+                result = self._learner.step(
+                    batches,
+                    weight=weight,
+                    num_micro_batches=self._plan.num_micro_batches(step),
+                    step=step,
+                    num_steps=self._plan.num_steps,
+                    lr_factor=schedule_factor(
+                        self._settings, step, self._plan.num_steps, self._plan.steps_per_epoch
+                    ),
+                )
             self._read_last()
         self._advance()
-        self._unread = self._position, result, self._pace.next(self._loader.wait_seconds)
+        time = self._pace.next(self._loader.wait_seconds)
+        self._unread = self._position, result, time, device_time, self._made.popleft()
         if work == "step":
             self._pace.remember()
         if self._context.profiler is not None:
@@ -157,6 +168,7 @@ class StageLoop:
         """Leave out a step that diverged: its samples count as seen, nothing else changes."""
         self._read_last()
         self._advance()
+        self._made.popleft()
         self._steps.record_skipped(self._position, self._pace.next(self._loader.wait_seconds))
 
     def _advance(self) -> None:
@@ -174,8 +186,10 @@ class StageLoop:
         """Read and record the numbers of the last step, before anything of it is published."""
         if self._unread is None:
             return
-        unread, self._unread = self._unread, None
-        self._steps.record(*unread)
+        (position, result, time, device_time, made), self._unread = self._unread, None
+        self._steps.record(position, result, time, made.counts)
+        num_samples = len(self._plan.ids(position.stage_step - 1))
+        self._times.add(num_samples, time, device_time.seconds, made.seconds)
 
     def _read_last(self) -> None:
         with self._context.consensus.noting_divergence():
@@ -278,7 +292,8 @@ class StageLoop:
     def _capture(self) -> LiveState:
         self._read()
         self._context.consensus.refuse_diverged()
-        return self._learner.capture(self._position.to_json())
+        position = self._position.timed(self._times.to_json())
+        return self._learner.capture(position.to_json())
 
     def _protect(self, work: Work) -> None:
         with self._context.consensus.noting_divergence():

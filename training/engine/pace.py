@@ -1,7 +1,12 @@
-"""How long steps take, and the share of it spent waiting for data."""
+"""How long steps take, the share of it spent waiting for data, and how long the device works."""
 
 import time
+from collections.abc import Mapping
 from typing import NamedTuple
+
+import torch
+
+from training.report.bottleneck import StageTimes
 
 
 class StepTime(NamedTuple):
@@ -9,6 +14,36 @@ class StepTime(NamedTuple):
 
     seconds: float
     waited_share: float
+
+
+class DeviceTime:
+    """How long the device works on what is launched inside of it."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._events = None
+        if device.type == "cuda":
+            self._events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]  # type: ignore[no-untyped-call]
+        self._seconds = 0.0
+
+    def __enter__(self) -> "DeviceTime":
+        self._began = time.monotonic()
+        if self._events is not None:
+            self._events[0].record()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._events is not None:
+            self._events[1].record()
+        self._seconds = time.monotonic() - self._began
+
+    @property
+    def seconds(self) -> float:
+        """Waits for the device if it has not ended."""
+        if self._events is None:
+            return self._seconds
+        began, ended = self._events
+        ended.synchronize()
+        return float(began.elapsed_time(ended)) / 1000
 
 
 class Pace:
@@ -47,3 +82,34 @@ class Pace:
     def skip(self) -> None:
         """Leave out what happened since: an evaluation or a commit is not a step."""
         self._since = time.monotonic()
+
+
+class TimesSoFar:
+    """Adds up where the time of a stage's steps went, from what attempts before have left."""
+
+    def __init__(self, before: Mapping[str, float], num_workers: int) -> None:
+        self._times = StageTimes(**before)
+        self._num_workers = num_workers
+        self._is_first = True
+
+    def add(
+        self, num_samples: int, time: StepTime, computed: float, made: Mapping[str, float]
+    ) -> None:
+        """Add a step: its samples, what the device took, and the loader's seconds by part."""
+        waited = time.seconds * time.waited_share
+        if self._is_first:
+            self._is_first = False
+            self._times = self._times.plus(first_waited_seconds=waited)
+            return
+        self._times = self._times.plus(
+            samples=num_samples,
+            seconds=time.seconds,
+            waited_seconds=waited,
+            computed_seconds=min(computed, time.seconds),
+            loader_seconds=self._num_workers * time.seconds,
+            **{f"{part}_seconds": seconds for part, seconds in made.items()},
+        )
+
+    def to_json(self) -> dict[str, float]:
+        """For a checkpoint's position, from which the next attempt goes on."""
+        return self._times.to_json()

@@ -145,6 +145,7 @@ class StageSequence:
             facts=before.facts,
             numerics=before.numerics,
             numerics_changed=before.numerics_changed,
+            times=before.times,
         )
 
     def _resume(self) -> Position | None:
@@ -275,7 +276,7 @@ class StageSequence:
         with _explained():
             weights = export_final(context.store, end, about, context.scratch)
         context.metrics.flush()
-        write_receipt(
+        receipt = write_receipt(
             context.lease,
             run_config=run_config,
             position=position,
@@ -288,6 +289,8 @@ class StageSequence:
         context.events.emit("finished", "ok", step=position.step, weights_sha256=weights)
         context.lease.finish(weights)
         _log.info("[ok] finished: %d steps, weights %s", position.step, weights)
+        if found := receipt.get("bottleneck"):
+            _log.info("[bottleneck] %s", found)
 
 
 def _read_optimizer(store: Store, end: CheckpointEntry) -> OptimizerState:

@@ -1,6 +1,7 @@
 """What is recorded of each step: its line in the metrics, the progress bar, and a divergence."""
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from training.engine.batches import BatchPlan
@@ -25,8 +26,13 @@ class StepLog:
         self._plan = plan
         self.bar = ProgressBar(stage.name, plan.num_steps, first_step)
 
-    def record(self, position: Position, result: StepResult, time: StepTime) -> None:
-        """Record the step that ended at `position`; DivergedError if its numbers are no numbers."""
+    def record(
+        self, position: Position, result: StepResult, time: StepTime, counts: Mapping[str, int]
+    ) -> None:
+        """Record the step that ended at `position`; DivergedError if its numbers are no numbers.
+
+        `counts` is what its samples counted while they were made.
+        """
         loss, norm, metrics = result.read()
         # Where the loss scaler skipped the step, an infinite norm is what it scales down for.
         is_norm_bad = norm is not None and not math.isfinite(norm) and not result.is_skipped
@@ -38,6 +44,8 @@ class StepLog:
                 Divergence(step=position.step, message=message, loss=loss, gradient_norm=norm)
             )
         more: dict[str, Any] = {"metrics": metrics} if metrics else {}
+        if counts:
+            more["counts"] = dict(counts)
         if norm is not None:
             more["gradient_norm"] = norm
         if result.is_skipped:

@@ -22,10 +22,15 @@ class Position:
     # Stage -> what its code chose at its start that changes the bits; part of the numerics key.
     numerics: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     numerics_changed: tuple[str, ...] = ()  # parts of the key that some attempt changed
+    times: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # where a stage's went
 
     def stating(self, facts: Mapping[str, float]) -> "Position":
         """With what the stage's start has found; a resumed stage does not start again."""
         return replace(self, facts={**self.facts, self.stage: facts}) if facts else self
+
+    def timed(self, times: Mapping[str, float]) -> "Position":
+        """With where the stage's time went so far, over all attempts."""
+        return replace(self, times={**self.times, self.stage: times})
 
     def choosing(self, chosen: Mapping[str, str]) -> "Position":
         """With what the stage's code has chosen now: its first choice, or changes from that."""

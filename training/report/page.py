@@ -222,7 +222,10 @@ def _about(store: Store, record: RunConfig, head: Head) -> Iterator[tuple[str, s
     yield "state", head.state
     receipt = parse_receipt(store.get(RECEIPT))
     for name, value in receipt.items():
-        if name not in ("config", "stages", "facts", "format", "state") and value is not None:
+        if (
+            name not in ("config", "stages", "facts", "times", "format", "state")
+            and value is not None
+        ):
             yield name, _readable(value)
     if not receipt:
         yield "overrides", json.dumps(dict(record.overrides))

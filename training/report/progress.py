@@ -89,6 +89,33 @@ class FileProgressBar:
             self._bar.show(done, f"files, {size / 1e6:.1f} MB, {speed:.1f} MB/s")
 
 
+class RateBar:
+    """Progress with the rate so far; the first call tells the number and what was done before."""
+
+    def __init__(self, title: str) -> None:
+        self._title = title
+        self._bar: ProgressBar | None = None
+        self._first = 0
+        self._began = time.monotonic()
+
+    def __enter__(self) -> "RateBar":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._bar is not None:
+            self._bar.__exit__(None, None, None)
+
+    def show(self, done: int, total: int) -> None:
+        """Show `done` of the total."""
+        if self._bar is None:
+            self._bar = ProgressBar(self._title, total, done)
+            self._bar.__enter__()
+            self._first, self._began = done, time.monotonic()
+        elif self._bar.is_due or done == total:
+            rate = (done - self._first) / max(time.monotonic() - self._began, 1e-9)
+            self._bar.show(done, f"{rate:,.0f}/s", total)
+
+
 def duration(seconds: float) -> str:
     """Format seconds for people: 12 s, 3 min 20 s, 5 h 7 min."""
     whole = round(seconds)

@@ -15,6 +15,7 @@ from training.record.json_record import parse_receipt
 from training.record.lease import Lease
 from training.record.position import Position
 from training.record.run_config import RunConfig, changed_parts
+from training.report.bottleneck import longest, sentence
 from training.report.page import write_report
 from training.report.spending import read_spending
 from training.store.protocol import Store, put_unless_changed
@@ -69,6 +70,7 @@ def write_receipt(
         "skipped_steps": list(head.skipped_steps),
         "stages": {stage: dict(metrics) for stage, metrics in position.results.items()},
         **({"facts": dict(position.facts)} if position.facts else {}),
+        **_bottleneck(position, str(numerics_key["device"])),
         **accuracies,
         "weights_sha256": weights,
         "numerics_key": {
@@ -83,6 +85,13 @@ def write_receipt(
     }
     lease.put(RECEIPT, json.dumps(receipt, indent=1).encode())
     return receipt
+
+
+def _bottleneck(position: Position, device: str) -> dict[str, Any]:
+    """Where the stages' time went, and in a sentence what bound the one that took the most."""
+    found = longest(position.times)
+    said = sentence(*found, device) if found else None
+    return {"bottleneck": said, "times": dict(position.times)} if said else {}
 
 
 def conclude(store: Store, record: RunConfig, head: Head) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 from contract.keys import MANIFEST
 from training.errors import UserError
+from training.store.fetching import fetch_missing
 from training.store.local_dataset import (
     ARRIVING,
     FileProgress,
@@ -21,9 +22,10 @@ from training.store.local_dataset import (
     parse_manifest,
     syncing,
 )
-from training.store.protocol import Store, Stored, StoreError
-from training.store.unfinished import UnfinishedFile, sweep, write_whole
-from training.store.verified import Entry, VerifiedFiles, sha256_of
+from training.store.protocol import Store, Stored
+from training.store.reads import READS
+from training.store.unfinished import sweep, write_whole
+from training.store.verified import Entry
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,10 +96,13 @@ def read_manifest(store: Store) -> Stored:
     return found
 
 
-def sync_dataset(store: Store, out: Path, progress: FileProgress) -> SyncResult:
+def sync_dataset(
+    store: Store, out: Path, progress: FileProgress, begun: Callable[[], None] = lambda: None
+) -> SyncResult:
     """Fetch missing and damaged files into `out`, verify all, and write the manifest last.
 
-    Whoever opens the folder meanwhile can use each file as soon as it is verified.
+    Whoever opens the folder meanwhile, from `begun` on, can use each file as soon as it is
+    verified, and says what to fetch first (`LocalDataset.expect`).
     """
     began = time.monotonic()
     found = read_manifest(store)
@@ -111,40 +116,11 @@ def sync_dataset(store: Store, out: Path, progress: FileProgress) -> SyncResult:
     with syncing(out):
         sweep(out)
         write_whole(out / ARRIVING, found.data)
-        verified = VerifiedFiles(out)
-        fetched = for_each_file(files, lambda entry: _fetch(store, entry, out, verified), progress)
+        begun()
+        fetched = fetch_missing(store, files, out, progress)
+        (out / READS).unlink(missing_ok=True)
         (out / ARRIVING).replace(out / MANIFEST)
     return _synced(files, fetched, began)
-
-
-def _fetch(store: Store, entry: Entry, out: Path, verified: VerifiedFiles) -> bool:
-    if verified.verify(entry):
-        return False
-    with UnfinishedFile(out / entry["name"]) as unfinished:
-        part = unfinished.path
-        # The second attempt is for a failed transfer; a third would hide a wrong upload.
-        for _ in range(2):
-            try:
-                store.get_file(entry["name"], part)
-            except FileNotFoundError as error:
-                raise UserError(
-                    f"{store.uri}/{entry['name']} is in the manifest but missing; upload it again"
-                ) from error
-            size = part.stat().st_size
-            if size == entry["bytes"] and sha256_of(part) == entry["sha256"]:
-                unfinished.place()
-                verified.add(entry)
-                return True
-    if size != entry["bytes"]:
-        raise UserError(
-            f"{store.uri}/{entry['name']} has {size} bytes, not {entry['bytes']} as in the "
-            "manifest; upload it again"
-        )
-    # Not a UserError: a machine whose memory or disk fails finds the same.
-    raise StoreError(
-        f"{store.uri}/{entry['name']} does not match its checksum in the manifest; if it does not "
-        "on another machine either, upload it again"
-    )
 
 
 def _synced(files: Sequence[Entry], fetched: Sequence[Entry], began: float) -> SyncResult:

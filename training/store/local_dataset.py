@@ -8,7 +8,7 @@ import fcntl
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
@@ -19,8 +19,10 @@ from contract.program import WORKLOAD as PROGRAM
 from training.errors import UserError
 from training.sources import UNFINISHED
 from training.store.protocol import StoreError
+from training.store.reads import READS, announce
 from training.store.unfinished import write_whole, writing
 from training.store.verified import RECORD, Entry, VerifiedFiles, sha256_of
+from training.tally import timed
 
 # The manifest of a folder that a sync is filling; the sync renames it when every file is there.
 ARRIVING = f".{MANIFEST}.part"
@@ -46,20 +48,25 @@ class LocalDataset:
         *,
         arriving: VerifiedFiles | None = None,
         waiting: Callable[[], None] = lambda: None,
+        patience_seconds: float = 0.0,
     ) -> None:
-        """`waiting` is called a few times per second while `file` or `folder` waits."""
+        """`waiting` is called a few times per second while `file` or `folder` waits.
+
+        A sync that fails may be tried again: for `patience_seconds` another one is waited for.
+        """
         self.manifest = manifest
         self.fingerprint = fingerprint_of(manifest)
         self._folder = folder
         self._arriving = arriving
         self._waiting = waiting
+        self._patience_seconds = patience_seconds
 
     @property
     def folder(self) -> Path:
         """The folder, with every file in it. Waits for the sync if one is filling it."""
         if self._arriving is not None:
             for entry in self.manifest["files"]:
-                self._wait_for(entry, self._arriving)
+                self._wait_for(entry, self._arriving, lambda: None)
             self._arriving = None
         return self._folder
 
@@ -69,8 +76,13 @@ class LocalDataset:
         if entry is None:
             raise UserError(f"the dataset {self._folder} has no file {name!r} in its {MANIFEST}")
         if self._arriving is not None:
-            self._wait_for(entry, self._arriving)
+            self._wait_for(entry, self._arriving, lambda: announce(self._folder, [name]))
         return self._folder / name
+
+    def expect(self, names: Sequence[str]) -> None:
+        """Let a sync that is filling the folder fetch these files first, in this order."""
+        if self.is_arriving:
+            announce(self._folder, names)
 
     @cached_property
     def _entries(self) -> Mapping[str, Entry]:
@@ -88,15 +100,24 @@ class LocalDataset:
         meta: Mapping[str, Any] = self.manifest["meta"]
         return meta
 
-    def _wait_for(self, entry: Entry, arriving: VerifiedFiles) -> None:
-        while not arriving.holds(entry):
-            # Hashed here where the sync could not record what it had verified.
-            if not is_syncing(self._folder) and not arriving.verify(entry):
-                raise StoreError(
-                    f"the sync of {self._folder} ended without {entry['name']}; sync it again"
-                )
-            self._waiting()
-            time.sleep(_POLL_SECONDS)
+    def _wait_for(self, entry: Entry, arriving: VerifiedFiles, ask: Callable[[], None]) -> None:
+        if arriving.holds(entry):
+            return
+        ask()
+        with timed("sync"):
+            seen = time.monotonic()
+            while not arriving.holds(entry):
+                if is_syncing(self._folder):
+                    seen = time.monotonic()
+                # Hashed here where the sync could not record what it had verified.
+                elif arriving.verify(entry):
+                    return
+                elif time.monotonic() - seen >= self._patience_seconds:
+                    raise StoreError(
+                        f"the sync of {self._folder} ended without {entry['name']}; sync it again"
+                    )
+                self._waiting()
+                time.sleep(_POLL_SECONDS)
 
 
 def fingerprint_of(manifest: Mapping[str, Any]) -> str:
@@ -107,7 +128,7 @@ def fingerprint_of(manifest: Mapping[str, Any]) -> str:
 
 def write_manifest(folder: Path, workload: str, meta: Mapping[str, Any]) -> LocalDataset:
     """Write manifest.json about every file in `folder`, which is finished then."""
-    own = (MANIFEST, ARRIVING, RECORD, _LOCK, UNFINISHED)
+    own = (MANIFEST, ARRIVING, RECORD, READS, _LOCK, UNFINISHED)
     paths = sorted(p for p in folder.rglob("*") if p.is_file() and p.name not in own)
     if not paths:
         raise UserError(f"{folder} contains no files; put the dataset's files there")
@@ -121,19 +142,25 @@ def write_manifest(folder: Path, workload: str, meta: Mapping[str, Any]) -> Loca
         }
         for path, digest in zip(paths, sums, strict=True)
     ]
-    manifest = {
-        "format": 1,
-        "workload": workload,
-        "name": folder.resolve().name,
-        "files": files,
-        "meta": dict(meta),
-    }
-    write_whole(folder / MANIFEST, json.dumps(manifest, indent=1).encode())
+    content = manifest_of(folder.resolve().name, workload, meta, files)
+    write_whole(folder / MANIFEST, content)
     (folder / UNFINISHED).unlink(missing_ok=True)
     verified = VerifiedFiles(folder)
     for entry in files:
         verified.add(entry)
-    return LocalDataset(folder, manifest)
+    return LocalDataset(folder, json.loads(content))
+
+
+def manifest_of(name: str, workload: str, meta: Mapping[str, Any], files: Sequence[Entry]) -> bytes:
+    """The content of a manifest.json."""
+    manifest = {
+        "format": 1,
+        "workload": workload,
+        "name": name,
+        "files": files,
+        "meta": dict(meta),
+    }
+    return json.dumps(manifest, indent=1).encode()
 
 
 def is_programs_own(folder: Path) -> bool:
@@ -152,11 +179,12 @@ def open_dataset(
     again: bool = False,
     progress: FileProgress = no_progress,
     waiting: Callable[[], None] = lambda: None,
+    patience_seconds: float = 0.0,
 ) -> LocalDataset:
     """Open a local dataset. Each file is hashed once per machine (`again`: now).
 
     While a sync is filling the folder, the dataset opens at once and its files are waited for
-    (`again`: the sync's end is waited for).
+    (`again`: the sync's end is waited for), for `patience_seconds` also where a sync has failed.
     """
     if not folder.is_dir() or not any(folder.iterdir()):
         state = "does not exist"
@@ -173,9 +201,18 @@ def open_dataset(
     with contextlib.suppress(FileNotFoundError):  # the sync has just ended
         if is_syncing(folder):
             manifest = parse_manifest((folder / ARRIVING).read_bytes(), str(folder))
-            return LocalDataset(folder, manifest, arriving=verified, waiting=waiting)
+            return LocalDataset(
+                folder,
+                manifest,
+                arriving=verified,
+                waiting=waiting,
+                patience_seconds=patience_seconds,
+            )
     path = folder / MANIFEST
     if not path.is_file():
+        if (folder / ARRIVING).is_file():
+            # Not a UserError, which would end the run: a machine's boot syncs again.
+            raise StoreError(f"the sync of {folder} was interrupted; sync it again")
         raise UserError(f"the dataset folder {folder} has no {MANIFEST}; sync it again")
     manifest = parse_manifest(path.read_bytes(), str(path))
 

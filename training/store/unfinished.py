@@ -27,7 +27,7 @@ class UnfinishedFile:
             target.parent.mkdir(parents=True, exist_ok=True)
             for _ in range(_ATTEMPTS):
                 self.path = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
-                self.file = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
+                self.file = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o644)
                 try:
                     fcntl.flock(self.file, fcntl.LOCK_EX)
                 except OSError:  # the file system has no locks

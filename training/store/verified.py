@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from training.store.reads import AppendedLines
+
 RECORD = ".verified.jsonl"
 _MACHINE_ID = Path("/etc/machine-id")
 _CHUNK = 4 * 1024 * 1024
@@ -37,7 +39,7 @@ class VerifiedFiles:
         self._folder = folder
         self._machine = _machine()
         self._known: dict[str, Any] = {}
-        self._position = 0
+        self._record = AppendedLines(folder / RECORD)
         self._lock = threading.Lock()
 
     def holds(self, entry: Entry) -> bool:
@@ -85,16 +87,8 @@ class VerifiedFiles:
         return [entry["sha256"], stat.st_size, stat.st_ino, stat.st_ctime_ns]
 
     def _read_more(self) -> None:
-        """Read whole lines that were appended since; others' and damaged ones do not count."""
-        try:
-            with (self._folder / RECORD).open("rb") as record:
-                record.seek(self._position)
-                data = record.read()
-        except OSError:  # missing, or another user's
-            return
-        whole = data[: data.rfind(b"\n") + 1]
-        self._position += len(whole)
-        for line in filter(None, whole.split(b"\n")):
+        """Read what was appended since; others' and damaged lines do not count."""
+        for line in self._record.new():
             with contextlib.suppress(ValueError, TypeError):
                 machine, name, identity = json.loads(line)
                 if machine == self._machine:

@@ -1,11 +1,23 @@
 #!/usr/bin/env bash
-# Boot step: mounts the data volume. It creates a file system only if neither blkid nor wipefs finds
-# anything at all, so it never formats existing data.
+# Boot step: mounts the data volume, or the instance store in its place. It creates a file system
+# only if neither blkid nor wipefs finds anything at all, so it never formats existing data.
 set -o errexit -o nounset -o pipefail
 source userdata/lib.sh
 
 mount_point=$root$DATA_MOUNT
-device=$(python3 -m userdata.find_data_disk "$DATA_DEVICE_NAME")
+if [[ $DATA_ON == ebs ]]; then
+    device=$(python3 -m userdata.find_data_disk "$DATA_DEVICE_NAME")
+else
+    device=$(python3 -m userdata.find_instance_store)
+fi
+if [[ $device != /dev/* ]]; then
+    mkdir -p "$mount_point"
+    # Not in fstab: at a restart the image mounts its disks after those.
+    findmnt --noheadings --output UUID --mountpoint "$mount_point" ||
+        mount --bind "$root$device" "$mount_point"
+    echo "the instance store that the image has mounted at $device is at $DATA_MOUNT too"
+    exit
+fi
 # The low-level probe: the cache may still describe an earlier disk of this name.
 type=$(blkid --probe --match-tag TYPE --output value "$device") || type=
 made=found

@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
-# Boot step: syncs the dataset to the data volume; waits if it has not been uploaded yet.
+# Boot step: syncs the dataset to the data volume; waits if it has not been uploaded yet. Training
+# may start once it has made /run/training/dataset-begun.
 set -o errexit -o nounset -o pipefail
 source userdata/lib.sh
 
 status=0
 training_program data sync --dataset-uri "$DATASET_URI" --out "$root$DATA_MOUNT/dataset" \
-    --wait-seconds "$DATASET_WAIT_SECONDS" --run-uri "$RUN_URI" --writer "$INSTANCE_ID" || status=$?
+    --wait-seconds "$DATASET_WAIT_SECONDS" --run-uri "$RUN_URI" --writer "$INSTANCE_ID" \
+    --begun-file "$run/dataset-begun" || status=$?
 if ((status == 3)); then
     refuse "no $DATASET_URI/manifest.json after $DATASET_WAIT_SECONDS s; upload the dataset with" \
         "'python -m training data upload DIR --dataset-uri $DATASET_URI', then deploy a new run_id"

@@ -285,7 +285,7 @@ def test_a_dataset_larger_than_its_volume_is_a_problem(healthy: Clinic, examine:
     upload(healthy, 300)
     (line,) = examine(healthy)["dataset"]
     assert line["state"] == "problem"
-    assert line["fix"].endswith("-c data_volume_gib=331")
+    assert line["fix"].endswith("-c data_on=ebs -c data_volume_gib=331")
 
 
 def test_a_manifest_that_is_none_is_a_problem(healthy: Clinic, examine: Examine) -> None:

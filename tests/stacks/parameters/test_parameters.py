@@ -108,6 +108,7 @@ def test_own_code_names_its_dataset() -> None:
             "the Python of that release is too old to boot with: give one of Ubuntu 24.04",
         ),
         ("root_volume_gib", "50", "root_volume_gib is 50; give 100 to 65536"),
+        ("data_on", "ssd", "data_on is 'ssd'; give ebs or nvme"),
         ("data_volume_gib", "0", "data_volume_gib is 0; give 1 to 65536"),
         ("data_volume_gib", "big", "data_volume_gib is 'big'; give a whole number"),
         ("data_volume_mib_per_second", "100", "data_volume_mib_per_second is 100; give 125 to 417"),
@@ -238,3 +239,20 @@ def test_the_flags_that_cdk_recommends_are_all_decided() -> None:
     cli = CDK_JSON.parent / "node_modules/aws-cdk/lib/init-templates"
     recommended = json.loads((cli / ".recommended-feature-flags.json").read_text(encoding="utf-8"))
     assert set(recommended) <= set(flags)
+
+
+def test_the_instance_store_must_hold_the_dataset_on_every_size_of_the_fleet() -> None:
+    on_nvme = StackParameters.for_size("g5.2xlarge", data_on="nvme", dataset_gib=300)
+    assert on_nvme.data_gib == 419  # of 450 GB
+    # The smallest of the fleet's sizes decides, and the volume's own size does not matter.
+    assert StackParameters.for_size("g5.xlarge", data_on="nvme", data_volume_gib=1).data_gib == 232
+    with pytest.raises(ValueError, match=r"has 232 GiB; the dataset has 300\.0 GiB and needs 330"):
+        StackParameters.for_size("g5.xlarge", data_on="nvme", dataset_gib=300)
+
+
+def test_fails_on_the_instance_store_of_a_size_without_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    bare = dataclasses.replace(catalogue.find("g5.2xlarge"), instance_store_gb=0)
+    known = catalogue.instances()
+    monkeypatch.setattr(catalogue.sizes, "instances", lambda: {**known, "g5.2xlarge": bare})
+    with pytest.raises(ValueError, match=r"and g5\.2xlarge has no instance store; give ebs"):
+        StackParameters.for_size("g5.xlarge", data_on="nvme")

@@ -33,5 +33,5 @@ def test_fails_to_upload_what_a_sync_left_unfinished(
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / ARRIVING).write_text("{}")
     (tmp_path / "data/a.csv").write_text("1")
-    assert main(["data", "upload", str(tmp_path / "data"), "--dataset-uri", str(tmp_path)]) == 2
-    assert "has no manifest.json; sync it again" in capsys.readouterr().err
+    assert main(["data", "upload", str(tmp_path / "data"), "--dataset-uri", str(tmp_path)]) == 74
+    assert "data was interrupted; sync it again" in capsys.readouterr().err

@@ -36,6 +36,7 @@ from training.engine.loader_worker import Maker
 from training.errors import EXIT_FAILED, EXIT_INTERRUPTED, UserError
 from training.interruption.notice import Interruption
 from training.randomness import derive_seed, derive_seeds
+from training.tally import count, timed
 from training.workload import LoaderWorkers
 
 
@@ -151,6 +152,29 @@ def test_memory_is_used_again_as_soon_as_nothing_refers_to_it(samples: Any) -> N
         del batch
     loader.close()
     assert len(places) <= 4, "two ahead, one in use, one that was just given back"
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_what_samples_time_and_count_comes_with_their_batch(num_workers: int) -> None:
+    class Timed(Stacked):
+        def get(self, index: int, epoch: int, rng: torch.Generator) -> Any:
+            with timed("read"):
+                time.sleep(0.002)
+            if index == 4:
+                count("replaced")
+            return super().get(index, epoch, rng)
+
+    count("replaced", 100)  # before the loader, so no sample's
+    loader = Loader(Timed(), 7, MICRO_BATCHES, num_workers=num_workers, device=CPU)
+    replaced = []
+    for _ in MICRO_BATCHES:
+        loader.next()
+        replaced.append(loader.tally.counts.get("replaced", 0))
+    loader.close()
+    assert replaced == [0, 1, 1, 1, 1, 2, 2, 2], "with the batch of sample 4, in each epoch"
+    assert set(loader.tally.seconds) == {"read", "make"}
+    assert loader.tally.seconds["read"] >= 20 * 0.002
+    assert loader.tally.seconds["make"] > 0
 
 
 def test_workers_ignore_what_is_meant_for_the_trainer() -> None:

@@ -9,9 +9,6 @@ import os
 import shutil
 import signal
 import threading
-import time
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TextIO
 
@@ -24,7 +21,6 @@ from training.cli.main import main
 from training.errors import UserError
 from training.store import verified
 from training.store.dataset import sync_dataset, upload_dataset
-from training.store.folder import FolderStore
 from training.store.local_dataset import LocalDataset, is_syncing, open_dataset
 from training.store.open import open_store
 from training.store.protocol import StoreError
@@ -68,14 +64,13 @@ def test_killed_syncs_leave_nothing_behind(
     store, out = open_store(store_uri), tmp_path / "out"
     upload_dataset(dataset, store, silent)
 
-    def kill(path: Path) -> str:
+    def kill(*_: object) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
-        return ""
 
     for _ in range(3):
         before = set(out.rglob(".*.????????.part"))
         with monkeypatch.context() as patched:
-            patched.setattr("training.store.dataset.sha256_of", kill)
+            patched.setattr("training.store.fetching._ArrivingFile._place", kill)
             process = multiprocessing.get_context("fork").Process(
                 target=sync_dataset, args=(store, out, silent)
             )
@@ -99,6 +94,7 @@ def test_fails_to_sync_a_wrong_upload(store_uri: str, dataset: Path, tmp_path: P
         with pytest.raises(kind, match=r"x\.safetensors (has \d+ bytes|does not match)"):
             sync_dataset(store, tmp_path / "out", silent)
     assert not (tmp_path / "out" / "manifest.json").exists()
+    store.put("x.safetensors", content)
     store.delete_below("notes/")
     with pytest.raises(UserError, match=r"notes/about\.txt"):
         sync_dataset(store, tmp_path / "again", silent)
@@ -237,72 +233,6 @@ def test_a_bit_flipped_between_two_attempts_is_found(
     assert "x.safetensors does not match its checksum" in capsys.readouterr().err
 
 
-class Slow(FolderStore):
-    """A store that gives each file only when it is told to."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
-        self.may_go = {name: threading.Event() for name in ("x.safetensors", "notes/about.txt")}
-
-    def get_file(self, key: str, path: Path) -> None:
-        assert self.may_go[key].wait(20)
-        super().get_file(key, path)
-
-
-@pytest.fixture
-def arriving(dataset: Path, tmp_path: Path) -> Iterator[tuple[Slow, LocalDataset]]:
-    """A slow store, and the dataset while it is synced from there by a thread."""
-    store, out = Slow(dataset), tmp_path / "out"
-    with ThreadPoolExecutor() as pool:
-        sync = pool.submit(sync_dataset, store, out, silent)
-        while not is_syncing(out):
-            time.sleep(0.01)
-        yield store, open_dataset(out)
-        for event in store.may_go.values():
-            event.set()
-        sync.result()
-
-
-def test_a_file_can_be_used_before_the_sync_ends(arriving: tuple[Slow, LocalDataset]) -> None:
-    store, dataset = arriving
-    store.may_go["notes/about.txt"].set()
-    assert dataset.file("notes/about.txt").read_text() == "42 rows\n"
-    assert dataset.is_arriving
-    threading.Timer(0.3, store.may_go["x.safetensors"].set).start()
-    assert (dataset.folder / "x.safetensors").is_file(), "the folder is given when it is whole"
-    with pytest.raises(UserError, match=r"no file 'y' in its manifest\.json"):
-        dataset.file("y")
-
-
-def test_a_run_trains_while_files_that_it_does_not_read_are_still_arriving(
-    arriving: tuple[Slow, LocalDataset], run: Run, whole: Run, tmp_path: Path
-) -> None:
-    store, dataset = arriving
-    threading.Timer(0.5, store.may_go["x.safetensors"].set).start()
-    run.dataset = tmp_path / "out"
-    assert run.attempt() == 0
-    assert run.losses() == whole.losses()
-    assert dataset.is_arriving
-
-
-def test_who_waits_for_a_file_is_told_when_the_sync_ends_without_it(
-    dataset: Path, tmp_path: Path
-) -> None:
-    store, out = Slow(dataset), tmp_path / "out"
-    process = multiprocessing.get_context("fork").Process(
-        target=sync_dataset, args=(store, out, silent)
-    )
-    process.start()
-    while not is_syncing(out):
-        time.sleep(0.01)
-    opened = open_dataset(out, waiting=process.kill)
-    with pytest.raises(StoreError, match=r"ended without x\.safetensors; sync it again"):
-        opened.file("x.safetensors")
-    process.join()
-    with pytest.raises(UserError, match=r"has no manifest\.json; sync it again"):
-        open_dataset(out)
-
-
 def test_a_run_syncs_from_s3_and_leaves_no_sync_behind(
     bucket_uri: str, dataset: Path, run: Run, whole: Run
 ) -> None:
@@ -329,18 +259,6 @@ def test_an_attempt_whose_sync_fails_may_be_restarted(
     assert "sync" in capsys.readouterr().err.splitlines()[-1]
 
 
-def test_who_checks_a_dataset_waits_for_the_end_of_its_sync(
-    arriving: tuple[Slow, LocalDataset], tmp_path: Path
-) -> None:
-    store, _ = arriving
-
-    def go() -> None:
-        for event in store.may_go.values():
-            event.set()
-
-    assert not open_dataset(tmp_path / "out", again=True, waiting=go).is_arriving
-
-
 def test_a_process_forked_while_another_looks_for_a_sync_keeps_none_from_starting(
     dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -358,22 +276,6 @@ def test_a_process_forked_while_another_looks_for_a_sync_keeps_none_from_startin
         flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     for copy in copies:
         os.close(copy)
-
-
-def test_a_sync_that_cannot_record_what_it_verified_is_waited_for(
-    dataset: Path, tmp_path: Path
-) -> None:
-    store, out = Slow(dataset), tmp_path / "out"
-    (out / ".verified.jsonl").mkdir(parents=True)
-    with ThreadPoolExecutor() as pool:
-        sync = pool.submit(sync_dataset, store, out, silent)
-        while not is_syncing(out):
-            time.sleep(0.01)
-        opened = open_dataset(out)
-        for event in store.may_go.values():
-            event.set()
-        assert (opened.folder / "x.safetensors").is_file()
-        sync.result()
 
 
 def test_fails_to_sync_where_no_file_can_be_locked(

@@ -106,7 +106,7 @@ def test_fails_for_a_file_that_is_no_clip(tmp_path: Path, array: object, message
     else:
         np.save(path, np.asarray(array))
     with pytest.raises(UserError, match=message):
-        read_clip(SourceFile(name="a/x.npy", path=path, label="a", split=None))
+        read_clip(SourceFile(name=path.name, folder=path.parent, label="a", split=None))
 
 
 def test_fails_to_import_for_a_workload_that_cannot(

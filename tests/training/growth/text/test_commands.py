@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from training.cli import dataset as dataset_command
+from training.cli import make_dataset as dataset_command
 from training.cli.main import main
 from training.growth.text import dataset as dataset_module
 from training.growth.text.stories import write_story

@@ -1,0 +1,68 @@
+"""Where the time of steps went is added up over attempts, without the first step of each."""
+
+import signal
+
+import pytest
+import torch
+
+from tests.training.hooks import interrupt_at
+from tests.training.runs import Run
+from training.engine.pace import DeviceTime, StepTime, TimesSoFar
+from training.errors import EXIT_INTERRUPTED
+
+
+def test_the_first_step_of_an_attempt_counts_only_as_waited_for() -> None:
+    times = TimesSoFar({}, 3)
+    times.add(8, StepTime(10.0, 0.5), 4.0, {"read": 1.0})
+    times.add(8, StepTime(2.0, 0.25), 1.0, {"read": 0.5, "decode": 2.0})
+    again = TimesSoFar(times.to_json(), 1)
+    again.add(8, StepTime(6.0, 0.5), 2.0, {"read": 7.0})
+    again.add(4, StepTime(1.0, 0.0), 3.0, {})
+    told = {name: value for name, value in again.to_json().items() if value}
+    assert told == {
+        "samples": 12,
+        "seconds": 3,
+        "waited_seconds": 0.5,
+        "computed_seconds": 2,  # never more than the step took
+        "first_waited_seconds": 8,
+        "loader_seconds": 7,
+        "read_seconds": 0.5,
+        "decode_seconds": 2,
+    }
+
+
+def test_a_finished_run_says_what_it_was_bound_by(
+    run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    interrupt_at("second", 3, signal.SIGTERM)
+    assert run.attempt("--override=loader_workers=1") == EXIT_INTERRUPTED
+    assert run.attempt() == 0
+    receipt = run.json("receipt.json")
+    steps = run.lineage().values()
+    whole = {
+        name: sum(line["num_samples"] for line in steps if line["stage"] == name)
+        for name in ("first", "second")
+    }
+    told = {stage: times["samples"] for stage, times in receipt["times"].items()}
+    assert 0 < told["first"] < whole["first"], "without the first step of its only attempt"
+    assert 0 < told["second"] < whole["second"] - 8, "without the first steps of both"
+    for times in receipt["times"].values():
+        assert 0 < times["computed_seconds"] + times["waited_seconds"] <= times["seconds"]
+        assert times["make_seconds"] > 0
+    assert receipt["bottleneck"].startswith("stage '")
+    assert f"[bottleneck] {receipt['bottleneck']}" in caplog.messages
+    page = run.store.get("report.html")
+    assert page is not None
+    assert b"<td>bottleneck</td>" in page.data
+
+
+@pytest.mark.gpu
+def test_the_time_of_a_gpu_is_that_of_its_work_not_of_its_launch() -> None:
+    device = torch.device("cuda", 0)
+    busy = torch.ones(8192, 8192, device=device)
+    busy = busy @ busy
+    torch.cuda.synchronize()
+    with DeviceTime(device) as launched:
+        for _ in range(100):
+            busy = busy @ busy / 8192
+    assert launched.seconds > 10 * launched._seconds

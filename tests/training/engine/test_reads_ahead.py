@@ -1,0 +1,38 @@
+"""What a sync is told: the files that training will read, from its exact position on."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from tests.training.hooks import interrupt_at
+from tests.training.runs import Run
+from tests.training.tiny import Rows
+from training.randomness import shuffled
+from training.store.local_dataset import LocalDataset
+from training.workload import Order
+
+# Of the tiny workload: 42 rows are made, and 12 are for validation.
+NUM_ROWS, SEED, BATCH = 30, 7, 8
+
+
+class RowsInFiles(Rows):
+    """Each row is in a file of its own; a class of its own, as protocols remember which fit."""
+
+    def files(self, indices: Order) -> Sequence[str]:
+        return [f"file-{int(index)}" for index in indices]
+
+
+def test_a_resumed_run_announces_the_rest_of_its_epoch_first(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = list[list[str]]()
+    monkeypatch.setattr("tests.training.tiny.Rows", RowsInFiles)
+    monkeypatch.setattr(LocalDataset, "expect", lambda self, names: told.append(list(names)))
+    interrupt_at("first", 2)
+    assert run.attempt() == 75
+    (checkpoint,) = run.head.checkpoints[-1:]
+    assert run.attempt() == 0
+    order = [f"file-{int(index)}" for index in shuffled(NUM_ROWS, 0, SEED)]
+    assert told[0] == order
+    assert 0 < checkpoint.step * BATCH < NUM_ROWS
+    assert told[1] == order[checkpoint.step * BATCH :]

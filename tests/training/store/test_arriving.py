@@ -1,0 +1,131 @@
+"""A dataset that is used while a sync is still filling its folder."""
+
+import multiprocessing
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests.training.runs import Run
+from training.errors import UserError
+from training.store.dataset import sync_dataset
+from training.store.folder import FolderStore
+from training.store.local_dataset import LocalDataset, is_syncing, no_progress, open_dataset
+from training.store.open import open_store
+from training.store.protocol import StoreError
+
+
+class Slow(FolderStore):
+    """A store that gives each file only when it is told to."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.may_go = {name: threading.Event() for name in ("x.safetensors", "notes/about.txt")}
+
+    def read_into(self, key: str, start: int, data: memoryview) -> None:
+        assert self.may_go[key].wait(20)
+        super().read_into(key, start, data)
+
+
+@pytest.fixture
+def arriving(dataset: Path, tmp_path: Path) -> Iterator[tuple[Slow, LocalDataset]]:
+    """A slow store, and the dataset while it is synced from there by a thread."""
+    store, out = Slow(dataset), tmp_path / "out"
+    with ThreadPoolExecutor() as pool:
+        sync = pool.submit(sync_dataset, store, out, no_progress)
+        while not is_syncing(out):
+            time.sleep(0.01)
+        yield store, open_dataset(out)
+        for event in store.may_go.values():
+            event.set()
+        sync.result()
+
+
+def test_a_file_can_be_used_before_the_sync_ends(arriving: tuple[Slow, LocalDataset]) -> None:
+    store, dataset = arriving
+    store.may_go["notes/about.txt"].set()
+    assert dataset.file("notes/about.txt").read_text() == "42 rows\n"
+    assert dataset.is_arriving
+    threading.Timer(0.3, store.may_go["x.safetensors"].set).start()
+    assert (dataset.folder / "x.safetensors").is_file(), "the folder is given when it is whole"
+    with pytest.raises(UserError, match=r"no file 'y' in its manifest\.json"):
+        dataset.file("y")
+
+
+def test_a_run_trains_while_files_that_it_does_not_read_are_still_arriving(
+    arriving: tuple[Slow, LocalDataset], run: Run, whole: Run, tmp_path: Path
+) -> None:
+    store, dataset = arriving
+    threading.Timer(0.5, store.may_go["x.safetensors"].set).start()
+    run.dataset = tmp_path / "out"
+    assert run.attempt() == 0
+    assert run.losses() == whole.losses()
+    assert dataset.is_arriving
+
+
+def test_who_waits_for_a_file_is_told_when_the_sync_ends_without_it(
+    dataset: Path, tmp_path: Path
+) -> None:
+    store, out = Slow(dataset), tmp_path / "out"
+    process = multiprocessing.get_context("fork").Process(
+        target=sync_dataset, args=(store, out, no_progress)
+    )
+    process.start()
+    while not is_syncing(out):
+        time.sleep(0.01)
+    opened = open_dataset(out, waiting=process.kill)
+    with pytest.raises(StoreError, match=r"ended without x\.safetensors; sync it again"):
+        opened.file("x.safetensors")
+    process.join()
+    # Not the user's mistake: a machine syncs it again.
+    with pytest.raises(StoreError, match=r"was interrupted; sync it again"):
+        open_dataset(out)
+
+
+def test_who_waits_has_patience_with_a_sync_that_is_tried_again(
+    dataset: Path, tmp_path: Path
+) -> None:
+    store, out = Slow(dataset), tmp_path / "out"
+    process = multiprocessing.get_context("fork").Process(
+        target=sync_dataset, args=(store, out, no_progress)
+    )
+    process.start()
+    while not is_syncing(out):
+        time.sleep(0.01)
+    opened = open_dataset(out, waiting=process.kill, patience_seconds=60)
+    again = threading.Timer(1, sync_dataset, (open_store(str(dataset)), out, no_progress))
+    again.start()
+    assert opened.file("x.safetensors").is_file()
+    again.join()
+    process.join()
+
+
+def test_who_checks_a_dataset_waits_for_the_end_of_its_sync(
+    arriving: tuple[Slow, LocalDataset], tmp_path: Path
+) -> None:
+    store, _ = arriving
+
+    def go() -> None:
+        for event in store.may_go.values():
+            event.set()
+
+    assert not open_dataset(tmp_path / "out", again=True, waiting=go).is_arriving
+
+
+def test_a_sync_that_cannot_record_what_it_verified_is_waited_for(
+    dataset: Path, tmp_path: Path
+) -> None:
+    store, out = Slow(dataset), tmp_path / "out"
+    (out / ".verified.jsonl").mkdir(parents=True)
+    with ThreadPoolExecutor() as pool:
+        sync = pool.submit(sync_dataset, store, out, no_progress)
+        while not is_syncing(out):
+            time.sleep(0.01)
+        opened = open_dataset(out)
+        for event in store.may_go.values():
+            event.set()
+        assert (opened.folder / "x.safetensors").is_file()
+        sync.result()

@@ -1,0 +1,32 @@
+"""Training beside the sync of its dataset: it starts early; a sync that fails is not survived."""
+
+import pytest
+
+from tests.userdata.rig import Rig, calls, wait, wait_until
+
+
+def test_training_starts_while_the_dataset_is_still_arriving(rig: Rig) -> None:
+    rig.order(run="wait", sync="until it is told")
+    machine = rig.machine()
+    wait(machine, "trainer listens")
+    wait_until(lambda: "boot" in {event["name"] for event in rig.events()})
+    assert "[ok] dataset" not in machine.boot_log.read_text()
+    (machine.folder / "sync-ends").write_text("0")
+    wait(machine, "[ok] dataset")
+    assert len(calls(machine, "data")) == 1
+
+
+@pytest.mark.parametrize(("status", "attempts", "reason"), [(1, 3, "status 1"), (2, 1, "cannot")])
+def test_a_sync_that_fails_while_training_waits_for_it_ends_the_machine_or_the_run(
+    rig: Rig, status: int, attempts: int, reason: str
+) -> None:
+    rig.order(run="wait", sync="until it is told")
+    machine = rig.machine()
+    wait(machine, "trainer listens")
+    (machine.folder / "sync-ends").write_text(str(status))
+    name = "machine-failed" if status == 1 else "run-given-up"
+    wait_until(lambda: name in {event["name"] for event in rig.events()})
+    (event,) = [event for event in rig.events() if event["name"] == name]
+    assert event["message"].startswith("boot failed at dataset: ")
+    assert reason in event["message"]
+    assert len(calls(machine, "data")) == attempts

@@ -1,0 +1,97 @@
+"""Where the instance store is: the image's mount, or the one disk that nobody has touched."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from rehearsal.machines import Disk
+from rehearsal.machines.process import EC2_DISKS, SHIMS
+from tests.userdata.rig import REPOSITORY, Rig, calls, wait
+from userdata.find_instance_store import place
+
+STORE = Disk(
+    name="nvme2n1", model="Amazon EC2 NVMe Instance Storage", serial="AWS1", device_name=""
+)
+MOUNTED = replace(STORE, mounted="/opt/dlami/nvme", tags={"TYPE": "ext4", "UUID": "8f5b-1"})
+
+
+def find(
+    folder: Path, *disks: Disk, image_mounts: bool = False
+) -> subprocess.CompletedProcess[str]:
+    (folder / "sys/disks").mkdir(parents=True)
+    for disk in disks:
+        (folder / f"sys/disks/{disk.name}.json").write_text(json.dumps(asdict(disk)))
+    if image_mounts:
+        (folder / "etc/systemd/system").mkdir(parents=True)
+        (folder / "etc/systemd/system/dlami-nvme.service").touch()
+    return subprocess.run(
+        [sys.executable, "-m", "userdata.find_instance_store"],
+        cwd=REPOSITORY,
+        env={
+            "MACHINE_ROOT": str(folder),
+            "DISK_WAIT_SECONDS": "0",
+            "PATH": f"{SHIMS}:{Path(sys.executable).parent}:/usr/bin:/bin",
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(("disk", "found"), [(MOUNTED, "/opt/dlami/nvme"), (STORE, "/dev/nvme2n1")])
+def test_finds_the_images_mount_or_the_only_disk(tmp_path: Path, disk: Disk, found: str) -> None:
+    assert find(tmp_path, *EC2_DISKS, disk).stdout == f"{found}\n"
+
+
+def test_fails_on_a_size_without_an_instance_store_and_lists_its_disks(tmp_path: Path) -> None:
+    done = find(tmp_path, *EC2_DISKS)
+    assert done.returncode == 1
+    assert "this machine has no instance store; deploy with data_on=ebs; found: " in done.stderr
+    assert "/dev/nvme1n1 (Amazon Elastic Block Store, at /)" in done.stderr
+
+
+def test_fails_rather_than_format_disks_that_the_images_service_has_not_mounted_yet(
+    tmp_path: Path,
+) -> None:
+    done = find(tmp_path, *EC2_DISKS, STORE, image_mounts=True)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "dlami-nvme.service has not mounted the instance store" in done.stderr
+
+
+def row(*points: str | None, children: Sequence[object] = ()) -> dict[str, object]:
+    return {"name": "/dev/nvme1n1", "mountpoints": list(points), "children": list(children)}
+
+
+def test_what_several_disks_were_joined_to_is_one_place() -> None:
+    volume = row("/opt/dlami/nvme")
+    joined = [row(None, children=[volume]), row(None, children=[volume])]
+    assert place(joined, image_mounts=True) == "/opt/dlami/nvme"
+
+
+@pytest.mark.parametrize(
+    "disks",
+    [
+        [row(None), row(None)],
+        [row("/a"), row("/b")],
+        [row(None, children=[row(None)])],  # a partition, or a volume that is not mounted
+    ],
+)
+def test_nothing_is_taken_where_more_than_one_could_be_meant(
+    disks: list[dict[str, object]],
+) -> None:
+    assert place(disks, image_mounts=False) is None
+
+
+@pytest.mark.parametrize("disk", [MOUNTED, STORE], ids=["mounted by the image", "bare"])
+def test_a_machine_boots_on_its_instance_store(rig: Rig, disk: Disk) -> None:
+    machine = rig.machine(disks=(EC2_DISKS[1], disk), variables=rig.run_env(DATA_ON="nvme"))
+    wait(machine, "trainer listens")
+    assert len(calls(machine, "run")) == 1
+    kept = json.loads((machine.folder / "sys/disks/nvme2n1.json").read_text())
+    assert kept.get("times_formatted") == (None if disk.mounted else 1)
+    assert "/data" in (kept["mounted"], kept.get("bound"))

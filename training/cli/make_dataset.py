@@ -1,0 +1,253 @@
+"""`python -m training data make | import`: a workload's dataset, drawn or of a user's own files.
+
+An import into shards that was interrupted goes on with the same command. Both import torch.
+"""
+
+import argparse
+import json
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from contract.keys import MANIFEST
+from training.cli.outputs import checked_folder
+from training.dataset_output import FolderOutput, Output, clean_up
+from training.errors import EXIT_FINISHED, UserError
+from training.report.progress import FileProgressBar, ProgressBar, RateBar
+from training.sources import UNFINISHED, Brought, open_folder, open_source
+from training.store.dataset import upload_dataset
+from training.store.local_dataset import manifest_of, write_manifest
+from training.store.open import open_store
+from training.store.output import StoreOutput, stored_source
+from training.store.protocol import Store
+from training.store.verified import VerifiedFiles
+
+if TYPE_CHECKING:
+    from training.capabilities import HasFolderImport, HasPacking
+    from training.workload import Workload
+
+URI = "s3://bucket/prefix, or a folder"
+
+
+def add_make(make: argparse.ArgumentParser) -> None:
+    """Add the options of `data make`."""
+    make.add_argument("--workload", required=True)
+    make.add_argument("--out", required=True, type=Path, help="an empty or new folder")
+    make.add_argument("--count", required=True, type=int, help="number of samples")
+    make.add_argument("--seed", type=int, default=0)
+    make.add_argument("--dataset-uri", help=f"also upload it to {URI}")
+    _add_override(make)
+    make.set_defaults(act=_make)
+
+
+def add_import(bring: argparse.ArgumentParser) -> None:
+    """Add the options of `data import`."""
+    bring.description = (
+        "Make a workload's dataset of your own files: a folder, zip or tar archive with FILE or "
+        "CLASS/FILE, also below folders train, validation and test, a CSV with the columns file, "
+        "class and, if wanted, split, or a single file; images also from s3://bucket/prefix. "
+        "Clips and images need classes, text needs none. An import of text or images that was "
+        "interrupted goes on with the same command. A detector's source is a folder in COCO's "
+        "format, as COCO, Roboflow, CVAT or Label Studio write it."
+    )
+    bring.add_argument("source", help="a folder, file, CSV file, zip or tar archive; s3://...")
+    bring.add_argument("--workload", required=True)
+    bring.add_argument("--out", type=Path, help="an empty or new folder")
+    bring.add_argument("--seed", type=int, default=0, help="decides the splits if you give none")
+    bring.add_argument(
+        "--dataset-uri",
+        help=f"also upload it to {URI}; of images without --out, as they are packed",
+    )
+    _add_override(bring)
+    bring.set_defaults(act=_import)
+
+
+def _add_override(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--override",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="of text: tokenizer (a file or folder), vocab_size, separator, held_out_of; of "
+        "images: shorter_side, quality, left_out_share, validation_classes",
+    )
+
+
+def _make(options: argparse.Namespace) -> int:
+    if options.count < 1:
+        raise UserError(f"--count is {options.count}; give at least 1")
+    workload = _workload(options)
+    _check_folder(options.out, workload.name)
+    store = open_store(options.dataset_uri) if options.dataset_uri else None
+    checked_folder(options.out)
+    began = time.monotonic()
+    with ProgressBar(f"making {options.count} samples", options.count) as bar:
+        meta = workload.make_dataset(
+            options.out, options.count, options.seed, lambda done, total: bar.show(done, "", total)
+        )
+    _finish_making(options.out, workload.name, meta, began)
+    return EXIT_FINISHED if store is None else send(options.out, store)
+
+
+def _import(options: argparse.Namespace) -> int:
+    from training.capabilities import HasFolderImport, HasImport, HasPacking
+
+    workload = _workload(options)
+    with tempfile.TemporaryDirectory(prefix="training-import-") as scratch:
+        if isinstance(workload, HasPacking):
+            return _import_packed(options, workload.name, workload, Path(scratch))
+        if isinstance(workload, HasFolderImport):
+            return _import_folder(options, workload.name, workload, Path(scratch))
+        if not isinstance(workload, HasImport):
+            raise UserError(
+                f"workload {workload.name!r} cannot import files: it has no import_dataset "
+                "(HasImport in training/capabilities.py)"
+            )
+        if options.out is None:
+            raise UserError(f"workload {workload.name!r} makes its dataset in a folder; give --out")
+        _check_folder(options.out, workload.name)
+        store = open_store(options.dataset_uri) if options.dataset_uri else None
+        began = time.monotonic()
+        files = open_source(Path(options.source), Path(scratch))
+        checked_folder(options.out)
+        with ProgressBar(f"importing {len(files)} files", len(files)) as bar:
+            meta = workload.import_dataset(
+                files, options.out, options.seed, lambda done, total: bar.show(done, "", total)
+            )
+    _finish_making(options.out, workload.name, meta, began)
+    if "classes" in meta:
+        counts = sorted(Counter(str(file.label) for file in files).items())
+        print("classes: " + ", ".join(f"{name} ({count})" for name, count in counts))
+    return EXIT_FINISHED if store is None else send(options.out, store)
+
+
+def _import_folder(
+    options: argparse.Namespace, name: str, workload: "HasFolderImport", scratch: Path
+) -> int:
+    """Import a folder with a layout that only the workload knows."""
+    if options.out is None:
+        raise UserError(f"workload {name!r} makes its dataset in a folder; give --out")
+    _check_folder(options.out, name)
+    store = open_store(options.dataset_uri) if options.dataset_uri else None
+    began = time.monotonic()
+    folder = open_folder(Path(options.source), scratch)
+    checked_folder(options.out)
+    with ProgressBar(f"importing {folder.name}", 0) as bar:
+        meta = workload.import_folder(
+            folder, options.out, options.seed, lambda done, total: bar.show(done, "", total)
+        )
+    _finish_making(options.out, name, meta, began)
+    print(", ".join(f"{split}: {count:,} images" for split, count in meta["splits"].items()))
+    return EXIT_FINISHED if store is None else send(options.out, store)
+
+
+def _import_packed(
+    options: argparse.Namespace, name: str, packing: "HasPacking", scratch: Path
+) -> int:
+    """Pack files into the folder, or without one straight into the store."""
+    output = _output(options, name)
+    if output.read(MANIFEST) is None:
+        files = _brought(options.source, scratch)
+        began = time.monotonic()
+        with RateBar(f"packing {len(files)} files") as bar:
+            made = packing.pack_dataset(files, output, options.seed, bar.show)
+        called = output.where.rpartition("/")[2]
+        output.write(MANIFEST, manifest_of(called, name, made.meta, made.files))
+        _print_made(made.files, began)
+        splits = ", ".join(f"{split} {count:,}" for split, count in made.meta["splits"].items())
+        print(f"{len(made.meta['classes'])} classes; {splits}")
+        if options.out is not None:
+            verified = VerifiedFiles(options.out)
+            for entry in made.files:
+                verified.add(entry)
+    clean_up(output)
+    if options.out is None or not options.dataset_uri:
+        return EXIT_FINISHED
+    return send(options.out, open_store(options.dataset_uri))
+
+
+def _brought(source: str, scratch: Path) -> Sequence[Brought]:
+    """The files of a source, here or in a bucket."""
+    if source.startswith("s3://"):
+        return stored_source(source)
+    return open_source(Path(source), scratch)
+
+
+def _output(options: argparse.Namespace, workload: str) -> Output:
+    """Where the dataset is made; UserError if it cannot be made there."""
+    if options.out is not None:
+        _check_folder(options.out, workload)
+        checked_folder(options.out)
+        return FolderOutput(options.out.resolve())
+    if not options.dataset_uri:
+        raise UserError("give --out for a folder, or --dataset-uri to pack straight into a store")
+    output = StoreOutput(uri=open_store(options.dataset_uri).uri)
+    if (unfinished := output.read(UNFINISHED)) is not None:
+        _check_unfinished(unfinished, output.where, workload)
+    elif there := output.sizes():
+        raise UserError(f"{output.where} is not empty: it has {min(there)}; give a new prefix")
+    return output
+
+
+def _workload(options: argparse.Namespace) -> "Workload[Any]":
+    """The workload, with the options of its datasets."""
+    from training.capabilities import HasDataOptions
+    from training.config import parse_overrides, with_overrides
+    from training.workloads import load_workload
+
+    workload = load_workload(options.workload)
+    overrides = parse_overrides(options.override)
+    if not overrides:
+        return workload
+    if not isinstance(workload, HasDataOptions):
+        raise UserError(
+            f"workload {workload.name!r} makes its datasets in one way: it has no data_options "
+            "(HasDataOptions in training/capabilities.py); leave --override out"
+        )
+    what = f"a dataset of workload {workload.name!r}"
+    return workload.with_data_options(with_overrides(workload.data_options, overrides, what))
+
+
+def _check_folder(out: Path, workload: str) -> None:
+    """UserError unless the folder is new, or has this workload's unfinished dataset."""
+    if out.exists() and not out.is_dir():
+        raise UserError(f"{out} is a file; give a new folder")
+    if (out / UNFINISHED).is_file():
+        _check_unfinished((out / UNFINISHED).read_bytes(), str(out), workload)
+    elif out.exists() and any(path.name != f"{UNFINISHED}.part" for path in out.iterdir()):
+        raise UserError(f"{out} is not empty; give a new folder")
+
+
+def _check_unfinished(record: bytes, where: str, workload: str) -> None:
+    """UserError unless an import of this workload was interrupted there."""
+    if json.loads(record).get("workload") != workload:
+        raise UserError(f"{where} has an unfinished dataset of another workload; give a new folder")
+    print(f"[ok] goes on with the unfinished dataset in {where}")
+
+
+def _finish_making(out: Path, workload: str, meta: Mapping[str, Any], began: float) -> None:
+    files = write_manifest(out, workload, meta).manifest["files"]
+    _print_made(files, began)
+    if "vocab_size" in meta:
+        print(f"vocabulary: {meta['vocab_size']:,} tokens, tokenizer: {meta['tokenizer']}")
+        for name, split in meta["splits"].items():
+            print(f"{name}: {split['documents']:,} documents, {split['tokens']:,} tokens")
+
+
+def _print_made(files: Sequence[Mapping[str, Any]], began: float) -> None:
+    size = sum(entry["bytes"] for entry in files) / 1e6
+    seconds = time.monotonic() - began
+    print(f"[ok] dataset made: {len(files)} files, {size:.1f} MB in {seconds:.1f} s")
+
+
+def send(folder: Path, store: Store) -> int:
+    with FileProgressBar("uploading") as show:
+        done = upload_dataset(folder, store, show)
+    print(
+        f"[ok] dataset uploaded: {done.fetched_files} of {done.files} files, "
+        f"{done.fetched_bytes / 1e6:.1f} of {done.bytes / 1e6:.1f} MB in {done.seconds:.1f} s"
+    )
+    return EXIT_FINISHED

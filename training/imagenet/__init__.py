@@ -1,0 +1,1 @@
+"""The imagenet workload: ResNets that classify images, read from shards of them."""

@@ -1,0 +1,119 @@
+"""A file that somebody brings -> the JPEG that is packed; what is no image is refused.
+
+Kept byte by byte: a JPEG in RGB or grey whose shorter side is not above the one asked for. All else
+(PNG, WebP, CMYK, a JPEG to be made smaller) is encoded anew. As in torchvision's ImageFolder, a
+picture's transparency and its EXIF orientation are not applied. Imports no torch.
+"""
+
+import io
+import warnings
+from dataclasses import dataclass
+
+from PIL import Image, UnidentifiedImageError
+
+from training.sources import Brought
+
+# What Pillow raises for files that are no images, torn, or larger than any photograph.
+_NO_IMAGE = (
+    UnidentifiedImageError,
+    OSError,
+    ValueError,
+    SyntaxError,
+    EOFError,
+    IndexError,
+    Image.DecompressionBombError,
+)
+_PLAIN = ("RGB", "L")
+
+
+class NoImageError(ValueError):
+    """Why a file cannot be packed."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ImageOptions:
+    """What `data import --override name=value` can set; 0 pixels: images keep their size."""
+
+    shorter_side: int = 0
+    # Of the JPEGs that are encoded anew.
+    quality: int = 90
+    # More files than this share that are no images are no accident.
+    left_out_share: float = 0.01
+    # The classes of validation files that are in no folder of one: a CSV, or ILSVRC2012's devkit.
+    validation_classes: str = ""
+
+    def __post_init__(self) -> None:
+        if self.shorter_side < 0:
+            raise ValueError(f"shorter_side is {self.shorter_side}; give 0 or more pixels")
+        if not 1 <= self.quality <= 100:
+            raise ValueError(f"quality is {self.quality}; give 1 to 100")
+        if not 0 <= self.left_out_share < 1:
+            raise ValueError(f"left_out_share is {self.left_out_share}; give 0 to below 1")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Encoded:
+    """A JPEG that is packed, its pixels, and whether it was encoded anew."""
+
+    jpeg: bytes
+    num_pixels: int
+    is_converted: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BroughtImage:
+    """One image of a user's; it is read and encoded in the process that packs it."""
+
+    file: Brought
+    label: int
+    shorter_side: int
+    quality: int
+
+    @property
+    def name(self) -> str:
+        return self.file.name
+
+    def make(self) -> Encoded:
+        """Read and encode it; a file that cannot be read is the machine's fault, not its own."""
+        return encode(self.file.read(), self.shorter_side, self.quality)
+
+
+def encode(content: bytes, shorter_side: int, quality: int) -> Encoded:
+    """The JPEG of an image file, decoded whole so that no damaged one is packed."""
+    try:
+        with warnings.catch_warnings():
+            # Of a size that is large but not refused, and of broken metadata.
+            warnings.simplefilter("ignore")
+            return _encode(content, shorter_side, quality)
+    except _NO_IMAGE as error:
+        raise NoImageError(str(error) or type(error).__name__) from error
+
+
+def _encode(content: bytes, shorter_side: int, quality: int) -> Encoded:
+    with Image.open(io.BytesIO(content)) as image:
+        image.load()
+        width, height = image.size
+        is_large = 0 < shorter_side < min(width, height)
+        if image.format == "JPEG" and image.mode in _PLAIN and not is_large:
+            return Encoded(jpeg=content, num_pixels=width * height, is_converted=False)
+        plain = _plain(image)
+    if is_large:
+        scale = shorter_side / min(width, height)
+        width, height = (max(shorter_side, round(side * scale)) for side in (width, height))
+        plain = plain.resize((width, height), Image.Resampling.LANCZOS)
+    encoded = io.BytesIO()
+    plain.save(encoded, "JPEG", quality=quality)
+    return Encoded(jpeg=encoded.getvalue(), num_pixels=width * height, is_converted=True)
+
+
+def _plain(image: Image.Image) -> Image.Image:
+    if image.mode in _PLAIN:
+        return image
+    if image.mode.startswith("I;16"):
+        # Pillow would take every value above 255 for white.
+        image = image.convert("I").point(lambda value: value / 256)
+        return image.convert("L")
+    if image.mode == "P":
+        # A palette with transparency needs its own channel first.
+        image = image.convert("RGBA")
+    return image.convert("RGB")

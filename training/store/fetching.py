@@ -1,0 +1,251 @@
+"""Fetches the files of a dataset that are missing: in the order in which training will read them.
+
+A file is fetched in parts by several threads, hashed part by part as it arrives, and takes its name
+only once it is whole and its checksum matches.
+"""
+
+import hashlib
+import json
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+from training.errors import UserError
+from training.store.folder import FolderStore
+from training.store.local_dataset import FileProgress
+from training.store.parts import PART_BYTES, num_parts, run_all
+from training.store.protocol import Store, StoreError
+from training.store.reads import READS, AppendedLines
+from training.store.unfinished import UnfinishedFile, writing
+from training.store.verified import Entry, VerifiedFiles
+
+# Parts of fewer bytes take as long to be answered as to arrive, so more are asked for at once.
+_SMALL_PART_BYTES = 1024 * 1024
+_MORE_THREADS = 4
+
+
+def fetch_missing(
+    store: Store, files: Sequence[Entry], out: Path, progress: FileProgress
+) -> list[Entry]:
+    """Fetch what is missing or damaged in `out`, and verify the rest; return what was fetched."""
+    count = _Count(len(files), progress)
+    verified = VerifiedFiles(out)
+    missing = _unverified(files, out, verified, count, store.num_threads)
+    fetched = list[Entry]()
+
+    def placed(entry: Entry) -> None:
+        verified.add(entry)
+        fetched.append(entry)
+        count.add(entry)
+
+    queue = _Queue(missing, out)
+    all_parts = sum(num_parts(entry["bytes"], PART_BYTES) for entry in missing)
+    is_small = sum(entry["bytes"] for entry in missing) < all_parts * _SMALL_PART_BYTES
+    num_threads = store.num_threads * (_MORE_THREADS if is_small else 1)
+    largest = min(PART_BYTES, max((entry["bytes"] for entry in missing), default=0))
+    fetch = partial(_fetch_parts, store, queue, largest, placed)
+    try:
+        run_all([fetch] * min(num_threads, all_parts), num_threads, when_failing=queue.stop)
+    except Exception:
+        # Only now: a thread that still wrote could meet another file under the same descriptor.
+        queue.discard()
+        raise
+    return fetched
+
+
+def _unverified(
+    files: Sequence[Entry], out: Path, verified: VerifiedFiles, count: "_Count", num_threads: int
+) -> list[Entry]:
+    """Those that are missing or damaged, in order; the others are hashed unless they have been."""
+    there = FolderStore(out).sizes("")
+    damaged = set[str]()
+
+    def check(entry: Entry) -> None:
+        if verified.verify(entry):
+            count.add(entry)
+        else:
+            damaged.add(entry["name"])
+
+    run_all([partial(check, e) for e in files if e["name"] in there], num_threads)
+    return [e for e in files if e["name"] in damaged or e["name"] not in there]
+
+
+class _Count:
+    """Files and bytes that are in place; any thread counts."""
+
+    def __init__(self, total: int, progress: FileProgress) -> None:
+        self._total, self._progress = total, progress
+        self._done = self._bytes = 0
+        self._lock = threading.Lock()
+
+    def add(self, entry: Entry) -> None:
+        with self._lock:
+            self._done, self._bytes = self._done + 1, self._bytes + entry["bytes"]
+            self._progress(self._done, self._total, self._bytes)
+
+
+def _fetch_parts(
+    store: Store, queue: "_Queue", buffer_bytes: int, placed: Callable[[Entry], None]
+) -> None:
+    """One thread: fetch parts until none is left."""
+    buffer = memoryview(bytearray(buffer_bytes))
+    while (task := queue.next()) is not None:
+        file, number = task
+        if file.fetch(store, number, buffer):
+            placed(file.entry)
+
+
+class _Queue:
+    """The parts of the missing files, those of one file together, in the order of the reads."""
+
+    def __init__(self, missing: Sequence[Entry], out: Path) -> None:
+        self._left = {entry["name"]: entry for entry in missing}
+        self._out = out
+        self._reads = AppendedLines(out / READS)
+        self._first: deque[str] = deque()
+        self._file: _ArrivingFile | None = None
+        self._next_part = 0
+        self._begun = list[_ArrivingFile]()
+        self._lock = threading.Lock()
+
+    def next(self) -> "tuple[_ArrivingFile, int] | None":
+        """A file and the number of its part to fetch; None after the last."""
+        with self._lock:
+            if self._file is None or self._next_part == self._file.num_parts:
+                if not self._left:
+                    return None
+                self._file, self._next_part = _ArrivingFile(self._next_entry(), self._out), 0
+                self._begun = [file for file in self._begun if not file.is_placed] + [self._file]
+            self._next_part += 1
+            return self._file, self._next_part - 1
+
+    def stop(self) -> None:
+        """Give nothing more."""
+        with self._lock:
+            self._left, self._file = {}, None
+
+    def discard(self) -> None:
+        """Delete what has arrived of files that are not whole."""
+        for file in self._begun:
+            file.discard()
+
+    def _next_entry(self) -> Entry:
+        for line in self._reads.new():
+            with suppress(ValueError):  # damaged
+                self._first.extendleft(reversed(json.loads(line)))
+        while self._first:
+            if (entry := self._left.pop(self._first.popleft(), None)) is not None:
+                return entry
+        return self._left.pop(next(iter(self._left)))
+
+
+class _ArrivingFile:
+    """One file on its way: its parts come in any order, and are hashed in their own."""
+
+    def __init__(self, entry: Entry, out: Path) -> None:
+        self.entry = entry
+        self.num_parts = num_parts(entry["bytes"], PART_BYTES)
+        self._target = out / entry["name"]
+        self._unfinished: UnfinishedFile | None = None
+        self._arrived = set[int]()
+        self._digest = hashlib.sha256()
+        self._next = 0  # to hash
+        self._is_hashing = False
+        self._lock = threading.Lock()
+        self.is_placed = False
+
+    def fetch(self, store: Store, number: int, buffer: memoryview) -> bool:
+        """Fetch a part; return whether the file is in place with it."""
+        with self._lock:
+            if self._unfinished is None:
+                self._unfinished = UnfinishedFile(self._target)
+        data = self._read(store, number, buffer)
+        with self._lock:
+            self._arrived.add(number)
+            if self._is_hashing:
+                return False
+            self._is_hashing = True
+        if self._next == number:
+            self._hash(data)
+        while self._next < self.num_parts:
+            with self._lock:
+                if self._next not in self._arrived:
+                    self._is_hashing = False
+                    return False
+            self._hash(self._read_back(self._next, buffer))
+        self._place(store, buffer)
+        return True
+
+    def discard(self) -> None:
+        """Delete what has arrived; no-op once the file is in place."""
+        if self._unfinished is not None:
+            self._unfinished.discard()
+
+    def _read(self, store: Store, number: int, buffer: memoryview) -> memoryview:
+        """Fetch a part into the buffer and the file."""
+        data, start = self._part(number, buffer), number * PART_BYTES
+        try:
+            store.read_into(self.entry["name"], start, data)
+        except (FileNotFoundError, StoreError) as error:
+            raise self._explained(store, error) from error
+        assert self._unfinished is not None
+        with writing(self._target):
+            done = 0
+            while done < len(data):
+                done += os.pwrite(self._unfinished.file, data[done:], start + done)
+        return data
+
+    def _read_back(self, number: int, buffer: memoryview) -> memoryview:
+        data = self._part(number, buffer)
+        assert self._unfinished is not None
+        with writing(self._target):
+            if os.preadv(self._unfinished.file, [data], number * PART_BYTES) != len(data):
+                raise StoreError(f"{self._target} has become shorter while it was fetched")
+        return data
+
+    def _part(self, number: int, buffer: memoryview) -> memoryview:
+        return buffer[: min(PART_BYTES, self.entry["bytes"] - number * PART_BYTES)]
+
+    def _hash(self, data: memoryview) -> None:
+        self._digest.update(data)
+        self._next += 1
+
+    def _place(self, store: Store, buffer: memoryview) -> None:
+        if not self.entry["bytes"] and store.get(self.entry["name"]) is None:
+            raise self._explained(store, FileNotFoundError())
+        if self._digest.hexdigest() != self.entry["sha256"]:
+            self._fetch_again(store, buffer)
+        assert self._unfinished is not None
+        self._unfinished.place()
+        self.is_placed = True
+
+    def _fetch_again(self, store: Store, buffer: memoryview) -> None:
+        """Fetch all of it once more: for a failed transfer; a third would hide a wrong upload."""
+        digest = hashlib.sha256()
+        for number in range(self.num_parts):
+            digest.update(self._read(store, number, buffer))
+        if digest.hexdigest() != self.entry["sha256"]:
+            # Not a UserError: a machine whose memory or disk fails finds the same.
+            different = StoreError(
+                f"{store.uri}/{self.entry['name']} does not match its checksum in the manifest; "
+                "if it does not on another machine either, upload it again"
+            )
+            raise self._explained(store, different)
+
+    def _explained(self, store: Store, error: Exception) -> Exception:
+        """The error, or what is wrong with the upload where that is its reason."""
+        name, size = self.entry["name"], self.entry["bytes"]
+        folder, slash, _ = name.rpartition("/")
+        found = store.sizes(folder + slash).get(name)
+        if found is None:
+            return UserError(f"{store.uri}/{name} is in the manifest but missing; upload it again")
+        if found != size:
+            return UserError(
+                f"{store.uri}/{name} has {found} bytes, not {size} as in the manifest; "
+                "upload it again"
+            )
+        return error

@@ -1,0 +1,83 @@
+"""What making samples takes, by its parts, and what is counted in it. Standard library only.
+
+A workload's samples say `with timed("read"):` around their reads and `count("replaced")` where
+something happens; loader workers send the sums along with each batch. In `timed` inside of another
+the time belongs to the inner one alone.
+"""
+
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+# Waiting for a sync to fetch a file; reading from the disk; decoding; and the loader's own: what is
+# left of making a batch, such as augmenting and stacking.
+Part: TypeAlias = Literal["sync", "read", "decode", "make"]
+
+
+@dataclass(slots=True)
+class Tally:
+    """Seconds by part, of all threads and workers together, and counts by name."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
+
+    def add(self, other: "Tally") -> None:
+        """Add another one up."""
+        for part, seconds in other.seconds.items():
+            self.seconds[part] = self.seconds.get(part, 0.0) + seconds
+        for name, number in other.counts.items():
+            self.counts[name] = self.counts.get(name, 0) + number
+
+
+class _Open(threading.local):
+    """The seconds of what is inside each open `timed` of this thread, the outermost first."""
+
+    def __init__(self) -> None:
+        self.inner: list[float] = []
+
+
+_open = _Open()
+_lock = threading.Lock()
+_tally = Tally()
+
+
+class _Timed:
+    """Not contextlib's, which writes to the errors that pass through: some are frozen."""
+
+    __slots__ = ("_began", "_part")
+
+    def __init__(self, part: Part) -> None:
+        self._part = part
+
+    def __enter__(self) -> None:
+        _open.inner.append(0.0)
+        self._began = time.perf_counter()
+
+    def __exit__(self, *error: object) -> None:
+        seconds = time.perf_counter() - self._began
+        inner = _open.inner
+        own = seconds - inner.pop()
+        if inner:
+            inner[-1] += seconds
+        with _lock:
+            _tally.seconds[self._part] = _tally.seconds.get(self._part, 0.0) + own
+
+
+def timed(part: Part) -> _Timed:
+    """Add the seconds inside, less those of a `timed` in it, to a part."""
+    return _Timed(part)
+
+
+def count(name: str, number: int = 1) -> None:
+    """Count what happened while samples were made, such as an image that was replaced."""
+    with _lock:
+        _tally.counts[name] = _tally.counts.get(name, 0) + number
+
+
+def taken() -> Tally:
+    """This process's sums since the last call, which begin anew."""
+    global _tally
+    with _lock:
+        tally, _tally = _tally, Tally()
+    return tally

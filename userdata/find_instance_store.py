@@ -1,0 +1,85 @@
+"""Find the instance store: where the image has mounted it, or its only disk where nothing has.
+
+The Deep Learning AMI's dlami-nvme.service joins all its disks and mounts them: they are the image's
+to format, and that mount is waited for. Run: python3 -m userdata.find_instance_store
+"""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from userdata.find_data_disk import WAIT_SECONDS, holds_root, list_rows
+from userdata.machine import machine_path
+
+MODEL = "Amazon EC2 NVMe Instance Storage"
+IMAGE_SERVICE = "dlami-nvme.service"
+UNIT_FOLDERS = ("/etc/systemd/system", "/usr/lib/systemd/system", "/lib/systemd/system")
+
+
+def mount_points(row: dict[str, Any]) -> Iterator[str]:
+    """Yield where the disk, or what is made of it, is mounted."""
+    yield from (point for point in row["mountpoints"] if point)
+    for child in row.get("children", []):
+        yield from mount_points(child)
+
+
+def place(disks: Sequence[dict[str, Any]], *, image_mounts: bool) -> str | None:
+    """Return a folder or a device; None where there is none, or none yet, or more than one."""
+    points = sorted({point for disk in disks for point in mount_points(disk)})
+    if len(points) == 1:
+        return points[0]
+    if points or image_mounts or len(disks) != 1 or disks[0].get("children"):
+        return None
+    return str(disks[0]["name"])
+
+
+def main() -> int:
+    """Print the folder or the device; wait while there is none."""
+    give_up_at = time.monotonic() + float(os.environ.get("DISK_WAIT_SECONDS", WAIT_SECONDS))
+    image_mounts = any(machine_path(f"{each}/{IMAGE_SERVICE}").exists() for each in UNIT_FOLDERS)
+    while True:
+        try:
+            rows = list_rows()
+        except (OSError, subprocess.CalledProcessError) as error:
+            said = getattr(error, "stderr", None) or ""
+            print(f"could not list the disks: {error} {said}".strip(), file=sys.stderr)
+            return 1
+        disks = [row for row in rows if _model(row) == MODEL and not holds_root(row)]
+        found = place(disks, image_mounts=image_mounts)
+        if found is not None:
+            print(found)
+            return 0
+        if time.monotonic() >= give_up_at:
+            print(_complaint(rows, disks, image_mounts=image_mounts), file=sys.stderr)
+            return 1
+        time.sleep(1)
+
+
+def _model(row: dict[str, Any]) -> str:
+    return (row["model"] or "").strip()
+
+
+def _complaint(
+    rows: Sequence[dict[str, Any]], disks: Sequence[dict[str, Any]], *, image_mounts: bool
+) -> str:
+    seen = "; ".join(
+        f"{row['name']} ({_model(row) or 'no model'}, at {', '.join(mount_points(row)) or 'none'})"
+        for row in rows
+    )
+    if not disks:
+        wrong = "this machine has no instance store; deploy with data_on=ebs"
+    elif image_mounts and not any(True for disk in disks for _ in mount_points(disk)):
+        wrong = f"{IMAGE_SERVICE} has not mounted the instance store; read its journal"
+    else:
+        wrong = (
+            f"{len(disks)} instance-store disks, which are not mounted at one place; use a Deep "
+            "Learning AMI, which joins them, or deploy with data_on=ebs"
+        )
+    return f"{wrong}; found: {seen or 'none'}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
