@@ -15,16 +15,14 @@ from rehearsal.aws.event_bus import EventBus
 from rehearsal.drill.cdk import run_cdk
 from rehearsal.drill.children import Child, Children
 from rehearsal.drill.deployment import Deployment, RehearsalFailed, synth_arguments
-from rehearsal.drill.fleet import Fleet, Instance
+from rehearsal.drill.fleet import BootableMachine, Fleet, Instance
 from rehearsal.drill.interruptions import Drill, PlannedInterruption
 from rehearsal.drill.lineage import read_json
 from rehearsal.drill.narrator import Narrator
 from rehearsal.drill.outcome import Rehearsed
 from rehearsal.drill.program import RehearsedProgram
 from rehearsal.drill.run_files import BucketFiles, FolderFiles, bucket_files
-from rehearsal.machines import ProcessMachine
 from rehearsal.machines.nspawn.host import NspawnHost
-from rehearsal.machines.nspawn.machine import NspawnMachine
 from rehearsal.machines.quirks import Quirks
 
 POLL_SECONDS = 0.2
@@ -201,7 +199,7 @@ class Demo:
             )
         return True
 
-    def _machine(self, instance: Instance) -> ProcessMachine | NspawnMachine:
+    def _machine(self, instance: Instance) -> BootableMachine:
         folder = self.settings.folder / "machines"
         return self.deployment.machine(instance, folder, self.settings.notice_seconds, Quirks())
 

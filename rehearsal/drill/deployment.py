@@ -12,11 +12,10 @@ from pathlib import Path
 from rehearsal.aws import EmbeddedAws
 from rehearsal.drill.cdk import run_cdk
 from rehearsal.drill.children import Child, Children
-from rehearsal.drill.fleet import Instance
+from rehearsal.drill.fleet import BootableMachine, Instance
 from rehearsal.machines import ProcessMachine
 from rehearsal.machines.metadata import MetadataServer
 from rehearsal.machines.nspawn.host import NspawnHost
-from rehearsal.machines.nspawn.machine import NspawnMachine
 from rehearsal.machines.quirks import Quirks
 
 REPOSITORY = Path(__file__).parents[2]
@@ -110,7 +109,7 @@ class Deployment:
 
     def machine(
         self, instance: Instance, folder: Path, notice_seconds: float, quirks: Quirks
-    ) -> ProcessMachine | NspawnMachine:
+    ) -> BootableMachine:
         """Return the machine of an instance, not yet started."""
         metadata = MetadataServer(
             instance_id=instance.id,

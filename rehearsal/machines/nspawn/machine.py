@@ -33,6 +33,7 @@ PROGRAMS = "usr/local/sbin"
 PATH = ("usr/local/bin", "usr/sbin", "usr/bin")
 # What the machine has as its PCI bus; without devices/ it counts as a machine without a bus.
 PCI, PCI_FILES = "/sys/bus/pci/", "etc/rehearsal/pci/"
+CONTROL_GROUPS = Path("/sys/fs/cgroup")
 _MIB = 2**20
 
 
@@ -136,8 +137,8 @@ class NspawnMachine:
     def group(self) -> Path:
         """The control group of everything in the machine."""
         # Some hosts have version 2 beside version 1.
-        version_2 = Path("/sys/fs/cgroup/unified")
-        groups = version_2 if version_2.exists() else Path("/sys/fs/cgroup")
+        version_2 = CONTROL_GROUPS / "unified"
+        groups = version_2 if version_2.exists() else CONTROL_GROUPS
         return groups / f"rehearsal-{self.instance_id}"
 
     def notice(self, seconds: float) -> None:
@@ -278,10 +279,12 @@ class NspawnMachine:
         self._nspawn = None
         while "populated 1" in (self.group / "cgroup.events").read_text():
             time.sleep(0.02)
-        for folder in sorted(self.group.rglob("*"), reverse=True):
-            if folder.is_dir():
-                folder.rmdir()
-        self.group.rmdir()
+        # nspawn makes one in the hierarchy of systemd's names too, where a host has version 1.
+        for group in CONTROL_GROUPS.glob(f"**/{self.group.name}"):
+            for folder in sorted(group.rglob("*"), reverse=True):
+                if folder.is_dir():
+                    folder.rmdir()
+            group.rmdir()
         for loop in self._loops:
             loop.close()
         self._loops = []
