@@ -129,8 +129,9 @@ class TrainClassifier:
 
     def work(self, epoch: int) -> tuple[str, float]:
         """A convolution's work grows with the pixels."""
-        side = self.config.image_size(epoch)
-        return f"{side} pixels", (side / self.config.train_size) ** 2
+        c, side = self.config, self.config.image_size(epoch)
+        passes = 2 if epoch < 0 and c.evaluate_flips else 1
+        return f"{side} pixels", passes * (side / c.train_size) ** 2
 
     def shape_key(self, b: Batch) -> int:
         """The side of the images: the last batch of an evaluation is smaller, its code is not."""

@@ -31,6 +31,13 @@ def test_images_grow_when_those_of_ffcv_imagenet_do(
     assert config.image_size(-1) == 224
 
 
+def test_mirrored_images_double_the_work_of_an_evaluation() -> None:
+    for config, work in ((full(), 1.0), (epochs_16(), 2 * (224 / 192) ** 2)):
+        stage = TrainClassifier(config=config)
+        assert stage.work(-1) == ("224 pixels", pytest.approx(work))
+        assert stage.work(config.epochs - 1)[1] == 1.0
+
+
 def test_sizes_are_few_so_that_little_is_compiled() -> None:
     config = replace(epochs_88(), low_size=96, train_size=224)
     sizes = [config.image_size(epoch) for epoch in range(88)]
