@@ -1,6 +1,5 @@
 """`data import` of images: whole, resumable, straight to a store; what is wrong is named."""
 
-import errno
 import json
 import os
 import resource
@@ -21,7 +20,6 @@ from tests.training.imagenet.photographs import (
 from training.cli.main import main
 from training.imagenet import packing
 from training.imagenet.shards import INDEX
-from training.sources import SourceFile
 from training.store.open import open_store
 
 
@@ -181,17 +179,6 @@ def test_a_disk_that_is_full_is_named_and_the_import_goes_on_later(
     assert f"{out} cannot be written: File too large; give the same command again" in said
     assert main(command(source, out)) == 0
     assert main(["data", "check", str(out)]) == 0
-
-
-def test_a_source_that_cannot_be_read_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def read(file: SourceFile) -> bytes:
-        raise OSError(errno.EIO, "Input/output error")
-
-    monkeypatch.setattr(SourceFile, "read", read)
-    assert main(command(fill(tmp_path / "own", 8), tmp_path / "out")) == 2
-    assert ".jpg cannot be read: Input/output error; give the same" in capsys.readouterr().err
 
 
 def test_a_folder_is_packed_straight_into_a_store(
