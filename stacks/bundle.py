@@ -1,14 +1,17 @@
 """The code bundle: the folders that run on an instance, as one zip that it fetches at boot.
 
 With the wheels that an image may lack, so that no boot needs a package index. `make setup` leaves
-them in the virtual environment; only those that userdata/requirements.txt pins are taken.
+them in the virtual environment; only those that the machine's and the workload's requirements pin
+are taken.
 """
 
+import glob
 import hashlib
+import itertools
 import re
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from aws_cdk import aws_s3_assets as s3_assets
@@ -25,8 +28,8 @@ WHEELS = "userdata/wheels"
 class CodeBundle(s3_assets.Asset):
     """These folders of `root` as an asset, whose hash depends on their content alone.
 
-    With `wheels`, a folder, also the pinned packages; `packages_without_wheel` are not in it. What
-    else belongs in its folder, `add` writes there.
+    With `wheels`, a folder, also the pinned packages, those of `workload` included;
+    `packages_without_wheel` are not in it. What else belongs in its folder, `add` writes there.
     """
 
     packages_without_wheel: list[str]
@@ -38,33 +41,34 @@ class CodeBundle(s3_assets.Asset):
         *,
         root: Path,
         wheels: Path | None = None,
+        workload: str = "",
         add: Callable[[Path], None] = lambda folder: None,
     ) -> None:
-        pinned = _pinned_wheels(root / REQUIREMENTS, wheels) if wheels else {}
+        own = sorted(root.glob(f"userdata/requirements-{glob.escape(workload)}/*.txt"))
+        pinned = _pinned_wheels([root / REQUIREMENTS, *own], wheels) if wheels else {}
         with tempfile.TemporaryDirectory(prefix="bundle-") as folder:
             for name in FOLDERS:
                 shutil.copytree(root / name, Path(folder, name), ignore=EXCLUDED)
             for name in EXCLUDED_FOLDERS:
                 shutil.rmtree(Path(folder, name), ignore_errors=True)
-            for path in filter(None, pinned.values()):
+            for path in itertools.chain.from_iterable(pinned.values()):
                 Path(folder, WHEELS).mkdir(exist_ok=True)
                 shutil.copy(path, Path(folder, WHEELS))
             add(Path(folder))
             super().__init__(scope, construct_id, path=folder)
-        self.packages_without_wheel = [name for name, path in pinned.items() if path is None]
+        self.packages_without_wheel = [name for name, paths in pinned.items() if not paths]
 
 
-def _pinned_wheels(requirements: Path, folder: Path) -> dict[str, Path | None]:
-    """Return each pinned package's wheel in `folder`: by hash, whatever its name says."""
+def _pinned_wheels(requirements: Sequence[Path], folder: Path) -> dict[str, list[Path]]:
+    """Return each pinned package's wheels in `folder`: by hash, whatever their names say."""
     hashed = {
         hashlib.sha256(path.read_bytes()).hexdigest(): path for path in sorted(folder.glob("*.whl"))
     }
-    pins = re.split(r"^(?=\S)", requirements.read_text(encoding="utf-8"), flags=re.MULTILINE)
-    found: dict[str, Path | None] = {}
+    text = "\n".join(path.read_text(encoding="utf-8") for path in requirements)
+    pins = re.split(r"^(?=\S)", text, flags=re.MULTILINE)
+    found: dict[str, list[Path]] = {}
     for pin in pins:
         if "==" in pin.partition("\n")[0]:
             hashes = re.findall(r"--hash=sha256:([0-9a-f]{64})", pin)
-            found[pin.partition("==")[0]] = next(
-                (hashed[each] for each in hashes if each in hashed), None
-            )
+            found[pin.partition("==")[0]] = [hashed[each] for each in hashes if each in hashed]
     return found

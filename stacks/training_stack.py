@@ -135,7 +135,14 @@ class TrainingStack(Stack):
         self, data: RunData, network: Network, wheels: Path | None, first_boot: str
     ) -> tuple[InstanceRole, TrainingLaunchTemplate]:
         """Create the instances' role and launch template."""
-        bundle = CodeBundle(self, "Bundle", root=ROOT, wheels=wheels, add=self._add_program)
+        bundle = CodeBundle(
+            self,
+            "Bundle",
+            root=ROOT,
+            wheels=wheels,
+            workload=self._parameters.workload,
+            add=self._add_program,
+        )
         if bundle.packages_without_wheel:
             Annotations.of(self).add_warning_v2(
                 "wheels",

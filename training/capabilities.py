@@ -10,6 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch import nn
 
+from training.data_report import DataReport
 from training.dataset_output import FinishedFiles, Output
 from training.sources import Brought, SourceFile
 from training.workload import Batch, Inputs, Loss, Order, Partial, Progress, Workload
@@ -103,6 +104,17 @@ class HasWork(Protocol):
 
         Epoch -1: of samples that are evaluated.
         """
+
+
+@runtime_checkable
+class HasUsualBatch(Protocol):
+    """A Train stage whose batches differ in size: `example` is the largest, its time the usual one.
+
+    Memory must hold the largest batch; hours and dollars follow from the usual one (`measure`).
+    """
+
+    def usual(self, size: int) -> Batch:
+        """A batch of `size` samples in the form `collate` returns, of the average size."""
 
 
 @runtime_checkable
@@ -230,3 +242,35 @@ class HasDataInMemory(Protocol):
 
     def data_bytes_in_memory(self, c: Any, dataset_bytes: int) -> int:
         """Peak bytes one process holds of a dataset of `dataset_bytes`, loading included."""
+
+
+@runtime_checkable
+class HasFolderImport(Protocol):
+    """A workload that makes its dataset of a folder with a layout of its own (`data import`).
+
+    It is given the whole folder, or what is in the archive, instead of files with classes.
+    """
+
+    def import_folder(
+        self, folder: Path, out: Path, seed: int, progress: Progress
+    ) -> Mapping[str, Any]:
+        """Write the dataset's files into the empty folder `out`; return the manifest's `meta`."""
+
+
+@runtime_checkable
+class HasDataCheck(Protocol):
+    """A workload that checks what is in a dataset's files (`data check --workload`)."""
+
+    def check_data(self, folder: Path, progress: Progress) -> DataReport:
+        """Everything that is wrong with a dataset, or with the folder to be imported as one."""
+
+
+@runtime_checkable
+class HasResultList(Protocol):
+    """A stage that predicts, and whose predictions have a file format: one JSON list (`predict`).
+
+    Without it `predict` writes a line for each sample.
+    """
+
+    def result_list(self, prediction: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+        """What one of `predict`'s mappings adds to the list."""

@@ -1,7 +1,7 @@
 """Rungs that many workloads share: ways to use less memory, cheapest first.
 
 A rung's name starts with its kind, and a workload's rungs come in the order of KINDS: the first
-ones cost no accuracy and little time, the last one changes the numbers.
+ones cost no accuracy and little time, the last ones change the numbers, or are offered only.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,7 +10,7 @@ from typing import Any
 
 from training.workload import Rung
 
-KINDS = ("optimizer", "activations", "micro-batch", "autocast")
+KINDS = ("optimizer", "activations", "micro-batch", "autocast", "offered")
 
 
 def micro_batch_rungs(c: Any) -> Sequence[Rung]:
@@ -28,6 +28,13 @@ def autocast_rungs(c: Any) -> Sequence[Rung]:
     if c.precision != "float32":
         return []
     return [Rung(name="autocast bfloat16", apply=lambda c: replace(c, precision="bfloat16"))]
+
+
+def offered_rung(**values: Any) -> Rung:
+    """A rung that changes what is learned: these fields, which the user may override."""
+    ((name, value),) = values.items()
+    override = f"{name}={value}"
+    return Rung(name=f"offered {override}", apply=lambda c: replace(c, **values), override=override)
 
 
 def _with_micro_batch(size: int) -> Callable[[Any], Any]:

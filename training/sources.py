@@ -79,10 +79,7 @@ def open_source(source: Path, scratch: Path) -> list[SourceFile]:
     if not source.exists():
         raise UserError(f"{source} does not exist; give a folder, a file or an archive")
     if source.is_file() and _is_archive(source):
-        unpacked = scratch / "unpacked"
-        unpacked.mkdir(parents=True)
-        _unpack(source, unpacked)
-        source = unpacked
+        source = open_folder(source, scratch)
     elif source.is_file() and source.suffix != ".csv":
         return [SourceFile(name=source.name, folder=source.parent, label=None, split=None)]
     if source.is_dir():
@@ -95,6 +92,19 @@ def open_source(source: Path, scratch: Path) -> list[SourceFile]:
         without = next(file.name for file in found if file.split is None)
         raise UserError(f"{without} has no split, but other files have; give each one or none")
     return found
+
+
+def open_folder(source: Path, scratch: Path) -> Path:
+    """A source as a folder; an archive is unpacked into `scratch` first."""
+    if source.is_dir():
+        return source
+    if not source.is_file() or not _is_archive(source):
+        what = "is no archive" if source.exists() else "does not exist"
+        raise UserError(f"{source} {what}; give a folder, a zip or a tar archive")
+    unpacked = scratch / "unpacked"
+    unpacked.mkdir(parents=True)
+    _unpack(source, unpacked)
+    return unpacked
 
 
 def class_names(files: Iterable[Brought]) -> list[str]:

@@ -240,10 +240,15 @@ class Train(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rung:
-    """One step of the out-of-memory ladder: a config -> one that needs less memory."""
+    """One step of the out-of-memory ladder: a config -> one that needs less memory.
+
+    One that changes what is learned, such as the model's width, is not taken but offered: with
+    `override` as NAME=VALUE. Those come last.
+    """
 
     name: str
     apply: Callable[[Any], Any]
+    override: str = ""
 
 
 class Workload(Protocol[C]):

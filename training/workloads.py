@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from training.workload import Workload
 
 WORKLOADS: dict[str, str] = {
+    "detection": "training.detection.workload:DETECTION",
     "growth": "training.growth.workload:GROWTH",
     "imagenet": "training.imagenet.workload:IMAGENET",
     "trajectory": "training.trajectory.workload:TRAJECTORY",

@@ -23,6 +23,7 @@ MEASUREMENTS: Mapping[str, tuple[str, float]] = {
     "saves": ("device", 60.0),
     "attention": ("device", 30.0),
     "memory": ("device", 90.0),
+    "detector": ("detection", 120.0),
     "equality": ("runs", 180.0),
     "ladder": ("runs", 60.0),
     "check": ("runs", 60.0),

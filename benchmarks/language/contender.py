@@ -6,13 +6,13 @@ import statistics
 import sys
 import time
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any, Literal, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
+from benchmarks.contender_process import reset_peak, resident_bytes
 from benchmarks.language import peers
 from benchmarks.language.shapes import SCALES, Scale, gated
 from training.engine.in_backward import step_in_backward
@@ -98,7 +98,7 @@ class Trainer:
         if self._device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self._device)
         else:
-            Path("/proc/self/clear_refs").write_text("5")
+            reset_peak()
         seconds = [self._step() for _ in range(count)]
         return {
             "seconds": statistics.median(s for s, _ in seconds),
@@ -126,7 +126,7 @@ class Trainer:
     def _peak_mib(self) -> int:
         if self._device.type == "cuda":
             return int(torch.cuda.max_memory_allocated(self._device)) // _MIB
-        return (_resident_bytes("VmHWM") - self._floor) // _MIB
+        return (resident_bytes("VmHWM") - self._floor) // _MIB
 
 
 def _built(contender: Contender) -> tuple[nn.Module, peers.LossOf]:
@@ -152,18 +152,13 @@ def _ours(contender: Contender, config: ModelConfig) -> tuple[nn.Module, peers.L
     return model, loss
 
 
-def _resident_bytes(field: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(1024 * int(line.split()[1]) for line in lines if line.startswith(field))
-
-
 def main() -> int:
     """Make as many steps as each line of the input says; answer with a line of JSON."""
     contender = Contender(**json.loads(sys.argv[1]))
     # What libraries load with a first step is not the model's.
     Trainer(replace(contender, scale="tiny")).steps(1)
     gc.collect()
-    trainer = Trainer(contender, _resident_bytes("VmRSS"))
+    trainer = Trainer(contender, resident_bytes("VmRSS"))
     print(
         json.dumps({"parameters": sum(p.numel() for p in trainer.model.parameters())}), flush=True
     )

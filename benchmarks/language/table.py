@@ -4,17 +4,15 @@ On a GPU each is alone; the first rows are ours within the memory of an A10G.
 """
 
 import json
-import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from typing import Any
 
 import torch
 
+from benchmarks.contender_process import ContenderProcess, in_turns
 from benchmarks.gpu.session import REPOSITORY
 from benchmarks.language.contender import Contender
 from benchmarks.language.shapes import PHASES, SCALES, flops_per_step
@@ -22,6 +20,7 @@ from training.growth.model import parameter_counts
 
 # What an A10G has, by EC2's own description of g5: less than the 24 GB of its name.
 A10G_MIB = 22_888
+_MODULE = "benchmarks.language"
 _WARM_STEPS, _GPU_STEPS = 3, 10
 _LEAST_SECONDS = 20.0
 
@@ -54,7 +53,7 @@ def measure(
     rows = [_row("machine", machine["name"], {"failed": machine["note"]})]
     for name, contenders in groups:
         if device == "cpu":
-            results = _in_turns(contenders, rounds)
+            results = in_turns(_MODULE, contenders, rounds)
         else:
             results = [_alone(contender, deadline) for contender in contenders]
         rows += _rows(name, contenders, results, machine["flops"])
@@ -88,76 +87,10 @@ def _lean(phase: str, scale: str, device: str, limit_mib: int | None) -> Iterato
         yield Contender(**common)
 
 
-class _Process:
-    """A contender's process; `steps` waits for it."""
-
-    def __init__(self, contender: Contender) -> None:
-        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115, closed by __exit__
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.language", contender.to_json()],
-            cwd=REPOSITORY,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            text=True,
-        )
-        self.result = self._read()
-
-    def steps(self, count: int) -> dict[str, Any]:
-        """Make steps, unless it has failed."""
-        if "failed" not in self.result:
-            assert self._process.stdin is not None
-            self._process.stdin.write(f"{count}\n")
-            self._process.stdin.flush()
-            self.result |= self._read()
-        return self.result
-
-    def _read(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if line:
-            found: dict[str, Any] = json.loads(line)
-            return found
-        self._process.wait()
-        self._errors.seek(0)
-        last = self._errors.read().strip().splitlines()[-1:] or ["no word"]
-        return {"failed": last[0][:160]}
-
-    def __enter__(self) -> "_Process":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._process.kill()
-        self._process.communicate()
-        self._errors.close()
-
-
-def _started(contender: Contender, stack: ExitStack) -> _Process:
-    print(f"{contender.phase}: {contender.name}", file=sys.stderr)
-    return stack.enter_context(_Process(contender))
-
-
-def _in_turns(contenders: Sequence[Contender], rounds: int) -> list[dict[str, Any]]:
-    """All at once, one step each in turn: what slows the machine for a while slows all."""
-    with ExitStack() as stack:
-        processes = [_started(contender, stack) for contender in contenders]
-        for process in processes:
-            process.steps(1)
-        taken: list[list[float]] = [[] for _ in processes]
-        for _ in range(rounds):
-            for process, own in zip(processes, taken, strict=True):
-                own.append(process.steps(1).get("seconds", float("nan")))
-        return [
-            process.result | {"seconds": statistics.median(own)}
-            for process, own in zip(processes, taken, strict=True)
-        ]
-
-
 def _alone(contender: Contender, deadline: float) -> dict[str, Any]:
     if time.monotonic() > deadline - _LEAST_SECONDS:
         return {"failed": "no time was left"}
-    with ExitStack() as stack:
-        process = _started(contender, stack)
+    with ContenderProcess(_MODULE, contender) as process:
         process.steps(_WARM_STEPS)
         return process.steps(_GPU_STEPS)
 

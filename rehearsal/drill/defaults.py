@@ -32,6 +32,11 @@ DEFAULTS: Mapping[str, DemoDefaults] = MappingProxyType(
             checkpoint_interval="40steps",
             interruptions=("kill:classifier:70", "kill:classifier:170", "notice:classifier:250"),
         ),
+        "detection": DemoDefaults(
+            count=60,
+            checkpoint_interval="8steps",
+            interruptions=("kill:detect:20", "notice:detect:40", "kill:detect:110"),
+        ),
     }
 )
 # Of a program nobody here knows more than its snapshots.

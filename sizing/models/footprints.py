@@ -18,6 +18,11 @@ FOOTPRINTS_FILE = Path(__file__).parent.parent / "footprints.json"
 MEASURE = "python -m training measure"
 # Up to this many times the largest counted micro-batch, extrapolating is still sound.
 _MOST_EXTENSION = 16
+# What grows with the micro-batch; "usual" where batches differ in size.
+_BYTES = (
+    *("peak_bytes", "peak_activation_bytes", "output_bytes"),
+    *("usual_peak_bytes", "usual_peak_activation_bytes"),
+)
 
 
 class NotMeasuredError(ValueError):
@@ -52,6 +57,7 @@ class Footprint:
     gradient_bytes: int
     optimizer_bytes: int
     peak_bytes: int
+    usual_peak_bytes: int | None  # where batches differ: of one of the average size
     activation_bytes: int
     output_bytes: int
     checkpoint_bytes: int
@@ -71,6 +77,14 @@ class Footprint:
     def all_phases(self) -> tuple[Phase, ...]:
         """The epochs by the work of a sample; a stage where it stays the same has one."""
         return self.phases or (Phase(name="", epochs=self.epochs, work=1.0),)
+
+    @property
+    def largest_over_usual(self) -> float:
+        """How much larger than usual the largest batch is, by what a step holds of it."""
+        if self.usual_peak_bytes is None:
+            return 1.0
+        fixed = self.parameter_bytes + self.optimizer_bytes
+        return (self.peak_bytes - fixed) / max(1, self.usual_peak_bytes - fixed)
 
 
 @cache
@@ -177,7 +191,9 @@ def _between(rows: list[dict[str, Any]], wanted: int) -> dict[str, Any]:
     low, high = rows[upper - 1], rows[upper]
     share = (wanted - counted[upper - 1]) / (counted[upper] - counted[upper - 1])
     row = {**low, "micro_batch": wanted, "modelled": True}
-    for key in ("peak_bytes", "peak_activation_bytes", "output_bytes"):
+    for key in _BYTES:
+        if key not in low:
+            continue
         row[key] = int(max(0.0, low[key] + share * (high[key] - low[key])))
     return row
 
@@ -203,6 +219,7 @@ def _footprint(
         gradient_bytes=int(row.get("gradient_bytes", 0)),
         optimizer_bytes=int(row.get("optimizer_bytes", 0)),
         peak_bytes=int(row["peak_bytes"]),
+        usual_peak_bytes=row.get("usual_peak_bytes"),
         activation_bytes=_activation_bytes(row),
         output_bytes=int(row.get("output_bytes", 0)),
         checkpoint_bytes=int(row.get("checkpoint_bytes", 0)),
@@ -228,7 +245,9 @@ def _activation_bytes(row: Mapping[str, Any]) -> int:
 def _kept_bytes_per_sample(rows: list[dict[str, Any]]) -> float:
     """Return what each further sample adds to the peak: kept from forward for backward."""
     low, high = rows[0], rows[-1]
+    name = "usual_peak_activation_bytes"
+    name = name if name in low else "peak_activation_bytes"
     if len(rows) < 2:
-        return float(low["peak_activation_bytes"]) / int(low["micro_batch"])
-    added = float(high["peak_activation_bytes"]) - float(low["peak_activation_bytes"])
+        return float(low[name]) / int(low["micro_batch"])
+    added = float(high[name]) - float(low[name])
     return max(0.0, added / (int(high["micro_batch"]) - int(low["micro_batch"])))

@@ -4,7 +4,7 @@ allocated = (peak of the counted step + workspace) * memory_factor
 need = allocated * (1 + fragmentation) + context
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sizing.figures import Basis
 from sizing.models.constants import MIB, Constants
@@ -25,6 +25,7 @@ class GpuMemory:
     fragmentation: float
     context: float
     logits: float  # a part of the activations: what the model returns
+    usual_need: float | None  # where batches differ in size: that of an average one
     basis: Basis
 
     @property
@@ -59,5 +60,13 @@ def gpu_memory(footprint: Footprint, constants: Constants) -> GpuMemory:
         fragmentation=allocated * constants.fragmentation_share,
         context=constants.context_mib,
         logits=footprint.output_bytes * scale,
+        usual_need=_usual_need(footprint, constants),
         basis="modelled",
     )
+
+
+def _usual_need(footprint: Footprint, constants: Constants) -> float | None:
+    if footprint.usual_peak_bytes is None:
+        return None
+    usual = replace(footprint, peak_bytes=footprint.usual_peak_bytes, usual_peak_bytes=None)
+    return gpu_memory(usual, constants).need

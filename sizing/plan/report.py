@@ -97,6 +97,7 @@ def _stage(stage: StagePlan) -> dict[str, Any]:
         ],
         "evaluation_seconds": rounded(stage.evaluation_seconds),
         "gpu_memory_mib": round(memory.need),
+        "usual_gpu_memory_mib": None if memory.usual_need is None else round(memory.usual_need),
         "allocated_mib": rounded(memory.allocated),
         "memory_mib": {
             name: rounded(getattr(memory, name))
@@ -170,6 +171,15 @@ def figures(plan: Plan) -> dict[str, Figure]:
     }
 
 
+def _usual(plan: Plan) -> str:
+    """Where batches differ in size: what the average one needs, before what the largest needs."""
+    usual = plan.work.memory.usual_need
+    if usual is None:
+        return ""
+    runs = plan.request.runs_per_gpu(plan.inputs.instance)
+    return f"{usual * runs:,.0f} for batches of the average size, for the largest "
+
+
 def _price_basis(price: Price) -> Basis:
     if price.basis == "modelled" or price.basis == "given":
         return price.basis
@@ -182,7 +192,8 @@ def summary(plan: Plan) -> list[tuple[str, str]]:
     return [
         (
             "GPU memory",
-            f"{plan.gpu_memory_need:,.0f} of {plan.inputs.instance.gpu_memory_mib:,} MiB",
+            f"{_usual(plan)}{plan.gpu_memory_need:,.0f} of "
+            f"{plan.inputs.instance.gpu_memory_mib:,} MiB",
         ),
         *_host(plan),
         ("bound by", f"{plan.work.main.bound_by} (stage {plan.work.main.footprint.stage})"),

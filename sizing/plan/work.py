@@ -98,8 +98,8 @@ class Work:
 
     @property
     def longest_step_seconds(self) -> float:
-        """Seconds of the longest optimizer step of any stage."""
-        return max(stage.step.seconds for stage in self.stages)
+        """Seconds of the longest optimizer step of any stage: of its largest batch."""
+        return max(stage.step.seconds * stage.footprint.largest_over_usual for stage in self.stages)
 
 
 def plan_work(inputs: Inputs, host: HostMemory) -> Work:

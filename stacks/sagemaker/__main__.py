@@ -18,6 +18,9 @@ from stacks.parameters.workloads import recipes, workloads
 from stacks.sagemaker.prices import price_note
 from stacks.sagemaker.request import JobSettings, job_name, training_job
 
+# The channels whose files the container imports before it trains.
+SPLITS = ("train", "validation", "test")
+
 
 def main(
     arguments: Sequence[str],
@@ -78,10 +81,23 @@ def _settings(options: argparse.Namespace) -> JobSettings:
         max_wait_hours=wait,
         volume_gib=options.volume_gib,
         metrics=_pairs("--metric", options.metric),
+        channels=_channels(options),
         subnets=options.subnet,
         security_groups=options.security_group,
         kms_key=options.kms_key,
     )
+
+
+def _channels(options: argparse.Namespace) -> dict[str, str]:
+    """Channels with files of one's own, as the entry point understands them."""
+    channels = _pairs("--channel", options.channel)
+    if bool(options.dataset_uri) == bool(channels):
+        raise ValueError("give either --dataset-uri, or --channel train=... and validation=...")
+    if channels and not {"train", "validation"} <= channels.keys() <= {*SPLITS}:
+        raise ValueError(
+            f"the channels are {', '.join(channels)}; give train and validation, test if wanted"
+        )
+    return channels
 
 
 def _pairs(option: str, texts: Sequence[str]) -> dict[str, str]:
@@ -98,7 +114,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("--workload", required=True, help="a known name, or your own as package.module:NAME")
     add("--recipe", required=True)
     add("--run-uri", required=True, help="s3://bucket/runs/<run id>, new or to be resumed")
-    add("--dataset-uri", required=True, help="s3://bucket/prefix with a manifest")
+    add("--dataset-uri", default="", help="s3://bucket/prefix with a manifest; or give channels:")
     add("--image", required=True, help="of stacks/sagemaker/Dockerfile, in ECR")
     add("--role", required=True, help="ARN of the role that the container gets")
     add("--instance-type", required=True, metavar="ml.g5.2xlarge")
@@ -108,6 +124,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("--volume-gib", type=int, default=200, help="where it has no own disks: %(default)s")
     more: dict[str, Any] = {"action": "append", "default": [], "metavar": "NAME=VALUE"}
     add("--hyperparameter", help="a field of the recipe, or an option of training run", **more)
+    add("--channel", help="train, validation or test: s3://... of files for `data import`", **more)
     add("--metric", help="name and regular expression, besides the loss and the like", **more)
     add("--subnet", action="append", default=[], help="of a VPC that reaches S3")
     add("--security-group", action="append", default=[])

@@ -31,12 +31,13 @@ class JobSettings:
     role: str
     instance_type: str
     run_uri: str
-    dataset_uri: str
+    dataset_uri: str  # empty with channels
     hyperparameters: Mapping[str, str]
     max_hours: float
     max_wait_hours: float | None = None  # of managed Spot; None: on demand
     volume_gib: int = 200
     metrics: Mapping[str, str] = field(default_factory=dict)  # name -> regular expression
+    channels: Mapping[str, str] = field(default_factory=dict)  # split -> S3 URI of its files
     subnets: Sequence[str] = ()
     security_groups: Sequence[str] = ()
     kms_key: str = ""
@@ -64,7 +65,7 @@ def training_job(settings: JobSettings) -> dict[str, Any]:
         "HyperParameters": {
             **s.hyperparameters,
             "run-uri": s.run_uri,
-            "dataset-uri": s.dataset_uri,
+            **({"dataset-uri": s.dataset_uri} if s.dataset_uri else {}),
         },
         "OutputDataConfig": {"S3OutputPath": f"{s.run_uri.rstrip('/')}/sagemaker"},
         "ResourceConfig": {"InstanceType": s.instance_type, "InstanceCount": 1},
@@ -73,6 +74,8 @@ def training_job(settings: JobSettings) -> dict[str, Any]:
     }
     if not _instance_store_gb(s.instance_type):
         request["ResourceConfig"]["VolumeSizeInGB"] = s.volume_gib
+    if s.channels:
+        request["InputDataConfig"] = [_channel(name, uri) for name, uri in s.channels.items()]
     if s.kms_key:
         request["OutputDataConfig"]["KmsKeyId"] = s.kms_key
     if s.subnets or s.security_groups:
@@ -82,6 +85,12 @@ def training_job(settings: JobSettings) -> dict[str, Any]:
     if refused:
         raise ValueError("; ".join(refused))
     return request
+
+
+def _channel(name: str, uri: str) -> dict[str, Any]:
+    """Files of one's own, which the container finds below input/data/NAME."""
+    source = {"S3DataType": "S3Prefix", "S3Uri": uri, "S3DataDistributionType": "FullyReplicated"}
+    return {"ChannelName": name, "InputMode": "File", "DataSource": {"S3DataSource": source}}
 
 
 def job_name(run_uri: str, now: str) -> str:
@@ -108,8 +117,12 @@ def _refused_by_rules(request: Mapping[str, Any]) -> Iterator[str]:
             f"--max-wait-hours is {wait / 3600:g}, but it includes the run itself: give at least "
             f"--max-hours, {runtime / 3600:g}"
         )
-    for name in ("run-uri", "dataset-uri"):
-        uri = request["HyperParameters"][name]
+    given = request["HyperParameters"]
+    uris = {name: given[name] for name in ("run-uri", "dataset-uri") if name in given}
+    for channel in request.get("InputDataConfig", ()):
+        source = channel["DataSource"]["S3DataSource"]
+        uris[f"channel {channel['ChannelName']}"] = source["S3Uri"]
+    for name, uri in uris.items():
         if not re.fullmatch(r"s3://[^/]+/.+", uri):
             yield f"--{name} is {uri!r}; a job reaches only S3: write s3://bucket/prefix"
     for metric in request["AlgorithmSpecification"]["MetricDefinitions"]:

@@ -26,9 +26,12 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "root"
 
 
-def _bundled(root: Path, out: Path, wheels: Path | None = None) -> tuple[str, list[str]]:
+def _bundled(
+    root: Path, out: Path, wheels: Path | None = None, workload: str = ""
+) -> tuple[str, list[str]]:
     app = cdk_app.App(outdir=str(out), builtin_cloud_formation_validation=False)
-    bundle = CodeBundle(Stack(app, "Bundle"), "Code", root=root, wheels=wheels)
+    stack = Stack(app, "Bundle")
+    bundle = CodeBundle(stack, "Code", root=root, wheels=wheels, workload=workload)
     folder = out / f"asset.{bundle.asset_hash}"
     files = sorted(str(each.relative_to(folder)) for each in folder.rglob("*") if each.is_file())
     return bundle.asset_hash, files
@@ -79,6 +82,26 @@ def test_pinned_wheels_travel_along_and_others_stay(root: Path, tmp_path: Path) 
     (wheels / "more-2.0-py3-none-any.whl").write_text("more")
     after, _ = _bundled(root, tmp_path / "after", wheels)
     assert after == before
+
+
+def test_wheels_of_one_workload_travel_with_it_alone_for_every_python_there_is(
+    root: Path, tmp_path: Path
+) -> None:
+    wheels, hashes = tmp_path / "wheels", []
+    wheels.mkdir()
+    for name in ("coco-1.0-cp312-cp312-any.whl", "coco-1.0-cp313-cp313-any.whl"):
+        (wheels / name).write_text(name)
+        hashes.append(f" --hash=sha256:{hashlib.sha256(name.encode()).hexdigest()}")
+    own = root / "userdata/requirements-detection/coco.txt"
+    own.parent.mkdir()
+    own.write_text(f"coco==1.0{''.join(hashes)}\n")
+    (root / "userdata/requirements.txt").write_text("# Nothing.\n")
+    _, files = _bundled(root, tmp_path / "out", wheels, "detection")
+    assert [Path(name).name for name in files if name.endswith(".whl")] == sorted(
+        path.name for path in wheels.iterdir()
+    )
+    _, files = _bundled(root, tmp_path / "other", wheels, "trajectory")
+    assert not [name for name in files if name.endswith(".whl")]
 
 
 def test_a_package_without_its_wheel_is_named(root: Path, tmp_path: Path) -> None:

@@ -231,3 +231,14 @@ def test_a_datasets_own_manifest_changes_the_plan(tmp_path: Path) -> None:
     plan = annotate(Stack(App(), "Own"), own)
     assert plan is not None
     assert plan["hours_on_demand"] < 5
+
+
+def test_the_detector_is_deployed_with_the_seed_s_recipe_and_the_memory_of_its_largest_batch(
+    stack: Stack,
+) -> None:
+    parameters = StackParameters.for_size("g5.2xlarge", workload="detection")
+    assert (parameters.dataset, parameters.recipe) == ("detection", "full")
+    plan = annotate(stack, parameters)
+    assert plan is not None and plan["fits"] and plan["notice_fits"]
+    (stage,) = plan["stages"]
+    assert stage["usual_gpu_memory_mib"] < plan["gpu_memory_mib"] < 22_888

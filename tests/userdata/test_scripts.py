@@ -1,5 +1,6 @@
 """What must hold for the boot programs as files."""
 
+import importlib.util
 import re
 import subprocess
 from pathlib import Path
@@ -17,8 +18,10 @@ from contract.errors import (
 )
 from rehearsal.machines.units import load_units
 from tests.userdata.rig import REPOSITORY, USERDATA
+from training.workloads import WORKLOADS
 
 SCRIPTS = sorted(USERDATA.rglob("*.sh"))
+LOCK = REPOSITORY / "requirements.txt"
 
 
 def test_shellcheck_finds_nothing() -> None:
@@ -78,12 +81,26 @@ def test_every_program_that_a_unit_starts_exists() -> None:
             assert (REPOSITORY / name).exists(), name
 
 
+def test_requirements_of_a_workload_are_named_after_the_modules_that_they_bring() -> None:
+    own = sorted(USERDATA.glob("requirements-*/*.txt"))
+    assert {path.parent.name.removeprefix("requirements-") for path in own} <= set(WORKLOADS)
+    for path in own:
+        assert path.read_text().count("==") == 1
+        assert importlib.util.find_spec(path.stem), path
+
+
 def test_requirements_of_the_machine_are_those_of_the_repository() -> None:
     def blocks(text: str) -> set[str]:
         return set(re.findall(r"^[a-z0-9-]+==[^\n]*(?:\n    [^\n]*)*", text, re.MULTILINE))
 
-    lock = blocks((REPOSITORY / "requirements.txt").read_text())
-    for name, num in (("requirements.txt", 8), ("requirements-numpy.txt", 1)):
+    # The machine's pins are for any Python.
+    lock = blocks(re.sub(r" ; python_full_version.*\\", r" \\", LOCK.read_text()))
+    for name, num in (
+        ("requirements.txt", 8),
+        ("requirements-numpy.txt", 1),
+        ("requirements-detection/scipy.txt", 1),
+        ("requirements-detection/faster_coco_eval.txt", 1),
+    ):
         machine = blocks((USERDATA / name).read_text())
         assert len(machine) == num
         assert machine <= lock

@@ -112,7 +112,35 @@ def test_boot_installs_what_the_image_lacks_and_nothing_else(
     assert from_index == wanted
     from_wheels = [line for line in installed if line.endswith("--find-links userdata/wheels")]
     assert len(from_wheels) == len(wanted)
-    assert all(f"--require-hashes --upgrade --target {root}/" in line for line in installed)
+    only = f"--require-hashes --no-deps --upgrade --target {root}/"
+    assert all(only in line for line in installed)
+
+
+@pytest.mark.parametrize("lacking", [(), ("scipy",), ("scipy", "faster_coco_eval")])
+def test_boot_installs_what_the_workload_alone_needs_and_leaves_numpy_alone(
+    root: Path, lacking: tuple[str, ...]
+) -> None:
+    python = image_without(root, *lacking, pip=f'echo "$*" >>{root}/installed')
+    (root / "installed").touch()
+    assert run_step(root, "interpreter").returncode == 0, "another workload needs none of them"
+    assert (root / "installed").read_text() == ""
+    run_env = root / "etc/training/run.env"
+    run_env.write_text(run_env.read_text().replace("WORKLOAD=trajectory", "WORKLOAD=detection"))
+    assert run_step(root, "interpreter").returncode == 0
+    assert python.exists()
+    words = [line.split() for line in (root / "installed").read_text().splitlines()]
+    files = sorted(line[line.index("--requirement") + 1] for line in words)
+    assert files == sorted(f"userdata/requirements-detection/{name}.txt" for name in lacking)
+
+
+def test_fails_where_neither_bundle_nor_index_has_what_the_workload_needs(root: Path) -> None:
+    image_without(root, "scipy", pip="exit 1")
+    run_env = root / "etc/training/run.env"
+    run_env.write_text(run_env.read_text().replace("WORKLOAD=trajectory", "WORKLOAD=detection"))
+    done = run_step(root, "interpreter")
+    assert done.returncode == 1, "the index may be back at the next attempt"
+    assert "requirements-detection/scipy.txt could not be installed, and the image" in done.stdout
+    assert "deploy after `make setup`" in done.stdout
 
 
 def test_the_bundles_wheels_are_installed_while_the_index_is_down(

@@ -25,7 +25,13 @@ def add_data(parser: argparse.ArgumentParser) -> None:
     add_make(commands.add_parser("make", help="make a workload's dataset in a new folder"))
     add_import(commands.add_parser("import", help="make a workload's dataset of your own files"))
     check = commands.add_parser("check", help="verify a folder against its manifest")
+    check.description = (
+        "Verify a folder's files against its manifest. With --workload also check what is in them, "
+        "before or after an import: exit code 2 if training would break."
+    )
     check.add_argument("folder", type=Path)
+    check.add_argument("--workload", help="check what is in the files, as this workload reads it")
+    check.add_argument("--json", action="store_true", help="print what was found as JSON")
     check.set_defaults(act=_check)
     upload = commands.add_parser("upload", help="upload a folder, the manifest last")
     upload.description = (
@@ -53,6 +59,12 @@ def add_data(parser: argparse.ArgumentParser) -> None:
 
 
 def _check(options: argparse.Namespace) -> int:
+    if options.workload:
+        from training.cli.data_check import check_content
+
+        return check_content(options.workload, options.folder, as_json=options.json)
+    if options.json:
+        raise UserError("--json prints what was found in the files; give --workload as well")
     dataset = open_dataset(options.folder, again=True)
     files = dataset.manifest["files"]
     size = sum(entry["bytes"] for entry in files) / 1e6

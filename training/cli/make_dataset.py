@@ -17,7 +17,7 @@ from training.cli.outputs import checked_folder
 from training.dataset_output import FolderOutput, Output, clean_up
 from training.errors import EXIT_FINISHED, UserError
 from training.report.progress import FileProgressBar, ProgressBar, RateBar
-from training.sources import UNFINISHED, Brought, open_source
+from training.sources import UNFINISHED, Brought, open_folder, open_source
 from training.store.dataset import upload_dataset
 from training.store.local_dataset import manifest_of, write_manifest
 from training.store.open import open_store
@@ -26,7 +26,7 @@ from training.store.protocol import Store
 from training.store.verified import VerifiedFiles
 
 if TYPE_CHECKING:
-    from training.capabilities import HasPacking
+    from training.capabilities import HasFolderImport, HasPacking
     from training.workload import Workload
 
 URI = "s3://bucket/prefix, or a folder"
@@ -50,7 +50,8 @@ def add_import(bring: argparse.ArgumentParser) -> None:
         "CLASS/FILE, also below folders train, validation and test, a CSV with the columns file, "
         "class and, if wanted, split, or a single file; images also from s3://bucket/prefix. "
         "Clips and images need classes, text needs none. An import of text or images that was "
-        "interrupted goes on with the same command."
+        "interrupted goes on with the same command. A detector's source is a folder in COCO's "
+        "format, as COCO, Roboflow, CVAT or Label Studio write it."
     )
     bring.add_argument("source", help="a folder, file, CSV file, zip or tar archive; s3://...")
     bring.add_argument("--workload", required=True)
@@ -92,12 +93,14 @@ def _make(options: argparse.Namespace) -> int:
 
 
 def _import(options: argparse.Namespace) -> int:
-    from training.capabilities import HasImport, HasPacking
+    from training.capabilities import HasFolderImport, HasImport, HasPacking
 
     workload = _workload(options)
     with tempfile.TemporaryDirectory(prefix="training-import-") as scratch:
         if isinstance(workload, HasPacking):
             return _import_packed(options, workload.name, workload, Path(scratch))
+        if isinstance(workload, HasFolderImport):
+            return _import_folder(options, workload.name, workload, Path(scratch))
         if not isinstance(workload, HasImport):
             raise UserError(
                 f"workload {workload.name!r} cannot import files: it has no import_dataset "
@@ -118,6 +121,26 @@ def _import(options: argparse.Namespace) -> int:
     if "classes" in meta:
         counts = sorted(Counter(str(file.label) for file in files).items())
         print("classes: " + ", ".join(f"{name} ({count})" for name, count in counts))
+    return EXIT_FINISHED if store is None else send(options.out, store)
+
+
+def _import_folder(
+    options: argparse.Namespace, name: str, workload: "HasFolderImport", scratch: Path
+) -> int:
+    """Import a folder with a layout that only the workload knows."""
+    if options.out is None:
+        raise UserError(f"workload {name!r} makes its dataset in a folder; give --out")
+    _check_folder(options.out, name)
+    store = open_store(options.dataset_uri) if options.dataset_uri else None
+    began = time.monotonic()
+    folder = open_folder(Path(options.source), scratch)
+    checked_folder(options.out)
+    with ProgressBar(f"importing {folder.name}", 0) as bar:
+        meta = workload.import_folder(
+            folder, options.out, options.seed, lambda done, total: bar.show(done, "", total)
+        )
+    _finish_making(options.out, name, meta, began)
+    print(", ".join(f"{split}: {count:,} images" for split, count in meta["splits"].items()))
     return EXIT_FINISHED if store is None else send(options.out, store)
 
 

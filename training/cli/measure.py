@@ -20,6 +20,11 @@ DEFAULT_OUT = Path("sizing/footprints.json")
 _COMMAND = "python -m training measure"
 # Around the recipe's micro-batch, so that sizing can interpolate and predict for other ones.
 _FACTORS = (0.5, 1, 2, 4)
+# What a step's time follows from, besides the bytes that it keeps.
+_WORK = (
+    *("kernels", "flops_per_sample"),
+    *("convolution_share", "grouped_share", "channels_last_share"),
+)
 
 
 def add_measure(parser: argparse.ArgumentParser) -> None:
@@ -155,6 +160,7 @@ def train_footprints(
             "evaluation_peak_bytes": evaluation,
             **_phases(stage),
             **asdict(measure_step(sized, config, size)),
+            **_usual(sized, config, size),
         }
 
 
@@ -171,6 +177,26 @@ def _phases(stage: Any) -> dict[str, Any]:
         for (name, work), epochs in groupby(works)
     ]
     return {"phases": phases, "evaluation_work": round(stage.work(-1)[1], 6)}
+
+
+def _usual(stage: Any, config: Any, size: int) -> dict[str, int | float]:
+    """What a stage with batches of several shapes takes on average: its work, and its memory."""
+    from training.capabilities import HasUsualBatch
+    from training.preflight.footprint import measure_step
+
+    usual = stage.usual(size) if isinstance(stage, HasUsualBatch) else None
+    if usual is None or _shapes(usual) == _shapes(stage.example(size)):
+        return {}
+    found = asdict(measure_step(stage, config, size, usual))
+    memory = {f"usual_{name}": found[name] for name in ("peak_bytes", "peak_activation_bytes")}
+    return {**{name: found[name] for name in _WORK}, **memory}
+
+
+def _shapes(batch: Any) -> list[tuple[int, ...]]:
+    from torch import Tensor
+    from torch.utils._pytree import tree_leaves
+
+    return [tuple(leaf.shape) for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
 
 
 def _measure(options: argparse.Namespace) -> int:

@@ -7,6 +7,7 @@ conditions, in no order, and cannot hold a lease. Imports no torch.
 import argparse
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO
 
-from contract.keys import CONFIG, FINAL, RECEIPT, REPORT
+from contract.keys import CONFIG, FINAL, MANIFEST, RECEIPT, REPORT
 from training.cli.outputs import checked_folder
 from training.cli.sagemaker_job import Job, read_job
 from training.errors import (
@@ -39,6 +40,7 @@ _RESTART_SECONDS = 3.0
 _LAST_WORDS_SECONDS = 5.0
 # How far SageMaker's SIGKILL may be late.
 _LATE_SECONDS = 30.0
+_TRAINING = (sys.executable, "-m", "training")
 _EXIT_TERMINATED = 128 + signal.SIGTERM
 # FailureReason has 1,024 characters.
 _MAX_REASON = 1024
@@ -74,8 +76,10 @@ def _act(arguments: argparse.Namespace) -> int:
 
 
 def _train(job: Job) -> int:
-    trainer = Trainer([sys.executable, "-m", "training", *job.arguments])
-    code = trainer.run()
+    trainer, code = _import(job)
+    if code == EXIT_FINISHED:
+        trainer = Trainer([*_TRAINING, *job.arguments])
+        code = trainer.run()
     if code == EXIT_FINISHED:
         return _leave_model(job)
     if trainer.told_at is not None:
@@ -83,6 +87,16 @@ def _train(job: Job) -> int:
         return _await_the_end(job, trainer.told_at, how)
     _write_failure(job.failure_file, _reason_of_run(job) or trainer.reason(code))
     return code if code > 0 else EXIT_FAILED
+
+
+def _import(job: Job) -> tuple["Trainer", int]:
+    """Make the dataset of files of one's own, which are checked before anything is trained."""
+    if job.importing is None or (job.dataset / MANIFEST).is_file():
+        return Trainer(_TRAINING), EXIT_FINISHED
+    # Of a container that was killed meanwhile.
+    shutil.rmtree(job.dataset, ignore_errors=True)
+    importer = Trainer([*_TRAINING, *job.importing], max_failures=1)
+    return importer, importer.run()
 
 
 def _reason_of_run(job: Job) -> str | None:
@@ -94,12 +108,18 @@ def _reason_of_run(job: Job) -> str | None:
 
 
 class Trainer:
-    """The trainer's process: started again after a crash, told to end when we are."""
+    """A process of `python -m training`: started again after a crash, told to end when we are."""
 
-    def __init__(self, command: Sequence[str], sleep: Callable[[float], None] = time.sleep) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        sleep: Callable[[float], None] = time.sleep,
+        max_failures: int = _MAX_FAILURES,
+    ) -> None:
         self.told_at: float | None = None  # when SIGTERM came, on the monotonic clock
         self._command = command
         self._sleep = sleep
+        self._max_failures = max_failures
         self._process: subprocess.Popen[bytes] | None = None
         self._said: deque[str] = deque(maxlen=20)
 
@@ -108,12 +128,12 @@ class Trainer:
         before = signal.signal(signal.SIGTERM, self._tell)
         try:
             code = EXIT_INTERRUPTED
-            failed_at: deque[float] = deque(maxlen=_MAX_FAILURES)
+            failed_at: deque[float] = deque(maxlen=self._max_failures)
             while self.told_at is None:
                 code = self._attempt()
                 failed_at.append(time.monotonic())
                 is_crash = code in (EXIT_FAILED, EXIT_STORE) or code < 0
-                are_many = len(failed_at) == _MAX_FAILURES
+                are_many = len(failed_at) == self._max_failures
                 if not is_crash or (are_many and failed_at[-1] - failed_at[0] < _WITHIN_SECONDS):
                     break
                 if self.told_at is None:

@@ -50,6 +50,9 @@ class Job:
     run_uri: str
     notice_seconds: float
     model_folder: Path
+    dataset: Path
+    # Of `python -m training` before that: it makes the dataset of channels of files of your own.
+    importing: tuple[str, ...] | None = None
 
     @property
     def failure_file(self) -> Path:
@@ -72,11 +75,16 @@ def read_job(root: Path, environ: Mapping[str, str]) -> Job:
             f"the job has {len(hosts)} instances, but a run has one; set InstanceCount to 1"
         )
     options = {name: given.pop(name) for name in OPTIONS if name in given}
+    # The container's root has some 100 GB; /tmp, SageMaker's scratch space, has the job's volume.
+    scratch = Path(tempfile.gettempdir(), "training")
+    importing = None
+    if "dataset-uri" not in options and _are_splits(root):
+        options["dataset-uri"] = out = str(scratch / "dataset")
+        source, workload = str(_channels_folder(root)), options["workload"]
+        importing = ("data", "import", source, f"--workload={workload}", f"--out={out}")
     if "dataset-uri" not in options:
         options["dataset-uri"] = str(_channel_folder(root, environ))
     seconds = options.setdefault("notice-budget-seconds", f"{NOTICE_SECONDS:g}")
-    # The container's root has some 100 GB; /tmp, SageMaker's scratch space, has the job's volume.
-    scratch = Path(tempfile.gettempdir(), "training")
     writer = f"{environ.get('TRAINING_JOB_NAME', 'sagemaker')}/{hosts[0]}"
     arguments = [f"--{name}={value}" for name, value in options.items()]
     arguments += [f"--override={name}={value}" for name, value in given.items()]
@@ -86,6 +94,8 @@ def read_job(root: Path, environ: Mapping[str, str]) -> Job:
         run_uri=options["run-uri"],
         notice_seconds=_positive(seconds),
         model_folder=Path(environ.get("SM_MODEL_DIR", root / "model")),
+        dataset=Path(options["dataset-uri"]),
+        importing=importing,
     )
 
 
@@ -101,20 +111,38 @@ def _hyperparameters(root: Path) -> Iterator[tuple[str, str]]:
         yield name, text
 
 
+def _are_splits(root: Path) -> bool:
+    """Whether the channels are splits of files that are no dataset of this project's yet."""
+    channels = _config(root, "inputdataconfig")
+    if not {"train", "validation"} <= channels.keys() <= {"train", "validation", "test"}:
+        return False
+    for name, channel in channels.items():
+        _refuse_pipe(name, channel)
+    return True
+
+
+def _channels_folder(root: Path) -> Path:
+    return root / "input" / "data"
+
+
 def _channel_folder(root: Path, environ: Mapping[str, str]) -> Path:
     channels = _config(root, "inputdataconfig")
     name = next(iter(channels)) if len(channels) == 1 else "training"
     if name not in channels:
         raise UserError(
             f"the job's channels are {', '.join(channels) or 'none'}: name the one with the "
-            "dataset 'training', or set the hyperparameter dataset-uri to its S3 URI"
+            "dataset 'training', or those with files of your own 'train' and 'validation', or set "
+            "the hyperparameter dataset-uri to its S3 URI"
         )
-    mode = channels[name].get("TrainingInputMode", "File")
-    if mode == "Pipe":
+    _refuse_pipe(name, channels[name])
+    return Path(environ.get(f"SM_CHANNEL_{name.upper()}", _channels_folder(root) / name))
+
+
+def _refuse_pipe(name: str, channel: Mapping[str, Any]) -> None:
+    if channel.get("TrainingInputMode", "File") == "Pipe":
         raise UserError(
             f"the channel {name!r} is in Pipe mode, which has no files; set its InputMode to File"
         )
-    return Path(environ.get(f"SM_CHANNEL_{name.upper()}", root / "input" / "data" / name))
 
 
 def _config(root: Path, name: str) -> dict[str, Any]:

@@ -53,7 +53,10 @@ def add_evaluate(parser: argparse.ArgumentParser) -> None:
 
 def add_predict(parser: argparse.ArgumentParser) -> None:
     """Add the options of `predict`."""
-    parser.description = "Write a run's predictions, one JSON line per sample of a split."
+    parser.description = (
+        "Write a run's predictions, one JSON line per sample of a split; a detector's as one list "
+        "in the format of COCO's results."
+    )
     _add_subject(parser)
     parser.add_argument("--out", type=Path, help="the file to write (default: standard output)")
     parser.set_defaults(act=_predict)
@@ -142,7 +145,7 @@ def _predict(options: argparse.Namespace) -> int:
 
 
 def _write_predictions(trained: "TrainedStage", split: str, stream: TextIO) -> int:
-    from training.capabilities import HasPredict
+    from training.capabilities import HasPredict, HasResultList
 
     stage, num = trained.stage, 0
     if not isinstance(stage, HasPredict):
@@ -150,6 +153,7 @@ def _write_predictions(trained: "TrainedStage", split: str, stream: TextIO) -> i
             f"stage {stage.name!r} cannot predict: it has no `predict(model, batch)`, which "
             "returns a dictionary for each sample; add it (training/capabilities.py)"
         )
+    between = "["
     for micro, batch in trained.each_batch(split):
         predictions = stage.predict(trained.model, batch)
         if len(predictions) != len(micro.ids):
@@ -157,9 +161,16 @@ def _write_predictions(trained: "TrainedStage", split: str, stream: TextIO) -> i
                 f"stage {stage.name!r}: `predict` returned {len(predictions)} predictions for "
                 f"{len(micro.ids)} samples; return one for each, in order"
             )
+        num += len(predictions)
         for index, prediction in zip(micro.ids, predictions, strict=True):
-            stream.write(json.dumps({"index": index, **prediction}) + "\n")
-            num += 1
+            if not isinstance(stage, HasResultList):
+                stream.write(json.dumps({"index": index, **prediction}) + "\n")
+                continue
+            for result in stage.result_list(prediction):
+                stream.write(f"{between}\n{json.dumps(result)}")
+                between = ","
+    if isinstance(stage, HasResultList):
+        stream.write("[]\n" if between == "[" else "\n]\n")
     return num
 
 

@@ -79,9 +79,9 @@ class ForwardFootprint:
     channels_last_share: float
 
 
-def measure_step(stage: Train, config: Any, size: int) -> StepFootprint:
-    """Measure an optimizer step with micro-batches of `size` samples."""
-    example, weight = _example(stage, size)
+def measure_step(stage: Train, config: Any, size: int, batch: Batch | None = None) -> StepFootprint:
+    """Measure an optimizer step with micro-batches of `size` samples: the largest, or `batch`."""
+    example, weight = _example(stage, size) if batch is None else (batch, stage.weight(batch))
     with _explained(stage), FakeTensorMode() as fake:
         memory = LiveMemory()
         with memory:

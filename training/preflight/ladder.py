@@ -18,7 +18,7 @@ from training.proxies import WorkloadProxy
 from training.record.head import read_head
 from training.record.json_record import read_json_record
 from training.store.protocol import PreconditionFailedError, Store, Stored
-from training.workload import Prepare, Train, Workload
+from training.workload import Prepare, Rung, Train, Workload
 
 _log = logging.getLogger(__name__)
 
@@ -78,7 +78,7 @@ def resolve_adaptation(
     if known is None:
         if not may_adapt:
             return ()
-        mine = _climb(request, [rung.name for rung in workload.rungs(config)])
+        mine = _climb(request, workload.rungs(config))
         try:
             store.put_if(ADAPTATION, mine.to_bytes(), found.etag if found else None)
             return mine.rungs
@@ -138,32 +138,52 @@ class _Adapted(WorkloadProxy):
         return found
 
 
-def _climb(request: TrialRequest, names: Sequence[str]) -> Adaptation:
-    """Try the recipe itself, then add rung after rung until it fits."""
+def _climb(request: TrialRequest, rungs: Sequence[Rung]) -> Adaptation:
+    """Try the recipe itself, then add rung after rung until it fits.
+
+    What changes the model is tried too, so that the refusal can say what would fit.
+    """
     trials: list[Trial] = []
     applied: tuple[str, ...] = ()
     refused: set[str] = set()  # kinds of rungs that this model does not allow
-    for name in ["", *names]:
-        if name and name.split()[0] in refused:
+    overrides: list[str] = []
+    for rung in [None, *rungs]:
+        if rung and rung.name.split()[0] in refused:
             continue
-        rungs = (*applied, name) if name else ()
-        trial = _try(request, rungs)
+        names = (*applied, rung.name) if rung else ()
+        trial = _try(request, names)
         trials.append(trial)
-        what = " + ".join(rungs) or "the recipe unchanged"
+        what = " + ".join(names) or "the recipe unchanged"
         peak = f", peak {trial.peak_bytes / 2**20:.0f} MiB" if trial.peak_bytes else ""
         _log.info(f"[memory] {what}: {trial.outcome}{peak} {trial.message}".rstrip())
+        if rung and rung.override:
+            overrides.append(rung.override)
         if trial.outcome == "fits":
+            if overrides:
+                raise _no_memory(request, rungs, f"{_offer(overrides)}, or ")
             return Adaptation(
-                rungs=rungs, memory_limit_mib=request.memory_limit_mib, trials=tuple(trials)
+                rungs=names, memory_limit_mib=request.memory_limit_mib, trials=tuple(trials)
             )
-        if trial.outcome == "refused":
-            refused.add(name.split()[0])
+        if trial.outcome == "refused" and rung:
+            refused.add(rung.name.split()[0])
         else:
-            applied = rungs
-    raise RunFailedError(
+            applied = names
+    raise _no_memory(request, rungs, "")
+
+
+def _no_memory(request: TrialRequest, rungs: Sequence[Rung], offer: str) -> RunFailedError:
+    taken = ", ".join(rung.name for rung in rungs if not rung.override)
+    return RunFailedError(
         f"not enough memory for workload {request.workload!r}, recipe {request.recipe!r}, even "
-        f"with {', '.join(names) or 'all rungs: it has none'}; use a size with more memory"
+        f"with {taken or 'all rungs: it has none'}; {offer}use a size with more memory"
     )
+
+
+def _offer(overrides: Sequence[str]) -> str:
+    """What the user may decide: the last value of each field, as the trial that fits had it."""
+    last = dict(override.split("=", 1) for override in overrides)
+    words = " ".join(f"--override {name}={value}" for name, value in last.items())
+    return f"it fits with {words}, which changes what is learned: start a new run with that"
 
 
 def _try(request: TrialRequest, rungs: tuple[str, ...]) -> Trial:
@@ -184,7 +204,8 @@ def _try(request: TrialRequest, rungs: tuple[str, ...]) -> Trial:
 
 def explain(error: BaseException, workload: Workload[Any], config: Any) -> OutOfMemoryError:
     """The error with a remedy for running out of memory in mid-run, when rungs stay fixed."""
-    names = ", ".join(rung.name for rung in workload.rungs(config)) or "none"
+    rungs = workload.rungs(config)
+    names = ", ".join(rung.name for rung in rungs if not rung.override) or "none"
     first = str(error).splitlines()[0][:160]
     return OutOfMemoryError(
         f"memory ran out: {first}; a run's batches are fixed once it has started, so start a new "

@@ -24,17 +24,21 @@ find_python() {
         "AMI; use a Deep Learning AMI with PyTorch (context pytorch_ami_parameter)"
 }
 
-# install FILE MODULE...: the packages that FILE pins, if the interpreter lacks one of MODULE; from
-# the wheels in the bundle or, for another Python or platform, from the package index.
+# install FILE MODULE...: what FILE pins, and nothing else, if the interpreter lacks one of MODULE:
+# from the bundle's wheels or, for another Python or platform, from the package index.
 install() {
     if has "$python" "${@:2}"; then
         return
     fi
     local pip=("$python" -m pip install --quiet --disable-pip-version-check --require-hashes
-        --upgrade --target "$packages" --requirement "$1")
+        --no-deps --upgrade --target "$packages" --requirement "$1")
     if ! "${pip[@]}" --no-index --find-links userdata/wheels; then
         echo "the bundle has no wheels that fit: $1 comes from the package index"
-        "${pip[@]}"
+        if ! "${pip[@]}"; then
+            echo "$1 could not be installed, and the image lacks a package of it: use an image" \
+                "that has it, or deploy after \`make setup\`, which fetches the bundle's wheels"
+            return 1
+        fi
     fi
 }
 
@@ -44,6 +48,12 @@ python=$(find_python)
         "newer Deep Learning AMI (context pytorch_ami_parameter)"
 install userdata/requirements.txt boto3 safetensors
 install userdata/requirements-numpy.txt numpy
+# What this workload alone needs: each file is named after the module that it brings.
+for pins in userdata/requirements-"$WORKLOAD"/*.txt; do
+    if [[ -e $pins ]]; then
+        install "$pins" "$(basename "$pins" .txt)"
+    fi
+done
 printf 'PYTHON=%s\nINSTANCE_ID=%s\n' "$python" "$INSTANCE_ID" >"$root/opt/training/machine.env"
 "$python" -c '
 import importlib.metadata as m, platform

@@ -26,5 +26,5 @@ def test_a_known_workload_is_interrupted_in_stages_that_it_has_in_their_order(na
 
 def test_a_workload_of_one_s_own_is_not_interrupted_unless_told_where() -> None:
     assert defaults_of("moons:MOONS").interruptions == ()
-    shown = "default: 900 for trajectory, 12000 for growth, 1200 for imagenet"
+    shown = "default: 900 for trajectory, 12000 for growth, 1200 for imagenet, 60 for detection"
     assert by_workload("count") == shown

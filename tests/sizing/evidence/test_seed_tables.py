@@ -75,6 +75,14 @@ def test_arithmetic_on_the_documents_own_figures_is_not_called_reproduced() -> N
     assert find("000", "g5.2xlarge: price").verdict == "reproduced"
 
 
+def test_fewer_queries_save_almost_nothing_and_a_narrower_model_some() -> None:
+    queries, width = (
+        float(str(find("003", f"{what} if memory runs out").ours).split()[1])
+        for what in ("queries", "width")
+    )
+    assert 0 < queries < 1 < 5 < width < 12
+
+
 def test_gradients_are_as_large_as_what_is_trained() -> None:
     gradients, parameters = (
         find("000", what).ours for what in ("gradients and temporaries", "the transformer")

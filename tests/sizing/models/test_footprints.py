@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from sizing.models import footprints
+from sizing.models.constants import Constants
+from sizing.models.memory import gpu_memory
 from tests.sizing import sample_footprints
 
 MIB = sample_footprints.MIB
@@ -27,6 +29,32 @@ def test_a_counted_micro_batch_is_taken_as_it_is(path: Path) -> None:
 def test_the_bytes_kept_of_a_sample_are_the_slope_between_micro_batches(path: Path) -> None:
     (stage,) = footprints.stages("trajectory", "full", path=path)
     assert stage.kept_bytes_per_sample == 10 * MIB
+
+
+def test_where_batches_differ_time_follows_from_the_usual_and_memory_from_the_largest(
+    tmp_path: Path,
+) -> None:
+    rows = [
+        sample_footprints.row(
+            "detect",
+            size,
+            usual_peak_bytes=(400 + 4 * size) * MIB,
+            usual_peak_activation_bytes=4 * size * MIB,
+        )
+        for size in (8, 16)
+    ]
+    (tmp_path / "two.json").write_text(json.dumps({"format": 1, "footprints": rows}))
+    for size in (16, 4):  # counted, and modelled
+        (stage,) = footprints.stages(
+            "trajectory", "full", micro_batch=size, path=tmp_path / "two.json"
+        )
+        assert stage.kept_bytes_per_sample == 4 * MIB
+        assert stage.peak_bytes == (400 + 10 * size) * MIB
+        memory = gpu_memory(stage, Constants())
+        assert memory.usual_need is not None and memory.usual_need < memory.need
+        assert stage.usual_peak_bytes == (400 + 4 * size) * MIB
+        # Besides parameters and optimizer there are 100 MiB of gradients in both.
+        assert stage.largest_over_usual == (100 + 10 * size) / (100 + 4 * size)
 
 
 @pytest.mark.parametrize(("size", "expected"), [(4, 440), (1, 410), (2, 420)])

@@ -7,7 +7,7 @@ import pytest
 from sizing.models.fitted import fitted
 from sizing.plan.checks import Findings, check_plan
 from sizing.plan.plan import make_plan
-from sizing.plan.report import one_line, to_json
+from sizing.plan.report import one_line, summary, to_json
 from sizing.plan.request import Request
 from sizing.plan.spot_verdict import saving_percent, spot_verdict
 from tests.sizing import sample_footprints
@@ -292,3 +292,15 @@ def test_the_instance_store_is_read_at_the_least_rate_that_aws_publishes(tmp_pat
     assert g6 == plan(tmp_path, size="g6.xlarge").inputs.volume
     with pytest.raises(ValueError, match="data_on is 'ssd'; give ebs or nvme"):
         Request(workload="trajectory", recipe="full", size="g5.xlarge", data_on="ssd")
+
+
+def test_a_detector_s_plan_has_the_memory_of_usual_and_of_the_largest_batches() -> None:
+    plan = make_plan(Request(workload="detection", recipe="full", size="g5.2xlarge"))
+    usual, largest = plan.work.memory.usual_need, plan.gpu_memory_need
+    assert usual is not None and 3_000 < usual < largest < 22_888
+    shown = dict(summary(plan))["GPU memory"]
+    assert shown.startswith(f"{usual:,.0f} for batches of the average size, for the largest ")
+    assert plan.notice.fits
+    # COCO's twelve epochs are another order of magnitude.
+    coco = make_plan(Request(workload="detection", recipe="coco_12", size="g5.2xlarge"))
+    assert coco.hours_on_demand > 4 * plan.hours_on_demand

@@ -185,16 +185,44 @@ def test_a_price_is_said_to_be_unknown_where_it_is(capsys: pytest.CaptureFixture
     assert all(name.removeprefix("ml.") in catalogue.instances() for name in ON_DEMAND_USD_PER_HOUR)
 
 
+def test_files_of_one_s_own_are_channels_that_the_entry_point_imports(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    given = {n: v for n, v in _GIVEN.items() if n != "--dataset-uri"} | {"--workload": "detection"}
+    words = ["submit", *(word for pair in given.items() for word in pair), "--dry-run"]
+    channels = [f"--channel={name}=s3://bucket/plans/{name}" for name in ("train", "validation")]
+    assert main([*words, *channels], client=_never) == 0
+    request = json.loads(capsys.readouterr().out)
+    model = botocore.session.get_session().get_service_model("sagemaker")
+    shape = model.operation_model("CreateTrainingJob").input_shape
+    report = ParamValidator().validate(request, shape)
+    assert not report.has_errors(), report.generate_report()
+    for name, content in {
+        "hyperparameters": request["HyperParameters"],
+        "inputdataconfig": {each["ChannelName"]: {} for each in request["InputDataConfig"]},
+    }.items():
+        path = tmp_path / "input/config" / f"{name}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(content))
+    assert read_job(tmp_path, {}).importing is not None
+    for wrong in ([], [channels[0]], [*channels, "--dataset-uri=s3://bucket/x"]):
+        assert main([*words, *wrong], client=_never) == 2
+    assert "give either --dataset-uri, or --channel train=" in capsys.readouterr().err
+
+
 def test_the_image_has_what_the_bundle_has_and_starts_the_trainer_itself() -> None:
     """Read only: nothing here can build an image."""
     text = (ROOT / "stacks" / "sagemaker" / "Dockerfile").read_text()
     copied = re.findall(r"^COPY (\S+) \S+$", text, re.MULTILINE)
-    assert copied == ["userdata/requirements.txt", "contract", "training"]
+    pins = ["userdata/requirements.txt", "userdata/requirements-detection"]
+    assert copied == [*pins, "contract", "training"]
     assert {name.partition("/")[0] for name in copied} == set(FOLDERS)
     assert all((ROOT / name).exists() for name in copied)
     ignored = (ROOT / "stacks" / "sagemaker" / "Dockerfile.dockerignore").read_text().split()
-    assert [line[1:] for line in ignored if line.startswith("!")] == sorted(
-        copied, key=lambda name: ("requirements" in name, name)
-    )
+    assert [line[1:] for line in ignored if line.startswith("!")] == [
+        "contract",
+        "training",
+        *pins,
+    ]
     (entry,) = re.findall(r"^ENTRYPOINT (.*)$", text, re.MULTILINE)
     assert json.loads(entry) == ["python", "-m", "training", "sagemaker"]

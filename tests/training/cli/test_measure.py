@@ -1,17 +1,25 @@
 """`measure`: the committed footprints are what the stages need, and the page names every key."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from tests.training.forked import command, in_fork
 from tests.training.runs import WORKLOAD
-from training.cli.measure import DEFAULT_OUT, _at_size, difference, measured
+from training.cli.measure import (
+    DEFAULT_OUT,
+    _at_size,
+    difference,
+    measured,
+    train_footprints,
+)
 from training.settings import Settings
+from training.workload import Loss
 from training.workloads import WORKLOADS
 
 ROOT = Path(__file__).parents[3]
@@ -105,6 +113,45 @@ def test_a_stage_that_steps_in_backward_keeps_its_gradients_at_a_smaller_micro_b
     assert _at_size(stage, SimpleNamespace(), stage, 8) is stage
     assert _at_size(stage, SimpleNamespace(), stage, 4) is None
     assert _at_size(stage, _Sized(micro_batch=8), stage, 4) is None
+
+
+def test_memory_is_that_of_the_largest_batch_and_work_that_of_the_usual_one() -> None:
+    def rows() -> list[dict[str, Any]]:
+        samples = {"train": 8, "validation": 0}
+        return list(train_footprints(_Varied(), SimpleNamespace(seed=0), samples, {}, factors=(1,)))
+
+    (row,) = in_fork(rows)
+    # The inputs; forward, and backward of the weight alone.
+    assert row["peak_bytes"] >= row["usual_peak_bytes"] + 2 * 90 * 64 * 4
+    assert row["flops_per_sample"] == 2 * 2 * 10 * 64
+
+
+@dataclass(frozen=True)
+class _Varied:
+    """A stage whose samples are up to 100 vectors, and 10 on average."""
+
+    name: str = "varied"
+    settings: Settings = field(
+        default_factory=lambda: Settings(epochs=1, global_batch=2, micro_batch=2)
+    )
+
+    def model(self, i: Any) -> torch.nn.Module:
+        return torch.nn.Linear(64, 1)
+
+    def optimizer(self, m: torch.nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.SGD(m.parameters(), lr=0.1)
+
+    def weight(self, b: Any) -> float:
+        return float(len(b))
+
+    def loss(self, m: torch.nn.Module, b: Any, step: int, num_steps: int) -> Loss:
+        return Loss(total=m(b).sum())
+
+    def example(self, size: int) -> torch.Tensor:
+        return torch.zeros(size, 100, 64)
+
+    def usual(self, size: int) -> torch.Tensor:
+        return torch.zeros(size, 10, 64)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from tests.training.runs import WORKLOAD, Run
+from tests.training.tiny import TinyTrain
 from training.checkpoint.export import weights_sha256
 from training.checkpoint.weights import read_weights
 from training.cli.main import main
@@ -84,6 +85,25 @@ def test_predictions_are_one_for_each_sample_and_agree_with_the_metrics(
     out = tmp_path / "predictions.jsonl"
     assert main(["predict", *arguments, f"--out={out}"]) == 0
     assert [json.loads(line) for line in out.read_text().splitlines()] == rows
+
+
+@pytest.mark.parametrize("least", [0, 6, 99])
+def test_predictions_with_a_format_of_their_own_are_one_list(
+    arguments: list[str], least: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Each sample adds as many results as it has, also none."""
+    of_samples: list[list[dict[str, int]]] = []
+
+    def result_list(stage: TinyTrain, prediction: dict[str, Any]) -> list[dict[str, int]]:
+        number = len(of_samples)
+        of_samples.append([{"id": number, "n": n} for n in range(number % 3) if number >= least])
+        return of_samples[-1]
+
+    monkeypatch.setattr(TinyTrain, "result_list", result_list, raising=False)
+    out = tmp_path / "results.json"
+    assert main(["predict", *arguments, f"--out={out}"]) == 0
+    assert len(of_samples) == 12
+    assert json.loads(out.read_text()) == [result for results in of_samples for result in results]
 
 
 def test_weights_come_from_a_file_too(whole: Run, tmp_path: Path) -> None:

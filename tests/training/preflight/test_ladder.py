@@ -13,9 +13,11 @@ from tests.training.big import BIG, BigConfig
 from tests.training.runs import WORKLOAD
 from tests.training.tiny import TINY, TinyConfig
 from training.checkpoint.state import checkpoint_name
-from training.errors import UserError
+from training.errors import RunFailedError, UserError
+from training.preflight import ladder
 from training.preflight.ladder import (
     Adaptation,
+    Trial,
     TrialRequest,
     adapted,
     apply_rungs,
@@ -24,9 +26,9 @@ from training.preflight.ladder import (
 from training.preflight.workload_checks import problems
 from training.record.checkpoint_entry import CheckpointEntry
 from training.record.head import Head
-from training.rungs import KINDS
+from training.rungs import KINDS, offered_rung
 from training.store.folder import FolderStore
-from training.workload import Train
+from training.workload import Rung, Train
 from training.workloads import WORKLOADS, load_workload
 
 ROOT = Path(__file__).parents[3]
@@ -122,6 +124,35 @@ def test_rungs_are_applied_to_the_stages() -> None:
     (stage,) = adapted(BIG, names).stages(config)  # type: ignore[arg-type]
     assert isinstance(stage, Train)
     assert stage.settings.micro_batch == 2
+
+
+@pytest.mark.parametrize(
+    ("fitting", "words"),
+    [
+        ("offered width=2", "; it fits with --override size=8 --override width=2, which changes"),
+        ("nothing", "even with micro-batch 1; use a size with more memory"),
+    ],
+)
+def test_what_changes_the_model_is_tried_and_offered_but_never_taken(
+    monkeypatch: pytest.MonkeyPatch, fitting: str, words: str
+) -> None:
+    class Offering:
+        def rungs(self, c: Any) -> list[Rung]:
+            taken = Rung(name="micro-batch 1", apply=lambda c: c)
+            sizes = [offered_rung(size=16), offered_rung(size=8)]
+            return [taken, *sizes, offered_rung(width=2), offered_rung(width=1)]
+
+    def trial(request: TrialRequest, names: tuple[str, ...]) -> Trial:
+        fits = bool(names) and names[-1] == fitting
+        outcome = "fits" if fits else "out of memory"
+        return Trial(rungs=names, outcome=outcome, message="", peak_bytes=None)
+
+    monkeypatch.setattr(ladder, "_try", trial)
+    request = TrialRequest(workload="w", recipe="r", overrides={}, memory_limit_mib=None)
+    with pytest.raises(RunFailedError) as refusal:
+        ladder._climb(request, Offering().rungs(None))
+    assert words in str(refusal.value)
+    assert str(refusal.value).endswith("use a size with more memory")
 
 
 @pytest.fixture

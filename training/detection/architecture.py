@@ -1,0 +1,88 @@
+"""What a detector is made of and what its loss weighs, apart from its weights.
+
+The defaults are DINO-4scale with ResNet-50, as published (arXiv:2203.03605): 47 million parameters.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, get_args
+
+Backbone: TypeAlias = Literal["resnet18", "resnet34", "resnet50"]
+BackboneNorm: TypeAlias = Literal["frozen_batch", "group"]
+
+_AT_LEAST_1 = (
+    *("num_classes", "width", "num_heads", "num_points", "encoder_layers", "decoder_layers"),
+    *("feed_forward", "num_queries"),
+)
+# The input projections normalise in groups, as the reference's do.
+GROUPS = 32
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Architecture:
+    """A detector. Its attention sees `num_levels` maps, at strides of 8, 16, 32 and 64 pixels.
+
+    `backbone_norm="frozen_batch"` is for pretrained weights: their batch statistics are kept, and
+    stem and first stage do not learn. "group" is for random ones: it has no statistics that
+    a detector's few images a batch, and their padding, could spoil.
+    """
+
+    num_classes: int
+    backbone: Backbone = "resnet50"
+    backbone_norm: BackboneNorm = "frozen_batch"
+    width: int = 256
+    num_heads: int = 8
+    num_levels: int = 4
+    num_points: int = 4
+    encoder_layers: int = 6
+    decoder_layers: int = 6
+    feed_forward: int = 2048
+    dropout: float = 0.0
+    num_queries: int = 900
+    # Queries of contrastive denoising: so many positive ones, and as many negative ones.
+    denoising_queries: int = 100
+    label_noise: float = 0.5
+    box_noise: float = 0.4
+    # The encoder's layers keep nothing inside them for backward, which computes it again.
+    recompute_encoder: bool = False
+
+    def __post_init__(self) -> None:
+        for name, known in (("backbone", Backbone), ("backbone_norm", BackboneNorm)):
+            if (value := getattr(self, name)) not in get_args(known):
+                raise ValueError(f"{name} is {value!r}; give one of {', '.join(get_args(known))}")
+        for name in _AT_LEAST_1:
+            if (number := getattr(self, name)) < 1:
+                raise ValueError(f"{name} is {number}; give at least 1")
+        if self.denoising_queries < 0:
+            raise ValueError(
+                f"denoising_queries is {self.denoising_queries}; give at least 0 (0: none)"
+            )
+        if self.num_levels not in (3, 4):
+            raise ValueError(f"num_levels is {self.num_levels}; give 3 or 4")
+        for name in ("dropout", "label_noise", "box_noise"):
+            if not 0.0 <= (share := getattr(self, name)) <= 1.0:
+                raise ValueError(f"{name} is {share}; give a share from 0 to 1")
+        if self.width % self.num_heads or self.width % GROUPS:
+            raise ValueError(
+                f"width {self.width} over num_heads {self.num_heads}: give a width that is a "
+                f"multiple of num_heads and of {GROUPS}"
+            )
+
+    @property
+    def head_width(self) -> int:
+        """Channels of one attention head."""
+        return self.width // self.num_heads
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LossWeights:
+    """What the parts of the loss weigh, and of the costs by which predictions are matched."""
+
+    classes: float = 1.0
+    boxes: float = 5.0
+    giou: float = 2.0
+    class_cost: float = 2.0
+    box_cost: float = 5.0
+    giou_cost: float = 2.0
+    # Of the focal loss (arXiv:1708.02002): the share of the objects' class, and the focus.
+    focal_alpha: float = 0.25
+    focal_gamma: float = 2.0
