@@ -99,9 +99,21 @@ fault("no-images", "train has no images; give it images")(
 fault("no-objects", "train has no objects in its 12 images; give it objects to learn")(
     lambda content, _: content.update(annotations=[])
 )
+
+
+@fault("no-objects", "train has no objects in its 12 images, only crowds and empty boxes; give")
+def _(content: Content, folder: Path) -> None:
+    """As CVAT may export masks: each of them a crowd."""
+    for record in content["annotations"]:
+        record["iscrowd"] = 1
+
+
 # Ids and references.
 fault("id", "train: image a7 has the id 'a7'; give integer ids")(
     lambda content, _: content["images"].append({"id": "a7", "file_name": "a7.png"})
+)
+fault("id", "train: annotation 1 has the image_id '--5'; give integer ids")(
+    annotation(0, image_id="--5")
 )
 fault("id", "train: annotation 1 has the image_id 0.5; give integer ids")(
     annotation(0, image_id=0.5)

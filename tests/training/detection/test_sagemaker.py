@@ -1,15 +1,14 @@
 """The seed's SageMaker job: COCO files in channels are checked, imported and trained on."""
 
+import contextlib
+import io
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.training.detection.watched import WORKLOAD, make_sparse_dataset
-from tests.training.runs import ROOT
 from training.cli import sagemaker
 from training.cli.main import main
 from training.cli.sagemaker import Trainer
@@ -57,7 +56,10 @@ class _InThisProcess(Trainer):
     """The same command line without the seconds of another interpreter's imports."""
 
     def run(self) -> int:
-        return main([*self._command][3:])
+        with contextlib.redirect_stderr(io.StringIO()) as said:
+            code = main([*self._command][3:])
+        self._said.extend(said.getvalue().splitlines())
+        return code
 
 
 def test_files_in_channels_become_a_dataset_and_a_model(
@@ -73,20 +75,17 @@ def test_files_in_channels_become_a_dataset_and_a_model(
     assert main(["sagemaker", f"--ml-root={root}"]) == 0
 
 
-def test_faulty_files_are_the_failure_reason_and_nothing_is_trained(root: Path) -> None:
+def test_faulty_files_are_the_failure_reason_and_nothing_is_trained(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sagemaker, "Trainer", _InThisProcess)
     path = root / "input/data/train" / ANNOTATIONS
     content = json.loads(path.read_text())
     content["annotations"][0]["category_id"] = 99
     path.write_text(json.dumps(content))
-    done = subprocess.run(
-        [sys.executable, "-m", "training", "sagemaker", f"--ml-root={root}"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 2, done.stderr
-    assert "99" in (root / "output/failure").read_text()
+    assert main(["sagemaker", f"--ml-root={root}"]) == 2
+    reason = (root / "output/failure").read_text()
+    assert reason.startswith("the dataset cannot be trained on: train: annotation 1 is of category")
     assert not (root.parent / "bucket").exists()
 
 
