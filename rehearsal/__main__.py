@@ -32,9 +32,14 @@ from rehearsal.drill.program import RehearsedProgram
 from rehearsal.drill.program_receipt import make_program_receipt, program_faults, program_rows
 from rehearsal.drill.receipt import find_faults, make_receipt, receipt_rows
 from rehearsal.drill.report import write_program_report, write_report
+from rehearsal.machines.nspawn.commands import CommandFailed
+from rehearsal.machines.nspawn.host import NspawnHost, nspawn_host
+from rehearsal.machines.nspawn.namespaces import check_host, enter_namespaces
+from rehearsal.machines.nspawn.root_image import root_image
 from rehearsal.scenarios.scenario import choose
 from rehearsal.scenarios.series import Series, outcome_table, scenario_table
 
+PROCESS, NSPAWN = "process", "nspawn"
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -64,6 +69,13 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
 
 def _add_demo(demo: argparse.ArgumentParser) -> None:
     demo.add_argument("--out", type=Path, default=Path("out/demo"), help="default: %(default)s")
+    demo.add_argument(
+        "--machine",
+        choices=(PROCESS, NSPAWN),
+        default=PROCESS,
+        help="what boots: processes, or containers with systemd and cloud-init (Linux, root); "
+        "default: %(default)s",
+    )
     demo.add_argument("--size", default="g5.xlarge", help="instance type, default: %(default)s")
     demo.add_argument(
         "--program", type=Path, metavar="FOLDER", help="train this program instead of a workload"
@@ -139,7 +151,14 @@ def main() -> int:
         except KeyboardInterrupt:
             say("interrupted: everything that the rehearsal started has been stopped")
             return EXIT_STOPPED
-        except (RehearsalFailed, ChildFailed, PortInUse, OSError, ValueError) as error:
+        except (
+            RehearsalFailed,
+            ChildFailed,
+            CommandFailed,
+            PortInUse,
+            OSError,
+            ValueError,
+        ) as error:
             print(f"rehearsal: {error}", file=sys.stderr)
             return 1
 
@@ -168,12 +187,15 @@ def rehearse(arguments: argparse.Namespace, say: Callable[[str], None]) -> int:
         plan=[] if arguments.no_interruptions else plan,
         timeout_seconds=arguments.timeout_seconds,
     )
+    image = _prepare_nspawn(say) if arguments.machine == NSPAWN else None
     clear(folder)
     with (
         EmbeddedAws() as aws,
         Children(say=say, environment=child_environment(aws), folder=REPOSITORY) as children,
+        _nspawn_host(image, folder / "network", aws) as nspawn,
     ):
-        rehearsed = Demo(settings=settings, aws=aws, children=children, say=say).run()
+        demo = Demo(settings=settings, aws=aws, children=children, say=say, nspawn=nspawn)
+        rehearsed = demo.run()
         report = folder / "report.html"
         if program is None:
             receipt = make_receipt(rehearsed)
@@ -193,6 +215,23 @@ def rehearse(arguments: argparse.Namespace, say: Callable[[str], None]) -> int:
         print(f"rehearsal: broken promise: {fault}", file=sys.stderr)
     say(f"receipt: {path}, report: {report}")
     return 1 if faults else 0
+
+
+def _prepare_nspawn(say: Callable[[str], None]) -> Path:
+    """Return the root image, and go on in namespaces of our own."""
+    check_host()
+    image = root_image(say)
+    enter_namespaces()
+    return image
+
+
+@contextmanager
+def _nspawn_host(image: Path | None, folder: Path, aws: EmbeddedAws) -> Iterator[NspawnHost | None]:
+    if image is None:
+        yield None
+        return
+    with nspawn_host(image, folder, aws.application, aws.region) as host:
+        yield host
 
 
 def run_drills(arguments: argparse.Namespace, say: Callable[[str], None]) -> int:

@@ -129,6 +129,11 @@ class EmbeddedAws:
         _RUNNING.remove(self)
 
     @property
+    def application(self) -> Any:
+        """The WSGI application, for who serves it at another address too."""
+        return self._front
+
+    @property
     def endpoint(self) -> str:
         # An address, not a name: SDKs then put the bucket into the path.
         return f"http://{HOST}:{self.port}"

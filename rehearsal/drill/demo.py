@@ -15,14 +15,14 @@ from rehearsal.aws.event_bus import EventBus
 from rehearsal.drill.cdk import run_cdk
 from rehearsal.drill.children import Child, Children
 from rehearsal.drill.deployment import Deployment, RehearsalFailed, synth_arguments
-from rehearsal.drill.fleet import Fleet, Instance
+from rehearsal.drill.fleet import BootableMachine, Fleet, Instance
 from rehearsal.drill.interruptions import Drill, PlannedInterruption
 from rehearsal.drill.lineage import read_json
 from rehearsal.drill.narrator import Narrator
 from rehearsal.drill.outcome import Rehearsed
 from rehearsal.drill.program import RehearsedProgram
 from rehearsal.drill.run_files import BucketFiles, FolderFiles, bucket_files
-from rehearsal.machines import ProcessMachine
+from rehearsal.machines.nspawn.host import NspawnHost
 from rehearsal.machines.quirks import Quirks
 
 POLL_SECONDS = 0.2
@@ -57,12 +57,18 @@ class Demo:
     aws: EmbeddedAws
     children: Children
     say: Callable[[str], None]
+    nspawn: NspawnHost | None = None
     started: float = field(default_factory=time.monotonic)
 
     @property
     def deployment(self) -> Deployment:
         """The stacks that this demo deploys."""
-        return Deployment(folder=self.settings.folder, aws=self.aws, children=self.children)
+        return Deployment(
+            folder=self.settings.folder,
+            aws=self.aws,
+            children=self.children,
+            nspawn=self.nspawn,
+        )
 
     def run(self) -> Rehearsed:
         """Run all phases; raise RehearsalFailed or ChildFailed if one fails."""
@@ -193,7 +199,7 @@ class Demo:
             )
         return True
 
-    def _machine(self, instance: Instance) -> ProcessMachine:
+    def _machine(self, instance: Instance) -> BootableMachine:
         folder = self.settings.folder / "machines"
         return self.deployment.machine(instance, folder, self.settings.notice_seconds, Quirks())
 

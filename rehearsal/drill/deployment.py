@@ -12,9 +12,10 @@ from pathlib import Path
 from rehearsal.aws import EmbeddedAws
 from rehearsal.drill.cdk import run_cdk
 from rehearsal.drill.children import Child, Children
-from rehearsal.drill.fleet import Instance
+from rehearsal.drill.fleet import BootableMachine, Instance
 from rehearsal.machines import ProcessMachine
 from rehearsal.machines.metadata import MetadataServer
+from rehearsal.machines.nspawn.host import NspawnHost
 from rehearsal.machines.quirks import Quirks
 
 REPOSITORY = Path(__file__).parents[2]
@@ -34,6 +35,7 @@ class Deployment:
     folder: Path
     aws: EmbeddedAws
     children: Children
+    nspawn: NspawnHost | None = None  # None: process machines
 
     @property
     def dataset(self) -> Path:
@@ -107,7 +109,7 @@ class Deployment:
 
     def machine(
         self, instance: Instance, folder: Path, notice_seconds: float, quirks: Quirks
-    ) -> ProcessMachine:
+    ) -> BootableMachine:
         """Return the machine of an instance, not yet started."""
         metadata = MetadataServer(
             instance_id=instance.id,
@@ -119,6 +121,8 @@ class Deployment:
             tags=instance.tags,
             user_data=instance.user_data,
         )
+        if self.nspawn is not None:
+            return self.nspawn.machine(folder / instance.id, instance.id, metadata, quirks)
         poll = min(1.0, notice_seconds / NOTICE_SECONDS) * HANDLER_POLL_SECONDS
         return ProcessMachine(
             folder=folder / instance.id,

@@ -57,6 +57,8 @@ class MetadataServer:
     credentials: Credentials = field(default_factory=Credentials)
     tags: Mapping[str, str] = field(default_factory=dict)
     user_data: bytes = b""
+    # More below meta-data/: name -> value.
+    more: Mapping[str, str] = field(default_factory=dict)
     clock: Callable[[], float] = time.monotonic
     _tokens: dict[str, float] = field(default_factory=dict)
     _announced: dict[str, str] = field(default_factory=dict)
@@ -72,7 +74,7 @@ class MetadataServer:
 
     def start(self) -> None:
         """Start serving on a free port."""
-        handler = type("Handler", (_Handler,), {"metadata": self})
+        handler = type("Handler", (MetadataHandler,), {"metadata": self})
         self._server = _Server(("127.0.0.1", 0), handler)
         # The poll interval decides how long close takes.
         serve = {"poll_interval": 0.05}
@@ -148,6 +150,7 @@ class MetadataServer:
             "iam/info": self._role_info(),
             role: self._credentials(),
             **{f"tags/instance/{name}": value for name, value in self.tags.items()},
+            **self.more,
         }
         content = {f"meta-data/{name}": value for name, value in meta_data.items()}
         content["dynamic/instance-identity/document"] = self._identity(region)
@@ -188,7 +191,9 @@ class MetadataServer:
         )
 
 
-class _Handler(BaseHTTPRequestHandler):
+class MetadataHandler(BaseHTTPRequestHandler):
+    """Answers with the metadata of one instance."""
+
     metadata: MetadataServer
 
     def do_PUT(self) -> None:

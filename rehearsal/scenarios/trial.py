@@ -9,11 +9,10 @@ from rehearsal.aws.event_bus import EventBus
 from rehearsal.drill.cdk import run_cdk
 from rehearsal.drill.demo import POLL_SECONDS, processes_below
 from rehearsal.drill.deployment import Deployment, RehearsalFailed, synth_arguments
-from rehearsal.drill.fleet import Fleet, Instance, Life
+from rehearsal.drill.fleet import BootableMachine, Fleet, Instance, Life
 from rehearsal.drill.interruptions import Drill
 from rehearsal.drill.narrator import Narrator
 from rehearsal.drill.run_files import BucketFiles, bucket_files
-from rehearsal.machines import ProcessMachine
 from rehearsal.scenarios.scenario import Action, Scenario
 
 # The Guard's ten minutes, as short as a run of seconds needs.
@@ -153,7 +152,7 @@ class Trial:
             run_cdk(self.deployment.children, "cdk synth", *synth_arguments(assembly, context))
             self.deployment.deploy(assembly, "TrainingStack")
 
-    def _machine(self, instance: Instance) -> ProcessMachine:
+    def _machine(self, instance: Instance) -> BootableMachine:
         quirks = self.scenario.quirks(len(self.fleet.lives) + 1)
         return self.deployment.machine(
             instance,

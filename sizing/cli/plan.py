@@ -72,9 +72,10 @@ def add_request_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--data-on",
+        metavar="DISK",
         choices=DATA_PLACES,
         default="ebs",
-        help="a gp3 volume, or the size's instance store (default: %(default)s)",
+        help="ebs, a gp3 volume, or nvme, the size's instance store (default: %(default)s)",
     )
     parser.add_argument("--volume-gib", type=int, default=200, help="default: %(default)s")
     parser.add_argument("--dataset-gib", type=float, help="default: the workload's data")

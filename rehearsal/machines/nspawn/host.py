@@ -1,0 +1,41 @@
+"""What nspawn machines need of this host: the root image, and a network with AWS in it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rehearsal.machines.metadata import MetadataServer
+from rehearsal.machines.nspawn.machine import NspawnMachine
+from rehearsal.machines.nspawn.network import Network
+from rehearsal.machines.quirks import Quirks
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NspawnHost:
+    """Makes nspawn machines."""
+
+    image: Path
+    network: Network
+
+    def machine(
+        self, folder: Path, instance_id: str, metadata: MetadataServer, quirks: Quirks
+    ) -> NspawnMachine:
+        """Return a machine that is not yet on."""
+        return NspawnMachine(
+            folder=folder,
+            image=self.image,
+            instance_id=instance_id,
+            network=self.network,
+            metadata=metadata,
+            quirks=quirks,
+        )
+
+
+@contextmanager
+def nspawn_host(image: Path, folder: Path, application: Any, region: str) -> Iterator[NspawnHost]:
+    """Serve a WSGI application to machines that know it as AWS, by its own names."""
+    with Network(folder=folder) as network:
+        network.serve_aws(application, region)
+        yield NspawnHost(image=image, network=network)

@@ -1,0 +1,71 @@
+"""Network, mount and process namespaces of a rehearsal's own, which end with it.
+
+Everything that a rehearsal with nspawn machines starts lives in them: machines, DHCP server, their
+network and their mounts are gone once its first process is, however it ends.
+"""
+
+import ctypes
+import os
+import platform
+import shutil
+import signal
+import sys
+
+from rehearsal.machines.nspawn.commands import run
+
+# What the host must have, and the Debian package that has it.
+PROGRAMS = {
+    "systemd-nspawn": "systemd-container",
+    "mmdebstrap": "mmdebstrap",
+    "dnsmasq": "dnsmasq-base",
+    "ip": "iproute2",
+    "openssl": "openssl",
+    "nsenter": "util-linux",
+}
+# linux/sched.h, linux/prctl.h
+CLONE_NEWNS, CLONE_NEWPID, CLONE_NEWNET = 0x00020000, 0x20000000, 0x40000000
+PR_SET_PDEATHSIG = 1
+
+
+class NotPossible(ValueError):
+    """This host cannot run nspawn machines; the message says what is missing."""
+
+
+def check_host() -> None:
+    """Refuse a host that cannot run nspawn machines."""
+    if platform.system() != "Linux":
+        raise NotPossible(f"nspawn machines need Linux, and this is {platform.system()}")
+    if os.geteuid() != 0:
+        raise NotPossible("nspawn machines need root: use sudo, or machines of kind process")
+    missing = sorted({package for name, package in PROGRAMS.items() if not shutil.which(name)})
+    if missing:
+        raise NotPossible(
+            f"nspawn machines need what is not installed here: apt-get install {' '.join(missing)}"
+        )
+
+
+def enter_namespaces() -> None:
+    """Go on in a child process, in namespaces of our own; this process waits and exits as it does.
+
+    Call it before any thread starts.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWNET) != 0:
+        why = os.strerror(ctypes.get_errno())
+        raise NotPossible(f"nspawn machines need namespaces of their own, and unshare says: {why}")
+    child = os.fork()
+    if child != 0:
+        sys.exit(_wait(child))
+    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    run("mount", "--make-rprivate", "/")
+    run("mount", "-t", "proc", "proc", "/proc")
+    run("ip", "link", "set", "lo", "up")
+
+
+def _wait(child: int) -> int:
+    """Pass signals on until the child has ended; return its exit code, as a shell says it."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda received, _: os.kill(child, received))
+    _, status = os.waitpid(child, 0)
+    code = os.waitstatus_to_exitcode(status)
+    return code if code >= 0 else 128 - code

@@ -1,0 +1,216 @@
+"""The network of nspawn machines: addresses by DHCP, metadata at its address, AWS under its names.
+
+It lies in the rehearsal's own network namespace (namespaces.py) and ends with it.
+"""
+
+import re
+import subprocess
+import threading
+from dataclasses import dataclass, field
+from http.server import ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, Self
+
+import certifi
+from werkzeug.serving import BaseWSGIServer, WSGIRequestHandler, make_server
+
+from rehearsal.machines.metadata import MetadataHandler, MetadataServer
+from rehearsal.machines.nspawn.commands import run
+
+METADATA_ADDRESS = "169.254.169.254"
+GATEWAY = "10.77.0.1"
+PREFIX_BITS = 16
+BRIDGE = "region"
+CARD = "ens5"
+MAX_MACHINES = 250
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Card:
+    """One machine's network card: its number decides its addresses."""
+
+    number: int
+
+    @property
+    def mac(self) -> str:
+        """The hardware address."""
+        return f"0e:00:00:00:00:{self.number:02x}"
+
+    @property
+    def address(self) -> str:
+        """The address that DHCP gives to it."""
+        return f"10.77.1.{self.number}"
+
+    @property
+    def host_end(self) -> str:
+        """The name of the end that is in the bridge."""
+        return f"card{self.number}"
+
+    def metadata(self) -> dict[str, str]:
+        """What the metadata says of the network; cloud-init asks for it."""
+        about = f"network/interfaces/macs/{self.mac}"
+        return {
+            "mac": self.mac,
+            "local-ipv4": self.address,
+            "local-hostname": f"ip-{self.address.replace('.', '-')}.ec2.internal",
+            f"{about}/mac": self.mac,
+            f"{about}/device-number": "0",
+            f"{about}/local-ipv4s": self.address,
+            f"{about}/subnet-ipv4-cidr-block": f"10.77.0.0/{PREFIX_BITS}",
+        }
+
+
+class _Handler(MetadataHandler):
+    """Answers each machine with its own metadata, known by its address."""
+
+    network: "Network"
+
+    def handle_one_request(self) -> None:
+        found = self.network.metadata.get(self.client_address[0])
+        if found is None:
+            self.close_connection = True
+            return
+        self.metadata = found
+        super().handle_one_request()
+
+
+class _QuietServer(ThreadingHTTPServer):
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Pass over clients that hang up, as those of a machine that is killed do."""
+
+
+class _QuietHandler(WSGIRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def log(self, type: str, message: str, *args: Any) -> None:
+        """Log nothing."""
+
+
+class BucketInPath:
+    """Moves the bucket from the host's name into the path: the embedded AWS looks for it there."""
+
+    def __init__(self, application: Any) -> None:
+        self._application = application
+
+    def __call__(self, environ: dict[str, Any], start_response: Any) -> Any:
+        host = environ.get("HTTP_HOST", "")
+        if found := re.fullmatch(r"(.+)\.s3(\.[a-z0-9-]+)?\.amazonaws\.com", host):
+            for name in ("PATH_INFO", "RAW_URI", "REQUEST_URI"):
+                if name in environ:
+                    environ[name] = f"/{found[1]}{environ[name]}"
+        return self._application(environ, start_response)
+
+
+@dataclass(kw_only=True)
+class Network:
+    """Bridge, DHCP, names, metadata and AWS's endpoints; a context manager."""
+
+    folder: Path
+    metadata: dict[str, MetadataServer] = field(default_factory=dict)
+    _count: int = 0
+    _dhcp: subprocess.Popen[bytes] | None = None
+    _servers: list[ThreadingHTTPServer | BaseWSGIServer] = field(default_factory=list)
+
+    @property
+    def authorities(self) -> Path:
+        """The certificate authorities that a machine trusts: everybody's, and the network's own."""
+        return self.folder / "authorities.pem"
+
+    def __enter__(self) -> Self:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        _show_own_devices(self.folder / "cgroup")
+        run("ip", "link", "add", BRIDGE, "type", "bridge", "forward_delay", "0")
+        run("ip", "address", "add", f"{GATEWAY}/{PREFIX_BITS}", "dev", BRIDGE)
+        run("ip", "address", "add", f"{METADATA_ADDRESS}/32", "dev", BRIDGE)
+        run("ip", "link", "set", BRIDGE, "up")
+        self._start_dhcp()
+        handler = type("Handler", (_Handler,), {"network": self})
+        self._serve(_QuietServer((METADATA_ADDRESS, 80), handler))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for server in self._servers:
+            server.shutdown()
+            server.server_close()
+        if self._dhcp is not None:
+            self._dhcp.terminate()
+            self._dhcp.wait()
+        run("ip", "link", "delete", BRIDGE)
+
+    def serve_aws(self, application: Any, region: str) -> None:
+        """Be *.amazonaws.com for the machines, with a certificate that they trust."""
+        key, certificate = self.folder / "key.pem", self.folder / "certificate.pem"
+        bases = ("amazonaws.com", f"{region}.amazonaws.com", "s3.amazonaws.com")
+        names = [*bases, f"s3.{region}.amazonaws.com"]
+        alternatives = ",".join(f"DNS:*.{name}" for name in names)
+        run(
+            *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"),
+            *("-keyout", key, "-out", certificate, "-subj", "/CN=rehearsal"),
+            *("-addext", f"subjectAltName={alternatives}"),
+        )
+        self.authorities.write_text(Path(certifi.where()).read_text() + certificate.read_text())
+        server = make_server(
+            GATEWAY,
+            443,
+            BucketInPath(application),
+            threaded=True,
+            request_handler=_QuietHandler,
+            ssl_context=(str(certificate), str(key)),
+        )
+        self._serve(server)
+
+    def attach(self, metadata: MetadataServer) -> Card:
+        """Make a machine's card, which nspawn takes, and answer it with its metadata."""
+        self._count += 1
+        if self._count > MAX_MACHINES:
+            raise ValueError(f"a rehearsal has addresses for {MAX_MACHINES} nspawn machines")
+        card = Card(number=self._count)
+        run("ip", "link", "add", card.host_end, "type", "veth", "peer", "name", CARD)
+        run("ip", "link", "set", CARD, "address", card.mac)
+        run("ip", "link", "set", card.host_end, "master", BRIDGE, "up")
+        # nspawn takes a card only if udev, which does not run here, has seen it.
+        index = Path(f"/sys/class/net/{CARD}/ifindex").read_text().strip()
+        Path(f"/run/udev/data/n{index}").write_text("I:1\n")
+        self.metadata[card.address] = metadata
+        return card
+
+    def detach(self, card: Card) -> None:
+        """Take the card away."""
+        self.metadata.pop(card.address, None)
+        # It goes with the machine's namespace, perhaps in a moment.
+        command = ["ip", "link", "delete", card.host_end]
+        subprocess.run(command, capture_output=True, check=False)
+
+    def _start_dhcp(self) -> None:
+        cards = [Card(number=number) for number in range(1, MAX_MACHINES + 1)]
+        self._dhcp = subprocess.Popen(
+            [
+                *("dnsmasq", "--keep-in-foreground", "--conf-file=/dev/null", "--user=root"),
+                *("--pid-file=", "--no-resolv", "--no-hosts", f"--interface={BRIDGE}"),
+                *("--bind-interfaces", f"--address=/amazonaws.com/{GATEWAY}"),
+                "--dhcp-range=10.77.1.1,static,255.255.0.0,12h",
+                *(f"--dhcp-host={card.mac},{card.address}" for card in cards),
+                f"--dhcp-option=option:router,{GATEWAY}",
+                f"--dhcp-option=option:dns-server,{GATEWAY}",
+                f"--dhcp-leasefile={self.folder / 'leases'}",
+                f"--log-facility={self.folder / 'dnsmasq.log'}",
+            ]
+        )
+
+    def _serve(self, server: ThreadingHTTPServer | BaseWSGIServer) -> None:
+        self._servers.append(server)
+        poll = {"poll_interval": 0.05}
+        threading.Thread(target=server.serve_forever, kwargs=poll, daemon=True).start()
+
+
+def _show_own_devices(keep: Path) -> None:
+    """Let /sys show this network namespace, and give nspawn the folders of /run that it needs."""
+    keep.mkdir(parents=True, exist_ok=True)
+    run("mount", "--rbind", "/sys/fs/cgroup", keep)
+    run("mount", "-t", "sysfs", "sysfs", "/sys")
+    run("mount", "--rbind", keep, "/sys/fs/cgroup")
+    run("umount", "--lazy", keep)
+    for folder in ("/run/systemd/nspawn", "/run/udev"):
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        run("mount", "-t", "tmpfs", "tmpfs", folder)
+    Path("/run/udev/data").mkdir()
