@@ -190,6 +190,9 @@ fault("unreadable-image", "train: 3.png is no image that Pillow knows; replace t
 fault("unreadable-image", "train: 3.png cannot be decoded: ")(
     file("3.png", encoded(scene.picture(3))[:2000])
 )
+fault("unreadable-image", "train: 3.png cannot be decoded: Failed to decode image")(
+    file("3.png", encoded(scene.picture(3), "AVIF").replace(b"iloc", b"free"))
+)
 fault("pixel-format", "train: 3.png has pixels of the kind I;16; save it with 8 bits")(
     file("3.png", encoded(Image.new("I;16", (scene.WIDTH, scene.HEIGHT))))
 )
