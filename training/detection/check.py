@@ -24,6 +24,7 @@ from training.detection.coco_layout import (
     Source,
     find_images,
     find_sources,
+    is_file,
     unlisted_images,
 )
 from training.detection.image_files import ImageFault, examine
@@ -147,7 +148,7 @@ def _check_images(
 
 def _examine(split: CocoSplit, index: int) -> tuple[str | None, list[ImageFault]]:
     path = split.folder / str(split.files[index])
-    if not path.is_file():
+    if not is_file(path):
         return None, [ImageFault("missing-file", f"is not in {split.folder}")]
     height, width = split.sizes[index].tolist()
     return examine(path, height, width)

@@ -73,8 +73,8 @@ class CocoSplit:
     @property
     def can_be_learned(self) -> npt.NDArray[np.bool_]:
         """Which objects are neither crowds nor empty."""
-        is_whole: npt.NDArray[np.bool_] = (self.boxes[:, 2:] > 0).all(axis=1)
-        return ~self.crowds & is_whole
+        _, _, width, height = self.boxes.T
+        return ~self.crowds & (width > 0) & (height > 0)
 
     @property
     def objects_per_image(self) -> Ints:

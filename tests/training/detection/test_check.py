@@ -178,6 +178,14 @@ fault("absolute-path", "train: image 0 is 'https://example.org/0.png'; give path
     image(0, file_name="https://example.org/0.png")
 )
 fault("record", "train: image 0 has the file_name None")(image(0, file_name=None))
+
+
+@fault("missing-file", "a is not in ")
+def _(content: Content, folder: Path) -> None:
+    content["images"][3]["file_name"] = 300 * "a"
+    (folder / "train2017/3.png").unlink()
+
+
 fault("missing-file", "train: 3.png is not in ")(
     lambda _, folder: (folder / "train2017/3.png").unlink()
 )
