@@ -73,8 +73,8 @@ class CocoSplit:
     @property
     def can_be_learned(self) -> npt.NDArray[np.bool_]:
         """Which objects are neither crowds nor empty."""
-        _, _, width, height = self.boxes.T
-        return ~self.crowds & (width > 0) & (height > 0)
+        can_be: npt.NDArray[np.bool_] = ~self.crowds & (self.boxes[:, 2:] > 0).all(axis=1)
+        return can_be
 
     @property
     def objects_per_image(self) -> Ints:
