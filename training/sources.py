@@ -138,12 +138,23 @@ def places_of(names: Iterable[str]) -> Iterator[tuple[str, str | None, str | Non
 def _of_folder(root: Path) -> Iterator[SourceFile]:
     names = (
         f"{folder}/{name}".removeprefix(f"{root}/")
-        for folder, _, names in os.walk(root)
+        for folder, names in _walk(root)
         for name in names
     )
     for name, label, split in places_of(names):
         if (root / name).is_file():
             yield SourceFile(name=name, folder=root, label=label, split=split)
+
+
+def _walk(root: Path) -> Iterator[tuple[str, list[str]]]:
+    """Each visible folder and its files; it may be a link, but not to one that it is in."""
+    for folder, folders, names in os.walk(root, followlinks=True):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for name in folders:
+            path = Path(folder, name)
+            if path.is_symlink() and path.resolve() in [up.resolve() for up in path.parents]:
+                raise UserError(f"{path} is a link to a folder that it is in; delete it")
+        yield folder, names
 
 
 def _of_table(table: Path) -> Iterator[SourceFile]:

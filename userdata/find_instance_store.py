@@ -1,7 +1,7 @@
 """Find the instance store: where the image has mounted it, or its only disk where nothing has.
 
 The Deep Learning AMI's dlami-nvme.service joins all its disks and mounts them: they are the image's
-to format, and that mount is waited for. Run: python3 -m userdata.find_instance_store
+to format, and that mount is waited for. Run: python3 -m userdata.find_instance_store /data
 """
 
 import os
@@ -26,11 +26,13 @@ def mount_points(row: dict[str, Any]) -> Iterator[str]:
         yield from mount_points(child)
 
 
-def place(disks: Sequence[dict[str, Any]], *, image_mounts: bool) -> str | None:
+def place(disks: Sequence[dict[str, Any]], *, data_mount: str, image_mounts: bool) -> str | None:
     """Return a folder or a device; None where there is none, or none yet, or more than one."""
-    points = sorted({point for disk in disks for point in mount_points(disk)})
+    points = {point for disk in disks for point in mount_points(disk)}
+    if len(points) > 1:
+        points.discard(data_mount)  # an earlier run of this step has bound it there
     if len(points) == 1:
-        return points[0]
+        return points.pop()
     if points or image_mounts or len(disks) != 1 or disks[0].get("children"):
         return None
     return str(disks[0]["name"])
@@ -48,7 +50,7 @@ def main() -> int:
             print(f"could not list the disks: {error} {said}".strip(), file=sys.stderr)
             return 1
         disks = [row for row in rows if _model(row) == MODEL and not holds_root(row)]
-        found = place(disks, image_mounts=image_mounts)
+        found = place(disks, data_mount=sys.argv[1], image_mounts=image_mounts)
         if found is not None:
             print(found)
             return 0

@@ -185,7 +185,7 @@ def dali(given: Given) -> Iterator[Any]:
         jpegs, labels = fn.readers.webdataset(
             paths=given.shards, ext=["jpg", "cls"], random_shuffle=True, name="reader"
         )
-        part = fn.decoders.image_random_crop(jpegs, random_area=[0.25, 1.0])
+        part = fn.decoders.image_random_crop(jpegs, random_area=[0.08, 1.0])
         pixels = fn.resize(part, size=[SIDE, SIDE], antialias=True)
         return fn.flip(pixels, horizontal=fn.random.coin_flip()), fn.pad(labels)
 

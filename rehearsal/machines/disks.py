@@ -51,7 +51,7 @@ def lsblk(arguments: list[str]) -> int:
             "type": "disk",
             "model": disk["model"],
             "serial": disk["serial"],
-            "mountpoints": [disk["mounted"]],
+            "mountpoints": [disk["mounted"], *([disk["bound"]] if "bound" in disk else [])],
         }
         if disk["holds_root"]:
             part = {"name": f"{path}p1", "type": "part", "model": None, "serial": None}

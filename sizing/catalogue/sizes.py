@@ -61,6 +61,11 @@ class Instance:
         """Whether the stack can train on it: it has whole NVIDIA GPUs that the AMI supports."""
         return self.num_gpus > 0 and self.family in AMI_FAMILIES
 
+    @property
+    def instance_store_gib(self) -> int:
+        """What its own disks hold, in the units of a volume."""
+        return int(self.instance_store_gb * 1e9 / 2**30)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Family:

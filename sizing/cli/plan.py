@@ -77,7 +77,7 @@ def add_request_arguments(parser: argparse.ArgumentParser) -> None:
         default="ebs",
         help="ebs, a gp3 volume, or nvme, the size's instance store (default: %(default)s)",
     )
-    parser.add_argument("--volume-gib", type=int, default=200, help="default: %(default)s")
+    parser.add_argument("--volume-gib", type=int, help="default: 200, or the instance store's")
     parser.add_argument("--dataset-gib", type=float, help="default: the workload's data")
     parser.add_argument(
         "--manifest",

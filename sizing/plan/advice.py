@@ -72,7 +72,8 @@ def reasons(plan: Plan) -> tuple[str, ...]:
     if bound == "loader CPU":
         found.append("CPUUnderprovisioned")
     if bound == "disk":
-        found.append("EBSThroughputUnderprovisioned")
+        resource = "EBS" if plan.request.data_on == "ebs" else "Disk"
+        found.append(f"{resource}ThroughputUnderprovisioned")
     if bound == "kernel launches":
         found.append("GPUOverprovisioned")
     if not plan.notice.fits:

@@ -170,11 +170,13 @@ def _faster_upload(plan: Plan) -> str:
 def _volume(plan: Plan) -> str | None:
     dataset = plan.inputs.dataset_bytes / GIB
     need = dataset * VOLUME_PER_DATASET
-    if need <= plan.request.volume_gib:
+    if need <= plan.request.data_gib:
         return None
+    on_ebs = plan.request.data_on == "ebs"
     return (
-        f"the dataset of {dataset:.1f} GiB needs {need:.0f} GiB with its file system, the data "
-        f"volume has {plan.request.volume_gib}; data_volume_gib={math.ceil(need)} would hold it"
+        f"the dataset of {dataset:.1f} GiB needs {need:.0f} GiB with its file system, the "
+        f"{'data volume' if on_ebs else 'instance store'} has {plan.request.data_gib}; "
+        f"{'' if on_ebs else 'data_on=ebs with '}data_volume_gib={math.ceil(need)} would hold it"
     )
 
 
@@ -267,8 +269,8 @@ def _resource_warnings(plan: Plan) -> list[str]:
     if plan.host.fits and plan.host.need > plan.host.usable * TIGHT:
         found.append(f"host memory is tight: {plan.host.sentence()}")
     volume = plan.inputs.dataset_bytes * VOLUME_PER_DATASET / GIB
-    if plan.request.volume_gib * TIGHT < volume <= plan.request.volume_gib:
-        found.append(f"the volume is tight: {volume:.0f} of {plan.request.volume_gib} GiB")
+    if plan.request.data_gib * TIGHT < volume <= plan.request.data_gib:
+        found.append(f"the volume is tight: {volume:.0f} of {plan.request.data_gib} GiB")
     if main.bound_by in ("loader CPU", "disk"):
         found.append(
             f"stage {main.footprint.stage} waits for the {main.bound_by}: {_faster_data(plan)} is "

@@ -30,7 +30,7 @@ class Request:
     gpus: int = 1
     runs: int = 1
     data_on: str = "ebs"
-    volume_gib: int = 200
+    volume_gib: int | None = None  # 200, or what the instance store has
     volume_mib_per_second: float | None = None
     notice_seconds: float | None = None
     trains_on_at_notice: bool = True
@@ -70,6 +70,13 @@ class Request:
                 f"notice_seconds is {self.notice_seconds:g}; EC2 gives at most {MAX_SECONDS}, "
                 f"give 0 to {MAX_SECONDS}"
             )
+
+    @property
+    def data_gib(self) -> int:
+        """What is mounted for data holds."""
+        if self.volume_gib is not None:
+            return self.volume_gib
+        return 200 if self.data_on == "ebs" else catalogue.find(self.size).instance_store_gib
 
     def find_instance(self) -> Instance:
         """Return the size's instance; a ValueError where it cannot train with that many GPUs."""

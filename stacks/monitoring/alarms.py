@@ -194,6 +194,7 @@ def _training_alarms(p: StackParameters, metrics: RunMetrics) -> list[AlarmPlan]
 
 
 def _machine_alarms(p: StackParameters, metrics: RunMetrics) -> list[AlarmPlan]:
+    larger = "a larger data_volume_gib" if p.data_on == "ebs" else "data_on=ebs or a larger size"
     return [
         AlarmPlan(
             construct_id="DiskNearlyFull",
@@ -202,8 +203,7 @@ def _machine_alarms(p: StackParameters, metrics: RunMetrics) -> list[AlarmPlan]:
             points=2,
             periods=2,
             says=f"The root or data volume is {p.alarm_disk_percent:g} % full: the next "
-            "checkpoint may not fit. Deploy a larger data_volume_gib, which the next instance "
-            "gets.",
+            f"checkpoint may not fit. Deploy {larger}, which the next instance gets.",
         ),
         AlarmPlan(
             construct_id="EbsThroughputExceeded",

@@ -80,8 +80,7 @@ class ParameterFields:
         """What the data mount holds on every size of the fleet."""
         if self.data_on == "ebs":
             return self.data_volume_gib
-        smallest = min(catalogue.find(size).instance_store_gb for size in self.sizes)
-        return int(smallest * 1e9 / 2**30)
+        return min(catalogue.find(size).instance_store_gib for size in self.sizes)
 
     @property
     def sizes(self) -> tuple[str, ...]:

@@ -55,6 +55,17 @@ def test_a_folder_per_split_and_class(tmp_path: Path) -> None:
     ]
 
 
+def test_folders_may_be_links_but_not_to_what_they_are_in(tmp_path: Path) -> None:
+    """As a subset of ImageNet is often made: a class that was left out would be missed late."""
+    own, kept = fill(tmp_path / "own"), tmp_path / "kept"
+    (own / "dogs").rename(kept)
+    (own / "dogs").symlink_to(kept)
+    assert rows(open_source(own, tmp_path)) == EXPECTED
+    (kept / "all").symlink_to(own)
+    with pytest.raises(UserError, match="dogs/all is a link to a folder that it is in"):
+        open_source(own, tmp_path)
+
+
 def test_files_without_classes(tmp_path: Path) -> None:
     own = fill(tmp_path / "own", ("train/1.txt", "val/2.txt"))
     files = open_source(own, tmp_path)

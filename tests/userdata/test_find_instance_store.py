@@ -30,7 +30,7 @@ def find(
         (folder / "etc/systemd/system").mkdir(parents=True)
         (folder / "etc/systemd/system/dlami-nvme.service").touch()
     return subprocess.run(
-        [sys.executable, "-m", "userdata.find_instance_store"],
+        [sys.executable, "-m", "userdata.find_instance_store", "/data"],
         cwd=REPOSITORY,
         env={
             "MACHINE_ROOT": str(folder),
@@ -70,7 +70,13 @@ def row(*points: str | None, children: Sequence[object] = ()) -> dict[str, objec
 def test_what_several_disks_were_joined_to_is_one_place() -> None:
     volume = row("/opt/dlami/nvme")
     joined = [row(None, children=[volume]), row(None, children=[volume])]
-    assert place(joined, image_mounts=True) == "/opt/dlami/nvme"
+    assert place(joined, data_mount="/data", image_mounts=True) == "/opt/dlami/nvme"
+
+
+def test_what_the_step_itself_has_bound_is_no_second_place() -> None:
+    bound = row(None, children=[row("/data", "/opt/dlami/nvme")])
+    assert place([bound], data_mount="/data", image_mounts=True) == "/opt/dlami/nvme"
+    assert place([row("/data")], data_mount="/data", image_mounts=False) == "/data"
 
 
 @pytest.mark.parametrize(
@@ -84,7 +90,7 @@ def test_what_several_disks_were_joined_to_is_one_place() -> None:
 def test_nothing_is_taken_where_more_than_one_could_be_meant(
     disks: list[dict[str, object]],
 ) -> None:
-    assert place(disks, image_mounts=False) is None
+    assert place(disks, data_mount="/data", image_mounts=False) is None
 
 
 @pytest.mark.parametrize("disk", [MOUNTED, STORE], ids=["mounted by the image", "bare"])

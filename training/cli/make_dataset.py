@@ -152,10 +152,16 @@ def _import_packed(
     if output.read(MANIFEST) is None:
         files = _brought(options.source, scratch)
         began = time.monotonic()
-        with RateBar(f"packing {len(files)} files") as bar:
-            made = packing.pack_dataset(files, output, options.seed, bar.show)
-        called = output.where.rpartition("/")[2]
-        output.write(MANIFEST, manifest_of(called, name, made.meta, made.files))
+        try:
+            with RateBar(f"packing {len(files)} files") as bar:
+                made = packing.pack_dataset(files, output, options.seed, bar.show)
+            called = output.where.rpartition("/")[2]
+            output.write(MANIFEST, manifest_of(called, name, made.meta, made.files))
+        except OSError as error:
+            raise UserError(
+                f"{error.filename or output.where} cannot be written: {error.strerror or error}; "
+                "give the same command again once it can: what is finished stays"
+            ) from error
         _print_made(made.files, began)
         splits = ", ".join(f"{split} {count:,}" for split, count in made.meta["splits"].items())
         print(f"{len(made.meta['classes'])} classes; {splits}")

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# torchvision's own defaults, of Szegedy et al. 2014, https://arxiv.org/abs/1409.4842
-AREA = (0.25, 1.0)
+# torchvision's own defaults, and FFCV's, of Szegedy et al. 2014, https://arxiv.org/abs/1409.4842
+AREA = (0.08, 1.0)
 ASPECT = (3 / 4, 4 / 3)
 _TRIES = 10
 # An evaluated image is the middle of one this much larger.

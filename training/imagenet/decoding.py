@@ -36,5 +36,5 @@ def decode_with_pillow(jpeg: bytes) -> "np.ndarray[tuple[int, ...], np.dtype[np.
     try:
         with Image.open(io.BytesIO(jpeg), formats=["JPEG"]) as image:
             return np.array(image.convert("RGB"))
-    except (OSError, SyntaxError) as error:
+    except (OSError, SyntaxError, Image.DecompressionBombError) as error:
         raise ValueError(f"no JPEG: {error}") from error

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from training.errors import UserError
 from training.imagenet.samples import ImageSamples
 from training.workload import Batch, Partial
 
@@ -25,6 +26,11 @@ def partial(m: nn.Module, b: Batch, with_flips: bool) -> Partial:
     """Sums over one batch, and each image's class and prediction."""
     logits_BK: Tensor = m(b["images"]).float()
     labels_B = b["labels"]
+    if (last := int(labels_B.max())) >= logits_BK.shape[1]:
+        raise UserError(
+            f"the dataset has a class {last}, but the model tells {logits_BK.shape[1]} classes "
+            "apart; evaluate on a dataset of the classes that it was trained on"
+        )
     num = float(len(labels_B))
     first_B, right5 = _top(logits_BK, labels_B)
     sums = {"top1": (float((first_B == labels_B).sum()), num), "top5": (right5, num)}
@@ -106,5 +112,6 @@ def _draw(
             place.imshow(samples.get(number, -1, rng)["images"].numpy())
         for place in axes:
             place.set_axis_off()
-        axes[0].set_title(f"{classes[true]}, taken for {classes[taken]}", fontsize=8, loc="left")
+        title = f"{classes[true]}, taken for {classes[taken]}"
+        axes[0].set_title(title, fontsize=8, loc="left", parse_math=False)
     figure.savefig(out / "most_confused.png", dpi=110)

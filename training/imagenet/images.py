@@ -11,18 +11,9 @@ from dataclasses import dataclass
 
 from PIL import Image, UnidentifiedImageError
 
+from training.errors import UserError
 from training.sources import Brought
 
-# What Pillow raises for files that are no images, torn, or larger than any photograph.
-_NO_IMAGE = (
-    UnidentifiedImageError,
-    OSError,
-    ValueError,
-    SyntaxError,
-    EOFError,
-    IndexError,
-    Image.DecompressionBombError,
-)
 _PLAIN = ("RGB", "L")
 
 
@@ -75,7 +66,14 @@ class BroughtImage:
 
     def make(self) -> Encoded:
         """Read and encode it; a file that cannot be read is the machine's fault, not its own."""
-        return encode(self.file.read(), self.shorter_side, self.quality)
+        try:
+            content = self.file.read()
+        except OSError as error:
+            why = error.strerror or str(error)
+            raise UserError(
+                f"{self.name} cannot be read: {why}; give the same command again once it can"
+            ) from error
+        return encode(content, self.shorter_side, self.quality)
 
 
 def encode(content: bytes, shorter_side: int, quality: int) -> Encoded:
@@ -85,7 +83,12 @@ def encode(content: bytes, shorter_side: int, quality: int) -> Encoded:
             # Of a size that is large but not refused, and of broken metadata.
             warnings.simplefilter("ignore")
             return _encode(content, shorter_side, quality)
-    except _NO_IMAGE as error:
+    except UnidentifiedImageError as error:
+        # Pillow's own words have an address in them, and what is left out is part of the dataset.
+        raise NoImageError("cannot identify the image file") from error
+    except MemoryError:
+        raise  # the machine's fault
+    except Exception as error:  # each of Pillow's formats has errors of its own
         raise NoImageError(str(error) or type(error).__name__) from error
 
 

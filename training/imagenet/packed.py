@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from training.dataset_output import RECORDS, Output
-from training.errors import UserError
 from training.imagenet.images import Encoded, NoImageError
 from training.imagenet.shards import INDEX, shard_name, write_shard
 
@@ -89,11 +88,6 @@ def pack_shard(shard: Shard, output: Output, working: Path) -> Packed:
         except NoImageError as error:
             left_out.append({"file": image.name, "why": str(error)})
             continue
-        except OSError as error:
-            why = error.strerror or str(error)
-            raise UserError(
-                f"{image.name} cannot be read: {why}; give the same command again once it can"
-            ) from error
         images.append((made.jpeg, image.label))
         num_pixels += made.num_pixels
         num_converted += made.is_converted

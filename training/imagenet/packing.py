@@ -61,6 +61,7 @@ def pack(packing: Packing, output: Output, progress: "Progress") -> FinishedFile
         total = sum(map(len, packing.splits.values()))
         done = sum(len(shard.images) for shard in shards if shard.name in packed)
         progress(done, total)
+        _check_left_out(packed, total, packing, output)
         missing = [shard for shard in shards if shard.name not in packed]
         act = partial(pack_shard, output=output, working=working)
         for shard, result in in_processes(act, missing):
@@ -73,7 +74,8 @@ def pack(packing: Packing, output: Output, progress: "Progress") -> FinishedFile
 
 def _begin(packing: Packing, output: Output) -> int:
     """The images of a shard; UserError if another import was begun here."""
-    source = "\n".join(packing.source).encode()
+    # A file's name need not be UTF-8.
+    source = "\n".join(packing.source).encode(errors="surrogateescape")
     identity = {
         "seed": packing.seed,
         **packing.options,
@@ -104,7 +106,9 @@ def _check_same(
             )
     if kept["source"] != now["source"]:
         before = output.read(_SOURCE)
-        listed = zlib.decompress(before).decode().split("\n") if before else packing.source
+        listed = packing.source
+        if before:
+            listed = zlib.decompress(before).decode(errors="surrogateescape").split("\n")
         changed = sorted(set(listed) ^ set(packing.source))
         which = f": {changed[0]!r} is not in both (bytes, class, split, name)" if changed else ""
         raise UserError(f"{where} of other files{which}; restore the files, or give a new folder")

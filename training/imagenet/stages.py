@@ -1,5 +1,6 @@
 """The one stage of the workload: trains a classifier, evaluates it, shows what it confuses."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,10 @@ from training.imagenet.config import BASE_BATCH, ImagenetConfig
 from training.imagenet.model import Classifier
 from training.imagenet.samples import ImageSamples, image_samples
 from training.workload import Batch, Inputs, Loss, Partial, Schedule, Settings, Start
+
+_log = logging.getLogger(__name__)
+# More of the first weights in an average than this costs it accuracy.
+_MOST_LEFT = 0.01
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,8 +74,22 @@ class TrainClassifier:
                 f"the dataset has {len(classes)} classes and num_classes is "
                 f"{self.config.num_classes}; give --override num_classes={len(classes)}"
             )
+        if (left := self.first_weights_left(splits["train"])) > _MOST_LEFT:
+            _log.warning(
+                "the average ends with %.0f%% of the weights before training: give a lower "
+                "ema_decay or ema_every_steps",
+                100 * left,
+            )
         facts = {f"{split}_images": float(count) for split, count in splits.items()}
         return Start(failures=failures, facts={**facts, "chance": 1 / len(classes)})
+
+    def first_weights_left(self, num_images: int) -> float:
+        """Their share in the moving average at the end of a training on so many images."""
+        c = self.config
+        if c.ema_decay is None:
+            return 0.0
+        num_updates: int = self.settings.num_steps(num_images) // c.ema_every_steps
+        return c.ema_decay**num_updates
 
     def optimizer(self, m: nn.Module) -> Optimizer:
         """SGD with momentum; norms and biases do not decay."""
@@ -129,8 +148,9 @@ class TrainClassifier:
 
     def work(self, epoch: int) -> tuple[str, float]:
         """A convolution's work grows with the pixels."""
-        side = self.config.image_size(epoch)
-        return f"{side} pixels", (side / self.config.train_size) ** 2
+        c, side = self.config, self.config.image_size(epoch)
+        passes = 2 if epoch < 0 and c.evaluate_flips else 1
+        return f"{side} pixels", passes * (side / c.train_size) ** 2
 
     def shape_key(self, b: Batch) -> int:
         """The side of the images: the last batch of an evaluation is smaller, its code is not."""

@@ -72,8 +72,11 @@ class Watchdog:
             while not self._stop.wait(interval):
                 limit = self._limit_seconds + self._allowed_seconds
                 silent = time.monotonic() - self._last_beat
-                if self._limit_seconds and silent > limit and not self.excuse():
-                    self._when_hung(f"the trainer made no progress for {silent:.0f} s")
+                if self._limit_seconds and silent > limit:
+                    if self.excuse():
+                        self.beat()  # the main thread gets the limit again from here on
+                    else:
+                        self._when_hung(f"the trainer made no progress for {silent:.0f} s")
                 if self._limit_seconds:
                     later = limit - silent + _GRACE_SECONDS
                     # Not sys.stderr: a notebook's or a test's has no file descriptor.

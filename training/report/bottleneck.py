@@ -92,7 +92,10 @@ def bottleneck(times: StageTimes, device: str) -> Bound | None:
         return None
     parts = times.by_part
     is_loader_busy = sum(parts.values()) >= _BUSY_SHARE * times.loader_seconds
-    if times.starved_seconds >= _WAITED_SHARE * times.seconds and is_loader_busy:
+    # A CPU that makes its batches itself does nothing meanwhile: the larger part bounds it.
+    is_by_turns = device == "cpu" and not times.loader_seconds
+    least = times.computed_seconds if is_by_turns else _WAITED_SHARE * times.seconds
+    if times.starved_seconds >= least and is_loader_busy:
         return _BOUND_OF[max(parts, key=lambda part: parts[part])]
     if times.computed_seconds < 0.5 * times.seconds:
         return "host"
@@ -113,8 +116,8 @@ def sentence(stage: str, times: StageTimes, device: str) -> str | None:
     )
     if times.first_waited_seconds >= max(1.0, 0.01 * seconds):
         text += f" Before the first steps {times.first_waited_seconds:.0f} s were waited for data."
-    is_of_data = bound not in ("GPU", "CPU", "host")
-    return f"{text} {_ALONE if is_of_data and not times.loader_seconds else _ADVICE[bound]}"
+    is_alone = not times.loader_seconds and times.starved_seconds >= _WAITED_SHARE * seconds
+    return f"{text} {_ALONE if is_alone else _ADVICE[bound]}"
 
 
 def _loader(times: StageTimes) -> str:

@@ -195,7 +195,10 @@ def open_dataset(
             "`python -m training data make` or fetch one with `data sync`"
         )
     verified = VerifiedFiles(folder)
-    while again and is_syncing(folder):
+    deadline = time.monotonic() + patience_seconds
+    while (again and is_syncing(folder)) or (
+        _is_left_unfinished(folder) and time.monotonic() < deadline
+    ):
         waiting()
         time.sleep(_POLL_SECONDS)
     with contextlib.suppress(FileNotFoundError):  # the sync has just ended
@@ -221,6 +224,14 @@ def open_dataset(
 
     for_each_file(manifest["files"], check, progress)
     return LocalDataset(folder, manifest)
+
+
+def _is_left_unfinished(folder: Path) -> bool:
+    return (
+        (folder / ARRIVING).is_file()
+        and not (folder / MANIFEST).is_file()
+        and not is_syncing(folder)
+    )
 
 
 def _checked(folder: Path, entry: Entry, verified: VerifiedFiles, *, again: bool) -> bool:

@@ -192,7 +192,8 @@ class S3Store:
         if self._reader is None and not get_environ_proxies(request.url):
             trusted = self._session.get_config_variable("ca_bundle") or get_cert_path(True)
             found = self._session.get_credentials()
-            self._reader = reader_like(request, self._bucket, found, trusted)
+            with suppress(OSError):  # no such certificates: botocore says so
+                self._reader = reader_like(request, self._bucket, found, trusted)
 
     def _has_read(self, key: str, start: int, data: memoryview) -> bool:
         """Whether our own request did it; whatever is unusual is left to botocore."""

@@ -58,10 +58,13 @@ def reader_like(request: Any, bucket: str, credentials: Any, trusted: str) -> "R
     if scope is None or url.hostname is None:
         return None
     context = ssl.create_default_context(cafile=trusted) if url.scheme == "https" else None
+    # A key may begin like the bucket that the host names.
+    is_in_host = url.hostname.startswith(f"{bucket}.")
+    is_in_path = url.path.startswith(f"/{bucket}/") and not is_in_host
     where = Bucket(
         host=url.hostname,
         port=url.port,
-        path=f"/{bucket}" if url.path.startswith(f"/{bucket}/") else "",
+        path=f"/{bucket}" if is_in_path else "",
         region=scope[1].decode(),
     )
     return RangeReader(where, credentials.get_frozen_credentials, context)
@@ -95,7 +98,9 @@ class RangeReader:
             return
         try:
             self._read(connection, key, start, data)
-        except UnsureError:
+        except UnsureError as error:
+            if not isinstance(error.__cause__, OSError):
+                raise
             # The server may have closed it since it was used last.
             self._read(self._connect(), key, start, data)
 
@@ -103,7 +108,7 @@ class RangeReader:
         try:
             connection.sendall(self._request(key, start, len(data)))
             may_stay = _receive(connection, start, data)
-        except (OSError, ValueError) as error:
+        except Exception as error:  # botocore's too: credentials that cannot be renewed
             connection.close()
             raise UnsureError(str(error)) from error
         except BaseException:

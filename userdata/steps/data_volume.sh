@@ -8,7 +8,7 @@ mount_point=$root$DATA_MOUNT
 if [[ $DATA_ON == ebs ]]; then
     device=$(python3 -m userdata.find_data_disk "$DATA_DEVICE_NAME")
 else
-    device=$(python3 -m userdata.find_instance_store)
+    device=$(python3 -m userdata.find_instance_store "$DATA_MOUNT")
 fi
 if [[ $device != /dev/* ]]; then
     mkdir -p "$mount_point"

@@ -185,6 +185,16 @@ def test_fails_on_a_dataset_over_the_volume(tmp_path: Path) -> None:
     assert "data_volume_gib=330 would hold it" in found.problems["volume"]
 
 
+def test_fails_on_a_dataset_over_the_size_s_instance_store(tmp_path: Path) -> None:
+    # 450 GB and 250 GB.
+    assert found_in(tmp_path, size="g5.2xlarge", data_on="nvme", dataset_gib=300).fits
+    found = found_in(tmp_path, size="g5.xlarge", data_on="nvme", dataset_gib=300)
+    assert (
+        "the instance store has 232; data_on=ebs with data_volume_gib=330 would hold it"
+        in (found.problems["volume"])
+    )
+
+
 def test_fails_on_four_runs_that_do_not_share_their_data(tmp_path: Path) -> None:
     assert "memory-map the data" in found_in(tmp_path, runs=4, unshared_gib=7.3).problems["host"]
     assert "host" not in found_in(tmp_path, runs=4).problems

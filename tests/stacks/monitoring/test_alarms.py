@@ -136,6 +136,14 @@ def test_thresholds_follow_the_context(synthesize: Callable[..., Any]) -> None:
     assert (thresholds["DiskNearlyFull"], thresholds["CommitTooOld"]) == (80, 3600)
 
 
+def test_a_full_instance_store_is_not_said_to_grow_with_a_volume(
+    synthesize: Callable[..., Any],
+) -> None:
+    said = str(synthesize(data_on="nvme"))
+    assert "Deploy data_on=ebs or a larger size, which the next instance gets" in said
+    assert "Deploy a larger data_volume_gib" not in said
+
+
 def test_an_address_is_subscribed_only_where_one_is_given(
     templates: dict[str, Any], synthesize: Callable[..., Any]
 ) -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from training.errors import UserError
 from training.imagenet.evaluation import partial, predictions, show_confusions, summarize
 from training.workload import Batch, Partial
 
@@ -69,6 +70,11 @@ def test_fewer_than_five_classes_have_a_top_5_of_all_of_them() -> None:
     assert summarize([partial(LeftColumn(), few, with_flips=False)])["top5"] == 1.0
 
 
+def test_fails_for_a_class_that_the_model_does_not_know() -> None:
+    with pytest.raises(UserError, match="has a class 9, but the model tells 8 classes apart"):
+        partial(LeftColumn(), batch([RISING] * 2, [3, 9]), with_flips=False)
+
+
 def test_a_prediction_has_the_five_most_probable_classes() -> None:
     (first, _) = predictions(LeftColumn(), batch([RISING] * 2, [3, 4]))
     assert (first["image"], first["label"], first["classes"]) == (10, 3, [7, 6, 5, 4, 3])
@@ -106,6 +112,13 @@ def test_the_most_confused_classes_are_shown_with_pictures(tmp_path: Path) -> No
     # Four pictures of each pair at most.
     assert samples.drawn == [0, 1, 2, 3, 20, 21, 30]
     assert (tmp_path / "most_confused.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_class_may_have_the_name_of_a_price(tmp_path: Path) -> None:
+    """Between two dollar signs matplotlib reads a formula, and fails where it is none."""
+    prices = ["$5%", "$1"]
+    show_confusions([confusions((1, 0, 1))], prices, Gray(drawn=[]), tmp_path)  # type: ignore[arg-type]
+    assert (tmp_path / "most_confused.png").is_file()
 
 
 def test_where_nothing_is_confused_there_is_no_picture(tmp_path: Path) -> None:

@@ -70,15 +70,22 @@ def test_less_quality_takes_fewer_bytes() -> None:
 @pytest.mark.parametrize(
     ("content", "why"),
     [
-        (b"", "cannot identify image file"),
+        (b"", "cannot identify the image file"),
         (b"GIF89a", "."),
-        (b"<svg></svg>", "cannot identify image file"),
+        (b"<svg></svg>", "cannot identify the image file"),
         (photograph(1, side=64)[:-500], "truncated"),
         (photograph(1, "PNG", side=64)[:-500], "."),
     ],
 )
 def test_fails_for_what_is_no_image(content: bytes, why: str) -> None:
     with pytest.raises(NoImageError, match=why):
+        encode(content, 0, 90)
+
+
+def test_fails_for_an_image_whose_decoder_has_an_error_of_its_own() -> None:
+    """Pillow raises RuntimeError for a torn AVIF."""
+    content = photograph(1, "AVIF").replace(b"iloc", b"free")
+    with pytest.raises(NoImageError, match="Missing or empty image item"):
         encode(content, 0, 90)
 
 

@@ -82,8 +82,8 @@ def check(tmp_path: Path, kind: str, num_kills: int, count: int) -> None:
 
 
 @pytest.mark.parametrize("kind", ["folder"])
-def test_three_kills(tmp_path: Path, kind: str) -> None:
-    check(tmp_path, kind, num_kills=3, count=120)
+def test_two_kills(tmp_path: Path, kind: str) -> None:
+    check(tmp_path, kind, num_kills=2, count=90)
 
 
 @pytest.mark.slow

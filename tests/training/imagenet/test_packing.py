@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import warnings
 from pathlib import Path
 
@@ -130,6 +131,54 @@ def test_fails_where_many_are_no_images_and_goes_on_once_that_is_allowed(
     assert (out / "left_out.json").is_file()
     assert main(command(source, out, "--override=left_out_share=0.05")) == 0
     assert len(json.loads((out / "left_out.json").read_text())) == 3
+
+
+def test_the_same_command_again_is_no_way_around_the_share(tmp_path: Path) -> None:
+    source, out = fill(tmp_path / "own", 8), tmp_path / "out"
+    for number in range(3):
+        (source / f"train/dogs/{number}.txt").write_text("a list")
+    assert [main(command(source, out)) for _ in range(20)] == [2] * 20
+
+
+def test_left_out_files_are_named_in_the_same_words_each_time(tmp_path: Path) -> None:
+    source = fill(tmp_path / "own", 8)
+    (source / "train/dogs/Thumbs.db").write_bytes(b"\xd0\xcf\x11\xe0")
+    for out in ("a/out", "b/out"):
+        assert main(command(source, tmp_path / out)) == 0
+    assert content(tmp_path / "a/out") == content(tmp_path / "b/out")
+    assert "0x" not in (tmp_path / "a/out/left_out.json").read_text()
+
+
+def test_names_need_not_be_utf8(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source, out = fill(tmp_path / "own", 8), tmp_path / "out"
+    folder = Path(os.fsdecode(os.fsencode(source / "train") + b"/caf\xe9"))
+    folder.mkdir()
+    for number in range(3):
+        (source / f"train/dogs/{number}.txt").write_text("no image")
+        (folder / f"{number}.jpg").write_bytes(photograph(number))
+    assert main(command(source, out)) == 2
+    (folder / "2.jpg").unlink()
+    assert main(command(source, out)) == 2
+    assert "train train/caf\\udce9/2.jpg' is not in both" in capsys.readouterr().err
+    (folder / "2.jpg").write_bytes(photograph(2))
+    assert main(command(source, out, "--override=left_out_share=0.2")) == 0
+    assert manifest(out)["meta"]["classes"][0] == "caf\udce9"  # type: ignore[index]
+
+
+def test_a_disk_that_is_full_is_named_and_the_import_goes_on_later(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, out = fill(tmp_path / "own", 24), tmp_path / "out"
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8000, before[1]))
+    try:
+        assert main(command(source, out)) == 2
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    said = capsys.readouterr().err
+    assert f"{out} cannot be written: File too large; give the same command again" in said
+    assert main(command(source, out)) == 0
+    assert main(["data", "check", str(out)]) == 0
 
 
 def test_a_folder_is_packed_straight_into_a_store(

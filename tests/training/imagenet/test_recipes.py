@@ -3,6 +3,7 @@
 import re
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -29,6 +30,13 @@ def test_images_grow_when_those_of_ffcv_imagenet_do(
     sizes = [config.image_size(epoch) for epoch in range(last)]
     assert sizes == [160] * larger_from + [192] * (last - larger_from)
     assert config.image_size(-1) == 224
+
+
+def test_mirrored_images_double_the_work_of_an_evaluation() -> None:
+    for config, work in ((full(), 1.0), (epochs_16(), 2 * (224 / 192) ** 2)):
+        stage = TrainClassifier(config=config)
+        assert stage.work(-1)[1] == pytest.approx(work)
+        assert stage.work(config.epochs - 1)[1] == 1.0
 
 
 def test_sizes_are_few_so_that_little_is_compiled() -> None:
@@ -87,6 +95,28 @@ def test_label_smoothing_and_accumulation_give_the_loss_of_the_whole_batch() -> 
     torch.testing.assert_close(sum(halves), whole)
     plain = torch.nn.functional.cross_entropy(model(images), batch["labels"], label_smoothing=0.1)
     torch.testing.assert_close(whole / stage.weight(batch), plain)
+
+
+def test_an_average_as_on_the_page_forgets_the_weights_before_training() -> None:
+    found = re.search(r"ema_decay=([\d.]+) --override ema_every_steps=(\d+)", PAGE.read_text())
+    assert found is not None
+    for recipe in (full, epochs_16, epochs_40, epochs_88):
+        config = replace(
+            recipe(), ema_decay=float(found.group(1)), ema_every_steps=int(found.group(2))
+        )
+        assert TrainClassifier(config=config).first_weights_left(1_281_167) < 0.01
+    stage = TrainClassifier(config=replace(full(), ema_decay=0.9999, ema_every_steps=16))
+    assert stage.first_weights_left(1_281_167) == pytest.approx(0.495, abs=0.001)
+
+
+def test_a_run_warns_of_an_average_that_remembers_them(caplog: pytest.LogCaptureFixture) -> None:
+    stage = TrainClassifier(config=RECIPES["laptop"]())
+    for num_images, warnings in ((960, 0), (320, 1)):
+        caplog.clear()
+        meta = {"classes": ["a"] * 8, "splits": {"train": num_images}}
+        inputs = SimpleNamespace(dataset=SimpleNamespace(meta=meta))
+        assert not stage.start(torch.nn.Identity(), inputs).failures  # type: ignore[arg-type]
+        assert [record.levelname for record in caplog.records] == ["WARNING"] * warnings
 
 
 @pytest.mark.parametrize("name", RECIPES)

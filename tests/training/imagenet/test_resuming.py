@@ -8,8 +8,8 @@ import pytest
 from tests.training.imagenet.photographs import command, content, fill, photograph
 from training.cli.main import main
 from training.dataset_output import FolderOutput
-from training.imagenet import images, packed
-from training.sources import UNFINISHED
+from training.imagenet import packed
+from training.sources import UNFINISHED, SourceFile
 
 
 @pytest.fixture(autouse=True)
@@ -143,16 +143,17 @@ def test_what_was_uploaded_is_not_packed_again_unless_it_is_gone(
 def test_fails_for_a_source_that_cannot_be_read_and_goes_on_once_it_can(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Also while only some are read, to know how many fill a shard."""
     source, out = fill(tmp_path / "own", 9), tmp_path / "out"
-    read = images.BroughtImage.make
+    read = SourceFile.read
 
-    def fail(self: images.BroughtImage) -> images.Encoded:
-        if self.file.name == "train/dogs/4.jpg" and out.exists() and (out / UNFINISHED).exists():
+    def fail(self: SourceFile) -> bytes:
+        if self.name == "train/dogs/4.jpg":
             raise OSError(5, "Input/output error")
         return read(self)
 
     with monkeypatch.context() as patched:
-        patched.setattr(images.BroughtImage, "make", fail)
+        patched.setattr(SourceFile, "read", fail)
         assert main(command(source, out)) == 2
     assert (
         "train/dogs/4.jpg cannot be read: Input/output error; give the" in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 import itertools
 import threading
+import time
 
 import pytest
 
@@ -23,3 +24,18 @@ def test_it_watches_on_where_stderr_has_no_file_descriptor(
     watchdog.start()
     assert watched_on.wait(10)
     watchdog.close()
+
+
+def test_who_was_excused_has_the_whole_limit_once_what_it_waited_for_is_there() -> None:
+    looks, hung = list[float](), threading.Event()
+
+    def excuse() -> bool:
+        looks.append(time.monotonic())
+        return len(looks) == 1
+
+    watchdog = Watchdog(1.0, when_hung=lambda why: hung.set())
+    watchdog.excuse = excuse
+    watchdog.start()
+    assert hung.wait(10)
+    watchdog.close()
+    assert looks[1] - looks[0] >= 0.9

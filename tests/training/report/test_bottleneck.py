@@ -15,6 +15,10 @@ def of(**numbers: float) -> StageTimes:
     return StageTimes(**STEADY | numbers)
 
 
+def alone(**numbers: float) -> StageTimes:
+    return of(loader_seconds=0, **numbers)
+
+
 @pytest.mark.parametrize(
     ("times", "device", "bound"),
     [
@@ -32,8 +36,11 @@ def of(**numbers: float) -> StageTimes:
         (of(computed_seconds=20, waited_seconds=1, **DECODING), "cuda", "host"),
         # Nobody is at work: batches wait for being handed over.
         (of(computed_seconds=40, waited_seconds=36, make_seconds=30), "cpu", "host"),
-        (StageTimes(samples=1000, seconds=100, computed_seconds=50, waited_seconds=49,
-                    decode_seconds=30, make_seconds=19), "cpu", "decode"),
+        # Without workers a CPU computes and decodes by turns, a GPU decodes while it computes.
+        (alone(computed_seconds=49, waited_seconds=50, decode_seconds=50), "cpu", "decode"),
+        (alone(computed_seconds=90, waited_seconds=9, decode_seconds=9), "cpu", "CPU"),
+        (alone(computed_seconds=90, waited_seconds=99, decode_seconds=99), "cuda", "decode"),
+        (alone(computed_seconds=99, waited_seconds=70, decode_seconds=70), "cuda", "GPU"),
     ],
 )  # fmt: skip
 def test_the_bound_is_what_the_figures_say(times: StageTimes, device: str, bound: str) -> None:

@@ -13,7 +13,13 @@ from tests.training.runs import Run
 from training.errors import UserError
 from training.store.dataset import sync_dataset
 from training.store.folder import FolderStore
-from training.store.local_dataset import LocalDataset, is_syncing, no_progress, open_dataset
+from training.store.local_dataset import (
+    ARRIVING,
+    LocalDataset,
+    is_syncing,
+    no_progress,
+    open_dataset,
+)
 from training.store.open import open_store
 from training.store.protocol import StoreError
 
@@ -101,6 +107,25 @@ def test_who_waits_has_patience_with_a_sync_that_is_tried_again(
     assert opened.file("x.safetensors").is_file()
     again.join()
     process.join()
+
+
+def test_who_opens_a_dataset_between_two_attempts_of_its_sync_has_patience_too(
+    dataset: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / ARRIVING).write_bytes((dataset / "manifest.json").read_bytes())
+    begun = list[threading.Timer]()
+
+    def again() -> None:
+        if not begun:
+            sync = (open_store(str(dataset)), out, no_progress)
+            begun.append(threading.Timer(0.1, sync_dataset, sync))
+            begun[0].start()
+
+    opened = open_dataset(out, waiting=again, patience_seconds=60)
+    assert opened.file("x.safetensors").is_file()
+    begun[0].join()
 
 
 def test_who_checks_a_dataset_waits_for_the_end_of_its_sync(

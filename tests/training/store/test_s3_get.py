@@ -13,12 +13,14 @@ import pytest
 from botocore.auth import S3SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import ReadOnlyCredentials
+from botocore.exceptions import CredentialRetrievalError
 from botocore.httpsession import get_cert_path
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from training.store.open import open_store
+from training.store.protocol import StoreError
 from training.store.s3 import S3Store
 from training.store.s3_get import Bucket, RangeReader, UnsureError, reader_like
 
@@ -134,6 +136,27 @@ def test_any_other_answer_is_left_to_another_client(serve: Serve, answer: bytes)
         read(reader(serve((answer, True))))
 
 
+def test_an_answer_of_another_kind_is_not_asked_for_again(serve: Serve) -> None:
+    slow_down = b"HTTP/1.1 503 Slow Down\r\nContent-Length: 0\r\n\r\n"
+    server = serve((usual(1000), False), (slow_down, True), (usual(1000), True))
+    source = reader(server)
+    read(source)
+    with pytest.raises(UnsureError):
+        read(source)
+    assert len(server.requests) == 2
+    read(source)
+
+
+def test_a_role_whose_credentials_cannot_be_renewed_is_left_to_another_client(serve: Serve) -> None:
+    def renew() -> ReadOnlyCredentials:
+        raise CredentialRetrievalError(provider="iam-role", error_msg="the metadata is silent")
+
+    server = serve()
+    bucket = Bucket(host="localhost", port=server.port, path="/bucket", region="eu-west-1")
+    with pytest.raises(UnsureError, match="the metadata is silent"):
+        read(RangeReader(bucket, renew, None))
+
+
 def test_a_fork_leaves_the_connections_of_its_parent_alone(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -217,3 +240,33 @@ def test_a_bucket_that_is_signed_for_in_another_way_is_left_to_botocore(
     request = SimpleNamespace(url=url, headers={"Authorization": authorization})
     reader = reader_like(request, "my-bucket", credentials, get_cert_path(True))
     assert (reader is not None) == found
+
+
+@pytest.mark.parametrize(
+    ("url", "path"),
+    [
+        ("https://data.s3.eu-west-1.amazonaws.com/data/manifest.json", ""),
+        ("https://s3.eu-west-1.amazonaws.com/data/manifest.json", "/data"),
+        ("http://127.0.0.1:9000/data/manifest.json", "/data"),
+    ],
+)
+def test_a_folder_named_as_the_bucket_is_not_taken_for_it(url: str, path: str) -> None:
+    authorization = "AWS4-HMAC-SHA256 Credential=A/20261122/eu-west-1/s3/aws4_request, ..."
+    request = SimpleNamespace(url=url, headers={"Authorization": authorization})
+    credentials = SimpleNamespace(get_frozen_credentials=None)
+    reader = reader_like(request, "data", credentials, get_cert_path(True))
+    assert reader is not None
+    assert reader._bucket.path == path
+
+
+def test_a_file_of_certificates_that_is_missing_is_botocores_to_complain_about(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name, value in {"AWS_ACCESS_KEY_ID": "A", "AWS_SECRET_ACCESS_KEY": "secret"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("AWS_REGION", "eu-west-1")
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "https://localhost:9")
+    monkeypatch.setenv("AWS_CA_BUNDLE", str(tmp_path / "missing.pem"))
+    monkeypatch.setattr("training.store.s3._PART_ATTEMPTS", 1)
+    with pytest.raises(StoreError, match="Could not connect"):
+        open_store("s3://bucket/some").get("k")
