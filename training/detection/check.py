@@ -24,6 +24,7 @@ from training.detection.coco_layout import (
     Source,
     find_images,
     find_sources,
+    is_file,
     unlisted_images,
 )
 from training.detection.image_files import ImageFault, examine
@@ -79,8 +80,9 @@ def check_annotations(splits: Sequence[CocoSplit], faults: Faults) -> None:
     """The cheap part: what the annotations alone show."""
     for split in splits:
         check_boxes(split, faults)
-        if not len(split.labels):
-            faults.add("no-objects", f"{split.name} has no objects in its {len(split)} images")
+        if not split.can_be_learned.any():
+            but = ", only crowds and empty boxes" if len(split.labels) else ""
+            faults.add("no-objects", f"{split.name} has no objects in its {len(split)} images{but}")
         most = int(split.objects_per_image.max())
         if most > _DENOISING_QUERIES:
             many = int((split.objects_per_image > _DENOISING_QUERIES).sum())
@@ -103,7 +105,7 @@ def _check_categories(splits: Sequence[CocoSplit], faults: Faults) -> None:
         lacking = [split.name for split in splits if not counts[split.name][label]]
         if len(lacking) == len(splits):
             faults.add("unused-category", f"category {number} ({name}) has no objects")
-        elif lacking and len(splits[0].labels):
+        elif lacking and splits[0].can_be_learned.any():
             text = f"{' and '.join(lacking)} has no objects of category {number} ({name})"
             faults.add("class-not-in-split", text)
 
@@ -146,7 +148,7 @@ def _check_images(
 
 def _examine(split: CocoSplit, index: int) -> tuple[str | None, list[ImageFault]]:
     path = split.folder / str(split.files[index])
-    if not path.is_file():
+    if not is_file(path):
         return None, [ImageFault("missing-file", f"is not in {split.folder}")]
     height, width = split.sizes[index].tolist()
     return examine(path, height, width)

@@ -71,6 +71,12 @@ class CocoSplit:
         return slice(int(self.starts[index]), int(self.starts[index + 1]))
 
     @property
+    def can_be_learned(self) -> npt.NDArray[np.bool_]:
+        """Which objects are neither crowds nor empty."""
+        can_be: npt.NDArray[np.bool_] = ~self.crowds & (self.boxes[:, 2:] > 0).all(axis=1)
+        return can_be
+
+    @property
     def objects_per_image(self) -> Ints:
         """Number of objects of each image, crowds included."""
         return np.diff(self.starts)

@@ -4,6 +4,7 @@ Refused is what would break training or make its figures false; the rest is warn
 """
 
 import math
+import re
 from collections.abc import Mapping
 from types import MappingProxyType
 
@@ -70,6 +71,10 @@ WARNED: Mapping[str, str] = MappingProxyType(
 )
 
 
+# Of at most 64 bits, and in one notation only.
+_INTEGER = re.compile(r"0|-?[1-9][0-9]{0,18}")
+
+
 class Faults:
     """Collects faults by rule: how many, and the first of each as an example."""
 
@@ -113,7 +118,7 @@ def exact_id(value: object) -> int | None:
     """An id as an integer, if it is one in any notation: 7, 7.0 and "7", but not "007" or 7.5."""
     if type(value) is int:  # as nearly all are
         return value if -(2**63) <= value < 2**63 else None
-    if isinstance(value, str) and value.lstrip("-").isdecimal() and str(int(value)) == value:
+    if isinstance(value, str) and _INTEGER.fullmatch(value):
         return exact_id(int(value))
     # Above 2^53 a float does not tell which integer was meant.
     if isinstance(value, float) and value.is_integer() and abs(value) < 2.0**53:

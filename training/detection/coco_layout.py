@@ -98,11 +98,19 @@ def find_images(folder: Path, source: Source, files: list[str]) -> Path:
             inside = sorted(path for path in images.iterdir() if path.is_dir())
             roots += [p for p in inside if _split_of(p.name) == source.split or p.name == "default"]
     tried = files[:: max(1, len(files) // _TRIED)]
-    there = [sum((root / file).is_file() for file in tried) for root in roots]
+    there = [sum(is_file(root / file) for file in tried) for root in roots]
     if not any(there):  # then where somebody would look for them
         name = "images" if source.split == UNDIVIDED else source.split
         return folder / (own[0] if own else name)
     return roots[there.index(max(there))]
+
+
+def is_file(path: Path) -> bool:
+    """Whether it is there; one with a name that is too long is not."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False
 
 
 def unlisted_images(folder: Path, listed: set[Path]) -> list[Path]:

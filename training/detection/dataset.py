@@ -147,7 +147,15 @@ def _parts(checked: Checked, seed: int) -> list[tuple[str, CocoSplit, "list[int]
             f"{MIN_COUNT}, or annotations for train and validation"
         )
     _, same = np.unique(np.asarray(checked.digests[first.name], np.str_), return_inverse=True)
-    return [(name, first, rows) for name, rows in _divided(same, seed).items()]
+    divided = _divided(same, seed)
+    can_be_learned = first.can_be_learned
+    for name, rows in divided.items():
+        if not any(can_be_learned[first.objects(row)].any() for row in rows):
+            raise UserError(
+                f"of the {len(rows)} images that were divided into {name} none has objects; give "
+                "another --seed, or annotations for train and validation"
+            )
+    return [(name, first, rows) for name, rows in divided.items()]
 
 
 def _divided(groups: "np.ndarray[Any, Any]", seed: int) -> dict[str, list[int]]:

@@ -94,15 +94,20 @@ class Detections:
         height, width = self.found["original_sizes"][row].tolist()
         return height, width
 
+    def _numbers(self, image_ids: Tensor) -> Tensor:
+        """Images in the order of their ids, which results, all floats, would not keep exactly."""
+        return torch.searchsorted(self.found["image_ids"].sort().values, image_ids)
+
     def as_coco(self) -> dict[str, Any]:
-        """The truth in COCO's format; a category's id is its label + 1."""
-        columns = (self.truth[n.removeprefix("truth_")].tolist() for n in _TRUTH)
+        """The truth in COCO's format; images are numbered, a category's id is its label + 1."""
+        columns = (self.truth[n].tolist() for n in ("labels", "boxes", "areas", "crowds"))
+        of_images = self._numbers(self.truth["images"]).tolist()
         sizes = self.found["original_sizes"].tolist()
         return {
             "images": [
                 {"id": number, "height": height, "width": width}
                 for number, (height, width) in zip(
-                    self.found["image_ids"].tolist(), sizes, strict=True
+                    self._numbers(self.found["image_ids"]).tolist(), sizes, strict=True
                 )
             ],
             "annotations": [
@@ -115,7 +120,7 @@ class Detections:
                     "iscrowd": int(crowd),
                 }
                 for number, (image, label, box, area, crowd) in enumerate(
-                    zip(*columns, strict=True), 1
+                    zip(of_images, *columns, strict=True), 1
                 )
             ],
             "categories": [
@@ -129,7 +134,7 @@ class Detections:
         boxes_NK4 = self.found["boxes"].double()
         num = boxes_NK4.shape[1]
         columns = [
-            self.found["image_ids"].repeat_interleave(num).double()[:, None],
+            self._numbers(self.found["image_ids"]).repeat_interleave(num).double()[:, None],
             boxes_NK4[..., :2].reshape(-1, 2),
             (boxes_NK4[..., 2:] - boxes_NK4[..., :2]).reshape(-1, 2),
             self.found["scores"].double().reshape(-1, 1),

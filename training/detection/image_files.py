@@ -20,8 +20,11 @@ _UPRIGHT = 1
 _TURNED = frozenset({5, 6, 7, 8})  # by a quarter, so that width and height change places
 # Pillow warns from here on: so many pixels may be an attack, and fit into no model.
 MAX_PIXELS = 89_478_485
-# What Pillow raises for damaged files.
-_DAMAGED = (OSError, SyntaxError, ValueError, EOFError, struct.error, Image.DecompressionBombError)
+# What Pillow raises for damaged files; RuntimeError for AVIF.
+_DAMAGED = (
+    *(OSError, SyntaxError, ValueError, EOFError, RuntimeError, struct.error),
+    Image.DecompressionBombError,
+)
 _EIGHT_BITS = frozenset({"1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr"})
 
 

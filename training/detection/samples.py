@@ -137,7 +137,8 @@ def detection_samples(
 
 def failures(i: Inputs, num_classes: int, num_queries: int) -> list[str]:
     """Why a model of these classes and queries cannot be trained on the dataset, in sentences."""
-    split = open_split(i.dataset, "train")
+    # Validation's faults are to be found before the first epoch, not after it.
+    split, _ = (open_split(i.dataset, name) for name in ("train", "validation"))
     found = []
     names = [category.name for category in split.categories]
     if num_classes != len(names):

@@ -99,9 +99,21 @@ fault("no-images", "train has no images; give it images")(
 fault("no-objects", "train has no objects in its 12 images; give it objects to learn")(
     lambda content, _: content.update(annotations=[])
 )
+
+
+@fault("no-objects", "train has no objects in its 12 images, only crowds and empty boxes; give")
+def _(content: Content, folder: Path) -> None:
+    """As CVAT may export masks: each of them a crowd."""
+    for record in content["annotations"]:
+        record["iscrowd"] = 1
+
+
 # Ids and references.
 fault("id", "train: image a7 has the id 'a7'; give integer ids")(
     lambda content, _: content["images"].append({"id": "a7", "file_name": "a7.png"})
+)
+fault("id", "train: annotation 1 has the image_id '--5'; give integer ids")(
+    annotation(0, image_id="--5")
 )
 fault("id", "train: annotation 1 has the image_id 0.5; give integer ids")(
     annotation(0, image_id=0.5)
@@ -166,6 +178,14 @@ fault("absolute-path", "train: image 0 is 'https://example.org/0.png'; give path
     image(0, file_name="https://example.org/0.png")
 )
 fault("record", "train: image 0 has the file_name None")(image(0, file_name=None))
+
+
+@fault("missing-file", "a is not in ")
+def _(content: Content, folder: Path) -> None:
+    content["images"][3]["file_name"] = 300 * "a"
+    (folder / "train2017/3.png").unlink()
+
+
 fault("missing-file", "train: 3.png is not in ")(
     lambda _, folder: (folder / "train2017/3.png").unlink()
 )
@@ -177,6 +197,9 @@ fault("unreadable-image", "train: 3.png is no image that Pillow knows; replace t
 )
 fault("unreadable-image", "train: 3.png cannot be decoded: ")(
     file("3.png", encoded(scene.picture(3))[:2000])
+)
+fault("unreadable-image", "train: 3.png cannot be decoded: Failed to decode image")(
+    file("3.png", encoded(scene.picture(3), "AVIF").replace(b"iloc", b"free"))
 )
 fault("pixel-format", "train: 3.png has pixels of the kind I;16; save it with 8 bits")(
     file("3.png", encoded(Image.new("I;16", (scene.WIDTH, scene.HEIGHT))))

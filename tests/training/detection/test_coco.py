@@ -16,7 +16,7 @@ from training.cli.main import main
 from training.detection.coco import CocoSplit
 from training.detection.coco_faults import Faults, exact_id
 from training.detection.coco_masks import Extent, extent_of
-from training.detection.dataset import open_split
+from training.detection.dataset import import_folder, open_split
 from training.errors import UserError
 from training.store.local_dataset import LocalDataset, open_dataset
 
@@ -206,6 +206,19 @@ def test_one_file_is_divided_and_equal_images_stay_together(tmp_path: Path) -> N
         assert set(split.image_ids.tolist()) == {n ^ 1 for n in split.image_ids.tolist()}
     again = imported(tmp_path / "own", tmp_path / "again")
     assert again.manifest["files"] == data.manifest["files"]
+
+
+def test_a_division_that_leaves_a_split_without_objects_is_refused(tmp_path: Path) -> None:
+    content = scene.content(40)
+    del content["annotations"][4:]  # Two images have objects, for three splits.
+    scene.write(tmp_path / "own/labels.json", content)
+    scene.save_images(content, tmp_path / "own")
+    (tmp_path / "out").mkdir()
+    with pytest.raises(
+        UserError, match="6 images that were divided into validation none has objec"
+    ):
+        import_folder(tmp_path / "own", tmp_path / "out", 0, lambda done, total: None)
+    assert not any((tmp_path / "out").iterdir()), "another seed can go to the same folder"
 
 
 def test_fails_to_import_what_would_break_training(

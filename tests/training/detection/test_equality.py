@@ -50,7 +50,7 @@ def test_two_ranks_train_on_after_a_notice_are_killed_and_end_as_if_nothing_had_
     run, whole = (new(name, 2, "1000steps") for name in ("run", "whole"))
     assert whole.attempt_with_ranks(2) == [0, 0]
     machine = Machine(run, tmp_path / "notice.json", Clock())
-    machine.seconds = 8.0  # of each of the two ranks in each step
+    machine.seconds = 10.0  # of each of the two ranks in each step
     machine.trains_on_when_one_of_two_is_told(rank=1)
     # On the next machine.
     kill_at(machine.last_step, rank=1)

@@ -67,9 +67,9 @@ def found(rng: np.random.Generator, batch: Batch) -> Found:
     return scores, labels, boxes
 
 
-def parts(seed: int) -> tuple[list[Partial], list[tuple[Batch, Found]]]:
+def parts(seed: int, first_id: int = 0) -> tuple[list[Partial], list[tuple[Batch, Found]]]:
     rng = np.random.default_rng(seed)
-    ids = rng.permutation(1000)[:NUM_IMAGES].tolist()
+    ids = (first_id + rng.permutation(1000)[:NUM_IMAGES]).tolist()
     batches = [truth(rng, ids[first : first + 7]) for first in range(0, NUM_IMAGES, 7)]
     pairs = [(batch, found(rng, batch)) for batch in batches]
     return [partial(*detections, batch) for batch, detections in pairs], pairs
@@ -133,6 +133,11 @@ def test_all_twelve_figures_are_pycocotools_own(seed: int) -> None:
     assert len(ours) == len(theirs) == 12
     assert 0.05 < theirs[0] < 0.9
     assert ours == theirs
+
+
+def test_ids_that_no_float_holds_change_no_figure() -> None:
+    small, huge = (evaluation.evaluate(Detections.of(parts(0, n)[0])) for n in (0, 2**62))
+    assert huge == small
 
 
 def test_figures_do_not_depend_on_the_order_of_the_parts(tmp_path: Path) -> None:

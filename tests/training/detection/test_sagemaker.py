@@ -1,5 +1,7 @@
 """The seed's SageMaker job: COCO files in channels are checked, imported and trained on."""
 
+import contextlib
+import io
 import json
 import shutil
 from pathlib import Path
@@ -54,7 +56,10 @@ class _InThisProcess(Trainer):
     """The same command line without the seconds of another interpreter's imports."""
 
     def run(self) -> int:
-        return main([*self._command][3:])
+        with contextlib.redirect_stderr(io.StringIO()) as said:
+            code = main([*self._command][3:])
+        self._said.extend(said.getvalue().splitlines())
+        return code
 
 
 def test_files_in_channels_become_a_dataset_and_a_model(
@@ -70,13 +75,17 @@ def test_files_in_channels_become_a_dataset_and_a_model(
     assert main(["sagemaker", f"--ml-root={root}"]) == 0
 
 
-def test_faulty_files_are_the_failure_reason_and_nothing_is_trained(root: Path) -> None:
+def test_faulty_files_are_the_failure_reason_and_nothing_is_trained(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sagemaker, "Trainer", _InThisProcess)
     path = root / "input/data/train" / ANNOTATIONS
     content = json.loads(path.read_text())
     content["annotations"][0]["category_id"] = 99
     path.write_text(json.dumps(content))
     assert main(["sagemaker", f"--ml-root={root}"]) == 2
-    assert "99" in (root / "output/failure").read_text()
+    reason = (root / "output/failure").read_text()
+    assert reason.startswith("the dataset cannot be trained on: train: annotation 1 is of category")
     assert not (root.parent / "bucket").exists()
 
 

@@ -13,7 +13,7 @@ from PIL import Image
 from tests.training.detection import coco_scene as scene
 from training.capabilities import HasFiles
 from training.detection.augment import Augmentation
-from training.detection.dataset import import_folder, make_dataset
+from training.detection.dataset import annotations_file, import_folder, make_dataset
 from training.detection.image_files import read_rgb
 from training.detection.samples import DetectionSamples, detection_samples, failures, read
 from training.errors import UserError
@@ -129,6 +129,15 @@ def test_a_model_that_does_not_fit_the_dataset_is_refused(data: Inputs) -> None:
         "the model has 3 classes, but the dataset has 2 (wall, room); give --override num_classes=2"
     )
     assert queries.startswith("the model has 3 queries, but 1.png has 4 objects, of which it")
+
+
+def test_faults_of_validation_are_found_before_the_first_epoch(tmp_path: Path) -> None:
+    scene.lay_out(tmp_path / "own", scene.content(4), scene.content(4, first=4))
+    (tmp_path / "out").mkdir()
+    import_folder(tmp_path / "own", tmp_path / "out", 0, lambda done, total: None)
+    scene.write(tmp_path / "out" / annotations_file("validation"), {"images": []})
+    with pytest.raises(UserError, match=r"instances_validation\.json has no list 'annotations'"):
+        failures(inputs(tmp_path / "out"), 2, 300)
 
 
 @pytest.mark.parametrize("orientation", [1, 3, 6])

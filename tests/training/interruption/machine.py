@@ -22,13 +22,15 @@ class Clock:
     """A monotonic clock that goes only where it is told to, in all processes forked from here."""
 
     def __init__(self) -> None:
-        self._now = multiprocessing.RawValue("d", time.monotonic())
+        self._now = multiprocessing.Value("d", time.monotonic())
 
     def read(self) -> float:
         return float(self._now.value)
 
     def advance(self, seconds: float) -> None:
-        self._now.value += seconds
+        # Two ranks advance it at once.
+        with self._now.get_lock():
+            self._now.value += seconds
 
     def install(self) -> None:
         """Have this process tell the time by it."""
