@@ -157,7 +157,7 @@ def assert_equal(run: Run, whole: Run) -> None:
     assert run.losses() == whole.losses()
     ours, theirs = run.json("receipt.json"), whole.json("receipt.json")
     assert ours["stages"] == theirs["stages"]
-    assert ours["numerics_changed"] == []
+    assert ours["numerics_changed"] == [], ours["numerics_changed"]
 
 
 def assert_close(run: Run, other: Run, tolerance: float) -> None:
