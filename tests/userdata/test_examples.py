@@ -147,7 +147,7 @@ def replace(machine: ProcessMachine) -> None:
     ("example", "hyperparameters", "model"),
     [
         ("huggingface", {"max-steps": 300, "save-steps": 40}, "model/model.safetensors"),
-        ("lightning", {"epochs": 8}, "model/model.ckpt"),
+        pytest.param("lightning", {"epochs": 8}, "model/model.ckpt", marks=pytest.mark.slow),
     ],
 )
 def test_a_library_that_saves_at_a_notice_loses_nothing_but_time(

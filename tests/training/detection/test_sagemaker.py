@@ -62,6 +62,7 @@ class _InThisProcess(Trainer):
         return code
 
 
+@pytest.mark.slow
 def test_files_in_channels_become_a_dataset_and_a_model(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
