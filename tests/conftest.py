@@ -56,6 +56,15 @@ def _signal_handlers_are_restored() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
+def _determinism_is_not_left_on() -> Iterator[None]:
+    """A run in this process sets it for the whole process; the next test starts with torch's own."""
+    yield
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture(autouse=True)
 def _fake_tensors_stay_in_forks(monkeypatch: pytest.MonkeyPatch) -> None:
     """In this process they would make a later test's backward pass in a fork fail.
 
