@@ -56,9 +56,8 @@ def _signal_handlers_are_restored() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def _determinism_is_not_left_on() -> Iterator[None]:
-    """A run in this process sets it for the whole process; the next test starts with torch's own."""
-    yield
+def _determinism_is_not_left_on() -> None:
+    """A run in this process sets it for the whole process; each test starts with torch's own."""
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.use_deterministic_algorithms(False)
