@@ -52,7 +52,7 @@ def test_the_sink_of_the_s3_benchmark_is_enough_for_a_run(
 
 def test_fails_a_benchmark_of_no_machines() -> None:
     with pytest.raises(ValueError, match="at least one machine, got 0"):
-        boot.measure(machines=0)
+        boot.measure(machines=0, machine="process")
 
 
 def test_cached_features_give_the_predictions_of_the_backbone() -> None:
