@@ -10,7 +10,8 @@ fi
 scratch=$root$DATA_MOUNT/scratch
 # After a failure: where a GPU failed the next attempt would fail too, or train without it.
 if [[ -s $root/var/log/training/training.log ]]; then
-    if python3 -m userdata.gpu_fault >/dev/null || ! "$PYTHON" userdata/import_torch.py; then
+    if python3 -m userdata.gpu_fault >/dev/null ||
+        ! PYTHONPATH=$PWD "$PYTHON" userdata/import_torch.py; then
         exit 4
     fi
 fi

@@ -5,6 +5,7 @@ import os
 import subprocess
 
 from rehearsal.machines import Disk, ProcessMachine
+from rehearsal.machines.metadata import MetadataServer
 from rehearsal.machines.process import EC2_DISKS
 from tests.userdata.rig import USERDATA, Rig, calls, run_on, trainer_notes, wait, wait_until
 from training.cli.main import _parser
@@ -92,6 +93,23 @@ def test_machine_gets_its_credentials_from_the_metadata_alone(booted: Rig) -> No
     forbidden = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_EC2_METADATA_DISABLED")
     assert [name for name in forbidden if name in environment] == []
     assert environment["AWS_CONFIG_FILE"].startswith(str(machine.folder.resolve()))
+
+
+def test_what_one_machine_has_read_of_torch_the_next_reads_ahead(rig: Rig) -> None:
+    s3 = rig.aws.client("s3")
+    image = MetadataServer(instance_id="i-0", instance_type="g5.xlarge").ami_id
+    key = f"artifacts/reads/{image}.json"
+    # The machines of other tests have the same image.
+    s3.delete_object(Bucket="runs", Key=key)
+    first = rig.machine()
+    wait(first, "read-ahead: no machine of this image has recorded what it reads")
+    wait_until(lambda: s3.list_objects_v2(Bucket="runs", Prefix=key)["KeyCount"] == 1)
+    second = rig.machine()
+    wait(second, "trainer listens")
+    wait(second, "blocks of 512 KiB read ahead in")
+    wait(second, "[ok] torch")
+    assert (first.folder / "run/training/reads-new.json").exists()
+    assert not (second.folder / "run/training/reads-new.json").exists()
 
 
 def test_booting_twice_changes_nothing(booted: Rig) -> None:
