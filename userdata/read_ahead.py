@@ -26,10 +26,10 @@ NUM_READS = 32
 
 def record(out: Path) -> int:
     """Write down which blocks of the files of this process are in the page cache; count them."""
-    files = []
+    files: list[tuple[str, int, list[int]]] = []
     for path in dict.fromkeys((*_mapped(), *_modules())):
         if blocks := _resident(path):
-            files.append([str(path), path.stat().st_size, blocks])
+            files.append((str(path), path.stat().st_size, blocks))
     unfinished = out.with_name(f"{out.name}.{os.getpid()}")
     unfinished.write_text(json.dumps(files))
     unfinished.rename(out)

@@ -28,7 +28,7 @@ if [[ $WORKLOAD == program ]]; then
         --ml-root "$root/opt/ml" "${options[@]}"
 else
     set -- run --workload "$WORKLOAD" --recipe "$RECIPE" \
-        --artifacts-uri "${RUN_URI%/runs/*}/artifacts"
+        --artifacts-uri "${RUN_URI%/runs/*}/artifacts" --keep-compiled
 fi
 # Overrides are words by contract; the shell must not expand a * in one to file names.
 set -o noglob
