@@ -4,15 +4,21 @@
 set -o errexit -o nounset -o pipefail
 source userdata/lib.sh
 
-: >"$run/read-ahead-begun"
-# Where the first machine of this image has left, or is to leave, what it has read.
-image=$(python3 -c '
-from userdata.metadata import InstanceMetadata
-print(InstanceMetadata().read("meta-data/ami-id"))')
-echo "${RUN_URI%/runs/*}/artifacts/reads/$image.json" >"$run/reads-uri"
 list=$run/reads.json
-if ! said=$(fetch_object "$(<"$run/reads-uri")" "$list" 2>&1); then
-    said="what an earlier machine has read is not known: $said"
+
+# find_list: fetches what the first machine of this image has left, if there is one.
+find_list() {
+    local image
+    image=$(python3 -c '
+from userdata.metadata import InstanceMetadata
+print(InstanceMetadata().read("meta-data/ami-id"))') || return
+    echo "${RUN_URI%/runs/*}/artifacts/reads/$image.json" >"$run/reads-uri"
+    fetch_object "$(<"$run/reads-uri")" "$list"
+}
+
+: >"$run/read-ahead-begun"
+if ! said=$(find_list 2>&1); then
+    said="what an earlier machine has read is not known: ${said##*$'\n'}"
 elif [[ ! -e $list ]]; then
     said="no machine of this image has recorded what it reads"
 else
