@@ -55,6 +55,22 @@ def test_fails_a_benchmark_of_no_machines() -> None:
         boot.measure(machines=0, machine="process")
 
 
+def test_a_boot_is_shown_by_what_machines_did_with_columns_for_each() -> None:
+    fetch, step = (
+        boot.Span(what=what, begins=1.0, ends=2.5) for what in ("fetch", boot.FIRST_STEP)
+    )
+    assert boot.rows([[fetch, step], [step]]) == [
+        {"what": "fetch", "1, from s": 1.0, "1, to s": 2.5, "2, from s": None, "2, to s": None},
+        {
+            "what": boot.FIRST_STEP,
+            "1, from s": 1.0,
+            "1, to s": 2.5,
+            "2, from s": 1.0,
+            "2, to s": 2.5,
+        },
+    ]
+
+
 def test_cached_features_give_the_predictions_of_the_backbone() -> None:
     # In a process of its own: after a backward pass here no forked child of pytest could do one.
     command = [sys.executable, "-m", "benchmarks", "cached", "--rounds=1", "--clips=55", "--json"]

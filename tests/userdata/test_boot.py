@@ -2,10 +2,10 @@
 
 import json
 import os
+import re
 import subprocess
 
 from rehearsal.machines import Disk, ProcessMachine
-from rehearsal.machines.metadata import MetadataServer
 from rehearsal.machines.process import EC2_DISKS
 from tests.userdata.rig import USERDATA, Rig, calls, run_on, trainer_notes, wait, wait_until
 from training.cli.main import _parser
@@ -95,21 +95,15 @@ def test_machine_gets_its_credentials_from_the_metadata_alone(booted: Rig) -> No
     assert environment["AWS_CONFIG_FILE"].startswith(str(machine.folder.resolve()))
 
 
-def test_what_one_machine_has_read_of_torch_the_next_reads_ahead(rig: Rig) -> None:
-    s3 = rig.aws.client("s3")
-    image = MetadataServer(instance_id="i-0", instance_type="g5.xlarge").ami_id
-    key = f"artifacts/reads/{image}.json"
-    # The machines of other tests have the same image.
-    s3.delete_object(Bucket="runs", Key=key)
-    first = rig.machine()
-    wait(first, "read-ahead: no machine of this image has recorded what it reads")
+def test_what_one_machine_has_read_of_torch_the_next_reads_ahead(booted: Rig) -> None:
+    machine, s3 = booted.machines[0], booted.aws.client("s3")
+    # Left by the first machine of these tests, all of which have one image.
+    key = f"artifacts/reads/{machine.metadata.ami_id}.json"
     wait_until(lambda: s3.list_objects_v2(Bucket="runs", Prefix=key)["KeyCount"] == 1)
-    second = rig.machine()
-    wait(second, "trainer listens")
-    wait(second, "blocks of 512 KiB read ahead in")
-    wait(second, "[ok] torch")
-    assert (first.folder / "run/training/reads-new.json").exists()
-    assert not (second.folder / "run/training/reads-new.json").exists()
+    said = machine.folder / "said"
+    bundle = machine.folder / "opt/training/bundle"
+    run_on(machine, "bash", "-c", f"cd {bundle} && bash userdata/steps/read_ahead.sh >{said}")
+    assert re.search(r"read-ahead: (\d+) of \1 blocks of 512 KiB read ahead in", said.read_text())
 
 
 def test_booting_twice_changes_nothing(booted: Rig) -> None:

@@ -79,7 +79,7 @@ def ends_with(run: Run, code: int, *more: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_replacement_loads_what_was_compiled_and_ends_with_the_same_bits(
+def test_a_replacement_loads_what_was_compiled_and_the_interrupted_run_has_the_same_bits(
     run: Run, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     run.options = ["--override=compile_mode=default", "--override=epochs=1"]
