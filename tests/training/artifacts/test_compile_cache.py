@@ -32,7 +32,9 @@ def test_another_torch_code_or_stage_has_another_key(store: Store) -> None:
     assert key(store) == key(store)
 
 
-@pytest.mark.parametrize("content", [b"", b"short", bytes(32) + b"not what was written"])
+@pytest.mark.parametrize(
+    "content", [b"", b"short", bytes(32) + b"other"], ids=("empty", "short", "other")
+)
 def test_a_damaged_cache_is_dropped_with_a_line(
     store: Store, content: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
