@@ -40,6 +40,15 @@ def missing_packages() -> list[str]:
     ]
 
 
+def refuse_other_classes(batch: Batch, num_classes: int) -> None:
+    """UserError if a class's number cannot mean the same in the model and in the dataset."""
+    if (num := len(read(batch["categories"]))) != num_classes:
+        raise UserError(
+            f"the dataset has {num} classes, but the model tells {num_classes} apart; evaluate on "
+            "a dataset of the classes that it was trained on"
+        )
+
+
 def partial(scores_BK: Tensor, labels_BK: Tensor, boxes_BK4: Tensor, batch: Batch) -> Partial:
     """The detections of a batch, boxes as x, y, x, y in the original images, with its truth."""
     tensors = {
