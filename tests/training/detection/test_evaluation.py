@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from training.detection import evaluation, pictures
 from training.detection.coco import Category
-from training.detection.evaluation import Detections, partial, predictions, summarize
+from training.detection.evaluation import DetectionsAndTruth, partial, predictions, summarize
 from training.detection.recipes import laptop
 from training.detection.samples import Batch, written
 from training.detection.stages import TrainDetector
@@ -130,7 +130,7 @@ def as_detected(batch: Batch, scores: Tensor, labels: Tensor, boxes: Tensor) -> 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_all_twelve_figures_are_pycocotools_own(seed: int) -> None:
-    ours = evaluation.evaluate(Detections.of(parts(seed)[0])).stats
+    ours = evaluation.evaluate(DetectionsAndTruth.of(parts(seed)[0])).stats
     theirs = as_pycocotools(seed)
     assert len(ours) == len(theirs) == 12
     assert 0.05 < theirs[0] < 0.9
@@ -138,7 +138,7 @@ def test_all_twelve_figures_are_pycocotools_own(seed: int) -> None:
 
 
 def test_ids_that_no_float_holds_change_no_figure() -> None:
-    small, huge = (evaluation.evaluate(Detections.of(parts(0, n)[0])) for n in (0, 2**62))
+    small, huge = (evaluation.evaluate(DetectionsAndTruth.of(parts(0, n)[0])) for n in (0, 2**62))
     assert huge == small
 
 
