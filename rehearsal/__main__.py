@@ -32,7 +32,7 @@ from rehearsal.drill.program import RehearsedProgram
 from rehearsal.drill.program_receipt import make_program_receipt, program_faults, program_rows
 from rehearsal.drill.receipt import find_faults, make_receipt, receipt_rows
 from rehearsal.drill.report import write_program_report, write_report
-from rehearsal.machines.nspawn.commands import CommandFailed
+from rehearsal.machines.commands import CommandFailed
 from rehearsal.machines.nspawn.host import NspawnHost, nspawn_host
 from rehearsal.machines.nspawn.namespaces import check_host, enter_namespaces
 from rehearsal.machines.nspawn.root_image import root_image

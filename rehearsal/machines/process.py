@@ -8,9 +8,9 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -18,6 +18,8 @@ from pathlib import Path
 
 import psutil
 
+from rehearsal.machines.commands import failure
+from rehearsal.machines.logs import BOOT, TRAINING, USER_DATA, Logs, wait_for
 from rehearsal.machines.metadata import MetadataServer
 from rehearsal.machines.processes import freeze_process, kill_processes, list_processes
 from rehearsal.machines.quirks import Quirks
@@ -89,24 +91,23 @@ class ProcessMachine:
     disks: Sequence[Disk] = EC2_DISKS
     quirks: Quirks = field(default_factory=Quirks)
     _init: subprocess.Popen[bytes] | None = None
-    _leash: int | None = None
-    _lines: list[str] = field(default_factory=list)
-    _read: dict[Path, int] = field(default_factory=dict)
+    _rehearsal: socket.socket | None = None
+    _logs: Logs = field(default_factory=Logs)
 
     @property
     def user_data_log(self) -> Path:
         """The log of the user data, which starts the boot."""
-        return self.folder / "var/log/cloud-init-output.log"
+        return self.folder / USER_DATA
 
     @property
     def boot_log(self) -> Path:
         """The log of the boot steps."""
-        return self.folder / "var/log/training/boot.log"
+        return self.folder / BOOT
 
     @property
     def training_log(self) -> Path:
         """The trainer's log."""
-        return self.folder / "var/log/training/training.log"
+        return self.folder / TRAINING
 
     @property
     def metrics_file(self) -> Path:
@@ -121,19 +122,25 @@ class ProcessMachine:
             raise ValueError(f"{self.folder} is not empty; a new machine has empty disks")
         self.metadata.start()
         self._furnish()
-        reader, self._leash = os.pipe()
+        self._rehearsal, inits_end = socket.socketpair()
         with (self.folder / "var/log/init.log").open("ab") as log:
             self._init = subprocess.Popen(
-                [sys.executable, "-m", "rehearsal.machines.init", str(self._root), str(reader)],
+                [
+                    sys.executable,
+                    "-m",
+                    "rehearsal.machines.init",
+                    str(self._root),
+                    str(inits_end.fileno()),
+                ],
                 cwd=REPOSITORY,
                 env={"PATH": os.defpath},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                pass_fds=(reader,),
+                pass_fds=(inits_end.fileno(),),
             )
-        os.close(reader)
+        inits_end.close()
 
     def notice(self, seconds: float) -> None:
         """Announce in the metadata that the machine goes away in `seconds`."""
@@ -181,28 +188,29 @@ class ProcessMachine:
                 self._init.wait(seconds)
         self.kill()
 
+    def execute(self, *command: str) -> str:
+        """Run a program in the machine, by its init; return what it printed."""
+        assert self._rehearsal is not None, "execute needs a machine that is on"
+        try:
+            self._rehearsal.sendall(json.dumps(command).encode() + b"\n")
+            with self._rehearsal.makefile("rb") as answers:
+                line = answers.readline()
+        except ConnectionError:
+            line = b""
+        if not line:
+            raise failure(command, -signal.SIGKILL, "the machine went off meanwhile")
+        reply = json.loads(line)
+        if reply["status"] != 0:
+            raise failure(command, reply["status"], reply["error"] or reply["output"])
+        return str(reply["output"])
+
     def log_lines(self) -> list[str]:
         """Return the lines of boot and training so far, in the order in which we saw them."""
-        for path in (self.user_data_log, self.boot_log, self.training_log):
-            if not path.exists():
-                continue
-            with path.open("rb") as file:
-                file.seek(self._read.get(path, 0))
-                for raw in file:
-                    if not raw.endswith(b"\n"):
-                        break  # Its writer is still writing this line.
-                    self._read[path] = self._read.get(path, 0) + len(raw)
-                    self._lines.append(raw.decode(errors="replace").rstrip())
-        return self._lines
+        return self._logs.read(self.folder)
 
     def wait(self, seconds: float, log_has: str) -> bool:
         """Wait for a log line that contains the text; return False if none came."""
-        give_up_at = time.monotonic() + seconds
-        while not any(log_has in line for line in self.log_lines()):
-            if time.monotonic() > give_up_at:
-                return False
-            time.sleep(0.05)
-        return True
+        return wait_for(self.log_lines, seconds, log_has)
 
     def remove(self) -> None:
         """Kill what is left and delete the folder with all disks."""
@@ -251,6 +259,6 @@ class ProcessMachine:
 
     def _release(self) -> None:
         self.metadata.close()
-        if self._leash is not None:
-            os.close(self._leash)
-            self._leash = None
+        if self._rehearsal is not None:
+            self._rehearsal.close()
+            self._rehearsal = None

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import certifi
 
+from rehearsal.machines.logs import USER_DATA, Logs, wait_for
 from rehearsal.machines.metadata import MetadataServer
-from rehearsal.machines.nspawn.commands import CommandFailed, run
+from rehearsal.machines.commands import CommandFailed, run
 from rehearsal.machines.nspawn.loop_device import LoopDevice
 from rehearsal.machines.nspawn.network import CARD, Card, Network
 from rehearsal.machines.quirks import Quirks
@@ -23,11 +24,8 @@ EBS = "Amazon Elastic Block Store"
 INSTANCE_STORE = "Amazon EC2 NVMe Instance Storage"
 # By this cloud-init knows EC2 in a container, which reads no DMI data.
 HYPERVISOR_UUID = "ec2a1b2c-3d4e-5f60-7182-93a4b5c6d7e8\n"
-LOGS = (
-    "var/log/cloud-init-output.log",
-    "var/log/training/boot.log",
-    "var/log/training/training.log",
-)
+# After which a program of the rehearsal is killed.
+EXECUTE_LIMIT = ("--property=RuntimeMaxSec=60",)
 # Where systemd's services look for programs, those of quirks first.
 PROGRAMS = "usr/local/sbin"
 PATH = ("usr/local/bin", "usr/sbin", "usr/bin")
@@ -89,8 +87,7 @@ class NspawnMachine:
     _nspawn: subprocess.Popen[bytes] | None = None
     _card: Card | None = None
     _loops: list[LoopDevice] = field(default_factory=list)
-    _lines: list[str] = field(default_factory=list)
-    _read: dict[Path, int] = field(default_factory=dict)
+    _logs: Logs = field(default_factory=Logs)
 
     @property
     def root(self) -> Path:
@@ -105,7 +102,7 @@ class NspawnMachine:
     @property
     def user_data_log(self) -> Path:
         """The log of the user data, which starts the boot."""
-        return self.root / LOGS[0]
+        return self.root / USER_DATA
 
     @property
     def is_off(self) -> bool:
@@ -174,38 +171,24 @@ class NspawnMachine:
 
     def execute(self, *command: str) -> str:
         """Run a program in the machine as root; return what it printed."""
-        assert self._nspawn is not None
+        assert self._nspawn is not None, "execute needs a machine that is on"
         children = Path(f"/proc/{self._nspawn.pid}/task/{self._nspawn.pid}/children")
         leader = children.read_text().split()[0]
         spaces = ("--uts", "--ipc", "--net", "--pid", "--cgroup", "--mount")
-        return run("nsenter", f"--target={leader}", *spaces, "--wdns=/", *command)
+        # As a service of the machine: it has its environment and its control group.
+        service = ("systemd-run", "--quiet", "--pipe", "--wait", "--collect", *EXECUTE_LIMIT, "--")
+        return run("nsenter", f"--target={leader}", *spaces, "--wdns=/", *service, *command)
 
     def log_lines(self) -> list[str]:
         """Return the lines of boot and training so far, in the order in which we saw them."""
         if self._nspawn is not None and self._nspawn.poll():
             said = (self.folder / "console.log").read_text(errors="replace").strip().splitlines()
             raise CommandFailed(f"systemd-nspawn of {self.instance_id} failed: {said[-1:]}")
-        for name in LOGS:
-            path = self.root / name
-            if not path.exists():
-                continue
-            with path.open("rb") as file:
-                file.seek(self._read.get(path, 0))
-                for raw in file:
-                    if not raw.endswith(b"\n"):
-                        break  # Its writer is still writing this line.
-                    self._read[path] = self._read.get(path, 0) + len(raw)
-                    self._lines.append(raw.decode(errors="replace").rstrip())
-        return self._lines
+        return self._logs.read(self.root)
 
     def wait(self, seconds: float, log_has: str) -> bool:
         """Wait for a log line that contains the text; return False if none came."""
-        give_up_at = time.monotonic() + seconds
-        while not any(log_has in line for line in self.log_lines()):
-            if time.monotonic() > give_up_at:
-                return False
-            time.sleep(0.1)
-        return True
+        return wait_for(self.log_lines, seconds, log_has)
 
     @property
     def _command(self) -> list[str]:

@@ -11,7 +11,7 @@ import shutil
 import signal
 import sys
 
-from rehearsal.machines.nspawn.commands import run
+from rehearsal.machines.commands import run
 
 # What the host must have, and the Debian package that has it.
 PROGRAMS = {

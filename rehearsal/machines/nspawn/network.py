@@ -15,7 +15,7 @@ import certifi
 from werkzeug.serving import BaseWSGIServer, WSGIRequestHandler, make_server
 
 from rehearsal.machines.metadata import MetadataHandler, MetadataServer
-from rehearsal.machines.nspawn.commands import run
+from rehearsal.machines.commands import run
 
 METADATA_ADDRESS = "169.254.169.254"
 GATEWAY = "10.77.0.1"
