@@ -31,6 +31,9 @@ class BootableMachine(Protocol):
     def notice(self, seconds: float) -> None:
         """Announce in the metadata that the machine goes away in `seconds`."""
 
+    def rebalance(self) -> None:
+        """Recommend in the metadata to rebalance."""
+
     def shut_down(self) -> None:
         """Begin an orderly shutdown; do not wait for its end."""
 
@@ -130,6 +133,15 @@ class Fleet:
         else:
             life.reason = reason
             self._power_off(life)
+
+    def rebalance(self, life: Life) -> None:
+        """Recommend to rebalance: EC2 may take the instance back, sooner or later, or never."""
+        life.machine.rebalance()
+        self.bus.publish(
+            "aws.ec2",
+            "EC2 Instance Rebalance Recommendation",
+            {"instance-id": life.instance.id},
+        )
 
     def close(self) -> None:
         """Kill every machine at once."""

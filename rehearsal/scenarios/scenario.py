@@ -3,21 +3,23 @@
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any
 
 from rehearsal.aws.capacity import Course, trace_steps
+from rehearsal.faults import Fault
 from rehearsal.machines.quirks import Quirks
+from rehearsal.scenarios.action import Action
+from rehearsal.scenarios.tables import build, check_choice, texts
 
 FOLDER = Path(__file__).parent
 EQUAL, FAILURE = "equal result", "failure event"
 ENDS = (EQUAL, FAILURE)
-DEEDS = ("kill", "notice", "capacity", "cancel-fleet", "reopen", "deploy")
-ENDED = "ended"
+PROCESS, NSPAWN = "process", "nspawn"
+MACHINES = (PROCESS, NSPAWN)
 # The run's steps of bootstrap.sh go through run_step; the first, the fetch, is cloud-init's own.
 FETCH = "fetch"
-Made = TypeVar("Made")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,24 +31,6 @@ class Machines:
 
     def covers(self, number: int) -> bool:
         return not self.which or number in self.which
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Action:
-    """What happens in mid-run: `at` is STAGE:N of the run's progress, or `ended`."""
-
-    at: str
-    do: str
-    capacity: tuple[Course, ...] = ()
-    parameters: Mapping[str, str] = field(default_factory=dict)
-
-    def is_due(self, line: Mapping[str, Any], *, is_over: bool) -> bool:
-        """Whether the moment has come, by a machine's latest metrics line."""
-        if self.at == ENDED or is_over:
-            return self.at == ENDED and is_over
-        stage, _, count = self.at.partition(":")
-        done = int(line.get("stage_step", line.get("done", 0)))
-        return line.get("stage") == stage and done >= int(count)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,7 +49,7 @@ class Expectation:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scenario:
-    """One drill."""
+    """One drill; `needs` is the kind of machine that alone can show it, empty for both."""
 
     name: str
     about: str
@@ -74,7 +58,8 @@ class Scenario:
     capacity: tuple[Course, ...] = ()
     machines: tuple[Machines, ...] = ()
     actions: tuple[Action, ...] = ()
-    denied: tuple[str, ...] = ()
+    faults: tuple[Fault, ...] = ()
+    needs: str = ""
     guard: Mapping[str, str] = field(default_factory=dict)
     guard_is_invoked: bool = True
     timeout_seconds: float = 600.0
@@ -136,23 +121,25 @@ def read_scenarios(path: Path) -> list[Scenario]:
 def _scenario(name: str, document: dict[str, Any], folder: Path) -> Scenario:
     given = dict(document)
     made = {
-        "parameters": _texts(given.pop("parameters", {})),
+        "parameters": texts(given.pop("parameters", {})),
         "capacity": _courses(given.pop("capacity", []), folder),
         "machines": tuple(_machines(each) for each in given.pop("machine", [])),
         "actions": tuple(_action(each, folder) for each in given.pop("action", [])),
-        "denied": tuple(given.pop("denied", [])),
-        "guard": _texts(given.pop("guard", {})),
+        "faults": _faults(given.pop("fault", [])),
+        "guard": texts(given.pop("guard", {})),
         "expect": _expectation(given.pop("expect", {})),
     }
-    return _build(Scenario, {**given, **made, "name": name}, "a drill")
+    if "needs" in given:
+        check_choice("needs", given["needs"], MACHINES)
+    return build(Scenario, {**given, **made, "name": name}, "a drill")
 
 
 def _expectation(given: dict[str, Any]) -> Expectation:
     lists: dict[str, Any] = {
         name: tuple(given[name]) for name in ("markets", "events") if name in given
     }
-    expect = _build(Expectation, {**given, **lists}, "[expect]")
-    _choice("ends", expect.ends, ENDS)
+    expect = build(Expectation, {**given, **lists}, "[expect]")
+    check_choice("ends", expect.ends, ENDS)
     for pattern in expect.events:
         re.compile(pattern)
     return expect
@@ -168,11 +155,11 @@ def _machines(given: dict[str, Any]) -> Machines:
         programs["python3"] = _FAILING_STEP.format(step=step)
     quirks = {
         "programs": programs,
-        "files": _texts(given.pop("files", {})),
-        "environment": _texts(given.pop("environment", {})),
+        "files": texts(given.pop("files", {})),
+        "environment": texts(given.pop("environment", {})),
         "lacks": tuple(given.pop("lacks", ())),
     }
-    return Machines(which=which, quirks=_build(Quirks, {**given, **quirks}, "[[machine]]"))
+    return Machines(which=which, quirks=build(Quirks, {**given, **quirks}, "[[machine]]"))
 
 
 _FAILING_FETCH = """case "$*" in
@@ -189,15 +176,16 @@ exec "$real" "$@"
 
 
 def _action(given: dict[str, Any], folder: Path) -> Action:
-    courses = {"capacity": _courses(given.pop("capacity", []), folder)}
-    parameters = {"parameters": _texts(given.pop("parameters", {}))}
-    action = _build(Action, {**given, **courses, **parameters}, "[[action]]")
-    _choice("do", action.do, DEEDS)
-    if action.at != ENDED and not re.fullmatch(r"\w+:\d+", action.at):
-        raise ValueError(f"at is {action.at!r}; give STAGE:N or {ENDED}")
-    if bool(action.capacity) != (action.do == "capacity"):
-        raise ValueError("[[action.capacity]] and do = 'capacity' need each other")
-    return action
+    lists = {
+        "capacity": _courses(given.pop("capacity", []), folder),
+        "parameters": texts(given.pop("parameters", {})),
+        "faults": _faults(given.pop("fault", [])),
+    }
+    return build(Action, {**given, **lists}, "[[action]]")
+
+
+def _faults(given: Sequence[dict[str, Any]]) -> tuple[Fault, ...]:
+    return tuple(build(Fault, each, "fault") for each in given)
 
 
 def _courses(given: Sequence[dict[str, Any]], folder: Path) -> tuple[Course, ...]:
@@ -211,26 +199,5 @@ def _courses(given: Sequence[dict[str, Any]], folder: Path) -> tuple[Course, ...
             values["steps"] = trace_steps(folder / values.pop("trace"), hour_seconds=hour)
         elif "steps" in values:
             values["steps"] = tuple((float(at), float(count)) for at, count in values["steps"])
-        courses.append(_build(Course, values, "capacity"))
+        courses.append(build(Course, values, "capacity"))
     return tuple(courses)
-
-
-def _texts(given: Mapping[str, object]) -> dict[str, str]:
-    return {name: str(value) for name, value in given.items()}
-
-
-def _choice(name: str, value: str, known: Sequence[str]) -> None:
-    if value not in known:
-        raise ValueError(f"{name} is {value!r}; give one of: {', '.join(known)}")
-
-
-def _build(kind: type[Made], values: Mapping[str, Any], where: str) -> Made:
-    """Build a dataclass; an unknown or missing field is a ValueError that names it."""
-    known = [each.name for each in fields(cast(Any, kind))]
-    for name in values:
-        if name not in known:
-            raise ValueError(f"{where} has no {name!r}; it has {', '.join(known)}")
-    try:
-        return kind(**values)
-    except TypeError as error:
-        raise ValueError(f"{where}: {str(error).partition('() ')[2]}") from None

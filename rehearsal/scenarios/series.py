@@ -11,6 +11,7 @@ from rehearsal.aws import EmbeddedAws
 from rehearsal.drill.children import Child, ChildFailed, Children
 from rehearsal.drill.deployment import Deployment, RehearsalFailed, synth_arguments
 from rehearsal.drill.run_files import FolderFiles
+from rehearsal.machines.commands import CommandFailed
 from rehearsal.scenarios.scenario import EQUAL, Scenario
 from rehearsal.scenarios.trial import Trial
 from rehearsal.scenarios.verdict import Ended, find_faults, why
@@ -97,7 +98,7 @@ class Series:
                 synthesis.expect()
                 trial.run(self._assembly(index))
                 faults = self._faults(trial, overrides)
-            except (RehearsalFailed, ChildFailed) as error:
+            except (RehearsalFailed, ChildFailed, CommandFailed) as error:
                 faults = [str(error)]
         trial.end_what_is_left()
         seconds = time.monotonic() - started
