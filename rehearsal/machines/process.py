@@ -25,6 +25,7 @@ from rehearsal.machines.processes import freeze_process, kill_processes, list_pr
 from rehearsal.machines.quirks import Quirks
 
 REPOSITORY = Path(__file__).parent.parent.parent
+INIT = "rehearsal.machines.init"
 SHIMS = Path(__file__).parent / "bin"
 EBS = "Amazon Elastic Block Store"
 # Anything that would keep the SDKs from getting credentials from the metadata service.

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import certifi
 
+from rehearsal.machines.commands import CommandFailed, run
 from rehearsal.machines.logs import USER_DATA, Logs, wait_for
 from rehearsal.machines.metadata import MetadataServer
-from rehearsal.machines.commands import CommandFailed, run
 from rehearsal.machines.nspawn.loop_device import LoopDevice
 from rehearsal.machines.nspawn.network import CARD, Card, Network
 from rehearsal.machines.quirks import Quirks

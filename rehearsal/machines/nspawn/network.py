@@ -14,8 +14,8 @@ from typing import Any, Self
 import certifi
 from werkzeug.serving import BaseWSGIServer, WSGIRequestHandler, make_server
 
-from rehearsal.machines.metadata import MetadataHandler, MetadataServer
 from rehearsal.machines.commands import run
+from rehearsal.machines.metadata import MetadataHandler, MetadataServer
 
 METADATA_ADDRESS = "169.254.169.254"
 GATEWAY = "10.77.0.1"
