@@ -210,7 +210,7 @@ async def boot(root: Path, environment: Mapping[str, str], rehearsal: socket.soc
 
 
 def main() -> None:
-    """Become the machine's first process; the arguments are its folder and the rehearsal's socket."""
+    """Become the machine's first process, which got its folder and the rehearsal's socket."""
     root, rehearsal = Path(sys.argv[1]), socket.socket(fileno=int(sys.argv[2]))
     environment = json.loads((root / "run/machine.json").read_text())
     if sys.platform == "linux":

@@ -11,6 +11,8 @@ import signal
 import socket
 import subprocess
 import sys
+import time
+import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -22,9 +24,10 @@ from rehearsal.machines.commands import failure
 from rehearsal.machines.logs import BOOT, TRAINING, USER_DATA, Logs, wait_for
 from rehearsal.machines.metadata import MetadataServer
 from rehearsal.machines.processes import freeze_process, kill_processes, list_processes
-from rehearsal.machines.quirks import Quirks
+from rehearsal.machines.quirks import KEPT, KEPT_TEXT, PARTITION_TABLE, Quirks, Volume
 
 REPOSITORY = Path(__file__).parent.parent.parent
+INIT = "rehearsal.machines.init"
 SHIMS = Path(__file__).parent / "bin"
 EBS = "Amazon Elastic Block Store"
 # Anything that would keep the SDKs from getting credentials from the metadata service.
@@ -59,6 +62,7 @@ class Disk:
     mounted: str | None = None
     signatures: tuple[str, ...] = ()
     tags: Mapping[str, str] = field(default_factory=dict)
+    appears_at: float = 0.0  # as time.time() says it
 
 
 # The data volume comes first on purpose: to trust kernel names is to format the wrong disk.
@@ -72,6 +76,34 @@ EC2_DISKS = (
         signatures=("gpt",),
     ),
 )
+VOLUME_NAMES = ("nvme0n1", "nvme2n1", "nvme3n1")
+
+
+def disks_of(volumes: Sequence[Volume]) -> list[Disk]:
+    """Return the disks of a machine that is powered on now."""
+    named = zip(VOLUME_NAMES, volumes, strict=False)
+    return [EC2_DISKS[1], *(_disk(name, volume) for name, volume in named)]
+
+
+def _disk(name: str, volume: Volume) -> Disk:
+    kind = {PARTITION_TABLE: "dos"}.get(volume.content, volume.content)
+    is_file_system = volume.content not in ("", PARTITION_TABLE)
+    return Disk(
+        name=name,
+        serial=f"vol0d1a2b3c4d5e6f7{name[4:-2]:0>2}",
+        device_name=volume.device_name,
+        signatures=(kind,) if kind else (),
+        tags={"TYPE": kind, "UUID": str(uuid.uuid4())} if is_file_system else {},
+        appears_at=time.time() + volume.late_seconds if volume.late_seconds else 0.0,
+    )
+
+
+def _fill_file_systems(root: Path, disks: Sequence[Disk]) -> None:
+    for disk in disks:
+        if "UUID" in disk.tags:
+            files = root / f"sys/disks/{disk.name}"
+            files.mkdir()
+            (files / KEPT).write_text(KEPT_TEXT)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -88,7 +120,7 @@ class ProcessMachine:
     environment: Mapping[str, str]
     metadata: MetadataServer
     pytorch: Path = field(default_factory=lambda: Path(sys.prefix))
-    disks: Sequence[Disk] = EC2_DISKS
+    disks: Sequence[Disk] | None = None  # None: those of the quirks
     quirks: Quirks = field(default_factory=Quirks)
     _init: subprocess.Popen[bytes] | None = None
     _rehearsal: socket.socket | None = None
@@ -120,6 +152,7 @@ class ProcessMachine:
             raise ValueError(f"the machine in {self.folder} was already started; use a new folder")
         if self.folder.exists() and any(self.folder.iterdir()):
             raise ValueError(f"{self.folder} is not empty; a new machine has empty disks")
+        self.quirks.check_for_process_machine()
         self.metadata.start()
         self._furnish()
         self._rehearsal, inits_end = socket.socketpair()
@@ -230,9 +263,12 @@ class ProcessMachine:
         for name in FOLDERS:
             (self.folder / name).mkdir(parents=True, exist_ok=True)
         self.quirks.furnish(self._root, self.pytorch.resolve(), self._path)
-        for disk in self.disks:
+        disks = disks_of(self.quirks.volumes) if self.disks is None else self.disks
+        for disk in disks:
             content = json.dumps(asdict(disk), indent=1)
             (self.folder / f"sys/disks/{disk.name}.json").write_text(content + "\n")
+        if self.disks is None:
+            _fill_file_systems(self.folder, disks)
         (self.folder / "var/lib/cloud/data/instance-id").write_text(f"{self.instance_id}\n")
         user_data = self.folder / "var/lib/cloud/instance/user-data.txt"
         user_data.write_bytes(self.user_data)
