@@ -9,7 +9,7 @@ from typing import Any
 
 from rehearsal.aws.capacity import Course, trace_steps
 from rehearsal.faults import Fault
-from rehearsal.machines.quirks import Quirks
+from rehearsal.machines.quirks import Quirks, Volume
 from rehearsal.scenarios.action import Action
 from rehearsal.scenarios.tables import build, check_choice, texts
 
@@ -70,8 +70,14 @@ class Scenario:
         programs = {name: text for each in found for name, text in each.programs.items()}
         environment = {name: text for each in found for name, text in each.environment.items()}
         files = {path: text for each in found for path, text in each.files.items()}
-        lacks = tuple(package for each in found for package in each.lacks)
-        return Quirks(programs=programs, files=files, environment=environment, lacks=lacks)
+        return Quirks(
+            programs=programs,
+            files=files,
+            environment=environment,
+            lacks=tuple(package for each in found for package in each.lacks),
+            disks=next((each.disks for each in found if each.disks is not None), None),
+            memory_mib=next((each.memory_mib for each in found if each.memory_mib), None),
+        )
 
 
 def known_scenarios() -> list[Scenario]:
@@ -153,12 +159,15 @@ def _machines(given: dict[str, Any]) -> Machines:
         programs["aws"] = _FAILING_FETCH
     elif step is not None:
         programs["python3"] = _FAILING_STEP.format(step=step)
-    quirks = {
+    quirks: dict[str, Any] = {
         "programs": programs,
         "files": texts(given.pop("files", {})),
         "environment": texts(given.pop("environment", {})),
         "lacks": tuple(given.pop("lacks", ())),
     }
+    if "disks" in given:
+        volumes = given.pop("disks")
+        quirks["disks"] = tuple(build(Volume, each, "disks") for each in volumes)
     return Machines(which=which, quirks=build(Quirks, {**given, **quirks}, "[[machine]]"))
 
 
