@@ -64,6 +64,10 @@ class Scenario:
     guard_is_invoked: bool = True
     timeout_seconds: float = 600.0
 
+    def can_have(self, machine: str) -> bool:
+        """Whether machines of this kind can show it; every kind can without a name."""
+        return not machine or self.needs in ("", machine)
+
     def quirks(self, number: int) -> Quirks:
         """Return everything that is wrong with one machine."""
         found = [each.quirks for each in self.machines if each.covers(number)]
@@ -85,23 +89,34 @@ def known_scenarios() -> list[Scenario]:
     return [found for path in sorted(FOLDER.glob("*.toml")) for found in read_scenarios(path)]
 
 
-def choose(names: Sequence[str]) -> list[Scenario]:
-    """Return the drills with these names, or in these files; all without a name."""
-    known = known_scenarios()
+def choose(names: Sequence[str], machine: str = "") -> list[Scenario]:
+    """Return the drills with these names, or in these files; all without a name.
+
+    `machine` is the kind that there is: without a name what needs another is left out, with its
+    name it is refused.
+    """
     if not names:
-        return known
-    chosen = []
-    for name in names:
-        if name.endswith(".toml"):
-            chosen += read_scenarios(Path(name))
-            continue
-        found = [each for each in known if name in (each.name, each.name.partition(" ")[0])]
-        if not found:
+        return [each for each in known_scenarios() if each.can_have(machine)]
+    chosen = [found for name in names for found in _named(name)]
+    for each in chosen:
+        if not each.can_have(machine):
             raise ValueError(
-                f"there is no drill {name!r}; `python -m rehearsal drill --list` shows them all"
+                f"the drill {each.name} needs machines of kind {each.needs}: add "
+                f"--machine {each.needs}"
             )
-        chosen += found
     return chosen
+
+
+def _named(name: str) -> list[Scenario]:
+    if name.endswith(".toml"):
+        return read_scenarios(Path(name))
+    known = known_scenarios()
+    found = [each for each in known if name in (each.name, each.name.partition(" ")[0])]
+    if not found:
+        raise ValueError(
+            f"there is no drill {name!r}; `python -m rehearsal drill --list` shows them all"
+        )
+    return found
 
 
 def read_scenarios(path: Path) -> list[Scenario]:

@@ -181,7 +181,7 @@ def outcome_table(outcomes: Sequence[Outcome]) -> Table:
 
 def scenario_table(scenarios: Sequence[Scenario]) -> Table:
     """Return what can be rehearsed."""
-    table = Table("drill", "ends in", "about", title="drills", title_justify="left")
+    table = Table("drill", "ends in", "machines", "about", title="drills", title_justify="left")
     for each in scenarios:
-        table.add_row(each.name, each.expect.ends, each.about)
+        table.add_row(each.name, each.expect.ends, each.needs or "any", each.about)
     return table
