@@ -47,16 +47,14 @@ def _s3_action(environ: Mapping[str, Any], key: str) -> str:
 
 def refusal(service: str, action: str, status: int) -> Response:
     """Return the error of a status; 403 is that of an action that no policy allows."""
+    is_s3 = service == "s3"
     if status == 403:
+        denials = {"ec2": "UnauthorizedOperation", "ssm": "AccessDeniedException"}
         message = f"User is not authorized to perform: {action}"
-        codes = {"ec2": "UnauthorizedOperation", "ssm": "AccessDeniedException"}
-        return _answer(service, codes.get(service, "AccessDenied"), message, status)
-    codes = {
-        404: "NoSuchKey" if service == "s3" else "NotFound",
-        503: "SlowDown" if service == "s3" else "Throttling",
-    }
-    code = codes.get(status, "InternalError")
-    return _answer(service, code, f"rehearsed: {action} answers {status}", status)
+        return _answer(service, denials.get(service, "AccessDenied"), message, status)
+    codes = {404: "NoSuchKey" if is_s3 else "NotFound", 503: "SlowDown" if is_s3 else "Throttling"}
+    message = f"rehearsed: {action} answers {status}"
+    return _answer(service, codes.get(status, "InternalError"), message, status)
 
 
 def skew_refusal(service: str, environ: Mapping[str, Any], now: datetime) -> Response | None:
