@@ -238,7 +238,7 @@ class NspawnMachine:
         if self.quirks.environment:
             pairs = " ".join(f'"{name}={text}"' for name, text in self.quirks.environment.items())
             pairs = pairs.replace("%", "%%")
-            configuration = self.root / "etc/systemd/system.conf.d/quirks.conf"
+            configuration = self.root / "etc/systemd/system.conf.d/90-quirks.conf"
             configuration.parent.mkdir(parents=True, exist_ok=True)
             configuration.write_text(f"[Manager]\nDefaultEnvironment={pairs}\n")
 
