@@ -12,6 +12,7 @@ from threading import Timer
 
 import certifi
 
+from rehearsal.machines import agent
 from rehearsal.machines.commands import CommandFailed, run
 from rehearsal.machines.logs import USER_DATA, Logs, wait_for
 from rehearsal.machines.metadata import MetadataServer
@@ -24,6 +25,7 @@ IMAGE_FILES = Path(__file__).parent / "image"
 # systemd in a container takes this as the power button.
 POWER_OFF = signal.SIGRTMIN + 4
 POWER_ON = Path(__file__).parent / "power_on.sh"
+AGENT = "opt/aws/amazon-cloudwatch-agent/bin/amazon-cloudwatch-agent-ctl"
 # By this cloud-init knows EC2 in a container, which reads no DMI data.
 HYPERVISOR_UUID = "ec2a1b2c-3d4e-5f60-7182-93a4b5c6d7e8\n"
 # After which a program of the rehearsal is killed.
@@ -224,6 +226,8 @@ class NspawnMachine:
         layers = f"lowerdir={self.image},upperdir={folder}/upper,workdir={folder}/work"
         run("mount", "-t", "overlay", "overlay", "-o", layers, self.root)
         shutil.copytree(IMAGE_FILES, self.root, dirs_exist_ok=True, symlinks=True)
+        (self.root / AGENT).parent.mkdir(parents=True)
+        shutil.copy(agent.__file__, self.root / AGENT)
         (self.root / PCI_FILES).mkdir(parents=True)
         self._furnish_quirks()
         (folder / "hypervisor-uuid").write_text(HYPERVISOR_UUID)
