@@ -17,7 +17,7 @@ MOST_TELLING = (
     "notice",
     "trainer-killed",
     "handler-killed",
-    "trainer-stopped",
+    "killed",
     "reboot",
     "out-of-memory",
     "disk-full",
