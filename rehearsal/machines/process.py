@@ -127,6 +127,11 @@ class ProcessMachine:
     _logs: Logs = field(default_factory=Logs)
 
     @property
+    def user_data_file(self) -> Path:
+        """The user data that the machine runs."""
+        return self.folder / "var/lib/cloud/instance/user-data.txt"
+
+    @property
     def user_data_log(self) -> Path:
         """The log of the user data, which starts the boot."""
         return self.folder / USER_DATA
@@ -270,9 +275,8 @@ class ProcessMachine:
         if self.disks is None:
             _fill_file_systems(self.folder, disks)
         (self.folder / "var/lib/cloud/data/instance-id").write_text(f"{self.instance_id}\n")
-        user_data = self.folder / "var/lib/cloud/instance/user-data.txt"
-        user_data.write_bytes(self.user_data)
-        user_data.chmod(0o700)
+        self.user_data_file.write_bytes(self.user_data)
+        self.user_data_file.chmod(0o700)
         (self.folder / "run/machine.json").write_text(json.dumps(self._environment(), indent=1))
 
     def _environment(self) -> dict[str, str]:

@@ -68,6 +68,11 @@ class NspawnMachine:
         return self.root / "var/log/training/metrics.jsonl"
 
     @property
+    def user_data_file(self) -> Path:
+        """The user data that cloud-init runs."""
+        return self.root / f"var/lib/cloud/instances/{self.instance_id}/user-data.txt"
+
+    @property
     def user_data_log(self) -> Path:
         """The log of the user data, which starts the boot."""
         return self.root / USER_DATA
@@ -163,7 +168,9 @@ class NspawnMachine:
         spaces = ("--uts", "--ipc", "--net", "--pid", "--cgroup", "--mount")
         # As a service of the machine: it has its environment and its control group.
         service = ("systemd-run", "--quiet", "--pipe", "--wait", "--collect", *EXECUTE_LIMIT, "--")
-        return run("nsenter", f"--target={leader}", *spaces, "--wdns=/", *service, *command)
+        # systemd would put variables of its own into the words.
+        words = [word.replace("$", "$$") for word in command]
+        return run("nsenter", f"--target={leader}", *spaces, "--wdns=/", *service, *words)
 
     def _first_process(self) -> int:
         """Return the id of the machine's systemd: below power_on.sh and systemd-nspawn."""

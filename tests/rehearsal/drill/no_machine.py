@@ -28,5 +28,9 @@ class NoMachine:
         return []
 
     @property
+    def user_data_file(self) -> Path:
+        return Path("nowhere")
+
+    @property
     def metrics_file(self) -> Path:
         return Path("nowhere")
