@@ -244,7 +244,9 @@ def run_drills(arguments: argparse.Namespace, say: Callable[[str], None]) -> int
     """Rehearse the chosen scenarios; return 1 if one did not end as written."""
     scenarios = choose(arguments.names, "" if arguments.list else arguments.machine)
     if arguments.list:
-        records = [{"name": each.name, "about": each.about} for each in scenarios]
+        records = [
+            {"name": each.name, "about": each.about, "needs": each.needs} for each in scenarios
+        ]
         _show(records, scenario_table(scenarios), as_json=arguments.json)
         return 0
     left_out = [each.name for each in choose([]) if not each.can_have(arguments.machine)]
