@@ -18,6 +18,7 @@ from rehearsal.machines.logs import USER_DATA, Logs, wait_for
 from rehearsal.machines.metadata import MetadataServer
 from rehearsal.machines.nspawn.control_groups import ControlGroup
 from rehearsal.machines.nspawn.disks import DEVICE_FILES, Disks, disks_of
+from rehearsal.machines.nspawn.interpreter import interpreter_files
 from rehearsal.machines.nspawn.network import CARD, Card, Network
 from rehearsal.machines.quirks import Quirks, lend_environment
 
@@ -202,15 +203,14 @@ class NspawnMachine:
         environment = self.pytorch.resolve()
         pytorch = Path("/opt/pytorch")
         authorities = Path(certifi.where()).resolve().relative_to(environment)
-        interpreter = Path(sys.base_prefix).resolve()
         return [
             *("systemd-nspawn", "--quiet", f"--directory={self.root}", "--boot"),
             *(f"--machine={self.instance_id}", "--register=no", "--keep-unit", "--settings=no"),
             *("--console=pipe", "--link-journal=no", "--resolv-conf=off", "--timezone=off"),
             *("--capability=all", f"--network-interface={CARD}"),
             f"--bind-ro={self.folder.resolve()}/hypervisor-uuid:/sys/hypervisor/uuid",
-            # Programs of a virtual environment name their interpreter by its own path.
-            *(f"--bind-ro={path}" for path in (environment, interpreter)),
+            # Programs of a virtual environment name its interpreter by its own path.
+            *(f"--bind-ro={path}" for path in (environment, *interpreter_files(environment))),
             f"--bind-ro={self._lent if self.quirks.lacks else environment}:{pytorch}",
             *(
                 f"--bind-ro={self.network.authorities.resolve()}:{place / authorities}"
