@@ -114,8 +114,10 @@ class NspawnMachine:
                 start_new_session=True,
             )
         for seconds in {volume.late_seconds for volume in self.quirks.volumes} - {0.0}:
-            self._late.append(Timer(seconds, self._attach_late, [seconds]))
-            self._late[-1].start()
+            timer = Timer(seconds, self._attach_late, [seconds])
+            timer.daemon = True
+            timer.start()
+            self._late.append(timer)
 
     @property
     def group(self) -> ControlGroup:
@@ -123,6 +125,8 @@ class NspawnMachine:
         return ControlGroup(machine=self.instance_id, memory_mib=self.quirks.memory_mib)
 
     def _attach_late(self, seconds: float) -> None:
+        if self.is_off:
+            return
         self._disks.attach(self.root, seconds)
         # Before its systemd runs, it is too early: that makes the device files by itself.
         with suppress(CommandFailed):
@@ -137,7 +141,7 @@ class NspawnMachine:
         self.metadata.rebalance()
 
     def kill(self) -> int:
-        """Cut the power; return how many processes that ended. The disks stay as they are."""
+        """Cut the power and delete the disks, but for /; return how many processes that ended."""
         if self._nspawn is None:
             return 0
         for timer in self._late:
@@ -256,7 +260,7 @@ class NspawnMachine:
     def _release(self) -> None:
         self._nspawn = None
         self.group.remove()
-        self._disks.detach()
+        self._disks.delete()
         if self._card is not None:
             self.network.detach(self._card)
             self._card = None
