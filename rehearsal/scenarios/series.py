@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rich.table import Table
 
+from contract.keys import RECEIPT
 from rehearsal.aws import EmbeddedAws
 from rehearsal.drill.children import Child, ChildFailed, Children
 from rehearsal.drill.deployment import Deployment, RehearsalFailed, synth_arguments
@@ -104,6 +105,8 @@ class Series:
                 faults = self._faults(trial, overrides)
             except (RehearsalFailed, ChildFailed, CommandFailed) as error:
                 faults = [str(error)]
+        if trial.is_deployed and (receipt := trial.run_files.read(RECEIPT)) is not None:
+            (folder / RECEIPT).write_bytes(receipt)
         trial.end_what_is_left()
         seconds = time.monotonic() - started
         self.say(f"{scenario.name}: {'; '.join(faults) or 'as written'}, {seconds:.1f} s")

@@ -12,11 +12,13 @@ from threading import Timer
 
 import certifi
 
+from rehearsal.machines import agent
 from rehearsal.machines.commands import CommandFailed, run
 from rehearsal.machines.logs import USER_DATA, Logs, wait_for
 from rehearsal.machines.metadata import MetadataServer
 from rehearsal.machines.nspawn.control_groups import ControlGroup
 from rehearsal.machines.nspawn.disks import DEVICE_FILES, Disks, disks_of
+from rehearsal.machines.nspawn.interpreter import interpreter_files
 from rehearsal.machines.nspawn.network import CARD, Card, Network
 from rehearsal.machines.quirks import Quirks, lend_environment
 
@@ -24,6 +26,7 @@ IMAGE_FILES = Path(__file__).parent / "image"
 # systemd in a container takes this as the power button.
 POWER_OFF = signal.SIGRTMIN + 4
 POWER_ON = Path(__file__).parent / "power_on.sh"
+AGENT = "opt/aws/amazon-cloudwatch-agent/bin/amazon-cloudwatch-agent-ctl"
 # By this cloud-init knows EC2 in a container, which reads no DMI data.
 HYPERVISOR_UUID = "ec2a1b2c-3d4e-5f60-7182-93a4b5c6d7e8\n"
 # After which a program of the rehearsal is killed.
@@ -32,7 +35,22 @@ EXECUTE_LIMIT = ("--property=RuntimeMaxSec=60",)
 PROGRAMS = "usr/local/sbin"
 PATH = ("usr/local/bin", "usr/sbin", "usr/bin")
 # What the machine has as its PCI bus; without devices/ it counts as a machine without a bus.
-PCI, PCI_FILES = "/sys/bus/pci/", "etc/rehearsal/pci/"
+PCI, PCI_FILES = "sys/bus/pci/", "etc/rehearsal/pci/"
+# Made anew at each boot, above what is on the disk.
+MADE_AT_BOOT = ("dev/", "proc/", "run/", "sys/", "tmp/")
+
+
+def place_of(name: str) -> str:
+    """Return where on its disk a file must be that the machine is to see under this name."""
+    path = name.lstrip("/")
+    if path.startswith(PCI):
+        return PCI_FILES + path.removeprefix(PCI)
+    if path.startswith(MADE_AT_BOOT):
+        raise ValueError(
+            f"nspawn machines cannot start with the file {name!r}: what is in "
+            f"{', '.join(MADE_AT_BOOT)} is made at boot, but for {PCI}"
+        )
+    return path
 
 
 @dataclass(kw_only=True)
@@ -111,8 +129,10 @@ class NspawnMachine:
                 start_new_session=True,
             )
         for seconds in {volume.late_seconds for volume in self.quirks.volumes} - {0.0}:
-            self._late.append(Timer(seconds, self._attach_late, [seconds]))
-            self._late[-1].start()
+            timer = Timer(seconds, self._attach_late, [seconds])
+            timer.daemon = True
+            timer.start()
+            self._late.append(timer)
 
     @property
     def group(self) -> ControlGroup:
@@ -120,6 +140,8 @@ class NspawnMachine:
         return ControlGroup(machine=self.instance_id, memory_mib=self.quirks.memory_mib)
 
     def _attach_late(self, seconds: float) -> None:
+        if self.is_off:
+            return
         self._disks.attach(self.root, seconds)
         # Before its systemd runs, it is too early: that makes the device files by itself.
         with suppress(CommandFailed):
@@ -134,7 +156,7 @@ class NspawnMachine:
         self.metadata.rebalance()
 
     def kill(self) -> int:
-        """Cut the power; return how many processes that ended. The disks stay as they are."""
+        """Cut the power and delete the disks, but for /; return how many processes that ended."""
         if self._nspawn is None:
             return 0
         for timer in self._late:
@@ -200,15 +222,14 @@ class NspawnMachine:
         environment = self.pytorch.resolve()
         pytorch = Path("/opt/pytorch")
         authorities = Path(certifi.where()).resolve().relative_to(environment)
-        interpreter = Path(sys.base_prefix).resolve()
         return [
             *("systemd-nspawn", "--quiet", f"--directory={self.root}", "--boot"),
             *(f"--machine={self.instance_id}", "--register=no", "--keep-unit", "--settings=no"),
             *("--console=pipe", "--link-journal=no", "--resolv-conf=off", "--timezone=off"),
             *("--capability=all", f"--network-interface={CARD}"),
             f"--bind-ro={self.folder.resolve()}/hypervisor-uuid:/sys/hypervisor/uuid",
-            # Programs of a virtual environment name their interpreter by its own path.
-            *(f"--bind-ro={path}" for path in (environment, interpreter)),
+            # Programs of a virtual environment name its interpreter by its own path.
+            *(f"--bind-ro={path}" for path in (environment, *interpreter_files(environment))),
             f"--bind-ro={self._lent if self.quirks.lacks else environment}:{pytorch}",
             *(
                 f"--bind-ro={self.network.authorities.resolve()}:{place / authorities}"
@@ -224,6 +245,8 @@ class NspawnMachine:
         layers = f"lowerdir={self.image},upperdir={folder}/upper,workdir={folder}/work"
         run("mount", "-t", "overlay", "overlay", "-o", layers, self.root)
         shutil.copytree(IMAGE_FILES, self.root, dirs_exist_ok=True, symlinks=True)
+        (self.root / AGENT).parent.mkdir(parents=True)
+        shutil.copy(agent.__file__, self.root / AGENT)
         (self.root / PCI_FILES).mkdir(parents=True)
         self._furnish_quirks()
         (folder / "hypervisor-uuid").write_text(HYPERVISOR_UUID)
@@ -239,7 +262,7 @@ class NspawnMachine:
             program.write_text(f"#!/bin/sh\nreal='/{real}/{name}'\n{script}\n")
             program.chmod(0o755)
         for name, text in self.quirks.files.items():
-            path = self.root / name.replace(PCI, f"/{PCI_FILES}").lstrip("/")
+            path = self.root / place_of(name)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
         if self.quirks.environment:
@@ -252,7 +275,7 @@ class NspawnMachine:
     def _release(self) -> None:
         self._nspawn = None
         self.group.remove()
-        self._disks.detach()
+        self._disks.delete()
         if self._card is not None:
             self.network.detach(self._card)
             self._card = None
