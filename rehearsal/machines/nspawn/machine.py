@@ -110,6 +110,7 @@ class NspawnMachine:
         self._card = self.network.attach(self.metadata)
         self.metadata.more = self._card.metadata()
         self._disks.attach(self.root, 0.0)
+        self._disks.describe(self.root)
         empty = self.folder / "empty"
         empty.mkdir(exist_ok=True)
         with (self.folder / "console.log").open("ab") as log:
@@ -146,6 +147,7 @@ class NspawnMachine:
         # Before its systemd runs, it is too early: that makes the device files by itself.
         with suppress(CommandFailed):
             self.execute("systemd-tmpfiles", "--create", f"/{DEVICE_FILES}")
+        self._disks.describe(self.root)
 
     def notice(self, seconds: float) -> None:
         """Announce in the metadata that the machine goes away in `seconds`."""
