@@ -42,8 +42,14 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     commands = parser.add_subparsers(dest="command", required=True)
     ours = commands.add_parser("synth", help="cdk synth of our app beside a plain-Node app")
     ours.add_argument("--rounds", type=int, default=5, help="alternating, default: %(default)s")
-    start = commands.add_parser("boot", help="time from user data to the first optimizer step")
+    start = commands.add_parser("boot", help="from power-on to the first optimizer step")
     start.add_argument("--machines", type=int, default=3, help="boots, default: %(default)s")
+    start.add_argument(
+        "--machine",
+        choices=boot.MACHINES,
+        default=boot.MACHINES[0],
+        help="what boots (nspawn: Linux, root), default: %(default)s",
+    )
     policies = commands.add_parser("spot", help="Spot policies on the public traces")
     hours = commands.add_parser("forecast", help="forecasts beside traces that are left out")
     for command in (policies, hours):
@@ -116,7 +122,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
 # By command: what gives its rows.
 _MEASURES: Mapping[str, Callable[[argparse.Namespace], Sequence[dict[str, Any]]]] = {
     "synth": lambda given: synth.measure(rounds=given.rounds),
-    "boot": lambda given: boot.measure(machines=given.machines),
+    "boot": lambda given: boot.measure(machines=given.machines, machine=given.machine),
     "spot": lambda given: spot.measure(folder=given.traces, num_starts=given.starts),
     "forecast": lambda given: forecast.measure(folder=given.traces),
     "checkpoint": lambda given: checkpoint.columns(

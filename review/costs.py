@@ -127,6 +127,7 @@ class _Hour:
     on_demand_base: int
     volumes: str
     volumes_usd: float
+    initialization_usd: float
     address_usd: float
 
     @classmethod
@@ -149,6 +150,10 @@ class _Hour:
             on_demand_base=int(fleet.get("OnDemandTargetCapacity") or 0),
             volumes=" + ".join(map(_volume, disks)) or "-",
             volumes_usd=sum(map(_volume_usd, disks)),
+            initialization_usd=sum(
+                service_prices.initialization_usd(float(disk.get("VolumeInitializationRate") or 0))
+                for disk in disks
+            ),
             address_usd=service_prices.PUBLIC_IPV4_USD_PER_HOUR if is_public else 0.0,
         )
 
@@ -190,6 +195,10 @@ def _hour_rows(old: _Hour | None, new: _Hour | None) -> list[Row]:
         rows.append(_money_row(f"dearest size it may launch, {name}, $/h", *dearest))
     rows += [
         _money_row("volumes, $/h", *(hour.volumes_usd if hour else None for hour in both)),
+        _money_row(
+            f"loading the root volume ({service_prices.IMAGE_GIB} GiB), $ a machine that boots",
+            *(hour.initialization_usd if hour else None for hour in both),
+        ),
         _money_row("public IPv4, $/h", *(hour.address_usd if hour else None for hour in both)),
     ]
     for name, find in (("Spot", catalogue.spot_price), ("on demand", catalogue.hourly_price)):
@@ -210,6 +219,7 @@ _PLAN_KEYS: Sequence[tuple[str, str]] = (
     ("usd_on_demand", "run on demand, $"),
     ("usd_spot_p50", "run on Spot, p50, $"),
     ("usd_spot_p90", "run on Spot, p90, $"),
+    ("usd_of_initializations", "loading the run's root volumes, $"),
     ("checkpoint_bytes", "checkpoint, bytes"),
     ("checkpoint_seconds", "checkpoint to S3, s"),
     ("notice_fits", "checkpoint fits the notice"),
@@ -265,6 +275,8 @@ def _volume(disk: Mapping[str, Any]) -> str:
     text = f"{disk.get('VolumeSize')} GiB {disk.get('VolumeType', 'gp2')}"
     if "Throughput" in disk or "Iops" in disk:
         text += f" ({disk.get('Iops', 3000)} IOPS, {disk.get('Throughput', 125)} MiB/s)"
+    if rate := disk.get("VolumeInitializationRate"):
+        text += f" (loaded at {rate} MiB/s)"
     return text
 
 

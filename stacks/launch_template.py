@@ -1,6 +1,6 @@
 """The launch template: image, volumes, role and user data of an instance."""
 
-from aws_cdk import Stack, Tags
+from aws_cdk import Size, Stack, Tags
 from aws_cdk import aws_ec2 as ec2
 from aws_cdk import aws_iam as iam
 from aws_cdk import aws_kms as kms
@@ -57,6 +57,7 @@ class TrainingLaunchTemplate(Construct):
 
 
 def _block_devices(parameters: StackParameters, key: kms.IKey | None) -> list[ec2.BlockDevice]:
+    rate = parameters.root_initialization_mib_per_second
     root = ec2.BlockDevice(
         device_name=ROOT_DEVICE_NAME,
         volume=ec2.BlockDeviceVolume.ebs(
@@ -65,6 +66,7 @@ def _block_devices(parameters: StackParameters, key: kms.IKey | None) -> list[ec
             encrypted=True,
             kms_key=key,
             delete_on_termination=True,
+            volume_initialization_rate=Size.mebibytes(rate) if rate else None,
         ),
     )
     if parameters.data_on == "nvme":

@@ -12,6 +12,7 @@ from typing import Any
 from aws_cdk import Annotations, Stack, Token
 
 from sizing.catalogue import PRICE_REGION, hourly_price, spot_price
+from sizing.catalogue.service_prices import IMAGE_GIB, initialization_usd
 from sizing.models.footprints import NotMeasuredError
 from sizing.plan.checks import check_plan
 from sizing.plan.deadline import sentence, with_fallback
@@ -57,6 +58,8 @@ def annotate(stack: Stack, parameters: StackParameters) -> dict[str, Any] | None
     notes.add_info_v2("plan:limits", limits(parameters))
     if parameters.sizes[1:]:
         notes.add_info_v2("plan:sizes", f"the fleet may start {offered(parameters)}")
+    if parameters.root_initialization_mib_per_second:
+        notes.add_info_v2("plan:root", root_volume(parameters))
     if parameters.program:
         _annotate_program(notes, parameters)
         return None
@@ -111,6 +114,16 @@ def limits(p: StackParameters) -> str:
     if not p.deadline_hours:
         return f"{text}; there is no deadline, so it waits for Spot"
     return f"{text}; it buys on-demand capacity to end within {p.deadline_hours:g} hours"
+
+
+def root_volume(p: StackParameters) -> str:
+    """Say what each machine's root volume costs before anything else."""
+    rate = p.root_initialization_mib_per_second
+    return (
+        f"each machine that boots, replacements too, costs ${initialization_usd(rate):.3f} more: "
+        f"its root volume is loaded at {rate} MiB/s ({IMAGE_GIB} GiB, modelled; max_usd does not "
+        "count it)"
+    )
 
 
 def offered(p: StackParameters) -> str:

@@ -20,6 +20,8 @@ python3 -m userdata.events boot-fetch ok --since "$run/boot-started" --message "
 step run-env python3 -m userdata.run_env "${MACHINE_ROOT:-}/etc/training/run.env"
 source userdata/lib.sh
 
+rm -f "$run/reads-new.json"
+bash userdata/steps/read_ahead.sh &
 step run-state bash userdata/steps/run_state.sh
 state=$(json_field "$run/head.json" state)
 if [[ $state == finished || $state == failed ]]; then
@@ -41,7 +43,7 @@ step interpreter bash userdata/steps/interpreter.sh
 # shellcheck source=/dev/null
 source "$root/opt/training/machine.env"
 # Reading torch from a fresh root volume is slow, so it runs beside the next steps.
-python3 -m userdata.run_step torch "$PYTHON" userdata/import_torch.py &
+python3 -m userdata.run_step torch env PYTHONPATH="$PWD" "$PYTHON" userdata/import_torch.py &
 torch=$!
 step services bash userdata/steps/services.sh
 step data-volume bash userdata/steps/data_volume.sh
@@ -68,6 +70,10 @@ if ! kill -0 "$dataset" 2>/dev/null; then
 fi
 step training bash userdata/steps/training.sh
 python3 -m userdata.events boot ok --since "$run/boot-started" --message "training started"
+# For the next machines of this image; a machine does without, too.
+if [[ -e $run/reads-new.json && -e $run/reads-uri ]]; then
+    aws_cli s3 cp --only-show-errors "$run/reads-new.json" "$(<"$run/reads-uri")" || true
+fi
 # A sync that fails now ends this machine, or the run, as any other step does.
 [[ -z $dataset ]] || wait "$dataset"
 rm -f "$run/dataset-begun"

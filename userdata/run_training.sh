@@ -10,7 +10,8 @@ fi
 scratch=$root$DATA_MOUNT/scratch
 # After a failure: where a GPU failed the next attempt would fail too, or train without it.
 if [[ -s $root/var/log/training/training.log ]]; then
-    if python3 -m userdata.gpu_fault >/dev/null || ! "$PYTHON" userdata/import_torch.py; then
+    if python3 -m userdata.gpu_fault >/dev/null ||
+        ! PYTHONPATH=$PWD "$PYTHON" userdata/import_torch.py; then
         exit 4
     fi
 fi
@@ -27,7 +28,7 @@ if [[ $WORKLOAD == program ]]; then
         --ml-root "$root/opt/ml" "${options[@]}"
 else
     set -- run --workload "$WORKLOAD" --recipe "$RECIPE" \
-        --artifacts-uri "${RUN_URI%/runs/*}/artifacts"
+        --artifacts-uri "${RUN_URI%/runs/*}/artifacts" --keep-compiled
 fi
 # Overrides are words by contract; the shell must not expand a * in one to file names.
 set -o noglob

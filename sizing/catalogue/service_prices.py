@@ -13,6 +13,13 @@ GP3_USD_PER_MIB_PER_SECOND_MONTH = 0.04
 GP3_FREE_IOPS = 3000
 GP3_FREE_MIB_PER_SECOND = 125
 
+# Provisioned Rate for Volume Initialization, once for each volume: dollars per MiB/s and GiB of the
+# snapshot's data (github-aws-runners/terraform-aws-github-runner#5165, 2026-06, after example 12
+# of AWS's price page: 250 GiB at 200 MiB/s cost $0.60, and a GiB $0.0036 at 300).
+INITIALIZATION_USD_PER_GIB_AND_MIB_PER_SECOND = 0.000012
+# Data in the snapshot of a PyTorch Deep Learning AMI; 30 to 75 GiB were seen over the years.
+IMAGE_GIB = 45
+
 # cloud-horizons 2026-05 and cloudburn 2026-02.
 PUBLIC_IPV4_USD_PER_HOUR = 0.005
 NAT_GATEWAY_USD_PER_HOUR = 0.045
@@ -40,3 +47,8 @@ def gp3_usd_per_hour(gib: float, iops: float, mib_per_second: float) -> float:
         + max(0.0, mib_per_second - GP3_FREE_MIB_PER_SECOND) * GP3_USD_PER_MIB_PER_SECOND_MONTH
     )
     return per_month / HOURS_PER_MONTH
+
+
+def initialization_usd(mib_per_second: float, gib: float = IMAGE_GIB) -> float:
+    """Return the dollars of loading one volume from its snapshot at this rate; 0 is the default."""
+    return gib * mib_per_second * INITIALIZATION_USD_PER_GIB_AND_MIB_PER_SECOND

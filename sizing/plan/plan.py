@@ -10,6 +10,7 @@ from pathlib import Path
 from contract.auto_interval import choose_interval
 from contract.grammar import parse_interval
 from contract.notice import idle_seconds
+from sizing.catalogue.service_prices import initialization_usd
 from sizing.models.calibration import CALIBRATION_FILE
 from sizing.models.constants import GIB, Constants
 from sizing.models.footprints import FOOTPRINTS_FILE
@@ -62,8 +63,20 @@ class Plan:
 
     @property
     def usd_of_interruption(self) -> float:
-        """Dollars on Spot of those seconds: the replacement is paid for while it starts."""
-        return self.interruption_seconds / 3600 * self.inputs.spot_price.usd_per_hour
+        """Dollars on Spot of those seconds, and of loading the replacement's root volume."""
+        hours = self.interruption_seconds / 3600
+        return hours * self.inputs.spot_price.usd_per_hour + self.usd_of_initialization
+
+    @property
+    def usd_of_initialization(self) -> float:
+        """Dollars of loading one machine's root volume at the rate asked for."""
+        return initialization_usd(self.request.root_initialization_mib_per_second)
+
+    @property
+    def usd_of_initializations(self) -> float:
+        """Those dollars for each machine of the run on Spot: the first, and the replacements."""
+        machines = 1 + (self.spot.interruptions if self.spot else 0)
+        return machines * self.usd_of_initialization
 
     @property
     def hours_on_demand(self) -> float:

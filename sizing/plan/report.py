@@ -5,6 +5,7 @@ from typing import Any
 
 from sizing import catalogue
 from sizing.catalogue import Price
+from sizing.catalogue.service_prices import IMAGE_GIB
 from sizing.figures import Basis, Figure, rounded
 from sizing.models.constants import ABOUT
 from sizing.plan.checks import Findings
@@ -41,6 +42,8 @@ def to_json(plan: Plan, findings: Findings) -> dict[str, Any]:
         "restart_seconds": plan.restart.seconds,
         "interruption_seconds": plan.interruption_seconds,
         "usd_of_interruption": plan.usd_of_interruption,
+        "usd_of_initialization": plan.usd_of_initialization,
+        "usd_of_initializations": plan.usd_of_initializations,
     }
     return {
         "format": 1,
@@ -224,9 +227,25 @@ def summary(plan: Plan) -> list[tuple[str, str]]:
             f"{duration(plan.interruption_seconds)} and ${plan.usd_of_interruption:.3f}, of which "
             f"the restart {duration(plan.restart.seconds)}",
         ),
+        *_initialization(plan),
         ("Spot suits it", f"{verdict.suits}: {'; '.join(verdict.reasons)}"),
         ("alternates", _alternates(plan.request.size)),
         *([("with fallback", sentence(fallback))] if (fallback := with_fallback(plan)) else []),
+    ]
+
+
+def _initialization(plan: Plan) -> list[tuple[str, str]]:
+    """Say what loading the root volumes costs, where a rate is asked for."""
+    rate = plan.request.root_initialization_mib_per_second
+    if not rate:
+        return []
+    return [
+        (
+            "root volumes",
+            f"${plan.usd_of_initialization:.3f} for each machine, "
+            f"${plan.usd_of_initializations:.2f} for the run on Spot, to load {IMAGE_GIB} GiB at "
+            f"{rate:g} MiB/s; of the dollars above only an interruption's have it",
+        )
     ]
 
 

@@ -32,6 +32,7 @@ class Request:
     data_on: str = "ebs"
     volume_gib: int | None = None  # 200, or what the instance store has
     volume_mib_per_second: float | None = None
+    root_initialization_mib_per_second: float = 0.0  # 0: the default rate, which costs nothing
     notice_seconds: float | None = None
     trains_on_at_notice: bool = True
     checkpoint_interval: str = "auto"

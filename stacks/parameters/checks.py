@@ -19,6 +19,8 @@ GP3_MIN_MIB_PER_SECOND, GP3_MAX_MIB_PER_SECOND = 125, 2000
 GP3_IOPS_PER_MIB_PER_SECOND = 4
 GP3_MAX_IOPS_PER_GIB = 500
 GP3_MAX_GIB = 65_536
+# Provisioned Rate for Volume Initialization (EC2 API reference, EbsBlockDevice).
+EBS_INITIALIZATION_MIB_PER_SECOND = range(100, 301)
 # The Deep Learning AMI's snapshot was 30 to 140 GB over the years; no smaller root can launch.
 MIN_ROOT_GIB = 100
 # The volumes are made for Ubuntu, whose root device this is; Amazon Linux has /dev/xvda.
@@ -144,6 +146,13 @@ def check_volumes(p: ParameterFields) -> None:
     refuse_unless(
         MIN_ROOT_GIB <= p.root_volume_gib <= GP3_MAX_GIB,
         f"root_volume_gib is {p.root_volume_gib}; give {MIN_ROOT_GIB} to {GP3_MAX_GIB}",
+    )
+    rate = p.root_initialization_mib_per_second
+    refuse_unless(
+        rate in (0, *EBS_INITIALIZATION_MIB_PER_SECOND),
+        f"root_initialization_mib_per_second is {rate}; give "
+        f"{EBS_INITIALIZATION_MIB_PER_SECOND[0]} to {EBS_INITIALIZATION_MIB_PER_SECOND[-1]}, or 0 "
+        "for the default rate, which costs nothing",
     )
     refuse_unless(
         1 <= p.data_volume_gib <= GP3_MAX_GIB,

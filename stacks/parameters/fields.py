@@ -38,6 +38,7 @@ class ParameterFields:
     zones: tuple[str, ...]
     pytorch_ami_parameter: str
     root_volume_gib: int
+    root_initialization_mib_per_second: int
     data_on: str
     data_volume_gib: int
     data_volume_iops: int

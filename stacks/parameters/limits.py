@@ -47,6 +47,7 @@ def plan_run(p: ParameterFields, region: str = PRICE_REGION) -> Plan:
             data_on=p.data_on,
             volume_gib=p.data_gib,
             volume_mib_per_second=p.data_volume_mib_per_second,
+            root_initialization_mib_per_second=p.root_initialization_mib_per_second,
             notice_seconds=p.notice_budget_seconds,
             trains_on_at_notice=p.notice_policy == "train-on",
             checkpoint_interval=p.checkpoint_interval,

@@ -52,7 +52,23 @@ def test_the_sink_of_the_s3_benchmark_is_enough_for_a_run(
 
 def test_fails_a_benchmark_of_no_machines() -> None:
     with pytest.raises(ValueError, match="at least one machine, got 0"):
-        boot.measure(machines=0)
+        boot.measure(machines=0, machine="process")
+
+
+def test_a_boot_is_shown_by_what_machines_did_with_columns_for_each() -> None:
+    fetch, step = (
+        boot.Span(what=what, begins=1.0, ends=2.5) for what in ("fetch", boot.FIRST_STEP)
+    )
+    assert boot.rows([[fetch, step], [step]]) == [
+        {"what": "fetch", "1, from s": 1.0, "1, to s": 2.5, "2, from s": None, "2, to s": None},
+        {
+            "what": boot.FIRST_STEP,
+            "1, from s": 1.0,
+            "1, to s": 2.5,
+            "2, from s": 1.0,
+            "2, to s": 2.5,
+        },
+    ]
 
 
 def test_cached_features_give_the_predictions_of_the_backbone() -> None:

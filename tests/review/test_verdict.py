@@ -55,6 +55,15 @@ def test_a_size_shows_overrides_throughput_and_cost_and_replaces_nothing(
     assert any("GPUs change from 1 x NVIDIA A10G to 4 x" in effect for effect in review.run_effects)
 
 
+def test_a_rate_for_the_root_volume_shows_what_each_machine_pays(review_of: Reviewer) -> None:
+    review = review_of(root_initialization_mib_per_second="300")
+    assert review.destructive == []
+    row = "loading the root volume (45 GiB), $ a machine that boots"
+    assert cost(review, row) == ("0.0000", "0.1620")
+    (volumes,) = [each.after for each in review.costs if each.name == "volumes"]
+    assert volumes.startswith("100 GiB gp3 (loaded at 300 MiB/s) + 200 GiB")
+
+
 def test_alternates_show_what_the_dearest_costs(review_of: Reviewer) -> None:
     review = review_of(alternates_price_factor="5")
     assert cost(review, "dearest size it may launch, on demand") == ("1.6240", "4.0960")

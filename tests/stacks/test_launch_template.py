@@ -31,6 +31,19 @@ def test_both_volumes_are_encrypted_and_go_with_the_instance(data: Any) -> None:
     assert (dataset["Ebs"]["Iops"], dataset["Ebs"]["Throughput"]) == (3000, 125)
 
 
+def test_only_the_root_volume_is_loaded_at_a_rate_and_only_where_one_is_given(
+    data: Any, synthesize: Callable[..., Any]
+) -> None:
+    assert "VolumeInitializationRate" not in str(data["BlockDeviceMappings"])
+    resources = synthesize(root_initialization_mib_per_second=300)["TrainingStack"]["Resources"]
+    (template,) = [
+        each for each in resources.values() if each["Type"] == "AWS::EC2::LaunchTemplate"
+    ]
+    root, dataset = template["Properties"]["LaunchTemplateData"]["BlockDeviceMappings"]
+    assert root["Ebs"]["VolumeInitializationRate"] == 300
+    assert "VolumeInitializationRate" not in dataset["Ebs"]
+
+
 def test_on_the_instance_store_there_is_no_data_volume(synthesize: Callable[..., Any]) -> None:
     resources = synthesize(data_on="nvme")["TrainingStack"]["Resources"].values()
     (template,) = [each for each in resources if each["Type"] == "AWS::EC2::LaunchTemplate"]

@@ -51,6 +51,12 @@ def test_the_dearest_alternate_and_its_price_are_said(stack: Stack) -> None:
     )
 
 
+def test_what_the_loading_of_a_root_volume_costs_is_said(stack: Stack) -> None:
+    annotate(stack, StackParameters.for_size("g5.xlarge", root_initialization_mib_per_second="300"))
+    each = r"each machine that boots, replacements too, costs \$0\.162 more: .* at 300 MiB/s"
+    Annotations.from_stack(stack).has_info("*", Match.string_like_regexp(each))
+
+
 def test_no_alternates_are_no_news(stack: Stack) -> None:
     annotate(stack, StackParameters.for_size("g5.48xlarge"))
     infos = Annotations.from_stack(stack).find_info(

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 
 from rehearsal.machines import Disk, ProcessMachine
@@ -92,6 +93,17 @@ def test_machine_gets_its_credentials_from_the_metadata_alone(booted: Rig) -> No
     forbidden = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_EC2_METADATA_DISABLED")
     assert [name for name in forbidden if name in environment] == []
     assert environment["AWS_CONFIG_FILE"].startswith(str(machine.folder.resolve()))
+
+
+def test_what_one_machine_has_read_of_torch_the_next_reads_ahead(booted: Rig) -> None:
+    machine, s3 = booted.machines[0], booted.aws.client("s3")
+    # Left by the first machine of these tests, all of which have one image.
+    key = f"artifacts/reads/{machine.metadata.ami_id}.json"
+    wait_until(lambda: s3.list_objects_v2(Bucket="runs", Prefix=key)["KeyCount"] == 1)
+    said = machine.folder / "said"
+    bundle = machine.folder / "opt/training/bundle"
+    run_on(machine, "bash", "-c", f"cd {bundle} && bash userdata/steps/read_ahead.sh >{said}")
+    assert re.search(r"read-ahead: (\d+) of \1 blocks of 512 KiB read ahead in", said.read_text())
 
 
 def test_booting_twice_changes_nothing(booted: Rig) -> None:

@@ -66,3 +66,19 @@ def test_fails_when_a_gpu_does_not_compute(import_torch: ModuleType, devices: Pa
     import_torch.torch.ones = broken
     fault = import_torch.find_fault(devices, 1)
     assert fault == ("GPU 0 of 1 does not compute: CUDA error: uncorrectable ECC error encountered")
+
+
+def test_what_was_read_is_recorded_unless_an_earlier_machine_has_done_it(
+    import_torch: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MACHINE_ROOT", str(tmp_path))
+    monkeypatch.setenv("NUM_GPUS", "1")
+    import_torch.torch.cuda.device_count = lambda: 0
+    run = tmp_path / "run/training"
+    run.mkdir(parents=True)
+    (run / "reads.json").write_text("[]")
+    assert import_torch.main() == 0
+    assert not (run / "reads-new.json").exists()
+    (run / "reads.json").unlink()
+    assert import_torch.main() == 0
+    assert (run / "reads-new.json").exists()

@@ -230,3 +230,13 @@ def test_a_head_that_cannot_be_read_is_no_failure_of_the_trainer(root: Path) -> 
     )
     assert done.returncode == 0
     assert "the head could not be read; the Guard will stop the fleet if needed" in done.stdout
+
+
+def test_without_metadata_or_list_nothing_is_read_ahead_and_nothing_fails(root: Path) -> None:
+    nobody = {"AWS_EC2_METADATA_SERVICE_ENDPOINT": "http://127.0.0.1:1"}
+    done = run_step(root, "read_ahead", **nobody)
+    assert (done.returncode, done.stderr) == (0, "")
+    said = "     read-ahead: what an earlier machine has read is not known: userdata.metadata.Meta"
+    assert done.stdout.startswith(said)
+    (event,) = (root / "var/lib/training/events").iterdir()
+    assert json.loads(event.read_text())["name"] == "boot-read-ahead"

@@ -141,6 +141,7 @@ def _leading_context(
         world=world,
         artifacts=options.artifacts,
         numerics=key,
+        keeps_compiled=options.keep_compiled,
         meter=Meter(usd_per_hour=options.usd_per_hour, began=began),
         profiler=profiler,
     )
@@ -201,6 +202,7 @@ def _follow(
         world=world,
         artifacts=options.artifacts,
         numerics=key,
+        keeps_compiled=options.keep_compiled,
     )
     with _leaving(world):
         _train(options, context, job, dataset, run_config)

@@ -52,6 +52,7 @@ class RunOptions:
     nan_skips: int = 0
     memory_limit_mib: int | None = None
     no_adapt: bool = False
+    keep_compiled: bool = False  # in the store, which nobody else writes to
     metrics_file: Path | None = None
     writer: str
     bundle_uri: str | None = None

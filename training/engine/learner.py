@@ -113,7 +113,9 @@ class Learner:
         elif snapshot is None:
             broadcast_from_rank_0(model, self._world)
         if self._settings.compile_mode is not None:
-            model.compile(mode=self._settings.compile_mode)
+            # Not dynamic: whether torch makes code for any size depends on what this process has
+            # compiled before, and so would the bits after an interruption.
+            model.compile(mode=self._settings.compile_mode, dynamic=False)
         return model.train()
 
     def _choose(

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 
+from training.artifacts.compile_cache import CompileCache
 from training.capabilities import HasFiles
 from training.checkpoint.checkpointer import Checkpointer
 from training.checkpoint.policy import CheckpointPolicy
@@ -60,7 +61,12 @@ class StageLoop:
         self._plan = BatchPlan(samples, self._settings, inputs.seed, context.world.size)
         if isinstance(samples, HasFiles) and context.world.leads:
             inputs.dataset.expect(samples.files(self._plan.rest_of_epoch(position.stage_step)))
+        self._compile_cache: CompileCache | None = None
+        if context.keeps_compiled and self._settings.compile_mode is not None:
+            self._compile_cache = CompileCache(context.store, stage.name, context.numerics)
         with context.supervisor.long_work.doing("model"):
+            if self._compile_cache is not None:
+                self._compile_cache.load()
             before = position.numerics.get(stage.name, {})
             self._learner = Learner(stage, inputs, context.world, snapshot, before)
         facts, chosen = dict(self._learner.start.facts), dict(self._learner.chosen)
@@ -92,6 +98,8 @@ class StageLoop:
         finally:
             self._policy.close()
             self._loader.close()
+            if self._compile_cache is not None:
+                self._compile_cache.close()
         self._position = replace(
             self._position,
             has_ended=True,
@@ -161,6 +169,8 @@ class StageLoop:
         self._unread = self._position, result, time, device_time, self._made.popleft()
         if work == "step":
             self._pace.remember()
+        if self._compile_cache is not None and self._context.world.leads:
+            self._compile_cache.stepped(has_compiled=work == "compilation")
         if self._context.profiler is not None:
             self._context.profiler.step()
 

@@ -36,6 +36,7 @@ class AttemptContext:
     profiler: StepProfiler | None = None
     artifacts: Store | None = None  # where runs share derived data
     numerics: Mapping[str, Any] = field(default_factory=dict)  # this machine's key
+    keeps_compiled: bool = False  # in the store, for replacements
     consensus: Consensus = field(init=False)
 
     def __post_init__(self) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from sizing.plan.budget import budget
+from sizing.plan.report import summary
 from sizing.plan.spot_verdict import spot_verdict
 from tests.sizing import sample_footprints
 from tests.sizing.sample_plan import plan
@@ -43,6 +44,17 @@ def test_an_interruption_costs_its_restart_at_the_spot_price(tmp_path: Path) -> 
     hours = made.restart.seconds / 3600
     price = made.inputs.spot_price.usd_per_hour
     assert made.usd_of_interruption == pytest.approx(hours * price)
+
+
+def test_each_machine_pays_for_the_loading_of_its_root_volume(tmp_path: Path) -> None:
+    free, made = plan(tmp_path), plan(tmp_path, root_initialization_mib_per_second=300.0)
+    assert free.usd_of_initializations == 0
+    assert "root volumes" not in dict(summary(free))
+    assert made.spot is not None
+    machines = 1 + made.spot.interruptions
+    assert made.usd_of_initializations == pytest.approx(0.162 * machines)
+    assert made.usd_of_interruption == pytest.approx(free.usd_of_interruption + 0.162)
+    assert dict(summary(made))["root volumes"].startswith("$0.162 for each machine")
 
 
 def test_five_hours_a_week_cost_what_the_brief_says() -> None:

@@ -108,6 +108,12 @@ def test_own_code_names_its_dataset() -> None:
             "the Python of that release is too old to boot with: give one of Ubuntu 24.04",
         ),
         ("root_volume_gib", "50", "root_volume_gib is 50; give 100 to 65536"),
+        (
+            "root_initialization_mib_per_second",
+            "99",
+            "root_initialization_mib_per_second is 99; give 100 to 300, or 0 for the default rate",
+        ),
+        ("root_initialization_mib_per_second", "301", "is 301; give 100 to 300, or 0"),
         ("data_on", "ssd", "data_on is 'ssd'; give ebs or nvme"),
         ("data_volume_gib", "0", "data_volume_gib is 0; give 1 to 65536"),
         ("data_volume_gib", "big", "data_volume_gib is 'big'; give a whole number"),

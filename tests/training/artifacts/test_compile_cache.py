@@ -1,0 +1,102 @@
+"""What torch.compile made is kept for replacements, and changes no bit of a result."""
+
+import logging
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.training import tiny
+from tests.training.runs import Run
+from training.artifacts.compile_cache import CompileCache
+from training.store.open import open_store
+from training.store.protocol import Store
+
+NUMERICS = {"torch": "2.14.1", "device": "cpu", "code": "a"}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return open_store(str(tmp_path / "run"))
+
+
+def key(store: Store, stage: str = "first", **changes: str) -> str:
+    return CompileCache(store, stage, {**NUMERICS, **changes})._key
+
+
+def test_another_torch_code_or_stage_has_another_key(store: Store) -> None:
+    keys = {key(store), key(store, torch="2.12.0"), key(store, code="b"), key(store, "second")}
+    assert len(keys) == 4
+    assert key(store) == key(store)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"short", bytes(32) + b"other"], ids=("empty", "short", "other")
+)
+def test_a_damaged_cache_is_dropped_with_a_line(
+    store: Store, content: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    store.put(key(store), content)
+    CompileCache(store, "first", NUMERICS).load()
+    assert "[compile] the kept code is not used but made again" in caplog.text
+    assert f"{key(store)} does not match its checksum" in caplog.text
+
+
+def test_without_a_cache_nothing_is_said(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        CompileCache(store, "first", NUMERICS).load()
+    assert caplog.text == ""
+
+
+def test_nothing_is_kept_before_something_was_compiled(store: Store) -> None:
+    cache = CompileCache(store, "first", NUMERICS)
+    cache.stepped(has_compiled=False)
+    cache.close()
+    assert store.sizes("") == {}
+
+
+def test_a_run_that_compiles_nothing_keeps_nothing(run: Run) -> None:
+    run.options = ["--keep-compiled", "--override=epochs=1"]
+    assert run.attempt() == 0
+    assert not any(name.endswith("compiled.bin") for name in run.store.sizes(""))
+
+
+def on_a_new_machine(folder: Path) -> Callable[[], None]:
+    """Let forked attempts find nothing that an earlier one has compiled on this machine."""
+    numbers = iter(range(10))
+
+    def at_start() -> None:
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / str(next(numbers)))
+        os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
+
+    return at_start
+
+
+def ends_with(run: Run, code: int, *more: str) -> None:
+    process = run.fork(*more)
+    process.join(600)
+    assert process.exitcode == code
+
+
+@pytest.mark.slow
+def test_a_replacement_loads_what_was_compiled_and_the_interrupted_run_has_the_same_bits(
+    run: Run, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run.options = ["--override=compile_mode=default", "--override=epochs=1"]
+    run.at_start = on_a_new_machine(tmp_path / "without")
+    ends_with(run, 0)
+    plain = (run.losses(), run.head.weights_sha256)
+    run.uri += "-kept"
+    run.options.append("--keep-compiled")
+    run.at_start = on_a_new_machine(tmp_path / "first")
+    tiny.HOOKS["second"] = lambda step: signal.raise_signal(signal.SIGUSR1) if step == 2 else None
+    ends_with(run, 75)
+    tiny.HOOKS.clear()
+    assert "kept parts" not in capfd.readouterr().out
+    run.at_start = on_a_new_machine(tmp_path / "second")
+    ends_with(run, 0)
+    assert "[compile] " in (said := capfd.readouterr().out)
+    assert "kept parts" in said
+    assert (run.losses(), run.head.weights_sha256) == plain

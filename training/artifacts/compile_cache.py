@@ -1,0 +1,88 @@
+"""What torch.compile has made, kept in the run's store: a replacement need not make it again.
+
+It holds code that torch unpickles and runs, as the run's bundle is run: only for a store that
+nobody else writes to. torch takes an entry only for the graph, settings and device that it was made
+for, so results are the same without it; what is damaged or another torch's is dropped with a line.
+"""
+
+import hashlib
+import logging
+import sys
+import time
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import torch
+
+from contract.keys import artifact_prefix
+from training.artifact_key import artifact_key
+from training.store.protocol import Store, StoreError
+
+_DIGEST_BYTES = hashlib.sha256().digest_size
+# Of batches of many shapes each new one compiles.
+_LEAST_SECONDS = 60.0
+_log = logging.getLogger(__name__)
+
+
+class CompileCache:
+    """The compile cache of one stage on the machines of a run that have this numerics key."""
+
+    def __init__(self, store: Store, stage: str, numerics: Mapping[str, Any]) -> None:
+        facts = {"compiled": stage, "numerics": dict(numerics), "python": sys.version}
+        self._store = store
+        self._key = f"{artifact_prefix(artifact_key(facts))}compiled.bin"
+        self._has_more = False  # than is kept
+        self._kept_at: float | None = None
+        self._sending: Future[None] | None = None
+        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="compile-cache")
+
+    def load(self) -> None:
+        """Give torch what an earlier attempt has kept, if it has."""
+        began = time.monotonic()
+        try:
+            content = self._read()
+        except (StoreError, ValueError) as error:
+            _log.warning("[compile] the kept code is not used but made again: %s", error)
+            return
+        if content is None:
+            return
+        found = torch.compiler.load_cache_artifacts(content)
+        if found is None:
+            _log.warning("[compile] the kept code is made again: torch cannot read it")
+            return
+        count, seconds = sum(map(len, found.artifacts.values())), time.monotonic() - began
+        line = "[compile] %d kept parts, %.1f MB, loaded in %.1f s"
+        _log.info(line, count, len(content) / 1e6, seconds)
+
+    def stepped(self, *, has_compiled: bool) -> None:
+        """After a step: keep what has been made, behind the training, once nothing new comes."""
+        self._has_more = self._has_more or has_compiled
+        if has_compiled or not self._has_more:
+            return
+        is_early = self._kept_at is not None and time.monotonic() - self._kept_at < _LEAST_SECONDS
+        if is_early or (self._sending is not None and not self._sending.done()):
+            return
+        self._has_more, self._kept_at = False, time.monotonic()
+        made = torch.compiler.save_cache_artifacts()
+        if made is not None:
+            self._sending = self._pool.submit(self._write, made[0])
+
+    def close(self) -> None:
+        """Wait until nothing is being sent."""
+        self._pool.shutdown()
+
+    def _read(self) -> bytes | None:
+        stored = self._store.get(self._key)
+        if stored is None:
+            return None
+        digest, content = stored.data[:_DIGEST_BYTES], stored.data[_DIGEST_BYTES:]
+        if hashlib.sha256(content).digest() != digest:
+            raise ValueError(f"{self._store.uri}/{self._key} does not match its checksum")
+        return content
+
+    def _write(self, content: bytes) -> None:
+        try:
+            self._store.put(self._key, hashlib.sha256(content).digest() + content)
+        except StoreError as error:
+            _log.warning("[compile] the code is not kept for replacements: %s", error)
