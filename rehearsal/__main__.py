@@ -32,7 +32,7 @@ from rehearsal.drill.program import RehearsedProgram
 from rehearsal.drill.program_receipt import make_program_receipt, program_faults, program_rows
 from rehearsal.drill.receipt import find_faults, make_receipt, receipt_rows
 from rehearsal.drill.report import write_program_report, write_report
-from rehearsal.machines.nspawn.commands import CommandFailed
+from rehearsal.machines.commands import CommandFailed
 from rehearsal.machines.nspawn.host import NspawnHost, nspawn_host
 from rehearsal.machines.nspawn.namespaces import check_host, enter_namespaces
 from rehearsal.machines.nspawn.root_image import root_image
@@ -52,6 +52,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     drill.add_argument(
         "names", nargs="*", metavar="NAME", help="a drill of --list, or a .toml file; default: all"
     )
+    _add_machine(drill)
     drill.add_argument("--list", action="store_true", help="show the drills and run none")
     drill.add_argument("--out", type=Path, default=Path("out/drill"), help="default: %(default)s")
     drill.add_argument("--json", action="store_true", help="print the table as JSON")
@@ -67,15 +68,19 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     return parser.parse_args(arguments)
 
 
-def _add_demo(demo: argparse.ArgumentParser) -> None:
-    demo.add_argument("--out", type=Path, default=Path("out/demo"), help="default: %(default)s")
-    demo.add_argument(
+def _add_machine(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
         "--machine",
         choices=(PROCESS, NSPAWN),
         default=PROCESS,
         help="what boots: processes, or containers with systemd and cloud-init (Linux, root); "
         "default: %(default)s",
     )
+
+
+def _add_demo(demo: argparse.ArgumentParser) -> None:
+    demo.add_argument("--out", type=Path, default=Path("out/demo"), help="default: %(default)s")
+    _add_machine(demo)
     demo.add_argument("--size", default="g5.xlarge", help="instance type, default: %(default)s")
     demo.add_argument(
         "--program", type=Path, metavar="FOLDER", help="train this program instead of a workload"
@@ -187,7 +192,7 @@ def rehearse(arguments: argparse.Namespace, say: Callable[[str], None]) -> int:
         plan=[] if arguments.no_interruptions else plan,
         timeout_seconds=arguments.timeout_seconds,
     )
-    image = _prepare_nspawn(say) if arguments.machine == NSPAWN else None
+    image = _prepare(arguments.machine, say)
     clear(folder)
     with (
         EmbeddedAws() as aws,
@@ -217,8 +222,10 @@ def rehearse(arguments: argparse.Namespace, say: Callable[[str], None]) -> int:
     return 1 if faults else 0
 
 
-def _prepare_nspawn(say: Callable[[str], None]) -> Path:
-    """Return the root image, and go on in namespaces of our own."""
+def _prepare(machine: str, say: Callable[[str], None]) -> Path | None:
+    """For nspawn machines, return the root image and go on in namespaces of our own."""
+    if machine != NSPAWN:
+        return None
     check_host()
     image = root_image(say)
     enter_namespaces()
@@ -242,6 +249,7 @@ def run_drills(arguments: argparse.Namespace, say: Callable[[str], None]) -> int
         _show(records, scenario_table(scenarios), as_json=arguments.json)
         return 0
     folder = (REPOSITORY / arguments.out).resolve()
+    image = _prepare(arguments.machine, say)
     clear(folder)
     outcomes = []
     with (folder / "cdk.log").open("a", encoding="utf-8") as log, EmbeddedAws() as aws:
@@ -249,8 +257,18 @@ def run_drills(arguments: argparse.Namespace, say: Callable[[str], None]) -> int
         def keep(text: str) -> None:
             print(text, file=log, flush=True)
 
-        with Children(say=keep, environment=child_environment(aws), folder=REPOSITORY) as children:
-            series = Series(scenarios=scenarios, folder=folder, aws=aws, children=children, say=say)
+        with (
+            Children(say=keep, environment=child_environment(aws), folder=REPOSITORY) as children,
+            _nspawn_host(image, folder / "network", aws) as nspawn,
+        ):
+            series = Series(
+                scenarios=scenarios,
+                folder=folder,
+                aws=aws,
+                children=children,
+                say=say,
+                nspawn=nspawn,
+            )
             for outcome in series.run():
                 outcomes.append(outcome)
                 # After each, so that Ctrl-C keeps those before it.

@@ -41,6 +41,9 @@ class BootableMachine(Protocol):
     def kill(self) -> int:
         """Kill everything at once; return the number of processes killed."""
 
+    def execute(self, *command: str) -> str:
+        """Run a program in the machine as root; return what it printed, or raise CommandFailed."""
+
     def log_lines(self) -> Sequence[str]:
         """Return what it has logged so far: boot first, then training."""
 

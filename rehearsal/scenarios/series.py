@@ -11,6 +11,7 @@ from rehearsal.aws import EmbeddedAws
 from rehearsal.drill.children import Child, ChildFailed, Children
 from rehearsal.drill.deployment import Deployment, RehearsalFailed, synth_arguments
 from rehearsal.drill.run_files import FolderFiles
+from rehearsal.machines.nspawn.host import NspawnHost
 from rehearsal.scenarios.scenario import EQUAL, Scenario
 from rehearsal.scenarios.trial import Trial
 from rehearsal.scenarios.verdict import Ended, find_faults, why
@@ -52,11 +53,14 @@ class Series:
     aws: EmbeddedAws
     children: Children
     say: Callable[[str], None]
+    nspawn: NspawnHost | None = None  # None: process machines
     _references: dict[str, Child] = field(default_factory=dict)
 
     @property
     def deployment(self) -> Deployment:
-        return Deployment(folder=self.folder, aws=self.aws, children=self.children)
+        return Deployment(
+            folder=self.folder, aws=self.aws, children=self.children, nspawn=self.nspawn
+        )
 
     def run(self) -> Iterator[Outcome]:
         """Rehearse one after the other; one that breaks does not keep the next from running."""

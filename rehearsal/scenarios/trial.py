@@ -7,8 +7,8 @@ from pathlib import Path
 
 from rehearsal.aws.event_bus import EventBus
 from rehearsal.drill.cdk import run_cdk
-from rehearsal.drill.demo import POLL_SECONDS, processes_below
-from rehearsal.drill.deployment import Deployment, RehearsalFailed, synth_arguments
+from rehearsal.drill.demo import POLL_SECONDS
+from rehearsal.drill.deployment import Deployment, RehearsalFailed, handler_poll, synth_arguments
 from rehearsal.drill.fleet import BootableMachine, Fleet, Instance, Life
 from rehearsal.drill.interruptions import Drill
 from rehearsal.drill.narrator import Narrator
@@ -154,11 +154,13 @@ class Trial:
 
     def _machine(self, instance: Instance) -> BootableMachine:
         quirks = self.scenario.quirks(len(self.fleet.lives) + 1)
+        notice_seconds = self.deployment.aws.capacity.notice_seconds
+        environment = {**WAITS, **handler_poll(notice_seconds), **quirks.environment}
         return self.deployment.machine(
             instance,
             self.folder / "machines",
-            self.deployment.aws.capacity.notice_seconds,
-            replace(quirks, environment={**WAITS, **quirks.environment}),
+            notice_seconds,
+            replace(quirks, environment=environment),
         )
 
     def _tell(self, text: str) -> None:
@@ -182,4 +184,4 @@ class Trial:
 
     def processes_left(self) -> int:
         """Return how many processes of this drill's machines still run."""
-        return len(processes_below(self.folder))
+        return self.deployment.processes_left(self.folder)

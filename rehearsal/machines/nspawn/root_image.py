@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from rehearsal.machines.nspawn.commands import run
+from rehearsal.machines.commands import run
 
 # What the Deep Learning AMI's Ubuntu has of what boot touches; Python and its packages are bound.
 PACKAGES = (

@@ -19,6 +19,9 @@ class NoMachine:
     def kill(self) -> int:
         return 0
 
+    def execute(self, *command: str) -> str:
+        return ""
+
     def log_lines(self) -> list[str]:
         return []
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rehearsal.drill.demo import processes_below
+from rehearsal.drill.deployment import processes_below
 from rehearsal.scenarios.scenario import known_scenarios
 
 TOLD = "bad-gpu"
