@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from rehearsal.machines.nspawn.commands import run
+from rehearsal.machines.commands import run
 from rehearsal.machines.nspawn.machine import IMAGE_FILES as NSPAWN_FILES
 from rehearsal.machines.nspawn.root_image import SUITE
 

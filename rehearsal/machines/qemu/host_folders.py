@@ -6,7 +6,7 @@ from pathlib import Path
 
 import certifi
 
-from rehearsal.machines.nspawn.commands import run
+from rehearsal.machines.commands import run
 from rehearsal.machines.qemu.disk_image import host_folders
 
 DAEMON = Path("/usr/lib/qemu/virtiofsd")

@@ -4,15 +4,15 @@ import shlex
 import shutil
 import socket
 import subprocess
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from rehearsal.machines.logs import BOOT, USER_DATA, wait_for
 from rehearsal.machines.metadata import MetadataServer
-from rehearsal.machines.nspawn.commands import CommandFailed, run
-from rehearsal.machines.nspawn.network import Card, Network
+from rehearsal.machines.commands import CommandFailed, run
+from rehearsal.machines.nspawn.network import BRIDGE, Card, Network
 from rehearsal.machines.qemu import host_folders, identity
 from rehearsal.machines.qemu.disk_image import MIB, SIGNATURE, DiskImage
 from rehearsal.machines.qemu.monitor import Monitor
@@ -26,7 +26,6 @@ KERNEL_ARGUMENTS = (
     # As on EC2's images: a volume may be late, and is waited for.
     "nvme_core.io_timeout=4294967295"
 )
-LOGS = ("/var/log/cloud-init-output.log", "/var/log/training/boot.log")
 # A folder of the rehearsal's own in its mount namespace, short enough for a socket's address.
 RUN = Path("/run/systemd/nspawn")
 CARD_SLOT = 5  # of the PCI bus: its card is ens5, as on EC2
@@ -91,7 +90,7 @@ class QemuMachine:
         self.run.mkdir(parents=True, exist_ok=True)
         self._card = self.network.admit(self.metadata)
         run("ip", "tuntap", "add", "dev", self._card.host_end, "mode", "tap")
-        self.network.connect(self._card)
+        run("ip", "link", "set", self._card.host_end, "master", BRIDGE, "up")
         self.metadata.more = self._card.metadata()
         log = self.folder / "qemu.log"
         authorities = self.network.authorities
@@ -150,7 +149,8 @@ class QemuMachine:
         if self._monitor is not None:
             self._monitor.close()
         if self._card is not None:
-            self.network.detach(self._card)
+            self.network.metadata.pop(self._card.address, None)
+            run("ip", "link", "delete", self._card.host_end)
         self._qemu = self._virtiofs = self._monitor = self._card = None
         return count
 
@@ -180,17 +180,12 @@ class QemuMachine:
         """Return the lines of user data and boot so far; none while nobody can log in."""
         # Those that do not exist yet are passed over.
         with suppress(CommandFailed):
-            return self.execute("sh", "-c", f"cat {' '.join(LOGS)} 2>/dev/null || true").splitlines()
+            return self.execute("sh", "-c", f"cd / && cat {USER_DATA} {BOOT} 2>/dev/null || true").splitlines()
         return []
 
     def wait(self, seconds: float, log_has: str) -> bool:
         """Wait for a log line that contains the text; return False if none came."""
-        give_up_at = time.monotonic() + seconds
-        while not any(log_has in line for line in self.log_lines()):
-            if self.is_off or time.monotonic() > give_up_at:
-                return False
-            time.sleep(2)
-        return True
+        return wait_for(self.log_lines, seconds, log_has)
 
     @property
     def _root(self) -> Path:
