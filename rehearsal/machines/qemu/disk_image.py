@@ -73,7 +73,10 @@ def disk_image(root_image: Path, say: Callable[[str], None]) -> DiskImage:
 
 def host_folders() -> dict[str, Path]:
     """Return what machines see of the host below /host, by name."""
-    return {"environment": Path(sys.prefix).resolve(), "interpreter": Path(sys.base_prefix).resolve()}
+    return {
+        "environment": Path(sys.prefix).resolve(),
+        "interpreter": Path(sys.base_prefix).resolve(),
+    }
 
 
 def _fstab() -> str:

@@ -1,4 +1,4 @@
-"""The host's folders in a machine, read-only, over virtiofs: Python and what stands for the AMI's."""
+"""The host's folders in a machine, read-only, over virtiofs: what stands for /opt/pytorch."""
 
 import socket
 import subprocess
@@ -26,7 +26,15 @@ def serve(authorities: Path, folder: Path, log: Path) -> tuple[subprocess.Popen[
     listener.listen()
     with log.open("ab") as said:
         daemon = subprocess.Popen(
-            [DAEMON, f"--fd={listener.fileno()}", "-f", "-o", f"source={shared}", "-o", "cache=always"],
+            [
+                DAEMON,
+                f"--fd={listener.fileno()}",
+                "-f",
+                "-o",
+                f"source={shared}",
+                "-o",
+                "cache=always",
+            ],
             pass_fds=[listener.fileno()],
             stdout=said,
             stderr=said,

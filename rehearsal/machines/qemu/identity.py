@@ -30,18 +30,20 @@ class Identity:
 
 
 def give(identity: Identity, memory: Path, maps: Path) -> None:
-    """Make the controller with this serial say the rest; `memory` and `maps` are QEMU's in /proc."""
+    """Make the controller with this serial say the rest; the files are QEMU's in /proc."""
     serial = identity.serial.encode().ljust(SERIAL_BYTES)
     places = find(serial + QEMU_MODEL.ljust(MODEL_BYTES), memory, maps)
     if len(places) != 1:
         raise NotFound(f"identify data of {identity.serial}: {len(places)} times in QEMU's memory")
     data = places[0] - SERIAL_AT
+    fields = {
+        VENDOR_AT: AMAZON.to_bytes(2, "little"),
+        MODEL_AT: identity.model.encode().ljust(MODEL_BYTES),
+    }
+    if identity.device_name:
+        fields[VENDOR_SPECIFIC_AT] = identity.device_name.encode().ljust(NAME_BYTES)
     with memory.open("r+b", buffering=0) as file:
-        for at, content in (
-            (VENDOR_AT, AMAZON.to_bytes(2, "little")),
-            (MODEL_AT, identity.model.encode().ljust(MODEL_BYTES)),
-            (VENDOR_SPECIFIC_AT, identity.device_name.encode().ljust(NAME_BYTES)),
-        ):
+        for at, content in fields.items():
             file.seek(data + at)
             file.write(content)
 

@@ -1,4 +1,4 @@
-"""A machine in QEMU: kernel, PCI bus and NVMe controllers of its own; it boots user data verbatim."""
+"""A machine in QEMU: kernel, PCI bus, NVMe controllers of its own; it boots user data verbatim."""
 
 import shlex
 import shutil
@@ -6,12 +6,12 @@ import socket
 import subprocess
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
+from rehearsal.machines.commands import CommandFailed, run
 from rehearsal.machines.logs import BOOT, USER_DATA, wait_for
 from rehearsal.machines.metadata import MetadataServer
-from rehearsal.machines.commands import CommandFailed, run
 from rehearsal.machines.nspawn.network import BRIDGE, Card, Network
 from rehearsal.machines.qemu import host_folders, identity
 from rehearsal.machines.qemu.disk_image import MIB, SIGNATURE, DiskImage
@@ -167,10 +167,9 @@ class QemuMachine:
             "StrictHostKeyChecking=no",
             "UserKnownHostsFile=/dev/null",
             "LogLevel=ERROR",
-            "ControlMaster=auto",
-            f"ControlPath={self.run}/ssh",
-            "ControlPersist=yes",
             "ConnectTimeout=20",
+            # A connection that outlives the machine, as at a reboot, ends.
+            "ServerAliveInterval=20",
         )
         words = [word for option in options for word in ("-o", option)]
         key = ("-F", "none", "-i", self.image.ssh_key)
@@ -180,7 +179,9 @@ class QemuMachine:
         """Return the lines of user data and boot so far; none while nobody can log in."""
         # Those that do not exist yet are passed over.
         with suppress(CommandFailed):
-            return self.execute("sh", "-c", f"cd / && cat {USER_DATA} {BOOT} 2>/dev/null || true").splitlines()
+            return self.execute(
+                "sh", "-c", f"cd / && cat {USER_DATA} {BOOT} 2>/dev/null || true"
+            ).splitlines()
         return []
 
     def wait(self, seconds: float, log_has: str) -> bool:
@@ -224,8 +225,11 @@ class QemuMachine:
             *("-m", f"{self.memory_mib}M"),
             *("-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2"),
             *("-smbios", "type=0,vendor=Amazon EC2,version=1.0"),
-            *("-smbios", f"type=1,manufacturer=Amazon EC2,product={self.metadata.instance_type},"
-              f"uuid={UUID},serial={UUID}"),
+            *(
+                "-smbios",
+                f"type=1,manufacturer=Amazon EC2,product={self.metadata.instance_type},"
+                f"uuid={UUID},serial={UUID}",
+            ),
             *("-smbios", f"type=2,manufacturer=Amazon EC2,asset={self.instance_id}"),
             *("-kernel", str(self.image.kernel), "-append", KERNEL_ARGUMENTS),
             *("-chardev", f"file,id=console,path={self.folder.resolve()}/console.log,append=on"),
