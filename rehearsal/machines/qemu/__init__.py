@@ -1,1 +1,1 @@
-"""Machines of QEMU's: their own kernel, EC2's DMI data, disks behind NVMe controllers (root, Linux)."""
+"""Machines in QEMU: a kernel of their own, EC2's DMI data, NVMe controllers (root, Linux)."""

@@ -15,29 +15,27 @@ DAEMON = Path("/usr/lib/qemu/virtiofsd")
 def serve(authorities: Path, folder: Path, log: Path) -> tuple[subprocess.Popen[bytes], Path]:
     """Serve them until the machine's power is cut; return the daemon and its socket."""
     shared, address = folder / "host", folder / "virtiofs"
-    for name, place in host_folders().items():
-        (shared / name).mkdir(parents=True, exist_ok=True)
-        run("mount", "--bind", "-o", "ro", place, shared / name)
-    bundle = Path(certifi.where()).resolve().relative_to(host_folders()["environment"])
-    run("mount", "--bind", authorities, shared / "environment" / bundle)
+    if not shared.exists():
+        _lay_out(shared, authorities)
     address.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(address))
     listener.listen()
     with log.open("ab") as said:
         daemon = subprocess.Popen(
-            [
-                DAEMON,
-                f"--fd={listener.fileno()}",
-                "-f",
-                "-o",
-                f"source={shared}",
-                "-o",
-                "cache=always",
-            ],
+            [DAEMON, f"--fd={listener.fileno()}", "-f", *("-o", f"source={shared},cache=always")],
             pass_fds=[listener.fileno()],
             stdout=said,
             stderr=said,
         )
     listener.close()
     return daemon, address
+
+
+def _lay_out(shared: Path, authorities: Path) -> None:
+    """Show the host's folders below this one; its Python trusts the network's authorities."""
+    for name, place in host_folders().items():
+        (shared / name).mkdir(parents=True)
+        run("mount", "--bind", "-o", "ro", place, shared / name)
+    trusted = Path(certifi.where()).resolve().relative_to(host_folders()["environment"])
+    run("mount", "--bind", authorities, shared / "environment" / trusted)

@@ -82,8 +82,9 @@ class Life:
 
 def boot_log(words: str, count: int = 1) -> tuple[str, Callable[[str], bool]]:
     """Return how to wait for the nth line of the boot's log with these words."""
-    return f"grep -F '{words}' /var/log/training/boot.log", lambda said: (
-        len(said.splitlines()) >= count
+    return (
+        f"grep -F '{words}' /var/log/training/boot.log",
+        lambda said: len(said.splitlines()) >= count,
     )
 
 
