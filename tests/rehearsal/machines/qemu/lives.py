@@ -83,7 +83,7 @@ class Life:
 def boot_log(words: str, count: int = 1) -> tuple[str, Callable[[str], bool]]:
     """Return how to wait for the nth line of the boot's log with these words."""
     return (
-        f"grep -F '{words}' /var/log/training/boot.log",
+        f"grep -sF '{words}' /var/log/training/boot.log",
         lambda said: len(said.splitlines()) >= count,
     )
 
