@@ -36,10 +36,9 @@ from rehearsal.machines.commands import CommandFailed
 from rehearsal.machines.nspawn.host import NspawnHost, nspawn_host
 from rehearsal.machines.nspawn.namespaces import check_host, enter_namespaces
 from rehearsal.machines.nspawn.root_image import root_image
-from rehearsal.scenarios.scenario import choose
-from rehearsal.scenarios.series import Series, outcome_table, scenario_table
+from rehearsal.scenarios.scenario import NSPAWN, PROCESS, Scenario, choose
+from rehearsal.scenarios.series import Outcome, Series, outcome_table, scenario_table
 
-PROCESS, NSPAWN = "process", "nspawn"
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -243,11 +242,24 @@ def _nspawn_host(image: Path | None, folder: Path, aws: EmbeddedAws) -> Iterator
 
 def run_drills(arguments: argparse.Namespace, say: Callable[[str], None]) -> int:
     """Rehearse the chosen scenarios; return 1 if one did not end as written."""
-    scenarios = choose(arguments.names)
+    scenarios = choose(arguments.names, "" if arguments.list else arguments.machine)
     if arguments.list:
-        records = [{"name": each.name, "about": each.about} for each in scenarios]
+        records = [
+            {"name": each.name, "about": each.about, "needs": each.needs} for each in scenarios
+        ]
         _show(records, scenario_table(scenarios), as_json=arguments.json)
         return 0
+    left_out = [each.name for each in choose([]) if not each.can_have(arguments.machine)]
+    if left_out and not arguments.names:
+        say(f"{arguments.machine} machines cannot show, so left out: {', '.join(left_out)}")
+    outcomes = _rehearse_drills(scenarios, arguments, say)
+    _show([asdict(each) for each in outcomes], outcome_table(outcomes), as_json=arguments.json)
+    return 1 if any(each.faults for each in outcomes) else 0
+
+
+def _rehearse_drills(
+    scenarios: Sequence[Scenario], arguments: argparse.Namespace, say: Callable[[str], None]
+) -> list[Outcome]:
     folder = (REPOSITORY / arguments.out).resolve()
     image = _prepare(arguments.machine, say)
     clear(folder)
@@ -274,8 +286,7 @@ def run_drills(arguments: argparse.Namespace, say: Callable[[str], None]) -> int
                 # After each, so that Ctrl-C keeps those before it.
                 records = [asdict(each) for each in outcomes]
                 (folder / "drills.json").write_text(json.dumps(records, indent=2) + "\n")
-    _show(records, outcome_table(outcomes), as_json=arguments.json)
-    return 1 if any(each.faults for each in outcomes) else 0
+    return outcomes
 
 
 def _show(records: Sequence[dict[str, Any]], table: Table, *, as_json: bool) -> None:

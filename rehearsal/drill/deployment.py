@@ -123,6 +123,7 @@ class Deployment:
             market=instance.market,
             tags=instance.tags,
             user_data=instance.user_data,
+            faults=self.aws.faults,
         )
         if self.nspawn is not None:
             return self.nspawn.machine(folder / instance.id, instance.id, metadata, quirks)

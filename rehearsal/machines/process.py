@@ -11,25 +11,23 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
 
 from rehearsal.machines.commands import failure
+from rehearsal.machines.json_disks import Disk, disks_of, write_disks
 from rehearsal.machines.logs import BOOT, TRAINING, USER_DATA, Logs, wait_for
 from rehearsal.machines.metadata import MetadataServer
 from rehearsal.machines.processes import freeze_process, kill_processes, list_processes
-from rehearsal.machines.quirks import KEPT, KEPT_TEXT, PARTITION_TABLE, Quirks, Volume
+from rehearsal.machines.quirks import Quirks
 
 REPOSITORY = Path(__file__).parent.parent.parent
 INIT = "rehearsal.machines.init"
 SHIMS = Path(__file__).parent / "bin"
-EBS = "Amazon Elastic Block Store"
 # Anything that would keep the SDKs from getting credentials from the metadata service.
 NOT_PASSED_ON = (
     "AWS_ACCESS_KEY_ID",
@@ -48,62 +46,6 @@ FOLDERS = (
     "var/lib/cloud/instance",
     "var/log/training",
 )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Disk:
-    """One NVMe disk as the machine's programs see it; `signatures` is what wipefs finds."""
-
-    name: str
-    model: str = EBS
-    serial: str
-    device_name: str
-    holds_root: bool = False
-    mounted: str | None = None
-    signatures: tuple[str, ...] = ()
-    tags: Mapping[str, str] = field(default_factory=dict)
-    appears_at: float = 0.0  # as time.time() says it
-
-
-# The data volume comes first on purpose: to trust kernel names is to format the wrong disk.
-EC2_DISKS = (
-    Disk(name="nvme0n1", serial="vol0d1a2b3c4d5e6f708", device_name="sdf"),
-    Disk(
-        name="nvme1n1",
-        serial="vol00112233445566778",
-        device_name="sda1",
-        holds_root=True,
-        signatures=("gpt",),
-    ),
-)
-VOLUME_NAMES = ("nvme0n1", "nvme2n1", "nvme3n1")
-
-
-def disks_of(volumes: Sequence[Volume]) -> list[Disk]:
-    """Return the disks of a machine that is powered on now."""
-    named = zip(VOLUME_NAMES, volumes, strict=False)
-    return [EC2_DISKS[1], *(_disk(name, volume) for name, volume in named)]
-
-
-def _disk(name: str, volume: Volume) -> Disk:
-    kind = {PARTITION_TABLE: "dos"}.get(volume.content, volume.content)
-    is_file_system = volume.content not in ("", PARTITION_TABLE)
-    return Disk(
-        name=name,
-        serial=f"vol0d1a2b3c4d5e6f7{name[4:-2]:0>2}",
-        device_name=volume.device_name,
-        signatures=(kind,) if kind else (),
-        tags={"TYPE": kind, "UUID": str(uuid.uuid4())} if is_file_system else {},
-        appears_at=time.time() + volume.late_seconds if volume.late_seconds else 0.0,
-    )
-
-
-def _fill_file_systems(root: Path, disks: Sequence[Disk]) -> None:
-    for disk in disks:
-        if "UUID" in disk.tags:
-            files = root / f"sys/disks/{disk.name}"
-            files.mkdir()
-            (files / KEPT).write_text(KEPT_TEXT)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -125,6 +67,11 @@ class ProcessMachine:
     _init: subprocess.Popen[bytes] | None = None
     _rehearsal: socket.socket | None = None
     _logs: Logs = field(default_factory=Logs)
+
+    @property
+    def user_data_file(self) -> Path:
+        """The user data that the machine runs."""
+        return self.folder / "var/lib/cloud/instance/user-data.txt"
 
     @property
     def user_data_log(self) -> Path:
@@ -263,16 +210,13 @@ class ProcessMachine:
         for name in FOLDERS:
             (self.folder / name).mkdir(parents=True, exist_ok=True)
         self.quirks.furnish(self._root, self.pytorch.resolve(), self._path)
-        disks = disks_of(self.quirks.volumes) if self.disks is None else self.disks
-        for disk in disks:
-            content = json.dumps(asdict(disk), indent=1)
-            (self.folder / f"sys/disks/{disk.name}.json").write_text(content + "\n")
         if self.disks is None:
-            _fill_file_systems(self.folder, disks)
+            write_disks(self.folder / "sys/disks", disks_of(self.quirks.volumes), filled=True)
+        else:
+            write_disks(self.folder / "sys/disks", self.disks, filled=False)
         (self.folder / "var/lib/cloud/data/instance-id").write_text(f"{self.instance_id}\n")
-        user_data = self.folder / "var/lib/cloud/instance/user-data.txt"
-        user_data.write_bytes(self.user_data)
-        user_data.chmod(0o700)
+        self.user_data_file.write_bytes(self.user_data)
+        self.user_data_file.chmod(0o700)
         (self.folder / "run/machine.json").write_text(json.dumps(self._environment(), indent=1))
 
     def _environment(self) -> dict[str, str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 ROOT = Path("/sys/fs/cgroup")
 # Some hosts have version 2 beside version 1, which then has the memory.
 VERSION_1_MEMORY = ROOT / "memory"
-PATIENCE_SECONDS = 10.0
+PATIENCE_SECONDS = 60.0
 _MIB = 2**20
 
 

@@ -102,11 +102,13 @@ class Disks:
             new.write_text(text)
             new.rename(root / name)
 
-    def detach(self) -> None:
-        """Detach all of them."""
+    def delete(self) -> None:
+        """Detach and delete all of them, as EC2 does with those of a terminated instance."""
         for loop in self._loops.values():
             loop.close()
         self._loops.clear()
+        for disk in self.disks:
+            self._file(disk).unlink(missing_ok=True)
 
     def _file(self, disk: NvmeDisk) -> Path:
         return self.folder / f"{Path(disk.name).name}.img"

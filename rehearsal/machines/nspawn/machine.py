@@ -12,11 +12,13 @@ from threading import Timer
 
 import certifi
 
+from rehearsal.machines import agent
 from rehearsal.machines.commands import CommandFailed, run
 from rehearsal.machines.logs import USER_DATA, Logs, wait_for
 from rehearsal.machines.metadata import MetadataServer
 from rehearsal.machines.nspawn.control_groups import ControlGroup
 from rehearsal.machines.nspawn.disks import DEVICE_FILES, Disks, disks_of
+from rehearsal.machines.nspawn.interpreter import interpreter_files
 from rehearsal.machines.nspawn.network import CARD, Card, Network
 from rehearsal.machines.quirks import Quirks, lend_environment
 
@@ -24,6 +26,7 @@ IMAGE_FILES = Path(__file__).parent / "image"
 # systemd in a container takes this as the power button.
 POWER_OFF = signal.SIGRTMIN + 4
 POWER_ON = Path(__file__).parent / "power_on.sh"
+AGENT = "opt/aws/amazon-cloudwatch-agent/bin/amazon-cloudwatch-agent-ctl"
 # By this cloud-init knows EC2 in a container, which reads no DMI data.
 HYPERVISOR_UUID = "ec2a1b2c-3d4e-5f60-7182-93a4b5c6d7e8\n"
 # After which a program of the rehearsal is killed.
@@ -68,6 +71,11 @@ class NspawnMachine:
         return self.root / "var/log/training/metrics.jsonl"
 
     @property
+    def user_data_file(self) -> Path:
+        """The user data that cloud-init runs."""
+        return self.root / f"var/lib/cloud/instances/{self.instance_id}/user-data.txt"
+
+    @property
     def user_data_log(self) -> Path:
         """The log of the user data, which starts the boot."""
         return self.root / USER_DATA
@@ -106,8 +114,10 @@ class NspawnMachine:
                 start_new_session=True,
             )
         for seconds in {volume.late_seconds for volume in self.quirks.volumes} - {0.0}:
-            self._late.append(Timer(seconds, self._attach_late, [seconds]))
-            self._late[-1].start()
+            timer = Timer(seconds, self._attach_late, [seconds])
+            timer.daemon = True
+            timer.start()
+            self._late.append(timer)
 
     @property
     def group(self) -> ControlGroup:
@@ -115,6 +125,8 @@ class NspawnMachine:
         return ControlGroup(machine=self.instance_id, memory_mib=self.quirks.memory_mib)
 
     def _attach_late(self, seconds: float) -> None:
+        if self.is_off:
+            return
         self._disks.attach(self.root, seconds)
         # Before its systemd runs, it is too early: that makes the device files by itself.
         with suppress(CommandFailed):
@@ -129,7 +141,7 @@ class NspawnMachine:
         self.metadata.rebalance()
 
     def kill(self) -> int:
-        """Cut the power; return how many processes that ended. The disks stay as they are."""
+        """Cut the power and delete the disks, but for /; return how many processes that ended."""
         if self._nspawn is None:
             return 0
         for timer in self._late:
@@ -163,7 +175,9 @@ class NspawnMachine:
         spaces = ("--uts", "--ipc", "--net", "--pid", "--cgroup", "--mount")
         # As a service of the machine: it has its environment and its control group.
         service = ("systemd-run", "--quiet", "--pipe", "--wait", "--collect", *EXECUTE_LIMIT, "--")
-        return run("nsenter", f"--target={leader}", *spaces, "--wdns=/", *service, *command)
+        # systemd would put variables of its own into the words.
+        words = [word.replace("$", "$$") for word in command]
+        return run("nsenter", f"--target={leader}", *spaces, "--wdns=/", *service, *words)
 
     def _first_process(self) -> int:
         """Return the id of the machine's systemd: below power_on.sh and systemd-nspawn."""
@@ -193,15 +207,14 @@ class NspawnMachine:
         environment = self.pytorch.resolve()
         pytorch = Path("/opt/pytorch")
         authorities = Path(certifi.where()).resolve().relative_to(environment)
-        interpreter = Path(sys.base_prefix).resolve()
         return [
             *("systemd-nspawn", "--quiet", f"--directory={self.root}", "--boot"),
             *(f"--machine={self.instance_id}", "--register=no", "--keep-unit", "--settings=no"),
             *("--console=pipe", "--link-journal=no", "--resolv-conf=off", "--timezone=off"),
             *("--capability=all", f"--network-interface={CARD}"),
             f"--bind-ro={self.folder.resolve()}/hypervisor-uuid:/sys/hypervisor/uuid",
-            # Programs of a virtual environment name their interpreter by its own path.
-            *(f"--bind-ro={path}" for path in (environment, interpreter)),
+            # Programs of a virtual environment name its interpreter by its own path.
+            *(f"--bind-ro={path}" for path in (environment, *interpreter_files(environment))),
             f"--bind-ro={self._lent if self.quirks.lacks else environment}:{pytorch}",
             *(
                 f"--bind-ro={self.network.authorities.resolve()}:{place / authorities}"
@@ -217,6 +230,8 @@ class NspawnMachine:
         layers = f"lowerdir={self.image},upperdir={folder}/upper,workdir={folder}/work"
         run("mount", "-t", "overlay", "overlay", "-o", layers, self.root)
         shutil.copytree(IMAGE_FILES, self.root, dirs_exist_ok=True, symlinks=True)
+        (self.root / AGENT).parent.mkdir(parents=True)
+        shutil.copy(agent.__file__, self.root / AGENT)
         (self.root / PCI_FILES).mkdir(parents=True)
         self._furnish_quirks()
         (folder / "hypervisor-uuid").write_text(HYPERVISOR_UUID)
@@ -245,7 +260,7 @@ class NspawnMachine:
     def _release(self) -> None:
         self._nspawn = None
         self.group.remove()
-        self._disks.detach()
+        self._disks.delete()
         if self._card is not None:
             self.network.detach(self._card)
             self._card = None
