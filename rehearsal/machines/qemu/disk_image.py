@@ -10,21 +10,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rehearsal.machines.commands import run
+from rehearsal.machines.nspawn.interpreter import interpreter_files
 from rehearsal.machines.nspawn.machine import IMAGE_FILES as NSPAWN_FILES
-from rehearsal.machines.nspawn.root_image import SUITE
+from rehearsal.machines.nspawn.root_image import DEFAULT, VARIABLE, read_source
 
 IMAGE_FILES = Path(__file__).parent / "image"
 # NVMe, ext4 and PCI hot-plug are built in: no initramfs is needed.
 KERNEL = "linux-image-cloud-amd64"
-# What stands in for disks and PCI bus in a container; here they are real.
-OF_CONTAINERS = ("lsblk", "ebsnvme-id", "sys-bus-pci.mount", "95_rehearsal.cfg")
+# All else that nspawn's machines have of ours stands in for what is real here.
+NETWORK = "etc/systemd/network"
 MIB = 2**20
 DISK_MIB = 3072
 # The disk signature, by which the kernel finds / wherever the disk is attached, as on EC2's images.
 SIGNATURE = 0x0EC20EC2
 SECTOR_BYTES = 512
 LINUX = 0x83
-# The host's folders appear below this one, read-only.
+# What machines see of the host is below this folder, read-only, under the host's own paths.
 HOST = "host"
 
 
@@ -52,8 +53,8 @@ class DiskImage:
 
 def disk_image(root_image: Path, say: Callable[[str], None]) -> DiskImage:
     """Return the root disk; builds it if this host has none yet."""
-    files = sorted(path for path in IMAGE_FILES.rglob("*") if path.is_file())
-    recipe = [Path(__file__), *files]
+    files = [*IMAGE_FILES.rglob("*"), *(NSPAWN_FILES / NETWORK).rglob("*"), Path(__file__)]
+    recipe = sorted(path for path in files if path.is_file())
     content = b"".join(path.read_bytes() for path in recipe) + _fstab().encode()
     folder = root_image.with_name(
         f"qemu-{root_image.name}-{hashlib.sha256(content).hexdigest()[:12]}"
@@ -65,49 +66,52 @@ def disk_image(root_image: Path, say: Callable[[str], None]) -> DiskImage:
     new.mkdir()
     try:
         _build(root_image, new)
-        new.rename(folder)
+        # Another rehearsal may have been faster.
+        if not folder.exists():
+            new.rename(folder)
     finally:
         shutil.rmtree(new, ignore_errors=True)
     return DiskImage(folder=folder)
 
 
-def host_folders() -> dict[str, Path]:
-    """Return what machines see of the host below /host, by name."""
-    return {
-        "environment": Path(sys.prefix).resolve(),
-        "interpreter": Path(sys.base_prefix).resolve(),
-    }
+def seen_of_host() -> list[Path]:
+    """Return what machines see of the host: the virtual environment first, then its Python."""
+    environment = Path(sys.prefix).resolve()
+    return [environment, *interpreter_files(environment)]
+
+
+def _mounts() -> list[tuple[Path, Path]]:
+    """Return each of them with its place in the machine: programs name each other by their paths.
+
+    The environment is /opt/pytorch as well.
+    """
+    seen = seen_of_host()
+    return [*((path, path) for path in seen), (seen[0], Path("/opt/pytorch"))]
 
 
 def _fstab() -> str:
-    """Programs of a virtual environment name their interpreter, and each other, by their paths."""
-    environment, interpreter = host_folders().values()
-    lines = [f"{HOST} /{HOST} virtiofs ro 0 0"]
-    for name, place in (
-        ("environment", Path("/opt/pytorch")),
-        ("environment", environment),
-        ("interpreter", interpreter),
-    ):
-        lines.append(f"/{HOST}/{name} {place} none bind 0 0")
-    return "\n".join([*lines, ""])
+    lines = [f"/{HOST}{path} {place} none bind 0 0" for path, place in _mounts()]
+    return "\n".join([f"{HOST} /{HOST} virtiofs ro 0 0", *lines, ""])
 
 
 def _build(root_image: Path, new: Path) -> None:
     packages, root = new / "packages", new / "root"
+    suite, mirror = read_source(os.environ.get(VARIABLE, DEFAULT))
     run(
         *("mmdebstrap", "--mode=root", "--variant=extract", "--quiet"),
-        *(f"--include={KERNEL}", SUITE, packages),
+        *(f"--include={KERNEL}", suite, packages, *mirror),
     )
     (kernel,) = (packages / "boot").glob("vmlinuz-*")
     version = kernel.name.removeprefix("vmlinuz-")
     run("cp", "--archive", root_image, root)
     run("cp", "--archive", packages / "lib/modules", root / "usr/lib/modules")
     run("chroot", root, "depmod", version)
-    ignored = shutil.ignore_patterns(*OF_CONTAINERS)
-    shutil.copytree(NSPAWN_FILES, root, dirs_exist_ok=True, ignore=ignored)
+    shutil.copytree(NSPAWN_FILES / NETWORK, root / NETWORK, dirs_exist_ok=True)
     shutil.copytree(IMAGE_FILES, root, dirs_exist_ok=True)
     (root / "etc/fstab").write_text(_fstab())
     (root / HOST).mkdir()
+    for path, place in _mounts():
+        make_place(root / place.relative_to("/"), path)
     image = DiskImage(folder=new)
     run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", image.ssh_key)
     keys = root / "root/.ssh/authorized_keys"
@@ -117,6 +121,15 @@ def _build(root_image: Path, new: Path) -> None:
     _write_disk(image.disk, root)
     for folder in (packages, root):
         shutil.rmtree(folder)
+
+
+def make_place(place: Path, source: Path) -> None:
+    """Make what a folder or a file can be mounted on."""
+    if source.is_dir():
+        place.mkdir(parents=True, exist_ok=True)
+    else:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.touch()
 
 
 def _write_disk(disk: Path, root: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import certifi
 
 from rehearsal.machines.commands import run
-from rehearsal.machines.qemu.disk_image import host_folders
+from rehearsal.machines.qemu.disk_image import make_place, seen_of_host
 
 DAEMON = Path("/usr/lib/qemu/virtiofsd")
 
@@ -33,9 +33,11 @@ def serve(authorities: Path, folder: Path, log: Path) -> tuple[subprocess.Popen[
 
 
 def _lay_out(shared: Path, authorities: Path) -> None:
-    """Show the host's folders below this one; its Python trusts the network's authorities."""
-    for name, place in host_folders().items():
-        (shared / name).mkdir(parents=True)
-        run("mount", "--bind", "-o", "ro", place, shared / name)
-    trusted = Path(certifi.where()).resolve().relative_to(host_folders()["environment"])
-    run("mount", "--bind", authorities, shared / "environment" / trusted)
+    """Show what machines see of the host; its Python trusts the network's authorities."""
+    shared.mkdir()
+    for path in seen_of_host():
+        place = shared / path.relative_to("/")
+        make_place(place, path)
+        run("mount", "--bind", "-o", "ro", path, place)
+    trusted = Path(certifi.where()).resolve()
+    run("mount", "--bind", authorities, shared / trusted.relative_to("/"))
