@@ -5,17 +5,15 @@ import shutil
 import socket
 import subprocess
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from rehearsal.machines.commands import CommandFailed, run
-from rehearsal.machines.logs import BOOT, USER_DATA, wait_for
 from rehearsal.machines.metadata import MetadataServer
 from rehearsal.machines.nspawn.network import BRIDGE, Card, Network
 from rehearsal.machines.qemu import host_folders, identity
 from rehearsal.machines.qemu.disk_image import MIB, SIGNATURE, DiskImage
-from rehearsal.machines.qemu.monitor import Monitor
+from rehearsal.machines.qemu.monitor import Monitor, Refused
 
 EBS = "Amazon Elastic Block Store"
 INSTANCE_STORE = "Amazon EC2 NVMe Instance Storage"
@@ -88,7 +86,7 @@ class QemuMachine:
             backing = ("-b", self.image.disk, "-F", "raw")
             run("qemu-img", "create", "-q", "-f", "qcow2", *backing, self._root)
         self.run.mkdir(parents=True, exist_ok=True)
-        self._card = self.network.admit(self.metadata)
+        self._card = self._card or self.network.admit(self.metadata)
         run("ip", "tuntap", "add", "dev", self._card.host_end, "mode", "tap")
         run("ip", "link", "set", self._card.host_end, "master", BRIDGE, "up")
         self.metadata.more = self._card.metadata()
@@ -105,7 +103,11 @@ class QemuMachine:
                 pass_fds=[its.fileno()],
             )
         its.close()
-        self._monitor = Monitor(ours)
+        try:
+            self._monitor = Monitor(ours)
+        except Refused as error:
+            said_last = log.read_text(errors="replace").splitlines()[-1:]
+            raise CommandFailed(f"QEMU of {self.instance_id} failed: {said_last}") from error
         self._attach("root", ROOT, self._root, "qcow2", slot=4)
         for number, disk in enumerate(self.disks):
             self._attach(disk.name, disk.identity, self._file(disk), "raw", slot=6 + number)
@@ -124,14 +126,6 @@ class QemuMachine:
         self._monitor.tell("device_del", id=disk.name)
         self._monitor.wait_for("DEVICE_DELETED", disk.name)
 
-    def notice(self, seconds: float) -> None:
-        """Announce in the metadata that the machine goes away in `seconds`."""
-        self.metadata.notice(seconds)
-
-    def rebalance(self) -> None:
-        """Announce a rebalance recommendation in the metadata."""
-        self.metadata.rebalance()
-
     def shut_down(self) -> None:
         """Begin to shut down, as EC2 does by the power button; do not wait."""
         if self._monitor is not None and not self.is_off:
@@ -148,15 +142,16 @@ class QemuMachine:
                 process.wait()
         if self._monitor is not None:
             self._monitor.close()
-        if self._card is not None:
-            self.network.metadata.pop(self._card.address, None)
-            run("ip", "link", "delete", self._card.host_end)
-        self._qemu = self._virtiofs = self._monitor = self._card = None
+        assert self._card is not None
+        run("ip", "link", "delete", self._card.host_end)
+        self._qemu = self._virtiofs = self._monitor = None
         return count
 
     def remove(self) -> None:
         """Cut the power and delete the disks."""
         self.kill()
+        if self._card is not None:
+            self.network.metadata.pop(self._card.address, None)
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def execute(self, *command: str) -> str:
@@ -174,19 +169,6 @@ class QemuMachine:
         words = [word for option in options for word in ("-o", option)]
         key = ("-F", "none", "-i", self.image.ssh_key)
         return run("ssh", *key, *words, f"root@{self._card.address}", shlex.join(command))
-
-    def log_lines(self) -> list[str]:
-        """Return the lines of user data and boot so far; none while nobody can log in."""
-        # Those that do not exist yet are passed over.
-        with suppress(CommandFailed):
-            return self.execute(
-                "sh", "-c", f"cd / && cat {USER_DATA} {BOOT} 2>/dev/null || true"
-            ).splitlines()
-        return []
-
-    def wait(self, seconds: float, log_has: str) -> bool:
-        """Wait for a log line that contains the text; return False if none came."""
-        return wait_for(self.log_lines, seconds, log_has)
 
     @property
     def _root(self) -> Path:
