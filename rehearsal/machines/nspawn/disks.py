@@ -81,26 +81,25 @@ class Disks:
             _fill(file, disk.volume.content)
 
     def attach(self, root: Path, seconds: float) -> None:
-        """Attach what is there so many seconds after power-on, and tell the machine's programs."""
-        there = [disk for disk in self.disks if disk.volume.late_seconds <= seconds]
-        for disk in there:
-            if disk.name not in self._loops:
+        """Attach what is there so many seconds after power-on; the machine makes the files."""
+        for disk in self.disks:
+            if disk.volume.late_seconds <= seconds and disk.name not in self._loops:
                 self._loops[disk.name] = LoopDevice(self._file(disk))
-        rows, nodes = [_ROOT_DISK], []
-        for disk in there:
-            loop = self._loops[disk.name]
-            about = {name: text for name, text in asdict(disk).items() if name != "volume"}
-            rows.append({**about, "loop": str(loop.path)})
-            nodes += [
-                f"b {path} 0660 root disk - {LOOP_MAJOR}:{loop.number}\n"
-                for path in (loop.path, disk.name)
-            ]
-        # Its lsblk must never read half of it.
-        for name, text in ((DEVICE_FILES, "".join(nodes)), (DESCRIPTION, json.dumps(rows))):
-            new = root / f"{name}.new"
-            new.parent.mkdir(parents=True, exist_ok=True)
-            new.write_text(text)
-            new.rename(root / name)
+        lines = [
+            f"b {path} 0660 root disk - {LOOP_MAJOR}:{loop.number}\n"
+            for name, loop in self._loops.items()
+            for path in (loop.path, name)
+        ]
+        _write(root / DEVICE_FILES, "".join(lines))
+
+    def describe(self, root: Path) -> None:
+        """Tell the machine's programs what is attached: from now on they list it."""
+        rows = [_ROOT_DISK]
+        for disk in self.disks:
+            if disk.name in self._loops:
+                about = {name: text for name, text in asdict(disk).items() if name != "volume"}
+                rows.append({**about, "loop": str(self._loops[disk.name].path)})
+        _write(root / DESCRIPTION, json.dumps(rows))
 
     def delete(self) -> None:
         """Detach and delete all of them, as EC2 does with those of a terminated instance."""
@@ -112,6 +111,14 @@ class Disks:
 
     def _file(self, disk: NvmeDisk) -> Path:
         return self.folder / f"{Path(disk.name).name}.img"
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a file of a machine that runs: it must never read half of it."""
+    new = path.with_name(f"{path.name}.new")
+    new.parent.mkdir(parents=True, exist_ok=True)
+    new.write_text(text)
+    new.rename(path)
 
 
 def _fill(file: Path, content: str) -> None:

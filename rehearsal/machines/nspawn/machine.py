@@ -35,7 +35,22 @@ EXECUTE_LIMIT = ("--property=RuntimeMaxSec=60",)
 PROGRAMS = "usr/local/sbin"
 PATH = ("usr/local/bin", "usr/sbin", "usr/bin")
 # What the machine has as its PCI bus; without devices/ it counts as a machine without a bus.
-PCI, PCI_FILES = "/sys/bus/pci/", "etc/rehearsal/pci/"
+PCI, PCI_FILES = "sys/bus/pci/", "etc/rehearsal/pci/"
+# Made anew at each boot, above what is on the disk.
+MADE_AT_BOOT = ("dev/", "proc/", "run/", "sys/", "tmp/")
+
+
+def place_of(name: str) -> str:
+    """Return where on its disk a file must be that the machine is to see under this name."""
+    path = name.lstrip("/")
+    if path.startswith(PCI):
+        return PCI_FILES + path.removeprefix(PCI)
+    if path.startswith(MADE_AT_BOOT):
+        raise ValueError(
+            f"nspawn machines cannot start with the file {name!r}: what is in "
+            f"{', '.join(MADE_AT_BOOT)} is made at boot, but for {PCI}"
+        )
+    return path
 
 
 @dataclass(kw_only=True)
@@ -95,6 +110,7 @@ class NspawnMachine:
         self._card = self.network.attach(self.metadata)
         self.metadata.more = self._card.metadata()
         self._disks.attach(self.root, 0.0)
+        self._disks.describe(self.root)
         empty = self.folder / "empty"
         empty.mkdir(exist_ok=True)
         with (self.folder / "console.log").open("ab") as log:
@@ -131,6 +147,7 @@ class NspawnMachine:
         # Before its systemd runs, it is too early: that makes the device files by itself.
         with suppress(CommandFailed):
             self.execute("systemd-tmpfiles", "--create", f"/{DEVICE_FILES}")
+        self._disks.describe(self.root)
 
     def notice(self, seconds: float) -> None:
         """Announce in the metadata that the machine goes away in `seconds`."""
@@ -247,7 +264,7 @@ class NspawnMachine:
             program.write_text(f"#!/bin/sh\nreal='/{real}/{name}'\n{script}\n")
             program.chmod(0o755)
         for name, text in self.quirks.files.items():
-            path = self.root / name.replace(PCI, f"/{PCI_FILES}").lstrip("/")
+            path = self.root / place_of(name)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
         if self.quirks.environment:

@@ -37,7 +37,10 @@ machine = ProcessMachine(
     metadata=MetadataServer(instance_id="i-1", instance_type="g5.xlarge"),
 )
 machine.start()
-assert machine.wait(10, "escaped")
+assert machine.wait(60, "escaped")
+# Between its first program and the second the user data has no child for a moment.
+while len(machine.processes()) < 4:
+    time.sleep(0.01)
 print(*[process.pid for process in machine.processes()], flush=True)
 time.sleep(600)
 """

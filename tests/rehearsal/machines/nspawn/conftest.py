@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.rehearsal.conftest import machines_below
+
 REPOSITORY = Path(__file__).parents[4]
 # Starts one program with what it needs; none outlives its test.
 Boot = Callable[..., subprocess.Popen[str]]
@@ -77,7 +79,14 @@ def left_behind(folder: Path) -> list[str]:
     loops = subprocess.run(["losetup", "--list"], capture_output=True, text=True, check=True).stdout
     mounts = Path("/proc/mounts").read_text()
     text = [line for line in (loops + mounts).splitlines() if str(folder) in line]
-    groups = Path("/sys/fs/cgroup").rglob("rehearsal-*/i-0123")
-    names = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
-    processes = [line for line in names.splitlines() if f"{folder}/machine" in line]
-    return [*text, *processes, *map(str, groups)]
+    namespaces = {f"rehearsal-{each.stat().st_ino}" for each in _process_namespaces()}
+    groups = Path("/sys/fs/cgroup").glob("**/rehearsal-*")
+    stale = [str(group) for group in groups if group.name not in namespaces]
+    return [*text, *map(str, machines_below(folder)), *stale]
+
+
+def _process_namespaces() -> Iterator[Path]:
+    """Yield those of every process: another rehearsal may be running."""
+    for each in Path("/proc").glob("[0-9]*/ns/pid"):
+        if each.exists():
+            yield each
