@@ -14,8 +14,15 @@ from rehearsal.machines.nspawn.root_image import root_image
 from tests.rehearsal.conftest import machines_below
 from tests.rehearsal.machines.nspawn.conftest import left_behind
 
-# Durations, and what is made from them.
-TIMES = {"seconds", "last_attempt_seconds", "bottleneck", "times", "spent"}
+# Durations, and what is made from them: a checkpoint's JSON has some, with more digits or fewer.
+TIMES = {
+    "seconds",
+    "last_attempt_seconds",
+    "bottleneck",
+    "times",
+    "spent",
+    "checkpoint_bytes",
+}
 # Made up by each embedded AWS: instances, buckets.
 NAMES = {"writer", "bundle_uri"}
 DRILL = """
@@ -51,6 +58,7 @@ def test_a_drill_leaves_the_same_receipt_on_both_but_for_times(
     assert first.keys() == second.keys()
     assert first["writer"] != second["writer"]
     assert Path(first["bundle_uri"]).name == Path(second["bundle_uri"]).name, "the same code"
+    assert first["checkpoint_bytes"] == pytest.approx(second["checkpoint_bytes"], abs=100)
     without = TIMES | NAMES
     assert {k: v for k, v in first.items() if k not in without} == {
         k: v for k, v in second.items() if k not in without

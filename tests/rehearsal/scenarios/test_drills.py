@@ -15,15 +15,15 @@ TOLD = "bad-gpu"
 # What systemd, the kernel and real disks do to a run: no process machine shows these as they are.
 MOST_TELLING = (
     "notice",
-    "trainer-killed",
-    "handler-killed",
-    "killed",
     "reboot",
-    "out-of-memory",
-    "disk-full",
-    "volume-used ext4",
-    "volume-foreign",
-    "image-without-torch",
+    "handler-killed",
+    "senders-killed",
+    "boot-killed",
+    "gpu-fails",
+    "index-down",
+    "terminate-denied",
+    "self-stop-denied",
+    "fleet-cancelled",
 )
 
 
