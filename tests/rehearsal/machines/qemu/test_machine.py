@@ -14,7 +14,7 @@ import pytest
 
 from tests.userdata.rig import REPOSITORY
 
-# Three boots without KVM: about six minutes on two idle cores, half an hour on busy ones.
+# Three boots without KVM, each of minutes.
 pytestmark = [pytest.mark.machine, pytest.mark.slow, pytest.mark.timeout(3600)]
 
 EBS = "Amazon Elastic Block Store"
