@@ -168,15 +168,20 @@ class Network:
 
     def attach(self, metadata: MetadataServer) -> Card:
         """Make a machine's card, and answer it with its metadata."""
-        self._count += 1
-        if self._count > MAX_MACHINES:
-            raise ValueError(f"a rehearsal has addresses for {MAX_MACHINES} nspawn machines")
-        card = Card(number=self._count)
+        card = self.admit(metadata)
         run("ip", "netns", "add", card.namespace.name)
         ends = ("type", "veth", "peer", "name", CARD, "netns", card.namespace.name)
         run("ip", "link", "add", card.host_end, *ends)
         run("ip", "-n", card.namespace.name, "link", "set", CARD, "address", card.mac)
         run("ip", "link", "set", card.host_end, "master", BRIDGE, "up")
+        return card
+
+    def admit(self, metadata: MetadataServer) -> Card:
+        """Answer one more machine, with its metadata; its card is yet to be made."""
+        self._count += 1
+        if self._count > MAX_MACHINES:
+            raise ValueError(f"a rehearsal has addresses for {MAX_MACHINES} machines")
+        card = Card(number=self._count)
         self.metadata[card.address] = metadata
         return card
 
