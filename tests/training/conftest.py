@@ -17,7 +17,6 @@ from training.cli.main import main
 from training.interruption.notice import Interruption
 from training.report.log import configure_logging
 
-
 # What the first optimizer, ranks and models that ranks share import late.
 IMPORTED_ONCE = (
     "torch._dynamo",
