@@ -1,6 +1,5 @@
 """Synthesized templates for the tests of stacks/: each variant once per session, cdk-nag on."""
 
-import importlib
 import json
 from collections.abc import Callable
 from functools import cache
@@ -10,9 +9,6 @@ from typing import Any
 import pytest
 
 import app as cdk_app
-
-# jsii imports a module when it first meets one of its types, and then refuses that very one.
-importlib.import_module("aws_cdk.cloud_assembly_schema")
 
 Template = dict[str, Any]
 Synthesize = Callable[..., dict[str, Template]]

@@ -146,7 +146,6 @@ class Attempt:
             "TRAINING_COMMIT_FILE": self._mirror.commit_file,
         }
         command = build_command(options, self._machine, channels, files, os.environ)
-        self._mirror.start()
         with (
             self._watch.log() as output,
             contextlib.closing(
@@ -155,6 +154,7 @@ class Attempt:
                 )
             ) as process,
         ):
+            self._mirror.start(process.pid)
             self._watch.begin(process, self._mirror, self._supervisor)
             self._watch.until_end()
         # Uploads may take minutes; those that are over before a notice's deadline count.

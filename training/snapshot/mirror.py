@@ -138,10 +138,10 @@ class Mirror:
         self._tell_restored(restored)
         return restored
 
-    def start(self) -> None:
-        """Watch the folder from now on, and send."""
+    def start(self, program: int | None = None) -> None:
+        """Watch the folder of the program with that process number from now on, and send."""
         self._outbox.start()
-        self._watcher.start()
+        self._watcher.start(program)
 
     def request(self, haste: Haste) -> None:
         """Ask for a snapshot at the first quiet second; no-op for a program that says when."""

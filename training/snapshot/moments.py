@@ -19,6 +19,8 @@ class QuietTime:
     held_open: str | None = _NOT_LOOKED
     # Processes that lived when the last change was seen, and live: one of them made it.
     writers: set[int] = field(default_factory=set)
+    # The first process of the program: what it wrote last before it died may be half of a file.
+    program: int | None = None
 
     def look(self, listing: Listing) -> float:
         """Take note of the folder as it is now; return for how many seconds it has been so."""
@@ -42,7 +44,9 @@ class QuietTime:
         inodes = {(f.device, f.inode): path for path, f in files if not is_log(path)}
         paths = (inodes[key] for key in open_for_writing(inodes))
         self.held_open = min(map(repr, paths), default=None)
-        if not self.writers <= processes():
+        alive = processes()
+        has_died = bool(alive) and self.program not in (None, *alive)
+        if has_died or not self.writers <= alive:
             self.held_open = _NOT_LOOKED
         return self.held_open is None
 

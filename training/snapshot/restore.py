@@ -25,6 +25,7 @@ from training.snapshot.send import SMALL_BYTES
 from training.store import parts
 from training.store.parts import checksum_of, num_parts, run_all
 from training.store.protocol import Store
+from training.store.unfinished import write_at
 
 _MAX_THREADS = 8
 # Not of the disk: somebody else's files, or names that its file system cannot hold.
@@ -182,7 +183,7 @@ class _Fetching:
                 data = memoryview(bytearray(min(parts.PART_BYTES, stop - at)))
                 self._read(content.blob, content.start + at, data)
                 digest.update(data)
-                _write_at(file, data, at)
+                write_at(file, data, at)
         finally:
             os.close(file)
         digests[number] = digest.digest()
@@ -211,12 +212,6 @@ def _spans(contents: Iterable[Content]) -> Iterator[list[Content]]:
 
 def _create(path: Path) -> int:
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-
-
-def _write_at(file: int, data: memoryview, start: int) -> None:
-    done = 0
-    while done < len(data):
-        done += os.pwrite(file, data[done:], start + done)
 
 
 def _finish(snapshot: Snapshot, root: Path) -> None:

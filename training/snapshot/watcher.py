@@ -65,8 +65,9 @@ class Watcher:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def start(self) -> None:
-        """Watch from now on."""
+    def start(self, program: int | None = None) -> None:
+        """Watch from now on, as long as that process lives: its end is for `last_moment`."""
+        self._quiet.program = program
         self._thread = threading.Thread(target=self._run, name="mirror", daemon=True)
         self._thread.start()
 

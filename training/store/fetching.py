@@ -20,7 +20,7 @@ from training.store.local_dataset import FileProgress
 from training.store.parts import PART_BYTES, num_parts, run_all
 from training.store.protocol import Store, StoreError
 from training.store.reads import READS, AppendedLines
-from training.store.unfinished import UnfinishedFile, writing
+from training.store.unfinished import UnfinishedFile, write_at, writing
 from training.store.verified import Entry, VerifiedFiles
 
 # Parts of fewer bytes take as long to be answered as to arrive, so more are asked for at once.
@@ -194,9 +194,7 @@ class _ArrivingFile:
             raise self._explained(store, error) from error
         assert self._unfinished is not None
         with writing(self._target):
-            done = 0
-            while done < len(data):
-                done += os.pwrite(self._unfinished.file, data[done:], start + done)
+            write_at(self._unfinished.file, data, start)
         return data
 
     def _read_back(self, number: int, buffer: memoryview) -> memoryview:

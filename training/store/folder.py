@@ -19,7 +19,7 @@ from training.store.protocol import (
     Upload,
     refuse_outside,
 )
-from training.store.unfinished import UnfinishedFile, sweep, writing
+from training.store.unfinished import UnfinishedFile, sweep, write_at, writing
 
 _PAGE = 4096
 _LOCK_SECONDS = 30.0
@@ -178,8 +178,7 @@ class _FileUpload:
         with writing(self._target):
             if self._direct >= 0 and start % _PAGE == 0:
                 done = self._put_direct(start, data[: len(data) // _PAGE * _PAGE])
-            while done < len(data):
-                done += os.pwrite(self._unfinished.file, data[done:], start + done)
+            write_at(self._unfinished.file, data[done:], start + done)
 
     def _put_direct(self, start: int, data: memoryview) -> int:
         """Write whole pages; return how many bytes the system accepted."""

@@ -175,9 +175,9 @@ def test_healthy_commits_are_an_interval_apart(
     assert commit_interval_seconds(interval, epoch_seconds) == wanted
 
 
-@pytest.mark.parametrize(("epoch_seconds", "warnings"), [(3000.0, 0), (5000.0, 1)])
+@pytest.mark.parametrize(("epoch_seconds", "is_warned_of"), [(3000.0, False), (5000.0, True)])
 def test_an_alarm_that_would_go_off_in_health_is_warned_of(
-    epoch_seconds: float, warnings: int
+    epoch_seconds: float, is_warned_of: bool
 ) -> None:
     stack = Stack(App(), "Alone")
     TrainingAlarms(
@@ -190,7 +190,7 @@ def test_an_alarm_that_would_go_off_in_health_is_warned_of(
         topic=Topic(stack, "Topic"),
         epoch_seconds=epoch_seconds,
     )
-    found = Annotations.from_stack(stack).find_warning(
-        "*", Match.string_like_regexp("give alarm_commit_seconds=15000 or a shorter interval")
-    )
-    assert len(found) == warnings
+    said = Annotations.from_stack(stack)
+    # What they find stays with jsii, which cannot always name the type of an annotation.
+    hold = said.has_warning if is_warned_of else said.has_no_warning
+    hold("*", Match.string_like_regexp("give alarm_commit_seconds=15000 or a shorter interval"))

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from tests.training.forked import in_fork
-from tests.training.hooks import interrupt_at
+from tests.training.hooks import HUNG_SECONDS, interrupt_at
 from tests.training.loading import (
     CPU,
     MICRO_BATCHES,
@@ -78,10 +78,13 @@ class Slow(Stacked):
         return os.getpid()
 
 
-def test_the_workers_share_the_work_on_one_stacked_batch() -> None:
+def test_the_workers_share_the_work_on_one_stacked_batch(tmp_path: Path) -> None:
     class Waiting(Slow):
         def get(self, index: int, epoch: int, rng: torch.Generator) -> Any:
-            time.sleep(0.01)
+            (tmp_path / str(os.getpid())).touch()
+            give_up_at = time.monotonic() + HUNG_SECONDS
+            while len(list(tmp_path.iterdir())) < 2 and time.monotonic() < give_up_at:
+                time.sleep(0.01)
             return os.getpid()
 
     whole = [MicroBatch(number=0, epoch=0, ids=range(10))]

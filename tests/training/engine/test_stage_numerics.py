@@ -1,11 +1,11 @@
 """What a stage's code chooses by machine is kept over interruptions, or known to have changed."""
 
-import signal
 from collections.abc import Callable, Mapping
 
 import pytest
 
-from tests.training import outspoken, tiny
+from tests.training import outspoken
+from tests.training.hooks import interrupt_at
 from tests.training.runs import Run
 from training.cli.main import main
 
@@ -25,9 +25,8 @@ def choosing(monkeypatch: pytest.MonkeyPatch) -> Callable[[Choose], None]:
 
 
 def interrupt_second(run: Run) -> None:
-    tiny.HOOKS["second"] = lambda step: signal.raise_signal(signal.SIGUSR1) if step == 1 else None
+    interrupt_at("second", 1)
     assert run.attempt() == 75
-    tiny.HOOKS.clear()
 
 
 def test_a_choice_is_given_back_to_the_stage_that_made_it(

@@ -99,7 +99,7 @@ def _supervise(store: FolderStore, disk: Path, seed: int, says_when: bool) -> in
         finally:
             os._exit(1)
     (disk / "program.pid").write_text(str(program))
-    machine.mirror.start()
+    machine.mirror.start(program)
     _, status = os.waitpid(program, 0)
     machine.end(os.waitstatus_to_exitcode(status))
     return 0

@@ -344,6 +344,23 @@ def test_a_file_that_a_killed_process_left_half_written_does_not_count_as_closed
     os.waitpid(writer, 0)
 
 
+def test_what_a_program_wrote_last_before_it_was_killed_is_not_taken_however_late_its_end_is_told(
+    new_machine: NewMachine,
+) -> None:
+    machine = new_machine("first", quiet_seconds=0.05)
+    program = os.fork()
+    if program == 0:
+        time.sleep(600)
+    machine.mirror.start(program)
+    os.kill(program, signal.SIGKILL)
+    os.waitpid(program, 0)
+    machine.write({"model.pt": b"half"})  # as if just before, between two looks
+    time.sleep(0.3)
+    assert machine.mirror.last is None
+    assert not machine.end(-9)
+    assert machine.mirror.last is None
+
+
 def test_a_worker_that_began_after_the_last_change_may_end(new_machine: NewMachine) -> None:
     machine = new_machine("first")
     machine.write({"model.pt": b"whole"})
