@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rehearsal.drill.demo import processes_below
+from rehearsal.drill.deployment import processes_below
 
 # The arguments of `python -m rehearsal`.
 Rehearse = Callable[..., subprocess.Popen[str]]

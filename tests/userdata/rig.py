@@ -17,8 +17,8 @@ from moto.ec2.models import ec2_backends
 
 from rehearsal.aws import EmbeddedAws
 from rehearsal.machines import ProcessMachine
+from rehearsal.machines.json_disks import EC2_DISKS
 from rehearsal.machines.metadata import MetadataServer
-from rehearsal.machines.process import EC2_DISKS
 from rehearsal.machines.quirks import Quirks
 from stacks.user_data import render
 

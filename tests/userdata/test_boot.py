@@ -5,7 +5,7 @@ import os
 import subprocess
 
 from rehearsal.machines import Disk, ProcessMachine
-from rehearsal.machines.process import EC2_DISKS
+from rehearsal.machines.json_disks import EC2_DISKS
 from tests.userdata.rig import USERDATA, Rig, calls, run_on, trainer_notes, wait, wait_until
 from training.cli.main import _parser
 

@@ -14,7 +14,8 @@ import pytest
 
 from contract.errors import EXIT_CONFIG, EXIT_MACHINE
 from rehearsal.machines import Disk
-from rehearsal.machines.process import EC2_DISKS, SHIMS
+from rehearsal.machines.json_disks import EC2_DISKS
+from rehearsal.machines.process import SHIMS
 from tests.userdata.rig import REPOSITORY, USERDATA
 
 INSTANCE = "i-0123456789abcdef0"
