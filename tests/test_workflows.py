@@ -1,4 +1,4 @@
-"""The workflow files, which `make check` lints: pinned, with the least permissions; the comment is written once."""
+"""The workflow files (`make check` lints them): pinned, least permissions; one comment, updated."""
 
 import json
 import os

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from tests.training.forked import command
 from training.cli.main import main
 from training.proof.torture.plan import KINDS
 
@@ -16,8 +15,8 @@ ROOT = Path(__file__).parents[4]
 
 
 def torture(*arguments: str, program: str = "training") -> subprocess.CompletedProcess[str]:
-    words = [sys.executable, "-m", program, *arguments]
-    return subprocess.run(words, cwd=ROOT, text=True, capture_output=True, check=False)
+    command = [sys.executable, "-m", program, *arguments]
+    return subprocess.run(command, cwd=ROOT, text=True, capture_output=True, check=False)
 
 
 def result_of(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
@@ -146,7 +145,7 @@ def test_fails_for_a_mistake_in_one_sentence(
 
 
 def test_fails_for_a_workload_that_fails_without_kills() -> None:
-    done = command(["torture", "--override=epochs=0"])
-    assert done.code == 2
-    assert "fails even without kills (exit code 2): error: " in done.err
-    assert "Traceback" not in done.err
+    done = torture("torture", "--override=epochs=0")
+    assert done.returncode == 2
+    assert "fails even without kills (exit code 2): error: " in done.stderr
+    assert "Traceback" not in done.stderr
