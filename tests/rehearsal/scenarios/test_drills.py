@@ -32,6 +32,7 @@ def outcomes(folder: Path) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.rootless
 def test_a_bad_gpu_costs_its_machine_alone_and_ctrl_c_in_the_next_drill_leaves_nothing(
     tmp_path: Path,
     rehearse: Callable[..., subprocess.Popen[str]],

@@ -8,7 +8,7 @@ import pytest
 
 from tests.rehearsal.machines.nspawn.conftest import Boot, left_behind
 
-pytestmark = [pytest.mark.machine, pytest.mark.slow]  # the root image takes a minute once
+pytestmark = pytest.mark.machine
 
 USER_DATA = r"""#!/bin/bash
 set -o errexit
@@ -45,6 +45,7 @@ machine.remove()
 """
 
 
+@pytest.mark.slow
 def test_user_data_finds_a_machine_of_ec2_s_and_a_power_cut_leaves_nothing(
     tmp_path: Path, boot: Boot
 ) -> None:
@@ -117,6 +118,7 @@ machine.remove()
 """
 
 
+@pytest.mark.slow
 def test_a_machine_reboots_and_lacks_what_a_drill_takes_from_it(tmp_path: Path, boot: Boot) -> None:
     process = boot(QUIRKS, AT_BOOT)
     said, errors = process.communicate(timeout=900)
@@ -139,7 +141,9 @@ time.sleep(600)
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)]
+)
 def test_nothing_outlives_a_rehearsal_and_the_next_starts_clean(
     number: signal.Signals, tmp_path: Path, boot: Boot
 ) -> None:
