@@ -54,8 +54,8 @@ $(WHEELS): userdata/requirements.txt $(WORKLOADS_OWN) | $(READY)
 demo: $(READY) ## the main job on the embedded AWS: deploy, train, interrupt, resume, prove; WORKLOAD=growth, imagenet or detection, or your script: PROGRAM=folder DATA=folder; MACHINE=nspawn (root, Linux)
 	@$(BIN)/python -m rehearsal demo $(if $(MACHINE),--machine $(MACHINE)) $(if $(WORKLOAD),--workload $(WORKLOAD)) $(if $(PROGRAM),--program $(PROGRAM)) $(if $(DATA),--data $(DATA)) $(ARGS)
 
-drill: $(READY) ## rehearse what can go wrong, each to its end: make drill ARGS="--list", ARGS="bad-gpu notice"
-	@$(BIN)/python -m rehearsal drill $(ARGS)
+drill: $(READY) ## rehearse what can go wrong, each to its end: make drill ARGS="--list", ARGS="bad-gpu notice"; MACHINE=nspawn
+	@$(BIN)/python -m rehearsal drill $(if $(MACHINE),--machine $(MACHINE)) $(ARGS)
 
 test: $(READY) ## the tests that need no GPU, AWS account or root
 	@$(BIN)/python -m pytest $(WORKERS) --durations=15 $(ARGS)

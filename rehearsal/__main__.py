@@ -32,14 +32,13 @@ from rehearsal.drill.program import RehearsedProgram
 from rehearsal.drill.program_receipt import make_program_receipt, program_faults, program_rows
 from rehearsal.drill.receipt import find_faults, make_receipt, receipt_rows
 from rehearsal.drill.report import write_program_report, write_report
-from rehearsal.machines.nspawn.commands import CommandFailed
+from rehearsal.machines.commands import CommandFailed
 from rehearsal.machines.nspawn.host import NspawnHost, nspawn_host
 from rehearsal.machines.nspawn.namespaces import check_host, enter_namespaces
 from rehearsal.machines.nspawn.root_image import root_image
-from rehearsal.scenarios.scenario import choose
-from rehearsal.scenarios.series import Series, outcome_table, scenario_table
+from rehearsal.scenarios.scenario import NSPAWN, PROCESS, Scenario, choose
+from rehearsal.scenarios.series import Outcome, Series, outcome_table, scenario_table
 
-PROCESS, NSPAWN = "process", "nspawn"
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -52,6 +51,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     drill.add_argument(
         "names", nargs="*", metavar="NAME", help="a drill of --list, or a .toml file; default: all"
     )
+    _add_machine(drill)
     drill.add_argument("--list", action="store_true", help="show the drills and run none")
     drill.add_argument("--out", type=Path, default=Path("out/drill"), help="default: %(default)s")
     drill.add_argument("--json", action="store_true", help="print the table as JSON")
@@ -67,15 +67,19 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     return parser.parse_args(arguments)
 
 
-def _add_demo(demo: argparse.ArgumentParser) -> None:
-    demo.add_argument("--out", type=Path, default=Path("out/demo"), help="default: %(default)s")
-    demo.add_argument(
+def _add_machine(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
         "--machine",
         choices=(PROCESS, NSPAWN),
         default=PROCESS,
         help="what boots: processes, or containers with systemd and cloud-init (Linux, root); "
         "default: %(default)s",
     )
+
+
+def _add_demo(demo: argparse.ArgumentParser) -> None:
+    demo.add_argument("--out", type=Path, default=Path("out/demo"), help="default: %(default)s")
+    _add_machine(demo)
     demo.add_argument("--size", default="g5.xlarge", help="instance type, default: %(default)s")
     demo.add_argument(
         "--program", type=Path, metavar="FOLDER", help="train this program instead of a workload"
@@ -187,7 +191,7 @@ def rehearse(arguments: argparse.Namespace, say: Callable[[str], None]) -> int:
         plan=[] if arguments.no_interruptions else plan,
         timeout_seconds=arguments.timeout_seconds,
     )
-    image = _prepare_nspawn(say) if arguments.machine == NSPAWN else None
+    image = _prepare(arguments.machine, say)
     clear(folder)
     with (
         EmbeddedAws() as aws,
@@ -217,8 +221,10 @@ def rehearse(arguments: argparse.Namespace, say: Callable[[str], None]) -> int:
     return 1 if faults else 0
 
 
-def _prepare_nspawn(say: Callable[[str], None]) -> Path:
-    """Return the root image, and go on in namespaces of our own."""
+def _prepare(machine: str, say: Callable[[str], None]) -> Path | None:
+    """For nspawn machines, return the root image and go on in namespaces of our own."""
+    if machine != NSPAWN:
+        return None
     check_host()
     image = root_image(say)
     enter_namespaces()
@@ -236,12 +242,26 @@ def _nspawn_host(image: Path | None, folder: Path, aws: EmbeddedAws) -> Iterator
 
 def run_drills(arguments: argparse.Namespace, say: Callable[[str], None]) -> int:
     """Rehearse the chosen scenarios; return 1 if one did not end as written."""
-    scenarios = choose(arguments.names)
+    scenarios = choose(arguments.names, "" if arguments.list else arguments.machine)
     if arguments.list:
-        records = [{"name": each.name, "about": each.about} for each in scenarios]
+        records = [
+            {"name": each.name, "about": each.about, "needs": each.needs} for each in scenarios
+        ]
         _show(records, scenario_table(scenarios), as_json=arguments.json)
         return 0
+    left_out = [each.name for each in choose([]) if not each.can_have(arguments.machine)]
+    if left_out and not arguments.names:
+        say(f"{arguments.machine} machines cannot show, so left out: {', '.join(left_out)}")
+    outcomes = _rehearse_drills(scenarios, arguments, say)
+    _show([asdict(each) for each in outcomes], outcome_table(outcomes), as_json=arguments.json)
+    return 1 if any(each.faults for each in outcomes) else 0
+
+
+def _rehearse_drills(
+    scenarios: Sequence[Scenario], arguments: argparse.Namespace, say: Callable[[str], None]
+) -> list[Outcome]:
     folder = (REPOSITORY / arguments.out).resolve()
+    image = _prepare(arguments.machine, say)
     clear(folder)
     outcomes = []
     with (folder / "cdk.log").open("a", encoding="utf-8") as log, EmbeddedAws() as aws:
@@ -249,15 +269,24 @@ def run_drills(arguments: argparse.Namespace, say: Callable[[str], None]) -> int
         def keep(text: str) -> None:
             print(text, file=log, flush=True)
 
-        with Children(say=keep, environment=child_environment(aws), folder=REPOSITORY) as children:
-            series = Series(scenarios=scenarios, folder=folder, aws=aws, children=children, say=say)
+        with (
+            Children(say=keep, environment=child_environment(aws), folder=REPOSITORY) as children,
+            _nspawn_host(image, folder / "network", aws) as nspawn,
+        ):
+            series = Series(
+                scenarios=scenarios,
+                folder=folder,
+                aws=aws,
+                children=children,
+                say=say,
+                nspawn=nspawn,
+            )
             for outcome in series.run():
                 outcomes.append(outcome)
                 # After each, so that Ctrl-C keeps those before it.
                 records = [asdict(each) for each in outcomes]
                 (folder / "drills.json").write_text(json.dumps(records, indent=2) + "\n")
-    _show(records, outcome_table(outcomes), as_json=arguments.json)
-    return 1 if any(each.faults for each in outcomes) else 0
+    return outcomes
 
 
 def _show(records: Sequence[dict[str, Any]], table: Table, *, as_json: bool) -> None:

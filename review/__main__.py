@@ -81,19 +81,21 @@ def _write(output: Path | None, comment: str) -> None:
 
 def _review(repository: Path, folder: Path, options: argparse.Namespace) -> Review:
     name = head_name(repository)
+    # A base that is no commit is refused before anything is synthesized.
+    commit = None if options.deployed else merge_base(repository, options.base)
     synthesize(repository, folder / "head", options.context, f"head ({name})")
     head = read_assembly(folder / "head", name)
-    if options.deployed:
+    if commit is None:
         base = deployed(sorted(head.stacks))
         head = dataclasses.replace(head, stacks=_as_cloudformation_returns(head))
     else:
-        base = _synthesized_base(repository, folder / "base", options)
+        base = _synthesized_base(repository, commit, folder / "base", options)
     diffs = [
         run_cdk_diff(
             repository,
             folder / "head",
             stack,
-            None if options.deployed else base.stacks[stack].template,
+            None if commit is None else base.stacks[stack].template,
         )
         for stack in sorted(head.stacks)
         if stack in base.stacks
@@ -101,8 +103,9 @@ def _review(repository: Path, folder: Path, options: argparse.Namespace) -> Revi
     return judge(base, head, diffs)
 
 
-def _synthesized_base(repository: Path, out: Path, options: argparse.Namespace) -> Side:
-    commit = merge_base(repository, options.base)
+def _synthesized_base(
+    repository: Path, commit: str, out: Path, options: argparse.Namespace
+) -> Side:
     name = f"{options.base} at {commit[:9]}"
     with base_checkout(repository, commit) as checkout:
         synthesize(checkout, out, options.context, f"base ({name})")

@@ -16,28 +16,37 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Each worker takes the next file as a whole, so the files that take longest come first (over 15 s
-# in the list that `make test` prints); one of them at the end would run alone.
+# in the list that `make test` prints); one of them at the end would run alone. Drills come before
+# all, while the others that boot machines are few.
 LONGEST_FIRST = (
+    "rehearsal/scenarios/test_drills.py",
     "rehearsal/test_demo.py",
+    "userdata/test_examples.py",
     "training/proof/torture/test_command.py",
-    "training/interruption/test_extra_time.py",
-    "userdata/test_boot.py",
-    "training/ranks/test_ranks.py",
-    "training/checkpoint/test_sharded_saves.py",
-    "userdata/test_interruption.py",
-    "training/checkpoint/test_sharded_runs.py",
-    "training/test_documented.py",
-    "cloudformation/test_cdk.py",
     "training/proof/torture/test_s3.py",
-    "training/artifacts/test_shared.py",
-    "training/checkpoint/test_resume.py",
+    "userdata/test_sagemaker_script.py",
+    "userdata/test_dataset_step.py",
+    "training/ranks/test_ranks.py",
+    "training/interruption/test_extra_time.py",
+    "training/engine/test_divergence.py",
+    "training/test_documented.py",
+    "training/imagenet/test_training.py",
+    "training/checkpoint/test_sharded_saves.py",
+    "training/checkpoint/test_sharded_runs.py",
+    "training/detection/test_equality.py",
+    "rehearsal/machines/nspawn/test_machine.py",
     "training/cli/test_measure.py",
-    "training/interruption/test_last_resort.py",
-    "training/preflight/test_ladder.py",
-    "training/report/test_tensorboard.py",
     "training/proof/check/test_check.py",
+    "training/store/test_store.py",
+    "userdata/test_boot.py",
     "userdata/test_boot_failures.py",
-    "stacks/test_combinations.py",
+    "userdata/test_interruption.py",
+    "userdata/test_program_environment.py",
+    "userdata/test_send_metrics.py",
+    "benchmarks/test_benchmarks.py",
+    "cloudformation/test_cdk.py",
+    "stacks/test_app.py",
+    "training/growth/test_phases.py",
 )
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 

@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -138,32 +138,49 @@ def matching(disks: Sequence[Disk], device_name: str) -> list[Disk]:
     ]
 
 
-def main() -> int:
-    """Print the path of the data volume; wait while there is none."""
-    device_name = sys.argv[1]
-    patience = float(os.environ.get("DISK_WAIT_SECONDS", WAIT_SECONDS))
-    give_up_at = time.monotonic() + patience
-    try:
-        while len(found := matching(disks := list_disks(), device_name)) == 0:
-            if time.monotonic() >= give_up_at:
-                break
-            time.sleep(1)
-    except (OSError, subprocess.CalledProcessError) as error:
-        said = getattr(error, "stderr", None) or ""
-        print(f"could not list the disks: {error} {said}".strip(), file=sys.stderr)
+class NoDiskYetError(LookupError):
+    """None is the one, but it may still come."""
+
+
+class TwoDisksError(LookupError):
+    """More than one could be meant."""
+
+
+def print_when_found(find: Callable[[], str]) -> int:
+    """Print what `find` returns, waiting while there is no disk yet; return the exit status."""
+    give_up_at = time.monotonic() + float(os.environ.get("DISK_WAIT_SECONDS", WAIT_SECONDS))
+    while True:
+        try:
+            print(find())
+        except NoDiskYetError as error:
+            if time.monotonic() < give_up_at:
+                time.sleep(1)
+                continue
+            why = str(error)
+        except TwoDisksError as error:
+            why = str(error)
+        except (OSError, subprocess.CalledProcessError) as error:
+            said = getattr(error, "stderr", None) or ""
+            why = f"could not list the disks: {error} {said}".strip()
+        else:
+            return 0
+        print(why, file=sys.stderr)
         return 1
-    if len(found) != 1:
-        count = "no EBS disk" if not found else f"{len(found)} EBS disks"
-        seen = "; ".join(str(disk) for disk in disks) or "none"
-        print(
-            f"{count} attached as {device_name}, expected one; found: {seen}; "
-            "check the block device mappings of the launch template",
-            file=sys.stderr,
-        )
-        return 1
-    print(found[0].path)
-    return 0
+
+
+def find_data_disk(device_name: str) -> str:
+    """Return the path of the data volume."""
+    disks = list_disks()
+    found = matching(disks, device_name)
+    if len(found) == 1:
+        return found[0].path
+    count = f"{len(found)} EBS disks" if found else "no EBS disk"
+    seen = "; ".join(str(disk) for disk in disks) or "none"
+    raise (TwoDisksError if found else NoDiskYetError)(
+        f"{count} attached as {device_name}, expected one; found: {seen}; "
+        "check the block device mappings of the launch template"
+    )
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(print_when_found(lambda: find_data_disk(sys.argv[1])))

@@ -4,14 +4,11 @@ The Deep Learning AMI's dlami-nvme.service joins all its disks and mounts them: 
 to format, and that mount is waited for. Run: python3 -m userdata.find_instance_store /data
 """
 
-import os
-import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from userdata.find_data_disk import WAIT_SECONDS, holds_root, list_rows
+from userdata.find_data_disk import NoDiskYetError, holds_root, list_rows, print_when_found
 from userdata.machine import machine_path
 
 MODEL = "Amazon EC2 NVMe Instance Storage"
@@ -38,26 +35,15 @@ def place(disks: Sequence[dict[str, Any]], *, data_mount: str, image_mounts: boo
     return str(disks[0]["name"])
 
 
-def main() -> int:
-    """Print the folder or the device; wait while there is none."""
-    give_up_at = time.monotonic() + float(os.environ.get("DISK_WAIT_SECONDS", WAIT_SECONDS))
+def find_instance_store(data_mount: str) -> str:
+    """Return the folder or the device of the instance store."""
     image_mounts = any(machine_path(f"{each}/{IMAGE_SERVICE}").exists() for each in UNIT_FOLDERS)
-    while True:
-        try:
-            rows = list_rows()
-        except (OSError, subprocess.CalledProcessError) as error:
-            said = getattr(error, "stderr", None) or ""
-            print(f"could not list the disks: {error} {said}".strip(), file=sys.stderr)
-            return 1
-        disks = [row for row in rows if _model(row) == MODEL and not holds_root(row)]
-        found = place(disks, data_mount=sys.argv[1], image_mounts=image_mounts)
-        if found is not None:
-            print(found)
-            return 0
-        if time.monotonic() >= give_up_at:
-            print(_complaint(rows, disks, image_mounts=image_mounts), file=sys.stderr)
-            return 1
-        time.sleep(1)
+    rows = list_rows()
+    disks = [row for row in rows if _model(row) == MODEL and not holds_root(row)]
+    found = place(disks, data_mount=data_mount, image_mounts=image_mounts)
+    if found is None:
+        raise NoDiskYetError(_complaint(rows, disks, image_mounts=image_mounts))
+    return found
 
 
 def _model(row: dict[str, Any]) -> str:
@@ -84,4 +70,4 @@ def _complaint(
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(print_when_found(lambda: find_instance_store(sys.argv[1])))

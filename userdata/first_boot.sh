@@ -35,6 +35,8 @@ source "$root/etc/training/run.env"
 set +o allexport
 # The AWS CLI v1 of the AMI reads the region under this name only.
 export AWS_DEFAULT_REGION="${AWS_REGION:?is missing in /etc/training/run.env}"
+# By default one try of a second at the metadata decides that there are no credentials.
+export AWS_METADATA_SERVICE_TIMEOUT=5 AWS_METADATA_SERVICE_NUM_ATTEMPTS=5
 
 cd "$root/opt/training"
 # Just after launch the role's credentials or the network may not be available yet.

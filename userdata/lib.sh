@@ -22,8 +22,9 @@ fi
 set +o allexport
 INSTANCE_ID=${INSTANCE_ID:-$(cat "$root/var/lib/cloud/data/instance-id")}
 export INSTANCE_ID
-# The AMI's AWS CLI v1 reads the region only from this variable.
+# AWS CLI v1 reads the region only here, and gives credentials one second before it has none.
 export AWS_DEFAULT_REGION=$AWS_REGION
+export AWS_METADATA_SERVICE_TIMEOUT=5 AWS_METADATA_SERVICE_NUM_ATTEMPTS=5
 
 # fail TEXT...: ends a step, saying why and what to do.
 fail() {

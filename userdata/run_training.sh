@@ -15,7 +15,12 @@ if [[ -s $root/var/log/training/training.log ]]; then
         exit 4
     fi
 fi
-# Not the user's mistake, which the trainer would take it for.
+# Not the user's mistake, which the trainer would take it for. systemd unmounts a volume that is
+# detached: what is left is a folder of the root volume.
+if ! findmnt --noheadings --output UUID --mountpoint "$root$DATA_MOUNT" >/dev/null; then
+    echo "the data volume is no longer mounted at $DATA_MOUNT"
+    exit 4
+fi
 if ! { mkdir -p "$scratch" && : >"$scratch/.writable"; }; then
     echo "the data volume at $DATA_MOUNT can no longer be written to"
     exit 4

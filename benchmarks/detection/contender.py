@@ -2,18 +2,16 @@
 
 import gc
 import json
-import statistics
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, TypeAlias, cast
+from typing import Literal, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
 from torch.optim import AdamW
 
-from benchmarks.contender_process import reset_peak, resident_bytes
+from benchmarks.contender_process import TimedSteps, resident_bytes
 from benchmarks.detection import peers
 from benchmarks.detection.scales import NUM_CLASSES, NUM_OBJECTS, SCALES, Scale
 from training.detection.architecture import LossWeights
@@ -24,7 +22,6 @@ from training.detection.losses import criterion
 
 Part: TypeAlias = Literal["encoder attention", "decoder attention", "step"]
 Step: TypeAlias = Callable[[], Tensor]
-_MIB = 2**20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,44 +52,17 @@ class Contender:
         return json.dumps(asdict(self))
 
 
-class Runner:
+class Runner(TimedSteps):
     """A contender's tensors and what it does with them."""
 
     def __init__(self, contender: Contender, floor_bytes: int = 0) -> None:
-        self._device = torch.device(contender.device)
-        self._floor = floor_bytes
-        torch.manual_seed(0)
-        torch.set_num_threads(1)
-        scale = SCALES[contender.scale]
+        super().__init__(contender.device, floor_bytes)
         make = _step if contender.part == "step" else _attention
-        self.step, self.parameters = make(contender, scale, self._device)
+        self._step, self.parameters = make(contender, SCALES[contender.scale], self._device)
 
-    def steps(self, count: int) -> dict[str, Any]:
-        """Make steps; their median seconds, the last result, and the peak of memory in MiB."""
-        if self._device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self._device)
-        else:
-            reset_peak()
-        seconds = [self._timed() for _ in range(count)]
-        return {
-            "seconds": statistics.median(s for s, _ in seconds),
-            "result": seconds[-1][1],
-            "mib": self._peak_mib(),
-        }
-
-    def _timed(self) -> tuple[float, float]:
-        # Beside other work a CPU's time says more than the clock's.
-        clock = time.perf_counter if self._device.type == "cuda" else time.process_time
-        began = clock()
-        result = self.step().item()  # waits for the device
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-        return clock() - began, result
-
-    def _peak_mib(self) -> int:
-        if self._device.type == "cuda":
-            return int(torch.cuda.max_memory_allocated(self._device)) // _MIB
-        return (resident_bytes("VmHWM") - self._floor) // _MIB
+    def step(self) -> Tensor:
+        """Attention's forward and backward, or a whole step."""
+        return self._step()
 
 
 def _attention(contender: Contender, scale: Scale, device: torch.device) -> tuple[Step, int]:
@@ -178,14 +148,12 @@ def _ours(contender: Contender, scale: Scale) -> tuple[nn.Module, peers.LossOf]:
 
 
 def main() -> int:
-    """Make as many steps as each line of the input says; answer with a line of JSON."""
+    """Be the contender of the command line."""
     contender = Contender(**json.loads(sys.argv[1]))
     # What libraries load with a first step is not the contender's.
     if contender.implementation != "compiled":
         Runner(replace(contender, scale="tiny")).steps(1)
     gc.collect()
     runner = Runner(contender, resident_bytes("VmRSS"))
-    print(json.dumps({"parameters": runner.parameters}), flush=True)
-    for line in sys.stdin:
-        print(json.dumps(runner.steps(int(line))), flush=True)
+    runner.answer(runner.parameters)
     return 0

@@ -6,14 +6,13 @@ from typing import Any, get_args
 
 import torch
 
-from benchmarks.contender_process import ContenderProcess, in_turns
+from benchmarks.contender_process import alone, in_turns
 from benchmarks.detection.contender import Contender, Part
 from benchmarks.detection.scales import SCALES
 from training.detection.attention import IMPLEMENTATIONS
 
 _MODULE = "benchmarks.detection"
-_WARM_STEPS, _GPU_STEPS = 5, 20
-_LEAST_SECONDS = 15.0
+_ON_GPU: dict[str, Any] = {"warm_steps": 5, "num_steps": 20, "least_seconds": 15.0}
 
 
 def measure(
@@ -44,7 +43,7 @@ def measure(
         if device == "cpu":
             results = in_turns(_MODULE, contenders, rounds)
         else:
-            results = [_alone(contender, deadline) for contender in contenders]
+            results = [alone(_MODULE, each, deadline, **_ON_GPU) for each in contenders]
         rows += _rows(part, contenders, results)
     return rows
 
@@ -71,14 +70,6 @@ def _contenders(part: Part, scale: str, device: str, compiled: bool) -> Iterator
                     **common,
                 )
     yield Contender(who="transformers", **common)
-
-
-def _alone(contender: Contender, deadline: float) -> dict[str, Any]:
-    if time.monotonic() > deadline - _LEAST_SECONDS:
-        return {"failed": "no time was left"}
-    with ContenderProcess(_MODULE, contender) as process:
-        process.steps(_WARM_STEPS)
-        return process.steps(_GPU_STEPS)
 
 
 def _rows(

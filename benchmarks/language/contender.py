@@ -2,9 +2,7 @@
 
 import gc
 import json
-import statistics
 import sys
-import time
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, TypeAlias, cast
 
@@ -12,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
-from benchmarks.contender_process import reset_peak, resident_bytes
+from benchmarks.contender_process import TimedSteps, resident_bytes
 from benchmarks.language import peers
 from benchmarks.language.shapes import SCALES, Scale, gated
 from training.engine.in_backward import step_in_backward
@@ -67,19 +65,16 @@ class Contender:
         return json.dumps(asdict(self))
 
 
-class Trainer:
+class Trainer(TimedSteps):
     """A contender's model and optimizer."""
 
     def __init__(self, contender: Contender, floor_bytes: int = 0) -> None:
-        self._device = torch.device(contender.device)
-        self._scale: Scale = SCALES[contender.scale]
-        torch.manual_seed(0)
-        torch.set_num_threads(1)
+        super().__init__(contender.device, floor_bytes)
+        scale: Scale = SCALES[contender.scale]
         if contender.limit_mib is not None:
             total = torch.cuda.get_device_properties(self._device).total_memory
             share = min(1.0, contender.limit_mib * _MIB / total)
             torch.cuda.set_per_process_memory_fraction(share)
-        self._floor = floor_bytes
         with self._device:
             self.model, self.loss_of = _built(contender)
         kind = BFloat16AdamW if contender.bfloat16_moments else AdamW
@@ -89,27 +84,12 @@ class Trainer:
         if contender.in_backward:
             step_in_backward(self._optimizer)
         rng = torch.Generator().manual_seed(0)
-        shape = (self._scale.batch, self._scale.num_tokens + 1)
+        shape = (scale.batch, scale.num_tokens + 1)
         vocab_size = contender.config.vocab_size
         self._tokens = torch.randint(vocab_size, shape, generator=rng).to(self._device)
 
-    def steps(self, count: int) -> dict[str, Any]:
-        """Make steps; their median seconds, the last loss, and the peak of memory in MiB."""
-        if self._device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self._device)
-        else:
-            reset_peak()
-        seconds = [self._step() for _ in range(count)]
-        return {
-            "seconds": statistics.median(s for s, _ in seconds),
-            "loss": seconds[-1][1],
-            "mib": self._peak_mib(),
-        }
-
-    def _step(self) -> tuple[float, float]:
-        # Beside other work a CPU's time says more than the clock's.
-        clock = time.perf_counter if self._device.type == "cuda" else time.process_time
-        began = clock()
+    def step(self) -> Tensor:
+        """Make an optimizer step on the batch; return the loss before it."""
         # On the CPU in float32: bfloat16 is slow there.
         is_low = self._device.type == "cuda"
         with torch.autocast(self._device.type, dtype=torch.bfloat16, enabled=is_low):
@@ -118,15 +98,7 @@ class Trainer:
         if not self._in_backward:
             self._optimizer.step()
             self._optimizer.zero_grad(set_to_none=True)
-        value = loss.item()  # waits for the device
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-        return clock() - began, value
-
-    def _peak_mib(self) -> int:
-        if self._device.type == "cuda":
-            return int(torch.cuda.max_memory_allocated(self._device)) // _MIB
-        return (resident_bytes("VmHWM") - self._floor) // _MIB
+        return loss.detach()
 
 
 def _built(contender: Contender) -> tuple[nn.Module, peers.LossOf]:
@@ -153,15 +125,11 @@ def _ours(contender: Contender, config: ModelConfig) -> tuple[nn.Module, peers.L
 
 
 def main() -> int:
-    """Make as many steps as each line of the input says; answer with a line of JSON."""
+    """Be the contender of the command line."""
     contender = Contender(**json.loads(sys.argv[1]))
     # What libraries load with a first step is not the model's.
     Trainer(replace(contender, scale="tiny")).steps(1)
     gc.collect()
     trainer = Trainer(contender, resident_bytes("VmRSS"))
-    print(
-        json.dumps({"parameters": sum(p.numel() for p in trainer.model.parameters())}), flush=True
-    )
-    for line in sys.stdin:
-        print(json.dumps(trainer.steps(int(line))), flush=True)
+    trainer.answer(sum(parameter.numel() for parameter in trainer.model.parameters()))
     return 0

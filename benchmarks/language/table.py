@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.contender_process import ContenderProcess, in_turns
+from benchmarks.contender_process import alone, in_turns
 from benchmarks.gpu.session import REPOSITORY
 from benchmarks.language.contender import Contender
 from benchmarks.language.shapes import PHASES, SCALES, flops_per_step
@@ -21,8 +21,7 @@ from training.growth.model import parameter_counts
 # What an A10G has, by EC2's own description of g5: less than the 24 GB of its name.
 A10G_MIB = 22_888
 _MODULE = "benchmarks.language"
-_WARM_STEPS, _GPU_STEPS = 3, 10
-_LEAST_SECONDS = 20.0
+_ON_GPU: dict[str, Any] = {"warm_steps": 3, "num_steps": 10, "least_seconds": 20.0}
 
 
 def measure(
@@ -55,7 +54,7 @@ def measure(
         if device == "cpu":
             results = in_turns(_MODULE, contenders, rounds)
         else:
-            results = [_alone(contender, deadline) for contender in contenders]
+            results = [alone(_MODULE, each, deadline, **_ON_GPU) for each in contenders]
         rows += _rows(name, contenders, results, machine["flops"])
     return rows
 
@@ -85,14 +84,6 @@ def _lean(phase: str, scale: str, device: str, limit_mib: int | None) -> Iterato
         yield Contender(**common, recompute=True, in_backward=True, bfloat16_moments=True)
     elif limit_mib:
         yield Contender(**common)
-
-
-def _alone(contender: Contender, deadline: float) -> dict[str, Any]:
-    if time.monotonic() > deadline - _LEAST_SECONDS:
-        return {"failed": "no time was left"}
-    with ContenderProcess(_MODULE, contender) as process:
-        process.steps(_WARM_STEPS)
-        return process.steps(_GPU_STEPS)
 
 
 def _rows(

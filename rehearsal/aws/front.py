@@ -5,16 +5,20 @@ and writes in two steps, and lists dictionaries that another request may be chan
 """
 
 import io
+import socket
+import struct
 import threading
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from typing import Any
+from datetime import UTC, datetime, timedelta
+from typing import Any, Never
 
 from werkzeug.wrappers import Request
 
 from cloudformation.wire import Operation, answer
-from rehearsal.aws.denials import denial, is_from_instance, requested_action
 from rehearsal.aws.moto_services import moto_services, signed_for
+from rehearsal.aws.refusals import is_from_instance, refusal, requested, skew_refusal
+from rehearsal.faults import Faults
 
 
 class Front:
@@ -22,7 +26,7 @@ class Front:
 
     def __init__(self, operations: Mapping[str, Operation]) -> None:
         self.operations = operations
-        self.denied_actions: frozenset[str] = frozenset()
+        self.faults = Faults()
         self._locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
 
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
@@ -33,17 +37,33 @@ class Front:
         # The body is read before the lock is taken, so that a slow client blocks nobody.
         body = _body_of(environ)
         environ["wsgi.input"] = io.BytesIO(body)
-        if self.denied_actions and is_from_instance(environ):
-            action = requested_action(service, environ, body)
-            if action in self.denied_actions:
-                return denial(service, action)(environ, start_response)
+        fault = None
+        if is_from_instance(environ):
+            action, key = requested(service, environ, body)
+            now = datetime.now(UTC) + timedelta(seconds=self.faults.clock_ahead_seconds)
+            if (refused := skew_refusal(service, environ, now)) is not None:
+                return refused(environ, start_response)
+            fault = self.faults.meet(action, key)
+            if fault is not None and fault.status:
+                return refusal(service, action, fault.status)(environ, start_response)
         with self.alone_in(service):
             response = moto_services(environ)
+        if fault is not None and fault.loses_answer:
+            reset(environ["werkzeug.socket"])
         return response(environ, start_response)
 
     def alone_in(self, service: str) -> threading.Lock:
         """Return the lock that keeps the service's other requests waiting."""
         return self._locks[service]
+
+
+def reset(connection: socket.socket) -> Never:
+    """Reset a connection in place of an answer; the server takes it for a client that hung up."""
+    # Closed without waiting, which TCP does by a reset; and nothing more is read from it.
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    connection.shutdown(socket.SHUT_RD)
+    connection.close()
+    raise ConnectionResetError("rehearsed: this answer is lost")
 
 
 def _body_of(environ: Mapping[str, Any]) -> bytes:

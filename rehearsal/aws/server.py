@@ -23,13 +23,13 @@ from cloudformation.resources import REGISTRY
 from cloudformation.service import CloudFormation
 from rehearsal.aws import moto_patches, spot_fleet
 from rehearsal.aws.capacity import Capacity
-from rehearsal.aws.denials import check_actions
 from rehearsal.aws.front import Front
 from rehearsal.aws.images import offer_images
+from rehearsal.faults import Faults
 
 LIMITS = {
-    "permissions": "IAM policies are stored, not evaluated; a drill names actions to deny to the "
-    "instances; of bucket policies, statements about everybody are evaluated, with the operators "
+    "permissions": "IAM policies are stored, not evaluated; a drill names actions that instances "
+    "are denied; of bucket policies, statements about everybody are evaluated, with the operators "
     "of rehearsal/aws/bucket_policies.py",
     "CompleteMultipartUpload": "ignores If-Match and bucket policies on PutObject",
     "S3 metadata": "keys with underscores are lost in transit",
@@ -169,13 +169,9 @@ class EmbeddedAws:
         return session.client(service, endpoint_url=self.endpoint, config=config)
 
     @property
-    def denied_actions(self) -> frozenset[str]:
-        """The actions, like ec2:TerminateInstances, that no instance may take."""
-        return self._front.denied_actions
-
-    @denied_actions.setter
-    def denied_actions(self, actions: frozenset[str]) -> None:
-        self._front.denied_actions = check_actions(actions)
+    def faults(self) -> Faults:
+        """What goes wrong for instances; nobody else meets it."""
+        return self._front.faults
 
     def maintain_fleets(self) -> None:
         """Do what EC2 does by itself as time passes: take back, end, replace."""

@@ -1,13 +1,10 @@
 """The main job, end to end: deploy, train, interrupt, resume, finish, prove (`make demo`)."""
 
-import contextlib
 import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-
-import psutil
 
 from contract.keys import HEAD
 from rehearsal.aws import EmbeddedAws
@@ -93,7 +90,7 @@ class Demo:
             drill=drill,
             resources=resources,
             target_capacity=fleet.target_capacity(),
-            processes_left=len(processes_below(self.settings.folder)),
+            processes_left=self.deployment.processes_left(self.settings.folder),
             guard=[asdict(invocation) for invocation in fleet.bus.invocations],
             notice_seconds=self.settings.notice_seconds,
             seconds=time.monotonic() - self.started,
@@ -202,17 +199,6 @@ class Demo:
     def _machine(self, instance: Instance) -> BootableMachine:
         folder = self.settings.folder / "machines"
         return self.deployment.machine(instance, folder, self.settings.notice_seconds, Quirks())
-
-
-def processes_below(folder: Path) -> list[psutil.Process]:
-    """List the running processes of every machine whose root is below the folder."""
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            root = process.environ().get("MACHINE_ROOT")
-            if root is not None and Path(root).is_relative_to(folder):
-                found.append(process)
-    return found
 
 
 def clear(folder: Path) -> None:

@@ -4,10 +4,13 @@ What a rehearsal needs before its first machine boots: bootstrap, dataset, synth
 uninterrupted run that results are compared with.
 """
 
+import contextlib
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+import psutil
 
 from rehearsal.aws import EmbeddedAws
 from rehearsal.drill.cdk import run_cdk
@@ -120,19 +123,24 @@ class Deployment:
             market=instance.market,
             tags=instance.tags,
             user_data=instance.user_data,
+            faults=self.aws.faults,
         )
         if self.nspawn is not None:
             return self.nspawn.machine(folder / instance.id, instance.id, metadata, quirks)
-        poll = min(1.0, notice_seconds / NOTICE_SECONDS) * HANDLER_POLL_SECONDS
         return ProcessMachine(
             folder=folder / instance.id,
             instance_id=instance.id,
             instance_type=instance.type,
             user_data=instance.user_data,
-            environment={**self.aws.environment(), "POLL_SECONDS": f"{poll:g}"},
+            environment={**self.aws.environment(), **handler_poll(notice_seconds)},
             metadata=metadata,
             quirks=quirks,
         )
+
+    def processes_left(self, folder: Path) -> int:
+        """Return how many processes of machines below the folder still run."""
+        others = 0 if self.nspawn is None else len(self.nspawn.processes())
+        return len(processes_below(folder)) + others
 
     def output(self, stack: str, name: str) -> str:
         """Return one output of a deployed stack."""
@@ -146,6 +154,23 @@ class Deployment:
         """Start a Python program of this repository; do not wait."""
         command = [sys.executable, *arguments]
         return self.children.start(name, command, relayed=relayed, PYTHONUNBUFFERED="1")
+
+
+def handler_poll(notice_seconds: float) -> dict[str, str]:
+    """Return the variable that lets the interruption handler poll as often in a shorter notice."""
+    poll = min(1.0, notice_seconds / NOTICE_SECONDS) * HANDLER_POLL_SECONDS
+    return {"POLL_SECONDS": f"{poll:g}"}
+
+
+def processes_below(folder: Path) -> list[psutil.Process]:
+    """List the running processes of every process machine whose root is below the folder."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            root = process.environ().get("MACHINE_ROOT")
+            if root is not None and Path(root).is_relative_to(folder):
+                found.append(process)
+    return found
 
 
 def synth_arguments(assembly: Path, context: Mapping[str, str]) -> list[str]:

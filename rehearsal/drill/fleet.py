@@ -31,6 +31,9 @@ class BootableMachine(Protocol):
     def notice(self, seconds: float) -> None:
         """Announce in the metadata that the machine goes away in `seconds`."""
 
+    def rebalance(self) -> None:
+        """Recommend in the metadata to rebalance."""
+
     def shut_down(self) -> None:
         """Begin an orderly shutdown; do not wait for its end."""
 
@@ -41,8 +44,15 @@ class BootableMachine(Protocol):
     def kill(self) -> int:
         """Kill everything at once; return the number of processes killed."""
 
+    def execute(self, *command: str) -> str:
+        """Run a program in the machine as root; return what it printed, or raise CommandFailed."""
+
     def log_lines(self) -> Sequence[str]:
         """Return what it has logged so far: boot first, then training."""
+
+    @property
+    def user_data_file(self) -> Path:
+        """The user data that it runs, once it has got them."""
 
     @property
     def metrics_file(self) -> Path:
@@ -69,6 +79,7 @@ class Life:
     instance: Instance
     machine: BootableMachine
     started: float
+    template_user_data: bytes
     reason: str | None = None
     ends_at: float | None = None
     ended: float | None = None
@@ -78,6 +89,17 @@ class Life:
     def seconds(self) -> float:
         """Seconds since power-on, or from power-on to the end."""
         return (self.ended or time.monotonic()) - self.started
+
+
+def user_data_faults(lives: Sequence[Life]) -> list[str]:
+    """List the machines that ran other user data than the launch template's, byte for byte."""
+    return [
+        f"{life.instance.id} ran other user data than the template's: {life.machine.user_data_file}"
+        for life in lives
+        # A machine that ended early has not got any.
+        if life.machine.user_data_file.exists()
+        and life.machine.user_data_file.read_bytes() != life.template_user_data
+    ]
 
 
 @dataclass(kw_only=True, slots=True)
@@ -128,6 +150,15 @@ class Fleet:
             life.reason = reason
             self._power_off(life)
 
+    def rebalance(self, life: Life) -> None:
+        """Recommend to rebalance: EC2 may take the instance back, sooner or later, or never."""
+        life.machine.rebalance()
+        self.bus.publish(
+            "aws.ec2",
+            "EC2 Instance Rebalance Recommendation",
+            {"instance-id": life.instance.id},
+        )
+
     def close(self) -> None:
         """Kill every machine at once."""
         for life in self.running():
@@ -177,13 +208,28 @@ class Fleet:
             tags={tag["Key"]: tag["Value"] for tag in found["Tags"]},
             market=found.get("InstanceLifecycle", ON_DEMAND),
         )
-        life = Life(instance=instance, machine=self.boot(instance), started=time.monotonic())
+        life = Life(
+            instance=instance,
+            machine=self.boot(instance),
+            started=time.monotonic(),
+            template_user_data=self._template_user_data(),
+        )
         self.lives[instance_id] = life
         life.machine.start()
         where = f"{instance.type} in {instance.zone}, {instance.market}"
         self.say(f"{instance_id} {where}, boots its user data")
         self._fleet_event(instance_id, "launched")
         self._state_event(instance_id, "running")
+
+    def _template_user_data(self) -> bytes:
+        ec2 = self.aws.client("ec2")
+        found = ec2.describe_spot_fleet_requests(SpotFleetRequestIds=[self.id])
+        config = found["SpotFleetRequestConfigs"][0]["SpotFleetRequestConfig"]
+        template = config["LaunchTemplateConfigs"][0]["LaunchTemplateSpecification"]
+        versions = ec2.describe_launch_template_versions(
+            LaunchTemplateId=template["LaunchTemplateId"], Versions=[template["Version"]]
+        )["LaunchTemplateVersions"]
+        return base64.b64decode(versions[0]["LaunchTemplateData"]["UserData"])
 
     def _announce(self, life: Life, reason: str) -> None:
         seconds = self.aws.capacity.notice_seconds

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from contract.keys import GUARD, RECEIPT
-from rehearsal.drill.fleet import Life
+from rehearsal.drill.fleet import Life, user_data_faults
 from rehearsal.drill.interruptions import Drill
 from rehearsal.drill.lineage import Files, read_events, read_json
 from sizing import catalogue
@@ -43,6 +43,7 @@ def common_facts(rehearsed: Rehearsed, ours: Mapping[str, Any]) -> dict[str, Any
         "fleet_target_capacity": rehearsed.target_capacity,
         "instances_running": sum(life.ended is None for life in rehearsed.lives),
         "processes_left": rehearsed.processes_left,
+        "user_data_faults": user_data_faults(rehearsed.lives),
         "guard_invocations": len(rehearsed.guard),
         "guard_actions": [item["answer"] for item in rehearsed.guard],
         "guard_errors": [item["error"] for item in rehearsed.guard if item["error"]],
@@ -68,7 +69,8 @@ def common_faults(receipt: Mapping[str, Any], expected_interruptions: int) -> li
         "the Guard never ran": receipt["guard_invocations"] == 0,
         f"the Guard failed: {receipt['guard_errors'][:1]}": bool(receipt["guard_errors"]),
     }
-    return [text for text, is_broken in checks.items() if is_broken]
+    broken = [text for text, is_broken in checks.items() if is_broken]
+    return [*receipt["user_data_faults"], *broken]
 
 
 def start_rows(receipt: Mapping[str, Any]) -> list[tuple[str, str]]:

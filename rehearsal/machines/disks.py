@@ -9,6 +9,7 @@ refused by name.
 import json
 import os
 import sys
+import time
 import uuid
 from pathlib import Path
 from typing import Any
@@ -22,9 +23,10 @@ def disks_folder() -> Path:
 
 
 def read_disks() -> dict[str, dict[str, Any]]:
-    """Return all disks by their path in /dev."""
+    """Return all disks that have appeared by their path in /dev."""
     files = sorted(disks_folder().glob("*.json"))
-    return {f"/dev/{file.stem}": json.loads(file.read_text()) for file in files}
+    disks = {f"/dev/{file.stem}": json.loads(file.read_text()) for file in files}
+    return {path: disk for path, disk in disks.items() if disk["appears_at"] <= time.time()}
 
 
 def write_disk(path: str, disk: dict[str, Any]) -> None:

@@ -1,7 +1,7 @@
 """Process 1 of a process machine: runs the user data once and the services, and reaps orphans.
 
 It kills all processes of the machine, itself last, when the rehearsal that started it is gone (its
-end of a pipe closes) or on SIGTERM (services stop first). Only process.py starts it.
+end of a socket closes) or on SIGTERM (services stop first). Only process.py starts it.
 """
 
 import asyncio
@@ -9,19 +9,23 @@ import ctypes
 import json
 import os
 import signal
+import socket
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from rehearsal.machines.processes import kill_processes, reap_orphans
-from rehearsal.machines.services import Service, ServiceError
+from rehearsal.machines.services import Service, ServiceError, kill_group
 from rehearsal.machines.units import UnitError, load_units, stop_order
 
 SOCKET = "systemd.socket"
 UNITS = "etc/systemd/system"
 PR_SET_CHILD_SUBREAPER = 36
 REAP_SECONDS = 1.0
+# After which a program of the rehearsal is killed.
+EXECUTE_SECONDS = 60.0
 
 
 @dataclass(kw_only=True, slots=True)
@@ -120,6 +124,41 @@ class Init:
         await writer.drain()
         writer.close()
 
+    async def obey(self, rehearsal: socket.socket) -> None:
+        """Run the programs that the rehearsal asks for; return when it is gone."""
+        reader, writer = await asyncio.open_connection(sock=rehearsal)
+        while line := await reader.readline():
+            # Not waited for: meanwhile the rehearsal may go.
+            self._keep(asyncio.create_task(self._execute(json.loads(line), writer)))
+
+    async def _execute(self, command: Sequence[str], writer: asyncio.StreamWriter) -> None:
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                cwd=self.root,
+                env=dict(self.environment),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                process_group=0,
+            )
+        except OSError as error:
+            reply = {"status": 127, "output": "", "error": str(error)}
+        else:
+            reply = await _outcome(process)
+        writer.write(json.dumps(reply).encode() + b"\n")
+
+
+async def _outcome(process: asyncio.subprocess.Process) -> dict[str, Any]:
+    try:
+        output, error = await asyncio.wait_for(process.communicate(), EXECUTE_SECONDS)
+    except TimeoutError:
+        kill_group(process.pid, signal.SIGKILL)
+        why = f"it did not end within {EXECUTE_SECONDS:g} s"
+        return {"status": await process.wait(), "output": "", "error": why}
+    said = {"output": output.decode(errors="replace"), "error": error.decode(errors="replace")}
+    return {"status": process.returncode, **said}
+
 
 def _show(service: Service, options: Mapping[str, str]) -> str:
     known = {
@@ -138,14 +177,12 @@ def _show(service: Service, options: Mapping[str, str]) -> str:
     return "\n".join(pairs)
 
 
-async def boot(root: Path, environment: Mapping[str, str], parent: int) -> None:
+async def boot(root: Path, environment: Mapping[str, str], rehearsal: socket.socket) -> None:
     """Run the user data and serve until the machine shuts down."""
-    loop = asyncio.get_running_loop()
-    # When the rehearsal is gone or powers off, every process of the session goes, this one too.
-    gone, off = asyncio.Event(), asyncio.Event()
-    loop.add_reader(parent, gone.set)
-    loop.add_signal_handler(signal.SIGTERM, off.set)
     init = Init(root=root, environment=environment)
+    # When the rehearsal is gone or powers off, every process of the session goes, this one too.
+    off = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, off.set)
     # A relative path: the address of a Unix socket is limited to about 100 characters.
     os.chdir(root / "run")
     server = await asyncio.start_unix_server(init.serve, SOCKET)
@@ -160,20 +197,21 @@ async def boot(root: Path, environment: Mapping[str, str], parent: int) -> None:
             stderr=output,
             process_group=0,
         )
-    waiting = [asyncio.create_task(event.wait()) for event in (gone, off)]
+    gone = asyncio.create_task(init.obey(rehearsal))
+    waiting = [gone, asyncio.create_task(off.wait())]
     while not any(task.done() for task in waiting):
         reap_orphans()
         await asyncio.wait(waiting, timeout=REAP_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-    if not gone.is_set():
+    if not gone.done():
         stopping = asyncio.create_task(init.stop_all())
-        await asyncio.wait((stopping, waiting[0]), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((stopping, gone), return_when=asyncio.FIRST_COMPLETED)
     server.close()
     kill_processes(os.getpid())
 
 
 def main() -> None:
-    """Become the machine's first process; the arguments are its folder and the pipe to watch."""
-    root, parent = Path(sys.argv[1]), int(sys.argv[2])
+    """Become the machine's first process, which got its folder and the rehearsal's socket."""
+    root, rehearsal = Path(sys.argv[1]), socket.socket(fileno=int(sys.argv[2]))
     environment = json.loads((root / "run/machine.json").read_text())
     if sys.platform == "linux":
         # Orphans become children of this process, so that it finds them.
@@ -181,7 +219,7 @@ def main() -> None:
     # Ctrl-C in the rehearsal's terminal is for the rehearsal to handle.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        asyncio.run(boot(root, environment, parent))
+        asyncio.run(boot(root, environment, rehearsal))
     finally:
         kill_processes(os.getpid())
 

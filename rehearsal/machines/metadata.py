@@ -1,7 +1,8 @@
 """The instance metadata service of one rehearsed instance: IMDSv2 on a port of 127.0.0.1.
 
 It supports only version 2, as the launch template requires: without a token every path is 401. What
-does not exist is 404, including notices and recommendations until they are announced.
+does not exist is 404, including notices and recommendations until they are announced. Its times are
+those of AWS's clock.
 """
 
 import json
@@ -15,6 +16,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+from rehearsal.faults import METADATA, Faults
 
 TOKEN_HEADER = "X-aws-ec2-metadata-token"
 TTL_HEADER = "X-aws-ec2-metadata-token-ttl-seconds"
@@ -60,6 +63,7 @@ class MetadataServer:
     # More below meta-data/: name -> value.
     more: Mapping[str, str] = field(default_factory=dict)
     clock: Callable[[], float] = time.monotonic
+    faults: Faults = field(default_factory=Faults)
     _tokens: dict[str, float] = field(default_factory=dict)
     _announced: dict[str, str] = field(default_factory=dict)
     _server: _Server | None = None
@@ -100,7 +104,7 @@ class MetadataServer:
 
     def notice(self, seconds: float) -> datetime:
         """Announce that the instance is terminated in `seconds`; return that time."""
-        when = datetime.now(UTC) + timedelta(seconds=seconds)
+        when = self._now() + timedelta(seconds=seconds)
         text = f"{when:%Y-%m-%dT%H:%M:%SZ}"
         self._announced[TERMINATION] = text
         self._announced[ACTION] = json.dumps({"action": "terminate", "time": text})
@@ -112,9 +116,7 @@ class MetadataServer:
 
     def rebalance(self) -> None:
         """Announce a rebalance recommendation."""
-        self._announced[REBALANCE] = json.dumps(
-            {"noticeTime": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"}
-        )
+        self._announced[REBALANCE] = json.dumps({"noticeTime": f"{self._now():%Y-%m-%dT%H:%M:%SZ}"})
 
     def issue_token(self, ttl_seconds: int) -> str:
         """Issue a token that is valid for `ttl_seconds`."""
@@ -136,6 +138,9 @@ class MetadataServer:
         below = [name.removeprefix(folder) for name in content if name.startswith(folder)]
         children = dict.fromkeys(name.partition("/")[0] + "/" * ("/" in name) for name in below)
         return "\n".join(children).encode() if children else None
+
+    def _now(self) -> datetime:
+        return datetime.now(UTC) + timedelta(seconds=self.faults.clock_ahead_seconds)
 
     def _content(self) -> dict[str, bytes]:
         region = self.zone.rstrip("abcdefghijklmnopqrstuvwxyz")
@@ -163,7 +168,7 @@ class MetadataServer:
         return json.dumps({"Code": "Success", "InstanceProfileArn": arn})
 
     def _credentials(self) -> str:
-        now = datetime.now(UTC)
+        now = self._now()
         return json.dumps(
             {
                 "Code": "Success",
@@ -198,6 +203,8 @@ class MetadataHandler(BaseHTTPRequestHandler):
 
     def do_PUT(self) -> None:
         """Issue a token. A request through a proxy gets none, as on EC2."""
+        if self._meets_fault():
+            return None
         if not re.fullmatch(f"{VERSION}api/token", self.path):
             return self._answer(404)
         if self.headers.get("X-Forwarded-For") is not None:
@@ -210,11 +217,24 @@ class MetadataHandler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Return one path to a client with a token."""
+        if self._meets_fault():
+            return None
         if not self.metadata.knows(self.headers.get(TOKEN_HEADER)):
             return self._answer(401)
         prefix = re.match(VERSION, self.path)
         found = self.metadata.look_up(self.path[prefix.end() :]) if prefix else None
         return self._answer(404) if found is None else self._answer(200, found)
+
+    def _meets_fault(self) -> bool:
+        """Whether a drill's fault has answered this request, or keeps anybody from it."""
+        path = re.sub(VERSION, "", self.path, count=1)
+        fault = self.metadata.faults.meet(f"{METADATA}:{self.command.capitalize()}", path)
+        if fault is None or fault.delay_seconds:
+            return False
+        self.close_connection = True
+        if fault.status:
+            self._answer(fault.status)
+        return True
 
     def log_message(self, *_: object) -> None:
         """Log nothing: every machine sends two requests in two seconds."""

@@ -8,23 +8,26 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
 
+from rehearsal.machines.commands import failure
+from rehearsal.machines.json_disks import Disk, disks_of, write_disks
+from rehearsal.machines.logs import BOOT, TRAINING, USER_DATA, Logs, wait_for
 from rehearsal.machines.metadata import MetadataServer
 from rehearsal.machines.processes import freeze_process, kill_processes, list_processes
 from rehearsal.machines.quirks import Quirks
 
 REPOSITORY = Path(__file__).parent.parent.parent
+INIT = "rehearsal.machines.init"
 SHIMS = Path(__file__).parent / "bin"
-EBS = "Amazon Elastic Block Store"
 # Anything that would keep the SDKs from getting credentials from the metadata service.
 NOT_PASSED_ON = (
     "AWS_ACCESS_KEY_ID",
@@ -45,33 +48,6 @@ FOLDERS = (
 )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Disk:
-    """One NVMe disk as the machine's programs see it; `signatures` is what wipefs finds."""
-
-    name: str
-    model: str = EBS
-    serial: str
-    device_name: str
-    holds_root: bool = False
-    mounted: str | None = None
-    signatures: tuple[str, ...] = ()
-    tags: Mapping[str, str] = field(default_factory=dict)
-
-
-# The data volume comes first on purpose: to trust kernel names is to format the wrong disk.
-EC2_DISKS = (
-    Disk(name="nvme0n1", serial="vol0d1a2b3c4d5e6f708", device_name="sdf"),
-    Disk(
-        name="nvme1n1",
-        serial="vol00112233445566778",
-        device_name="sda1",
-        holds_root=True,
-        signatures=("gpt",),
-    ),
-)
-
-
 @dataclass(kw_only=True, slots=True)
 class ProcessMachine:
     """One machine in `folder`, which must be empty or new; `environment` names its AWS.
@@ -86,27 +62,31 @@ class ProcessMachine:
     environment: Mapping[str, str]
     metadata: MetadataServer
     pytorch: Path = field(default_factory=lambda: Path(sys.prefix))
-    disks: Sequence[Disk] = EC2_DISKS
+    disks: Sequence[Disk] | None = None  # None: those of the quirks
     quirks: Quirks = field(default_factory=Quirks)
     _init: subprocess.Popen[bytes] | None = None
-    _leash: int | None = None
-    _lines: list[str] = field(default_factory=list)
-    _read: dict[Path, int] = field(default_factory=dict)
+    _rehearsal: socket.socket | None = None
+    _logs: Logs = field(default_factory=Logs)
+
+    @property
+    def user_data_file(self) -> Path:
+        """The user data that the machine runs."""
+        return self.folder / "var/lib/cloud/instance/user-data.txt"
 
     @property
     def user_data_log(self) -> Path:
         """The log of the user data, which starts the boot."""
-        return self.folder / "var/log/cloud-init-output.log"
+        return self.folder / USER_DATA
 
     @property
     def boot_log(self) -> Path:
         """The log of the boot steps."""
-        return self.folder / "var/log/training/boot.log"
+        return self.folder / BOOT
 
     @property
     def training_log(self) -> Path:
         """The trainer's log."""
-        return self.folder / "var/log/training/training.log"
+        return self.folder / TRAINING
 
     @property
     def metrics_file(self) -> Path:
@@ -119,21 +99,28 @@ class ProcessMachine:
             raise ValueError(f"the machine in {self.folder} was already started; use a new folder")
         if self.folder.exists() and any(self.folder.iterdir()):
             raise ValueError(f"{self.folder} is not empty; a new machine has empty disks")
+        self.quirks.check_for_process_machine()
         self.metadata.start()
         self._furnish()
-        reader, self._leash = os.pipe()
+        self._rehearsal, inits_end = socket.socketpair()
         with (self.folder / "var/log/init.log").open("ab") as log:
             self._init = subprocess.Popen(
-                [sys.executable, "-m", "rehearsal.machines.init", str(self._root), str(reader)],
+                [
+                    sys.executable,
+                    "-m",
+                    "rehearsal.machines.init",
+                    str(self._root),
+                    str(inits_end.fileno()),
+                ],
                 cwd=REPOSITORY,
                 env={"PATH": os.defpath},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                pass_fds=(reader,),
+                pass_fds=(inits_end.fileno(),),
             )
-        os.close(reader)
+        inits_end.close()
 
     def notice(self, seconds: float) -> None:
         """Announce in the metadata that the machine goes away in `seconds`."""
@@ -181,28 +168,29 @@ class ProcessMachine:
                 self._init.wait(seconds)
         self.kill()
 
+    def execute(self, *command: str) -> str:
+        """Run a program in the machine, by its init; return what it printed."""
+        assert self._rehearsal is not None, "execute needs a machine that is on"
+        try:
+            self._rehearsal.sendall(json.dumps(command).encode() + b"\n")
+            with self._rehearsal.makefile("rb") as answers:
+                line = answers.readline()
+        except ConnectionError:
+            line = b""
+        if not line:
+            raise failure(command, -signal.SIGKILL, "the machine went off meanwhile")
+        reply = json.loads(line)
+        if reply["status"] != 0:
+            raise failure(command, reply["status"], reply["error"] or reply["output"])
+        return str(reply["output"])
+
     def log_lines(self) -> list[str]:
         """Return the lines of boot and training so far, in the order in which we saw them."""
-        for path in (self.user_data_log, self.boot_log, self.training_log):
-            if not path.exists():
-                continue
-            with path.open("rb") as file:
-                file.seek(self._read.get(path, 0))
-                for raw in file:
-                    if not raw.endswith(b"\n"):
-                        break  # Its writer is still writing this line.
-                    self._read[path] = self._read.get(path, 0) + len(raw)
-                    self._lines.append(raw.decode(errors="replace").rstrip())
-        return self._lines
+        return self._logs.read(self.folder)
 
     def wait(self, seconds: float, log_has: str) -> bool:
         """Wait for a log line that contains the text; return False if none came."""
-        give_up_at = time.monotonic() + seconds
-        while not any(log_has in line for line in self.log_lines()):
-            if time.monotonic() > give_up_at:
-                return False
-            time.sleep(0.05)
-        return True
+        return wait_for(self.log_lines, seconds, log_has)
 
     def remove(self) -> None:
         """Kill what is left and delete the folder with all disks."""
@@ -222,13 +210,13 @@ class ProcessMachine:
         for name in FOLDERS:
             (self.folder / name).mkdir(parents=True, exist_ok=True)
         self.quirks.furnish(self._root, self.pytorch.resolve(), self._path)
-        for disk in self.disks:
-            content = json.dumps(asdict(disk), indent=1)
-            (self.folder / f"sys/disks/{disk.name}.json").write_text(content + "\n")
+        if self.disks is None:
+            write_disks(self.folder / "sys/disks", disks_of(self.quirks.volumes), filled=True)
+        else:
+            write_disks(self.folder / "sys/disks", self.disks, filled=False)
         (self.folder / "var/lib/cloud/data/instance-id").write_text(f"{self.instance_id}\n")
-        user_data = self.folder / "var/lib/cloud/instance/user-data.txt"
-        user_data.write_bytes(self.user_data)
-        user_data.chmod(0o700)
+        self.user_data_file.write_bytes(self.user_data)
+        self.user_data_file.chmod(0o700)
         (self.folder / "run/machine.json").write_text(json.dumps(self._environment(), indent=1))
 
     def _environment(self) -> dict[str, str]:
@@ -251,6 +239,6 @@ class ProcessMachine:
 
     def _release(self) -> None:
         self.metadata.close()
-        if self._leash is not None:
-            os.close(self._leash)
-            self._leash = None
+        if self._rehearsal is not None:
+            self._rehearsal.close()
+            self._rehearsal = None

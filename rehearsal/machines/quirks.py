@@ -8,21 +8,63 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 PROGRAMS = "opt/quirks"
+PARTITION_TABLE = "partition table"
+# What is on a volume with a file system.
+KEPT, KEPT_TEXT = "kept.txt", "not to be lost\n"
+CONTENTS = ("", "xfs", "ext4", PARTITION_TABLE)
+DATA_DEVICE_NAME, DATA_MIB = "sdf", 4096
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Volume:
+    """An EBS volume: the name that EC2 attached it under, what is on it, and since when.
+
+    A file system holds the file kept.txt. `late_seconds` are from power-on.
+    """
+
+    device_name: str = DATA_DEVICE_NAME
+    content: str = ""
+    late_seconds: float = 0.0
+    mib: int = DATA_MIB
+
+    def __post_init__(self) -> None:
+        if self.content not in CONTENTS:
+            known = ", ".join(repr(name) for name in CONTENTS)
+            raise ValueError(f"content is {self.content!r}; give one of: {known}")
+
+
+DATA_VOLUME = Volume()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Quirks:
-    """Programs and files of a machine's own, its environment, and the packages that it lacks.
+    """Programs and files of a machine's own, its environment, what it lacks, its other disks.
 
     A program is the text of a shell script by name, found before all others; in it, `$real` is the
     program that it hides. A file is a text by its path on the machine. A lacking package is
-    invisible to the machine's Python.
+    invisible to the machine's Python. `disks` are all EBS volumes beside that of /; None: an empty
+    one for the data. `memory_mib` is what all processes have together, before the kernel kills one.
     """
 
     programs: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
     lacks: tuple[str, ...] = ()
+    disks: tuple[Volume, ...] | None = None
+    memory_mib: int | None = None
+
+    @property
+    def volumes(self) -> tuple[Volume, ...]:
+        """The EBS volumes beside that of /."""
+        return (DATA_VOLUME,) if self.disks is None else self.disks
+
+    def check_for_process_machine(self) -> None:
+        """Refuse what a process machine cannot have."""
+        if self.memory_mib is not None or any(each.mib != DATA_MIB for each in self.volumes):
+            raise ValueError(
+                "process machines have neither memory nor disks of a size of their own: memory_mib "
+                "and mib need machines of kind nspawn"
+            )
 
     def furnish(self, root: Path, pytorch: Path, path: str) -> None:
         """Put the environment that stands in for /opt/pytorch, programs and files into a root.

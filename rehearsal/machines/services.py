@@ -131,7 +131,7 @@ class Service:
         for command in self.unit.exec_stop_post:
             if await self._stop_post(command, main.pid, status) != 0 and self.result == "success":
                 self.result = "exit-code"
-        _kill_group(main.pid, signal.SIGKILL)
+        kill_group(main.pid, signal.SIGKILL)
 
     async def _abort_without(self, pings: Pings, main: asyncio.subprocess.Process) -> None:
         """Abort a main process that no longer pings."""
@@ -151,10 +151,10 @@ class Service:
         if self.unit.kill_mode == "mixed":
             os.kill(main.pid, self.unit.kill_signal)
         else:
-            _kill_group(main.pid, self.unit.kill_signal)
+            kill_group(main.pid, self.unit.kill_signal)
         done, _ = await asyncio.wait((ended,), timeout=self.unit.stop_timeout_seconds)
         if not done:
-            _kill_group(main.pid, signal.SIGKILL)
+            kill_group(main.pid, signal.SIGKILL)
             await ended
         return not done
 
@@ -179,7 +179,7 @@ class Service:
         try:
             return await asyncio.wait_for(process.wait(), self.unit.stop_timeout_seconds)
         except TimeoutError:
-            _kill_group(process.pid, signal.SIGKILL)
+            kill_group(process.pid, signal.SIGKILL)
             return await process.wait()
 
     async def _spawn(
@@ -233,7 +233,8 @@ class Service:
         self.active_state, self.sub_state = active_state, sub_state
 
 
-def _kill_group(leader: int, number: signal.Signals) -> None:
+def kill_group(leader: int, number: signal.Signals) -> None:
+    """Send a signal to a process group that may be gone."""
     try:
         os.killpg(leader, number)
     except ProcessLookupError:

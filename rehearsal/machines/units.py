@@ -32,7 +32,38 @@ SERVICE = (
     "StandardOutput",
     "StandardError",
 )
-KNOWN = {"Unit": UNIT, "Service": SERVICE, "Install": ("WantedBy",)}
+# What confines a service and makes its folders: it has no effect on a process machine, whose
+# services are processes of the user.
+SANDBOX = (
+    "CapabilityBoundingSet",
+    "LockPersonality",
+    "MemoryDenyWriteExecute",
+    "NoNewPrivileges",
+    "OOMScoreAdjust",
+    "PrivateDevices",
+    "PrivateTmp",
+    "ProcSubset",
+    "ProtectClock",
+    "ProtectControlGroups",
+    "ProtectHome",
+    "ProtectHostname",
+    "ProtectKernelLogs",
+    "ProtectKernelModules",
+    "ProtectKernelTunables",
+    "ProtectProc",
+    "ProtectSystem",
+    "RestrictAddressFamilies",
+    "RestrictNamespaces",
+    "RestrictRealtime",
+    "RestrictSUIDSGID",
+    "RuntimeDirectory",
+    "RuntimeDirectoryPreserve",
+    "StateDirectory",
+    "SystemCallArchitectures",
+    "SystemCallErrorNumber",
+    "SystemCallFilter",
+)
+KNOWN = {"Unit": UNIT, "Service": SERVICE + SANDBOX, "Install": ("WantedBy",)}
 CHOICES = {
     "Type": ("simple", "exec", "oneshot"),
     "Restart": ("no", "on-failure", "always"),

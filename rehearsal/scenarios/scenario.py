@@ -3,21 +3,23 @@
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any
 
 from rehearsal.aws.capacity import Course, trace_steps
-from rehearsal.machines.quirks import Quirks
+from rehearsal.faults import Fault
+from rehearsal.machines.quirks import Quirks, Volume
+from rehearsal.scenarios.action import Action
+from rehearsal.scenarios.tables import build, check_choice, texts
 
 FOLDER = Path(__file__).parent
 EQUAL, FAILURE = "equal result", "failure event"
 ENDS = (EQUAL, FAILURE)
-DEEDS = ("kill", "notice", "capacity", "cancel-fleet", "reopen", "deploy")
-ENDED = "ended"
+PROCESS, NSPAWN = "process", "nspawn"
+MACHINES = (PROCESS, NSPAWN)
 # The run's steps of bootstrap.sh go through run_step; the first, the fetch, is cloud-init's own.
 FETCH = "fetch"
-Made = TypeVar("Made")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,24 +31,6 @@ class Machines:
 
     def covers(self, number: int) -> bool:
         return not self.which or number in self.which
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Action:
-    """What happens in mid-run: `at` is STAGE:N of the run's progress, or `ended`."""
-
-    at: str
-    do: str
-    capacity: tuple[Course, ...] = ()
-    parameters: Mapping[str, str] = field(default_factory=dict)
-
-    def is_due(self, line: Mapping[str, Any], *, is_over: bool) -> bool:
-        """Whether the moment has come, by a machine's latest metrics line."""
-        if self.at == ENDED or is_over:
-            return self.at == ENDED and is_over
-        stage, _, count = self.at.partition(":")
-        done = int(line.get("stage_step", line.get("done", 0)))
-        return line.get("stage") == stage and done >= int(count)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,7 +49,7 @@ class Expectation:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scenario:
-    """One drill."""
+    """One drill; `needs` is the kind of machine that alone can show it, empty for both."""
 
     name: str
     about: str
@@ -74,10 +58,15 @@ class Scenario:
     capacity: tuple[Course, ...] = ()
     machines: tuple[Machines, ...] = ()
     actions: tuple[Action, ...] = ()
-    denied: tuple[str, ...] = ()
+    faults: tuple[Fault, ...] = ()
+    needs: str = ""
     guard: Mapping[str, str] = field(default_factory=dict)
     guard_is_invoked: bool = True
     timeout_seconds: float = 600.0
+
+    def can_have(self, machine: str) -> bool:
+        """Whether machines of this kind can show it; every kind can without a name."""
+        return not machine or self.needs in ("", machine)
 
     def quirks(self, number: int) -> Quirks:
         """Return everything that is wrong with one machine."""
@@ -85,8 +74,14 @@ class Scenario:
         programs = {name: text for each in found for name, text in each.programs.items()}
         environment = {name: text for each in found for name, text in each.environment.items()}
         files = {path: text for each in found for path, text in each.files.items()}
-        lacks = tuple(package for each in found for package in each.lacks)
-        return Quirks(programs=programs, files=files, environment=environment, lacks=lacks)
+        return Quirks(
+            programs=programs,
+            files=files,
+            environment=environment,
+            lacks=tuple(package for each in found for package in each.lacks),
+            disks=next((each.disks for each in found if each.disks is not None), None),
+            memory_mib=next((each.memory_mib for each in found if each.memory_mib), None),
+        )
 
 
 def known_scenarios() -> list[Scenario]:
@@ -94,23 +89,34 @@ def known_scenarios() -> list[Scenario]:
     return [found for path in sorted(FOLDER.glob("*.toml")) for found in read_scenarios(path)]
 
 
-def choose(names: Sequence[str]) -> list[Scenario]:
-    """Return the drills with these names, or in these files; all without a name."""
-    known = known_scenarios()
+def choose(names: Sequence[str], machine: str = "") -> list[Scenario]:
+    """Return the drills with these names, or in these files; all without a name.
+
+    `machine` is the kind that there is: without a name what needs another is left out, with its
+    name it is refused.
+    """
     if not names:
-        return known
-    chosen = []
-    for name in names:
-        if name.endswith(".toml"):
-            chosen += read_scenarios(Path(name))
-            continue
-        found = [each for each in known if name in (each.name, each.name.partition(" ")[0])]
-        if not found:
+        return [each for each in known_scenarios() if each.can_have(machine)]
+    chosen = [found for name in names for found in _named(name)]
+    for each in chosen:
+        if not each.can_have(machine):
             raise ValueError(
-                f"there is no drill {name!r}; `python -m rehearsal drill --list` shows them all"
+                f"the drill {each.name} needs machines of kind {each.needs}: add "
+                f"--machine {each.needs}"
             )
-        chosen += found
     return chosen
+
+
+def _named(name: str) -> list[Scenario]:
+    if name.endswith(".toml"):
+        return read_scenarios(Path(name))
+    known = known_scenarios()
+    found = [each for each in known if name in (each.name, each.name.partition(" ")[0])]
+    if not found:
+        raise ValueError(
+            f"there is no drill {name!r}; `python -m rehearsal drill --list` shows them all"
+        )
+    return found
 
 
 def read_scenarios(path: Path) -> list[Scenario]:
@@ -136,23 +142,25 @@ def read_scenarios(path: Path) -> list[Scenario]:
 def _scenario(name: str, document: dict[str, Any], folder: Path) -> Scenario:
     given = dict(document)
     made = {
-        "parameters": _texts(given.pop("parameters", {})),
+        "parameters": texts(given.pop("parameters", {})),
         "capacity": _courses(given.pop("capacity", []), folder),
         "machines": tuple(_machines(each) for each in given.pop("machine", [])),
         "actions": tuple(_action(each, folder) for each in given.pop("action", [])),
-        "denied": tuple(given.pop("denied", [])),
-        "guard": _texts(given.pop("guard", {})),
+        "faults": _faults(given.pop("fault", [])),
+        "guard": texts(given.pop("guard", {})),
         "expect": _expectation(given.pop("expect", {})),
     }
-    return _build(Scenario, {**given, **made, "name": name}, "a drill")
+    if "needs" in given:
+        check_choice("needs", given["needs"], MACHINES)
+    return build(Scenario, {**given, **made, "name": name}, "a drill")
 
 
 def _expectation(given: dict[str, Any]) -> Expectation:
     lists: dict[str, Any] = {
         name: tuple(given[name]) for name in ("markets", "events") if name in given
     }
-    expect = _build(Expectation, {**given, **lists}, "[expect]")
-    _choice("ends", expect.ends, ENDS)
+    expect = build(Expectation, {**given, **lists}, "[expect]")
+    check_choice("ends", expect.ends, ENDS)
     for pattern in expect.events:
         re.compile(pattern)
     return expect
@@ -166,13 +174,16 @@ def _machines(given: dict[str, Any]) -> Machines:
         programs["aws"] = _FAILING_FETCH
     elif step is not None:
         programs["python3"] = _FAILING_STEP.format(step=step)
-    quirks = {
+    quirks: dict[str, Any] = {
         "programs": programs,
-        "files": _texts(given.pop("files", {})),
-        "environment": _texts(given.pop("environment", {})),
+        "files": texts(given.pop("files", {})),
+        "environment": texts(given.pop("environment", {})),
         "lacks": tuple(given.pop("lacks", ())),
     }
-    return Machines(which=which, quirks=_build(Quirks, {**given, **quirks}, "[[machine]]"))
+    if "disks" in given:
+        volumes = given.pop("disks")
+        quirks["disks"] = tuple(build(Volume, each, "disks") for each in volumes)
+    return Machines(which=which, quirks=build(Quirks, {**given, **quirks}, "[[machine]]"))
 
 
 _FAILING_FETCH = """case "$*" in
@@ -189,15 +200,16 @@ exec "$real" "$@"
 
 
 def _action(given: dict[str, Any], folder: Path) -> Action:
-    courses = {"capacity": _courses(given.pop("capacity", []), folder)}
-    parameters = {"parameters": _texts(given.pop("parameters", {}))}
-    action = _build(Action, {**given, **courses, **parameters}, "[[action]]")
-    _choice("do", action.do, DEEDS)
-    if action.at != ENDED and not re.fullmatch(r"\w+:\d+", action.at):
-        raise ValueError(f"at is {action.at!r}; give STAGE:N or {ENDED}")
-    if bool(action.capacity) != (action.do == "capacity"):
-        raise ValueError("[[action.capacity]] and do = 'capacity' need each other")
-    return action
+    lists = {
+        "capacity": _courses(given.pop("capacity", []), folder),
+        "parameters": texts(given.pop("parameters", {})),
+        "faults": _faults(given.pop("fault", [])),
+    }
+    return build(Action, {**given, **lists}, "[[action]]")
+
+
+def _faults(given: Sequence[dict[str, Any]]) -> tuple[Fault, ...]:
+    return tuple(build(Fault, each, "fault") for each in given)
 
 
 def _courses(given: Sequence[dict[str, Any]], folder: Path) -> tuple[Course, ...]:
@@ -211,26 +223,5 @@ def _courses(given: Sequence[dict[str, Any]], folder: Path) -> tuple[Course, ...
             values["steps"] = trace_steps(folder / values.pop("trace"), hour_seconds=hour)
         elif "steps" in values:
             values["steps"] = tuple((float(at), float(count)) for at, count in values["steps"])
-        courses.append(_build(Course, values, "capacity"))
+        courses.append(build(Course, values, "capacity"))
     return tuple(courses)
-
-
-def _texts(given: Mapping[str, object]) -> dict[str, str]:
-    return {name: str(value) for name, value in given.items()}
-
-
-def _choice(name: str, value: str, known: Sequence[str]) -> None:
-    if value not in known:
-        raise ValueError(f"{name} is {value!r}; give one of: {', '.join(known)}")
-
-
-def _build(kind: type[Made], values: Mapping[str, Any], where: str) -> Made:
-    """Build a dataclass; an unknown or missing field is a ValueError that names it."""
-    known = [each.name for each in fields(cast(Any, kind))]
-    for name in values:
-        if name not in known:
-            raise ValueError(f"{where} has no {name!r}; it has {', '.join(known)}")
-    try:
-        return kind(**values)
-    except TypeError as error:
-        raise ValueError(f"{where}: {str(error).partition('() ')[2]}") from None

@@ -7,10 +7,13 @@ from pathlib import Path
 
 from rich.table import Table
 
+from contract.keys import RECEIPT
 from rehearsal.aws import EmbeddedAws
 from rehearsal.drill.children import Child, ChildFailed, Children
 from rehearsal.drill.deployment import Deployment, RehearsalFailed, synth_arguments
 from rehearsal.drill.run_files import FolderFiles
+from rehearsal.machines.commands import CommandFailed
+from rehearsal.machines.nspawn.host import NspawnHost
 from rehearsal.scenarios.scenario import EQUAL, Scenario
 from rehearsal.scenarios.trial import Trial
 from rehearsal.scenarios.verdict import Ended, find_faults, why
@@ -52,11 +55,14 @@ class Series:
     aws: EmbeddedAws
     children: Children
     say: Callable[[str], None]
+    nspawn: NspawnHost | None = None  # None: process machines
     _references: dict[str, Child] = field(default_factory=dict)
 
     @property
     def deployment(self) -> Deployment:
-        return Deployment(folder=self.folder, aws=self.aws, children=self.children)
+        return Deployment(
+            folder=self.folder, aws=self.aws, children=self.children, nspawn=self.nspawn
+        )
 
     def run(self) -> Iterator[Outcome]:
         """Rehearse one after the other; one that breaks does not keep the next from running."""
@@ -97,8 +103,10 @@ class Series:
                 synthesis.expect()
                 trial.run(self._assembly(index))
                 faults = self._faults(trial, overrides)
-            except (RehearsalFailed, ChildFailed) as error:
+            except (RehearsalFailed, ChildFailed, CommandFailed) as error:
                 faults = [str(error)]
+        if trial.is_deployed and (receipt := trial.run_files.read(RECEIPT)) is not None:
+            (folder / RECEIPT).write_bytes(receipt)
         trial.end_what_is_left()
         seconds = time.monotonic() - started
         self.say(f"{scenario.name}: {'; '.join(faults) or 'as written'}, {seconds:.1f} s")
@@ -180,7 +188,7 @@ def outcome_table(outcomes: Sequence[Outcome]) -> Table:
 
 def scenario_table(scenarios: Sequence[Scenario]) -> Table:
     """Return what can be rehearsed."""
-    table = Table("drill", "ends in", "about", title="drills", title_justify="left")
+    table = Table("drill", "ends in", "machines", "about", title="drills", title_justify="left")
     for each in scenarios:
-        table.add_row(each.name, each.expect.ends, each.about)
+        table.add_row(each.name, each.expect.ends, each.needs or "any", each.about)
     return table

@@ -7,13 +7,14 @@ from pathlib import Path
 
 from rehearsal.aws.event_bus import EventBus
 from rehearsal.drill.cdk import run_cdk
-from rehearsal.drill.demo import POLL_SECONDS, processes_below
-from rehearsal.drill.deployment import Deployment, RehearsalFailed, synth_arguments
+from rehearsal.drill.demo import POLL_SECONDS
+from rehearsal.drill.deployment import Deployment, RehearsalFailed, handler_poll, synth_arguments
 from rehearsal.drill.fleet import BootableMachine, Fleet, Instance, Life
 from rehearsal.drill.interruptions import Drill
 from rehearsal.drill.narrator import Narrator
 from rehearsal.drill.run_files import BucketFiles, bucket_files
-from rehearsal.scenarios.scenario import Action, Scenario
+from rehearsal.scenarios.action import Action, Seen
+from rehearsal.scenarios.scenario import Scenario
 
 # The Guard's ten minutes, as short as a run of seconds needs.
 TICK_SECONDS = 4.0
@@ -33,6 +34,7 @@ class Trial:
     log: Callable[[str], None]
     done: int = 0
     deployed: float = 0.0
+    acted: float = 0.0
     _fleet: Fleet | None = None
     _run: BucketFiles | None = None
     _narrator: Narrator = field(init=False)
@@ -64,7 +66,7 @@ class Trial:
         aws = self.deployment.aws
         aws.capacity.reset()
         aws.capacity.follow(self.scenario.capacity)
-        aws.denied_actions = frozenset(self.scenario.denied)
+        aws.faults.begin(self.scenario.faults)
         self.deployment.deploy(assembly, "TrainingStack")
         bus = EventBus(
             aws=aws,
@@ -88,11 +90,11 @@ class Trial:
         finally:
             self.fleet.close()
             bus.close()
-            aws.denied_actions = frozenset()
+            aws.faults.end()
 
     def _follow(self) -> None:
         progress = Drill(fleet=self.fleet, run=self.run_files, plan=())
-        self.deployed = time.monotonic()
+        self.deployed = self.acted = time.monotonic()
         next_tick = self.deployed + TICK_SECONDS
         while True:
             self.fleet.step()
@@ -121,44 +123,64 @@ class Trial:
         candidates: list[Life | None] = [
             life for life in self.fleet.running() if life.ends_at is None
         ]
-        for life in candidates or [None]:
-            line = {} if life is None else progress.latest(life)
-            if action.is_due(line, is_over=is_over):
+        for life in candidates or ([] if action.is_to_machine else [None]):
+            seen = Seen(
+                line={} if life is None else progress.latest(life),
+                log=() if life is None else life.machine.log_lines(),
+                seconds=time.monotonic() - self.acted,
+                is_over=is_over,
+            )
+            if action.is_due(seen):
                 self.done += 1
                 self._tell(f"{action.do} at {action.at}")
                 self._do(action, life)
+                self.acted = time.monotonic()
                 return True
         return False
 
     def _do(self, action: Action, life: Life | None) -> None:
         aws = self.deployment.aws
-        if action.do in ("kill", "notice"):
-            assert life is not None
-            self.fleet.interrupt(life, notice=action.do == "notice")
+        if life is not None and action.is_to_machine:
+            self._do_to_machine(action, life)
         elif action.do == "capacity":
             aws.capacity.follow(action.capacity)
-        elif action.do == "cancel-fleet":
-            aws.client("ec2").cancel_spot_fleet_requests(
-                SpotFleetRequestIds=[self.fleet.id], TerminateInstances=False
-            )
-        elif action.do == "reopen":
+        elif action.do == "faults":
+            aws.faults.begin(action.faults)
+        elif action.do == "clock":
+            aws.faults.clock_ahead_seconds = action.seconds or 0.0
+        elif action.do == "operate":
             uri = f"s3://{self.run_files.bucket}/{self.run_files.prefix}"
-            reason = ("--reason", "the drill repaired it")
-            command = ("-m", "training", "reopen", "--run-uri", uri, *reason)
-            self.deployment.start_python("reopen", *command).expect()
+            command = ("bash", "-euc", action.command)
+            self.deployment.children.start(
+                "operate", command, FLEET_ID=self.fleet.id, RUN_URI=uri
+            ).expect()
         elif action.do == "deploy":
             assembly = self.folder / f"cdk.out-{self.done}"
             context = {**self.context, **action.parameters}
             run_cdk(self.deployment.children, "cdk synth", *synth_arguments(assembly, context))
             self.deployment.deploy(assembly, "TrainingStack")
 
+    def _do_to_machine(self, action: Action, life: Life) -> None:
+        if action.do == "execute":
+            self.log(life.machine.execute("bash", "-euc", action.command))
+        elif action.do == "rebalance":
+            self.fleet.rebalance(life)
+        else:
+            capacity = self.deployment.aws.capacity
+            usual = capacity.notice_seconds
+            capacity.notice_seconds = usual if action.seconds is None else action.seconds
+            self.fleet.interrupt(life, notice=action.do == "notice")
+            capacity.notice_seconds = usual
+
     def _machine(self, instance: Instance) -> BootableMachine:
         quirks = self.scenario.quirks(len(self.fleet.lives) + 1)
+        notice_seconds = self.deployment.aws.capacity.notice_seconds
+        environment = {**WAITS, **handler_poll(notice_seconds), **quirks.environment}
         return self.deployment.machine(
             instance,
             self.folder / "machines",
-            self.deployment.aws.capacity.notice_seconds,
-            replace(quirks, environment={**WAITS, **quirks.environment}),
+            notice_seconds,
+            replace(quirks, environment=environment),
         )
 
     def _tell(self, text: str) -> None:
@@ -182,4 +204,4 @@ class Trial:
 
     def processes_left(self) -> int:
         """Return how many processes of this drill's machines still run."""
-        return len(processes_below(self.folder))
+        return self.deployment.processes_left(self.folder)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from contract.keys import HEAD, RECEIPT
-from rehearsal.drill.fleet import Life
+from rehearsal.drill.fleet import Life, user_data_faults
 from rehearsal.drill.lineage import Files, read_events, read_json, read_lineage
 from rehearsal.scenarios.scenario import EQUAL, FAILURE, Expectation
 
@@ -54,7 +54,8 @@ def find_faults(ended: Ended, expect: Expectation) -> list[str]:
         f"the Guard failed: {ended.guard_errors[:1]}": bool(ended.guard_errors),
         f"never came to: {', '.join(ended.undone)}": bool(ended.undone),
     }
-    return [*faults, *(text for text, broken in checks.items() if broken)]
+    others = user_data_faults(ended.lives)
+    return [*faults, *others, *(text for text, broken in checks.items() if broken)]
 
 
 def why(run: Files) -> str:

@@ -70,8 +70,6 @@ def test_two_stacks_from_first_deploy_to_destroy(aws: EmbeddedAws, tmp_path: Pat
     assert status() == "UPDATE_ROLLBACK_COMPLETE"
     assert aws.missing_resources(["Consumer"]) == []
 
-    out = deploy(Bad=group(RetentionInDays=8))
-    assert "8 is not a valid enum value" in out
     out = deploy(Bad={"Type": "AWS::EKS::Cluster"})
     assert "Unrecognized resource types: [AWS::EKS::Cluster]" in out
 
@@ -90,4 +88,4 @@ def test_fails_and_can_be_deployed_again_after_a_broken_first_deploy(
     assert "ROLLBACK_COMPLETE" in cli.run("deploy", "Again", *NEVER, fails=True)
     cli.write({"Again": {"Resources": {"A": value("x")}}})
     assert "CREATE_COMPLETE" in cli.run("deploy", "Again", *NEVER)
-    cli.run("destroy", "Again", "--force")
+    aws.client("cloudformation").delete_stack(StackName="Again")

@@ -14,7 +14,7 @@ NEVER = ("--require-approval", "never")
 
 
 class Cli:
-    """Runs `npx cdk` with the variables that the embedded AWS prints."""
+    """Runs what `npx cdk` runs with the variables that the embedded AWS prints."""
 
     def __init__(self, aws: EmbeddedAws, folder: Path) -> None:
         self.aws = aws
@@ -24,7 +24,7 @@ class Cli:
         kept = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
         where = ("--app", str(self.folder)) if app else ("--output", str(self.folder))
         done = subprocess.run(
-            ["npx", "--no-install", "cdk", *arguments, *where, "--ci", "--no-color"],
+            [REPOSITORY / "node_modules/.bin/cdk", *arguments, *where, "--ci", "--no-color"],
             cwd=REPOSITORY,
             env={**kept, **self.aws.environment()},
             stdout=subprocess.PIPE,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rehearsal.drill.demo import processes_below
+from rehearsal.drill.deployment import processes_below
 
 SMALL = [
     *("--count", "132", "--overrides", "single_frame_epochs=2 epochs=60"),

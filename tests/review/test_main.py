@@ -36,9 +36,10 @@ def commit(folder: Path, file: str, old: str, new: str) -> None:
     git(folder, "commit", "--quiet", "--all", "--message", f"{old} becomes {new}")
 
 
-def test_fails_for_a_base_that_is_no_commit(
-    clone: Path, capsys: pytest.CaptureFixture[str]
+def test_fails_for_a_base_that_is_no_commit_before_anything_is_synthesized(
+    clone: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.delattr("review.__main__.synthesize")
     assert main(["no-such-branch"], clone) == 2
     error = capsys.readouterr().err
     assert "base 'no-such-branch' is not a commit of this repository" in error

@@ -86,11 +86,9 @@ def test_every_other_size_is_secure_too(size: str, synthesize: Synthesize) -> No
     assert 2 <= len(overrides) <= 10
 
 
-@pytest.mark.parametrize(
-    "options", [OPTIONS[0], OPTIONS[-1]], ids=["every option off", "every option on"]
-)
-def test_cfn_lint_finds_nothing(options: dict[str, str], synthesize: Synthesize) -> None:
-    _lint(synthesize(**options))
+def test_cfn_lint_finds_nothing_with_every_option_on(synthesize: Synthesize) -> None:
+    """`make check` lints the defaults."""
+    _lint(synthesize(**OPTIONS[-1]))
 
 
 @pytest.mark.slow

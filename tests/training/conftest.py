@@ -1,5 +1,6 @@
 """A small dataset, both kinds of store, and runs in this process or in a forked one."""
 
+import importlib
 import secrets
 import threading
 from collections.abc import Callable, Iterator
@@ -15,6 +16,22 @@ from tests.training.runs import AVERAGED, SHARDED, WORKLOAD, Run
 from training.cli.main import main
 from training.interruption.notice import Interruption
 from training.report.log import configure_logging
+
+# What the first optimizer, ranks and models that ranks share import late.
+IMPORTED_ONCE = (
+    "torch._dynamo",
+    "torch.distributed.checkpoint.state_dict",
+    "torch.distributed.elastic.multiprocessing",
+    "torch.distributed.fsdp",
+    "torch.utils._sympy.functions",
+)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _imported_once() -> None:
+    """It takes a second or two, in each of hundreds of attempts that the tests fork."""
+    for name in IMPORTED_ONCE:
+        importlib.import_module(name)
 
 
 @pytest.fixture(autouse=True)

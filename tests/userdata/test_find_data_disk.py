@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from rehearsal.machines import Disk
-from rehearsal.machines.process import EC2_DISKS, SHIMS
+from rehearsal.machines.json_disks import EC2_DISKS
+from rehearsal.machines.process import SHIMS
 from tests.userdata.rig import REPOSITORY
 from userdata.find_data_disk import NvmeAdminCommand, short_name
 

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from rehearsal.machines import Disk
-from rehearsal.machines.process import EC2_DISKS, SHIMS
+from rehearsal.machines.json_disks import EC2_DISKS
+from rehearsal.machines.process import SHIMS
 from tests.userdata.rig import REPOSITORY, Rig, calls, wait
 from userdata.find_instance_store import place
 

@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,8 @@ import pytest
 
 from contract.errors import EXIT_CONFIG, EXIT_MACHINE
 from rehearsal.machines import Disk
-from rehearsal.machines.process import EC2_DISKS, SHIMS
+from rehearsal.machines.json_disks import EC2_DISKS
+from rehearsal.machines.process import SHIMS
 from tests.userdata.rig import REPOSITORY, USERDATA
 
 INSTANCE = "i-0123456789abcdef0"
@@ -31,6 +32,12 @@ def root(tmp_path: Path) -> Path:
     for disk in (STRANGE, EC2_DISKS[1]):
         (tmp_path / f"sys/disks/{disk.name}.json").write_text(json.dumps(asdict(disk)))
     return tmp_path
+
+
+def mount_volume(root: Path) -> None:
+    """Mount the machine's EBS volume as a step before has done."""
+    volume = replace(STRANGE, mounted="/data", tags={"TYPE": "xfs", "UUID": "8f5b-1"})
+    (root / f"sys/disks/{volume.name}.json").write_text(json.dumps(asdict(volume)))
 
 
 def run_step(root: Path, name: str, **settings: Any) -> subprocess.CompletedProcess[str]:
@@ -195,10 +202,23 @@ def test_the_trainer_starts_again_only_where_all_gpus_are_left(
     python.chmod(0o755)
     (root / "var/log/training").mkdir(parents=True)
     (root / "var/log/training/training.log").write_text(log)
+    mount_volume(root)
     done = run_script(root, "userdata/run_training.sh", PYTHON=str(python))
     assert done.returncode == (0 if starts else EXIT_MACHINE)
     assert ("-m training run" in done.stdout) == starts
     assert ("0 NVIDIA GPUs are on the PCI bus" in done.stdout) != starts
+
+
+def test_the_trainer_never_starts_on_the_root_volume_where_the_data_volume_was_lost(
+    root: Path,
+) -> None:
+    # As systemd leaves a volume that was detached: unmounted, its mount point a plain folder.
+    (root / "data").mkdir()
+    done = run_script(root, "userdata/run_training.sh", PYTHON="/bin/echo")
+    # Not 2: the trainer would take the missing dataset for the user's mistake and end the run.
+    assert done.returncode == EXIT_MACHINE
+    assert done.stdout == "the data volume is no longer mounted at /data\n"
+    assert list((root / "data").iterdir()) == []
 
 
 def test_metrics_carry_the_stack_and_never_only_the_instance(root: Path) -> None:

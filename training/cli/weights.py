@@ -185,6 +185,11 @@ def _trained(options: argparse.Namespace) -> "Iterator[TrainedStage]":
         scratch = options.scratch or Path(temporary)
         with redirect_stdout(sys.stderr):
             dataset = _dataset(options.dataset_uri, scratch)
+            if dataset.fingerprint != run.record.dataset:
+                print(
+                    f"[warning] {options.dataset_uri} is not the dataset that the run was trained "
+                    "on: its classes, if it has some, must be the same ones in the same order"
+                )
             weights = read_weights(options.run_uri, options.checkpoint)
             # Final weights of older runs do not name their stage: it is the last Train stage.
             stage = options.stage or weights.about.get("stage") or run.head.checkpoints[-1].stage

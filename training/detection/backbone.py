@@ -13,8 +13,6 @@ from torch import Tensor, nn
 from training.detection.architecture import GROUPS, Architecture
 from training.errors import UserError
 
-STRIDES = (8, 16, 32)
-
 
 class FrozenBatchNorm2d(nn.Module):
     """Batch norm whose statistics and scale are constants, computed in the input's own type.

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from training.detection.coco_boxes import Box, box_of
-from training.detection.coco_faults import Faults, exact_id
+from training.detection.coco_faults import Faults, exact_id, is_text
 from training.detection.image_files import upright_size
 
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -89,7 +89,7 @@ def read_split(path: Path, name: str, find_images: FindImages, faults: Faults) -
         return None
     records = [record for record in content["images"] if isinstance(record, dict)]
     names = [record.get("file_name") for record in records]
-    folder = find_images([name for name in names if isinstance(name, str)])
+    folder = find_images([name for name in names if is_text(name)])
     reader = _Reader(name=name, folder=folder, faults=faults)
     by_id = reader.categories(content["categories"])
     images = reader.images(content["images"])
@@ -170,19 +170,26 @@ class _Reader:
             self.faults.add("id", f"{where} has the {key} {value!r:.40}")
         return number
 
+    def _once(
+        self, kind: str, records: list[Any], duplicate: str
+    ) -> Iterator[tuple[int, str, Mapping[str, Any]]]:
+        """The records by id, each id once."""
+        seen: set[int] = set()
+        for where, record in self._records(kind, records):
+            number = self._id(where, record, "id")
+            if number in seen:
+                self.faults.add(duplicate, f"{where} is there twice")
+            elif number is not None:
+                seen.add(number)
+                yield number, where, record
+
     def categories(self, records: list[Any]) -> dict[int, Category | None]:
         """The categories by id, each name once; None: there, but with a fault."""
         found: dict[int, Category | None] = {}
         names: dict[str, int] = {}
-        for where, record in self._records("category", records):
-            number, name = self._id(where, record, "id"), record.get("name")
-            if number is None:
-                continue
-            if number in found:
-                self.faults.add("duplicate-category", f"{where} is there twice")
-                continue
-            found[number] = None
-            if not isinstance(name, str) or not name.strip():
+        for number, where, record in self._once("category", records, "duplicate-category"):
+            found[number], name = None, record.get("name")
+            if not is_text(name) or not name.strip():
                 self.faults.add("record", f"{where} has the name {name!r:.40}")
             elif name in names:
                 text = f"{where} is called {name!r} like category {names[name]}"
@@ -197,15 +204,9 @@ class _Reader:
         """The images by id, in the order of the file; None: there, but with a fault."""
         found: dict[int, CocoImage | None] = {}
         files: set[str] = set()
-        for where, record in self._records("image", records):
-            number, file = self._id(where, record, "id"), record.get("file_name")
-            if number is None:
-                continue
-            if number in found:
-                self.faults.add("duplicate-image-id", f"{where} is there twice")
-                continue
-            found[number] = None
-            if not isinstance(file, str) or not file:
+        for number, where, record in self._once("image", records, "duplicate-image-id"):
+            found[number], file = None, record.get("file_name")
+            if not is_text(file) or not file:
                 self.faults.add("record", f"{where} has the file_name {file!r:.40}")
             elif file in files:
                 self.faults.add("duplicate-file", f"{where} is {file} like another image")

@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import TypeGuard
 
 from training.data_report import DataReport, Finding
 from training.errors import UserError
@@ -84,7 +85,9 @@ class Faults:
     def add(self, rule: str, text: str) -> None:
         """Note one fault: where and what, without what to do."""
         assert rule in REFUSED or rule in WARNED, rule
-        self._found.setdefault(rule, []).append(text)
+        # A file may have any bytes as its name, and JSON half a character: neither can be printed.
+        printable = text.encode(errors="backslashreplace").decode()
+        self._found.setdefault(rule, []).append(printable)
 
     @property
     def is_refused(self) -> bool:
@@ -124,6 +127,17 @@ def exact_id(value: object) -> int | None:
     if isinstance(value, float) and value.is_integer() and abs(value) < 2.0**53:
         return int(value)
     return None
+
+
+def is_text(value: object) -> TypeGuard[str]:
+    """Whether it is a string of whole characters: JSON may have half of one, as in "\\ud83d"."""
+    if not isinstance(value, str):
+        return False
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def finite(value: object) -> float | None:

@@ -194,13 +194,6 @@ def parameter_groups(
     ]
 
 
-def parameter_count(architecture: Architecture) -> int:
-    """Parameters in all; nothing is allocated."""
-    with torch.device("meta"):
-        detector = Detector(architecture)
-    return sum(parameter.numel() for parameter in detector.parameters())
-
-
 def _projection(channels: int, width: int, side: int) -> nn.Sequential:
     """To the model's width; one of side 3 halves the map's height and width."""
     convolution = nn.Conv2d(channels, width, side, stride=(side + 1) // 2, padding=side // 2)

@@ -40,6 +40,15 @@ def missing_packages() -> list[str]:
     ]
 
 
+def refuse_other_classes(batch: Batch, num_classes: int) -> None:
+    """UserError if a class's number cannot mean the same in the model and in the dataset."""
+    if (num := len(read(batch["categories"]))) != num_classes:
+        raise UserError(
+            f"the dataset has {num} classes, but the model tells {num_classes} apart; evaluate on "
+            "a dataset of the classes that it was trained on"
+        )
+
+
 def partial(scores_BK: Tensor, labels_BK: Tensor, boxes_BK4: Tensor, batch: Batch) -> Partial:
     """The detections of a batch, boxes as x, y, x, y in the original images, with its truth."""
     tensors = {
@@ -68,7 +77,7 @@ def _pictures(batch: Batch) -> dict[str, Tensor]:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Detections:
+class DetectionsAndTruth:
     """All detections and the truth; COCO's evaluation itself goes by the images' ids."""
 
     categories: Sequence[Category]
@@ -76,7 +85,7 @@ class Detections:
     truth: Mapping[str, Tensor]  # a row for each object
 
     @classmethod
-    def of(cls, parts: Sequence[Partial]) -> "Detections":
+    def of(cls, parts: Sequence[Partial]) -> "DetectionsAndTruth":
         """Join the parts of `partial`, in any order."""
         joined = {
             name: torch.cat([part.tensors[name] for part in parts])
@@ -148,7 +157,7 @@ def summarize(parts: Sequence[Partial], out: Path) -> Mapping[str, float]:
 
     What is unknown, such as the AP of small objects where there are none, is left out.
     """
-    detections = Detections.of(parts)
+    detections = DetectionsAndTruth.of(parts)
     if bool(detections.truth["crowds"].all()):
         raise ValueError(
             "the evaluated images have no objects, so their average precision is unknown; "
@@ -173,7 +182,7 @@ class Scores:
     classes: Sequence[Mapping[str, Any]]
 
 
-def evaluate(detections: Detections) -> Scores:
+def evaluate(detections: DetectionsAndTruth) -> Scores:
     """Let faster-coco-eval compare detections and truth."""
     if missing := missing_packages():
         raise UserError(missing[0])

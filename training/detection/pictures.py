@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from training.detection.evaluation import Detections
+from training.detection.evaluation import DetectionsAndTruth
 from training.workload import Partial
 
 _log = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ def draw_pictures(parts: Sequence[Partial], out: Path) -> None:
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
-    detections = Detections.of(parts)
+    detections = DetectionsAndTruth.of(parts)
     pictures = [
         (image[:, :height, :width], int(image_id))
         for tensors in shown
@@ -68,7 +68,7 @@ def draw_pictures(parts: Sequence[Partial], out: Path) -> None:
 _Rows = list[tuple[int, tuple[float, ...], str]]
 
 
-def _panels(detections: Detections, image_id: int) -> tuple[_Rows, _Rows]:
+def _panels(detections: DetectionsAndTruth, image_id: int) -> tuple[_Rows, _Rows]:
     """What is there and what is found: label, box as x, y, width, height, and caption."""
     truth, found = detections.truth, detections.found
     there = (truth["images"] == image_id).nonzero().flatten().tolist()

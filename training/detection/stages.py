@@ -166,6 +166,7 @@ class TrainDetector:
         }
 
     def _found(self, m: nn.Module, b: Batch) -> Detections:
+        evaluation.refuse_other_classes(b, self.config.num_classes)
         return postprocess(m(b["images"], b["sizes"]), b["original_sizes"], self.config.num_select)
 
     def evaluate(self, m: nn.Module, b: Batch) -> Partial:

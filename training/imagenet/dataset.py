@@ -74,7 +74,7 @@ def pack_dataset(
 def _in_classes(files: Sequence[Brought], options: ImageOptions) -> tuple[list[Brought], list[str]]:
     """The files that are in a class, and these classes; UserError for an image that is in none.
 
-    Left out are files that are no images by their names, and images to test on without a class.
+    Of those in none are left out: files that are no images by their names, and images to test on.
     """
     listed: Mapping[str, str] = {}
     if options.validation_classes:

@@ -152,11 +152,9 @@ def _packed_before(shards: Sequence[Shard], output: Output) -> dict[str, Packed]
 def _check_left_out(
     packed: Mapping[str, Packed], total: int, packing: Packing, output: Output
 ) -> None:
-    if sum(len(each.left_out) for each in packed.values()) <= max(
-        1, packing.left_out_share * total
-    ):
-        return
     left_out = [file for each in packed.values() for file in each.left_out]
+    if len(left_out) <= max(1, packing.left_out_share * total):
+        return
     output.write(LEFT_OUT, _json(left_out))
     raise UserError(
         f"{len(left_out)} of {total} files are no images, such as {left_out[0]['file']} "

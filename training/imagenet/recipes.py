@@ -1,7 +1,9 @@
-"""The recipes: one for a laptop, four for a GPU, with the accuracy that others published."""
+"""The recipes: one for a laptop, four for a GPU.
+
+docs/imagenet.md has the accuracy that others published of the latter.
+"""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 
 from training.imagenet.config import BASE_BATCH, ImagenetConfig
@@ -86,27 +88,5 @@ RECIPES: Mapping[str, Callable[[], ImagenetConfig]] = MappingProxyType(
         "epochs_16": epochs_16,
         "epochs_40": epochs_40,
         "epochs_88": epochs_88,
-    }
-)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Published:
-    """What others reached on ImageNet-1K with a recipe like one of these: not measured here."""
-
-    top1: float
-    top5: float
-    source: str
-
-
-_FFCV = "ffcv-imagenet's README; evaluated at 256 pixels with mirrored images"
-PUBLISHED: Mapping[str, Published] = MappingProxyType(
-    {
-        "full": Published(
-            top1=76.130, top5=92.862, source="torchvision's ResNet50_Weights.IMAGENET1K_V1"
-        ),
-        "epochs_16": Published(top1=73.8, top5=90.8, source=_FFCV),
-        "epochs_40": Published(top1=77.2, top5=93.2, source=_FFCV),
-        "epochs_88": Published(top1=78.4, top5=94.1, source=_FFCV),
     }
 )

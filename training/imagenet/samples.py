@@ -24,8 +24,8 @@ from training.tally import count, timed
 from training.workload import Dataset, Order
 
 _log = logging.getLogger(__name__)
-# After so many images in a row that cannot be decoded, and above this share of those that were
-# read, it is the dataset that is damaged.
+# It is the dataset that is damaged where so many images in a row cannot be decoded, or more than
+# this share of those that were read; a few are replaced whatever their share.
 _MAX_REPLACEMENTS = 4
 _MAX_REPLACED_SHARE = 0.01
 _ALWAYS_REPLACED = 8

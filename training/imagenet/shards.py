@@ -50,9 +50,9 @@ def write_shard(path: Path, shard: int, images: Sequence[tuple[bytes, int]]) -> 
         for place, (jpeg, label) in enumerate(images):
             name = _key(shard, place)
             _add(tar, f"{name}.jpg", jpeg)
-            # A member's bytes follow its header of 512.
-            end = file.tell() - _padded(len(jpeg))
-            rows[place] = (shard, end, len(jpeg), label)
+            # It ends where the file does now, filled up to whole blocks.
+            offset = file.tell() - _padded(len(jpeg))
+            rows[place] = (shard, offset, len(jpeg), label)
             _add(tar, f"{name}.cls", str(label).encode())
     return rows
 

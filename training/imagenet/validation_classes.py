@@ -23,18 +23,24 @@ def read_validation_classes(path: str) -> Mapping[str, str]:
         return _of_devkit(found[0])
     if not given.is_file():
         raise UserError(f"{path} does not exist; give a CSV or the folder ILSVRC2012_devkit_t12")
-    with given.open(newline="", encoding="utf-8-sig") as stream:
-        rows = csv.DictReader(stream)
-        columns = set(rows.fieldnames or ())
-        if {"ImageId", "PredictionString"} <= columns:
-            # The class, and four numbers for each of its objects.
-            return {row["ImageId"]: (row["PredictionString"] or "").split(" ")[0] for row in rows}
-        if {"file", "class"} <= columns:
-            return {PurePosixPath(row["file"]).stem: row["class"] for row in rows}
-    raise UserError(
-        f"{path} has neither the columns file and class nor ImageId and PredictionString; give one "
-        "that has"
-    )
+    try:
+        with given.open(newline="", encoding="utf-8-sig") as stream:
+            reader = csv.DictReader(stream, restval="")
+            rows, columns = list(reader), set(reader.fieldnames or ())
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f"{path} cannot be read: {error}; save it as a CSV in UTF-8") from error
+    if {"ImageId", "PredictionString"} <= columns:
+        # The class, and four numbers for each of its objects.
+        listed = {row["ImageId"]: row["PredictionString"].split(" ")[0] for row in rows}
+    elif {"file", "class"} <= columns:
+        listed = {PurePosixPath(row["file"]).stem: row["class"] for row in rows}
+    else:
+        raise UserError(
+            f"{path} has neither the columns file and class nor ImageId and PredictionString; give "
+            "one that has"
+        )
+    # A row that ends too early has no class: its image is then said to be missing.
+    return {name: label for name, label in listed.items() if label}
 
 
 def _of_devkit(truth: Path) -> Mapping[str, str]:

@@ -3,7 +3,7 @@
 import sys
 import time
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
@@ -65,32 +65,8 @@ class ProgressBar:
         return f", about {duration(seconds)} left"
 
 
-class FileProgressBar:
-    """Progress over files with the speed so far; the first call tells their number."""
-
-    def __init__(self, title: str) -> None:
-        self._title = title
-        self._bar: ProgressBar | None = None
-        self._began = time.monotonic()
-
-    def __enter__(self) -> "FileProgressBar":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._bar is not None:
-            self._bar.__exit__(None, None, None)
-
-    def __call__(self, done: int, total: int, size: int) -> None:
-        if self._bar is None:
-            self._bar = ProgressBar(self._title, total)
-            self._bar.__enter__()
-        if self._bar.is_due or done == total:
-            speed = size / 1e6 / max(time.monotonic() - self._began, 1e-9)
-            self._bar.show(done, f"files, {size / 1e6:.1f} MB, {speed:.1f} MB/s")
-
-
-class RateBar:
-    """Progress with the rate so far; the first call tells the number and what was done before."""
+class _LateBar:
+    """A bar that begins with the first call, which tells how much there is."""
 
     def __init__(self, title: str) -> None:
         self._title = title
@@ -98,18 +74,36 @@ class RateBar:
         self._first = 0
         self._began = time.monotonic()
 
-    def __enter__(self) -> "RateBar":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
         if self._bar is not None:
             self._bar.__exit__(None, None, None)
 
+    def _begin(self, total: int, done: int = 0) -> ProgressBar:
+        self._bar = ProgressBar(self._title, total, done)
+        self._bar.__enter__()
+        return self._bar
+
+
+class FileProgressBar(_LateBar):
+    """Progress over files with the speed so far; the first call tells their number."""
+
+    def __call__(self, done: int, total: int, size: int) -> None:
+        bar = self._bar or self._begin(total)
+        if bar.is_due or done == total:
+            speed = size / 1e6 / max(time.monotonic() - self._began, 1e-9)
+            bar.show(done, f"files, {size / 1e6:.1f} MB, {speed:.1f} MB/s")
+
+
+class RateBar(_LateBar):
+    """Progress with the rate so far; the first call tells the number and what was done before."""
+
     def show(self, done: int, total: int) -> None:
         """Show `done` of the total."""
         if self._bar is None:
-            self._bar = ProgressBar(self._title, total, done)
-            self._bar.__enter__()
+            self._begin(total, done)
             self._first, self._began = done, time.monotonic()
         elif self._bar.is_due or done == total:
             rate = (done - self._first) / max(time.monotonic() - self._began, 1e-9)

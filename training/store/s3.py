@@ -283,7 +283,8 @@ class S3Store:
                 raise
             self._refuse(key, error, conditional=conditional)
         except NoCredentialsError as error:
-            raise UserError(
+            # Not the user's mistake for sure: an instance's metadata may be down for a moment.
+            raise StoreError(
                 f"{self.uri}: no AWS credentials found; give a role or a profile"
             ) from error
         except (BotoCoreError, Boto3Error) as error:

@@ -54,7 +54,11 @@ for pins in userdata/requirements-"$WORKLOAD"/*.txt; do
         install "$pins" "$(basename "$pins" .txt)"
     fi
 done
-printf 'PYTHON=%s\nINSTANCE_ID=%s\n' "$python" "$INSTANCE_ID" >"$root/opt/training/machine.env"
+# The units that send read this file, not lib.sh.
+printf '%s\n' "PYTHON=$python" "INSTANCE_ID=$INSTANCE_ID" \
+    "AWS_METADATA_SERVICE_TIMEOUT=$AWS_METADATA_SERVICE_TIMEOUT" \
+    "AWS_METADATA_SERVICE_NUM_ATTEMPTS=$AWS_METADATA_SERVICE_NUM_ATTEMPTS" \
+    >"$root/opt/training/machine.env"
 "$python" -c '
 import importlib.metadata as m, platform
 print(f"Python {platform.python_version()} with torch", m.version("torch"))'

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,13 @@ class NspawnHost:
 
     image: Path
     network: Network
+    _machines: list[NspawnMachine] = field(default_factory=list)
 
     def machine(
         self, folder: Path, instance_id: str, metadata: MetadataServer, quirks: Quirks
     ) -> NspawnMachine:
         """Return a machine that is not yet on."""
-        return NspawnMachine(
+        machine = NspawnMachine(
             folder=folder,
             image=self.image,
             instance_id=instance_id,
@@ -31,6 +32,12 @@ class NspawnHost:
             metadata=metadata,
             quirks=quirks,
         )
+        self._machines.append(machine)
+        return machine
+
+    def processes(self) -> list[int]:
+        """Return the ids of everything that runs in the machines."""
+        return [pid for machine in self._machines for pid in machine.group.processes()]
 
 
 @contextmanager

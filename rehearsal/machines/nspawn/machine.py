@@ -1,77 +1,56 @@
 """A machine in systemd-nspawn: real systemd, cloud-init and disks; it boots user data verbatim."""
 
-import json
+import os
 import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Timer
 
 import certifi
 
+from rehearsal.machines import agent
+from rehearsal.machines.commands import CommandFailed, run
+from rehearsal.machines.logs import USER_DATA, Logs, wait_for
 from rehearsal.machines.metadata import MetadataServer
-from rehearsal.machines.nspawn.commands import CommandFailed, run
-from rehearsal.machines.nspawn.loop_device import LoopDevice
+from rehearsal.machines.nspawn.control_groups import ControlGroup
+from rehearsal.machines.nspawn.disks import DEVICE_FILES, Disks, disks_of
+from rehearsal.machines.nspawn.interpreter import interpreter_files
 from rehearsal.machines.nspawn.network import CARD, Card, Network
-from rehearsal.machines.quirks import Quirks
+from rehearsal.machines.quirks import Quirks, lend_environment
 
 IMAGE_FILES = Path(__file__).parent / "image"
-EBS = "Amazon Elastic Block Store"
-INSTANCE_STORE = "Amazon EC2 NVMe Instance Storage"
+# systemd in a container takes this as the power button.
+POWER_OFF = signal.SIGRTMIN + 4
+POWER_ON = Path(__file__).parent / "power_on.sh"
+AGENT = "opt/aws/amazon-cloudwatch-agent/bin/amazon-cloudwatch-agent-ctl"
 # By this cloud-init knows EC2 in a container, which reads no DMI data.
 HYPERVISOR_UUID = "ec2a1b2c-3d4e-5f60-7182-93a4b5c6d7e8\n"
-LOGS = (
-    "var/log/cloud-init-output.log",
-    "var/log/training/boot.log",
-    "var/log/training/training.log",
-)
+# After which a program of the rehearsal is killed.
+EXECUTE_LIMIT = ("--property=RuntimeMaxSec=60",)
 # Where systemd's services look for programs, those of quirks first.
 PROGRAMS = "usr/local/sbin"
 PATH = ("usr/local/bin", "usr/sbin", "usr/bin")
 # What the machine has as its PCI bus; without devices/ it counts as a machine without a bus.
-PCI, PCI_FILES = "/sys/bus/pci/", "etc/rehearsal/pci/"
-CONTROL_GROUPS = Path("/sys/fs/cgroup")
-_MIB = 2**20
+PCI, PCI_FILES = "sys/bus/pci/", "etc/rehearsal/pci/"
+# Made anew at each boot, above what is on the disk.
+MADE_AT_BOOT = ("dev/", "proc/", "run/", "sys/", "tmp/")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NvmeDisk:
-    """One disk beside that of /; its name is the kernel's, which says nothing about what it is."""
-
-    name: str
-    model: str
-    serial: str
-    device_name: str  # under which EC2 attached it; none for an instance store
-    mib: int
-
-
-# The root disk first, the data volume last: to trust kernel names is to format the instance store.
-DISKS = (
-    NvmeDisk(
-        name="/dev/nvme1n1",
-        model=INSTANCE_STORE,
-        serial="AWS1234567890ABCDEF0",
-        device_name="",
-        mib=512,
-    ),
-    NvmeDisk(
-        name="/dev/nvme2n1",
-        model=EBS,
-        serial="vol0d1a2b3c4d5e6f708",
-        device_name="sdf",
-        mib=4096,
-    ),
-)
-_ROOT_DISK = {
-    "name": "/dev/nvme0n1",
-    "model": EBS,
-    "serial": "vol00112233445566778",
-    "device_name": "sda1",
-    "loop": "",
-}
+def place_of(name: str) -> str:
+    """Return where on its disk a file must be that the machine is to see under this name."""
+    path = name.lstrip("/")
+    if path.startswith(PCI):
+        return PCI_FILES + path.removeprefix(PCI)
+    if path.startswith(MADE_AT_BOOT):
+        raise ValueError(
+            f"nspawn machines cannot start with the file {name!r}: what is in "
+            f"{', '.join(MADE_AT_BOOT)} is made at boot, but for {PCI}"
+        )
+    return path
 
 
 @dataclass(kw_only=True)
@@ -84,13 +63,12 @@ class NspawnMachine:
     network: Network
     metadata: MetadataServer
     pytorch: Path = field(default_factory=lambda: Path(sys.prefix).resolve())
-    disks: Sequence[NvmeDisk] = DISKS
     quirks: Quirks = field(default_factory=Quirks)
     _nspawn: subprocess.Popen[bytes] | None = None
     _card: Card | None = None
-    _loops: list[LoopDevice] = field(default_factory=list)
-    _lines: list[str] = field(default_factory=list)
-    _read: dict[Path, int] = field(default_factory=dict)
+    _disks: Disks = field(init=False)
+    _late: list[Timer] = field(default_factory=list)
+    _logs: Logs = field(default_factory=Logs)
 
     @property
     def root(self) -> Path:
@@ -98,19 +76,32 @@ class NspawnMachine:
         return self.folder.resolve() / "root"
 
     @property
+    def _lent(self) -> Path:
+        """An environment without what the image lacks."""
+        return self.folder.resolve() / "pytorch"
+
+    @property
     def metrics_file(self) -> Path:
         """The file to which the trainer appends JSON lines."""
         return self.root / "var/log/training/metrics.jsonl"
 
     @property
+    def user_data_file(self) -> Path:
+        """The user data that cloud-init runs."""
+        return self.root / f"var/lib/cloud/instances/{self.instance_id}/user-data.txt"
+
+    @property
     def user_data_log(self) -> Path:
         """The log of the user data, which starts the boot."""
-        return self.root / LOGS[0]
+        return self.root / USER_DATA
 
     @property
     def is_off(self) -> bool:
         """Whether it does not run."""
         return self._nspawn is None or self._nspawn.poll() is not None
+
+    def __post_init__(self) -> None:
+        self._disks = Disks(folder=self.folder, disks=disks_of(self.quirks.volumes))
 
     def start(self) -> None:
         """Power on; the user data starts by itself."""
@@ -118,11 +109,17 @@ class NspawnMachine:
             self._furnish()
         self._card = self.network.attach(self.metadata)
         self.metadata.more = self._card.metadata()
-        self._attach_disks()
-        self.group.mkdir()
+        self._disks.attach(self.root, 0.0)
+        self._disks.describe(self.root)
+        empty = self.folder / "empty"
+        empty.mkdir(exist_ok=True)
         with (self.folder / "console.log").open("ab") as log:
             self._nspawn = subprocess.Popen(
-                ["sh", "-c", f'echo 0 >{self.group}/cgroup.procs; exec "$@"', "sh", *self._command],
+                [
+                    *("nsenter", f"--net={self._card.namespace}", "unshare", "--mount"),
+                    *(str(word) for word in (POWER_ON, CARD, empty, *self.group.make(), "--")),
+                    *self._command,
+                ],
                 env={
                     "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
                     "SYSTEMD_NSPAWN_UNIFIED_HIERARCHY": "1",
@@ -132,14 +129,25 @@ class NspawnMachine:
                 stderr=log,
                 start_new_session=True,
             )
+        for seconds in {volume.late_seconds for volume in self.quirks.volumes} - {0.0}:
+            timer = Timer(seconds, self._attach_late, [seconds])
+            timer.daemon = True
+            timer.start()
+            self._late.append(timer)
 
     @property
-    def group(self) -> Path:
+    def group(self) -> ControlGroup:
         """The control group of everything in the machine."""
-        # Some hosts have version 2 beside version 1.
-        version_2 = CONTROL_GROUPS / "unified"
-        groups = version_2 if version_2.exists() else CONTROL_GROUPS
-        return groups / f"rehearsal-{self.instance_id}"
+        return ControlGroup(machine=self.instance_id, memory_mib=self.quirks.memory_mib)
+
+    def _attach_late(self, seconds: float) -> None:
+        if self.is_off:
+            return
+        self._disks.attach(self.root, seconds)
+        # Before its systemd runs, it is too early: that makes the device files by itself.
+        with suppress(CommandFailed):
+            self.execute("systemd-tmpfiles", "--create", f"/{DEVICE_FILES}")
+        self._disks.describe(self.root)
 
     def notice(self, seconds: float) -> None:
         """Announce in the metadata that the machine goes away in `seconds`."""
@@ -150,11 +158,12 @@ class NspawnMachine:
         self.metadata.rebalance()
 
     def kill(self) -> int:
-        """Cut the power; return how many processes that ended. The disks stay as they are."""
+        """Cut the power and delete the disks, but for /; return how many processes that ended."""
         if self._nspawn is None:
             return 0
-        count = sum(len(path.read_text().split()) for path in self.group.rglob("cgroup.procs"))
-        (self.group / "cgroup.kill").write_text("1")
+        for timer in self._late:
+            timer.cancel()
+        count = self.group.kill()
         self._nspawn.wait()
         self._release()
         return count
@@ -162,8 +171,12 @@ class NspawnMachine:
     def shut_down(self) -> None:
         """Begin to shut down, as EC2 does by the power button; do not wait."""
         if self._nspawn is not None and not self.is_off:
-            # nspawn hands this on to the machine's systemd: an orderly power-off.
-            self._nspawn.send_signal(signal.SIGTERM)
+            with suppress(CommandFailed):  # so early, nothing listens to the button
+                os.kill(self._first_process(), POWER_OFF)
+
+    def reboot(self) -> None:
+        """Begin to reboot, as EC2 does by Ctrl-Alt-Del; do not wait. The disks stay."""
+        os.kill(self._first_process(), signal.SIGINT)
 
     def remove(self) -> None:
         """Cut the power and delete the disks."""
@@ -174,62 +187,56 @@ class NspawnMachine:
 
     def execute(self, *command: str) -> str:
         """Run a program in the machine as root; return what it printed."""
-        assert self._nspawn is not None
-        children = Path(f"/proc/{self._nspawn.pid}/task/{self._nspawn.pid}/children")
-        leader = children.read_text().split()[0]
+        assert self._nspawn is not None, "execute needs a machine that is on"
+        leader = self._first_process()
         spaces = ("--uts", "--ipc", "--net", "--pid", "--cgroup", "--mount")
-        return run("nsenter", f"--target={leader}", *spaces, "--wdns=/", *command)
+        # As a service of the machine: it has its environment and its control group.
+        service = ("systemd-run", "--quiet", "--pipe", "--wait", "--collect", *EXECUTE_LIMIT, "--")
+        # systemd would put variables of its own into the words.
+        words = [word.replace("$", "$$") for word in command]
+        return run("nsenter", f"--target={leader}", *spaces, "--wdns=/", *service, *words)
+
+    def _first_process(self) -> int:
+        """Return the id of the machine's systemd: below power_on.sh and systemd-nspawn."""
+        assert self._nspawn is not None
+        pid = self._nspawn.pid
+        for _ in range(2):
+            children = Path(f"/proc/{pid}/task/{pid}/children")
+            found = children.read_text().split() if children.exists() else []
+            if not found:
+                raise CommandFailed(f"{self.instance_id} is not up: its systemd does not run")
+            pid = int(found[0])
+        return pid
 
     def log_lines(self) -> list[str]:
         """Return the lines of boot and training so far, in the order in which we saw them."""
         if self._nspawn is not None and self._nspawn.poll():
             said = (self.folder / "console.log").read_text(errors="replace").strip().splitlines()
             raise CommandFailed(f"systemd-nspawn of {self.instance_id} failed: {said[-1:]}")
-        for name in LOGS:
-            path = self.root / name
-            if not path.exists():
-                continue
-            with path.open("rb") as file:
-                file.seek(self._read.get(path, 0))
-                for raw in file:
-                    if not raw.endswith(b"\n"):
-                        break  # Its writer is still writing this line.
-                    self._read[path] = self._read.get(path, 0) + len(raw)
-                    self._lines.append(raw.decode(errors="replace").rstrip())
-        return self._lines
+        return self._logs.read(self.root)
 
     def wait(self, seconds: float, log_has: str) -> bool:
         """Wait for a log line that contains the text; return False if none came."""
-        give_up_at = time.monotonic() + seconds
-        while not any(log_has in line for line in self.log_lines()):
-            if time.monotonic() > give_up_at:
-                return False
-            time.sleep(0.1)
-        return True
+        return wait_for(self.log_lines, seconds, log_has)
 
     @property
     def _command(self) -> list[str]:
         environment = self.pytorch.resolve()
         pytorch = Path("/opt/pytorch")
         authorities = Path(certifi.where()).resolve().relative_to(environment)
-        interpreter = Path(sys.base_prefix).resolve()
-        disks = [
-            f"--bind={loop.path}:{place}"
-            for loop, disk in zip(self._loops, self.disks, strict=True)
-            for place in (loop.path, disk.name)
-        ]
         return [
             *("systemd-nspawn", "--quiet", f"--directory={self.root}", "--boot"),
             *(f"--machine={self.instance_id}", "--register=no", "--keep-unit", "--settings=no"),
             *("--console=pipe", "--link-journal=no", "--resolv-conf=off", "--timezone=off"),
-            *("--capability=all", f"--network-interface={CARD}", *disks),
+            *("--capability=all", f"--network-interface={CARD}"),
             f"--bind-ro={self.folder.resolve()}/hypervisor-uuid:/sys/hypervisor/uuid",
-            # Programs of a virtual environment name their interpreter by its own path.
-            *(f"--bind-ro={path}" for path in (environment, interpreter)),
-            f"--bind-ro={environment}:{pytorch}",
+            # Programs of a virtual environment name its interpreter by its own path.
+            *(f"--bind-ro={path}" for path in (environment, *interpreter_files(environment))),
+            f"--bind-ro={self._lent if self.quirks.lacks else environment}:{pytorch}",
             *(
                 f"--bind-ro={self.network.authorities.resolve()}:{place / authorities}"
-                for place in (environment, pytorch)
+                # What is lent are links into the environment.
+                for place in ((environment,) if self.quirks.lacks else (environment, pytorch))
             ),
         ]
 
@@ -240,54 +247,37 @@ class NspawnMachine:
         layers = f"lowerdir={self.image},upperdir={folder}/upper,workdir={folder}/work"
         run("mount", "-t", "overlay", "overlay", "-o", layers, self.root)
         shutil.copytree(IMAGE_FILES, self.root, dirs_exist_ok=True, symlinks=True)
+        (self.root / AGENT).parent.mkdir(parents=True)
+        shutil.copy(agent.__file__, self.root / AGENT)
         (self.root / PCI_FILES).mkdir(parents=True)
         self._furnish_quirks()
         (folder / "hypervisor-uuid").write_text(HYPERVISOR_UUID)
-        for disk in self.disks:
-            with (folder / f"{Path(disk.name).name}.img").open("wb") as file:
-                file.truncate(disk.mib * _MIB)
+        self._disks.make()
 
     def _furnish_quirks(self) -> None:
         """Programs come first in the PATH of every service; the environment is systemd's own."""
         if self.quirks.lacks:
-            raise ValueError(
-                f"nspawn machines cannot lack packages: {', '.join(self.quirks.lacks)}"
-            )
+            lend_environment(self.pytorch.resolve(), self._lent, self.quirks.lacks)
         for name, script in self.quirks.programs.items():
             program = self.root / PROGRAMS / name
             real = next((p for p in PATH if (self.root / p / name).exists()), "opt/pytorch/bin")
             program.write_text(f"#!/bin/sh\nreal='/{real}/{name}'\n{script}\n")
             program.chmod(0o755)
         for name, text in self.quirks.files.items():
-            path = self.root / name.replace(PCI, f"/{PCI_FILES}").lstrip("/")
+            path = self.root / place_of(name)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
         if self.quirks.environment:
             pairs = " ".join(f'"{name}={text}"' for name, text in self.quirks.environment.items())
-            configuration = self.root / "etc/systemd/system.conf.d/quirks.conf"
+            pairs = pairs.replace("%", "%%")
+            configuration = self.root / "etc/systemd/system.conf.d/90-quirks.conf"
             configuration.parent.mkdir(parents=True, exist_ok=True)
             configuration.write_text(f"[Manager]\nDefaultEnvironment={pairs}\n")
 
-    def _attach_disks(self) -> None:
-        files = [self.folder / f"{Path(disk.name).name}.img" for disk in self.disks]
-        self._loops = [LoopDevice(file) for file in files]
-        pairs = zip(self.disks, self._loops, strict=True)
-        rows = [_ROOT_DISK, *({**asdict(disk), "loop": str(loop.path)} for disk, loop in pairs)]
-        (self.root / "etc/disks.json").write_text(json.dumps(rows, indent=1))
-
     def _release(self) -> None:
         self._nspawn = None
-        while "populated 1" in (self.group / "cgroup.events").read_text():
-            time.sleep(0.02)
-        # nspawn makes one in the hierarchy of systemd's names too, where a host has version 1.
-        for group in CONTROL_GROUPS.glob(f"**/{self.group.name}"):
-            for folder in sorted(group.rglob("*"), reverse=True):
-                if folder.is_dir():
-                    folder.rmdir()
-            group.rmdir()
-        for loop in self._loops:
-            loop.close()
-        self._loops = []
+        self.group.remove()
+        self._disks.delete()
         if self._card is not None:
             self.network.detach(self._card)
             self._card = None

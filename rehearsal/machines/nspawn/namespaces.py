@@ -11,7 +11,8 @@ import shutil
 import signal
 import sys
 
-from rehearsal.machines.nspawn.commands import run
+from rehearsal.machines.commands import run
+from rehearsal.machines.nspawn.control_groups import rehearsal_group, remove_groups
 
 # What the host must have, and the Debian package that has it.
 PROGRAMS = {
@@ -50,16 +51,44 @@ def enter_namespaces() -> None:
     Call it before any thread starts.
     """
     libc = ctypes.CDLL(None, use_errno=True)
+    sweeper = _start_sweeper()
     if libc.unshare(CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWNET) != 0:
         why = os.strerror(ctypes.get_errno())
         raise NotPossible(f"nspawn machines need namespaces of their own, and unshare says: {why}")
     child = os.fork()
     if child != 0:
-        sys.exit(_wait(child))
+        group = rehearsal_group(child)
+        os.write(sweeper, group.encode())
+        status = _wait(child)
+        remove_groups(group)
+        sys.exit(status)
+    os.close(sweeper)
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     run("mount", "--make-rprivate", "/")
     run("mount", "-t", "proc", "proc", "/proc")
     run("ip", "link", "set", "lo", "up")
+
+
+def _start_sweeper() -> int:
+    """Start a process that removes the control groups when this process is gone, even by SIGKILL.
+
+    Return the pipe that is to tell it their name: namespaces end by themselves, groups do not.
+    """
+    reader, writer = os.pipe()
+    if os.fork() != 0:
+        os.close(reader)
+        return writer
+    os.setsid()
+    os.close(writer)
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for stream in range(3):
+        os.dup2(nothing, stream)
+    name = os.read(reader, 100).decode()
+    while os.read(reader, 1):
+        pass
+    if name:
+        remove_groups(name)
+    os._exit(0)
 
 
 def _wait(child: int) -> int:

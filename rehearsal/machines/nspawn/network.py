@@ -14,14 +14,16 @@ from typing import Any, Self
 import certifi
 from werkzeug.serving import BaseWSGIServer, WSGIRequestHandler, make_server
 
+from rehearsal.machines.commands import run
 from rehearsal.machines.metadata import MetadataHandler, MetadataServer
-from rehearsal.machines.nspawn.commands import run
 
 METADATA_ADDRESS = "169.254.169.254"
 GATEWAY = "10.77.0.1"
 PREFIX_BITS = 16
 BRIDGE = "region"
 CARD = "ens5"
+# Where `ip netns` has its names.
+NETWORK_NAMESPACES = Path("/run/netns")
 MAX_MACHINES = 250
 
 
@@ -45,6 +47,11 @@ class Card:
     def host_end(self) -> str:
         """The name of the end that is in the bridge."""
         return f"card{self.number}"
+
+    @property
+    def namespace(self) -> Path:
+        """The network namespace that the card is in, which outlives a reboot of the machine."""
+        return NETWORK_NAMESPACES / f"machine{self.number}"
 
     def metadata(self) -> dict[str, str]:
         """What the metadata says of the network; cloud-init asks for it."""
@@ -118,7 +125,7 @@ class Network:
 
     def __enter__(self) -> Self:
         self.folder.mkdir(parents=True, exist_ok=True)
-        _show_own_devices(self.folder / "cgroup")
+        _make_folders()
         run("ip", "link", "add", BRIDGE, "type", "bridge", "forward_delay", "0")
         run("ip", "address", "add", f"{GATEWAY}/{PREFIX_BITS}", "dev", BRIDGE)
         run("ip", "address", "add", f"{METADATA_ADDRESS}/32", "dev", BRIDGE)
@@ -160,24 +167,29 @@ class Network:
         self._serve(server)
 
     def attach(self, metadata: MetadataServer) -> Card:
-        """Make a machine's card, which nspawn takes, and answer it with its metadata."""
+        """Make a machine's card, and answer it with its metadata."""
+        card = self.admit(metadata)
+        run("ip", "netns", "add", card.namespace.name)
+        ends = ("type", "veth", "peer", "name", CARD, "netns", card.namespace.name)
+        run("ip", "link", "add", card.host_end, *ends)
+        run("ip", "-n", card.namespace.name, "link", "set", CARD, "address", card.mac)
+        run("ip", "link", "set", card.host_end, "master", BRIDGE, "up")
+        return card
+
+    def admit(self, metadata: MetadataServer) -> Card:
+        """Answer one more machine, with its metadata; its card is yet to be made."""
         self._count += 1
         if self._count > MAX_MACHINES:
-            raise ValueError(f"a rehearsal has addresses for {MAX_MACHINES} nspawn machines")
+            raise ValueError(f"a rehearsal has addresses for {MAX_MACHINES} machines")
         card = Card(number=self._count)
-        run("ip", "link", "add", card.host_end, "type", "veth", "peer", "name", CARD)
-        run("ip", "link", "set", CARD, "address", card.mac)
-        run("ip", "link", "set", card.host_end, "master", BRIDGE, "up")
-        # nspawn takes a card only if udev, which does not run here, has seen it.
-        index = Path(f"/sys/class/net/{CARD}/ifindex").read_text().strip()
-        Path(f"/run/udev/data/n{index}").write_text("I:1\n")
         self.metadata[card.address] = metadata
         return card
 
     def detach(self, card: Card) -> None:
         """Take the card away."""
         self.metadata.pop(card.address, None)
-        # It goes with the machine's namespace, perhaps in a moment.
+        run("ip", "netns", "delete", card.namespace.name)
+        # It goes with the machine's own namespace, perhaps in a moment.
         command = ["ip", "link", "delete", card.host_end]
         subprocess.run(command, capture_output=True, check=False)
 
@@ -203,14 +215,9 @@ class Network:
         threading.Thread(target=server.serve_forever, kwargs=poll, daemon=True).start()
 
 
-def _show_own_devices(keep: Path) -> None:
-    """Let /sys show this network namespace, and give nspawn the folders of /run that it needs."""
-    keep.mkdir(parents=True, exist_ok=True)
-    run("mount", "--rbind", "/sys/fs/cgroup", keep)
-    run("mount", "-t", "sysfs", "sysfs", "/sys")
-    run("mount", "--rbind", keep, "/sys/fs/cgroup")
-    run("umount", "--lazy", keep)
-    for folder in ("/run/systemd/nspawn", "/run/udev"):
-        Path(folder).mkdir(parents=True, exist_ok=True)
+def _make_folders() -> None:
+    """Make the folders of /run that nspawn and `ip netns` need, without touching the host's."""
+    for folder in (Path("/run/systemd/nspawn"), Path("/run/udev"), NETWORK_NAMESPACES):
+        folder.mkdir(parents=True, exist_ok=True)
         run("mount", "-t", "tmpfs", "tmpfs", folder)
     Path("/run/udev/data").mkdir()

@@ -3,10 +3,11 @@
 import hashlib
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from rehearsal.machines.nspawn.commands import run
+from rehearsal.machines.commands import CommandFailed, run
+from rehearsal.machines.nspawn.namespaces import NotPossible
 
 # What the Deep Learning AMI's Ubuntu has of what boot touches; Python and its packages are bound.
 PACKAGES = (
@@ -27,32 +28,65 @@ PACKAGES = (
     "kmod",
     "sudo",
     "procps",
-    "unattended-upgrades",
     "openssh-server",
-    "locales",
 )
 UNITS = ("systemd-networkd.service", "systemd-resolved.service")
-SUITE = "bookworm"
+VARIABLE, DEFAULT = "REHEARSAL_IMAGE", "bookworm"
 
 
 def root_image(say: Callable[[str], None]) -> Path:
-    """Return the folder of the root image; builds it if this host has none yet."""
+    """Return the folder of the root image; builds it if this host has none yet.
+
+    The variable REHEARSAL_IMAGE names another suite, and where its packages come from.
+    """
+    suite, mirror = read_source(os.environ.get(VARIABLE, DEFAULT))
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rehearsal"
-    recipe = " ".join((SUITE, *PACKAGES, *UNITS))
-    image = cache / f"{SUITE}-{hashlib.sha256(recipe.encode()).hexdigest()[:12]}"
+    recipe = " ".join((suite, *mirror, *PACKAGES, *UNITS))
+    image = cache / f"{suite}-{hashlib.sha256(recipe.encode()).hexdigest()[:12]}"
     if image.exists():
         return image
     say(f"building the machines' root image, {image.name}: once, about a minute")
     new = image.with_name(f"{image.name}.{os.getpid()}")
     new.mkdir(parents=True)
     try:
-        run(
-            *("mmdebstrap", "--mode=root", "--variant=minbase", "--quiet"),
-            *(f"--include={','.join(PACKAGES)}", SUITE, new),
-        )
-        run("systemctl", f"--root={new}", "enable", *UNITS)
-        (new / "etc/machine-id").write_text("")
-        new.rename(image)
+        _build(new, suite, mirror)
+        # Another rehearsal may have been faster.
+        if not image.exists():
+            new.rename(image)
     finally:
         shutil.rmtree(new, ignore_errors=True)
     return image
+
+
+def read_source(text: str) -> tuple[str, list[str]]:
+    """Read SUITE, or SUITE MIRROR."""
+    suite, *mirror = text.split() or [""]
+    if not suite or len(mirror) > 1:
+        raise ValueError(
+            f"{VARIABLE} is {text!r}; give a suite, or a suite and where its packages are: "
+            "'noble http://archive.ubuntu.com/ubuntu'"
+        )
+    return suite, mirror
+
+
+def _build(folder: Path, suite: str, mirror: Sequence[str]) -> None:
+    # Half of what a machine needs is not in Ubuntu's main.
+    sources = [f"deb {url} {suite} main universe" for url in mirror if "ubuntu" in url]
+    try:
+        run(
+            *("mmdebstrap", "--mode=root", "--variant=minbase"),
+            *(f"--include={','.join(PACKAGES)}", suite, folder, *(sources or mirror)),
+        )
+    except CommandFailed as error:
+        where = f" from {mirror[0]}" if mirror else ""
+        raise NotPossible(
+            f"the root image of {suite}{where} could not be built ({VARIABLE}): {_reason(error)}"
+        ) from None
+    run("systemctl", f"--root={folder}", "enable", *UNITS)
+    (folder / "etc/machine-id").write_text("")
+
+
+def _reason(error: CommandFailed) -> str:
+    """Return the line in which mmdebstrap or apt says why."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return next((line for line in lines if line.startswith("E: ")), lines[-1]).removeprefix("E: ")

@@ -10,6 +10,8 @@ class NoMachine:
 
     def notice(self, seconds: float) -> None: ...
 
+    def rebalance(self) -> None: ...
+
     def shut_down(self) -> None: ...
 
     @property
@@ -19,8 +21,15 @@ class NoMachine:
     def kill(self) -> int:
         return 0
 
+    def execute(self, *command: str) -> str:
+        return ""
+
     def log_lines(self) -> list[str]:
         return []
+
+    @property
+    def user_data_file(self) -> Path:
+        return Path("nowhere")
 
     @property
     def metrics_file(self) -> Path:

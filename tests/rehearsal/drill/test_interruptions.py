@@ -24,7 +24,7 @@ def interruption(progress: dict[str, object]) -> Interruption:
     instance = Instance(
         id="i-1", type="g5.xlarge", image_id="ami-1", zone="us-east-1a", user_data=b"", tags={}
     )
-    life = Life(instance=instance, machine=NoMachine(), started=0.0)
+    life = Life(instance=instance, machine=NoMachine(), started=0.0, template_user_data=b"")
     return Interruption(
         planned=parse_interruption("kill:head:1"), life=life, at=0.0, progress=progress
     )

@@ -29,6 +29,7 @@ GOOD: dict[str, Any] = {
     "fleet_target_capacity": 0,
     "instances_running": 0,
     "processes_left": 0,
+    "user_data_faults": [],
     "guard_invocations": 3,
     "guard_errors": [],
     "size": "g5.xlarge",

@@ -37,6 +37,7 @@ GOOD: dict[str, Any] = {
     "fleet_target_capacity": 0,
     "instances_running": 0,
     "processes_left": 0,
+    "user_data_faults": [],
     "guard_invocations": 3,
     "spent": {"by_market": {"spot": {"hours": 0.03, "usd": 0.0126}}, "moves": 0},
     "guard_errors": [],

@@ -10,9 +10,11 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
 
 import pytest
 
+from rehearsal.faults import Fault
 from rehearsal.machines.metadata import TOKEN_HEADER, TTL_HEADER, Credentials, MetadataServer
 
 NOW = [0.0]
@@ -147,6 +149,28 @@ def test_the_real_aws_cli_takes_its_credentials_from_here(server: MetadataServer
     (line,) = [line for line in done.stdout.splitlines() if "access_key" in line]
     assert "MPLE" in line
     assert "iam-role" in line
+
+
+def test_a_fault_answers_in_its_place_or_lets_nobody_have_an_answer(
+    server: MetadataServer,
+) -> None:
+    headers = token(server)
+    path = "/latest/meta-data/instance-id"
+    server.faults.begin([Fault(action="metadata:Get", key="meta-data/*", status=503)])
+    assert ask(server, path, headers)[0] == 503
+    server.faults.begin([Fault(action="metadata:*", loses_answer=True)])
+    for method in ("GET", "PUT"):
+        with pytest.raises(ConnectionError):
+            ask(server, path, headers, method)
+    server.faults.begin([Fault(action="metadata:Put", key="api/token", status=500)])
+    assert ask(server, path, headers) == (200, "i-1")
+    assert ask(server, "/latest/api/token", {TTL_HEADER: "60"}, "PUT")[0] == 500
+
+
+def test_its_times_are_those_of_aws_clock(server: MetadataServer) -> None:
+    server.faults.clock_ahead_seconds = 3600
+    ahead = server.notice(60) - datetime.now(UTC)
+    assert 3650 < ahead.total_seconds() < 3661
 
 
 def test_closing_twice_changes_nothing(server: MetadataServer) -> None:

@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from rehearsal.machines import ProcessMachine
+from rehearsal.machines.commands import CommandFailed
 from tests.rehearsal.machines.conftest import Power
 
 REPOSITORY = Path(__file__).parents[3]
@@ -36,7 +37,10 @@ machine = ProcessMachine(
     metadata=MetadataServer(instance_id="i-1", instance_type="g5.xlarge"),
 )
 machine.start()
-assert machine.wait(10, "escaped")
+assert machine.wait(60, "escaped")
+# Between its first program and the second the user data has no child for a moment.
+while len(machine.processes()) < 4:
+    time.sleep(0.01)
 print(*[process.pid for process in machine.processes()], flush=True)
 time.sleep(600)
 """
@@ -123,6 +127,27 @@ def test_log_lines_only_grow_and_hold_whole_lines(power: Power) -> None:
     assert machine.log_lines() == ["first"]
     assert machine.wait(10, "second")
     assert machine.log_lines() == ["first", "second"]
+
+
+def test_execute_runs_a_program_in_the_environment_of_the_machine(power: Power) -> None:
+    machine = power("true")
+    said = machine.execute("sh", "-c", "echo $MACHINE_ROOT; command -v systemctl; pwd")
+    root = str(machine.folder.resolve())
+    assert said.splitlines() == [root, f"{REPOSITORY}/rehearsal/machines/bin/systemctl", root]
+    with pytest.raises(CommandFailed, match=r"`sh -c echo no >&2; exit 3` .* status 3: no"):
+        machine.execute("sh", "-c", "echo no >&2; exit 3")
+    with pytest.raises(CommandFailed, match=r"`nothing` .* status 127: .*No such file"):
+        machine.execute("nothing")
+
+
+def test_what_was_executed_ends_with_the_machine(power: Power) -> None:
+    machine = power("true")
+    started = machine.execute("sh", "-c", "sleep 600 >/dev/null 2>&1 & echo $!")
+    assert runs(int(started))
+    with pytest.raises(CommandFailed, match="the machine went off meanwhile"):
+        machine.execute("sh", "-c", "sleep 0.2; kill -9 $PPID")
+    machine.kill()
+    wait_for_the_end([int(started)])
 
 
 def test_remove_deletes_the_folder(power: Power) -> None:

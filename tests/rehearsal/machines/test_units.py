@@ -19,7 +19,7 @@ def test_defaults_are_those_of_systemd() -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "ProtectSystem=strict",
+        "DynamicUser=yes",
         "ExecReload=/bin/true",
         "Restart=on-abnormal",
         "StandardOutput=socket",
@@ -30,6 +30,11 @@ def test_defaults_are_those_of_systemd() -> None:
 def test_fails_on_what_is_not_honoured_by_its_name(line: str) -> None:
     with pytest.raises(UnitError, match=line.partition("=")[2].strip("-").split("/")[0] or "a.ser"):
         parse_unit("a.service", PLAIN + line + "\n")
+
+
+def test_a_sandbox_has_no_effect() -> None:
+    sandbox = "ProtectSystem=strict\nSystemCallFilter=@system-service\nSystemCallFilter=~@swap\n"
+    assert parse_unit("a.service", PLAIN + sandbox) == parse_unit("a.service", PLAIN)
 
 
 def test_fails_on_a_directive_in_the_wrong_section() -> None:

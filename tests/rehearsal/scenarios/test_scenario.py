@@ -8,14 +8,16 @@ from pathlib import Path
 import pytest
 
 from rehearsal.aws.capacity import Course
-from rehearsal.machines.quirks import Quirks
-from rehearsal.scenarios.scenario import FETCH, Action, choose, known_scenarios, read_scenarios
+from rehearsal.faults import Fault
+from rehearsal.machines.quirks import Quirks, Volume
+from rehearsal.scenarios.action import Action, Seen
+from rehearsal.scenarios.scenario import FETCH, choose, known_scenarios, read_scenarios
 
 REPOSITORY = Path(__file__).parents[3]
 
 WHOLE = """
 about = "all that a drill can say"
-denied = ["ec2:TerminateInstances"]
+needs = "nspawn"
 timeout_seconds = 60
 [parameters]
 max_hours = 0.01
@@ -30,22 +32,43 @@ market = "on-demand"
 trace = "trace.json"
 hour_seconds = 60
 usd_per_hour = 1.006
+[[fault]]
+action = "ec2:TerminateInstances"
+status = 403
 [[machine]]
 which = [1]
 fails_at = "dataset"
 lacks = ["safetensors"]
 programs.nvidia-smi = "exit 9"
 environment.FETCH_ATTEMPTS = 1
+[[machine.disks]]
+content = "ext4"
 [[machine]]
 programs.pip = "exit 1"
+memory_mib = 500
 [[action]]
 at = "head:30"
 do = "capacity"
 [[action.capacity]]
 machines = 2
 [[action]]
+at = "after:0.5"
+do = "faults"
+[[action.fault]]
+action = "s3:*"
+delay_seconds = 2
+[[action]]
+at = "log:ready$"
+do = "execute"
+command = "reboot"
+[[action]]
+at = "head:31"
+do = "notice"
+seconds = 1.25
+[[action]]
 at = "ended"
-do = "reopen"
+do = "deploy"
+parameters.checkpoints_kept = 4
 [expect]
 ends = "failure event"
 machines = 2
@@ -65,7 +88,8 @@ def written(folder: Path, text: str) -> Path:
 
 def test_a_file_says_what_fails_when_and_how_it_ends(tmp_path: Path) -> None:
     (drill,) = read_scenarios(written(tmp_path, WHOLE))
-    assert (drill.name, drill.denied) == ("mine", ("ec2:TerminateInstances",))
+    assert (drill.name, drill.needs) == ("mine", "nspawn")
+    assert drill.faults == (Fault(action="ec2:TerminateInstances", status=403),)
     assert drill.parameters == {"max_hours": "0.01"}
     assert drill.capacity == (
         Course(zone="us-east-1a", steps=((0, 1), (20, 0)), has_notice=False),
@@ -75,10 +99,14 @@ def test_a_file_says_what_fails_when_and_how_it_ends(tmp_path: Path) -> None:
     assert set(first.programs) == {"nvidia-smi", "python3", "pip"}
     assert first.lacks == ("safetensors",)
     assert first.environment == {"FETCH_ATTEMPTS": "1"}
-    assert second == Quirks(programs={"pip": "exit 1"})
+    assert (first.disks, first.memory_mib) == ((Volume(content="ext4"),), 500)
+    assert second == Quirks(programs={"pip": "exit 1"}, memory_mib=500)
     assert drill.actions == (
         Action(at="head:30", do="capacity", capacity=(Course(steps=((0, 2),)),)),
-        Action(at="ended", do="reopen"),
+        Action(at="after:0.5", do="faults", faults=(Fault(action="s3:*", delay_seconds=2),)),
+        Action(at="log:ready$", do="execute", command="reboot"),
+        Action(at="head:31", do="notice", seconds=1.25),
+        Action(at="ended", do="deploy", parameters={"checkpoints_kept": "4"}),
     )
     assert drill.expect.markets == ("spot", "on-demand")
 
@@ -92,21 +120,23 @@ def test_one_file_may_be_a_drill_for_each_of_several_words(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("line", "at", "is_over", "due"),
+    ("at", "seen", "due"),
     [
-        ({}, "head:30", False, False),
-        ({"stage": "head", "stage_step": 29}, "head:30", False, False),
-        ({"stage": "head", "stage_step": 31}, "head:30", False, True),
-        ({"stage": "features", "done": 2}, "features:2", False, True),
-        ({"stage": "head", "stage_step": 31}, "head:30", True, False),
-        ({"stage": "head", "stage_step": 31}, "ended", False, False),
-        ({}, "ended", True, True),
+        ("head:30", Seen(), False),
+        ("head:30", Seen(line={"stage": "head", "stage_step": 29}), False),
+        ("head:30", Seen(line={"stage": "head", "stage_step": 31}), True),
+        ("features:2", Seen(line={"stage": "features", "done": 2}), True),
+        ("head:30", Seen(line={"stage": "head", "stage_step": 31}, is_over=True), False),
+        ("after:2", Seen(seconds=1.9), False),
+        ("after:2", Seen(seconds=2), True),
+        ("log:^.ok. \\w+:", Seen(log=["[retry] torch: again"]), False),
+        ("log:^.ok. \\w+:", Seen(log=["[ok] torch: 2.14", "features: 1/16"]), True),
+        ("ended", Seen(line={"stage": "head", "stage_step": 31}), False),
+        ("ended", Seen(is_over=True), True),
     ],
 )
-def test_an_action_waits_for_its_moment(
-    line: dict[str, object], at: str, is_over: bool, due: bool
-) -> None:
-    assert Action(at=at, do="kill").is_due(line, is_over=is_over) is due
+def test_an_action_waits_for_its_moment(at: str, seen: Seen, due: bool) -> None:
+    assert Action(at=at, do="faults").is_due(seen) is due
 
 
 @pytest.mark.parametrize(
@@ -117,9 +147,19 @@ def test_an_action_waits_for_its_moment(
         ("surprise = 1\n" + LEAST, "a drill has no 'surprise'; it has name, about, expect"),
         (LEAST + "[[machine]]\nbreaks_at = 1\n", r"\[\[machine\]\] has no 'breaks_at'"),
         (LEAST + "[[capacity]]\nsizes = 1\n", "capacity has no 'sizes'"),
-        (LEAST + '[[action]]\nat = "head"\ndo = "kill"\n', "at is 'head'; give STAGE:N or ended"),
+        (LEAST + '[[action]]\nat = "head"\ndo = "kill"\n', "at is 'head'; give STAGE:N, log:PA"),
+        (LEAST + '[[action]]\nat = "after:soon"\ndo = "faults"\n', "at is 'after:soon'; give"),
+        (LEAST + '[[action]]\nat = "log:"\ndo = "faults"\n', "at is 'log:'; give STAGE:N"),
+        (LEAST + '[[action]]\nat = "log:("\ndo = "faults"\n', "unterminated subpattern"),
+        (LEAST + '[[action]]\nat = "ended"\ndo = "kill"\n', "needs a machine that runs: not at"),
+        (LEAST + '[[action]]\nat = "head:1"\ndo = "execute"\n', "'execute' needs command"),
+        (LEAST + '[[action]]\nat = "head:1"\ndo = "kill"\nseconds = 1\n', "takes no seconds; th"),
+        (LEAST + '[[fault]]\naction = "s3:Put"\n', "needs exactly one of status, delay_seconds"),
+        (LEAST + '[[fault]]\nfails = "s3:Put"\n', "fault has no 'fails'; it has action, key"),
+        ('needs = "root"\n' + LEAST, "needs is 'root'; give one of: process, nspawn"),
+        (LEAST + "[[machine]]\ndisks = [{size = 1}]\n", "disks has no 'size'; it has device_name"),
         (LEAST + '[[action]]\nat = "head:1"\ndo = "stop"\n', "do is 'stop'; give one of: kill"),
-        (LEAST + '[[action]]\nat = "head:1"\ndo = "capacity"\n', "need each other"),
+        (LEAST + '[[action]]\nat = "head:1"\ndo = "capacity"\n', "'capacity' needs capacity"),
         (LEAST + 'events = ["("]\n', "unterminated subpattern"),
         ("about = ", "Invalid value"),
     ],
@@ -155,6 +195,15 @@ def test_fails_an_unknown_drill_by_name(tmp_path: Path) -> None:
         choose(["nothing"])
     with pytest.raises(ValueError, match="there is no drill at"):
         choose([str(tmp_path / "no.toml")])
+
+
+def test_what_needs_another_kind_of_machine_is_left_out_or_refused_by_name() -> None:
+    everything, here = choose([]), choose([], "process")
+    assert {each.needs for each in here} == {""}
+    assert [each for each in everything if not each.needs] == here
+    assert choose([], "nspawn") == everything
+    with pytest.raises(ValueError, match="the drill reboot needs machines of kind nspawn: add --m"):
+        choose(["notice", "reboot"], "process")
 
 
 def test_a_program_of_a_quirk_hides_the_real_one_and_may_call_it(tmp_path: Path) -> None:

@@ -49,7 +49,9 @@ def life(market: str = "spot") -> Life:
         id="i-1", type="g5.xlarge", image_id="ami-1", zone="us-east-1a", user_data=b"", tags={},
         market=market,
     )  # fmt: skip
-    return Life(instance=instance, machine=NoMachine(), started=0.0, ended=1.0)
+    return Life(
+        instance=instance, machine=NoMachine(), started=0.0, ended=1.0, template_user_data=b""
+    )
 
 
 def ended(run: Written) -> Ended:

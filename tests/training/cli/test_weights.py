@@ -52,8 +52,9 @@ def test_evaluate_gives_what_the_run_reported(
     whole: Run, arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["evaluate", *arguments, "--json"]) == 0
-    said = json.loads(capsys.readouterr().out)
-    assert said == {
+    captured = capsys.readouterr()
+    assert "[warning]" not in captured.err
+    assert json.loads(captured.out) == {
         "stage": "second",
         "split": "validation",
         "metrics": whole.json("receipt.json")["stages"]["second"],
@@ -69,9 +70,11 @@ def test_evaluate_makes_derived_data_anew_for_another_dataset(
     before = whole.store.sizes("")
     capsys.readouterr()
     assert main(["evaluate", f"--run-uri={whole.uri}", f"--dataset-uri={other}", "--json"]) == 0
-    accuracy = json.loads(capsys.readouterr().out)["metrics"]["accuracy"]
+    captured = capsys.readouterr()
+    accuracy = json.loads(captured.out)["metrics"]["accuracy"]
     assert 0 < accuracy != whole.json("receipt.json")["validation_accuracy"]
     assert whole.store.sizes("") == before, "nothing was written into the run"
+    assert f"[warning] {other} is not the dataset that the run was trained on" in captured.err
 
 
 def test_predictions_are_one_for_each_sample_and_agree_with_the_metrics(

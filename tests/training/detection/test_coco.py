@@ -2,6 +2,7 @@
 
 import copy
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -269,3 +270,25 @@ def test_faults_of_one_rule_are_one_sentence() -> None:
     (finding,) = faults.findings()
     assert (finding.count, finding.is_refused) == (3, True)
     assert finding.message == "annotation 0 has iscrowd 2 (and 2 more); give iscrowd 0 or 1"
+
+
+def test_half_a_character_is_a_fault_that_can_be_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As a name that was cut off has at its end: no terminal, and no file system, takes it."""
+    train = scene.content(12)
+    folder = scene.lay_out(tmp_path / "own", train, scene.content(4, first=12))
+    scene.picture(98).save(folder / "train2017" / os.fsdecode(b"\xff.png"))
+    check = ["data", "check", IMPORT[2], str(folder)]
+    assert main(check) == 0
+    said = capsys.readouterr().out.encode().decode()
+    assert r"[warning] train2017/\udcff.png is in no annotation file; it is not used" in said
+    train["categories"][1]["name"] = "room \ud83d"
+    train["images"][0]["file_name"] = "\ud83d.png"
+    train["images"].append({"id": "\ud83d", "file_name": "x.png"})
+    scene.write(folder / "annotations/instances_train2017.json", train)
+    assert main(check) == 2
+    said = capsys.readouterr().out.encode().decode()
+    # The image's file_name is the other one.
+    assert r"[refused] train: category 2 has the name 'room \ud83d' (and 1 more); export" in said
+    assert r"[refused] train: image \ud83d has the id '\ud83d'; give integer ids" in said

@@ -7,13 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tests.training.detection.detectors import SMALL, images, small_detector
+from tests.training.detection.detectors import SMALL, images, parameter_count, small_detector
 from training.detection.architecture import Architecture, LossWeights
 from training.detection.denoising import denoising
 from training.detection.detector import (
     Detector,
     Predictions,
-    parameter_count,
     parameter_groups,
     postprocess,
 )

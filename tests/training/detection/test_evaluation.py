@@ -13,12 +13,14 @@ import pytest
 import torch
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
-from torch import Tensor
+from torch import Tensor, nn
 
 from training.detection import evaluation, pictures
 from training.detection.coco import Category
-from training.detection.evaluation import Detections, partial, predictions, summarize
+from training.detection.evaluation import DetectionsAndTruth, partial, predictions, summarize
+from training.detection.recipes import laptop
 from training.detection.samples import Batch, written
+from training.detection.stages import TrainDetector
 from training.errors import UserError
 from training.workload import Partial
 
@@ -128,7 +130,7 @@ def as_detected(batch: Batch, scores: Tensor, labels: Tensor, boxes: Tensor) -> 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_all_twelve_figures_are_pycocotools_own(seed: int) -> None:
-    ours = evaluation.evaluate(Detections.of(parts(seed)[0])).stats
+    ours = evaluation.evaluate(DetectionsAndTruth.of(parts(seed)[0])).stats
     theirs = as_pycocotools(seed)
     assert len(ours) == len(theirs) == 12
     assert 0.05 < theirs[0] < 0.9
@@ -136,7 +138,7 @@ def test_all_twelve_figures_are_pycocotools_own(seed: int) -> None:
 
 
 def test_ids_that_no_float_holds_change_no_figure() -> None:
-    small, huge = (evaluation.evaluate(Detections.of(parts(0, n)[0])) for n in (0, 2**62))
+    small, huge = (evaluation.evaluate(DetectionsAndTruth.of(parts(0, n)[0])) for n in (0, 2**62))
     assert huge == small
 
 
@@ -209,6 +211,14 @@ def test_predictions_are_coco_s_results_in_the_dataset_s_own_ids() -> None:
         [x, y, right - x, bottom - y], abs=1e-3
     )
     json.dumps(results)
+
+
+def test_fails_on_a_dataset_of_other_classes_than_the_model_s() -> None:
+    """A class's number is its place among the dataset's: of other classes it means another one."""
+    stage, (batch, _) = TrainDetector(config=laptop()), parts(2)[1][0]
+    for act in (stage.evaluate, stage.predict):
+        with pytest.raises(UserError, match="the dataset has 3 classes, but the model tells 2 apa"):
+            act(nn.Identity(), batch)
 
 
 def test_pictures_show_truth_and_detections(

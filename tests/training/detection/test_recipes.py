@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from training.detection.detector import parameter_count
+from tests.training.detection.detectors import parameter_count
 from training.detection.recipes import coco_12, full, laptop
 from training.detection.stages import TrainDetector
 from training.detection.workload import DETECTION, RECIPES

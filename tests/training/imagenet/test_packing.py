@@ -18,8 +18,10 @@ from tests.training.imagenet.photographs import (
     photograph,
 )
 from training.cli.main import main
+from training.errors import UserError
 from training.imagenet import packing
 from training.imagenet.shards import INDEX
+from training.imagenet.validation_classes import read_validation_classes
 from training.store.open import open_store
 
 
@@ -244,6 +246,15 @@ def test_imagenets_validation_images_get_their_classes_from_a_list(
     labels = np.load(out / "validation.index.npy")["label"]
     assert np.bincount(labels).tolist() == [2, 1, 1]
     assert set(manifest(out)["meta"]["splits"]) == {"train", "validation"}  # type: ignore[index]
+
+
+def test_fails_for_a_list_of_classes_that_cannot_be_read(tmp_path: Path) -> None:
+    listed = tmp_path / "list.csv"
+    listed.write_bytes(b"file,class\n1.jpg,dogs\n2.jpg\n")
+    assert read_validation_classes(str(listed)) == {"1": "dogs"}
+    listed.write_bytes(b"file,class\n\xff,cats\n")
+    with pytest.raises(UserError, match=r"list\.csv cannot be read: .*; save it as a CSV in UTF-8"):
+        read_validation_classes(str(listed))
 
 
 def devkit(folder: Path, classes: list[str]) -> Path:

@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.context import ForkProcess
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,11 @@ class Slow(FolderStore):
         assert self.may_go[key].wait(20)
         super().read_into(key, start, data)
 
+    def let_all_go(self) -> None:
+        """Give every file."""
+        for event in self.may_go.values():
+            event.set()
+
 
 @pytest.fixture
 def arriving(dataset: Path, tmp_path: Path) -> Iterator[tuple[Slow, LocalDataset]]:
@@ -42,12 +48,30 @@ def arriving(dataset: Path, tmp_path: Path) -> Iterator[tuple[Slow, LocalDataset
     store, out = Slow(dataset), tmp_path / "out"
     with ThreadPoolExecutor() as pool:
         sync = pool.submit(sync_dataset, store, out, no_progress)
-        while not is_syncing(out):
-            time.sleep(0.01)
+        wait_for_sync(out)
         yield store, open_dataset(out)
-        for event in store.may_go.values():
-            event.set()
+        store.let_all_go()
         sync.result()
+
+
+@pytest.fixture
+def sync(dataset: Path, tmp_path: Path) -> Iterator[ForkProcess]:
+    """A process that syncs the dataset, and gets no file until it is killed."""
+    out = tmp_path / "out"
+    process = multiprocessing.get_context("fork").Process(
+        target=sync_dataset, args=(Slow(dataset), out, no_progress)
+    )
+    process.start()
+    wait_for_sync(out)
+    yield process
+    process.kill()
+    process.join()
+
+
+def wait_for_sync(out: Path) -> None:
+    """Wait until a sync has begun to fill the folder."""
+    while not is_syncing(out):
+        time.sleep(0.01)
 
 
 def test_a_file_can_be_used_before_the_sync_ends(arriving: tuple[Slow, LocalDataset]) -> None:
@@ -73,40 +97,26 @@ def test_a_run_trains_while_files_that_it_does_not_read_are_still_arriving(
 
 
 def test_who_waits_for_a_file_is_told_when_the_sync_ends_without_it(
-    dataset: Path, tmp_path: Path
+    sync: ForkProcess, tmp_path: Path
 ) -> None:
-    store, out = Slow(dataset), tmp_path / "out"
-    process = multiprocessing.get_context("fork").Process(
-        target=sync_dataset, args=(store, out, no_progress)
-    )
-    process.start()
-    while not is_syncing(out):
-        time.sleep(0.01)
-    opened = open_dataset(out, waiting=process.kill)
+    opened = open_dataset(tmp_path / "out", waiting=sync.kill)
     with pytest.raises(StoreError, match=r"ended without x\.safetensors; sync it again"):
         opened.file("x.safetensors")
-    process.join()
+    sync.join()
     # Not the user's mistake: a machine syncs it again.
     with pytest.raises(StoreError, match=r"was interrupted; sync it again"):
-        open_dataset(out)
+        open_dataset(tmp_path / "out")
 
 
 def test_who_waits_has_patience_with_a_sync_that_is_tried_again(
-    dataset: Path, tmp_path: Path
+    sync: ForkProcess, dataset: Path, tmp_path: Path
 ) -> None:
-    store, out = Slow(dataset), tmp_path / "out"
-    process = multiprocessing.get_context("fork").Process(
-        target=sync_dataset, args=(store, out, no_progress)
-    )
-    process.start()
-    while not is_syncing(out):
-        time.sleep(0.01)
-    opened = open_dataset(out, waiting=process.kill, patience_seconds=60)
+    out = tmp_path / "out"
+    opened = open_dataset(out, waiting=sync.kill, patience_seconds=60)
     again = threading.Timer(1, sync_dataset, (open_store(str(dataset)), out, no_progress))
     again.start()
     assert opened.file("x.safetensors").is_file()
     again.join()
-    process.join()
 
 
 def test_who_opens_a_dataset_between_two_attempts_of_its_sync_has_patience_too(
@@ -132,12 +142,8 @@ def test_who_checks_a_dataset_waits_for_the_end_of_its_sync(
     arriving: tuple[Slow, LocalDataset], tmp_path: Path
 ) -> None:
     store, _ = arriving
-
-    def go() -> None:
-        for event in store.may_go.values():
-            event.set()
-
-    assert not open_dataset(tmp_path / "out", again=True, waiting=go).is_arriving
+    opened = open_dataset(tmp_path / "out", again=True, waiting=store.let_all_go)
+    assert not opened.is_arriving
 
 
 def test_a_sync_that_cannot_record_what_it_verified_is_waited_for(
@@ -147,10 +153,8 @@ def test_a_sync_that_cannot_record_what_it_verified_is_waited_for(
     (out / ".verified.jsonl").mkdir(parents=True)
     with ThreadPoolExecutor() as pool:
         sync = pool.submit(sync_dataset, store, out, no_progress)
-        while not is_syncing(out):
-            time.sleep(0.01)
+        wait_for_sync(out)
         opened = open_dataset(out)
-        for event in store.may_go.values():
-            event.set()
+        store.let_all_go()
         assert (opened.folder / "x.safetensors").is_file()
         sync.result()

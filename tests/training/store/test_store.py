@@ -131,6 +131,22 @@ def test_fails_for_a_bucket_that_is_not_there(bucket_uri: str) -> None:
 OUTSIDE = ["..", "../x", "a/../../x", "/x", "//", "a//", "./", "a/./", "checkpoints/../"]
 
 
+def test_credentials_that_are_not_there_now_are_no_users_mistake(
+    bucket_uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An instance whose metadata is down for a moment has none either: another try may help."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nowhere")
+    monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "false")
+    store = open_store(bucket_uri)
+    with pytest.raises(StoreError, match="no AWS credentials found; give a role or a profile"):
+        store.get("head.json")
+    with pytest.raises(StoreError, match="no AWS credentials found"):
+        store.put_if("head.json", b"one", None)
+
+
 @pytest.mark.parametrize("key", OUTSIDE)
 def test_fails_for_a_key_that_leaves_the_store(store_uri: str, tmp_path: Path, key: str) -> None:
     store, path = open_store(store_uri), tmp_path / "path"

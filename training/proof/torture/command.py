@@ -33,8 +33,10 @@ def torture(options: argparse.Namespace) -> int:
     """Run the torture; exit code 1 if anything differed."""
     import torch
 
-    # torch imports it with the first optimizer: 3 s that the forked attempts need not repeat.
+    # torch imports them with the first optimizer and the first model that ranks share: seconds that
+    # the forked attempts need not repeat.
     import torch._dynamo
+    import torch.distributed.checkpoint.state_dict
 
     # A fork of a process with threads may inherit a lock that is never released.
     torch.set_num_threads(1)

@@ -1,12 +1,14 @@
-"""A machine that really boots: systemd, cloud-init, disks, network; and that it leaves nothing."""
+"""Machines that really boot: systemd, cloud-init, disks, network, reboots; they leave nothing."""
 
-import subprocess
-import sys
+import signal
+import time
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[4]
+from tests.rehearsal.machines.nspawn.conftest import Boot, left_behind
+
+pytestmark = pytest.mark.machine
 
 USER_DATA = r"""#!/bin/bash
 set -o errexit
@@ -23,59 +25,139 @@ echo "type: $(curl -sS -H "X-aws-ec2-metadata-token: $token" \
 context = ssl.create_default_context(cafile=certifi.where())
 print(urllib.request.urlopen("https://s3.us-east-1.amazonaws.com/", context=context).read())'
 echo "failed units: $(systemctl --failed --no-legend --no-pager)."
-echo "variables: $(env | grep AWS_)."
+echo "variables: $(env | grep -e AWS_ -e MACHINE_ROOT)."
 echo the end of the user data
 """
 
-PROGRAM = """
-import sys
-from pathlib import Path
-from rehearsal.machines.metadata import MetadataServer
-from rehearsal.machines.nspawn.machine import NspawnMachine
-from rehearsal.machines.nspawn.namespaces import check_host, enter_namespaces
-from rehearsal.machines.nspawn.network import Network
-from rehearsal.machines.nspawn.root_image import root_image
-
-folder, user_data = Path(sys.argv[1]), sys.argv[2].encode()
-check_host()
-image = root_image(print)
-enter_namespaces()
-
-def application(environ, start):
-    start("200 OK", [("Content-Length", "7")])
-    return [b"its AWS"]
-
-with Network(folder=folder / "network") as network:
-    network.serve_aws(application, "us-east-1")
-    machine = NspawnMachine(
-        folder=folder / "machine", image=image, instance_id="i-0123", network=network,
-        metadata=MetadataServer(
-            instance_id="i-0123", instance_type="g5.xlarge", user_data=user_data
-        ),
-    )
-    machine.start()
-    assert machine.wait(180, "the end of the user data"), machine.log_lines()
-    print("\\n".join(machine.log_lines()))
-    print("killed", machine.kill())
-    machine.remove()
+EC2 = """
+machine = make()
+machine.start()
+said(machine, "the end of the user data")
+print("\\n".join(machine.log_lines()))
+print(machine.user_data_file.read_bytes() == user_data)
+print(machine.execute("sh", "-c", 'home=$(pwd); echo "in $home ${home}"; cat /proc/self/cgroup'))
+try:
+    machine.execute("sh", "-c", "echo no >&2; exit 3")
+except CommandFailed as error:
+    print(error)
+print("killed", machine.kill())
+machine.remove()
 """
 
 
-@pytest.mark.machine
-@pytest.mark.slow  # the root image takes a minute, the first time
-def test_user_data_finds_a_machine_of_ec2_s_and_a_power_cut_leaves_nothing(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", PROGRAM, str(tmp_path), USER_DATA]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    said = done.stdout
+@pytest.mark.slow
+def test_user_data_finds_a_machine_of_ec2_s_and_a_power_cut_leaves_nothing(
+    tmp_path: Path, boot: Boot
+) -> None:
+    process = boot(EC2, USER_DATA)
+    said, errors = process.communicate(timeout=600)
+    assert process.returncode == 0, said + errors
     assert '"name": "/dev/nvme1n1", "type": "disk", "model": "Amazon EC2 NVMe Instance' in said
     assert "mounted: xfs\n" in said
     assert "type: g5.xlarge\n" in said
     assert "b'its AWS'" in said
     assert "failed units: .\n" in said
     assert "variables: .\n" in said, "as on EC2, no endpoint is given"
+    assert "the end of the user data\n" in said
+    assert "\nTrue\nin / /\n" in said, "user data byte for byte, and what execute runs"
+    assert "0::/system.slice/run-" in said, "executed as a service of the machine"
+    assert "ended with status 3: no" in said
     assert int(said.rpartition("killed ")[2]) > 5
-    loops = subprocess.run(["losetup", "--list"], capture_output=True, text=True, check=True)
-    assert str(tmp_path) not in loops.stdout
-    assert str(tmp_path) not in Path("/proc/mounts").read_text()
-    assert not list(Path("/sys/fs/cgroup").rglob("rehearsal-i-0123"))
+    assert left_behind(tmp_path) == []
+
+
+AT_BOOT = r"""#!/bin/bash
+mkfs.xfs -q /dev/nvme2n1
+cat >/etc/systemd/system/at-boot.service <<'END'
+[Service]
+Type=oneshot
+ExecStart=sh -c 'mkdir -p /data; mount /dev/nvme2n1 /data && date >>/data/boots; wc -l /data/boots'
+StandardOutput=append:/var/log/training/boot.log
+[Install]
+WantedBy=multi-user.target
+END
+mkdir -p /var/log/training
+systemctl enable at-boot.service
+systemctl start --no-block at-boot.service
+"""
+
+# In an order in which nothing waits for nothing: the late volume comes while it reboots.
+QUIRKS = """
+machine = make(Quirks(
+    lacks=("safetensors",),
+    memory_mib=400,
+    disks=(
+        Volume(),
+        Volume(device_name="sdg", content="ext4", mib=64, late_seconds=15),
+        Volume(device_name="sdh", content="partition table", mib=64),
+    ),
+))
+machine.start()
+said(machine, "1 /data/boots")
+for command in (
+    "/opt/pytorch/bin/python -c 'import boto3, safetensors'",
+    "python3 -c 'bytearray(700 * 2**20)'",
+):
+    try:
+        print("did:", machine.execute("sh", "-c", command))
+    except CommandFailed as error:
+        print(error)
+print(machine.execute("blkid", "--probe", "/dev/nvme4n1"))
+machine.execute("systemctl", "--no-block", "reboot")
+said(machine, "2 /data/boots")
+machine.reboot()
+said(machine, "3 /data/boots")
+while "/dev/nvme3n1" not in machine.execute("lsblk", "--json", "--paths"):
+    time.sleep(0.1)
+print(machine.execute("sh", "-ec", "mount /dev/nvme3n1 /mnt; cat /mnt/kept.txt; df /mnt"))
+machine.shut_down()
+while not machine.is_off:
+    time.sleep(0.1)
+print("off", machine.kill())
+machine.remove()
+"""
+
+
+@pytest.mark.slow
+def test_a_machine_reboots_and_lacks_what_a_drill_takes_from_it(tmp_path: Path, boot: Boot) -> None:
+    process = boot(QUIRKS, AT_BOOT)
+    said, errors = process.communicate(timeout=900)
+    assert process.returncode == 0, said + errors
+    assert "did:" not in said
+    assert "No module named 'safetensors'" in said
+    assert "ended with status 137: Killed" in said, "by the kernel, for its memory"
+    assert 'PTTYPE="dos"' in said
+    assert "not to be lost" in said
+    assert "off 0\n" in said, "shut down in order, nothing was left to kill"
+    assert left_behind(tmp_path) == []
+
+
+WAITS = """
+machine = make()
+machine.start()
+said(machine, "the end")
+print("booted", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)]
+)
+def test_nothing_outlives_a_rehearsal_and_the_next_starts_clean(
+    number: signal.Signals, tmp_path: Path, boot: Boot
+) -> None:
+    for run in range(2):
+        process = boot(WAITS, "#!/bin/sh\necho the end\n")
+        assert process.stdout is not None
+        assert any(line == "booted\n" for line in process.stdout)
+        assert left_behind(tmp_path) != []
+        process.send_signal(number)
+        process.wait()
+        give_up_at = time.monotonic() + 60
+        # What nobody waits for ends a moment later.
+        while (left := left_behind(tmp_path)) and time.monotonic() < give_up_at:
+            time.sleep(0.1)
+        assert left == []
+        # Its disks are files like any others.
+        (tmp_path / "machine").rename(tmp_path / f"of run {run}")

@@ -1,0 +1,100 @@
+"""Faults of AWS and of the metadata: errors, delays, lost answers, a clock off the machines'.
+
+Only instances meet them, never the CDK CLI or the rehearsal itself.
+"""
+
+import math
+import random
+import re
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+
+METADATA = "metadata"
+SERVICES = ("s3", "ec2", "ssm", "cloudwatch", "sts", METADATA)
+_ACTION = re.compile(rf"({'|'.join(SERVICES)}):[A-Za-z*]+")
+LOWEST_ERROR, HIGHEST_ERROR = 400, 599
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fault:
+    """What happens to a share of the requests for an action (with *), from its beginning on.
+
+    Exactly one of: `status` answers with this error instead, `delay_seconds` answers later,
+    `loses_answer` does what was asked and resets the connection. `key` is S3's, or the metadata's
+    path; with * too.
+    """
+
+    action: str
+    key: str = "*"
+    status: int = 0
+    delay_seconds: float = 0.0
+    loses_answer: bool = False
+    share: float = 1.0
+    for_seconds: float = math.inf
+
+    def __post_init__(self) -> None:
+        if not _ACTION.fullmatch(self.action):
+            raise ValueError(
+                f"action is {self.action!r}; give one like ec2:TerminateInstances or s3:*, of "
+                f"{', '.join(SERVICES)}"
+            )
+        if sum(map(bool, (self.status, self.delay_seconds, self.loses_answer))) != 1:
+            raise ValueError(
+                f"the fault of {self.action} needs exactly one of status, delay_seconds and "
+                "loses_answer"
+            )
+        if self.status and not LOWEST_ERROR <= self.status <= HIGHEST_ERROR:
+            raise ValueError(f"status is {self.status}; give an error's, {LOWEST_ERROR} to 599")
+        if self.delay_seconds < 0:
+            raise ValueError(f"delay_seconds is {self.delay_seconds}; give a number above 0")
+        if not 0 < self.share <= 1:
+            raise ValueError(f"share is {self.share}; give a number above 0, at most 1")
+
+    def covers(self, action: str, key: str) -> bool:
+        """Whether a request is of this kind."""
+        return fnmatchcase(action, self.action) and fnmatchcase(key, self.key)
+
+
+@dataclass(kw_only=True, slots=True)
+class Faults:
+    """The faults that hold now. Any thread may ask."""
+
+    clock: Callable[[], float] = time.monotonic
+    # How far AWS's clock is ahead of the machines'.
+    clock_ahead_seconds: float = 0.0
+    _began: float = 0.0
+    _faults: Sequence[Fault] = ()
+    # Seeded: a drill that is repeated meets the same.
+    _dice: random.Random = field(default_factory=lambda: random.Random(0))
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def begin(self, faults: Sequence[Fault]) -> None:
+        """Let these begin now, in place of those before."""
+        with self._lock:
+            self._faults, self._began = faults, self.clock()
+
+    def end(self) -> None:
+        """Be as AWS is, its clock too."""
+        self.begin(())
+        self.clock_ahead_seconds = 0.0
+
+    def meet(self, action: str, key: str = "") -> Fault | None:
+        """Return the fault that a request meets; a delay is over by then."""
+        with self._lock:
+            seconds = self.clock() - self._began
+            found = next(
+                (
+                    each
+                    for each in self._faults
+                    if each.covers(action, key)
+                    and seconds < each.for_seconds
+                    and self._dice.random() < each.share
+                ),
+                None,
+            )
+        if found is not None and found.delay_seconds:
+            time.sleep(found.delay_seconds)
+        return found

@@ -1,0 +1,70 @@
+"""The disks of a process machine: a JSON file each, which its disk programs (disks.py) read."""
+
+import json
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from rehearsal.machines.quirks import KEPT, KEPT_TEXT, PARTITION_TABLE, Volume
+
+EBS = "Amazon Elastic Block Store"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Disk:
+    """One NVMe disk as the machine's programs see it; `signatures` is what wipefs finds."""
+
+    name: str
+    model: str = EBS
+    serial: str
+    device_name: str
+    holds_root: bool = False
+    mounted: str | None = None
+    signatures: tuple[str, ...] = ()
+    tags: Mapping[str, str] = field(default_factory=dict)
+    appears_at: float = 0.0  # as time.time() says it
+
+
+# The data volume comes first on purpose: to trust kernel names is to format the wrong disk.
+EC2_DISKS = (
+    Disk(name="nvme0n1", serial="vol0d1a2b3c4d5e6f708", device_name="sdf"),
+    Disk(
+        name="nvme1n1",
+        serial="vol00112233445566778",
+        device_name="sda1",
+        holds_root=True,
+        signatures=("gpt",),
+    ),
+)
+VOLUME_NAMES = ("nvme0n1", "nvme2n1", "nvme3n1")
+
+
+def disks_of(volumes: Sequence[Volume]) -> list[Disk]:
+    """Return the disks of a machine that is powered on now."""
+    named = zip(VOLUME_NAMES, volumes, strict=False)
+    return [EC2_DISKS[1], *(_disk(name, volume) for name, volume in named)]
+
+
+def _disk(name: str, volume: Volume) -> Disk:
+    kind = {PARTITION_TABLE: "dos"}.get(volume.content, volume.content)
+    is_file_system = volume.content not in ("", PARTITION_TABLE)
+    return Disk(
+        name=name,
+        serial=f"vol0d1a2b3c4d5e6f7{name[4:-2]:0>2}",
+        device_name=volume.device_name,
+        signatures=(kind,) if kind else (),
+        tags={"TYPE": kind, "UUID": str(uuid.uuid4())} if is_file_system else {},
+        appears_at=time.time() + volume.late_seconds if volume.late_seconds else 0.0,
+    )
+
+
+def write_disks(folder: Path, disks: Sequence[Disk], *, filled: bool) -> None:
+    """Write each disk's file and, if `filled`, the files of those that have a file system."""
+    for disk in disks:
+        text = json.dumps(asdict(disk), indent=1)
+        (folder / f"{disk.name}.json").write_text(text + "\n")
+        if filled and "UUID" in disk.tags:
+            (folder / disk.name).mkdir()
+            (folder / disk.name / KEPT).write_text(KEPT_TEXT)

@@ -1,0 +1,99 @@
+"""The control group of everything in a machine: its processes, its end, its memory.
+
+Each lies below one of the rehearsal's own, so that whoever cleans up need know no machine.
+"""
+
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path("/sys/fs/cgroup")
+# Some hosts have version 2 beside version 1, which then has the memory.
+VERSION_1_MEMORY = ROOT / "memory"
+PATIENCE_SECONDS = 60.0
+_MIB = 2**20
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ControlGroup:
+    """One machine's; `memory_mib` limits what all its processes have together."""
+
+    machine: str
+    memory_mib: int | None = None
+
+    @property
+    def name(self) -> str:
+        """Its path below the root of a hierarchy."""
+        return f"{rehearsal_group()}/{self.machine}"
+
+    @property
+    def folder(self) -> Path:
+        """Its folder in version 2's hierarchy."""
+        return version_2() / self.name
+
+    def make(self) -> list[Path]:
+        """Make it; return the folders that the machine's first process must join."""
+        self.folder.mkdir(parents=True)
+        if self.memory_mib is None:
+            return [self.folder]
+        limit = str(self.memory_mib * _MIB)
+        if VERSION_1_MEMORY.exists():
+            memory = VERSION_1_MEMORY / self.name
+            memory.mkdir(parents=True)
+            (memory / "memory.limit_in_bytes").write_text(limit)
+            return [self.folder, memory]
+        for above in (version_2(), self.folder.parent):
+            (above / "cgroup.subtree_control").write_text("+memory")
+        (self.folder / "memory.max").write_text(limit)
+        return [self.folder]
+
+    def processes(self) -> list[int]:
+        """Return the ids of what runs in it."""
+        files = self.folder.rglob("cgroup.procs")
+        return [int(word) for file in files for word in file.read_text().split()]
+
+    def kill(self) -> int:
+        """Kill everything in it at once; return how many processes that were."""
+        count = len(self.processes())
+        (self.folder / "cgroup.kill").write_text("1")
+        return count
+
+    def remove(self) -> None:
+        """Remove it, and what systemd-nspawn has made of its name in other hierarchies."""
+        _remove(self.name)
+
+
+def version_2() -> Path:
+    """Return the root of version 2's hierarchy."""
+    beside = ROOT / "unified"
+    return beside if beside.exists() else ROOT
+
+
+def rehearsal_group(process: int | str = "self") -> str:
+    """Return the name that all groups of a rehearsal's machines lie below, by a process of it."""
+    # No two process namespaces have the same number at a time.
+    return f"rehearsal-{Path(f'/proc/{process}/ns/pid').stat().st_ino}"
+
+
+def remove_groups(name: str) -> None:
+    """Remove a rehearsal's groups and end what may still run in them."""
+    with suppress(FileNotFoundError):
+        (version_2() / name / "cgroup.kill").write_text("1")
+    _remove(name)
+
+
+def _remove(name: str) -> None:
+    give_up_at = time.monotonic() + PATIENCE_SECONDS
+    for hierarchy in (ROOT, *ROOT.iterdir()):
+        top = hierarchy / name
+        while top.is_dir():
+            try:
+                folders = [each for each in top.rglob("*") if each.is_dir()]
+                for folder in (*sorted(folders, reverse=True), top):
+                    folder.rmdir()
+            except OSError:
+                # What was killed is still ending.
+                if time.monotonic() > give_up_at:
+                    raise
+                time.sleep(0.02)

@@ -1,0 +1,138 @@
+"""The disks of an nspawn machine: loop devices under NVMe names, which /etc/disks.json describes.
+
+The machine's own systemd-tmpfiles makes their device files, at each boot as udev would.
+"""
+
+import json
+import struct
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from rehearsal.machines.commands import run
+from rehearsal.machines.nspawn.loop_device import LoopDevice
+from rehearsal.machines.quirks import KEPT, KEPT_TEXT, PARTITION_TABLE, Volume
+
+EBS = "Amazon Elastic Block Store"
+INSTANCE_STORE = "Amazon EC2 NVMe Instance Storage"
+INSTANCE_STORE_MIB = 512
+LOOP_MAJOR = 7
+PARTITIONS_AT = 446  # of a master boot record
+DESCRIPTION, DEVICE_FILES = "etc/disks.json", "etc/tmpfiles.d/disks.conf"
+_MIB = 2**20
+_ROOT_DISK = {
+    "name": "/dev/nvme0n1",
+    "model": EBS,
+    "serial": "vol00112233445566778",
+    "device_name": "sda1",
+    "loop": "",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NvmeDisk:
+    """One disk beside that of /; its name is the kernel's, which says nothing about what it is."""
+
+    name: str
+    model: str
+    serial: str
+    device_name: str  # under which EC2 attached it; none for an instance store
+    volume: Volume
+
+
+def disks_of(volumes: Sequence[Volume]) -> list[NvmeDisk]:
+    """Return a machine's disks: to trust kernel names is to format the instance store."""
+    store = NvmeDisk(
+        name="/dev/nvme1n1",
+        model=INSTANCE_STORE,
+        serial="AWS1234567890ABCDEF0",
+        device_name="",
+        volume=Volume(mib=INSTANCE_STORE_MIB),
+    )
+    return [
+        store,
+        *(
+            NvmeDisk(
+                name=f"/dev/nvme{number}n1",
+                model=EBS,
+                serial=f"vol0d1a2b3c4d5e6f7{number:02d}",
+                device_name=volume.device_name,
+                volume=volume,
+            )
+            for number, volume in enumerate(volumes, start=2)
+        ),
+    ]
+
+
+@dataclass(kw_only=True)
+class Disks:
+    """All disks of one machine; `folder` has a file for each."""
+
+    folder: Path
+    disks: Sequence[NvmeDisk]
+    _loops: dict[str, LoopDevice] = field(default_factory=dict)
+
+    def make(self) -> None:
+        """Make the files, with what is on the volumes."""
+        for disk in self.disks:
+            file = self._file(disk)
+            with file.open("wb") as opened:
+                opened.truncate(disk.volume.mib * _MIB)
+            _fill(file, disk.volume.content)
+
+    def attach(self, root: Path, seconds: float) -> None:
+        """Attach what is there so many seconds after power-on; the machine makes the files."""
+        for disk in self.disks:
+            if disk.volume.late_seconds <= seconds and disk.name not in self._loops:
+                self._loops[disk.name] = LoopDevice(self._file(disk))
+        lines = [
+            f"b {path} 0660 root disk - {LOOP_MAJOR}:{loop.number}\n"
+            for name, loop in self._loops.items()
+            for path in (loop.path, name)
+        ]
+        _write(root / DEVICE_FILES, "".join(lines))
+
+    def describe(self, root: Path) -> None:
+        """Tell the machine's programs what is attached: from now on they list it."""
+        rows = [_ROOT_DISK]
+        for disk in self.disks:
+            if disk.name in self._loops:
+                about = {name: text for name, text in asdict(disk).items() if name != "volume"}
+                rows.append({**about, "loop": str(self._loops[disk.name].path)})
+        _write(root / DESCRIPTION, json.dumps(rows))
+
+    def delete(self) -> None:
+        """Detach and delete all of them, as EC2 does with those of a terminated instance."""
+        for loop in self._loops.values():
+            loop.close()
+        self._loops.clear()
+        for disk in self.disks:
+            self._file(disk).unlink(missing_ok=True)
+
+    def _file(self, disk: NvmeDisk) -> Path:
+        return self.folder / f"{Path(disk.name).name}.img"
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a file of a machine that runs: it must never read half of it."""
+    new = path.with_name(f"{path.name}.new")
+    new.parent.mkdir(parents=True, exist_ok=True)
+    new.write_text(text)
+    new.rename(path)
+
+
+def _fill(file: Path, content: str) -> None:
+    if content == PARTITION_TABLE:
+        with file.open("r+b") as disk:
+            disk.seek(PARTITIONS_AT)
+            # One partition of Linux's kind, from the first MiB on, and the mark of a table.
+            disk.write(struct.pack("<4xB3xII48x2s", 0x83, 2048, 8192, b"\x55\xaa"))
+    elif content:
+        options = {"xfs": ["-q"], "ext4": ["-q", "-F"]}[content]
+        run(f"mkfs.{content}", *options, file)
+        mounted = file.with_suffix(".mounted")
+        mounted.mkdir()
+        run("mount", "-o", "loop", file, mounted)
+        (mounted / KEPT).write_text(KEPT_TEXT)
+        run("umount", mounted)
+        mounted.rmdir()

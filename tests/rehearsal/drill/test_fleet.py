@@ -1,0 +1,36 @@
+"""What a machine ran is compared with the launch template, byte for byte."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from rehearsal.drill.fleet import Instance, Life, user_data_faults
+from tests.rehearsal.drill.no_machine import NoMachine
+
+TEMPLATE = b"#!/bin/bash\necho hello\n"
+
+
+@dataclass
+class Booted(NoMachine):
+    """A machine that has got its user data."""
+
+    file: Path
+
+    @property
+    def user_data_file(self) -> Path:
+        return self.file
+
+
+def life(file: Path) -> Life:
+    instance = Instance(
+        id="i-1", type="g5.xlarge", image_id="ami-1", zone="us-east-1a", user_data=b"", tags={}
+    )
+    return Life(instance=instance, machine=Booted(file), started=0.0, template_user_data=TEMPLATE)
+
+
+def test_one_byte_of_other_user_data_is_a_fault_that_names_its_file(tmp_path: Path) -> None:
+    same, other = tmp_path / "same", tmp_path / "other"
+    same.write_bytes(TEMPLATE)
+    other.write_bytes(TEMPLATE.rstrip())
+    assert user_data_faults([life(same), life(tmp_path / "ended before it got any")]) == []
+    (fault,) = user_data_faults([life(same), life(other)])
+    assert fault == f"i-1 ran other user data than the template's: {other}"

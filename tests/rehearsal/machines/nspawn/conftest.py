@@ -1,0 +1,92 @@
+"""Programs that boot a machine in namespaces of their own, as a rehearsal does."""
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.rehearsal.conftest import machines_below
+
+REPOSITORY = Path(__file__).parents[4]
+# Starts one program with what it needs; none outlives its test.
+Boot = Callable[..., subprocess.Popen[str]]
+HEAD = """
+import sys, time
+from pathlib import Path
+from rehearsal.machines.commands import CommandFailed
+from rehearsal.machines.metadata import MetadataServer
+from rehearsal.machines.nspawn.machine import NspawnMachine
+from rehearsal.machines.nspawn.namespaces import check_host, enter_namespaces
+from rehearsal.machines.nspawn.network import Network
+from rehearsal.machines.nspawn.root_image import root_image
+from rehearsal.machines.quirks import Quirks, Volume
+
+folder, user_data = Path(sys.argv[1]), sys.argv[2].encode()
+check_host()
+image = root_image(print)
+enter_namespaces()
+
+def application(environ, start):
+    start("200 OK", [("Content-Length", "7")])
+    return [b"its AWS"]
+
+def make(quirks=Quirks()):
+    return NspawnMachine(
+        folder=folder / "machine", image=image, instance_id="i-0123", network=network,
+        quirks=quirks, metadata=MetadataServer(
+            instance_id="i-0123", instance_type="g5.xlarge", user_data=user_data
+        ),
+    )
+
+def said(machine, text, times=1):
+    give_up_at = time.monotonic() + 300
+    while sum(text in line for line in machine.log_lines()) < times:
+        assert time.monotonic() < give_up_at, machine.log_lines()
+        time.sleep(0.1)
+
+with Network(folder=folder / "network") as network:
+    network.serve_aws(application, "us-east-1")
+"""
+
+
+@pytest.fixture
+def boot(tmp_path: Path) -> Iterator[Boot]:
+    """Return a function that runs a body with user data in a program of its own."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(body: str, user_data: str) -> subprocess.Popen[str]:
+        indented = "".join(f"    {line}\n" for line in body.strip().splitlines())
+        process = subprocess.Popen(
+            [sys.executable, "-c", HEAD + indented, str(tmp_path), user_data],
+            cwd=REPOSITORY,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def left_behind(folder: Path) -> list[str]:
+    """List loop devices, mounts, control groups and processes of machines below a folder."""
+    loops = subprocess.run(["losetup", "--list"], capture_output=True, text=True, check=True).stdout
+    mounts = Path("/proc/mounts").read_text()
+    text = [line for line in (loops + mounts).splitlines() if str(folder) in line]
+    namespaces = {f"rehearsal-{each.stat().st_ino}" for each in _process_namespaces()}
+    groups = Path("/sys/fs/cgroup").glob("**/rehearsal-*")
+    stale = [str(group) for group in groups if group.name not in namespaces]
+    return [*text, *map(str, machines_below(folder)), *stale]
+
+
+def _process_namespaces() -> Iterator[Path]:
+    """Yield those of every process: another rehearsal may be running."""
+    for each in Path("/proc").glob("[0-9]*/ns/pid"):
+        if each.exists():
+            yield each

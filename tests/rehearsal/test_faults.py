@@ -1,0 +1,46 @@
+"""A fault says what it is of, and holds for its share and its time."""
+
+from typing import Any
+
+import pytest
+
+from rehearsal.faults import Fault, Faults
+
+DENIED = Fault(action="s3:Put*", status=403)
+
+
+def test_a_share_of_the_requests_is_met_for_a_time() -> None:
+    now = [0.0]
+    faults = Faults(clock=lambda: now[0])
+    faults.begin([Fault(action="s3:*", status=500, share=0.25, for_seconds=10)])
+    met = [faults.meet("s3:GetObject") is not None for _ in range(400)]
+    assert 60 < sum(met) < 140
+    assert faults.meet("ec2:RunInstances") is None
+    now[0] = 10
+    assert not any(faults.meet("s3:GetObject") for _ in range(100))
+
+
+def test_the_first_fault_that_is_met_counts() -> None:
+    faults = Faults()
+    first, second = DENIED, Fault(action="s3:*", status=500)
+    faults.begin([first, second])
+    assert faults.meet("s3:PutObject") is first
+    assert faults.meet("s3:GetObject") is second
+    faults.end()
+    assert faults.meet("s3:GetObject") is None
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"action": "s4:PutObject", "status": 403}, "action is 's4:PutObject'; give one like ec2:"),
+        ({"action": "s3:*"}, "needs exactly one of status, delay_seconds and loses_answer"),
+        ({"action": "s3:*", "status": 500, "delay_seconds": 1}, "needs exactly one of"),
+        ({"action": "s3:*", "status": 200}, "status is 200; give an error's"),
+        ({"action": "s3:*", "status": 500, "share": 0.0}, "share is 0.0; give a number above 0"),
+        ({"action": "s3:*", "delay_seconds": -1}, "delay_seconds is -1"),
+    ],
+)
+def test_fails_a_fault_that_could_never_be(values: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        Fault(**values)
