@@ -15,7 +15,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from rehearsal.__main__ import NSPAWN, PROCESS, child_environment
+from rehearsal.__main__ import child_environment
 from rehearsal.aws import EmbeddedAws
 from rehearsal.aws.event_bus import EventBus
 from rehearsal.drill.cdk import run_cdk
@@ -30,6 +30,7 @@ from rehearsal.machines.nspawn.machine import NspawnMachine
 from rehearsal.machines.nspawn.namespaces import check_host, enter_namespaces
 from rehearsal.machines.nspawn.root_image import root_image
 from rehearsal.machines.quirks import Quirks
+from rehearsal.scenarios.scenario import NSPAWN, PROCESS
 
 REPOSITORY = Path(__file__).parent.parent
 FOLDER = REPOSITORY / "out" / "benchmarks" / "boot"
