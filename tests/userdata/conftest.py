@@ -61,8 +61,8 @@ def rig(aws: EmbeddedAws, aws_cli: str, tmp_path: Path) -> Iterator[Rig]:
         yield rig
 
 
-def make_rig(aws: EmbeddedAws, folder: Path, aws_cli: str) -> Rig:
-    """Request a fleet and name it where machines look for it."""
+def make_rig(aws: EmbeddedAws, folder: Path, aws_cli: str | None = None) -> Rig:
+    """Request a fleet and name it where machines look for it; `aws_cli` stands for their AWS CLI."""
     ec2 = aws.client("ec2")
     config = {
         "IamFleetRole": "arn:aws:iam::123456789012:role/fleet",
@@ -86,5 +86,5 @@ def make_rig(aws: EmbeddedAws, folder: Path, aws_cli: str) -> Rig:
         run_id=run_id,
         fleet_id=fleet,
         parameter=parameter,
-        programs={"aws": aws_cli},
+        programs={} if aws_cli is None else {"aws": aws_cli},
     )
