@@ -62,7 +62,7 @@ def rig(aws: EmbeddedAws, aws_cli: str, tmp_path: Path) -> Iterator[Rig]:
 
 
 def make_rig(aws: EmbeddedAws, folder: Path, aws_cli: str | None = None) -> Rig:
-    """Request a fleet and name it where machines look for it; `aws_cli` stands for their AWS CLI."""
+    """Request a fleet and name it where machines look; `aws_cli` stands for their AWS CLI."""
     ec2 = aws.client("ec2")
     config = {
         "IamFleetRole": "arn:aws:iam::123456789012:role/fleet",
