@@ -114,7 +114,11 @@ class Learner:
             broadcast_from_rank_0(model, self._world)
         if self._settings.compile_mode is not None:
             # Not dynamic: whether torch makes code for any size depends on what this process has
-            # compiled before, and so would the bits after an interruption.
+            # compiled before, and so would the bits after an interruption. So would they if the
+            # ninth size of a batch ran uncompiled, as it does by default.
+            from torch._dynamo import config
+
+            config.recompile_limit = config.accumulated_recompile_limit
             model.compile(mode=self._settings.compile_mode, dynamic=False)
         return model.train()
 
