@@ -16,13 +16,13 @@ TOLD = "bad-gpu"
 MOST_TELLING = (
     "notice",
     "reboot",
+    "out-of-memory",
     "handler-killed",
     "senders-killed",
     "boot-killed",
     "gpu-fails",
     "index-down",
     "terminate-denied",
-    "self-stop-denied",
     "fleet-cancelled",
 )
 
