@@ -12,7 +12,7 @@ from rehearsal.drill.deployment import processes_below
 from rehearsal.scenarios.scenario import NSPAWN, PROCESS, choose
 
 TOLD = "bad-gpu"
-# What systemd, the kernel and real disks do to a run: no process machine shows these as they are.
+# What CI shows on machines with systemd: one or two for each of who can end a machine, or a run.
 MOST_TELLING = (
     "notice",
     "reboot",
