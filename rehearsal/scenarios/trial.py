@@ -92,11 +92,12 @@ class Trial:
             self._follow()
         finally:
             self.fleet.close()
-            bus.close()
             done = self.scenario.actions[: self.done]
             begun = [*self.scenario.faults, *(fault for each in done for fault in each.faults)]
             self.unmet = [fault for fault in begun if fault not in aws.faults.met]
+            # Before what may raise: the next drill has the same AWS.
             aws.faults.end()
+            bus.close()
 
     def _follow(self) -> None:
         progress = Drill(fleet=self.fleet, run=self.run_files, plan=())
