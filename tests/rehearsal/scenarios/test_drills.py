@@ -12,6 +12,7 @@ from rehearsal.drill.deployment import processes_below
 from rehearsal.scenarios.scenario import NSPAWN, PROCESS, choose
 
 TOLD = "bad-gpu"
+ALL_SECONDS = 4 * 3600
 # What CI shows on machines with systemd: one or two for each of who can end a machine, or a run.
 MOST_TELLING = (
     "notice",
@@ -56,6 +57,7 @@ def test_the_most_telling_drills_end_as_written_on_machines_with_systemd(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(ALL_SECONDS)
 @pytest.mark.parametrize("machine", [PROCESS, pytest.param(NSPAWN, marks=pytest.mark.machine)])
 def test_every_drill_ends_as_written(
     tmp_path: Path, rehearse: Callable[..., subprocess.Popen[str]], machine: str
@@ -67,7 +69,7 @@ def _expect_as_written(
     rehearse: Callable[..., subprocess.Popen[str]], folder: Path, machine: str, names: Sequence[str]
 ) -> None:
     process = rehearse("drill", "--machine", machine, "--json", "--out", str(folder), *names)
-    printed, said = process.communicate(timeout=4 * 3600)
+    printed, said = process.communicate(timeout=ALL_SECONDS)
     assert [each["name"] for each in outcomes(folder)] == list(names), said[-3000:]
     assert json.loads(printed) == outcomes(folder)
     assert [each for each in outcomes(folder) if each["faults"]] == [], said[-3000:]
