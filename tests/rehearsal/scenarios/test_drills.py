@@ -12,6 +12,7 @@ from rehearsal.drill.deployment import processes_below
 from rehearsal.scenarios.scenario import NSPAWN, PROCESS, choose
 
 TOLD = "bad-gpu"
+ALL_SECONDS = 4 * 3600
 # Nine of the drills in one: systemd, cloud-init and real disks under what a run has to bear.
 MOST_TELLING = ("bad-day",)
 
