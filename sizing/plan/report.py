@@ -244,7 +244,7 @@ def _initialization(plan: Plan) -> list[tuple[str, str]]:
             "root volumes",
             f"${plan.usd_of_initialization:.3f} for each machine, "
             f"${plan.usd_of_initializations:.2f} for the run on Spot, to load {IMAGE_GIB} GiB at "
-            f"{rate:g} MiB/s; of the dollars above only an interruption's have it",
+            f"{rate:g} MiB/s; above, only the dollars of an interruption include it",
         )
     ]
 

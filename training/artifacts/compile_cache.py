@@ -8,9 +8,9 @@ for, so results are the same without it; what is damaged or another torch's is d
 import hashlib
 import logging
 import sys
+import threading
 import time
 from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -34,20 +34,19 @@ class CompileCache:
         self._key = f"{artifact_prefix(artifact_key(facts))}compiled.bin"
         self._has_more = False  # than is kept
         self._kept_at: float | None = None
-        self._sending: Future[None] | None = None
-        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="compile-cache")
+        self._sending: threading.Thread | None = None
 
     def load(self) -> None:
         """Give torch what an earlier attempt has kept, if it has."""
         began = time.monotonic()
         try:
             content = self._read()
-        except (StoreError, ValueError) as error:
+            found = None if content is None else torch.compiler.load_cache_artifacts(content)
+        except Exception as error:  # torch's own too, such as of a full disk
             _log.warning("[compile] the kept code is not used but made again: %s", error)
             return
         if content is None:
             return
-        found = torch.compiler.load_cache_artifacts(content)
         if found is None:
             _log.warning("[compile] the kept code is made again: torch cannot read it")
             return
@@ -61,16 +60,16 @@ class CompileCache:
         if has_compiled or not self._has_more:
             return
         is_early = self._kept_at is not None and time.monotonic() - self._kept_at < _LEAST_SECONDS
-        if is_early or (self._sending is not None and not self._sending.done()):
+        if is_early or (self._sending is not None and self._sending.is_alive()):
             return
         self._has_more, self._kept_at = False, time.monotonic()
         made = torch.compiler.save_cache_artifacts()
         if made is not None:
-            self._sending = self._pool.submit(self._write, made[0])
-
-    def close(self) -> None:
-        """Wait until nothing is being sent."""
-        self._pool.shutdown()
+            # A daemon: neither the stage's end nor the attempt's waits for it.
+            self._sending = threading.Thread(
+                target=self._write, args=(made[0],), name="compile-cache", daemon=True
+            )
+            self._sending.start()
 
     def _read(self) -> bytes | None:
         stored = self._store.get(self._key)

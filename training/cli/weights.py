@@ -188,7 +188,7 @@ def _trained(options: argparse.Namespace) -> "Iterator[TrainedStage]":
             if dataset.fingerprint != run.record.dataset:
                 print(
                     f"[warning] {options.dataset_uri} is not the dataset that the run was trained "
-                    "on: its classes, if it has some, must be the same ones in the same order"
+                    "on: its classes, if it has any, must be the same ones in the same order"
                 )
             weights = read_weights(options.run_uri, options.checkpoint)
             # Final weights of older runs do not name their stage: it is the last Train stage.

@@ -98,8 +98,6 @@ class StageLoop:
         finally:
             self._policy.close()
             self._loader.close()
-            if self._compile_cache is not None:
-                self._compile_cache.close()
         self._position = replace(
             self._position,
             has_ended=True,

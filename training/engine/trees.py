@@ -8,7 +8,7 @@ from torch import Tensor
 from training.capabilities import HasShapeKey
 from training.workload import Batch, Train
 
-# Far more than torch compiles code for (8 variants of a function), and kilobytes.
+# Far more than torch compiles code for (256 variants of a function), and kilobytes.
 _MOST_KEYS = 1024
 
 

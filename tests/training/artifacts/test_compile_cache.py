@@ -2,13 +2,17 @@
 
 import logging
 import os
-import signal
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+from torch.compiler._cache import CacheArtifactManager
 
 from tests.training import tiny
+from tests.training.hooks import HUNG_SECONDS, notice
 from tests.training.runs import Run
 from training.artifacts.compile_cache import CompileCache
 from training.store.open import open_store
@@ -44,6 +48,22 @@ def test_a_damaged_cache_is_dropped_with_a_line(
     assert f"{key(store)} does not match its checksum" in caplog.text
 
 
+def test_a_machine_that_cannot_take_the_kept_code_makes_it_anew(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    CacheArtifactManager._ensure_cache_artifacts_registered()
+    with CacheArtifactManager.with_fresh_cache():
+        CacheArtifactManager.record_artifact("autotune", "config.json", {"XBLOCK": 1})
+        made = torch.compiler.save_cache_artifacts()
+    assert made is not None
+    CompileCache(store, "first", NUMERICS)._write(made[0])
+    # As on a disk that is full: torch's folder cannot be made.
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "file"))
+    CompileCache(store, "first", NUMERICS).load()
+    assert "[compile] the kept code is not used but made again: [Errno" in caplog.text
+
+
 def test_without_a_cache_nothing_is_said(store: Store, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         CompileCache(store, "first", NUMERICS).load()
@@ -53,7 +73,6 @@ def test_without_a_cache_nothing_is_said(store: Store, caplog: pytest.LogCapture
 def test_nothing_is_kept_before_something_was_compiled(store: Store) -> None:
     cache = CompileCache(store, "first", NUMERICS)
     cache.stepped(has_compiled=False)
-    cache.close()
     assert store.sizes("") == {}
 
 
@@ -61,6 +80,23 @@ def test_a_run_that_compiles_nothing_keeps_nothing(run: Run) -> None:
     run.options = ["--keep-compiled", "--override=epochs=1"]
     assert run.attempt() == 0
     assert not any(name.endswith("compiled.bin") for name in run.store.sizes(""))
+
+
+def test_no_stage_waits_for_what_is_being_sent(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    is_sending, may_end, has_ended = (threading.Event() for _ in range(3))
+
+    def stuck(*_: object) -> None:
+        is_sending.set()
+        may_end.wait(HUNG_SECONDS)
+        has_ended.set()
+
+    monkeypatch.setattr(CompileCache, "_write", stuck)
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda *_, **__: None)
+    monkeypatch.setattr(torch.compiler, "save_cache_artifacts", lambda: (b"made", None))
+    run.options = ["--keep-compiled", "--override=compile_mode=default", "--override=epochs=1"]
+    assert run.attempt() == 0
+    assert is_sending.is_set() and not has_ended.is_set()
+    may_end.set()
 
 
 def on_a_new_machine(folder: Path) -> Callable[[], None]:
@@ -80,6 +116,13 @@ def ends_with(run: Run, code: int, *more: str) -> None:
     assert process.exitcode == code
 
 
+def notice_once_kept(run: Run) -> None:
+    """Send a notice once what both stages have compiled is kept."""
+    while sum(name.endswith("compiled.bin") for name in run.store.sizes("")) < 2:
+        time.sleep(0.1)
+    notice()
+
+
 @pytest.mark.slow
 def test_a_replacement_loads_what_was_compiled_and_the_interrupted_run_has_the_same_bits(
     run: Run, tmp_path: Path, capfd: pytest.CaptureFixture[str]
@@ -91,7 +134,7 @@ def test_a_replacement_loads_what_was_compiled_and_the_interrupted_run_has_the_s
     run.uri += "-kept"
     run.options.append("--keep-compiled")
     run.at_start = on_a_new_machine(tmp_path / "first")
-    tiny.HOOKS["second"] = lambda step: signal.raise_signal(signal.SIGUSR1) if step == 2 else None
+    tiny.HOOKS["second"] = lambda step: notice_once_kept(run) if step == 2 else None
     ends_with(run, 75)
     tiny.HOOKS.clear()
     assert "kept parts" not in capfd.readouterr().out

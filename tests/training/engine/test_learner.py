@@ -1,6 +1,6 @@
 """The state of a stage: its steps, also those that weigh nothing, and what it starts from."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
+from tests.training.forked import in_fork
 from tests.training.ranks.processes import CPU
 from tests.training.tiny import TinyConfig, TinyTrain
 from training.engine.batches import MicroBatch
@@ -107,3 +108,33 @@ def test_the_stage_before_is_there_until_the_start_and_to_read_it_later_is_refus
     assert [tensor.tolist() for tensor in read] == [[1.0, 1.0, 1.0]]
     with pytest.raises(UserError, match="reads the tensors of `prior` after its start"):
         prior.model["weight"]
+
+
+def test_each_size_of_a_batch_is_compiled_for_itself_the_ninth_too() -> None:
+    """After an interruption others come first: no size may run by what came before it."""
+    sizes = list(range(1, 12))
+    assert in_fork(lambda: compiled_shapes(sizes)) == [(size, 2) for size in sizes]
+
+
+def compiled_shapes(sizes: Sequence[int]) -> list[tuple[int, ...]]:
+    """The shapes for which code is made, by a backend that only takes note of them."""
+    shapes: list[tuple[int, ...]] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: Sequence[Tensor]) -> Callable[..., Any]:
+        shapes.extend(tuple(tensor.shape) for tensor in inputs if not tensor.requires_grad)
+        return graph.forward
+
+    compiled = nn.Module.compile
+
+    def compile_noting(model: nn.Module, *, mode: str, dynamic: bool) -> None:
+        compiled(model, backend=backend, dynamic=dynamic)
+
+    config = replace(CONFIG, compile_mode="default")
+    stage = Boxes(TinyTrain(config=config, name="boxes", width=2))
+    world = World(RankEnvironment(), CPU)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(nn.Module, "compile", compile_noting)
+        learner = Learner(stage, standalone_inputs("boxes", config), world, None, {})
+    for size in sizes:
+        learner.model(torch.ones(size, 2))
+    return shapes
