@@ -9,10 +9,11 @@ CANNOT=75 PATIENCE_SECONDS=120
 
 # needs WHAT COMMAND...: ends the probe where the command fails.
 needs() {
-    local what=$1 said
+    local what=$1 said last
     shift
     said=$("$@" 2>&1) || {
-        echo "this host cannot boot them: no $what: $(tail -n 1 <<<"$said")"
+        last=$(tail -n 1 <<<"$said")
+        echo "this host cannot boot them: no $what${last:+: $last}"
         exit $CANNOT
     }
 }
