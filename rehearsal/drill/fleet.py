@@ -96,11 +96,11 @@ def user_data_faults(lives: Sequence[Life]) -> list[str]:
     return [
         f"{life.instance.id} ran other user data than the template's: {life.machine.user_data_file}"
         for life in lives
-        if not _ran(life.machine, life.template_user_data)
+        if not _ran_no_other(life.machine, life.template_user_data)
     ]
 
 
-def _ran(machine: BootableMachine, user_data: bytes) -> bool:
+def _ran_no_other(machine: BootableMachine, user_data: bytes) -> bool:
     file = machine.user_data_file
     if not file.exists():
         # One that ended early has not got any; one that has trained got them from somewhere.

@@ -4,7 +4,6 @@ It lies in the rehearsal's own network namespace (namespaces.py) and ends with i
 """
 
 import re
-import ssl
 import subprocess
 import threading
 from dataclasses import dataclass, field
@@ -166,8 +165,8 @@ class Network:
             ssl_context=(str(certificate), str(key)),
         )
         # In each connection's own thread: a machine that stops in between holds no other.
-        assert isinstance(server.socket, ssl.SSLSocket)
-        server.socket.do_handshake_on_connect = False
+        listener: Any = server.socket
+        listener.do_handshake_on_connect = False
         self._serve(server)
 
     def attach(self, metadata: MetadataServer) -> Card:
