@@ -21,7 +21,7 @@ from typing import Any
 
 from training.errors import UserError
 from training.store.part_process import READY
-from training.store.protocol import StoreError
+from training.store.protocol import CredentialsError, StoreError
 from training.store.s3 import S3Store
 
 # A core hashes more than 10 Gb/s carry, and the others are the training's and its loader's. No
@@ -61,13 +61,13 @@ class _Order:
         try:
             if not self._stop.is_set():
                 self._answer(self._sent(number))
-        except (StoreError, FileNotFoundError) as error:
-            self._stop.set()
-            self._error = str(error)
-        except UserError as error:
+        except (UserError, CredentialsError) as error:
             # The trainer found its credentials, and this process none: every order would fail.
             os.write(sys.stderr.fileno(), f"{error}\n".encode())
             os._exit(1)
+        except (StoreError, FileNotFoundError) as error:
+            self._stop.set()
+            self._error = str(error)
         with self._lock:
             self._left -= 1
             is_last = self._left == 0

@@ -19,6 +19,10 @@ class StoreError(RuntimeError):
     """The store failed: one sentence with the key and the store's own message."""
 
 
+class CredentialsError(StoreError):
+    """There are no credentials: never given, or the instance's metadata does not answer."""
+
+
 class PreconditionFailedError(StoreError):
     """The key is not, or is no longer, what the conditional write expected."""
 

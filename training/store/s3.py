@@ -17,6 +17,7 @@ from training.errors import UserError
 from training.store.part_process import PartProcess
 from training.store.protocol import (
     AnswerLostError,
+    CredentialsError,
     PreconditionFailedError,
     Stored,
     StoreError,
@@ -284,7 +285,7 @@ class S3Store:
             self._refuse(key, error, conditional=conditional)
         except NoCredentialsError as error:
             # Not the user's mistake for sure: an instance's metadata may be down for a moment.
-            raise StoreError(
+            raise CredentialsError(
                 f"{self.uri}: no AWS credentials found; give a role or a profile"
             ) from error
         except (BotoCoreError, Boto3Error) as error:
