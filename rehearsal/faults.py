@@ -65,6 +65,8 @@ class Faults:
     clock: Callable[[], float] = time.monotonic
     # How far AWS's clock is ahead of the machines'.
     clock_ahead_seconds: float = 0.0
+    # Those that a request has met since the last end().
+    met: set[Fault] = field(default_factory=set)
     _began: float = 0.0
     _faults: Sequence[Fault] = ()
     # Seeded: a drill that is repeated meets the same.
@@ -80,6 +82,7 @@ class Faults:
         """Be as AWS is, its clock too."""
         self.begin(())
         self.clock_ahead_seconds = 0.0
+        self.met.clear()
 
     def meet(self, action: str, key: str = "") -> Fault | None:
         """Return the fault that a request meets; a delay is over by then."""
@@ -95,6 +98,8 @@ class Faults:
                 ),
                 None,
             )
+            if found is not None:
+                self.met.add(found)
         if found is not None and found.delay_seconds:
             time.sleep(found.delay_seconds)
         return found

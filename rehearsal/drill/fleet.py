@@ -96,10 +96,16 @@ def user_data_faults(lives: Sequence[Life]) -> list[str]:
     return [
         f"{life.instance.id} ran other user data than the template's: {life.machine.user_data_file}"
         for life in lives
-        # A machine that ended early has not got any.
-        if life.machine.user_data_file.exists()
-        and life.machine.user_data_file.read_bytes() != life.template_user_data
+        if not _ran_no_other(life.machine, life.template_user_data)
     ]
+
+
+def _ran_no_other(machine: BootableMachine, user_data: bytes) -> bool:
+    file = machine.user_data_file
+    if not file.exists():
+        # One that ended early has not got any; one that has trained got them from somewhere.
+        return not machine.metrics_file.exists()
+    return file.read_bytes() == user_data
 
 
 @dataclass(kw_only=True, slots=True)

@@ -38,13 +38,13 @@ EC2_DISKS = (
         signatures=("gpt",),
     ),
 )
-VOLUME_NAMES = ("nvme0n1", "nvme2n1", "nvme3n1")
 
 
 def disks_of(volumes: Sequence[Volume]) -> list[Disk]:
     """Return the disks of a machine that is powered on now."""
-    named = zip(VOLUME_NAMES, volumes, strict=False)
-    return [EC2_DISKS[1], *(_disk(name, volume) for name, volume in named)]
+    numbers = (0, *range(2, len(volumes) + 1))
+    named = zip(numbers, volumes, strict=False)
+    return [EC2_DISKS[1], *(_disk(f"nvme{number}n1", volume) for number, volume in named)]
 
 
 def _disk(name: str, volume: Volume) -> Disk:

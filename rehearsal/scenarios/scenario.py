@@ -11,7 +11,7 @@ from rehearsal.aws.capacity import Course, trace_steps
 from rehearsal.faults import Fault
 from rehearsal.machines.quirks import Quirks, Volume
 from rehearsal.scenarios.action import Action
-from rehearsal.scenarios.tables import build, check_choice, texts
+from rehearsal.scenarios.tables import build, check_choice, listed, texts
 
 FOLDER = Path(__file__).parent
 EQUAL, FAILURE = "equal result", "failure event"
@@ -157,7 +157,7 @@ def _scenario(name: str, document: dict[str, Any], folder: Path) -> Scenario:
 
 def _expectation(given: dict[str, Any]) -> Expectation:
     lists: dict[str, Any] = {
-        name: tuple(given[name]) for name in ("markets", "events") if name in given
+        name: listed(name, given[name]) for name in ("markets", "events") if name in given
     }
     expect = build(Expectation, {**given, **lists}, "[expect]")
     check_choice("ends", expect.ends, ENDS)
@@ -167,7 +167,7 @@ def _expectation(given: dict[str, Any]) -> Expectation:
 
 
 def _machines(given: dict[str, Any]) -> Machines:
-    which = tuple(given.pop("which", ()))
+    which = listed("which", given.pop("which", []))
     programs = dict(given.pop("programs", {}))
     step = given.pop("fails_at", None)
     if step == FETCH:
@@ -178,7 +178,7 @@ def _machines(given: dict[str, Any]) -> Machines:
         "programs": programs,
         "files": texts(given.pop("files", {})),
         "environment": texts(given.pop("environment", {})),
-        "lacks": tuple(given.pop("lacks", ())),
+        "lacks": listed("lacks", given.pop("lacks", [])),
     }
     if "disks" in given:
         volumes = given.pop("disks")

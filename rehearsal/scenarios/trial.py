@@ -13,6 +13,7 @@ from rehearsal.drill.fleet import BootableMachine, Fleet, Instance, Life
 from rehearsal.drill.interruptions import Drill
 from rehearsal.drill.narrator import Narrator
 from rehearsal.drill.run_files import BucketFiles, bucket_files
+from rehearsal.faults import Fault
 from rehearsal.scenarios.action import Action, Seen
 from rehearsal.scenarios.scenario import Scenario
 
@@ -35,6 +36,7 @@ class Trial:
     done: int = 0
     deployed: float = 0.0
     acted: float = 0.0
+    unmet: list[Fault] = field(default_factory=list)
     _fleet: Fleet | None = None
     _run: BucketFiles | None = None
     _narrator: Narrator = field(init=False)
@@ -58,8 +60,9 @@ class Trial:
 
     @property
     def undone(self) -> list[str]:
-        """The actions whose moment never came."""
-        return [f"{each.do} at {each.at}" for each in self.scenario.actions[self.done :]]
+        """The actions whose moment never came, and the faults that no request met."""
+        actions = [f"{each.do} at {each.at}" for each in self.scenario.actions[self.done :]]
+        return [*actions, *(f"a request of {each.action}" for each in self.unmet)]
 
     def run(self, assembly: Path) -> None:
         """Deploy, follow the run to its end, leave nothing running; raise if it has no end."""
@@ -89,8 +92,12 @@ class Trial:
             self._follow()
         finally:
             self.fleet.close()
-            bus.close()
+            done = self.scenario.actions[: self.done]
+            begun = [*self.scenario.faults, *(fault for each in done for fault in each.faults)]
+            self.unmet = [fault for fault in begun if fault not in aws.faults.met]
+            # Before what may raise: the next drill has the same AWS.
             aws.faults.end()
+            bus.close()
 
     def _follow(self) -> None:
         progress = Drill(fleet=self.fleet, run=self.run_files, plan=())

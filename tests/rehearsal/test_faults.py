@@ -30,6 +30,19 @@ def test_the_first_fault_that_is_met_counts() -> None:
     assert faults.meet("s3:GetObject") is None
 
 
+def test_what_no_request_has_met_is_known() -> None:
+    """A drill whose fault nobody met would show nothing."""
+    faults = Faults()
+    faults.begin([DENIED])
+    faults.meet("s3:GetObject")
+    assert faults.met == set()
+    faults.meet("s3:PutObject")
+    faults.begin([Fault(action="s3:*", status=500)])
+    assert faults.met == {DENIED}
+    faults.end()
+    assert faults.met == set()
+
+
 @pytest.mark.parametrize(
     ("values", "said"),
     [

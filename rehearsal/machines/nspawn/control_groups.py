@@ -3,6 +3,8 @@
 Each lies below one of the rehearsal's own, so that whoever cleans up need know no machine.
 """
 
+import os
+import tempfile
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -42,16 +44,23 @@ class ControlGroup:
             memory = VERSION_1_MEMORY / self.name
             memory.mkdir(parents=True)
             (memory / "memory.limit_in_bytes").write_text(limit)
+            with suppress(OSError):  # a kernel that does not count swap
+                (memory / "memory.memsw.limit_in_bytes").write_text(limit)
             return [self.folder, memory]
         for above in (version_2(), self.folder.parent):
             (above / "cgroup.subtree_control").write_text("+memory")
         (self.folder / "memory.max").write_text(limit)
+        with suppress(OSError):  # a kernel without swap
+            (self.folder / "memory.swap.max").write_text("0")
         return [self.folder]
 
     def processes(self) -> list[int]:
         """Return the ids of what runs in it."""
-        files = self.folder.rglob("cgroup.procs")
-        return [int(word) for file in files for word in file.read_text().split()]
+        found = []
+        for folder, _, _ in os.walk(self.folder):
+            with suppress(OSError):  # a service of the machine that has just ended
+                found += [int(word) for word in Path(folder, "cgroup.procs").read_text().split()]
+        return found
 
     def kill(self) -> int:
         """Kill everything in it at once; return how many processes that were."""
@@ -70,10 +79,21 @@ def version_2() -> Path:
     return beside if beside.exists() else ROOT
 
 
-def rehearsal_group(process: int | str = "self") -> str:
-    """Return the name that all groups of a rehearsal's machines lie below, by a process of it."""
+def are_possible() -> bool:
+    """Whether this host lets us make groups that can be killed as a whole."""
+    try:
+        group = Path(tempfile.mkdtemp(prefix="of-rehearsal-", dir=version_2()))
+    except OSError:
+        return False
+    is_killable = (group / "cgroup.kill").exists()
+    group.rmdir()
+    return is_killable
+
+
+def rehearsal_group() -> str:
+    """Return the name that all groups of this rehearsal's machines lie below."""
     # No two process namespaces have the same number at a time.
-    return f"rehearsal-{Path(f'/proc/{process}/ns/pid').stat().st_ino}"
+    return f"rehearsal-{Path('/proc/self/ns/pid').stat().st_ino}"
 
 
 def remove_groups(name: str) -> None:

@@ -1,5 +1,6 @@
 """A file as a block device, which the kernel detaches once nobody has it open."""
 
+import errno
 import fcntl
 import os
 import struct
@@ -28,9 +29,11 @@ class LoopDevice:
                 try:
                     fcntl.ioctl(self._device, LOOP_CONFIGURE, _config(backing))
                     return
-                except OSError:
-                    # Somebody else took it in between.
+                except OSError as error:
                     os.close(self._device)
+                    if error.errno != errno.EBUSY:
+                        raise
+                    # Somebody else took it in between.
         finally:
             os.close(backing)
             os.close(control)

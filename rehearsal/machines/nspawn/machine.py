@@ -163,8 +163,10 @@ class NspawnMachine:
             return 0
         for timer in self._late:
             timer.cancel()
-        count = self.group.kill()
+        # What starts the machine may be about to join its group: it is to start none any more.
+        self._nspawn.kill()
         self._nspawn.wait()
+        count = self.group.kill()
         self._release()
         return count
 
@@ -194,15 +196,16 @@ class NspawnMachine:
         service = ("systemd-run", "--quiet", "--pipe", "--wait", "--collect", *EXECUTE_LIMIT, "--")
         # systemd would put variables of its own into the words.
         words = [word.replace("$", "$$") for word in command]
-        return run("nsenter", f"--target={leader}", *spaces, "--wdns=/", *service, *words)
+        return run("nsenter", f"--target={leader}", *spaces, *service, *words)
 
     def _first_process(self) -> int:
         """Return the id of the machine's systemd: below power_on.sh and systemd-nspawn."""
         assert self._nspawn is not None
         pid = self._nspawn.pid
         for _ in range(2):
-            children = Path(f"/proc/{pid}/task/{pid}/children")
-            found = children.read_text().split() if children.exists() else []
+            found = []
+            with suppress(OSError):  # it has just ended
+                found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
             if not found:
                 raise CommandFailed(f"{self.instance_id} is not up: its systemd does not run")
             pid = int(found[0])
@@ -212,7 +215,8 @@ class NspawnMachine:
         """Return the lines of boot and training so far, in the order in which we saw them."""
         if self._nspawn is not None and self._nspawn.poll():
             said = (self.folder / "console.log").read_text(errors="replace").strip().splitlines()
-            raise CommandFailed(f"systemd-nspawn of {self.instance_id} failed: {said[-1:]}")
+            last = said[-1] if said else "it said nothing"
+            raise CommandFailed(f"systemd-nspawn of {self.instance_id} failed: {last}")
         return self._logs.read(self.root)
 
     def wait(self, seconds: float, log_has: str) -> bool:

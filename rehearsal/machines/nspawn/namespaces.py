@@ -12,7 +12,12 @@ import signal
 import sys
 
 from rehearsal.machines.commands import run
-from rehearsal.machines.nspawn.control_groups import rehearsal_group, remove_groups
+from rehearsal.machines.nspawn.control_groups import (
+    are_possible,
+    rehearsal_group,
+    remove_groups,
+    version_2,
+)
 
 # What the host must have, and the Debian package that has it.
 PROGRAMS = {
@@ -43,6 +48,11 @@ def check_host() -> None:
         raise NotPossible(
             f"nspawn machines need what is not installed here: apt-get install {' '.join(missing)}"
         )
+    if not are_possible():
+        raise NotPossible(
+            "nspawn machines need control groups of version 2 with cgroup.kill (Linux 5.14), and "
+            f"below {version_2()} none can be made"
+        )
 
 
 def enter_namespaces() -> None:
@@ -51,33 +61,35 @@ def enter_namespaces() -> None:
     Call it before any thread starts.
     """
     libc = ctypes.CDLL(None, use_errno=True)
-    sweeper = _start_sweeper()
+    sweeper, tell = _start_sweeper()
     if libc.unshare(CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWNET) != 0:
         why = os.strerror(ctypes.get_errno())
         raise NotPossible(f"nspawn machines need namespaces of their own, and unshare says: {why}")
     child = os.fork()
     if child != 0:
-        group = rehearsal_group(child)
-        os.write(sweeper, group.encode())
         status = _wait(child)
-        remove_groups(group)
-        sys.exit(status)
-    os.close(sweeper)
+        os.close(tell)
+        _, swept = os.waitpid(sweeper, 0)
+        sys.exit(status or os.waitstatus_to_exitcode(swept))
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    os.write(tell, rehearsal_group().encode())
+    os.close(tell)
     run("mount", "--make-rprivate", "/")
     run("mount", "-t", "proc", "proc", "/proc")
     run("ip", "link", "set", "lo", "up")
 
 
-def _start_sweeper() -> int:
+def _start_sweeper() -> tuple[int, int]:
     """Start a process that removes the control groups when this process is gone, even by SIGKILL.
 
-    Return the pipe that is to tell it their name: namespaces end by themselves, groups do not.
+    Namespaces end by themselves, groups do not. Return its id and the pipe that is to tell it their
+    name; it begins once nobody has the pipe open.
     """
     reader, writer = os.pipe()
-    if os.fork() != 0:
+    sweeper = os.fork()
+    if sweeper != 0:
         os.close(reader)
-        return writer
+        return sweeper, writer
     os.setsid()
     os.close(writer)
     nothing = os.open(os.devnull, os.O_RDWR)
@@ -96,5 +108,7 @@ def _wait(child: int) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda received, _: os.kill(child, received))
     _, status = os.waitpid(child, 0)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     code = os.waitstatus_to_exitcode(status)
     return code if code >= 0 else 128 - code

@@ -164,6 +164,9 @@ class Network:
             request_handler=_QuietHandler,
             ssl_context=(str(certificate), str(key)),
         )
+        # In each connection's own thread: a machine that stops in between holds no other.
+        listener: Any = server.socket
+        listener.do_handshake_on_connect = False
         self._serve(server)
 
     def attach(self, metadata: MetadataServer) -> Card:
@@ -216,8 +219,7 @@ class Network:
 
 
 def _make_folders() -> None:
-    """Make the folders of /run that nspawn and `ip netns` need, without touching the host's."""
-    for folder in (Path("/run/systemd/nspawn"), Path("/run/udev"), NETWORK_NAMESPACES):
-        folder.mkdir(parents=True, exist_ok=True)
-        run("mount", "-t", "tmpfs", "tmpfs", folder)
-    Path("/run/udev/data").mkdir()
+    """Make the folders that nspawn and `ip netns` need in a /run that is not the host's."""
+    run("mount", "-t", "tmpfs", "tmpfs", "/run")
+    for folder in (Path("/run/systemd/nspawn"), Path("/run/udev/data"), NETWORK_NAMESPACES):
+        folder.mkdir(parents=True)

@@ -106,8 +106,9 @@ class QemuMachine:
         try:
             self._monitor = Monitor(ours)
         except Refused as error:
-            said_last = log.read_text(errors="replace").splitlines()[-1:]
-            raise CommandFailed(f"QEMU of {self.instance_id} failed: {said_last}") from error
+            lines = log.read_text(errors="replace").splitlines()
+            last = lines[-1] if lines else "it said nothing"
+            raise CommandFailed(f"QEMU of {self.instance_id} failed: {last}") from error
         self._attach("root", ROOT, self._root, "qcow2", slot=4)
         for number, disk in enumerate(self.disks):
             self._attach(disk.name, disk.identity, self._file(disk), "raw", slot=6 + number)

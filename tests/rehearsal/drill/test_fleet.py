@@ -14,17 +14,24 @@ class Booted(NoMachine):
     """A machine that has got its user data."""
 
     file: Path
+    metrics: Path = Path("nowhere")
 
     @property
     def user_data_file(self) -> Path:
         return self.file
 
+    @property
+    def metrics_file(self) -> Path:
+        return self.metrics
 
-def life(file: Path) -> Life:
+
+def life(file: Path, metrics: Path = Path("nowhere")) -> Life:
     instance = Instance(
         id="i-1", type="g5.xlarge", image_id="ami-1", zone="us-east-1a", user_data=b"", tags={}
     )
-    return Life(instance=instance, machine=Booted(file), started=0.0, template_user_data=TEMPLATE)
+    return Life(
+        instance=instance, machine=Booted(file, metrics), started=0.0, template_user_data=TEMPLATE
+    )
 
 
 def test_one_byte_of_other_user_data_is_a_fault_that_names_its_file(tmp_path: Path) -> None:
@@ -34,3 +41,11 @@ def test_one_byte_of_other_user_data_is_a_fault_that_names_its_file(tmp_path: Pa
     assert user_data_faults([life(same), life(tmp_path / "ended before it got any")]) == []
     (fault,) = user_data_faults([life(same), life(other)])
     assert fault == f"i-1 ran other user data than the template's: {other}"
+
+
+def test_user_data_that_nobody_finds_are_a_fault_of_a_machine_that_has_trained(
+    tmp_path: Path,
+) -> None:
+    metrics = tmp_path / "metrics.jsonl"
+    metrics.touch()
+    assert len(user_data_faults([life(tmp_path / "elsewhere", metrics)])) == 1

@@ -41,6 +41,7 @@ def test_a_machine_has_the_volumes_of_its_drill(tmp_path: Path) -> None:
     assert late == ["/dev/nvme1n1"], "it has not appeared yet"
     two = attach(tmp_path / "two", Volume(), Volume())
     assert two == ["/dev/nvme0n1", "/dev/nvme1n1", "/dev/nvme2n1"]
+    assert len(attach(tmp_path / "five", *[Volume()] * 5)) == 1 + 5
     attach(tmp_path / "other", Volume(device_name="sdg"))
     assert say(tmp_path / "other", "ebsnvme-id", "-b", "/dev/nvme0n1") == "sdg"
 

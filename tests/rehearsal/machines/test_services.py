@@ -115,13 +115,13 @@ def test_fails_on_unknown_directives_units_and_verbs_by_name(power: Power) -> No
         systemctl start b.service || true
         systemctl daemon-reload || echo the end
         """,
-        a="[Service]\nExecStart=/bin/true\nProtectSystem=strict",
+        a="[Service]\nExecStart=/bin/true\nCPUQuota=50%",
     )
     assert machine.wait(60, "the end")
     log = "\n".join(machine.log_lines())
     assert "invalid choice: 'reload'" in log
     assert "Unit b.service could not be found." in log
-    assert "a.service: process machines do not support 'ProtectSystem=strict'" in log
+    assert "a.service: process machines do not support 'CPUQuota=50%'" in log
 
 
 def test_a_service_that_no_longer_pings_is_aborted_and_restarted(power: Power) -> None:

@@ -12,6 +12,7 @@ from rehearsal.drill.deployment import processes_below
 from rehearsal.scenarios.scenario import NSPAWN, PROCESS, choose
 
 TOLD = "bad-gpu"
+ALL_SECONDS = 4 * 3600
 # Nine of the drills in one: systemd, cloud-init and real disks under what a run has to bear.
 MOST_TELLING = ("bad-day",)
 
@@ -45,6 +46,7 @@ def test_the_most_telling_drill_ends_as_written_on_machines_with_systemd(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(ALL_SECONDS)
 @pytest.mark.parametrize("machine", [PROCESS, pytest.param(NSPAWN, marks=pytest.mark.machine)])
 def test_every_drill_ends_as_written(
     tmp_path: Path, rehearse: Callable[..., subprocess.Popen[str]], machine: str
@@ -56,7 +58,7 @@ def _expect_as_written(
     rehearse: Callable[..., subprocess.Popen[str]], folder: Path, machine: str, names: Sequence[str]
 ) -> None:
     process = rehearse("drill", "--machine", machine, "--json", "--out", str(folder), *names)
-    printed, said = process.communicate(timeout=4 * 3600)
+    printed, said = process.communicate(timeout=ALL_SECONDS)
     assert [each["name"] for each in outcomes(folder)] == list(names), said[-3000:]
     assert json.loads(printed) == outcomes(folder)
     assert [each for each in outcomes(folder) if each["faults"]] == [], said[-3000:]

@@ -161,6 +161,12 @@ def test_an_action_waits_for_its_moment(at: str, seen: Seen, due: bool) -> None:
         (LEAST + '[[action]]\nat = "head:1"\ndo = "stop"\n', "do is 'stop'; give one of: kill"),
         (LEAST + '[[action]]\nat = "head:1"\ndo = "capacity"\n', "'capacity' needs capacity"),
         (LEAST + 'events = ["("]\n', "unterminated subpattern"),
+        (LEAST + 'events = "to-zero: "\n', "events is 'to-zero: '; give a list"),
+        (LEAST + "[[machine]]\nwhich = 1\n", "which is 1; give a list"),
+        (LEAST + '[[machine]]\nlacks = "torch"\n', "lacks is 'torch'; give a list"),
+        (LEAST + "[[action]]\nat = 5\ndo = 'kill'\n", r"at of \[\[action\]\] is 5; give: str"),
+        (LEAST + "[[fault]]\naction = 's3:*'\nstatus = '503'\n", "status of fault is '503'"),
+        (LEAST + "machines = true\n", r"machines of \[expect\] is True; give: int"),
         ("about = ", "Invalid value"),
     ],
 )

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -79,14 +80,15 @@ def left_behind(folder: Path) -> list[str]:
     loops = subprocess.run(["losetup", "--list"], capture_output=True, text=True, check=True).stdout
     mounts = Path("/proc/mounts").read_text()
     text = [line for line in (loops + mounts).splitlines() if str(folder) in line]
-    namespaces = {f"rehearsal-{each.stat().st_ino}" for each in _process_namespaces()}
-    groups = Path("/sys/fs/cgroup").glob("**/rehearsal-*")
-    stale = [str(group) for group in groups if group.name not in namespaces]
+    alive = set(_groups_of_processes())
+    hierarchies = ("/sys/fs/cgroup", *Path("/sys/fs/cgroup").iterdir())
+    groups = [group for each in hierarchies for group in Path(each).glob("rehearsal-*")]
+    stale = [str(group) for group in groups if group.name not in alive]
     return [*text, *map(str, machines_below(folder)), *stale]
 
 
-def _process_namespaces() -> Iterator[Path]:
-    """Yield those of every process: another rehearsal may be running."""
+def _groups_of_processes() -> Iterator[str]:
+    """Yield the name that a rehearsal's group has, for every process: others may be running."""
     for each in Path("/proc").glob("[0-9]*/ns/pid"):
-        if each.exists():
-            yield each
+        with suppress(OSError):  # it has just ended
+            yield f"rehearsal-{each.stat().st_ino}"

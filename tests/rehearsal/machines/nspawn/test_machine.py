@@ -30,6 +30,11 @@ echo the end of the user data
 """
 
 EC2 = """
+print("its own /run:", *sorted(each.name for each in Path("/run").iterdir()))
+cut = make()
+cut.start()
+print("killed at once:", cut.kill())
+cut.remove()
 machine = make()
 machine.start()
 said(machine, "the end of the user data")
@@ -52,6 +57,8 @@ def test_user_data_finds_a_machine_of_ec2_s_and_a_power_cut_leaves_nothing(
     process = boot(EC2, USER_DATA)
     said, errors = process.communicate(timeout=600)
     assert process.returncode == 0, said + errors
+    assert "its own /run: netns systemd udev\n" in said
+    assert "killed at once: " in said
     assert '"name": "/dev/nvme1n1", "type": "disk", "model": "Amazon EC2 NVMe Instance' in said
     assert "mounted: xfs\n" in said
     assert "type: g5.xlarge\n" in said

@@ -1,0 +1,67 @@
+"""A drill of which nothing came about is told apart from one that went as written."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rehearsal.aws import EmbeddedAws
+from rehearsal.faults import Fault
+from rehearsal.scenarios.action import Action
+from rehearsal.scenarios.scenario import Expectation, Scenario
+from rehearsal.scenarios.trial import Trial
+
+MET, UNMET = Fault(action="s3:GetObject", status=503), Fault(action="ec2:*", status=403)
+LATER, NEVER = Fault(action="s3:PutObject", status=500), Fault(action="sts:*", status=500)
+
+
+class Deployed:
+    """A deployment without machines."""
+
+    def __init__(self, aws: EmbeddedAws) -> None:
+        self.aws = aws
+
+    def deploy(self, assembly: Path, stack: str) -> None:
+        """All is there."""
+
+    def fleet_id(self) -> str:
+        return "sfr-1"
+
+    def output(self, stack: str, name: str) -> str:
+        return "s3://bucket/runs/1"
+
+
+@pytest.fixture
+def trial(tmp_path: Path) -> Trial:
+    scenario = Scenario(
+        name="mine",
+        about="faults",
+        expect=Expectation(ends="equal result"),
+        faults=(MET, UNMET),
+        actions=(
+            Action(at="head:1", do="faults", faults=(LATER,)),
+            Action(at="head:2", do="faults", faults=(NEVER,)),
+        ),
+    )
+    deployment: Any = Deployed(EmbeddedAws())
+    return Trial(
+        scenario=scenario, deployment=deployment, context={}, folder=tmp_path, say=print, log=print
+    )
+
+
+def test_a_fault_that_no_request_met_is_undone(
+    trial: Trial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faults = trial.deployment.aws.faults
+
+    def follow(self: Trial) -> None:
+        faults.meet("s3:GetObject")
+        trial.done = 1
+        faults.begin((LATER,))
+        faults.clock_ahead_seconds = 60
+
+    monkeypatch.setattr(Trial, "_follow", follow)
+    trial.run(Path())
+    assert trial.undone == ["faults at head:2", "a request of ec2:*", "a request of s3:PutObject"]
+    assert faults.meet("s3:PutObject") is None
+    assert faults.clock_ahead_seconds == 0
