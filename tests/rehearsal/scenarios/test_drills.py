@@ -13,7 +13,7 @@ from rehearsal.scenarios.scenario import NSPAWN, PROCESS, choose
 
 TOLD = "bad-gpu"
 ALL_SECONDS = 4 * 3600
-# Nine of the drills in one: systemd, cloud-init and real disks under what a run has to bear.
+# Eight of the drills in one: systemd, cloud-init and real disks under what a run has to bear.
 MOST_TELLING = ("bad-day",)
 
 
