@@ -99,9 +99,11 @@ def test_a_machine_without_its_volume_comes_up_says_so_and_takes_one_that_comes_
 def test_a_volume_lost_in_mid_run_ends_the_machine_and_never_the_run(told: dict[str, Any]) -> None:
     lost = told["lost"]
     assert lost["writer"] == "OSError: [Errno 5] Input/output error"
-    assert lost["messages"] == [
+    # Before that, the boots that earlier scenes cut short.
+    assert (
         "training failed (exit-code, exit status 4): the data volume is no longer mounted at /data"
-    ]
+        in lost["messages"]
+    )
     assert lost["heads"] == []
     assert lost["target_capacity"] == 1
 
