@@ -7,9 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from rehearsal.machines.quirks import KEPT, KEPT_TEXT, PARTITION_TABLE, Volume
-
-EBS = "Amazon Elastic Block Store"
+from rehearsal.machines.quirks import EBS, KEPT, KEPT_TEXT, PARTITION_TABLE, Volume
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 PROGRAMS = "opt/quirks"
+# The model that an EBS volume names itself by.
+EBS = "Amazon Elastic Block Store"
 PARTITION_TABLE = "partition table"
 # What is on a volume with a file system.
 KEPT, KEPT_TEXT = "kept.txt", "not to be lost\n"

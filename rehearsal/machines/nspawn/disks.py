@@ -11,9 +11,8 @@ from pathlib import Path
 
 from rehearsal.machines.commands import run
 from rehearsal.machines.nspawn.loop_device import LoopDevice
-from rehearsal.machines.quirks import KEPT, KEPT_TEXT, PARTITION_TABLE, Volume
+from rehearsal.machines.quirks import EBS, KEPT, KEPT_TEXT, PARTITION_TABLE, Volume
 
-EBS = "Amazon Elastic Block Store"
 INSTANCE_STORE = "Amazon EC2 NVMe Instance Storage"
 INSTANCE_STORE_MIB = 512
 LOOP_MAJOR = 7

@@ -28,7 +28,7 @@ POWER_OFF = signal.SIGRTMIN + 4
 POWER_ON = Path(__file__).parent / "power_on.sh"
 AGENT = "opt/aws/amazon-cloudwatch-agent/bin/amazon-cloudwatch-agent-ctl"
 # By this cloud-init knows EC2 in a container, which reads no DMI data.
-HYPERVISOR_UUID = "ec2a1b2c-3d4e-5f60-7182-93a4b5c6d7e8\n"
+UUID = "ec2a1b2c-3d4e-5f60-7182-93a4b5c6d7e8"
 # After which a program of the rehearsal is killed.
 EXECUTE_LIMIT = ("--property=RuntimeMaxSec=60",)
 # Where systemd's services look for programs, those of quirks first.
@@ -255,7 +255,7 @@ class NspawnMachine:
         shutil.copy(agent.__file__, self.root / AGENT)
         (self.root / PCI_FILES).mkdir(parents=True)
         self._furnish_quirks()
-        (folder / "hypervisor-uuid").write_text(HYPERVISOR_UUID)
+        (folder / "hypervisor-uuid").write_text(f"{UUID}\n")
         self._disks.make()
 
     def _furnish_quirks(self) -> None:

@@ -10,15 +10,14 @@ from pathlib import Path
 
 from rehearsal.machines.commands import CommandFailed, run
 from rehearsal.machines.metadata import MetadataServer
+from rehearsal.machines.nspawn.disks import INSTANCE_STORE
+from rehearsal.machines.nspawn.machine import UUID
 from rehearsal.machines.nspawn.network import BRIDGE, Card, Network
 from rehearsal.machines.qemu import host_folders, identity
 from rehearsal.machines.qemu.disk_image import MIB, SIGNATURE, DiskImage
 from rehearsal.machines.qemu.monitor import Monitor, Refused
+from rehearsal.machines.quirks import EBS
 
-EBS = "Amazon Elastic Block Store"
-INSTANCE_STORE = "Amazon EC2 NVMe Instance Storage"
-# EC2's begin so; cloud-init looks for that.
-UUID = "ec2a1b2c-3d4e-5f60-7182-93a4b5c6d7e8"
 KERNEL_ARGUMENTS = (
     f"root=PARTUUID={SIGNATURE:08x}-01 rw console=ttyS0 panic=-1 quiet mitigations=off "
     # As on EC2's images: a volume may be late, and is waited for.

@@ -1,16 +1,14 @@
 """Programs that boot a machine in namespaces of their own, as a rehearsal does."""
 
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from tests.rehearsal.conftest import machines_below
+from tests.rehearsal.conftest import machines_below, start_python
 
-REPOSITORY = Path(__file__).parents[4]
 # Starts one program with what it needs; none outlives its test.
 Boot = Callable[..., subprocess.Popen[str]]
 HEAD = """
@@ -59,15 +57,8 @@ def boot(tmp_path: Path) -> Iterator[Boot]:
 
     def start(body: str, user_data: str) -> subprocess.Popen[str]:
         indented = "".join(f"    {line}\n" for line in body.strip().splitlines())
-        process = subprocess.Popen(
-            [sys.executable, "-c", HEAD + indented, str(tmp_path), user_data],
-            cwd=REPOSITORY,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        started.append(process)
-        return process
+        started.append(start_python("-c", HEAD + indented, str(tmp_path), user_data))
+        return started[-1]
 
     yield start
     for process in started:
