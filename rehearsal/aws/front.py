@@ -69,5 +69,9 @@ def reset(connection: socket.socket) -> Never:
 def _body_of(environ: Mapping[str, Any]) -> bytes:
     stream = environ["wsgi.input"]
     if environ.get("wsgi.input_terminated"):  # chunked: the server finds the end
-        return bytes(stream.read())
+        try:
+            return bytes(stream.read())
+        except OSError as error:
+            # A machine that was killed in mid-request; the server passes over clients that hang up.
+            raise ConnectionResetError(str(error)) from error
     return bytes(stream.read(int(environ.get("CONTENT_LENGTH") or 0)))

@@ -11,7 +11,7 @@ from rehearsal.scenarios.tables import check_choice
 
 # To one machine, to AWS, and by whoever owns the run.
 TO_MACHINE = ("kill", "notice", "rebalance", "execute")
-DEEDS = (*TO_MACHINE, "capacity", "faults", "clock", "operate", "deploy")
+DEEDS = (*TO_MACHINE, "capacity", "faults", "clock", "guard", "operate", "deploy")
 ENDED, AFTER, LOG = "ended", "after", "log"
 # What a deed may be given, and what it cannot do without.
 _FIELDS = {

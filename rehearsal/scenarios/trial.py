@@ -155,6 +155,8 @@ class Trial:
             aws.faults.begin(action.faults)
         elif action.do == "clock":
             aws.faults.clock_ahead_seconds = action.seconds or 0.0
+        elif action.do == "guard":
+            self.fleet.bus.invokes = True
         elif action.do == "operate":
             uri = f"s3://{self.run_files.bucket}/{self.run_files.prefix}"
             command = ("bash", "-euc", action.command)

@@ -13,7 +13,7 @@ from tests.training.tiny import Tiny, TinyConfig, TinyTrain
 from training.proxies import TrainProxy, WorkloadProxy
 from training.workload import Inputs, Prepare, Train
 
-# Blocks above 32 MB are never kept by the allocator: what is free is given back at once.
+# Blocks above 32 MB that needed new memory are given back at once when they are freed.
 NUM_FLOATS = 10_000_000
 STATE_BYTES = 3 * 4 * NUM_FLOATS
 

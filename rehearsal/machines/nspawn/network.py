@@ -11,7 +11,6 @@ from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Self
 
-import certifi
 from werkzeug.serving import BaseWSGIServer, WSGIRequestHandler, make_server
 
 from rehearsal.machines.commands import run
@@ -120,7 +119,7 @@ class Network:
 
     @property
     def authorities(self) -> Path:
-        """The certificate authorities that a machine trusts: everybody's, and the network's own."""
+        """The certificate authority that a machine trusts: the network's own."""
         return self.folder / "authorities.pem"
 
     def __enter__(self) -> Self:
@@ -151,11 +150,13 @@ class Network:
         names = [*bases, f"s3.{region}.amazonaws.com"]
         alternatives = ",".join(f"DNS:*.{name}" for name in names)
         run(
-            *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"),
+            *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"),
+            *("-nodes", "-days", "2"),
             *("-keyout", key, "-out", certificate, "-subj", "/CN=rehearsal"),
             *("-addext", f"subjectAltName={alternatives}"),
         )
-        self.authorities.write_text(Path(certifi.where()).read_text() + certificate.read_text())
+        # It alone: there is nothing else to connect to, and SDKs parse all for each connection.
+        self.authorities.write_text(certificate.read_text())
         server = make_server(
             GATEWAY,
             443,

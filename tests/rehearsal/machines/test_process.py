@@ -75,8 +75,10 @@ def test_user_data_runs_in_a_clean_environment(power: Power) -> None:
 
 
 def test_kill_ends_even_what_has_left_the_session(power: Power) -> None:
-    machine = power(f"{ESCAPE}\n(trap '' TERM HUP; while :; do sleep 0.05; done) & wait")
-    assert machine.wait(10, "escaped")
+    machine = power(
+        f"{ESCAPE}\n(trap '' TERM HUP; echo begun; while :; do sleep 0.05; done) & wait"
+    )
+    assert machine.wait(10, "escaped") and machine.wait(10, "begun")
     before = {process.pid for process in machine.processes()}
     assert len(before) >= 4
     assert machine.kill() >= 4
