@@ -3,6 +3,8 @@
 import hashlib
 import os
 import shutil
+import tempfile
+import urllib.request
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -32,6 +34,10 @@ PACKAGES = (
 )
 UNITS = ("systemd-networkd.service", "systemd-resolved.service")
 VARIABLE, DEFAULT = "REHEARSAL_IMAGE", "bookworm"
+# By which Ubuntu's packages are verified: the host's, or of this package, itself known by its hash.
+UBUNTU_KEYRING = Path("usr/share/keyrings/ubuntu-archive-keyring.gpg")
+_KEYRING_PACKAGE = "pool/main/u/ubuntu-keyring/ubuntu-keyring_2023.11.28.1_all.deb"
+_KEYRING_SHA256 = "36de43b15853ccae0028e9a767613770c704833f82586f28eb262f0311adb8a8"
 
 
 def root_image(say: Callable[[str], None]) -> Path:
@@ -70,15 +76,14 @@ def read_source(text: str) -> tuple[str, list[str]]:
 
 
 def _build(folder: Path, suite: str, mirror: Sequence[str]) -> None:
-    # Half of what a machine needs is not in Ubuntu's main.
-    sources = [f"deb {url} {suite} main universe" for url in mirror if "ubuntu" in url]
+    where = f" from {mirror[0]}" if mirror else ""
     try:
-        run(
-            *("mmdebstrap", "--mode=root", "--variant=minbase"),
-            *(f"--include={','.join(PACKAGES)}", suite, folder, *(sources or mirror)),
-        )
-    except CommandFailed as error:
-        where = f" from {mirror[0]}" if mirror else ""
+        with tempfile.TemporaryDirectory() as keys:
+            run(
+                *("mmdebstrap", "--mode=root", "--variant=minbase"),
+                *(f"--include={','.join(PACKAGES)}", *_sources(folder, suite, mirror, Path(keys))),
+            )
+    except (CommandFailed, OSError) as error:
         raise NotPossible(
             f"the root image of {suite}{where} could not be built ({VARIABLE}): {_reason(error)}"
         ) from None
@@ -86,7 +91,24 @@ def _build(folder: Path, suite: str, mirror: Sequence[str]) -> None:
     (folder / "etc/machine-id").write_text("")
 
 
-def _reason(error: CommandFailed) -> str:
+def _sources(folder: Path, suite: str, mirror: Sequence[str], keys: Path) -> list[str | Path]:
+    """Return mmdebstrap's suite, folder and sources; `keys` is where a keyring may be put."""
+    if not mirror or "ubuntu" not in mirror[0]:
+        return [suite, folder, *mirror]
+    # Half of what a machine needs is not in Ubuntu's main.
+    sources: list[str | Path] = [suite, folder, f"deb {mirror[0]} {suite} main universe"]
+    if (Path("/") / UBUNTU_KEYRING).exists():
+        return sources
+    with urllib.request.urlopen(f"{mirror[0]}/{_KEYRING_PACKAGE}", timeout=60) as answer:
+        package = answer.read()
+    if (found := hashlib.sha256(package).hexdigest()) != _KEYRING_SHA256:
+        raise OSError(f"{_KEYRING_PACKAGE} there has the SHA-256 {found}, not {_KEYRING_SHA256}")
+    (keys / "keyring.deb").write_bytes(package)
+    run("dpkg-deb", "--extract", keys / "keyring.deb", keys)
+    return [f"--keyring={keys / UBUNTU_KEYRING}", *sources]
+
+
+def _reason(error: Exception) -> str:
     """Return the line in which mmdebstrap or apt says why."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return next((line for line in lines if line.startswith("E: ")), lines[-1]).removeprefix("E: ")

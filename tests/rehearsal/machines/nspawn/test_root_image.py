@@ -1,5 +1,6 @@
 """Where the root image comes from, and what is said when it cannot be built."""
 
+import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -28,24 +29,62 @@ def test_fails_a_source_that_cannot_be_read(text: str) -> None:
         read_source(text)
 
 
+@pytest.fixture
+def mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A mirror of Ubuntu with a keyring's package, on a host that has no keyring of Ubuntu's."""
+    package = tmp_path / "ubuntu" / root_image._KEYRING_PACKAGE
+    package.parent.mkdir(parents=True)
+    package.write_bytes(b"keys")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("REHEARSAL_IMAGE", f"noble {tmp_path.as_uri()}/ubuntu")
+    monkeypatch.setattr(root_image, "UBUNTU_KEYRING", Path("usr/share/keyrings/none.gpg"))
+    return f"{tmp_path.as_uri()}/ubuntu"
+
+
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[object]]:
+    """The commands that were asked for; mmdebstrap fails."""
+    commands: list[Sequence[object]] = []
+
+    def run(*words: object) -> str:
+        commands.append(words)
+        if words[0] == "mmdebstrap":
+            raise CommandFailed(f"`mmdebstrap` ended with status 25: {SAID}")
+        return ""
+
+    monkeypatch.setattr(root_image, "run", run)
+    return commands
+
+
 def test_fails_in_one_sentence_where_the_image_cannot_be_built(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, mirror: str, ran: list[Sequence[object]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: list[Sequence[object]] = []
-
-    def fail(*words: object) -> str:
-        seen.append(words)
-        raise CommandFailed(f"`mmdebstrap` ended with status 25: {SAID}")
-
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setenv("REHEARSAL_IMAGE", UBUNTU)
-    monkeypatch.setattr(root_image, "run", fail)
+    monkeypatch.setattr(root_image, "_KEYRING_SHA256", hashlib.sha256(b"keys").hexdigest())
     with pytest.raises(NotPossible) as error:
         root_image.root_image(print)
     assert str(error.value) == (
-        "the root image of noble from http://127.0.0.1:9/ubuntu could not be built "
+        f"the root image of noble from {mirror} could not be built "
         "(REHEARSAL_IMAGE): Failed to fetch http://127.0.0.1:9/ubuntu/dists/noble/InRelease  "
         "Could not connect"
     )
-    assert seen[0][-1] == "deb http://127.0.0.1:9/ubuntu noble main universe"
+    extract, bootstrap = ran
+    assert extract[:2] == ("dpkg-deb", "--extract")
+    assert f"--keyring={extract[-1]}/usr/share/keyrings/none.gpg" in bootstrap
+    assert bootstrap[-1] == f"deb {mirror} noble main universe"
     assert list(tmp_path.rglob("noble*")) == [], "nothing half-built is left"
+
+
+def test_a_keyring_that_is_not_ubuntus_is_refused(mirror: str, ran: list[Sequence[object]]) -> None:
+    found = hashlib.sha256(b"keys").hexdigest()
+    with pytest.raises(NotPossible, match=f"ubuntu-keyring_.* there has the SHA-256 {found}, not "):
+        root_image.root_image(print)
+    assert ran == []
+
+
+def test_fails_in_one_sentence_where_there_is_no_mirror(
+    tmp_path: Path, mirror: str, ran: list[Sequence[object]]
+) -> None:
+    (tmp_path / "ubuntu" / root_image._KEYRING_PACKAGE).unlink()
+    with pytest.raises(NotPossible, match=r"noble from .* could not be built .*No such file"):
+        root_image.root_image(print)
+    assert ran == []
