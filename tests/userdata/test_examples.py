@@ -146,7 +146,12 @@ def replace(machine: ProcessMachine) -> None:
 @pytest.mark.parametrize(
     ("example", "hyperparameters", "model"),
     [
-        ("huggingface", {"max-steps": 300, "save-steps": 40}, "model/model.safetensors"),
+        pytest.param(
+            "huggingface",
+            {"max-steps": 300, "save-steps": 40},
+            "model/model.safetensors",
+            marks=pytest.mark.slow,
+        ),
         pytest.param("lightning", {"epochs": 8}, "model/model.ckpt", marks=pytest.mark.slow),
     ],
 )
