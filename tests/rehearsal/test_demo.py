@@ -9,8 +9,9 @@ import pytest
 
 from rehearsal.drill.deployment import processes_below
 
+EPOCHS = "single_frame_epochs=1 time_average_epochs=1 shuffled_epochs=1 epochs=30"
 SMALL = [
-    *("--count", "132", "--overrides", "single_frame_epochs=2 epochs=60"),
+    *("--count", "132", "--overrides", EPOCHS),
     *("--notice-seconds", "5", "--lease-ttl-seconds", "3"),
 ]
 
