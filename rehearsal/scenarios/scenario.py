@@ -64,6 +64,12 @@ class Scenario:
     guard_is_invoked: bool = True
     timeout_seconds: float = 600.0
 
+    def __post_init__(self) -> None:
+        if self.guard_is_invoked and any(each.do == "guard" for each in self.actions):
+            raise ValueError(
+                "do = 'guard' needs guard_is_invoked = false: until then nothing calls it"
+            )
+
     def can_have(self, machine: str) -> bool:
         """Whether machines of this kind can show it; every kind can without a name."""
         return not machine or self.needs in ("", machine)

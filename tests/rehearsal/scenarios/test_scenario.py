@@ -160,6 +160,7 @@ def test_an_action_waits_for_its_moment(at: str, seen: Seen, due: bool) -> None:
         (LEAST + "[[machine]]\ndisks = [{size = 1}]\n", "disks has no 'size'; it has device_name"),
         (LEAST + '[[action]]\nat = "head:1"\ndo = "stop"\n', "do is 'stop'; give one of: kill"),
         (LEAST + '[[action]]\nat = "head:1"\ndo = "capacity"\n', "'capacity' needs capacity"),
+        (LEAST + '[[action]]\nat = "head:1"\ndo = "guard"\n', "needs guard_is_invoked = false"),
         (LEAST + 'events = ["("]\n', "unterminated subpattern"),
         (LEAST + 'events = "to-zero: "\n', "events is 'to-zero: '; give a list"),
         (LEAST + "[[machine]]\nwhich = 1\n", "which is 1; give a list"),

@@ -1,5 +1,6 @@
 """A drill of which nothing came about is told apart from one that went as written."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -65,3 +66,20 @@ def test_a_fault_that_no_request_met_is_undone(
     assert trial.undone == ["faults at head:2", "a request of ec2:*", "a request of s3:PutObject"]
     assert faults.meet("s3:PutObject") is None
     assert faults.clock_ahead_seconds == 0
+
+
+def test_the_guard_is_invoked_from_its_action_on(
+    trial: Trial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guard = Action(at="log:denied", do="guard")
+    trial.scenario = replace(trial.scenario, guard_is_invoked=False, actions=(guard,))
+    seen = []
+
+    def follow(self: Trial) -> None:
+        seen.append(trial.fleet.bus.invokes)
+        trial._do(guard, None)
+        seen.append(trial.fleet.bus.invokes)
+
+    monkeypatch.setattr(Trial, "_follow", follow)
+    trial.run(Path())
+    assert seen == [False, True]
