@@ -101,6 +101,7 @@ def guard_settings(rig: Rig) -> Settings:
     )
 
 
+@pytest.mark.slow  # SageMaker's style of script does as much in each run of the tests
 def test_plain_pytorch_goes_on_from_its_last_snapshot_after_a_kill(
     rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

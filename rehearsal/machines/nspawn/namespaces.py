@@ -72,6 +72,8 @@ def enter_namespaces() -> None:
         _, swept = os.waitpid(sweeper, 0)
         sys.exit(status or os.waitstatus_to_exitcode(swept))
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    # The number is ours: a group of this name is of a rehearsal whose sweeper was killed.
+    remove_groups(rehearsal_group())
     os.write(tell, rehearsal_group().encode())
     os.close(tell)
     run("mount", "--make-rprivate", "/")
@@ -91,6 +93,9 @@ def _start_sweeper() -> tuple[int, int]:
         os.close(reader)
         return sweeper, writer
     os.setsid()
+    # What is meant for the rehearsal, as by `pkill -f rehearsal`, would end its sweeper too.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     os.close(writer)
     nothing = os.open(os.devnull, os.O_RDWR)
     for stream in range(3):

@@ -1,9 +1,11 @@
 """Machines that really boot: systemd, cloud-init, disks, network, reboots; they leave nothing."""
 
+import os
 import signal
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.rehearsal.machines.nspawn.conftest import Boot, left_behind
@@ -159,6 +161,11 @@ def test_nothing_outlives_a_rehearsal_and_the_next_starts_clean(
         assert process.stdout is not None
         assert any(line == "booted\n" for line in process.stdout)
         assert left_behind(tmp_path) != []
+        if number == signal.SIGINT:
+            # As `pkill -f` does, whose pattern fits the sweeper too; it has a session of its own.
+            for child in psutil.Process(process.pid).children():
+                if os.getsid(child.pid) == child.pid:
+                    child.send_signal(number)
         process.send_signal(number)
         process.wait()
         give_up_at = time.monotonic() + 60

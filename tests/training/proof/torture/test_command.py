@@ -97,6 +97,7 @@ def test_a_known_bug_of_the_engine_is_found_and_named(
 ONE = ["--seed=5", "--recipe=plain", "--num-processes=1", "--checkpoint-interval=5steps"]
 
 
+@pytest.mark.slow
 @pytest.mark.bughunt
 @pytest.mark.parametrize(
     ("bug", "breadth", "says"),
