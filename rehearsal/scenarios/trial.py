@@ -171,7 +171,9 @@ class Trial:
 
     def _do_to_machine(self, action: Action, life: Life) -> None:
         if action.do == "execute":
-            self.log(life.machine.execute("bash", "-euc", action.command))
+            # Only process machines have it; elsewhere paths begin with nothing.
+            command = f': "${{MACHINE_ROOT=}}"\n{action.command}'
+            self.log(life.machine.execute("bash", "-euc", command))
         elif action.do == "rebalance":
             self.fleet.rebalance(life)
         else:

@@ -2,12 +2,14 @@
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from rehearsal.aws import EmbeddedAws
 from rehearsal.faults import Fault
+from rehearsal.machines.commands import run
 from rehearsal.scenarios.action import Action
 from rehearsal.scenarios.scenario import Expectation, Scenario
 from rehearsal.scenarios.trial import Trial
@@ -83,3 +85,18 @@ def test_the_guard_is_invoked_from_its_action_on(
     monkeypatch.setattr(Trial, "_follow", follow)
     trial.run(Path())
     assert seen == [False, True]
+
+
+def test_paths_of_a_command_begin_with_the_root_of_a_process_machine_or_nothing(
+    trial: Trial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    trial.log = said.append
+    life: Any = SimpleNamespace(machine=SimpleNamespace(execute=run))
+    action = Action(at="head:1", do="execute", command='echo "$MACHINE_ROOT/data"')
+    for root in ("", "/machines/i-1"):
+        monkeypatch.delenv("MACHINE_ROOT", raising=False)
+        if root:
+            monkeypatch.setenv("MACHINE_ROOT", root)
+        trial._do_to_machine(action, life)
+    assert [each.strip() for each in said] == ["/data", "/machines/i-1/data"]
