@@ -168,7 +168,7 @@ def lost(life: Life, rig: Rig) -> dict[str, Any]:
         "seconds": life.seconds(),
         "writer": writer.splitlines()[-1],
         "messages": [each["message"] for each in events],
-        "heads": [item["Key"] for item in keys if item["Key"].endswith("head.json")],
+        "heads": [item["Key"] for item in keys if item["Key"].endswith("/head.json")],
         "target_capacity": rig.target_capacity(),
     }
 
