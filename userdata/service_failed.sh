@@ -14,6 +14,14 @@ own_log=$log
 property() {
     systemctl show --property="$1" --value "$service"
 }
+# out_of_memory: whether systemd saw the kernel kill a process of the service's last start for its
+# memory; the ID is that of SD_MESSAGE_UNIT_OUT_OF_MEMORY, whose text may change.
+out_of_memory() {
+    local start
+    start=$(property InvocationID)
+    [[ -n $start ]] && journalctl --quiet --lines=1 "INVOCATION_ID=$start" \
+        MESSAGE_ID=fe6faa94e7774663a0da52717891d8ef | grep . >/dev/null
+}
 
 # From systemd 254 on, OnFailure= also runs before every restart, unless RestartMode=direct.
 state=$(property ActiveState)
@@ -26,6 +34,9 @@ if state=$(run_state) && [[ $state == finished || $state == failed ]]; then
 fi
 result=$(property Result) status=$(property ExecMainStatus)
 how="$result, exit status $status"
+if out_of_memory; then
+    how+="; the kernel killed a process of it: out of memory"
+fi
 place=
 if [[ $service == training.service ]]; then
     users_mistake=2

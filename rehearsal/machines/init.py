@@ -168,6 +168,7 @@ def _show(service: Service, options: Mapping[str, str]) -> str:
         "MainPID": str(service.main_pid),
         "NRestarts": str(service.restarts),
         "ExecMainStatus": str(service.main_status),
+        "InvocationID": "",  # there is no journal in which to look for it
     }
     wanted = options["property"].split(",")
     unknown = [name for name in wanted if name not in known]

@@ -23,10 +23,13 @@ ec2\ modify*) [[ ! -e $MACHINE_ROOT/refusal ]] || { cat "$MACHINE_ROOT/refusal" 
 esac
 """
 SYSTEMCTL = r"""#!/bin/bash
-for property in ActiveState=failed Result=$RESULT ExecMainStatus=$STATUS; do
+for property in ActiveState=failed Result=$RESULT ExecMainStatus=$STATUS InvocationID=c0ffee; do
     [[ $* == *=${property%%=*} || $* == *=${property%%=*}\ * ]] && echo "${property#*=}"
 done
 exit 0
+"""
+JOURNALCTL = r"""#!/bin/bash
+[[ $* != *\ INVOCATION_ID=c0ffee\ * ]] || cat "$MACHINE_ROOT/journal" 2>/dev/null
 """
 PYTHON = """#!/bin/bash
 echo "$*" >>"$MACHINE_ROOT/calls"
@@ -42,7 +45,8 @@ def root(tmp_path: Path) -> Path:
     (tmp_path / "var/log/training").mkdir(parents=True)
     example = (USERDATA / "run.env.example").read_text()
     (tmp_path / "etc/training/run.env").write_text(example)
-    for name, text in (("aws", AWS), ("systemctl", SYSTEMCTL), ("python", PYTHON)):
+    programs = {"aws": AWS, "systemctl": SYSTEMCTL, "journalctl": JOURNALCTL, "python": PYTHON}
+    for name, text in programs.items():
         (tmp_path / "bin" / name).write_text(text)
         (tmp_path / "bin" / name).chmod(0o755)
     (tmp_path / "var/log/training/training.log").write_text("step 7\nthe last words\n")
@@ -91,6 +95,16 @@ def test_crashes_end_the_machine_and_the_event_says_where(fail: Fail) -> None:
     assert made == ["ec2 terminate"]
     assert (event["name"], event["place"]) == ("machine-failed", AT_STEP_7)
     assert event["message"] == "training failed (start-limit-hit, exit status 1): the last words"
+
+
+def test_the_event_says_that_the_machines_memory_ran_out(fail: Fail, root: Path) -> None:
+    (root / "journal").write_text("A process of this unit has been killed by the OOM killer.\n")
+    made, (event,) = fail(result="start-limit-hit", status=9)
+    assert (made, event["place"]) == (["ec2 terminate"], AT_STEP_7)
+    assert event["message"] == (
+        "training failed (start-limit-hit, exit status 9; the kernel killed a process of it: "
+        "out of memory): the last words"
+    )
 
 
 def test_a_place_where_another_machine_failed_too_ends_the_run(fail: Fail, root: Path) -> None:

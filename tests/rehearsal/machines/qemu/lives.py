@@ -4,6 +4,7 @@ Run: python -m tests.rehearsal.machines.qemu.lives FOLDER (root)
 """
 
 import json
+import shlex
 import sys
 import time
 import zipfile
@@ -39,6 +40,12 @@ for path, said in disks.items():
     data = identify_controller(path)
     words = [data[4:24].decode(), data[24:64].decode(), data[3072:3104].decode(), said]
     print(len(data), data[:2].hex(), *words, sep="|")
+"""
+# As a trainer that takes memory until the kernel kills it; what the unit runs after it has enough.
+HUNGRY = """[Service]
+MemoryMax=200M
+ExecStart=
+ExecStart=python3 -c "held = []\nwhile True: held.append(bytearray(10**6))"
 """
 # As a trainer that writes its scratch file.
 WRITER = """
@@ -153,6 +160,18 @@ def without_volume(life: Life) -> dict[str, Any]:
     return {"seconds": seconds, "data_volume": late, **without, **mounted(life)}
 
 
+def out_of_memory(life: Life, rig: Rig) -> dict[str, Any]:
+    """Let the kernel kill the trainer for its memory until systemd gives it up."""
+    folder = "/run/systemd/system/training.service.d"
+    life.shell(f"mkdir -p {folder}; printf %s {shlex.quote(HUNGRY)} >{folder}/hungry.conf")
+    life.shell("systemctl daemon-reload; systemctl start training.service")
+    life.until("cat /var/log/training/training.log", lambda said: "EC2 terminates it" in said)
+    life.shell(f"rm -r {folder} /var/log/training/training.log; systemctl daemon-reload")
+    life.shell("systemctl reset-failed training.service")
+    events = [each for each in rig.events() if each["name"] == "machine-failed"]
+    return {"seconds": life.seconds(), "messages": [each["message"] for each in events]}
+
+
 def lost(life: Life, rig: Rig) -> dict[str, Any]:
     """Detach the volume while a program writes to it; then the trainer would start again."""
     unit = "systemd-run --quiet --unit=writer --property=StandardError=file:/tmp/writer"
@@ -234,6 +253,7 @@ def live(folder: Path, image: DiskImage) -> dict[str, Any]:
             "first_boot": lambda: first_boot(life),
             "reboot": lambda: reboot(life),
             "without_volume": lambda: without_volume(life),
+            "out_of_memory": lambda: out_of_memory(life, rig),
             "lost": lambda: lost(life, rig),
             "foreign": lambda: foreign(life),
         }

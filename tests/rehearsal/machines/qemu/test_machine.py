@@ -96,6 +96,11 @@ def test_a_machine_without_its_volume_comes_up_says_so_and_takes_one_that_comes_
     assert late["kept"] == "kept"
 
 
+def test_a_machine_whose_memory_runs_out_says_so(told: dict[str, Any]) -> None:
+    why = "; the kernel killed a process of it: out of memory)"
+    assert any(why in message for message in told["out_of_memory"]["messages"])
+
+
 def test_a_volume_lost_in_mid_run_ends_the_machine_and_never_the_run(told: dict[str, Any]) -> None:
     lost = told["lost"]
     assert lost["writer"] == "OSError: [Errno 5] Input/output error"
