@@ -45,7 +45,7 @@ for path, said in disks.items():
 HUNGRY = """[Service]
 MemoryMax=200M
 ExecStart=
-ExecStart=python3 -c "held = []\nwhile True: held.append(bytearray(10**6))"
+ExecStart=tail /dev/zero
 """
 # As a trainer that writes its scratch file.
 WRITER = """
