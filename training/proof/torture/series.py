@@ -89,6 +89,7 @@ class Series:
         self._kinds = Deck(self._rng, list(Counter(KINDS).elements()))
         self._stores: dict[str, Store] = {}
         self._attempt = 0
+        self._drawn = 0
 
     def go(self, kills: int) -> None:
         """Torture runs until `kills` more kills have hit a live attempt."""
@@ -136,12 +137,13 @@ class Series:
         self._say(f"{name}: {', '.join(' '.join(pair) for pair in variant.labels.items())}")
         while kills < _MOST_KILLS_OF_ONE_RUN and totals.kills < end and not self._is_over(name):
             kind = self._kinds.draw()
+            self._drawn += 1
             experiment = draw_experiment(
                 self._rng,
                 kind,
                 run_seconds=reference.seconds,
                 ttl_seconds=self._target.ttl_seconds,
-                is_fresh=(self._attempt + 1) % _FRESH_ONE_IN == 0,
+                is_fresh=self._drawn % _FRESH_ONE_IN == 0,
                 num_processes=variant.num_processes,
             )
             results = self._run_experiment(name, variant, experiment, reference.seconds)
