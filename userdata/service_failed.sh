@@ -19,8 +19,8 @@ property() {
 out_of_memory() {
     local start
     start=$(property InvocationID)
-    [[ -n $start ]] && journalctl --quiet --lines=1 "INVOCATION_ID=$start" \
-        MESSAGE_ID=fe6faa94e7774663a0da52717891d8ef | grep . >/dev/null
+    [[ -n $start && -n $(journalctl --quiet --lines=1 "INVOCATION_ID=$start" \
+        MESSAGE_ID=fe6faa94e7774663a0da52717891d8ef) ]]
 }
 
 # From systemd 254 on, OnFailure= also runs before every restart, unless RestartMode=direct.

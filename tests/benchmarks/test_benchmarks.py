@@ -71,7 +71,7 @@ def test_a_boot_is_shown_by_what_machines_did_with_columns_for_each() -> None:
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.slow  # nothing but the benchmark itself uses what it shows
 def test_cached_features_give_the_predictions_of_the_backbone() -> None:
     # In a process of its own: after a backward pass here no forked child of pytest could do one.
     command = [sys.executable, "-m", "benchmarks", "cached", "--rounds=1", "--clips=55", "--json"]
@@ -80,7 +80,7 @@ def test_cached_features_give_the_predictions_of_the_backbone() -> None:
     assert row["largest difference of a probability"] <= 1e-5
 
 
-@pytest.mark.slow
+@pytest.mark.slow  # nothing but the benchmark itself uses what it shows
 def test_the_overhead_of_the_loop_is_measured_beside_bare_loops() -> None:
     command = [sys.executable, "-m", "benchmarks", "overhead", "--rounds=1", "--width=16", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)

@@ -164,12 +164,11 @@ def out_of_memory(life: Life, rig: Rig) -> dict[str, Any]:
     """Let the kernel kill the trainer for its memory until systemd gives it up."""
     folder = "/run/systemd/system/training.service.d"
     life.shell(f"mkdir -p {folder}; printf %s {shlex.quote(HUNGRY)} >{folder}/hungry.conf")
-    life.shell("systemctl daemon-reload; systemctl start training.service")
-    life.until("cat /var/log/training/training.log", lambda said: "EC2 terminates it" in said)
+    life.shell("systemctl daemon-reload")
+    messages = training_fails(life, rig)
     life.shell(f"rm -r {folder} /var/log/training/training.log; systemctl daemon-reload")
     life.shell("systemctl reset-failed training.service")
-    events = [each for each in rig.events() if each["name"] == "machine-failed"]
-    return {"seconds": life.seconds(), "messages": [each["message"] for each in events]}
+    return {"seconds": life.seconds(), "messages": messages}
 
 
 def lost(life: Life, rig: Rig) -> dict[str, Any]:
@@ -179,14 +178,12 @@ def lost(life: Life, rig: Rig) -> dict[str, Any]:
     life.machine.detach(DATA)
     writer = life.until("cat /tmp/writer", lambda said: "Error" in said)
     life.until("findmnt /data", lambda said: said == "")
-    life.shell("systemctl start training.service")
-    life.until("cat /var/log/training/training.log", lambda said: "EC2 terminates it" in said)
-    events = [each for each in rig.events() if each["name"] == "machine-failed"]
+    messages = training_fails(life, rig)
     keys = rig.aws.client("s3").list_objects_v2(Bucket="runs")["Contents"]
     return {
         "seconds": life.seconds(),
         "writer": writer.splitlines()[-1],
-        "messages": [each["message"] for each in events],
+        "messages": messages,
         "heads": [item["Key"] for item in keys if item["Key"].endswith("/head.json")],
         "target_capacity": rig.target_capacity(),
     }
@@ -203,6 +200,13 @@ def foreign(life: Life) -> dict[str, Any]:
     said = life.shell("bash userdata/steps/data_volume.sh")
     life.machine.kill()
     return {"says": said, "is_untouched": file.read_bytes() == content}
+
+
+def training_fails(life: Life, rig: Rig) -> list[str]:
+    """Start the trainer, wait until its failure ends the machine; return what machines said."""
+    life.shell("systemctl start training.service")
+    life.until("cat /var/log/training/training.log", lambda said: "EC2 terminates it" in said)
+    return [each["message"] for each in rig.events() if each["name"] == "machine-failed"]
 
 
 def mounted(life: Life) -> dict[str, str]:

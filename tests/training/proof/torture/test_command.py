@@ -31,7 +31,7 @@ def test_a_kill_of_every_kind_changes_no_bit() -> None:
     assert result["differences"] == []
     assert done.returncode == 0
     assert result["kills"] >= 25
-    assert result["fresh_attempts"] >= 1
+    assert result["fresh_attempts"] >= 2
     assert result["faults"] > 0
     assert len(result["by_kind_and_phase"]) >= 5, "kills hit different phases"
     assert set().union(*result["by_kind_and_phase"].values()) == set(KINDS)
@@ -97,7 +97,7 @@ def test_a_known_bug_of_the_engine_is_found_and_named(
 ONE = ["--seed=5", "--recipe=plain", "--num-processes=1", "--checkpoint-interval=5steps"]
 
 
-@pytest.mark.slow
+@pytest.mark.slow  # `make bughunt` runs them, CI only those above
 @pytest.mark.bughunt
 @pytest.mark.parametrize(
     ("bug", "breadth", "says"),
