@@ -41,6 +41,7 @@ def add_check(parser: argparse.ArgumentParser) -> None:
         help="at least this many in each Train stage, with kills (default: two epochs of four)",
     )
     add("--checkpoint-interval", default="1epochs", help="as for `run` (default: %(default)s)")
+    add("--num-processes", type=run_options.positive_int, default=1, help="ranks (default: 1)")
     add("--json", action="store_true", help="print the result as JSON")
     add(
         "--kills",
@@ -69,7 +70,10 @@ def add_torture(parser: argparse.ArgumentParser) -> None:
         help="a known name, or your own as package.module:NAME (default: a built-in one)",
     )
     add("--recipe", help="or several: a,b (default: the first; all of the built-in one's)")
-    add("--num-processes", help="ranks; 1,2 alternates (default: 1; 1,1,2 for the built-in one)")
+    add(
+        "--num-processes",
+        help="ranks of a run, drawn for each: 1,2 (default: 1; built-in workload: 1,2,3,4)",
+    )
     add("--override", action="append", default=[], metavar="NAME=VALUE", help="as for `run`")
     add("--dataset-uri", help="a folder (default: made by the workload's own generator)")
     add("--count", type=int, default=77, help="samples to generate (default: %(default)s)")

@@ -81,11 +81,7 @@ class _Replicated:
         self._model = model
         self._work: nn.Module = _Work(model)
         if world.size > 1:
-            self._work = DistributedDataParallel(
-                self._work,
-                find_unused_parameters=stage.settings.find_unused_parameters,
-                gradient_as_bucket_view=True,
-            )
+            self._work = _replicated(self._work, stage.settings.find_unused_parameters)
 
     def losses(self, batch: Batch, step: int, num_steps: int) -> Any:
         return self._work(partial(_losses, self._stage, batch, step, num_steps))
@@ -104,6 +100,29 @@ class _Replicated:
 
     def end_evaluation(self) -> None:
         """No-op: nothing was gathered."""
+
+
+def _replicated(work: nn.Module, find_unused_parameters: bool) -> DistributedDataParallel:
+    """DDP with buckets of gradients that stay as they are.
+
+    DDP reduces all gradients of the first backward in one bucket, and lays its buckets out in the
+    order in which those came. A resumed attempt begins with a first backward, too: in other buckets
+    three ranks or more round other sums, so it would not equal an uninterrupted run. With
+    `find_unused_parameters` DDP keeps its first layout, in the reverse order of the parameters.
+    """
+    if not find_unused_parameters:
+        # A module's own parameters come first, so these give DDP that order.
+        for number, parameter in enumerate(reversed(list(work.parameters()))):
+            work.register_parameter(f"from_last_{number}", parameter)
+    ddp = DistributedDataParallel(
+        work, find_unused_parameters=find_unused_parameters, gradient_as_bucket_view=True
+    )
+    if not find_unused_parameters:
+        # As DDP itself does where a rank of `join` has no backward: now, and never again.
+        ddp.reducer._push_all_rebuilt_params()
+        if not ddp.reducer._rebuild_buckets():
+            raise AssertionError("DDP did not lay its buckets out before the first backward")
+    return ddp
 
 
 class _Sharded:

@@ -6,14 +6,14 @@ from typing import Any, cast
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from tests.training.ranks.processes import CPU, on_ranks
 from tests.training.tiny import TinyConfig, TinyTrain
 from training.engine.parallel import is_sharded, parallel
 from training.errors import UserError
 from training.ranks.world import RankEnvironment, World
-from training.workload import Settings, Train
+from training.workload import Loss, Settings, Train
 
 STAGE = TinyTrain(config=TinyConfig(sharding="full"), name="first", width=4)
 
@@ -72,6 +72,50 @@ def test_fails_for_settings_that_exclude_each_other() -> None:
         Settings(
             epochs=1, global_batch=1, micro_batch=1, sharding="full", find_unused_parameters=True
         )
+
+
+class Layers(nn.Module):
+    """Five MB of weights, used in another order than they are registered in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(512, 512) for _ in range(5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for number in (3, 0, 4, 1, 2):
+            x = torch.relu(self.layers[number](x))
+        return x
+
+
+class SumOfLayers:
+    """A stage whose loss is the sum of the outputs."""
+
+    def __init__(self) -> None:
+        self.name, self.settings = "first", Settings(epochs=1, global_batch=4, micro_batch=1)
+
+    def loss(self, m: nn.Module, b: Tensor, step: int, num_steps: int) -> Loss:
+        return Loss(total=m(b).sum())
+
+
+@pytest.mark.parametrize("size", [3, 4])
+def test_the_first_backward_of_an_attempt_adds_up_as_every_later_one(
+    size: int, tmp_path: Path
+) -> None:
+    """A resume begins with one: with other buckets, three ranks would round other sums."""
+
+    def act(world: World, root: Path) -> None:
+        torch.manual_seed(0)
+        work = parallel(cast(Train, SumOfLayers()), model := Layers(), world)
+        batch = torch.randn(4, 512, generator=torch.Generator().manual_seed(world.rank))
+        gradients = []
+        for step in range(3):
+            model.zero_grad(set_to_none=True)
+            work.losses(batch, step, 3)[0].backward()
+            gradients.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
+        for later in gradients[1:]:
+            assert all(map(torch.equal, gradients[0], later))
+
+    on_ranks(size, tmp_path, act)
 
 
 def test_one_process_alone_shards_nothing() -> None:

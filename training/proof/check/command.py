@@ -40,7 +40,10 @@ def check(options: argparse.Namespace) -> int:
 
     torch.set_num_threads(config.num_threads)
     with tempfile.TemporaryDirectory(prefix="check-") as folder:
-        runs = Runs(options.name, recipe, overrides, Path(folder), interval, options.steps)
+        runs = Runs(
+            *(options.name, recipe, overrides, Path(folder), interval, options.steps),
+            num_processes=options.num_processes,
+        )
         _prepare_dataset(options, workload, runs)
         refuse_started_cuda(options.name)
         whole = runs.whole("whole")

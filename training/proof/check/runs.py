@@ -21,6 +21,9 @@ from training.errors import EXIT_FINISHED, EXIT_INTERRUPTED, UserError
 from training.interruption.supervisor import Supervisor
 from training.proof.check.shortened import Shortened
 from training.proof.torture.compare import Outcome, read_outcome
+from training.proof.torture.ranks import ForkedRanks, place_of
+from training.ranks.launch import StartRank
+from training.ranks.world import RankEnvironment
 from training.record.head import read_head
 from training.store.open import open_store
 from training.workload import Train
@@ -105,6 +108,7 @@ class Runs:
         folder: Path,
         interval: Interval,
         num_steps: int | None,
+        num_processes: int = 1,
     ) -> None:
         self._name = name
         self._recipe = recipe
@@ -112,6 +116,7 @@ class Runs:
         self._folder = folder
         self._interval = interval
         self._num_steps = num_steps
+        self._num_processes = num_processes
         self._num_attempts = 0
         self.dataset = folder / "dataset"
 
@@ -170,19 +175,35 @@ class Runs:
         machine = self._folder / f"machine-{self._num_attempts}"
         pid = os.fork()
         if pid == 0:
-            os._exit(self._act(name, points, machine))
+
+            def other(rank: int) -> int:
+                return self._act(name, points, machine, rank, None)
+
+            ranks = ForkedRanks(self._num_processes, other)
+            os._exit(self._act(name, points, machine, 0, ranks.start))
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         shutil.rmtree(machine, ignore_errors=True)
         return code
 
-    def _act(self, name: str, points: Sequence[InterruptionPoint], machine: Path) -> int:
-        """Run the attempt in the child, its output in a log."""
+    def _act(
+        self,
+        name: str,
+        points: Sequence[InterruptionPoint],
+        machine: Path,
+        rank: int,
+        start_rank: StartRank | None,
+    ) -> int:
+        """Run one rank of the attempt in its process, its output in the attempt's log."""
         with ExitStack() as stack:
-            log = (self._folder / f"attempt-{self._num_attempts}.log").open("w")
+            log = (self._folder / f"attempt-{self._num_attempts}.log").open("a")
             stack.enter_context(redirect_stdout(log))
             stack.enter_context(redirect_stderr(log))
             try:
-                return exit_code_of(lambda: run_attempt(*self._options(name, points, machine)))
+                place = place_of(rank)
+                if place is None:
+                    return EXIT_FINISHED
+                run = self._options(name, points, machine, place, start_rank)
+                return exit_code_of(lambda: run_attempt(*run))
             except BaseException:  # the child must end here, whatever the workload raises
                 traceback.print_exc()
                 return _EXIT_CRASHED
@@ -190,18 +211,28 @@ class Runs:
                 log.flush()
 
     def _options(
-        self, name: str, points: Sequence[InterruptionPoint], machine: Path
+        self,
+        name: str,
+        points: Sequence[InterruptionPoint],
+        machine: Path,
+        place: RankEnvironment,
+        start_rank: StartRank | None,
     ) -> tuple[RunOptions, Job, Supervisor]:
         supervisor = Supervisor(budget_seconds=600.0)
 
         def reached(stage: str, kind: str, number: int) -> None:
-            place = next(
+            found = next(
                 (n for n, p in enumerate(points) if p.is_reached(stage, kind, number)), None
             )
-            if place is None or self._note.exists():
+            # All ranks come to a step, and the others end with rank 0.
+            if found is None or (place.rank and points[found].how == "killed"):
                 return
-            self._note.write_text(str(place))
-            if points[place].how == "killed":
+            try:
+                with self._note.open("x") as note:
+                    note.write(str(found))
+            except FileExistsError:
+                return
+            if points[found].how == "killed":
                 os.kill(os.getpid(), signal.SIGKILL)
             supervisor.interruption.tell("notice")
 
@@ -216,6 +247,9 @@ class Runs:
             lease_ttl_seconds=_LEASE_TTL_SECONDS,
             writer=f"attempt-{self._num_attempts}",
             scratch=machine,
+            environment=place,
+            num_processes=self._num_processes,
+            start_rank=start_rank,
         )
         workload = Shortened(load_workload(self._name), reached, self._num_steps)
         return options, resolve_job(options, workload), supervisor

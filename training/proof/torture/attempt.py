@@ -27,9 +27,9 @@ from training.proof.torture.faults import misbehaving
 from training.proof.torture.injector import NOTICE_FILE, Injector, StatusFile
 from training.proof.torture.instrumented import instrumented
 from training.proof.torture.plan import Kill
-from training.proof.torture.ranks import ForkedRanks, read_place
+from training.proof.torture.ranks import ForkedRanks, place_of
 from training.proof.torture.variants import Saving
-from training.ranks.launch import RankProcess, StartRank, end_with_rank_0
+from training.ranks.launch import RankProcess, StartRank
 from training.ranks.world import RankEnvironment
 from training.report.log import configure_logging
 from training.store.open import open_store
@@ -126,13 +126,9 @@ def _run(request: AttemptRequest, rank: int, start_rank: StartRank | None) -> in
     )
     injector = Injector(statuses, rank, request.kill, lambda: supervisor.extra_time.is_granted)
     supervisor.begin()
-    place = RankEnvironment.from_environment(os.environ)
-    if rank and not place.rank:
-        place = RankEnvironment.from_environment(read_place())
-        if not place.rank:
-            return 0  # rank 0 has exited before the others started
-    if rank:
-        end_with_rank_0()
+    place = place_of(rank)
+    if place is None:
+        return 0
     if request.saving == "streamed":
         _limit_memory()
     store = open_store(request.run_uri)

@@ -180,8 +180,8 @@ def _recipes(options: argparse.Namespace, workload: Workload[Any]) -> Sequence[s
 
 
 def _num_processes(options: argparse.Namespace) -> Sequence[int]:
-    """Numbers of ranks to draw from; built in: two ranks, which cost more, in a third of runs."""
-    text = options.num_processes or ("1,1,2" if options.workload == BUILT_IN else "1")
+    """Numbers of ranks to draw from, run by run."""
+    text = options.num_processes or ("1,2,3,4" if options.workload == BUILT_IN else "1")
     try:
         numbers = [int(number) for number in text.split(",")]
     except ValueError as error:

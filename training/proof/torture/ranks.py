@@ -1,4 +1,4 @@
-"""The other ranks of a tortured attempt: forked before any thread starts, released when needed.
+"""Ranks of an attempt of `torture` or `check`: forked before any thread starts, released later.
 
 For the engine they replace ranks of its own launcher (training/ranks/launch.py), but start seconds
 sooner: a rank waits at its pipe for its environment, and exits when the pipe closes, as rank 0 has
@@ -16,7 +16,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
-from training.ranks.launch import RankProcess
+from training.ranks.launch import RankProcess, end_with_rank_0
+from training.ranks.world import RankEnvironment
 
 _POLL_SECONDS = 0.005
 
@@ -79,7 +80,19 @@ class _ForkedRank:
             return self._code
 
 
-def read_place() -> dict[str, str]:
+def place_of(rank: int) -> RankEnvironment | None:
+    """How this rank meets the others, once it is to start; None if rank 0 has exited before."""
+    place = RankEnvironment.from_environment(os.environ)
+    if rank and not place.rank:
+        place = RankEnvironment.from_environment(_read_place())
+        if not place.rank:
+            return None
+    if rank:
+        end_with_rank_0()
+    return place
+
+
+def _read_place() -> dict[str, str]:
     """In a forked rank: wait for the variables of `start`; empty if rank 0 has exited."""
     line = b""
     while not line.endswith(b"\n"):

@@ -55,6 +55,17 @@ def test_many_steps_are_killed_between_commits_too(capsys: pytest.CaptureFixture
     )
 
 
+@pytest.mark.parametrize("num_processes", [3, pytest.param(4, marks=pytest.mark.slow)])
+def test_ranks_that_share_more_weights_than_a_bucket_holds_resume_exactly(
+    num_processes: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--recipe=large", f"--num-processes={num_processes}", "--count=77", "--json"]
+    assert main(["check", "training.proof.torture.workload:SMALL", *options]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert len(record["interruptions"]) == 11
+    assert "interrupted at stage 'wide', step 6" in record["interruptions"]
+
+
 def test_fails_where_a_stage_has_too_few_samples_for_so_many_steps(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

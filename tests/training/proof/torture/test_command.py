@@ -38,7 +38,7 @@ def test_a_kill_of_every_kind_changes_no_bit() -> None:
     assert result["dated_notices"] == sum(result["dated_ended_by"].values())
     assert len(result["runs_with"].pop("recipe")) >= 4
     assert {what: set(cards) for what, cards in result["runs_with"].items()} == {
-        "ranks": {"1", "2"},
+        "ranks": {"1", "2", "3", "4"},
         "interval": {"5steps", "1epochs", "0.1s", "auto"},
         "save": {"staged", "streamed"},
     }
