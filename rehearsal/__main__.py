@@ -17,13 +17,14 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from contract.cleared_folder import cleared_folder
 from contract.errors import EXIT_STOPPED
 from rehearsal.alarms.trial import trial_table, try_alarms
 from rehearsal.aws import EmbeddedAws, PortInUse
 from rehearsal.drill.cdk import run_cdk
 from rehearsal.drill.children import ChildFailed, Children
 from rehearsal.drill.defaults import PROGRAM_INTERRUPTIONS, by_workload, defaults_of
-from rehearsal.drill.demo import Demo, DemoSettings, clear
+from rehearsal.drill.demo import Demo, DemoSettings
 from rehearsal.drill.deployment import REPOSITORY, RehearsalFailed
 from rehearsal.drill.interruptions import SYNTAX, PlannedInterruption, parse_interruption
 from rehearsal.drill.lineage import read_lineage
@@ -192,8 +193,8 @@ def rehearse(arguments: argparse.Namespace, say: Callable[[str], None]) -> int:
         timeout_seconds=arguments.timeout_seconds,
     )
     image = _prepare(arguments.machine, say)
-    clear(folder)
     with (
+        cleared_folder(folder),
         EmbeddedAws() as aws,
         Children(say=say, environment=child_environment(aws), folder=REPOSITORY) as children,
         _nspawn_host(image, folder / "network", aws) as nspawn,
@@ -262,9 +263,12 @@ def _rehearse_drills(
 ) -> list[Outcome]:
     folder = (REPOSITORY / arguments.out).resolve()
     image = _prepare(arguments.machine, say)
-    clear(folder)
     outcomes = []
-    with (folder / "cdk.log").open("a", encoding="utf-8") as log, EmbeddedAws() as aws:
+    with (
+        cleared_folder(folder),
+        (folder / "cdk.log").open("a", encoding="utf-8") as log,
+        EmbeddedAws() as aws,
+    ):
 
         def keep(text: str) -> None:
             print(text, file=log, flush=True)

@@ -1,6 +1,5 @@
 """The main job, end to end: deploy, train, interrupt, resume, finish, prove (`make demo`)."""
 
-import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -199,10 +198,3 @@ class Demo:
     def _machine(self, instance: Instance) -> BootableMachine:
         folder = self.settings.folder / "machines"
         return self.deployment.machine(instance, folder, self.settings.notice_seconds, Quirks())
-
-
-def clear(folder: Path) -> None:
-    """Make an empty folder; remove what an earlier demo left."""
-    if folder.exists():
-        shutil.rmtree(folder)
-    folder.mkdir(parents=True)

@@ -4,6 +4,7 @@ import os
 import signal
 import socket
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -46,6 +47,26 @@ def test_fails_when_the_port_is_in_use(
         assert main() == 1
     assert f"port {port} is in use by another program" in capsys.readouterr().err
     assert handlers() == before
+
+
+@pytest.mark.parametrize("command", ["demo", "drill"])
+def test_fails_for_an_output_folder_with_files_of_ones_own(
+    command: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def fail() -> None:
+        raise ValueError("begins with the folder")
+
+    (tmp_path / "thesis.tex").write_text("precious")
+    monkeypatch.setattr(commands, "EmbeddedAws", fail)
+    monkeypatch.setattr(sys, "argv", ["rehearsal", command, f"--out={tmp_path}"])
+    assert main() == 1
+    assert f"rehearsal: {tmp_path} has files that this command did not make" in (
+        capsys.readouterr().err
+    )
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
 def test_fails_an_interruption_that_cannot_be_read(capsys: pytest.CaptureFixture[str]) -> None:

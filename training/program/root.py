@@ -37,8 +37,16 @@ def claimed(root: Path, run_uri: str) -> Iterator[None]:
 
 
 def _claim_files(root: Path, run_uri: str) -> None:
-    marker, checkpoints = root / _RUN, Container(root=root).checkpoints
-    whose = marker.read_text() if marker.is_file() else ""
+    container, marker = Container(root=root), root / _RUN
+    checkpoints, whose = container.checkpoints, marker.read_text() if marker.is_file() else ""
+    if not whose:
+        # What `Container.prepare` and `copy_source` replace.
+        for folder in (container.code, root / "input", container.model, container.output):
+            if folder.is_dir() and any(folder.iterdir()):
+                raise UserError(
+                    f"{folder} has files of something else, which this run would replace; "
+                    "move them away, or give another --ml-root"
+                )
     if whose != run_uri and checkpoints.is_dir() and any(checkpoints.iterdir()):
         raise UserError(
             f"{checkpoints} has files of {whose or 'something else'}, which this run would "

@@ -5,16 +5,16 @@ training needs no library for them.
 """
 
 import logging
-import shutil
 import signal
 import time
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 
+from contract.cleared_folder import cleared_folder
 from contract.lineage import Line
 from training.errors import UserError
 from training.record.head import read_head
@@ -23,7 +23,6 @@ from training.store.protocol import Store, StoreError
 
 _log = logging.getLogger(__name__)
 
-_MARK = "made-by-training"
 # A store that fails for longer than this ends the command; until then reads are retried.
 _MAX_FAILING_SECONDS = 600.0
 # How often to check for Ctrl-C.
@@ -40,14 +39,8 @@ class EventFiles:
             raise UserError(
                 "the package tensorboard is not installed; install it with: pip install tensorboard"
             ) from error
-        if out.exists() and any(out.iterdir()) and not (out / _MARK).exists():
-            raise UserError(
-                f"{out} is not empty and was not made by this command; give a new folder"
-            )
-        shutil.rmtree(out, ignore_errors=True)
-        out.mkdir(parents=True)
-        (out / _MARK).touch()
-        self._out = out
+        self._held = ExitStack()
+        self._out = self._held.enter_context(cleared_folder(out))
         self._open = SummaryWriter
         self._writer = SummaryWriter(str(out))
         self._written: dict[str, array[int]] = {}  # tag -> its steps, rising
@@ -95,6 +88,7 @@ class EventFiles:
         # Ctrl-C may have come while the writer's queue was locked: closing would wait for it.
         if kind is not KeyboardInterrupt:
             self._writer.close()
+        self._held.close()
 
 
 class Follower:

@@ -246,14 +246,15 @@ def test_what_a_program_leaves_may_take_longer_to_send_than_the_watchdog_waits(
     assert not hangs
 
 
+@pytest.mark.parametrize("folder", ["checkpoints", "input", "model", "output", "code"])
 def test_fails_where_another_program_uses_the_root(
-    run: ProgramRun, capfd: pytest.CaptureFixture[str]
+    run: ProgramRun, folder: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    (run.root / "checkpoints").mkdir(parents=True)
-    (run.root / "checkpoints" / "mine.pt").write_text("x")
+    (run.root / folder).mkdir(parents=True)
+    (run.root / folder / "mine.pt").write_text("x")
     assert run.attempt() == 2
     assert "has files of something else" in capfd.readouterr().err
-    assert (run.root / "checkpoints" / "mine.pt").exists()
+    assert (run.root / folder / "mine.pt").exists()
 
 
 def test_a_suspended_writer_that_wakes_up_ends_its_program_and_writes_nothing(

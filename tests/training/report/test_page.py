@@ -172,7 +172,7 @@ def test_fails_for_a_folder_with_other_things_in_it(
 ) -> None:
     (tmp_path / "mine.txt").write_text("precious")
     assert main(["tensorboard", f"--run-uri={whole.uri}", f"--out={tmp_path}"]) == 2
-    assert "was not made by this command; give a new folder" in capsys.readouterr().err
+    assert "has files that this command did not make" in capsys.readouterr().err
     assert (tmp_path / "mine.txt").exists()
 
 

@@ -1,0 +1,45 @@
+"""The output folder of a command, emptied of what its last run left there; never a user's own."""
+
+import fcntl
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from contract.errors import UserError
+
+MARK = "made-by-training"
+
+
+@contextmanager
+def cleared_folder(folder: Path) -> Iterator[Path]:
+    """Hold an empty folder for one command: a new or empty one, or one that has our mark.
+
+    UserError, and nothing deleted, if it has files but no mark, or if another command holds it.
+    """
+    mark = folder / MARK
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not mark.is_file() and any(folder.iterdir()):
+            raise UserError(
+                f"{folder} has files that this command did not make, and it begins by emptying "
+                "its output folder; give a new or empty one, or delete it yourself"
+            )
+        lock = mark.open("a")
+    except OSError as error:
+        raise UserError(
+            f"cannot write to {folder}: {error.strerror}; give another folder"
+        ) from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(
+                f"another command is writing to {folder}; wait for its end, or give another folder"
+            ) from None
+        for path in folder.iterdir():
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            elif path.name != MARK:
+                path.unlink()
+        yield folder
