@@ -77,7 +77,12 @@ class ProgramWatch:
         step = int(restored.note.get("step", restored.entry.step))
         self._progress.resume(step, restored.entry.name)
         self._events.emit(
-            "resumed", "ok", checkpoint=restored.entry.name, step=step, bytes=restored.bytes
+            "resumed",
+            "ok",
+            checkpoint=restored.entry.name,
+            step=step,
+            bytes=restored.bytes,
+            passed_over=[{"name": name, "why": why} for name, why in restored.passed_over],
         )
 
     @contextlib.contextmanager
@@ -144,6 +149,7 @@ class ProgramWatch:
             )
             raise InterruptedRunError(notice.cause)
         if exit_code != 0:
+            self._mirror.count_failure()
             tail = self._log.tail
             reason = failure_reason(self._options.container, exit_code, tail[-1] if tail else "")
             self._events.emit(

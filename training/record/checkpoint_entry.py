@@ -48,12 +48,17 @@ class CheckpointEntry:
     is_best: bool = False  # the best by its stage's best_metric when it was evaluated
     # What its stage still needed by the pace of its writer, for the Guard; None: not known yet.
     seconds_left: float | None = None
+    # Taken because a program ended itself after a notice: it may hold half of a save.
+    is_tentative: bool = False
+    failed_starts: int = 0  # programs that began with it, and failed before they left another
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> "CheckpointEntry":
         """Read what `asdict` returned; ValueError or TypeError for anything else."""
         if not CHECKPOINT_NAME.fullmatch(record["name"]):
             raise ValueError(f"the checkpoint name {record['name']!r} was not written by a trainer")
+        if record.get("failed_starts", 0) < 0:
+            raise ValueError(f"{record['name']} has a wrong number of failed starts")
         if record["step"] < 0 or record["epoch"] < 0 or record["kind"] not in get_args(Kind):
             raise ValueError(f"{record['name']} has a wrong step, epoch or kind")
         files = tuple(FileEntry.from_json(file) for file in record["files"])

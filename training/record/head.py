@@ -22,8 +22,9 @@ from training.store.protocol import (
     StoreError,
 )
 
-# Format 2 added part_bytes to files and is_best to checkpoints, format 3 seconds_left to them.
-_FORMAT = 3
+# Format 2 added part_bytes to files and is_best to checkpoints, format 3 seconds_left to them,
+# format 4 is_tentative and failed_starts.
+_FORMAT = 4
 _ATTEMPTS = 6
 _BACKOFF_SECONDS = 0.1
 

@@ -104,6 +104,15 @@ class Lease:
         if release:
             self._stop.set()
 
+    def count_failed_start(self, name: str) -> None:
+        """Count a program that began with this snapshot and failed before it left another."""
+
+        def count(entry: CheckpointEntry) -> CheckpointEntry:
+            is_it = entry.name == name
+            return replace(entry, failed_starts=entry.failed_starts + 1) if is_it else entry
+
+        self._change(lambda head: replace(head, checkpoints=tuple(map(count, head.checkpoints))))
+
     def abandon(self, name: str) -> None:
         """Mark a checkpoint's files for deletion: as far as its writer knows, it was not published.
 

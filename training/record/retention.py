@@ -1,4 +1,7 @@
-"""Which checkpoints are kept: the newest, every Nth, the best, and the stages' ends they need."""
+"""Which checkpoints are kept: the newest, every Nth, the best, and the stages' ends they need.
+
+One that may hold half of a save never takes the place of the newest that does not.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -23,7 +26,9 @@ class Retention:
         """The checkpoints to keep; both sequences are oldest first."""
         # A stage's later best is better: it was compared with the earlier one.
         best = {entry.stage: entry for entry in checkpoints if entry.is_best}
-        chosen = [*checkpoints[-self.newest :], *best.values(), *self._every(checkpoints)]
+        firm = [entry for entry in checkpoints if not entry.is_tentative]
+        newest = [*checkpoints[-self.newest :], *firm[-1:]]
+        chosen = [*newest, *best.values(), *self._every(checkpoints)]
         names = {entry.name for entry in chosen}
         for entry in chosen:
             earlier = checkpoints[: checkpoints.index(entry)]

@@ -40,6 +40,8 @@ class Moment:
     quiet: Listing | None = None
     # As it was when the program asked, by the clock that stamps files: it may write on unasked.
     asked_ns: int | None = None
+    # Nobody knows whether the program was in the middle of a save.
+    is_tentative: bool = False
 
     def refuse_other(self, listing: Listing) -> None:
         """Raise ChangedError or SnapshotError if the moment is over."""
@@ -53,6 +55,7 @@ class Moment:
 
 
 ANY_MOMENT = Moment()
+AT_AN_EXIT = Moment(is_tentative=True)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

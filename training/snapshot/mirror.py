@@ -9,7 +9,7 @@ import logging
 import shutil
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -38,6 +38,8 @@ Haste: TypeAlias = Literal["emergency", "rebalance"]
 _POLL_SECONDS = 0.1
 _LINE_SECONDS = 10.0
 _FINAL_ATTEMPTS = 4
+# Then an older snapshot is tried: what failed may have been something else once.
+_MOST_FAILED_STARTS = 2
 # What a send that is cancelled gets to say so.
 _GRACE_SECONDS = 1.0
 _NOTHING = Snapshot(reason="exit", program_says_when=False, files=())
@@ -90,6 +92,7 @@ class Mirror:
         self._watcher = Watcher(
             folder, self.commit_file, quiet_seconds, self._capture, self._refuse
         )
+        self._restored: CheckpointEntry | None = None
         self._haste: Haste | None = None
         self._num_captures = 0
         self._said = -_LINE_SECONDS
@@ -115,14 +118,17 @@ class Mirror:
         def read(store: Store, entry: CheckpointEntry) -> Filled:
             return read_twice(entry, lambda: fill(store, read_snapshot(store, entry), self._folder))
 
-        found, passed_over = newest_valid(self._store, self._lease.head.checkpoints, read)
+        entries, given_up = _candidates(self._lease.head.checkpoints)
+        found, passed_over = newest_valid(self._store, entries, read)
+        if found is not None and found.entry.name not in given_up:
+            passed_over += tuple(given_up.items())
         for name, why in passed_over:
             _log.warning(f"[snapshot] {name} is passed over: {why}")
         if found is None:
             self._publisher.begin_with(fill(self._store, _NOTHING, self._folder))
             self._publisher.sweep()
             return None
-        filled = found.snapshot
+        self._restored, filled = found.entry, found.snapshot
         self._watcher.says_when = filled.snapshot.program_says_when
         self._publisher.begin_with(filled)
         self._watcher.captured = list_folder(self._folder)
@@ -189,6 +195,16 @@ class Mirror:
             self._publisher.sweep()
         return is_sent and self._outbox.refused is None
 
+    def count_failure(self) -> None:
+        """The program has failed: count it against a tentative snapshot that it began with."""
+        began_with = self._restored
+        if began_with is None or not began_with.is_tentative or self.last is not None:
+            return
+        self._lease.count_failed_start(began_with.name)
+        self._events.emit(
+            "failed-start", snapshot=began_with.name, failed_starts=began_with.failed_starts + 1
+        )
+
     def close(self) -> None:
         """Stop both threads; what is being sent is never committed later."""
         self._is_closing.set()
@@ -240,7 +256,12 @@ class Mirror:
             except SnapshotError as error:
                 self._refuse(error)
                 return False
-            parcel = Parcel(capture=captured, kind=self._kind, releases=release)
+            parcel = Parcel(
+                capture=captured,
+                kind=self._kind,
+                releases=release,
+                is_tentative=moment.is_tentative,
+            )
             self._outbox.put(parcel)
             if not parcel.is_over.wait(_left(deadline)):
                 self._publisher.cancel()
@@ -282,6 +303,23 @@ class Mirror:
             f"[snapshot] {restored.entry.step} restored: {restored.num_files} files, "
             f"{size:,.1f} MB, {reused:,.1f} MB of them were on the disk"
         )
+
+
+def _candidates(
+    entries: Sequence[CheckpointEntry],
+) -> tuple[Sequence[CheckpointEntry], dict[str, str]]:
+    """The snapshots to try, the last first, and why some come after all others."""
+    given_up = [
+        entry
+        for entry in entries
+        if entry.is_tentative and entry.failed_starts >= _MOST_FAILED_STARTS
+    ]
+    why = {
+        entry.name: f"taken when the program ended itself after a notice, and it failed "
+        f"{entry.failed_starts} times on it"
+        for entry in given_up
+    }
+    return (*given_up, *(entry for entry in entries if entry not in given_up)), why
 
 
 def _left(deadline: float | None) -> float | None:

@@ -28,6 +28,7 @@ class Parcel:
     capture: Capture
     kind: Kind
     releases: bool = False
+    is_tentative: bool = False  # it may hold half of a save
     is_over: threading.Event = field(default_factory=threading.Event)
     error: BaseException | None = None
 
@@ -126,7 +127,12 @@ class Outbox:
         seconds = _RETRY_SECONDS
         while True:
             try:
-                self._publisher.publish(parcel.capture, parcel.kind, release=parcel.releases)
+                self._publisher.publish(
+                    parcel.capture,
+                    parcel.kind,
+                    release=parcel.releases,
+                    is_tentative=parcel.is_tentative,
+                )
                 return
             except CancelledError:
                 raise StoreError("there was no time to send it") from None

@@ -90,7 +90,9 @@ class Publisher:
             self._is_cancelled = True
             self._progress.stop.set()
 
-    def publish(self, capture: Capture, kind: Kind, *, release: bool = False) -> None:
+    def publish(
+        self, capture: Capture, kind: Kind, *, release: bool = False, is_tentative: bool = False
+    ) -> None:
         """Send and commit; may raise ChangedError, StoreError, LeaseLostError, CancelledError."""
         began = time.monotonic()
         sent = self._sent(capture)
@@ -99,7 +101,7 @@ class Publisher:
             if release:
                 self._lease.release()
         else:
-            entry = self._commit(sent.snapshot, kind, release=release)
+            entry = self._commit(sent.snapshot, kind, release=release, is_tentative=is_tentative)
             self.last = Committed(
                 name=entry.name,
                 number=entry.step,
@@ -142,14 +144,22 @@ class Publisher:
             self._blobs.delete_unpublished(sending.new_blobs)
             raise
 
-    def _commit(self, snapshot: Snapshot, kind: Kind, *, release: bool) -> CheckpointEntry:
+    def _commit(
+        self, snapshot: Snapshot, kind: Kind, *, release: bool, is_tentative: bool
+    ) -> CheckpointEntry:
         head = self._lease.head
         number = max((entry.step for entry in head.checkpoints), default=0) + 1
         name = f"{number:08d}-g{head.generation:04d}-{secrets.token_hex(8)}"
         data = snapshot.to_bytes()
         file = FileEntry(name=SNAPSHOT, bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
         entry = CheckpointEntry(
-            name=name, step=number, stage=STAGE, epoch=0, kind=kind, files=(file,)
+            name=name,
+            step=number,
+            stage=STAGE,
+            epoch=0,
+            kind=kind,
+            files=(file,),
+            is_tentative=is_tentative,
         )
         self._blobs.add(name, snapshot)
         try:

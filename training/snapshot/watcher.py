@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from training.snapshot.capture import ANY_MOMENT, Moment
+from training.snapshot.capture import ANY_MOMENT, AT_AN_EXIT, Moment
 from training.snapshot.listing import (
     ChangedError,
     Listing,
@@ -80,10 +80,10 @@ class Watcher:
     def last_moment(self, exit_code: int, *, was_told: bool) -> Moment:
         """When the folder of a program that has ended may be captured; SnapshotError if never.
 
-        What it wrote last counts if it ended well, or was told to end. Any other end may have come
-        in the middle of a save.
+        What it wrote last counts if it ended well by itself; if it was told to end and did, it may
+        have been in the middle of a save, as with any other end.
         """
-        if exit_code == 0:
+        if exit_code == 0 and not was_told:
             return ANY_MOMENT
         with suppress(FileNotFoundError):
             asked = Moment(asked_ns=self._commit_file.stat().st_ctime_ns)
@@ -91,8 +91,8 @@ class Watcher:
             return asked
         if self.says_when:
             raise SnapshotError("what the program did after its last commit does not count")
-        if was_told and 0 < exit_code != _KILLED:
-            return ANY_MOMENT
+        if was_told and 0 <= exit_code != _KILLED:
+            return AT_AN_EXIT
         seconds = self._quiet.seconds_until_now(list_folder(self._folder))
         if seconds < self._wanted_seconds:
             raise SnapshotError(f"the program died {seconds:.1f} s after the last change")

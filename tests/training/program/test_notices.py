@@ -71,6 +71,45 @@ def test_a_program_that_saves_when_told_is_saved_at_once(run: ProgramRun) -> Non
     assert (ended["exit_code"], ended["unsaved_seconds"]) == (0, 0.0)
 
 
+@pytest.mark.parametrize("commits", [0, 1])
+def test_a_handler_that_exits_in_the_middle_of_a_save_loses_no_whole_one(
+    run: ProgramRun, commits: int
+) -> None:
+    run.options = ["--notice-budget-seconds=60", f"--hyperparameter=commits={commits}"]
+    run.write("""
+        import argparse, os, signal, sys, time
+        from pathlib import Path
+        from training.program import commit
+        parser = argparse.ArgumentParser()
+        parser.add_argument("--commits", type=int)
+        state = Path(os.environ["SM_CHECKPOINT_DIR"], "state.txt")
+        assert not state.exists() or state.read_text() == "whole", "failed locating file data.pkl"
+        if state.exists():
+            sys.exit(0)
+        signal.signal(signal.SIGTERM, lambda *told: sys.exit(0))
+        state.write_text("whole")
+        if parser.parse_args().commits:
+            commit()
+        else:
+            time.sleep(1.5)
+        with state.open("w") as file:
+            file.write("who")
+            file.flush()
+            print("begins to save", flush=True)
+            time.sleep(1000)
+    """)
+    process = run.spawn()
+    run.wait_until(lambda: begins(run))
+    tell(process)
+    assert process.returncode == 75
+    codes = [run.attempt() for _ in range(1 if commits else 3)]
+    assert codes == ([0] if commits else [1, 1, 0])
+    failed = [event["failed_starts"] for event in run.events("failed-start")]
+    assert failed == ([] if commits else [1, 2])
+    *_, resumed = run.events("resumed")
+    assert len(resumed["passed_over"]) == (0 if commits else 1)
+
+
 def test_a_program_that_dies_of_its_error_when_told_is_interrupted_all_the_same(
     run: ProgramRun,
 ) -> None:
