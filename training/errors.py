@@ -8,11 +8,16 @@ from contract.errors import EXIT_FAILED as EXIT_FAILED
 from contract.errors import EXIT_FINISHED as EXIT_FINISHED
 from contract.errors import EXIT_INTERRUPTED as EXIT_INTERRUPTED
 from contract.errors import EXIT_LEASE_LOST as EXIT_LEASE_LOST
+from contract.errors import EXIT_MACHINE as EXIT_MACHINE
 from contract.errors import EXIT_NO_MANIFEST as EXIT_NO_MANIFEST
 from contract.errors import EXIT_STOPPED as EXIT_STOPPED
 from contract.errors import EXIT_STORE as EXIT_STORE
 from contract.errors import EXIT_USER as EXIT_USER
 from contract.errors import UserError as UserError
+
+
+class MachineError(RuntimeError):
+    """This machine cannot go on, and another one may: one sentence with the reason."""
 
 
 class RunFailedError(RuntimeError):

@@ -3,11 +3,12 @@
 Imports no torch.
 """
 
+import errno
 import os
 import tempfile
 from pathlib import Path
 
-from training.errors import UserError
+from training.errors import MachineError, UserError
 
 
 def checked_file(path: Path) -> Path:
@@ -29,5 +30,7 @@ def checked_folder(path: Path) -> Path:
             pass
     except OSError as error:
         why = error.strerror or os.strerror(error.errno or 0)
-        raise UserError(f"cannot write to {path}: {why}; give another path") from error
+        raise (MachineError if error.errno == errno.ENOSPC else UserError)(
+            f"cannot write to {path}: {why}; give another path"
+        ) from error
     return path

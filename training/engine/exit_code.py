@@ -7,9 +7,11 @@ from training.errors import (
     EXIT_FAILED,
     EXIT_INTERRUPTED,
     EXIT_LEASE_LOST,
+    EXIT_MACHINE,
     EXIT_STOPPED,
     EXIT_STORE,
     EXIT_USER,
+    MachineError,
     OutOfMemoryError,
     ProgramFailedError,
     RankLostError,
@@ -28,6 +30,8 @@ def exit_code_of(act: Callable[[], int]) -> int:
         return act()
     except UserError as error:
         return _report(error, EXIT_USER)
+    except MachineError as error:
+        return _report(error, EXIT_MACHINE)
     except LeaseLostError as error:
         return _report(error, EXIT_LEASE_LOST)
     except (InterruptedRunError, InterruptedWhileWaitingError) as error:

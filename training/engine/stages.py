@@ -166,13 +166,11 @@ class StageSequence:
             "checkpoint": loaded.entry.name if loaded else None,
         }
         passed = [{"name": name, "why": why} for name, why in passed_over]
-        if loaded or passed:
+        if loaded:
             context.events.emit("resumed", "ok", **where, passed_over=passed)
             _log.info("[resume] from %s, step %d", where["checkpoint"], where["step"])
         key = context.numerics
         context.metrics.write("resume", **where, passed_over=passed, numerics_key=key)
-        if loaded is None and context.lease.head.checkpoints:
-            _log.warning("[resume] no valid checkpoint; restarting from scratch")
         self._snapshot = loaded.snapshot if loaded else None
         return position
 

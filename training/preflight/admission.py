@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from training.checkpoint.memory import free_bytes
-from training.errors import UserError
+from training.errors import MachineError, UserError
 
 _log = logging.getLogger(__name__)
 
@@ -68,6 +68,7 @@ class MachineCapacity:
     free_host_mib: int | None
     vcpus: int
     gpu_mib: Sequence[int] = ()  # of each GPU
+    host_mib: int | None = None  # in all
 
     @classmethod
     def here(cls, gpu_mib: Sequence[int] = ()) -> "MachineCapacity":
@@ -77,6 +78,7 @@ class MachineCapacity:
             free_host_mib=None if free is None else free // _MEBIBYTE,
             vcpus=os.cpu_count() or 1,
             gpu_mib=gpu_mib,
+            host_mib=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // _MEBIBYTE,
         )
 
 
@@ -91,7 +93,10 @@ class Reservation:
 def refuse_oversubscription(
     requests: Sequence[ResourceRequest], others: Sequence[Reservation], machine: MachineCapacity
 ) -> None:
-    """Raise UserError with the arithmetic if these runs together do not fit beside the others."""
+    """Raise an error with the arithmetic if these runs together do not fit beside the others.
+
+    MachineError if they would fit on this machine with all of its memory free, else UserError.
+    """
     reserved = sum(max(0, other.request.host_mib - other.used_mib) for other in others)
     requested = sum(request.host_mib for request in requests)
     if machine.free_host_mib is not None:
@@ -99,7 +104,8 @@ def refuse_oversubscription(
         if requested > available:
             each = requests[0]
             num_fitting = max(0, available // each.host_mib)
-            raise UserError(
+            fits = machine.host_mib is not None and requested <= machine.host_mib * _USABLE_SHARE
+            raise (MachineError if fits else UserError)(
                 f"{len(requests)} run(s) need {requested} MiB of memory ({each.arithmetic()} "
                 f"each); {machine.free_host_mib} MiB are free, of which {_USABLE_SHARE:.0%} may be "
                 f"used and {reserved} MiB are reserved by {len(others)} other run(s): "
@@ -135,7 +141,7 @@ def _refuse_full_gpu(
     requested = sum(request.gpu_mib or total for request in requests)
     reserved = sum(other.request.gpu_mib or total for other in others)
     if requested + reserved > total:
-        raise UserError(
+        raise (MachineError if requested <= total else UserError)(
             f"{len(requests)} run(s) need {requested} MiB of GPU memory, {len(others)} other "
             f"run(s) have reserved {reserved} MiB, and the GPU has {total} MiB; give each run its "
             "share with --memory-limit-mib, or run fewer at once"
@@ -150,7 +156,7 @@ class Reservations:
 
     @contextmanager
     def reserved(self, request: ResourceRequest, machine: MachineCapacity) -> Iterator[None]:
-        """Hold a reservation while the context is open; UserError if the run does not fit.
+        """Hold a reservation while the context is open; as `refuse_oversubscription` if none fits.
 
         Where nothing can be reserved, the run goes on without one and says so.
         """

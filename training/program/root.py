@@ -1,13 +1,14 @@
 """The root of the container contract on this machine: one run's at a time, its source copied in."""
 
 import contextlib
+import errno
 import fcntl
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 from contract.source import find_files
-from training.errors import UserError
+from training.errors import MachineError, UserError
 from training.program.container import Container
 from training.store.unfinished import write_whole
 
@@ -23,7 +24,7 @@ def claimed(root: Path, run_uri: str) -> Iterator[None]:
             root.mkdir(parents=True, exist_ok=True)
             lock = stack.enter_context((root / _LOCK).open("a"))
         except OSError as error:
-            raise UserError(
+            raise (MachineError if error.errno == errno.ENOSPC else UserError)(
                 f"the folder {root} cannot be used ({error.strerror}); give another --ml-root"
             ) from error
         try:

@@ -1,7 +1,7 @@
 """The newest checkpoint or snapshot whose checksums match; each one passed over has its reason.
 
-One that the store refuses to read is passed over too, but only for an older one: it may be whole,
-so nothing starts anew because of it. Imports no torch.
+Where none of them can be read nothing starts anew: this machine or its way to the store may be what
+is damaged, and a run that began again would delete them. Imports no torch.
 """
 
 import logging
@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from training.errors import MachineError
 from training.record.checkpoint_entry import CheckpointEntry
 from training.store.protocol import Store, StoreError
 
@@ -45,7 +46,8 @@ def newest_valid(
 ) -> tuple[Loaded[S] | None, tuple[tuple[str, str], ...]]:
     """The newest checkpoint whose checksums match, and those passed over as (name, why).
 
-    StoreError if none is valid and the store refused one of them, which may be whole.
+    None if there are none at all. If none can be read: StoreError if the store refused one of them,
+    else MachineError.
     """
     passed_over: list[tuple[str, str]] = []
     refused: list[StoreError] = []
@@ -63,4 +65,11 @@ def newest_valid(
             f"no checkpoint of {store.uri} can be read: {refused[0]}; "
             "the run is kept, start again once they can be read"
         )
-    return None, tuple(passed_over)
+    if passed_over:
+        name, why = passed_over[0]
+        raise MachineError(
+            f"none of the {len(passed_over)} checkpoints of {store.uri} can be verified on this "
+            f"machine (the newest, {name}: {why}); all of them are kept, and another machine tries "
+            "again; if it cannot either, restore the objects' last versions, or give a new run ID"
+        )
+    return None, ()

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from contract.keys import blob_key, checkpoint_prefix
-from training.errors import UserError
+from training.errors import MachineError, UserError
 from training.record.checkpoint_entry import CheckpointEntry
 from training.record.newest_valid import DamagedCheckpointError
 from training.snapshot.listing import FileState, SnapshotError, is_log, list_folder
@@ -245,7 +245,9 @@ def _refuse_without_room(root: Path, need: int, *, is_full: bool = False) -> Non
     about = os.statvfs(root)
     free = about.f_bavail * about.f_frsize
     if is_full or free < need:
-        raise UserError(
+        # On a disk of this size it may fit, once other files are gone.
+        may_fit = need < about.f_blocks * about.f_frsize
+        raise (MachineError if may_fit else UserError)(
             f"the snapshot does not fit on the disk of {root}: it needs {need / 1e6:,.1f} MB more "
             f"and {free / 1e6:,.1f} MB are free; use a larger volume, or free some of it"
         )

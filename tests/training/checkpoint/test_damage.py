@@ -12,6 +12,7 @@ from tests.training.hooks import interrupt_at
 from tests.training.runs import Run, assert_equal
 from training.artifacts.prepare import _indexed
 from training.checkpoint.read import read_checkpoint
+from training.errors import MachineError
 from training.record.checkpoint_entry import CheckpointEntry
 from training.record.newest_valid import newest_valid
 from training.store.folder import FolderStore
@@ -56,9 +57,8 @@ def test_no_bit_of_a_checkpoint_can_be_flipped_unseen(run: Run) -> None:
         header = range(0, min(400, len(good)), 7)  # sizes, names, shapes, offsets
         for byte in [*header, *(rng.randrange(len(good)) for _ in range(40)), len(good) - 1]:
             flip(path, byte, rng.randrange(8))
-            loaded, passed_over = newest_valid(run.store, [newest], read_checkpoint)
-            assert loaded is None, (file.name, byte)
-            assert passed_over[0][0] == newest.name
+            with pytest.raises(MachineError, match=newest.name):
+                newest_valid(run.store, [newest], read_checkpoint)
             path.write_bytes(good)
     assert newest_valid(run.store, [newest], read_checkpoint)[0] is not None
 
@@ -81,18 +81,48 @@ def test_a_damaged_stage_end_falls_back_to_an_older_state_of_its_stage(
     assert_equal(run, whole)
 
 
-def test_a_damaged_stage_end_with_nothing_before_it_begins_the_run_anew_from_its_artifacts(
-    run: Run, whole: Run
+def test_a_damaged_stage_end_with_nothing_before_it_ends_the_attempt_and_begins_nothing_anew(
+    run: Run, whole: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
     interrupted(run, "second", 10)
     end = run.head.checkpoints[0]
     assert end.kind == "stage-end"
-    file_of(run, end, "state.json").unlink()
+    state = file_of(run, end, "state.json")
+    moved = state.rename(state.with_suffix(".moved"))
+    before = run.head.checkpoints
+    capsys.readouterr()
+    assert run.attempt() == 4
+    (error,) = capsys.readouterr().err.strip().splitlines()
+    assert error.startswith(
+        f"error: none of the 4 checkpoints of {run.uri} can be verified on this"
+    )
+    assert (run.head.state, run.head.checkpoints) == ("released", before)
+    moved.rename(state)
     assert run.attempt() == 0
-    resumed = run.events("resumed")[-1]
-    assert resumed["checkpoint"] is None
-    assert len(resumed["passed_over"]) == 4
-    assert len(run.lines("prepare")) == 3, "derived data is kept"
+    assert_equal(run, whole)
+
+
+def test_a_machine_that_reads_every_checkpoint_wrong_deletes_none(
+    run: Run, whole: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interrupted(run, "second", 10)
+    read, before = FolderStore.read_into, snapshot_of(run)
+
+    def read_badly(self: FolderStore, key: str, start: int, data: memoryview) -> None:
+        read(self, key, start, data)
+        data[0] ^= "model.safetensors" in key
+
+    with monkeypatch.context() as bad_memory:
+        bad_memory.setattr(FolderStore, "read_into", read_badly)
+        assert run.attempt() == 4
+    after = snapshot_of(run)
+    assert {name for name in before if name.startswith("checkpoints/")} <= after.keys()
+    steps = len(run.lines("step"))
+    assert run.attempt() == 0
+    assert (
+        len(run.lines("step")) - steps
+        == 24 - json.loads(before["head.json"])["checkpoints"][-1]["step"]
+    )
     assert_equal(run, whole)
 
 
@@ -214,7 +244,7 @@ def test_a_head_of_the_older_format_is_gone_on_from(run: Run, whole: Run) -> Non
     edit_head(run, to_format_1)
     assert run.attempt() == 0
     assert run.events("resumed")[-1]["passed_over"] == []
-    assert json.loads((Path(run.uri) / "head.json").read_bytes())["format"] == 3
+    assert json.loads((Path(run.uri) / "head.json").read_bytes())["format"] == 4
     assert_equal(run, whole)
 
 
@@ -226,7 +256,7 @@ def test_fails_for_a_newer_format_and_says_which_bundle_reads_it(
     before = snapshot_of(run)
     assert run.attempt() == 2
     assert (
-        "head.json has format 99, but this version knows 1 to 3; "
+        "head.json has format 99, but this version knows 1 to 4; "
         "run the bundle that config.json names"
     ) in capsys.readouterr().err
     assert snapshot_of(run) == before

@@ -19,7 +19,7 @@ from tests.training.runs import WORKLOAD, Run
 from tests.training.tiny import Tiny
 from training.cli.main import main
 from training.config import resolve_config
-from training.errors import UserError
+from training.errors import MachineError, UserError
 from training.preflight.admission import (
     MachineCapacity,
     Reservation,
@@ -99,6 +99,21 @@ def test_fails_for_more_processes_than_the_machine_holds(tmp_path: Path) -> None
     refuse_oversubscription([two], [], replace(G5_2XLARGE, gpu_mib=()))
 
 
+def test_memory_that_is_taken_for_the_moment_is_the_machines_fault() -> None:
+    mine = ResourceRequest(run="a", data_mib=20_000, loader_workers=0, threads=1, gpu_mib=20_000)
+    busy = replace(G5_2XLARGE, free_host_mib=8 * 1024, host_mib=31 * 1024)
+    with pytest.raises(MachineError, match="8192 MiB are free"):
+        refuse_oversubscription([mine], [], busy)
+    with pytest.raises(UserError, match="8192 MiB are free"):
+        refuse_oversubscription([replace(mine, data_mib=25_000)], [], busy)
+    idle = replace(busy, free_host_mib=30 * 1024)
+    small = replace(mine, data_mib=0)
+    with pytest.raises(MachineError, match="need 20000 MiB of GPU memory, 1 other"):
+        refuse_oversubscription([small], [Reservation(request=small)], idle)
+    with pytest.raises(UserError, match="need 40000 MiB of GPU memory, 1 other"):
+        refuse_oversubscription([small] * 2, [Reservation(request=small)], idle)
+
+
 def test_what_others_have_reserved_and_not_yet_taken_counts() -> None:
     mine = ResourceRequest(run="a", data_mib=0, loader_workers=0, threads=1)
     large = ResourceRequest(run="b", data_mib=23 * 1024, loader_workers=0, threads=1)
@@ -111,7 +126,7 @@ def test_what_others_have_reserved_and_not_yet_taken_counts() -> None:
 
 def test_fails_for_a_gpu_that_is_taken(tmp_path: Path) -> None:
     all_of_it = need(tmp_path, reads=False, gpu_mib=None)
-    with pytest.raises(UserError, match=r"22888 MiB of GPU memory, 1 other run\(s\) have"):
+    with pytest.raises(MachineError, match=r"22888 MiB of GPU memory, 1 other run\(s\) have"):
         refuse_oversubscription([all_of_it], [Reservation(request=all_of_it)], G5_2XLARGE)
     with pytest.raises(UserError, match="need 25000 MiB of GPU memory"):
         refuse_oversubscription([need(tmp_path, reads=False)] * 5, [], G5_2XLARGE)

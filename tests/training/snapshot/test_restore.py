@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.training.snapshot.scene import Machine, entries, tree, wait_for_snapshot
-from training.errors import UserError
+from training.errors import MachineError, UserError
 from training.snapshot import mirror, restore
 from training.snapshot.manifest import Content, SavedFile, Snapshot
 from training.store.folder import FolderStore
@@ -57,6 +57,28 @@ def test_a_damaged_snapshot_is_passed_over_and_says_why(
     assert name == entries(store)[1].name
     words = ("does not match its SHA-256", "missing", "ends before byte")
     assert any(word in why for word in words)
+
+
+def test_what_no_snapshot_survives_on_this_machine_deletes_none(
+    two: Machine, new_machine: NewMachine, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = FolderStore.read_into
+
+    def read_badly(self: FolderStore, key: str, start: int, data: memoryview) -> None:
+        read(self, key, start, data)
+        data[0] ^= 1
+
+    before = store.sizes("blobs/")
+    with monkeypatch.context() as bad_memory:
+        bad_memory.setattr(FolderStore, "read_into", read_badly)
+        with pytest.raises(
+            MachineError, match=r"none of the 2 checkpoints of .* all of them are kept"
+        ):
+            new_machine("second")
+    assert store.sizes("blobs/") == before
+    third = new_machine("third")
+    assert third.restored is not None
+    assert third.restored.entry.step == 2
 
 
 def test_what_the_store_refuses_to_read_is_not_a_new_start(
@@ -117,12 +139,27 @@ def test_fails_in_one_sentence_where_the_folder_is_somebody_elses(
 def test_fails_with_sizes_where_the_disk_is_too_small(
     two: Machine, new_machine: NewMachine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Full:
-        f_bavail, f_frsize = 1, 4096
+    class Small:
+        f_bavail, f_blocks, f_frsize = 1, 2, 4096
 
-    monkeypatch.setattr(restore.os, "statvfs", lambda path: Full)
+    monkeypatch.setattr(restore.os, "statvfs", lambda path: Small)
     with pytest.raises(UserError, match=r"needs 9\.0 MB more and 0\.0 MB are free"):
         new_machine("second")
+
+
+def test_a_disk_that_is_full_of_other_files_is_the_machines_fault(
+    two: Machine, new_machine: NewMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Full:
+        f_bavail, f_blocks, f_frsize = 1, 2**20, 4096
+
+    with monkeypatch.context() as full:
+        full.setattr(restore.os, "statvfs", lambda path: Full)
+        with pytest.raises(MachineError, match=r"needs 9\.0 MB more and 0\.0 MB are free"):
+            new_machine("second")
+    third = new_machine("third")
+    assert third.restored is not None
+    assert third.restored.entry.step == 2
 
 
 def test_fails_where_names_collide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
