@@ -11,6 +11,8 @@ LIVE_STATES = frozenset(["pending", "running"])
 SPOT, ON_DEMAND = "spot", "on-demand"
 # EC2 gives it to every instance that a Spot fleet starts.
 FLEET_TAG = "aws:ec2spot:fleet-request-id"
+# EC2's API reference, StateReason: Spot took the instance back, whatever it was doing.
+TAKEN_BACK = frozenset(["Server.SpotInstanceTermination", "Server.SpotInstanceShutdown"])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,6 +27,7 @@ class Instance:
     launched: float
     is_live: bool
     is_running: bool = False  # not only asked for
+    is_taken_back: bool = False
 
     def __str__(self) -> str:
         return f"{self.id} ({self.size}, {self.market})"
@@ -49,6 +52,7 @@ def _instance(described: dict[str, Any]) -> Instance:
         launched=described["LaunchTime"].timestamp(),
         is_live=described["State"]["Name"] in LIVE_STATES,
         is_running=described["State"]["Name"] == "running",
+        is_taken_back=described.get("StateReason", {}).get("Code") in TAKEN_BACK,
     )
 
 
