@@ -45,6 +45,18 @@ def may_modify_fleet_of(stack: Stack, *, to_zero_only: bool = False) -> iam.Poli
     )
 
 
+def may_cancel_fleet_of(stack: Stack) -> iam.PolicyStatement:
+    """Allow cancelling this stack's fleet only: the Guard's way where it may not be modified."""
+    return iam.PolicyStatement(
+        sid="CancelOwnFleet",
+        actions=["ec2:CancelSpotFleetRequests"],
+        resources=[
+            stack.format_arn(service="ec2", resource="spot-fleet-request", resource_name="*")
+        ],
+        conditions={"StringEquals": {"aws:ResourceTag/Stack": stack.stack_name}},
+    )
+
+
 def may_terminate_itself(stack: Stack) -> iam.PolicyStatement:
     """Allow an instance of this stack to terminate itself, and no other.
 

@@ -34,8 +34,8 @@ class FleetNotFound(EC2ClientError):
 class FleetNotModifiable(EC2ClientError):
     """The error for a change that the fleet does not accept."""
 
-    def __init__(self, why: str) -> None:
-        super().__init__("InvalidParameterValue", why)
+    def __init__(self, why: str, code: str = "InvalidParameterValue") -> None:
+        super().__init__(code, why)
 
 
 class TemplateFleet:
@@ -98,7 +98,10 @@ class TemplateFleet:
     def modify(self, changes: dict[str, Any]) -> None:
         """Set a new target, on-demand base or template version, then reach it."""
         if self.state != "active":
-            raise FleetNotModifiable(f"The spot fleet request '{self.id}' is in state {self.state}")
+            raise FleetNotModifiable(
+                f"The spot fleet request '{self.id}' is in state {self.state}",
+                "FleetNotInModifiableState",
+            )
         if self.config["Type"] != "maintain":
             raise FleetNotModifiable("Only spot fleet requests of type maintain can be modified")
         wanted = self.config | changes

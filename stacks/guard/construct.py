@@ -24,7 +24,7 @@ from stacks.guard.tick import CALL_SECONDS
 from stacks.monitoring.metrics import GUARD_PERIOD
 from stacks.parameters import StackParameters
 from stacks.plan import price_region
-from stacks.roles import allow, may_modify_fleet_of, may_use_key_of
+from stacks.roles import allow, may_cancel_fleet_of, may_modify_fleet_of, may_use_key_of
 
 # A deadline is met with what the Guard knows at a call: every minute between calls is reserved.
 PERIOD_WITH_DEADLINE = Duration.minutes(2)
@@ -143,6 +143,7 @@ class Guard(Construct):
             allow("WriteLedgerAndEvents", ["s3:PutObject"], [ledger, records]),
             allow("FindOwnFleet", ["ssm:GetParameter"], [fleet_parameter.parameter_arn]),
             may_modify_fleet_of(stack),
+            may_cancel_fleet_of(stack),
         ):
             role.add_to_policy(statement)
         may_use_key_of(run_bucket, role)

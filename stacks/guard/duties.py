@@ -1,6 +1,7 @@
 """What the Guard does at every call: stop a run that no longer pays, end what runs for nothing."""
 
 import math
+from collections.abc import Sequence
 from functools import partial
 
 from stacks.guard import fleet
@@ -8,6 +9,10 @@ from stacks.guard.fleet import Instance
 from stacks.guard.ledger import Ledger, Note
 from stacks.guard.reasons import DONE_STATES, Reason, reason_to_stop
 from stacks.guard.tick import CALL_SECONDS, Tick
+
+# The key of that note: told once, until a stop succeeds.
+REFUSED = "stop refused"
+MEND = "Mend the rights of the Guard's role: a policy of the account may deny it the call."
 
 
 def stop(tick: Tick) -> None:
@@ -18,44 +23,100 @@ def stop(tick: Tick) -> None:
     is_over = (tick.head or {}).get("state") in DONE_STATES
     # A capacity that could not be read is no reason to let the fleet be.
     if tick.fleet_id and tick.capacity.get(tick.fleet_id) != 0:
-        fleet_id = tick.fleet_id
-        if not tick.does("fleet to zero", lambda: fleet.send_to_zero(fleet_id)):
-            return
-        tick.done.append(("to-zero", reason.sentence))
-        tick.capacity[fleet_id] = 0
-        tick.update(lambda ledger: _stopped(ledger, tick))
-        _tell_stop(tick, reason, is_over=is_over, ways=["event", "mail"])
+        _stop_fleet(tick, tick.fleet_id, reason, is_over=is_over)
     elif is_over and tick.is_kept:  # without its ledger, each call would tell it again
         _tell_stop(tick, reason, is_over=True, ways=["mail"])
 
 
+def _stop_fleet(tick: Tick, fleet_id: str, reason: Reason, *, is_over: bool) -> None:
+    """Send the fleet to zero; if EC2 refuses, cancel it; if that too, end its instances."""
+    refused: list[str] = []
+    for action, call in (("to-zero", fleet.send_to_zero), ("cancel", fleet.cancel)):
+        refusal = tick.known("fleet to zero", partial(fleet.refusal_of, call, fleet_id))
+        if refusal is None:  # what passes: the next call tries again
+            return
+        if not refusal:
+            tick.done.append((action, reason.sentence))
+            tick.capacity[fleet_id] = 0
+            tick.update(lambda ledger: _stopped(ledger, tick))
+            _tell_stop(tick, reason, is_over=is_over, ways=["event", "mail"], refused=refused)
+            return
+        refused.append(refusal)
+    tick.failed.append(f"fleet to zero: {'; '.join(refused)}")
+    # Nothing is bought for a run that is to stop.
+    tick.capacity.pop(fleet_id, None)
+    for instance in tick.live():
+        if tick.fleet_of(instance) == fleet_id:
+            _end(tick, instance, f"its fleet may not be ended, though {reason.sentence}")
+    if tick.is_kept:  # without its ledger, each call would tell it again
+        _tell_refusal(tick, fleet_id, reason, refused)
+
+
 def _stopped(ledger: Ledger, tick: Tick) -> None:
     ledger.stopped = tick.now
+    ledger.done.pop(REFUSED, None)
     ledger.observe_fleets(tick.capacity, tick.fleet_id, tick.now)
 
 
-def _tell_stop(tick: Tick, reason: Reason, *, is_over: bool, ways: list[str]) -> None:
-    # A run that is over is told once, the rest at each stop.
-    nonce = (tick.head or {}).get("nonce", "")
+def _tell_refusal(tick: Tick, fleet_id: str, reason: Reason, refused: list[str]) -> None:
+    tick.note(
+        Note(
+            key=REFUSED,
+            time=tick.now,
+            name="stop-refused",
+            headline=f"The fleet may not be ended, its machines are: {reason.sentence}",
+            lines=[
+                *refused,
+                MEND,
+                "It goes on starting machines, and the Guard goes on ending them. End it: aws ec2 "
+                "cancel-spot-fleet-requests --terminate-instances --spot-fleet-request-ids "
+                f"{fleet_id}",
+                *reason.said,
+                reason.advice,
+            ],
+            fields={"message": reason.sentence, "fleet_id": fleet_id, "refused": refused},
+            ways=["event", "mail"],
+        ),
+        again_after=math.inf,
+    )
+
+
+def _resume(tick: Tick, *, is_cancelled: bool) -> str:
+    if is_cancelled:
+        stack = tick.settings.stack_name
+        return (
+            f"A cancelled fleet stays so: npx cdk destroy {stack}, then deploy it again, and the "
+            "run goes on from its last commit."
+        )
     # A deploy does not raise it: CloudFormation compares templates.
-    resume = (
+    return (
         f"Then go on from the last commit: aws ec2 modify-spot-fleet-request "
         f"--spot-fleet-request-id {tick.fleet_id} --target-capacity 1"
         + (" --on-demand-target-capacity 1" if tick.settings.on_demand_base else "")
     )
+
+
+def _tell_stop(
+    tick: Tick, reason: Reason, *, is_over: bool, ways: list[str], refused: Sequence[str] = ()
+) -> None:
+    # A run that is over is told once, the rest at each stop.
+    nonce = (tick.head or {}).get("nonce", "")
     is_finished = (tick.head or {}).get("state") == "finished"
-    headline = f"Fleet to zero: {reason.sentence}" if "event" in ways else reason.sentence
+    resume = [] if is_finished else [_resume(tick, is_cancelled=bool(refused))]
+    how = "Fleet cancelled, as it may not be sent to zero" if refused else "Fleet to zero"
+    headline = f"{how}: {reason.sentence}" if "event" in ways else reason.sentence
     tick.note(
         Note(
             key=f"{reason.sentence} {nonce}" if is_over else "to-zero",
             time=tick.now,
             name="to-zero",
             headline=headline[0].upper() + headline[1:],
-            lines=[*reason.said, reason.advice, *([] if is_finished else [resume])],
+            lines=[*refused, *([MEND] if refused else []), *reason.said, reason.advice, *resume],
             fields={
                 "message": reason.sentence,
                 "fleet_id": tick.fleet_id,
                 **({"said": list(reason.said)} if reason.said else {}),
+                **({"refused": list(refused)} if refused else {}),
             },
             ways=ways,
         ),
@@ -67,11 +128,15 @@ def end_instances(tick: Tick) -> None:
     """Terminate instances whose fleet does not want them, and machines that could not end."""
     for instance in tick.live():
         why = _why_end(tick, instance)
-        if why is None:
-            continue
-        if tick.does(f"terminate {instance.id}", partial(fleet.terminate, instance.id)):
-            tick.done.append(("terminate", f"{instance.id}: {why}"))
+        if why is not None and _end(tick, instance, why):
             _tell_end(tick, instance, why)
+
+
+def _end(tick: Tick, instance: Instance, why: str) -> bool:
+    if not tick.does(f"terminate {instance.id}", partial(fleet.terminate, instance.id)):
+        return False
+    tick.done.append(("terminate", f"{instance.id}: {why}"))
+    return True
 
 
 def _why_end(tick: Tick, instance: Instance) -> str | None:

@@ -1,5 +1,6 @@
-"""The stack's Spot fleet and its instances: as EC2 describes them, and the two ways to end them."""
+"""The stack's Spot fleet and its instances: as EC2 describes them, and the ways to end them."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,14 @@ LIVE_STATES = frozenset(["pending", "running"])
 SPOT, ON_DEMAND = "spot", "on-demand"
 # EC2 gives it to every instance that a Spot fleet starts.
 FLEET_TAG = "aws:ec2spot:fleet-request-id"
+# EC2's API reference, StateReason: Spot took the instance back, whatever it was doing.
+TAKEN_BACK = frozenset(["Server.SpotInstanceTermination", "Server.SpotInstanceShutdown"])
+# EC2's error codes of what another call, in some minutes, finds otherwise.
+PASSING = frozenset(["FleetNotInModifiableState", "InvalidSpotFleetRequestId.NotFound"])
+
+
+class NotCancelledError(RuntimeError):
+    """EC2 took the call, but did not cancel the fleet."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,6 +34,7 @@ class Instance:
     launched: float
     is_live: bool
     is_running: bool = False  # not only asked for
+    is_taken_back: bool = False
 
     def __str__(self) -> str:
         return f"{self.id} ({self.size}, {self.market})"
@@ -49,6 +59,7 @@ def _instance(described: dict[str, Any]) -> Instance:
         launched=described["LaunchTime"].timestamp(),
         is_live=described["State"]["Name"] in LIVE_STATES,
         is_running=described["State"]["Name"] == "running",
+        is_taken_back=described.get("StateReason", {}).get("Code") in TAKEN_BACK,
     )
 
 
@@ -100,6 +111,30 @@ def set_capacity(fleet_id: str, capacity: int, on_demand: int) -> None:
     client("ec2").modify_spot_fleet_request(
         SpotFleetRequestId=fleet_id, TargetCapacity=capacity, OnDemandTargetCapacity=on_demand
     )
+
+
+def cancel(fleet_id: str) -> None:
+    """End the fleet for good, and its instances; their trainers save, as at every shutdown."""
+    answer = client("ec2").cancel_spot_fleet_requests(
+        SpotFleetRequestIds=[fleet_id], TerminateInstances=True
+    )
+    for each in answer.get("UnsuccessfulFleetRequests", []):
+        raise NotCancelledError(f"({each['Error']['Code']}) {each['Error']['Message']}")
+
+
+def refusal_of(call: Callable[[str], None], fleet_id: str) -> str:
+    """Make a call; return EC2's words if it refuses, empty if it obeys. What may pass is raised."""
+    try:
+        call(fleet_id)
+    except NotCancelledError as error:
+        return str(error)
+    except ClientError as error:
+        code = error.response["Error"]["Code"]
+        status = error.response["ResponseMetadata"]["HTTPStatusCode"]
+        if status >= 500 or code in PASSING or "Throttl" in code or "LimitExceeded" in code:
+            raise
+        return str(error)
+    return ""
 
 
 def terminate(instance_id: str) -> None:

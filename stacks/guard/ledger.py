@@ -30,6 +30,8 @@ class Attempt:
     # Its newest event machine-failed: when, and what it said.
     failed: float = 0.0
     said: str = ""
+    # By Spot, or by the Guard for a machine of the other market: nothing that it did.
+    is_taken_back: bool = False
 
     @property
     def hours(self) -> float:
@@ -88,6 +90,7 @@ class Ledger:
                 known = Attempt(launched=instance.launched, seen=now, is_live=True)
                 self.attempts[instance.id] = known
             known.size, known.market = instance.size, instance.market
+            known.is_taken_back |= instance.is_taken_back
             if instance.is_live:
                 live.add(instance.id)
         for instance_id, attempt in self.attempts.items():
@@ -123,6 +126,12 @@ class Ledger:
             if attempt is not None and when > attempt.failed:
                 attempt.failed, attempt.said = when, said
 
+    def take_back(self, instance_ids: Iterable[str]) -> None:
+        """Note that the Guard ends these for machines of the other market."""
+        for instance_id in instance_ids:
+            if instance_id in self.attempts:
+                self.attempts[instance_id].is_taken_back = True
+
     def billed_hours(self) -> float:
         """Hours from launch to end, over all attempts."""
         return sum(each.hours for each in self.attempts.values())
@@ -132,12 +141,12 @@ class Ledger:
         return sum(each.usd for each in self.attempts.values())
 
     def barren_attempts(self) -> dict[str, Attempt]:
-        """Return the ended attempts launched after the last commit and the last stop."""
+        """Return the attempts since the last commit and the last stop that ended by themselves."""
         since = max(self.committed, self.stopped)
         return {
             name: each
             for name, each in self.attempts.items()
-            if not each.is_live and each.launched > since
+            if not (each.is_live or each.is_taken_back) and each.launched > since
         }
 
     def claim(self, key: str, now: float, *, again_after: float = math.inf) -> bool:

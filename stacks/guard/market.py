@@ -161,6 +161,9 @@ def _carry_out(tick: Tick, fleet_id: str, machines: list[Instance], decision: De
     )
     # EC2 may have none on demand: until one runs, Spot trains on, or is asked for beside it.
     spot = int(decision.market != "on-demand" or not is_there)
+    ended = SPOT if not spot else ON_DEMAND if decision.market == "spot" else None
+    if leaving := [each.id for each in machines if each.market == ended]:
+        tick.update(lambda ledger: ledger.take_back(leaving))
     _ask_for(
         tick, fleet_id, spot + on_demand, on_demand, f"{WORDS[decision.market]}: {decision.reason}"
     )

@@ -30,7 +30,6 @@ MIN_UBUNTU = 24.04
 # Boot, package check and the start of a large dataset's sync, before any head is written.
 BOOT_ALLOWANCE_SECONDS = 600
 
-_OWN_CODE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,62}")
 _PREFIX = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9._-]+)*")
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
@@ -64,7 +63,7 @@ def _nearest(name: str, known: Iterable[str]) -> str:
 def check_names(p: ParameterFields) -> None:
     """Refuse names that S3, systemd or a shell would misread."""
     if not p.program:
-        _check_workload(p)
+        check_workload(p.workload, p.recipe)
     check_match("run_id", p.run_id, _NAME, "give a letter, then letters, digits, - and _ (63)")
     check_match("dataset", p.dataset, _PREFIX, "give a key prefix like trajectory or clips/v2")
     for override in p.overrides:
@@ -90,21 +89,25 @@ def check_names(p: ParameterFields) -> None:
     _check_image(p.pytorch_ami_parameter)
 
 
-def _check_workload(p: ParameterFields) -> None:
-    check_match("recipe", p.recipe, _NAME, "give letters, digits, - and _")
-    if p.workload in workloads():
-        known = recipes(p.workload)
-        refuse_unless(
-            p.recipe in known,
-            f"recipe is {p.recipe!r}, which {p.workload} does not have; "
-            f"{_nearest(p.recipe, known)}",
-        )
-    else:
-        advice = (
-            f"{_nearest(p.workload, workloads())} For your own, give package.module:NAME; for a "
-            "script, program=COMMAND"
-        )
-        check_match("workload", p.workload, _OWN_CODE, advice)
+def check_workload(workload: str, recipe: str) -> None:
+    """Refuse what no machine could train: a recipe, or a workload, that is not shipped to it."""
+    known = workloads()
+    refuse_unless(
+        workload in known or ":" not in workload,
+        f"workload is {workload!r}, which training/workloads.py does not name, so no machine gets "
+        "its code; give it a folder in training/ and a name there",
+    )
+    refuse_unless(
+        workload in known,
+        f"workload is {workload!r}; {_nearest(workload, known)} For one of your own, give it a "
+        "folder in training/ and a name in training/workloads.py; for a script, program=COMMAND",
+    )
+    check_match("recipe", recipe, _NAME, "give letters, digits, - and _")
+    refuse_unless(
+        recipe in recipes(workload),
+        f"recipe is {recipe!r}, which {workload} does not have; "
+        f"{_nearest(recipe, recipes(workload))}",
+    )
 
 
 def _check_image(name: str) -> None:

@@ -21,7 +21,7 @@ def dataset(_: Instance, values: Values) -> object:
     """the workload's name; a program's is its source folder's"""
     if values["program"]:
         return Path(str(values["source"])).resolve().name
-    return str(values["workload"]).rpartition(":")[2]
+    return values["workload"]
 
 
 def dataset_gib(_: Instance, values: Values) -> object:

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 import app as cdk_app
+from stacks.parameters import checks
+from stacks.parameters.workloads import workloads
 
 Template = dict[str, Any]
 Synthesize = Callable[..., dict[str, Template]]
@@ -35,6 +37,14 @@ def synthesize(tmp_path_factory: pytest.TempPathFactory) -> Synthesize:
         return {stack.stack_name: stack.template for stack in assembly.stacks}
 
     return synthesized
+
+
+@pytest.fixture
+def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The registry has a workload, clips, that nobody has measured yet."""
+    known = {**workloads(), "clips": "training.clips.workload:CLIPS"}
+    monkeypatch.setattr(checks, "workloads", lambda: known)
+    monkeypatch.setattr(checks, "recipes", lambda workload: ("full",))
 
 
 @pytest.fixture(scope="session")

@@ -77,10 +77,11 @@ def test_no_alternates_are_no_news(stack: Stack) -> None:
             {"max_hours": "9", "max_usd": "0", "max_wait_hours": "0", "deadline_hours": "6"},
             "at 9 billed hours; it buys on-demand capacity to end within 6 hours",
         ),
-        ({"workload": "my.code:OWN"}, r"at 72 billed hours or \$73 or 24 hours"),
+        ({"workload": "clips"}, r"at 72 billed hours or \$73 or 24 hours"),
     ],
     ids=["without a deadline", "with a deadline", "without a plan"],
 )
+@pytest.mark.usefixtures("unmeasured")
 def test_the_limits_are_said(given: dict[str, str], sentence: str, stack: Stack) -> None:
     annotate(stack, StackParameters.for_size("g5.xlarge", **given))
     Annotations.from_stack(stack).has_info("*", Match.string_like_regexp(sentence))
@@ -95,10 +96,11 @@ def test_what_is_tight_is_a_warning(stack: Stack) -> None:
     )
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_an_unmeasured_workload_says_how_to_measure_it(stack: Stack) -> None:
-    assert annotate(stack, StackParameters.for_size("g5.xlarge", workload="my.code:OWN")) is None
+    assert annotate(stack, StackParameters.for_size("g5.xlarge", workload="clips")) is None
     Annotations.from_stack(stack).has_info(
-        "*", Match.string_like_regexp(r"python -m training measure --workload my\.code:OWN")
+        "*", Match.string_like_regexp(r"python -m training measure --workload clips")
     )
 
 

@@ -81,7 +81,7 @@ def test_a_cancelled_fleet_ends_its_instances_and_starts_none(fleets: Fleets) ->
     fleet = fleets.request(target=2)
     fleets.ec2.cancel_spot_fleet_requests(SpotFleetRequestIds=[fleet], TerminateInstances=True)
     assert fleets.instances(fleet) == []
-    with pytest.raises(ClientError, match="is in state cancelled_terminating"):
+    with pytest.raises(ClientError, match=r"\(FleetNotInModifiableState\).*cancelled_terminating"):
         fleets.modify(fleet, TargetCapacity=1)
 
 

@@ -5,8 +5,11 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+from moto.ec2.models import ec2_backends
+from moto.ec2.models.instances import StateReason
 from moto.sns.models import sns_backends
 
+from rehearsal.aws import spot_fleet
 from stacks.guard import handler as guard
 from stacks.guard.settings import Settings, client
 
@@ -79,6 +82,21 @@ class Scene:
 
     def end(self, *instance_ids: str) -> None:
         client("ec2").terminate_instances(InstanceIds=list(instance_ids))
+
+    def take_back(self, *instance_ids: str, code: str = "Server.SpotInstanceTermination") -> None:
+        """End them as EC2 does when it wants its Spot capacity back."""
+        self.end(*instance_ids)
+        for each in instance_ids:
+            instance = ec2_backends[ACCOUNT][REGION].get_instance(each)
+            instance.state_reason = StateReason(f"{code}: no capacity", code)
+
+    def maintain(self) -> None:
+        """Let the fleet replace what it lost."""
+        spot_fleet.maintain_fleets(ec2_backends[ACCOUNT][REGION])
+
+    def state(self) -> str:
+        fleets = client("ec2").describe_spot_fleet_requests(SpotFleetRequestIds=[self.fleet_id])
+        return str(fleets["SpotFleetRequestConfigs"][0]["SpotFleetRequestState"])
 
     def capacity(self) -> int:
         fleets = client("ec2").describe_spot_fleet_requests(SpotFleetRequestIds=[self.fleet_id])

@@ -39,12 +39,12 @@ def _is(call: str, operation: str, parameters: dict[str, Any]) -> bool:
 
 @pytest.fixture
 def before(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Callable[[], None]], None]:
-    """Return a function that has something done before each API call of a kind."""
+    """Return a function that has something done before each API call of a kind, or of several."""
     make: Make = BaseClient._make_api_call
 
     def do(call: str, what: Callable[[], None]) -> None:
         def made(self: BaseClient, operation: str, parameters: dict[str, Any]) -> Any:
-            if _is(call, operation, parameters):
+            if any(_is(each, operation, parameters) for each in call.split(", ")):
                 what()
             return make(self, operation, parameters)
 
@@ -82,12 +82,19 @@ def _done(scene: Scene, leftover: str) -> set[str]:
     return ended | ({"to-zero"} if scene.capacity() == 0 else set())
 
 
-def _throttled() -> None:
-    answer: Any = {
-        "Error": {"Code": "RequestLimitExceeded", "Message": "slow down"},
-        "ResponseMetadata": {"HTTPStatusCode": 503},
-    }
-    raise ClientError(answer, "Any")
+def _refuse(code: str, status: int) -> Callable[[], None]:
+    def refuse() -> None:
+        answer: Any = {
+            "Error": {"Code": code, "Message": "rehearsed"},
+            "ResponseMetadata": {"HTTPStatusCode": status},
+        }
+        raise ClientError(answer, "Any")
+
+    return refuse
+
+
+_throttled = _refuse("RequestLimitExceeded", 503)
+_denied = _refuse("UnauthorizedOperation", 403)
 
 
 def _unreachable() -> None:
@@ -129,6 +136,99 @@ def test_two_calls_at_once_do_it_once(scene: Scene, leftover: str, call: str, be
     assert len(scene.mails()) == 2
     assert sorted(each["name"] for each in scene.events()) == ["terminated", "to-zero"]
     assert scene.read("guard.json")["notes"] == []
+
+
+@pytest.mark.parametrize("code", ["UnauthorizedOperation", "AccessDenied", "InvalidParameterValue"])
+@pytest.mark.parametrize("hours", [0.1, 72.5])
+def test_a_fleet_that_may_not_go_to_zero_is_cancelled_and_that_is_mailed_once(
+    scene: Scene, before: Any, code: str, hours: float
+) -> None:
+    scene.head("running", "00000010-g0001-a", nonce="abc")
+    scene.tick()
+    if hours < 1:
+        scene.head("finished", "00000010-g0001-a", nonce="abc")
+    before("ModifySpotFleetRequest", _refuse(code, 403))
+    assert scene.tick(hours_later=hours)["action"] == "cancel"
+    assert (scene.state(), scene.live()) == ("cancelled_terminating", [])
+    for more in (0.2, 0.4, 1, 25):
+        assert scene.tick(hours_later=hours + more)["action"] == "none"
+    (mail,), (event,) = scene.mails(), scene.events()
+    reason = "the run is finished" if hours < 1 else "72.5 hours billed; max_hours is 72"
+    assert mail.startswith(f"Fleet cancelled, as it may not be sent to zero: {reason}\n")
+    assert f"({code})" in mail
+    # A cancelled fleet cannot be raised again.
+    assert "modify-spot-fleet-request" not in mail
+    assert ("cdk destroy TrainingStack" in mail) == (hours > 1)
+    assert (event["name"], event["message"]) == ("to-zero", reason)
+    assert code in event["refused"][0]
+
+
+@pytest.mark.parametrize("hours", [0.1, 72.5])
+def test_machines_of_a_fleet_that_may_not_be_ended_are_and_that_is_mailed_once(
+    scene: Scene, before: Any, hours: float
+) -> None:
+    scene.head("running", "00000010-g0001-a", nonce="abc")
+    (machine,) = scene.live()
+    scene.tick()
+    if hours < 1:
+        scene.head("finished", "00000010-g0001-a", nonce="abc")
+    before("ModifySpotFleetRequest, CancelSpotFleetRequests", _denied)
+    for more in (0, 0.2, 0.4, 1):
+        with pytest.raises(GuardError, match=r"fleet to zero: .*\(UnauthorizedOperation\)"):
+            scene.tick(hours_later=hours + more)
+        assert machine not in scene.live()
+        # A fleet of type maintain starts another; that one is ended, too.
+        scene.maintain()
+        (machine,) = scene.live()
+    (mail,), (event,) = scene.mails(), scene.events()
+    assert mail.startswith("The fleet may not be ended, its machines are: ")
+    assert mail.count("(UnauthorizedOperation)") == 2
+    assert (
+        "aws ec2 cancel-spot-fleet-requests --terminate-instances "
+        f"--spot-fleet-request-ids {scene.fleet_id}" in mail
+    )
+    assert (event["name"], len(event["refused"])) == ("stop-refused", 2)
+    # Once it is allowed, it is done and told; a later refusal is another.
+    before("nothing", _denied)
+    assert scene.tick(hours_later=hours + 2)["action"] == "to-zero"
+    scene.set_capacity(1)
+    before("ModifySpotFleetRequest, CancelSpotFleetRequests", _denied)
+    with pytest.raises(GuardError):
+        scene.tick(hours_later=hours + 3)
+    stops = [each["name"] for each in scene.events() if each["name"] != "terminated"]
+    assert stops == ["stop-refused", "to-zero", "stop-refused"]
+
+
+@pytest.mark.parametrize(
+    ("code", "status"), [("Throttling", 400), ("FleetNotInModifiableState", 400), ("Any", 500)]
+)
+def test_a_fleet_is_not_cancelled_for_what_passes(
+    scene: Scene, before: Any, code: str, status: int
+) -> None:
+    scene.head("finished", nonce="abc")
+    before("ModifySpotFleetRequest", _refuse(code, status))
+    with pytest.raises(GuardError, match=code):
+        scene.tick()
+    assert (scene.state(), scene.mails()) == ("active", [])
+    before("nothing", _denied)
+    assert scene.tick(hours_later=0.1)["action"] == "to-zero"
+
+
+def test_a_fleet_that_ec2_does_not_cancel_though_it_may_be_loses_its_machines(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, before: Any
+) -> None:
+    """EC2 answers such a call with 200, and lists the fleet as unsuccessful."""
+    scene.head("finished", nonce="abc")
+    failed = {"Error": {"Code": "unexpectedError", "Message": "rehearsed"}}
+    answer = {"UnsuccessfulFleetRequests": [{**failed, "SpotFleetRequestId": scene.fleet_id}]}
+    monkeypatch.setattr(
+        client("ec2"), "cancel_spot_fleet_requests", lambda **_: answer, raising=False
+    )
+    before("ModifySpotFleetRequest", _denied)
+    with pytest.raises(GuardError, match="unexpectedError"):
+        scene.tick()
+    assert scene.live() == []
+    assert "unexpectedError" in scene.mails()[0]
 
 
 def test_an_end_is_not_told_again_and_again_without_the_ledger(scene: Scene, before: Any) -> None:

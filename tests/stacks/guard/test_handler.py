@@ -10,7 +10,7 @@ from stacks.guard import handler as guard
 from stacks.guard import records
 from stacks.guard.settings import Settings, client
 from stacks.guard.tick import CALL_SECONDS
-from tests.stacks.guard.scene import TICK, Scene
+from tests.stacks.guard.scene import SPOT, TICK, Scene
 
 EVENTS = (
     "EC2 Spot Instance Interruption Warning",
@@ -121,6 +121,26 @@ def test_attempts_that_commit_nothing_are_counted(scene: Scene) -> None:
         "action": "to-zero",
         "reason": "3 attempts in a row committed nothing",
     }
+
+
+@pytest.mark.parametrize("code", ["Server.SpotInstanceTermination", "Server.SpotInstanceShutdown"])
+@pytest.mark.parametrize("deadline_hours", [0, 2])
+def test_attempts_that_spot_takes_back_are_not_counted(
+    scene: Scene, code: str, deadline_hours: int
+) -> None:
+    scene.take_back(*[scene.start(**SPOT) for _ in range(5)], code=code)
+    assert scene.tick(DEADLINE_HOURS=deadline_hours) == NOTHING
+    assert scene.capacity() == 1
+
+
+def test_a_takeback_between_two_barren_attempts_neither_counts_nor_begins_a_new_count(
+    scene: Scene,
+) -> None:
+    scene.end(scene.start(**SPOT), scene.start(**SPOT))
+    scene.take_back(scene.start(**SPOT))
+    assert scene.tick() == NOTHING
+    scene.end(scene.start(**SPOT))
+    assert scene.tick()["reason"] == "3 attempts in a row committed nothing"
 
 
 def test_a_barren_end_says_what_each_machine_said(scene: Scene) -> None:

@@ -6,6 +6,7 @@ from dataclasses import asdict
 
 import pytest
 from moto.ec2.models import ec2_backends
+from moto.ec2.models.instances import StateReason
 
 from rehearsal.aws import spot_fleet
 from rehearsal.aws.capacity import Capacity, Course
@@ -46,6 +47,8 @@ def run(scene: Scene) -> Call:
         "DEADLINE_HOURS": 1.5,
         "CALL_EVERY_SECONDS": 180,
         "FORECAST": json.dumps(asdict(FORECAST)),
+        # A machine that a move ends, or that Spot takes back, is no barren attempt.
+        "MAX_BARREN_ATTEMPTS": 1,
     }
     return lambda hours, **more: scene.tick(hours_later=hours, **{**given, **more})
 
@@ -121,9 +124,12 @@ def let_on_demand_have(scene: Scene, machines: int) -> None:
     spot_fleet.maintain_fleets(ec2_backends[ACCOUNT][REGION])
 
 
+@pytest.mark.parametrize("code", ["Server.SpotInstanceTermination", "Client.UserInitiatedShutdown"])
 def test_in_danger_spot_trains_until_on_demand_runs_and_on_demand_stays(
-    scene: Scene, run: Call
+    scene: Scene, run: Call, monkeypatch: pytest.MonkeyPatch, code: str
 ) -> None:
+    # Nothing public says which reason EC2 gives where a lower capacity ends a Spot machine.
+    monkeypatch.setattr(spot_fleet, "StateReason", lambda message, _: StateReason(message, code))
     commit(scene, seconds_left=3600)
     assert run(0.45)["action"] == "market"
     assert (on_demand(scene), markets(scene)) == (1, ["spot", "on-demand"])

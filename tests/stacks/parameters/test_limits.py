@@ -42,12 +42,13 @@ def test_the_dollars_are_the_hours_at_the_list_price() -> None:
 @pytest.mark.parametrize(
     "given",
     [
-        {"workload": "mine.models:Clips"},
+        {"workload": "clips"},
         {"overrides": "epochs=1000"},
         {"dataset": "all-clips"},
     ],
-    ids=["own code", "another length", "other data"],
+    ids=["not measured", "another length", "other data"],
 )
+@pytest.mark.usefixtures("unmeasured")
 def test_what_no_plan_covers_has_72_hours(given: dict[str, object]) -> None:
     assert (parameters(**given).max_hours, parameters(**given).max_usd) == (72, 73)
 
