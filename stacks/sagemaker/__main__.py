@@ -14,7 +14,7 @@ from typing import Any
 import boto3
 from botocore.exceptions import BotoCoreError, ClientError
 
-from stacks.parameters.checks import check_workload
+from stacks.parameters.workloads import recipes, workloads
 from stacks.sagemaker.prices import price_note
 from stacks.sagemaker.request import JobSettings, job_name, training_job
 
@@ -49,7 +49,17 @@ def main(
 
 
 def _settings(options: argparse.Namespace) -> JobSettings:
-    check_workload(options.workload, options.recipe)
+    known = workloads()
+    if options.workload in known and options.recipe not in recipes(options.workload):
+        raise ValueError(
+            f"the workload {options.workload!r} has no recipe {options.recipe!r}; known are "
+            f"{', '.join(recipes(options.workload))}"
+        )
+    if options.workload not in known and ":" not in options.workload:
+        raise ValueError(
+            f"there is no workload {options.workload!r}; known are {', '.join(known)}, and your "
+            "own as package.module:NAME"
+        )
     if (options.max_wait_hours is not None) and not options.spot:
         raise ValueError("--max-wait-hours is for managed Spot only; add --spot")
     wait = (options.max_wait_hours or 2 * options.max_hours) if options.spot else None
@@ -101,7 +111,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m stacks.sagemaker", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     add = commands.add_parser("submit", help="create a training job").add_argument
-    add("--workload", required=True, help="a name of training/workloads.py")
+    add("--workload", required=True, help="a known name, or your own as package.module:NAME")
     add("--recipe", required=True)
     add("--run-uri", required=True, help="s3://bucket/runs/<run id>, new or to be resumed")
     add("--dataset-uri", default="", help="s3://bucket/prefix with a manifest; or give channels:")
