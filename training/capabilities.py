@@ -1,10 +1,12 @@
-"""Optional protocols of a workload or a stage, each needed by some commands.
+"""Optional protocols of a workload, a stage or its samples, each needed by some commands.
 
-A command that needs a missing one says which, and why.
+A command that needs a missing one says which, and why. Methods must be callable: an attribute of
+the same name, such as a list of `files`, is none of them.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from inspect import isfunction
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -16,8 +18,18 @@ from training.sources import Brought, SourceFile
 from training.workload import Batch, Inputs, Loss, Order, Partial, Progress, Workload
 
 
+class _Callable(type(Protocol)):  # type: ignore[misc]
+    """isinstance() also asks whether what has a method's name can be called."""
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        methods = [name for name, member in vars(cls).items() if isfunction(member)]
+        return super().__instancecheck__(instance) and all(
+            callable(getattr(instance, name)) for name in methods if not name.startswith("_")
+        )
+
+
 @runtime_checkable
-class HasNominalSamples(Protocol):
+class HasNominalSamples(Protocol, metaclass=_Callable):
     """A workload that states the dataset size each recipe is made for (`measure`)."""
 
     @property
@@ -26,7 +38,7 @@ class HasNominalSamples(Protocol):
 
 
 @runtime_checkable
-class HasImport(Protocol):
+class HasImport(Protocol, metaclass=_Callable):
     """A workload that makes its dataset of files that users bring (`data import`)."""
 
     def import_dataset(
@@ -41,7 +53,7 @@ class HasImport(Protocol):
 
 
 @runtime_checkable
-class HasPacking(Protocol):
+class HasPacking(Protocol, metaclass=_Callable):
     """A workload that makes its dataset of files that users bring, file by file (`data import`).
 
     So the files may come from a store, the dataset may go to one while it is made, and an import
@@ -58,7 +70,7 @@ class HasPacking(Protocol):
 
 
 @runtime_checkable
-class HasFiles(Protocol):
+class HasFiles(Protocol, metaclass=_Callable):
     """Samples that lie in several files of the dataset: a sync fetches first what is read first.
 
     Without it a file is fetched before others once somebody waits for it.
@@ -69,7 +81,7 @@ class HasFiles(Protocol):
 
 
 @runtime_checkable
-class HasDataOptions(Protocol):
+class HasDataOptions(Protocol, metaclass=_Callable):
     """A workload whose datasets can be made in several ways (`data make | import --override`)."""
 
     @property
@@ -81,7 +93,7 @@ class HasDataOptions(Protocol):
 
 
 @runtime_checkable
-class HasExample(Protocol):
+class HasExample(Protocol, metaclass=_Callable):
     """A Train stage whose step can be measured and tried without data (`measure`, the ladder).
 
     It is the stage's last step: what grows with the steps, such as a resolution, is largest there.
@@ -93,7 +105,7 @@ class HasExample(Protocol):
 
 
 @runtime_checkable
-class HasWork(Protocol):
+class HasWork(Protocol, metaclass=_Callable):
     """A Train stage of epochs whose samples take another work than `example`'s in some (`measure`).
 
     Such as images of a resolution that grows. A plan adds up the epochs' times.
@@ -107,7 +119,7 @@ class HasWork(Protocol):
 
 
 @runtime_checkable
-class HasUsualBatch(Protocol):
+class HasUsualBatch(Protocol, metaclass=_Callable):
     """A Train stage whose batches differ in size: `example` is the largest, its time the usual one.
 
     Memory must hold the largest batch; hours and dollars follow from the usual one (`measure`).
@@ -118,7 +130,7 @@ class HasUsualBatch(Protocol):
 
 
 @runtime_checkable
-class HasSurrogate(Protocol):
+class HasSurrogate(Protocol, metaclass=_Callable):
     """A Train stage whose loss reads data, with a step that can be measured (`measure`).
 
     A loss reads data if it computes on the host (`.numpy()`, a matcher) or if shapes depend on
@@ -134,7 +146,7 @@ class HasSurrogate(Protocol):
 
 
 @runtime_checkable
-class HasShards(Protocol):
+class HasShards(Protocol, metaclass=_Callable):
     """A Train stage that names the blocks of its model to gather and free one at a time.
 
     Without it the whole model is one block: the simplest choice, which saves the least memory.
@@ -148,7 +160,7 @@ class HasShards(Protocol):
 
 
 @runtime_checkable
-class HasNumerics(Protocol):
+class HasNumerics(Protocol, metaclass=_Callable):
     """A Train stage whose code chooses by machine what changes the bits: a kernel, an algorithm.
 
     What is chosen at the stage's start is committed with it, as a part of the numerics key; another
@@ -166,7 +178,7 @@ class HasNumerics(Protocol):
 
 
 @runtime_checkable
-class HasShapeKey(Protocol):
+class HasShapeKey(Protocol, metaclass=_Callable):
     """A Train stage with `compile_mode` that says for which batches code is compiled anew.
 
     Without it that is expected of batches of another shape: their first step is long work, which a
@@ -179,7 +191,7 @@ class HasShapeKey(Protocol):
 
 
 @runtime_checkable
-class HasPredict(Protocol):
+class HasPredict(Protocol, metaclass=_Callable):
     """A Train stage that can predict from each sample (`predict`)."""
 
     def predict(self, m: nn.Module, b: Batch) -> Sequence[Mapping[str, Any]]:
@@ -187,7 +199,7 @@ class HasPredict(Protocol):
 
 
 @runtime_checkable
-class HasShow(Protocol):
+class HasShow(Protocol, metaclass=_Callable):
     """A Train stage that shows at its end what it has learned: pictures, text, tables.
 
     The files go to evaluation/ with those of the last evaluation; the report has pictures, .txt and
@@ -204,7 +216,7 @@ class HasShow(Protocol):
 
 
 @runtime_checkable
-class IsShareable(Protocol):
+class IsShareable(Protocol, metaclass=_Callable):
     """A Prepare stage whose shards other runs may reuse (`run --artifacts-uri`, `sweep`).
 
     Its `key` must then cover all that `make` depends on: every config field that it reads, and the
@@ -226,7 +238,7 @@ class Probe:
 
 
 @runtime_checkable
-class HasProbe(Protocol):
+class HasProbe(Protocol, metaclass=_Callable):
     """A Prepare stage whose device work can be measured without data (`measure`)."""
 
     def probe(self) -> Probe:
@@ -234,7 +246,7 @@ class HasProbe(Protocol):
 
 
 @runtime_checkable
-class HasDataInMemory(Protocol):
+class HasDataInMemory(Protocol, metaclass=_Callable):
     """A workload that reads its dataset into each process's memory (for memory reservations).
 
     Without it no memory is reserved for data: all runs share memory-mapped files in the page cache.
@@ -245,7 +257,7 @@ class HasDataInMemory(Protocol):
 
 
 @runtime_checkable
-class HasFolderImport(Protocol):
+class HasFolderImport(Protocol, metaclass=_Callable):
     """A workload that makes its dataset of a folder with a layout of its own (`data import`).
 
     It is given the whole folder, or what is in the archive, instead of files with classes.
@@ -258,7 +270,7 @@ class HasFolderImport(Protocol):
 
 
 @runtime_checkable
-class HasDataCheck(Protocol):
+class HasDataCheck(Protocol, metaclass=_Callable):
     """A workload that checks what is in a dataset's files (`data check --workload`)."""
 
     def check_data(self, folder: Path, progress: Progress) -> DataReport:
@@ -266,7 +278,7 @@ class HasDataCheck(Protocol):
 
 
 @runtime_checkable
-class HasResultList(Protocol):
+class HasResultList(Protocol, metaclass=_Callable):
     """A stage that predicts, and whose predictions have a file format: one JSON list (`predict`).
 
     Without it `predict` writes a line for each sample.

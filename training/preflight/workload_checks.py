@@ -14,9 +14,8 @@ def problems(workload: Any) -> list[str]:
     """Problems as sentences; empty if there are none."""
     if isinstance(workload, type):
         return [f"{workload.__name__} is a class; name an object: MINE = {workload.__name__}()"]
-    missing = list(_missing(workload, Workload, "the workload"))
-    if missing:
-        return missing
+    if lacks := list(missing(workload, Workload, "the workload")):
+        return lacks
     if not isinstance(workload.recipes, Mapping) or not workload.recipes:
         return [
             "recipes must be a mapping with at least one recipe -> function that makes a config"
@@ -70,7 +69,7 @@ def _stages(stages: Sequence[Any]) -> Iterator[str]:
         yield f"the stages are named {names}; names must differ"
     for stage in stages:
         kind = Prepare if hasattr(stage, "make") else Train
-        yield from _missing(stage, kind, f"stage {getattr(stage, 'name', stage)!r}")
+        yield from missing(stage, kind, f"stage {getattr(stage, 'name', stage)!r}")
         settings = getattr(stage, "settings", None)
         if kind is Train and settings is not None and not isinstance(settings, Settings):
             yield f"stage {stage.name!r}: settings is a {type(settings).__name__}; return Settings"
@@ -78,7 +77,7 @@ def _stages(stages: Sequence[Any]) -> Iterator[str]:
         yield "no stage trains; at least one must have everything that training.workload.Train has"
 
 
-def _missing(thing: Any, protocol: type, what: str) -> Iterator[str]:
+def missing(thing: Any, protocol: type, what: str) -> Iterator[str]:
     """Members of the protocol that are missing, or cannot be called as the loop calls them."""
     for name, member in vars(protocol).items():
         if name.startswith("_"):

@@ -28,8 +28,10 @@ from training.snapshot.mirror import Mirror, Restored
 
 _log = logging.getLogger(__name__)
 
-# Without a snapshot for so long, the run is warned of what a loss costs.
+# Without a snapshot for so long, the run is warned of what a loss costs: where nothing was written,
+# and where something was that is never quiet.
 NO_SNAPSHOT_SECONDS = 600.0
+NEVER_QUIET_SECONDS = 45.0
 _POLL_SECONDS = 0.2
 _CANDIDATE_SECONDS = 2.0
 _LOG_SECONDS = 30.0
@@ -235,14 +237,21 @@ class ProgramWatch:
     def _warn_without_snapshot(self) -> None:
         """Once: that a loss would now cost everything since the start."""
         options, seconds = self._options, self._progress.seconds
-        if self._warnings or self._progress.num_snapshots or seconds < NO_SNAPSHOT_SECONDS:
+        if self._warnings or self._progress.num_snapshots:
+            return
+        folder, quiet = options.container.checkpoints, options.program.quiet_seconds
+        if (obstacle := self._mirror.obstacle(max(NEVER_QUIET_SECONDS, 3 * quiet))) is not None:
+            why = f"in {folder} {obstacle}, and a snapshot needs {quiet:g} s without a change"
+            remedy = "; write that file elsewhere, or call commit() after each save"
+        elif seconds >= NO_SNAPSHOT_SECONDS:
+            why, remedy = f"the program has written nothing to {folder}", ""
+        else:
             return
         usd = options.usd_per_hour
         cost = "" if usd is None else f", {seconds * usd / 3600:.2f} dollars so far"
         text = (
-            f"no snapshot after {seconds:.0f} s: the program has written nothing to "
-            f"{options.container.checkpoints} that stood still for "
-            f"{options.program.quiet_seconds:g} s, so losing the machine costs all of it{cost}"
+            f"no snapshot after {seconds:.0f} s: {why}, so losing the machine costs all of "
+            f"it{cost}{remedy}"
         )
         self._warnings.append(text)
         self._events.emit("no-snapshot", "info", message=text, seconds=round(seconds, 1))

@@ -103,6 +103,11 @@ class Mirror:
         """The last snapshot that this mirror has committed."""
         return self._publisher.last
 
+    def obstacle(self, seconds: float) -> str | None:
+        """What has kept the folder from being captured for so long, as a clause, or None."""
+        watcher = self._watcher
+        return watcher.obstacle if watcher.uncaptured_seconds >= seconds else None
+
     def restore(self) -> Restored | None:
         """Fill the folder from the newest snapshot that holds; None if there is none.
 

@@ -50,6 +50,11 @@ class QuietTime:
             self.held_open = _NOT_LOOKED
         return self.held_open is None
 
+    @property
+    def found_open(self) -> str | None:
+        """The file that was found open at the last look; None if there was none, or no look."""
+        return None if self.held_open == _NOT_LOOKED else self.held_open
+
     def seconds_until_now(self, listing: Listing) -> float:
         """For how long the folder was as it is now at the last look; 0 if it has changed since."""
         if self.listing is None or self.listing.difference(listing) is not None:

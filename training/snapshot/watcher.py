@@ -62,6 +62,7 @@ class Watcher:
         self._refused = refused
         self._quiet = QuietTime()
         self._told: set[str] = set()
+        self._uncaptured_since: float | None = None  # the first look at something new
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -109,6 +110,20 @@ class Watcher:
         return self.captured is not None and self.captured.difference(listing) is None
 
     @property
+    def uncaptured_seconds(self) -> float:
+        """For how long there has been something to capture without its moment."""
+        since = self._uncaptured_since
+        return 0.0 if since is None else time.monotonic() - since
+
+    @property
+    def obstacle(self) -> str:
+        """What keeps the folder from being quiet, as a clause."""
+        if held := self._quiet.found_open:
+            return f"{held} stays open for writing"
+        listing = self._quiet.listing
+        return f"{listing.newest!r} keeps changing" if listing else "it keeps changing"
+
+    @property
     def _wanted_seconds(self) -> float:
         return min(self._quiet_seconds, _HASTY_SECONDS) if self.is_hasty else self._quiet_seconds
 
@@ -148,12 +163,16 @@ class Watcher:
             listing = list_folder(self._folder)
             self._tell_odd(listing)
             is_new = self.captured is None or self.captured.difference(listing) is not None
-            if is_new and not listing.is_empty:
+            if not is_new or listing.is_empty:
+                self._uncaptured_since = None
+            else:
+                self._uncaptured_since = self._uncaptured_since or time.monotonic()
                 is_quiet = self._quiet.look(listing) >= wanted
                 # Costs more than the look: a killed program is asked about only in haste.
                 if (is_quiet or self.is_hasty) and self._quiet.is_closed() and is_quiet:
                     reason: Reason = "notice" if self.is_hasty else "quiet"
                     self.captured = self._capture(reason, Moment(quiet=listing))
+                    self._uncaptured_since = None
         except ChangedError:
             pass  # not quiet after all
         except SnapshotError as error:

@@ -22,6 +22,19 @@ class RowsInFiles(Rows):
         return [f"file-{int(index)}" for index in indices]
 
 
+class ListedRows(Rows):
+    """The attribute is the workload's own affair."""
+
+    files = ("x.safetensors",)
+
+
+def test_samples_with_an_attribute_of_that_name_announce_nothing(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.training.tiny.Rows", ListedRows)
+    assert run.attempt() == 0
+
+
 def test_a_resumed_run_announces_the_rest_of_its_epoch_first(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -208,6 +208,32 @@ def test_a_program_that_writes_no_checkpoint_is_warned_of(
     assert run.json("receipt.json")["warnings"] == [event["message"]]
 
 
+@pytest.mark.parametrize(
+    ("writes", "says"),
+    [
+        ("(folder / 'log.txt').write_text(str(number))", "'log.txt' keeps changing"),
+        ("kept = kept or (folder / 'cache.db').open('w')", "'cache.db' stays open for writing"),
+    ],
+)
+def test_a_folder_that_is_never_quiet_is_told_with_the_file_that_changes(
+    run: ProgramRun, monkeypatch: pytest.MonkeyPatch, writes: str, says: str
+) -> None:
+    run.write(f"""
+        import os, time
+        from pathlib import Path
+        folder, kept = Path(os.environ["SM_CHECKPOINT_DIR"]), None
+        (folder / "model.pt").write_text("x")
+        for number in range(30):
+            {writes}
+            time.sleep(0.1)
+    """)
+    monkeypatch.setattr("training.program.watch.NEVER_QUIET_SECONDS", 0.7)
+    assert run.attempt() == 0
+    (event,) = run.events("no-snapshot")
+    assert f"in {run.root / 'checkpoints'} {says}, and a snapshot needs 0.2 s" in event["message"]
+    assert run.json("receipt.json")["warnings"] == [event["message"]]
+
+
 def test_a_file_that_the_program_removes_while_its_time_is_read_ends_nothing(
     run: ProgramRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,8 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
+from training.capabilities import HasFiles
 from training.engine.stage_checks import checked_order
 from training.errors import UserError
+from training.preflight.workload_checks import missing
 from training.proxies import PrepareProxy, TrainProxy, WorkloadProxy
 from training.workload import (
     Batch,
@@ -93,7 +95,12 @@ class _ShortenedTrain(TrainProxy):
         inner = self._inner.samples(i, split)
         what = f"stage {self.name!r}, split {split!r}"
         count = min(len(inner), num_samples(self.settings)) if split == "train" else len(inner)
-        return _FewSamples(inner, count, what)
+        if not isinstance(inner, HasFiles):
+            return _FewSamples(inner, count, what)
+        # Of the samples themselves: behind a proxy nobody would see it.
+        for sentence in missing(inner, HasFiles, what):
+            raise UserError(sentence)
+        return _FewInFiles(inner, count, what)
 
     def loss(self, m: nn.Module, b: Batch, step: int, num_steps: int) -> Loss:
         self._reached(self.name, "step", step)
@@ -142,6 +149,14 @@ class _FewSamples:
     def order(self, epoch: int, seed: int) -> Order:
         order = checked_order(self.inner, epoch, seed, twice=True)
         return order[order < self.count]
+
+
+class _FewInFiles(_FewSamples):
+    """Also says in which files they lie."""
+
+    def files(self, indices: Order) -> Sequence[str]:
+        assert isinstance(self.inner, HasFiles)
+        return self.inner.files(indices)
 
 
 def _generator(state: Tensor) -> torch.Generator:

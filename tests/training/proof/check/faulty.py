@@ -95,6 +95,18 @@ class Repeating(TrainProxy):
         return Unordered(rows._x)
 
 
+class Miscounting(Rows):
+    def files(self) -> Sequence[str]:
+        return ("x.safetensors",)
+
+
+class Miscounted(TrainProxy):
+    def samples(self, i: Inputs, split: str) -> Rows:
+        rows = super().samples(i, split)
+        assert isinstance(rows, Rows)
+        return Miscounting(rows._x)
+
+
 class Averaging(TrainProxy):
     def loss(self, m: nn.Module, b: Batch, step: int, num_steps: int) -> Loss:
         return Loss(total=super().loss(m, b, step, num_steps).total.detach())
@@ -105,6 +117,7 @@ REMEMBERING_FIRST, REMEMBERING_SECOND, REMEMBERING_THIRD = planted(Remembering)
 TIMED_FIRST, TIMED_SECOND, TIMED_THIRD = planted(Timed)
 AUGMENTED_FIRST, AUGMENTED_SECOND, AUGMENTED_THIRD = planted(Augmented)
 REPEATING_FIRST, REPEATING_SECOND, REPEATING_THIRD = planted(Repeating)
+MISCOUNTED_FIRST, MISCOUNTED_SECOND, MISCOUNTED_THIRD = planted(Miscounted)
 DETACHED_FIRST, DETACHED_SECOND, DETACHED_THIRD = planted(Averaging)
 
 

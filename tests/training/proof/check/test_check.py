@@ -110,6 +110,7 @@ def test_a_run_that_is_never_the_same_is_found(
     [
         ("AUGMENTED", "rng) returns different samples for the same state of rng; draw from"),
         ("REPEATING", "does not return each of 30 indices exactly once; use training.randomness"),
+        ("MISCOUNTED", "split 'train': files must take (indices)"),
         ("DETACHED", "with requires_grad=False; return a differentiable scalar"),
     ],
 )
