@@ -66,7 +66,7 @@ slow: $(READY) ## the long proofs
 bughunt: $(READY) ## that the torture finds every known bug: weekly, and in CI when training/ changes
 	@$(BIN)/python -m pytest -m bughunt $(WORKERS) $(ARGS)
 
-compat: $(READY) ## test training/ with an image's torch and Python: make compat TORCH=2.12.1 ARGS=3.13
+compat: $(READY) ## test training/ with an image's torch and Python: make compat TORCH=2.12.1 ARGS=3.13, or ARGS=--slice for minutes
 	@bash .ci/compat.sh $(TORCH) $(ARGS)
 
 check: $(READY) ## ruff, format, mypy strict, shellcheck, actionlint, import rules, cfn-lint on the synthesized templates

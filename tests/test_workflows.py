@@ -39,6 +39,10 @@ def test_training_is_tried_with_the_torch_of_every_image_that_is_promised() -> N
     lines = {line for line, _ in PYTORCH_LINES}
     assert tried == lines - {"2.7", "2.8", "2.9"}, "see docs/dependencies.md"
     assert job["steps"][-1]["run"].startswith("make compat ")
+    (default,) = re.findall(r"compat\.sh (\S+) --slice", (REPOSITORY / ".ci" / "run").read_text())
+    assert default in {each["torch"] for each in job["strategy"]["matrix"]["include"]}
+    image = json.loads((REPOSITORY / "cdk.json").read_text())["context"]["pytorch_ami_parameter"]
+    assert f"-pytorch-{default.rpartition('.')[0]}-" in image
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)

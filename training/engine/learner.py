@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -119,7 +120,13 @@ class Learner:
             from torch._dynamo import config
 
             config.recompile_limit = config.accumulated_recompile_limit
-            model.compile(mode=self._settings.compile_mode, dynamic=False)
+            # As model.compile(), but from a function of ours: before torch 2.14 a model of one of
+            # torch's own classes, as an nn.Sequential, would stay uncompiled without a word.
+            model._compiled_call_impl = torch.compile(
+                lambda *args, **kwargs: model._call_impl(*args, **kwargs),
+                mode=self._settings.compile_mode,
+                dynamic=False,
+            )
         return model.train()
 
     def _choose(

@@ -165,6 +165,14 @@ class Workers(Iterator[Batch]):
             self._fork()
 
     def __next__(self) -> Batch:
+        try:
+            return self._next()
+        except BaseException:
+            # Whoever has the error may keep it, and with it this object, and never close it.
+            self._end()
+            raise
+
+    def _next(self) -> Batch:
         self._ask()
         if not self._ahead:
             raise StopIteration

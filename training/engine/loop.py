@@ -9,6 +9,7 @@ import logging
 import math
 from collections import deque
 from collections.abc import Container, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 
 from training.artifacts.compile_cache import CompileCache
@@ -92,12 +93,8 @@ class StageLoop:
 
     def run(self) -> Position:
         """Train and commit the end of the stage; after a notice raise InterruptedRunError."""
-        try:
-            with self._steps.bar:
-                self._train()
-        finally:
-            self._policy.close()
-            self._loader.close()
+        with closing(self._loader), closing(self._policy), self._steps.bar:
+            self._train()
         self._position = replace(
             self._position,
             has_ended=True,

@@ -14,6 +14,7 @@ from tests.training.runs import WORKLOAD
 from training.cli.measure import (
     DEFAULT_OUT,
     _at_size,
+    _key,
     difference,
     measured,
     train_footprints,
@@ -24,12 +25,23 @@ from training.workloads import WORKLOADS
 
 ROOT = Path(__file__).parents[3]
 FILE = ROOT / DEFAULT_OUT
+# Less than one layer more of any of the models.
+MOST_OF_ANOTHER_TORCH = 0.005
 
 
 @pytest.mark.parametrize("name", sorted(WORKLOADS))
 def test_the_committed_footprints_are_what_the_stages_need(name: str) -> None:
     """The laptop recipes at their own micro-batch here, everything with the marker slow."""
     rows = in_fork(lambda: list(measured(name, "laptop", {}, factors=(1,))))
+    footprints = json.loads(FILE.read_text())
+    if torch.__version__.partition("+")[0] != footprints["torch"]:
+        there = {_key(row): row for row in footprints["footprints"]}
+        for row in rows:
+            # Of how many kernels an operation is made is torch's affair: 2.12 masks with four more.
+            if "kernels" in row:
+                known = there[_key(row)]["kernels"]
+                assert row["kernels"] == pytest.approx(known, rel=MOST_OF_ANOTHER_TORCH)
+                row["kernels"] = known
     assert difference(FILE, rows) is None
 
 

@@ -124,16 +124,16 @@ def compiled_shapes(sizes: Sequence[int]) -> list[tuple[int, ...]]:
         shapes.extend(tuple(tensor.shape) for tensor in inputs if not tensor.requires_grad)
         return graph.forward
 
-    compiled = nn.Module.compile
+    compiled = torch.compile
 
-    def compile_noting(model: nn.Module, *, mode: str, dynamic: bool) -> None:
-        compiled(model, backend=backend, dynamic=dynamic)
+    def compile_noting(call: Callable[..., Any], *, mode: str, dynamic: bool) -> Any:
+        return compiled(call, backend=backend, dynamic=dynamic)
 
     config = replace(CONFIG, compile_mode="default")
     stage = Boxes(TinyTrain(config=config, name="boxes", width=2))
     world = World(RankEnvironment(), CPU)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(nn.Module, "compile", compile_noting)
+        patch.setattr(torch, "compile", compile_noting)
         learner = Learner(stage, standalone_inputs("boxes", config), world, None, {})
     for size in sizes:
         learner.model(torch.ones(size, 2))

@@ -277,6 +277,7 @@ def test_an_error_of_the_workload_is_raised_at_its_batch_with_its_traceback(
         loader.next()
     with pytest.raises(kind, match=says) as error:
         loader.next()
+    assert multiprocessing.active_children() == [], "although nobody has closed it"
     loader.close()
     told = str(error.value) + "".join(getattr(error.value, "__notes__", []))
     assert f"in {act.__name__}" in told
