@@ -10,16 +10,11 @@ from statistics import geometric_mean
 
 import pytest
 
-from benchmarks import bookkeeping, boot, cached_features, forecast, plan, s3, spot, synth
+from benchmarks import forecast, s3, spot
 from benchmarks.__main__ import machine, parse_arguments
 from sizing.spot.traces import load_trace, statistics
 from training.store.protocol import PreconditionFailedError
 from training.store.s3 import S3Store
-
-
-def test_fails_a_benchmark_of_no_rounds() -> None:
-    with pytest.raises(ValueError, match="at least one round, got 0"):
-        synth.measure(rounds=0)
 
 
 def test_fails_a_benchmark_of_s3_of_no_rounds() -> None:
@@ -50,36 +45,6 @@ def test_the_sink_of_the_s3_benchmark_is_enough_for_a_run(
         assert store.sizes("") == {"head.json": 3, "object": len(data)}
 
 
-def test_fails_a_benchmark_of_no_machines() -> None:
-    with pytest.raises(ValueError, match="at least one machine, got 0"):
-        boot.measure(machines=0, machine="process")
-
-
-def test_a_boot_is_shown_by_what_machines_did_with_columns_for_each() -> None:
-    fetch, step = (
-        boot.Span(what=what, begins=1.0, ends=2.5) for what in ("fetch", boot.FIRST_STEP)
-    )
-    assert boot.rows([[fetch, step], [step]]) == [
-        {"what": "fetch", "1, from s": 1.0, "1, to s": 2.5, "2, from s": None, "2, to s": None},
-        {
-            "what": boot.FIRST_STEP,
-            "1, from s": 1.0,
-            "1, to s": 2.5,
-            "2, from s": 1.0,
-            "2, to s": 2.5,
-        },
-    ]
-
-
-@pytest.mark.slow  # nothing but the benchmark itself uses what it shows
-def test_cached_features_give_the_predictions_of_the_backbone() -> None:
-    # In a process of its own: after a backward pass here no forked child of pytest could do one.
-    command = [sys.executable, "-m", "benchmarks", "cached", "--rounds=1", "--clips=55", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    (row,) = json.loads(done.stdout)["rows"]
-    assert row["largest difference of a probability"] <= 1e-5
-
-
 @pytest.mark.slow  # nothing but the benchmark itself uses what it shows
 def test_the_overhead_of_the_loop_is_measured_beside_bare_loops() -> None:
     command = [sys.executable, "-m", "benchmarks", "overhead", "--rounds=1", "--width=16", "--json"]
@@ -90,35 +55,12 @@ def test_the_overhead_of_the_loop_is_measured_beside_bare_loops() -> None:
         assert 0 < row["outside the model's work, ms"] < row["median ms"]
 
 
-def test_fails_a_benchmark_of_cached_features_of_no_rounds() -> None:
-    with pytest.raises(ValueError, match="at least one round, got 0"):
-        cached_features.measure(rounds=0, clips=55)
-
-
-def test_the_bookkeeping_of_an_epoch_is_measured() -> None:
-    (row,) = bookkeeping.measure(samples=1000, batch=64)
-    assert (row["samples"], row["steps"]) == (1000, 16)
-    assert 0 < row["order and checks, CPU s"] < row["whole epoch, CPU s"]
-
-
-def test_fails_a_benchmark_of_no_plans() -> None:
-    with pytest.raises(ValueError, match="at least one call, got 0"):
-        plan.measure(calls=0)
-
-
-def test_a_hundred_plans_take_less_than_a_thousand_may_without_torch() -> None:
-    (row,) = plan.measure(calls=100)
-    assert row["total s"] < row["limit s"]
-    assert row["imports torch"] == "False"
-
-
 def test_the_machine_is_named_without_its_host_name() -> None:
     assert machine().endswith("logical CPUs")
 
 
 def test_every_benchmark_is_on_the_command_line() -> None:
-    assert parse_arguments(["synth", "--rounds", "2"]).rounds == 2
-    assert parse_arguments(["boot", "--machines", "1", "--json"]).json
+    assert parse_arguments(["s3", "--rounds", "2", "--json"]).rounds == 2
     assert parse_arguments(["spot", "--traces", "x"]).starts == 100
 
 

@@ -1,8 +1,5 @@
 """The detection benchmark: contenders of one size that compute the same, and a table of them."""
 
-import json
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -58,10 +55,6 @@ def test_the_peer_trains_as_many_parameters() -> None:
 
 @pytest.mark.slow
 def test_the_dry_run_measures_every_contender() -> None:
-    command = [sys.executable, "-m", "benchmarks", "detection", "--cpu", "--scale=tiny"]
-    done = subprocess.run(
-        [*command, "--rounds=1", "--json"], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    rows = json.loads(done.stdout)["rows"]
+    rows = table.measure(scale="tiny", rounds=1, seconds=450, cpu=True)
     assert len(rows) == 3 + 3 + 5
     assert [row for row in rows if row["note"] or not row["ms"]] == []

@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from benchmarks.language.peers import hugging_face_dense, hugging_face_experts
+from tests.training.growth.hugging_face import hugging_face_dense, hugging_face_experts
 from tests.training.growth.models import small_config, small_model, texts
 from training.growth.architecture import DenseBlock, ExpertBlock
 from training.growth.model import LanguageModel

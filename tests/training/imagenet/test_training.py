@@ -4,14 +4,12 @@ The whole path: packed into shards, in S3, synced, loaded, trained, resumed, eva
 """
 
 import os
-import random
 import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks import history
 from tests.training import tiny
 from tests.training.runs import Run, assert_equal
 from training.cli.main import main
@@ -87,11 +85,4 @@ def test_a_folder_of_jpegs_becomes_a_classifier_whatever_kills_its_training(
     assert metrics["top1"] > 4 * CHANCE
     assert metrics["top5"] > 0.9
     assert abs(metrics["top1_with_flips"] - metrics["top1"]) < 0.2
-    line = whole.lines("step")[-1]
-    measured = Line()
-    history._write_step(measured, random.Random(0), 1, range(256))
-    # So the 30 MB of 90 epochs that `python -m benchmarks history` measures are this workload's.
-    assert line.keys() - {"generation"} == measured.fields.keys()
-    assert line["metrics"].keys() == measured.fields["metrics"].keys()
-    assert list(metrics) == list(history._EVALUATED)
     assert "taken for" in (Path(whole.uri) / "report.html").read_text()
