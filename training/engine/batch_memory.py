@@ -138,7 +138,7 @@ def read(memory: memoryview, places: Sequence[Place]) -> Batch:
     """The batch that `write` wrote, in the same memory."""
     data, *buffers = (memory[first : first + size] for first, size in places)
     # Torch 2.12 warns of sparse tensors that it unpickles, unless these checks are off by name.
-    with torch.sparse.check_sparse_tensor_invariants(enable=False):
+    with torch.sparse.check_sparse_tensor_invariants(enable=False):  # type: ignore[no-untyped-call]
         return pickle.loads(data, buffers=buffers)
 
 

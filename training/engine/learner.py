@@ -123,7 +123,7 @@ class Learner:
             # As model.compile(), but from a function of ours: before torch 2.14 a model of one of
             # torch's own classes, as an nn.Sequential, would stay uncompiled without a word.
             model._compiled_call_impl = torch.compile(
-                lambda *args, **kwargs: model._call_impl(*args, **kwargs),
+                lambda *args, **kwargs: model._call_impl(*args, **kwargs),  # type: ignore[no-untyped-call]
                 mode=self._settings.compile_mode,
                 dynamic=False,
             )
