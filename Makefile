@@ -63,7 +63,7 @@ test: $(READY) ## the tests that need no GPU, AWS account or root
 slow: $(READY) ## the long proofs
 	@$(BIN)/python -m pytest -m slow $(ARGS)
 
-bughunt: $(READY) ## that the torture finds every known bug: weekly, and in CI when training/ changes
+bughunt: $(READY) ## that the torture finds every known bug: weekly, and in CI when the torture changes
 	@$(BIN)/python -m pytest -m bughunt $(WORKERS) $(ARGS)
 
 compat: $(READY) ## test training/ with an image's torch and Python: make compat TORCH=2.12.1 ARGS=3.13, or ARGS=--slice for minutes
