@@ -50,7 +50,7 @@ class Program:
     working_folder: str = "."  # within the source folder
     interpreter: str = ""  # what `python` in the command is; "": the one that runs this project
     notice_signal: str = "SIGTERM"
-    quiet_seconds: float = 10.0  # unchanged for so long, the checkpoint folder counts as whole
+    quiet_seconds: float = 10.0  # seconds without a write before the folder is snapshotted
     metric_definitions: tuple[tuple[str, str], ...] = ()  # (name, regular expression)
 
     def __post_init__(self) -> None:
@@ -63,7 +63,7 @@ class Program:
         _check_working_folder(self.working_folder)
         if re.search(r"[\s\0]", self.interpreter):
             raise UserError(
-                f"the interpreter {self.interpreter!r} is no single word; give a path or a name"
+                f"the interpreter {self.interpreter!r} is not a single word; give a path or a name"
             )
         if self.notice_signal not in NOTICE_SIGNALS:
             raise UserError(
@@ -89,9 +89,9 @@ class Program:
         try:
             record = json.loads(text)
         except ValueError as error:
-            raise UserError(f"{name} is no JSON ({error}); correct it") from error
+            raise UserError(f"{name} is not JSON ({error}); correct it") from error
         if not isinstance(record, dict):
-            raise UserError(f'{name} is no JSON object; write {{"command": "python train.py"}}')
+            raise UserError(f'{name} is not a JSON object; write {{"command": "python train.py"}}')
         number = record.pop("format", _FORMAT)
         if number != _FORMAT:
             raise UserError(f"{name} has format {number!r}, but this version knows {_FORMAT}")
@@ -160,7 +160,7 @@ def _check_command(command: str) -> None:
 def _check_hyperparameter(name: str, value: str) -> None:
     if not _HYPERPARAMETER.fullmatch(name):
         raise UserError(
-            f"the hyperparameter {name!r} is no name; use letters, digits, _, - and dots, "
+            f"the hyperparameter {name!r} is not a valid name; use letters, digits, _, - and dots, "
             "a letter or _ first"
         )
     if name.startswith("sagemaker_"):
@@ -170,7 +170,9 @@ def _check_hyperparameter(name: str, value: str) -> None:
 
 def _check_variable(name: str, value: str) -> None:
     if not _VARIABLE.fullmatch(name):
-        raise UserError(f"the environment variable {name!r} is no name; use letters, digits and _")
+        raise UserError(
+            f"the environment variable {name!r} is not a valid name; use letters, digits and _"
+        )
     if _OURS.fullmatch(name):
         raise UserError(
             f"the environment variable {name!r} belongs to the container contract; "
@@ -204,7 +206,8 @@ def _check_channels(channels: tuple[str, ...]) -> None:
     for name in channels:
         if not _CHANNEL.fullmatch(name) or name in (".", ".."):
             raise UserError(
-                f"the channel {name!r} is no name; use up to 64 letters, digits, _, - and dots"
+                f"the channel {name!r} is not a valid name; use up to 64 letters, digits, _, - "
+                "and dots"
             )
     if len({name.upper() for name in channels}) < len(channels):
         raise UserError(
@@ -228,7 +231,9 @@ def _check_definitions(definitions: tuple[tuple[str, str], ...]) -> None:
         )
     for name, pattern in definitions:
         if not re.fullmatch(r"[^\s=][^=\n\0]{0,254}", name):
-            raise UserError(f"the metric {name!r} is no name; use 1 to 255 characters without =")
+            raise UserError(
+                f"the metric {name!r} is not a valid name; use 1 to 255 characters without ="
+            )
         try:
             num_groups = re.compile(pattern).groups
         except re.error as error:

@@ -98,7 +98,7 @@ class FleetEvents(Construct):
         events.Rule(
             self,
             "Faults",
-            description="Errors of this stack's Spot fleet that a person must mend",
+            description="Errors of this stack's Spot fleet that need a person",
             event_pattern=events.EventPattern(
                 source=pattern["source"],
                 resources=[fleet_arn],

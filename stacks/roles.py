@@ -61,7 +61,7 @@ def may_terminate_itself(stack: Stack) -> iam.PolicyStatement:
     """Allow an instance of this stack to terminate itself, and no other.
 
     The key is the instance that asks, the variable the one it asks for. The often seen condition
-    `aws:ARN = ${ec2:SourceInstanceARN}` never matches: there is no key of that name.
+    `aws:ARN = ${ec2:SourceInstanceARN}` never matches: no key has that name.
     """
 
     def instance(name: str) -> str:

@@ -196,7 +196,7 @@ def _unpack(archive: Path, out: Path) -> None:
             with tarfile.open(archive) as packed:
                 packed.extractall(out, filter="data")
         else:
-            raise UserError(f"{archive} is no zip archive, whatever its name; make it again")
+            raise UserError(f"{archive} is not a zip archive, despite its name; create it again")
     except (tarfile.TarError, zipfile.BadZipFile, EOFError) as error:
         raise UserError(f"{archive} cannot be unpacked: {error}; make it again") from error
 

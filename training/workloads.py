@@ -22,7 +22,7 @@ def load_workload(name: str) -> "Workload[Any]":
     module_name, _, attribute = _path(name).partition(":")
     if name == PROGRAM:
         raise UserError(
-            "a program is no workload, and its code is its own; it is run by "
+            "'program' is not a workload; run it with "
             "`python -m training run --program COMMAND --source FOLDER`"
         )
     if not attribute:

@@ -117,7 +117,7 @@ def main() -> int:
         num_read, num_asked = read_ahead(json.loads(recorded.read_text()))
     except (OSError, ValueError, TypeError) as error:
         recorded.unlink(missing_ok=True)
-        print(f"{recorded} is no list of blocks ({error}): it is recorded anew")
+        print(f"{recorded} is not a valid block list ({error}); recording it again")
         return 0
     if num_read < num_asked / 2:
         recorded.unlink()

@@ -76,7 +76,7 @@ def _data_of(folder: Path, data: Path | None) -> Callable[[Deployment], Child | 
     if data is not None:
         given = data.resolve()
         if not given.is_dir():
-            raise ValueError(f"{given} is no folder; give the folder with the program's data")
+            raise ValueError(f"{given} is not a folder; give the folder with the program's data")
 
         def copy(deployment: Deployment) -> None:
             # The upload writes a manifest, which the user's folder need not have.

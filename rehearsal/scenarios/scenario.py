@@ -120,7 +120,7 @@ def _named(name: str) -> list[Scenario]:
     found = [each for each in known if name in (each.name, each.name.partition(" ")[0])]
     if not found:
         raise ValueError(
-            f"there is no drill {name!r}; `python -m rehearsal drill --list` shows them all"
+            f"unknown drill {name!r}; `python -m rehearsal drill --list` shows them all"
         )
     return found
 
@@ -140,7 +140,7 @@ def read_scenarios(path: Path) -> list[Scenario]:
             found.append(_scenario(f"{path.stem} {word}", document, path.parent))
         return found
     except FileNotFoundError:
-        raise ValueError(f"there is no drill at {path}") from None
+        raise ValueError(f"no drill found at {path}") from None
     except (ValueError, re.error) as error:
         raise ValueError(f"{path}: {error}") from error
 

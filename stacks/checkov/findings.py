@@ -63,7 +63,8 @@ def _acknowledged(
     unknown = set(entry["assemblies"]) - set(assemblies)
     if unknown:
         raise ValueError(
-            f"{entry['check']} names {', '.join(sorted(unknown))}, no assembly of ours"
+            f"{entry['check']} names {', '.join(sorted(unknown))}, "
+            "which is not one of our assemblies"
         )
     for resource in entry["resources"]:
         for assembly in entry["assemblies"]:

@@ -12,7 +12,7 @@ from stacks.guard.tick import CALL_SECONDS, Tick
 
 # The key of that note: told once, until a stop succeeds.
 REFUSED = "stop refused"
-MEND = "Mend the rights of the Guard's role: a policy of the account may deny it the call."
+MEND = "Fix the permissions of the Guard's role: a policy of the account may deny it the call."
 
 
 def stop(tick: Tick) -> None:

@@ -48,7 +48,7 @@ def _over(settings: Settings, head: Mapping[str, Any] | None) -> Reason | None:
     why = (head or {}).get("reason")
     command = f"python -m training reopen --run-uri {settings.run_uri} --reason WHY"
     advice = f"{why or 'The events say why.'}\nOnce that is fixed, take it back: {command}"
-    return Reason(sentence="the run is failed", advice=advice)
+    return Reason(sentence="the run has failed", advice=advice)
 
 
 def _too_dear(settings: Settings, ledger: Ledger) -> Reason | None:
@@ -72,7 +72,7 @@ def _barren(settings: Settings, ledger: Ledger) -> Reason | None:
         return None
     return Reason(
         sentence=f"{len(barren)} attempts in a row committed nothing",
-        advice="First mend what they say.",
+        advice="Fix what they report first.",
         said=tuple(_words(name, each) for name, each in barren.items()),
     )
 

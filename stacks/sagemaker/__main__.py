@@ -57,7 +57,7 @@ def _settings(options: argparse.Namespace) -> JobSettings:
         )
     if options.workload not in known and ":" not in options.workload:
         raise ValueError(
-            f"there is no workload {options.workload!r}; known are {', '.join(known)}, and your "
+            f"unknown workload {options.workload!r}; known are {', '.join(known)}, and your "
             "own as package.module:NAME"
         )
     if (options.max_wait_hours is not None) and not options.spot:

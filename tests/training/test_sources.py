@@ -115,7 +115,7 @@ def test_fails_for_what_is_no_source(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="does not exist; give a folder, a file or an archive"):
         open_source(tmp_path / "none", tmp_path)
     (tmp_path / "clips.zip").write_text("")
-    with pytest.raises(UserError, match=r"clips\.zip is no zip archive, whatever its name"):
+    with pytest.raises(UserError, match=r"clips\.zip is not a zip archive, despite its name"):
         open_source(tmp_path / "clips.zip", tmp_path / "a")
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match="has no files; bring some"):

@@ -56,7 +56,7 @@ def _open(uri: str) -> tuple[Store, RunConfig, Head]:
     store = open_store(uri)
     record, head = read_run_config(store), read_head(store)
     if record is None or head is None:
-        raise UserError(f"there is no run at {store.uri} (no {HEAD}); check the URI")
+        raise UserError(f"no run found at {store.uri} (no {HEAD}); check the URI")
     return store, record, head
 
 

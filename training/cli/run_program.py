@@ -45,7 +45,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     add(
         "--quiet-seconds",
         type=float,
-        help="unchanged for so long, the checkpoint folder counts as whole (default: 10)",
+        help="seconds without a write before the folder is snapshotted (default: 10)",
     )
     add(
         "--metric",

@@ -127,7 +127,7 @@ def read_published(path: Path) -> Mapping[str, Tensor]:
         ) from error
     except (RuntimeError, SafetensorError) as error:
         raise UserError(
-            f"{path} is no checkpoint that can be read ({error}); download it again"
+            f"{path} is not a readable checkpoint ({error}); download it again"
         ) from error
     state: Mapping[str, Tensor] = read.get("model", read)
     return state

@@ -276,8 +276,9 @@ class Learner:
             if self._names != {names}:
                 raise RunFailedError(
                     f"stage {self._stage.name!r}: loss returned the metrics {', '.join(names)} on "
-                    f"rank {self._world.rank}, but others on another rank or step; always return "
-                    "the same metrics, with a count of 0 if there is nothing to count"
+                    f"rank {self._world.rank}, but different ones on another rank or "
+                    "step; always return the same metrics, with a count of 0 if there is nothing "
+                    "to count"
                 )
         return names
 

@@ -201,7 +201,7 @@ class StageLoop:
             self._read()
 
     def _read_together(self) -> None:
-        """Read on all ranks alike, before what only a state that is good is worth."""
+        """Read on all ranks alike, before anything that a diverged state must not reach."""
         self._read_last()
         self._context.consensus.go_back_if_diverged()
 

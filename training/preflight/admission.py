@@ -225,7 +225,7 @@ def _parse(data: bytes) -> tuple[int, str | None, ResourceRequest]:
     if not isinstance(need["run"], str) or any(
         not isinstance(number, int) or number < 0 for number in numbers
     ):
-        raise ValueError("this is no reservation")
+        raise ValueError("this is not a reservation")
     return int(record["pid"]), record["began"], ResourceRequest(**need)
 
 

@@ -232,7 +232,7 @@ class ProgramWatch:
                     _log.info("[notice] another machine is waiting for the lease")
                     return
                 next_candidate = time.monotonic() + _CANDIDATE_SECONDS
-        _log.info("[notice] the program's time is over: it is ended")
+        _log.info("[notice] out of time; stopping the program")
 
     def _warn_without_snapshot(self) -> None:
         """Once: that a loss would now cost everything since the start."""

@@ -32,7 +32,7 @@ def open_run(uri: str) -> OpenRun:
     store = open_store(uri)
     head, record = read_head(store), read_run_config(store)
     if head is None or record is None:
-        raise UserError(f"there is no run at {store.uri} (no {HEAD}); check the URI")
+        raise UserError(f"no run found at {store.uri} (no {HEAD}); check the URI")
     return OpenRun(store=store, record=record, head=head)
 
 

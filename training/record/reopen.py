@@ -71,7 +71,7 @@ def _without_a_writer(
     while True:
         found = store.get(HEAD)
         if found is None:
-            raise UserError(f"there is no run at {store.uri} (no {HEAD}); check the URI")
+            raise UserError(f"no run found at {store.uri} (no {HEAD}); check the URI")
         head = parse_head(store, found)
         if head.state == "finished":
             raise UserError(

@@ -159,7 +159,7 @@ class Snapshot:
 
 
 def _refuse_other_than_numbers(*values: int) -> None:
-    """Raise ValueError for what is no integer of 64 bits, as a file system's are."""
+    """Raise ValueError for what is not a 64-bit integer, as a file system's are."""
     for value in values:
         if type(value) is not int or abs(value) >= 1 << 63:
-            raise ValueError(f"{value!r} is no integer of 64 bits")
+            raise ValueError(f"{value!r} is not a 64-bit integer")

@@ -143,7 +143,7 @@ def refuse_outside(uri: str, key: str) -> None:
     """Raise UserError for a key or prefix that a file system would resolve to another place."""
     if key and {"", ".", ".."} & set(key.removesuffix("/").split("/")):
         raise UserError(
-            f"{key!r} is no key of {uri}; restore the last good version of what names it"
+            f"{key!r} is not a key of {uri}; restore the last good version of what names it"
         )
 
 

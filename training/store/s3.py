@@ -296,7 +296,7 @@ class S3Store:
         code, status = error.response["Error"]["Code"], _status(error)
         where = f"{self.uri}/{key}"
         if code == "NoSuchBucket":
-            raise UserError(f"there is no bucket {self._bucket!r}; check {self.uri}") from error
+            raise UserError(f"no such bucket: {self._bucket!r}; check {self.uri}") from error
         if conditional and status in (404, 412):
             raise PreconditionFailedError(f"{where} has changed") from error
         if conditional and (status >= 500 or code in ("RequestTimeout", "SlowDown")):

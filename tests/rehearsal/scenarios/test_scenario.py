@@ -198,9 +198,9 @@ def test_drills_fail_every_step_that_a_boot_needs_once_and_always() -> None:
 
 
 def test_fails_an_unknown_drill_by_name(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="there is no drill 'nothing'"):
+    with pytest.raises(ValueError, match="unknown drill 'nothing'"):
         choose(["nothing"])
-    with pytest.raises(ValueError, match="there is no drill at"):
+    with pytest.raises(ValueError, match="no drill found at"):
         choose([str(tmp_path / "no.toml")])
 
 

@@ -60,7 +60,10 @@ def test_fails_for_a_new_finding_and_for_a_reason_without_one() -> None:
         (ENTRY + ENTRY, "is acknowledged twice"),
         (ENTRY.replace("It can be uploaded again.", " "), "an acknowledgment needs assemblies, ch"),
         (ENTRY.replace("what =", "why ="), "an acknowledgment needs"),
-        (ENTRY.replace("default", "kmz"), "CKV_AWS_21 names kmz, no assembly of ours"),
+        (
+            ENTRY.replace("default", "kmz"),
+            "CKV_AWS_21 names kmz, which is not one of our assemblies",
+        ),
     ],
     ids=["twice", "no reason", "unknown key", "unknown assembly"],
 )

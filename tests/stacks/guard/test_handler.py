@@ -35,7 +35,8 @@ def test_a_run_in_good_health_is_left_alone(scene: Scene) -> None:
 @pytest.mark.parametrize("state", ["finished", "failed"])
 def test_a_run_that_is_done_goes_to_zero(scene: Scene, state: str) -> None:
     scene.head(state)
-    assert scene.tick() == {"action": "to-zero", "reason": f"the run is {state}"}
+    said = {"finished": "the run is finished", "failed": "the run has failed"}[state]
+    assert scene.tick() == {"action": "to-zero", "reason": said}
     assert scene.capacity() == 0
 
 
@@ -212,7 +213,7 @@ def test_the_end_of_a_run_is_told_if_its_machine_stopped_the_fleet(scene: Scene)
     assert scene.tick() == NOTHING
     scene.tick(hours_later=1)
     (mail,) = scene.mails()
-    assert mail.startswith("The run is failed\n\nthe loss is not finite\n")
+    assert mail.startswith("The run has failed\n\nthe loss is not finite\n")
     assert "python -m training reopen --run-uri s3://runs/runs/run-1" in mail
     assert scene.events() == []
     # Taken back, it may fail again, and that is told again.

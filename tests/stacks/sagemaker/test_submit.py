@@ -119,7 +119,7 @@ def test_fails_in_one_sentence_where_aws_cannot_be_asked(
 @pytest.mark.parametrize(
     ("other", "words"),
     [
-        ({"workload": "tractory"}, "there is no workload 'tractory'; known are"),
+        ({"workload": "tractory"}, "unknown workload 'tractory'; known are"),
         ({"recipe": "tiny"}, "has no recipe 'tiny'; known are"),
         ({"instance_type": "ml.g5.3xlarge"}, "does not know; of that family it knows ml.g5.xlarge"),
         ({"instance_type": "g5.2xlarge"}, "it knows ml.g5.xlarge"),

@@ -108,7 +108,7 @@ def test_fails_where_there_is_no_run_and_for_a_finished_one(
     run: Run, whole: Run, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert reopen(run) == 2
-    assert "there is no run at" in capfd.readouterr().err
+    assert "no run found at" in capfd.readouterr().err
     assert reopen(whole, "--from-checkpoint=3") == 2
     assert "is finished; to train on give a new run --init-from" in capfd.readouterr().err
     assert whole.head.state == "finished"

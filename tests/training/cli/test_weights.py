@@ -121,7 +121,7 @@ def test_weights_come_from_a_file_too(whole: Run, tmp_path: Path) -> None:
         (["evaluate", "--stage=third"], "has no Train stage 'third'; give one of first, second"),
         (["evaluate", "--stage=first"], "do not fit the model of stage 'first': 0.weight is 8x6"),
         (["evaluate", "--checkpoint=99"], "has no checkpoint '99'; give one of: newest, "),
-        (["evaluate", "--run-uri=no/such/run"], "there is no run at"),
+        (["evaluate", "--run-uri=no/such/run"], "no run found at"),
         (["evaluate", "--dataset-uri=no/such"], "no/such does not exist"),
     ],
 )

@@ -225,7 +225,7 @@ def test_fails_on_a_checkpoint_that_could_run_code(tmp_path: Path) -> None:
 def test_fails_on_what_is_no_checkpoint(tmp_path: Path) -> None:
     for name in ("theirs.pth", "theirs.safetensors"):
         (tmp_path / name).write_text("not found")
-        with pytest.raises(UserError, match="is no checkpoint"):
+        with pytest.raises(UserError, match="is not a readable checkpoint"):
             read_published(tmp_path / name)
         with pytest.raises(UserError, match="is not there"):
             read_published(tmp_path / f"other-{name}")

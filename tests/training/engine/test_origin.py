@@ -186,7 +186,7 @@ def test_fails_when_the_weights_have_changed_since(
         ),
         (["--init-from={whole}", "--extend-to=forever"], "write 8epochs or 4000steps"),
         (["--init-from={whole}", "--extend-to=5epochs", CONSTANT], "with the overrides (none)"),
-        (["--init-from=no/such/run"], "there is no run at"),
+        (["--init-from=no/such/run"], "no run found at"),
         (["--init-from=no/such.safetensors"], "there is no file"),
     ],
 )

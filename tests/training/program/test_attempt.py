@@ -321,7 +321,7 @@ def test_what_only_the_program_can_read_is_refused_with_a_way_out(
     assert main(["check", "program"]) == 2
     said = capfd.readouterr().err
     assert said.count(f"lies in {run.uri}/final/model/") == 1
-    assert "a program is no workload" in said
+    assert "'program' is not a workload" in said
 
 
 def test_a_last_snapshot_that_takes_long_is_no_hang(

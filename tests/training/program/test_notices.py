@@ -130,7 +130,7 @@ def test_a_program_that_ignores_its_signal_is_ended_in_time(run: ProgramRun) -> 
     assert is_running("100048")
     said = tell(process)
     assert process.returncode == 75
-    assert "the program's time is over" in said
+    assert "out of time; stopping the program" in said
     (ended,) = run.events("program-ended")
     assert ended["exit_code"] == -9
     assert ended["unsaved_seconds"] > 0

@@ -178,7 +178,7 @@ def test_fails_for_a_folder_with_other_things_in_it(
 
 def test_fails_where_there_is_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", f"--run-uri={tmp_path / 'none'}"]) == 2
-    assert "there is no run at" in capsys.readouterr().err
+    assert "no run found at" in capsys.readouterr().err
 
 
 def test_a_spike_in_a_long_curve_is_drawn() -> None:

@@ -36,7 +36,7 @@ def check_kinds(files: Sequence[SourceFile]) -> None:
     for file in files:
         if _kind(file) not in _KINDS:
             raise UserError(
-                f"{file.name} is no text that can be imported; give .txt files, .jsonl files with "
+                f"{file.name} cannot be imported as text; give .txt files, .jsonl files with "
                 '"text" in each line, or either with .gz'
             )
 
@@ -136,7 +136,7 @@ def _of_lines(name: str, stream: BinaryIO) -> Iterator[tuple[str, bool]]:
         except UnicodeDecodeError as error:
             raise _no_utf8(name, number, error) from error
         except (ValueError, RecursionError) as error:
-            raise UserError(f"{where} is no JSON ({error}); correct or delete it") from error
+            raise UserError(f"{where} is not JSON ({error}); correct or delete it") from error
         except KeyError:
             text = None
         if not isinstance(text, str):

@@ -104,7 +104,7 @@ def _loaded(path: Path, load: Callable[[], "Tokenizer"]) -> "Tokenizer":
     try:
         return load()
     except Exception as error:  # the library, which is Rust, raises nothing more precise
-        raise UserError(f"{path} is no tokenizer ({error}); give another") from error
+        raise UserError(f"{path} is not a tokenizer ({error}); give another") from error
 
 
 def _check_package() -> None:

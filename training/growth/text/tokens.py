@@ -192,7 +192,7 @@ def document_beginnings(tokens: Tokens, count: int, length: int) -> list[Tensor]
 def _text_meta(dataset: Dataset) -> Mapping[str, Any]:
     meta = dataset.meta
     if not {"vocab_size", "end_of_text", "splits"} <= meta.keys():
-        raise UserError(f"this dataset has no tokens, so it is no dataset of text; {_MAKE_ONE}")
+        raise UserError(f"this dataset has no tokens, so it is not a text dataset; {_MAKE_ONE}")
     return meta
 
 
@@ -204,7 +204,7 @@ def _mapped(path: Path, kind: np.dtype[Any]) -> NDArray[Any]:
     num_bytes = path.stat().st_size
     if num_bytes == 0 or num_bytes % kind.itemsize:
         raise UserError(
-            f"{path} has {num_bytes} bytes, which are no tokens of {kind.itemsize} bytes; make the "
-            "dataset again"
+            f"{path} has {num_bytes} bytes, which are not tokens of {kind.itemsize} bytes; "
+            "make the dataset again"
         )
     return np.memmap(path, dtype=kind, mode="r")

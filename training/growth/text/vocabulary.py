@@ -51,7 +51,7 @@ def vocabulary_of(tokenizer: str | bytes, path: str) -> Vocabulary:
         learned: Mapping[str, int] = content["model"]["vocab"]
         added = {entry["content"]: entry["id"] for entry in content.get("added_tokens", [])}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{path} is no tokenizer.json ({error!r}); give another") from error
+        raise UserError(f"{path} is not a tokenizer.json ({error!r}); give another") from error
     if (kind, decoder) != ("BPE", "ByteLevel"):
         raise UserError(
             f"{path} has a model {kind} and a decoder {decoder}; give a byte-level BPE (model BPE, "
@@ -70,8 +70,8 @@ def _vocabulary(learned: Mapping[str, int], added: Mapping[str, int], path: str)
         }
     except KeyError as error:
         raise UserError(
-            f"{path} has a token with the character {error}, which stands for no byte; give a "
-            "byte-level BPE such as GPT-2's"
+            f"{path} has a token with the character {error}, which does not stand for a byte; give "
+            "a byte-level BPE such as GPT-2's"
         ) from error
     tokens |= {number: token.encode() for token, number in added.items()}
     end_of_text = added.get(END_OF_TEXT, learned.get(END_OF_TEXT))

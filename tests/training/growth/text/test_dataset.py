@@ -262,7 +262,7 @@ def test_fails_for_a_tokenizer_that_is_not_there(tmp_path: Path) -> None:
     for given, message in (
         (tmp_path / "none.json", "none.json does not exist; give a tokenizer.json"),
         (own, "has no tokenizer.json, nor vocab.json with merges.txt"),
-        (tmp_path / "notes.json", "notes.json is no tokenizer ("),
+        (tmp_path / "notes.json", "notes.json is not a tokenizer ("),
     ):
         options = TextOptions(tokenizer=str(given), held_out_of=5)
         with pytest.raises(UserError) as caught:

@@ -108,7 +108,7 @@ def test_fails_for_files_that_do_not_fit_the_manifest(tmp_path: Path) -> None:
     odd = dataset(tmp_path / "b", list(range(10)))
     with (tmp_path / "b" / "train-00001.bin").open("ab") as file:
         file.write(b"x")
-    with pytest.raises(UserError, match="has 7 bytes, which are no tokens of 2 bytes"):
+    with pytest.raises(UserError, match="has 7 bytes, which are not tokens of 2 bytes"):
         open_tokens(odd, "train")
     wrong = token_samples(dataset(tmp_path / "c", [1, 2, 60, 3, 4]), "train", context=4)
     with pytest.raises(UserError, match=r"train-00000\.bin has the token 60 near position 0"):
@@ -123,7 +123,7 @@ def test_fails_for_text_shorter_than_a_window_and_for_what_is_no_text(tmp_path: 
     (tmp_path / "clips").mkdir()
     (tmp_path / "clips" / "x").write_text("x")
     clips = write_manifest(tmp_path / "clips", "trajectory", {"classes": []})
-    with pytest.raises(UserError, match="so it is no dataset of text; make one with"):
+    with pytest.raises(UserError, match="so it is not a text dataset; make one with"):
         open_tokens(clips, "train")
 
 

@@ -53,12 +53,12 @@ def test_the_same_text_gives_the_same_tokenizer_in_every_process(tmp_path: Path)
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("no json", "is no tokenizer.json ("),
-        ("[]", "is no tokenizer.json ("),
+        ("no json", "is not a tokenizer.json ("),
+        ("[]", "is not a tokenizer.json ("),
         ('{"model": {"type": "Unigram", "vocab": []}}', "has a model Unigram and a decoder None"),
         (
             '{"model": {"type": "BPE", "vocab": {"\u4f60": 0}}, "decoder": {"type": "ByteLevel"}}',
-            "has a token with the character '\u4f60', which stands for no byte",
+            "has a token with the character '\u4f60', which does not stand for a byte",
         ),
         (
             '{"model": {"type": "BPE", "vocab": {"a": 0}}, "decoder": {"type": "ByteLevel"}}',
