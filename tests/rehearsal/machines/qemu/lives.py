@@ -20,10 +20,10 @@ from rehearsal.machines.metadata import MetadataServer
 from rehearsal.machines.nspawn.namespaces import enter_namespaces
 from rehearsal.machines.nspawn.network import Network
 from rehearsal.machines.nspawn.root_image import root_image
-from rehearsal.machines.qemu.disk_image import DiskImage, disk_image
-from rehearsal.machines.qemu.host import check_host
-from rehearsal.machines.qemu.machine import DATA, STORE, QemuMachine
 from stacks.user_data import render
+from tests.rehearsal.machines.qemu.disk_image import DiskImage, disk_image
+from tests.rehearsal.machines.qemu.host import check_host
+from tests.rehearsal.machines.qemu.machine import DATA, STORE, QemuMachine
 from tests.userdata.conftest import make_rig
 from tests.userdata.rig import REPOSITORY, USERDATA, Rig
 

@@ -16,9 +16,9 @@ from rehearsal.machines.metadata import MetadataServer
 from rehearsal.machines.nspawn.namespaces import enter_namespaces
 from rehearsal.machines.nspawn.network import Network
 from rehearsal.machines.nspawn.root_image import root_image
-from rehearsal.machines.qemu.disk_image import disk_image
-from rehearsal.machines.qemu.host import check_host
-from rehearsal.machines.qemu.machine import QemuMachine
+from tests.rehearsal.machines.qemu.disk_image import disk_image
+from tests.rehearsal.machines.qemu.host import check_host
+from tests.rehearsal.machines.qemu.machine import QemuMachine
 
 folder = Path(sys.argv[1])
 check_host()

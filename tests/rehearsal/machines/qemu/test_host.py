@@ -6,7 +6,7 @@ import pytest
 
 from rehearsal.machines.nspawn import namespaces
 from rehearsal.machines.nspawn.namespaces import NotPossible
-from rehearsal.machines.qemu.host import check_host
+from tests.rehearsal.machines.qemu.host import check_host
 
 
 def test_fails_in_one_sentence_where_qemu_is_not_installed(

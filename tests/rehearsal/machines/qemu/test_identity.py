@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from rehearsal.machines.qemu.identity import NotFound, give
-from rehearsal.machines.qemu.machine import DATA, STORE, Disk
+from tests.rehearsal.machines.qemu.identity import NotFound, give
+from tests.rehearsal.machines.qemu.machine import DATA, STORE, Disk
 
 HEAP = 8192
 

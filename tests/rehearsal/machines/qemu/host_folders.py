@@ -7,7 +7,7 @@ from pathlib import Path
 import certifi
 
 from rehearsal.machines.commands import run
-from rehearsal.machines.qemu.disk_image import make_place, seen_of_host
+from tests.rehearsal.machines.qemu.disk_image import make_place, seen_of_host
 
 DAEMON = Path("/usr/lib/qemu/virtiofsd")
 

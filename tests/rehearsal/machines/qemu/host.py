@@ -4,7 +4,7 @@ import shutil
 
 from rehearsal.machines.nspawn import namespaces
 from rehearsal.machines.nspawn.namespaces import NotPossible
-from rehearsal.machines.qemu.host_folders import DAEMON
+from tests.rehearsal.machines.qemu.host_folders import DAEMON
 
 # What the host must have beside what nspawn machines need, and the Debian package that has it.
 PROGRAMS = {

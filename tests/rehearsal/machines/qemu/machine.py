@@ -13,10 +13,10 @@ from rehearsal.machines.metadata import MetadataServer
 from rehearsal.machines.nspawn.disks import INSTANCE_STORE
 from rehearsal.machines.nspawn.machine import UUID
 from rehearsal.machines.nspawn.network import BRIDGE, Card, Network
-from rehearsal.machines.qemu import host_folders, identity
-from rehearsal.machines.qemu.disk_image import MIB, SIGNATURE, DiskImage
-from rehearsal.machines.qemu.monitor import Monitor, Refused
 from rehearsal.machines.quirks import EBS
+from tests.rehearsal.machines.qemu import host_folders, identity
+from tests.rehearsal.machines.qemu.disk_image import MIB, SIGNATURE, DiskImage
+from tests.rehearsal.machines.qemu.monitor import Monitor, Refused
 
 KERNEL_ARGUMENTS = (
     f"root=PARTUUID={SIGNATURE:08x}-01 rw console=ttyS0 panic=-1 quiet mitigations=off "
@@ -131,11 +131,10 @@ class QemuMachine:
         if self._monitor is not None and not self.is_off:
             self._monitor.tell("system_powerdown")
 
-    def kill(self) -> int:
-        """Cut the power; return how many processes that ended, all of the machine in one."""
+    def kill(self) -> None:
+        """Cut the power."""
         if self._qemu is None:
-            return 0
-        count = int(not self.is_off)
+            return
         for process in (self._qemu, self._virtiofs):
             if process is not None:
                 process.kill()
@@ -145,7 +144,6 @@ class QemuMachine:
         assert self._card is not None
         run("ip", "link", "delete", self._card.host_end)
         self._qemu = self._virtiofs = self._monitor = None
-        return count
 
     def remove(self) -> None:
         """Cut the power and delete the disks."""
