@@ -13,7 +13,6 @@ COMMANDS = (
     "catalogue",
     "plan",
     "model",
-    "huggingface",
     "advise",
     "compare",
     "select",
