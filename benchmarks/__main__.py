@@ -14,28 +14,27 @@ from rich.table import Table
 
 from benchmarks import (
     checkpoint,
-    forecast,
     overhead,
     s3,
-    spot,
     walks,
 )
 from benchmarks.gpu import table as gpu
 from benchmarks.loader import measure as loader
 from benchmarks.program import measure as program
-from sizing.cli import tables
+from benchmarks.spot import command as spot
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    policies = commands.add_parser("spot", help="Spot policies on the public traces")
-    policies.add_argument("--traces", type=Path, required=True, help="folder of .json traces")
-    policies.add_argument("--starts", type=int, default=100, help="jobs, default: %(default)s")
-    policies.add_argument(
-        "--forecasts", action="store_true", help="instead, forecasts beside traces left out"
+    policies = commands.add_parser(
+        "spot",
+        help="Spot policies on the public traces",
+        description=spot.__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    spot.add_arguments(policies)
     saves = commands.add_parser("checkpoint", help="saves beside torch.save, safetensors and DCP")
     saves.add_argument("--rounds", type=int, default=7, help="alternating, default: %(default)s")
     saves.add_argument("--megabytes", type=int, default=512, help="default: %(default)s")
@@ -66,13 +65,8 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     return parser.parse_args(arguments)
 
 
-# By command: what gives its rows.
+# By command: what gives its rows. `spot` says more than rows.
 _MEASURES: Mapping[str, Callable[[argparse.Namespace], Sequence[dict[str, Any]]]] = {
-    "spot": lambda given: (
-        forecast.measure(folder=given.traces)
-        if given.forecasts
-        else spot.measure(folder=given.traces, num_starts=given.starts)
-    ),
     "checkpoint": lambda given: checkpoint.columns(
         checkpoint.measure(rounds=given.rounds, megabytes=given.megabytes, folder=given.folder)
     ),
@@ -95,19 +89,18 @@ _MEASURES: Mapping[str, Callable[[argparse.Namespace], Sequence[dict[str, Any]]]
 }
 
 
-def main() -> int:
+def main(words: Sequence[str] | None = None) -> int:
     """Run one benchmark and print what it measured."""
-    arguments = parse_arguments()
+    arguments = parse_arguments(words)
     try:
+        if arguments.command == "spot":
+            return spot.run(arguments)
         rows = _MEASURES[arguments.command](arguments)
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
     if arguments.json:
         print(json.dumps({"machine": machine(), "rows": rows}, indent=2))
-    elif arguments.command == "spot":
-        tables.show(rows, title=machine())
-        tables.show(spot.count(arguments.traces))
     else:
         show(arguments.command, rows)
     return 0

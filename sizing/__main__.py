@@ -18,7 +18,6 @@ COMMANDS = (
     "select",
     "rightsize",
     "families",
-    "simulate",
     "review",
     "accuracy",
     "fit",

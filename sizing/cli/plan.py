@@ -93,7 +93,7 @@ def add_request_arguments(parser: argparse.ArgumentParser) -> None:
         "--trace",
         type=Path,
         metavar="FILE",
-        help="a trace as for simulate, replayed instead of --rate",
+        help="a trace as in skypilot-org/spot-traces, replayed instead of --rate",
     )
     parser.add_argument(
         "--deadline-hours",

@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from benchmarks.spot import find_traces, group_by_time
+from benchmarks.spot.settings import find_traces, group_by_time
 from sizing.spot.forecast import Estimate, estimate
 from sizing.spot.on_trace import replay_on_trace
 from sizing.spot.pattern import POISSON, SEEN, SEEN_IN_FLEETS, Pattern

@@ -10,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sizing.cli.simulate import table
-from sizing.policies.comparison import Question, compare
+from benchmarks.spot.comparison import Question, compare
+from benchmarks.spot.tables import table
 from sizing.spot.interruptions import interruptions
 from sizing.spot.traces import Trace, load_fleet, load_trace, statistics
 
