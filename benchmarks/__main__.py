@@ -14,6 +14,7 @@ from rich.table import Table
 
 from benchmarks import (
     checkpoint,
+    evidence,
     overhead,
     s3,
     walks,
@@ -42,9 +43,6 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     transfers = commands.add_parser("s3", help="uploads and downloads beside other clients of S3")
     transfers.add_argument("--rounds", type=int, default=5, help="alternating: %(default)s")
     transfers.add_argument("--megabytes", type=int, default=512, help="default: %(default)s")
-    loops = commands.add_parser("overhead", help="a step of our loop beside a bare PyTorch loop")
-    loops.add_argument("--rounds", type=int, default=5, help="alternating, default: %(default)s")
-    loops.add_argument("--width", type=int, default=60_000, help="of the model; sets the step time")
     device = commands.add_parser("gpu", help="what only a GPU can say, in one call")
     device.add_argument("--cpu", action="store_true", help="a dry run without one, tiny sizes")
     device.add_argument("--seconds", type=float, default=450.0, help="default: %(default)s")
@@ -55,17 +53,33 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     images.add_argument("--batch", type=int, default=64, help="default: %(default)s")
     images.add_argument("--workers", type=int, help="processes (default: one per core)")
     images.add_argument("--only", nargs="+", default=[], metavar="NAME", help="default: all")
+    images.add_argument(
+        "--loop", action="store_true", help="instead, a step of our loop beside bare PyTorch loops"
+    )
+    images.add_argument("--width", type=int, default=60_000, help="--loop: sets the step time")
     programs = commands.add_parser("program", help="a program's checkpoints beside aws s3 sync")
     programs.add_argument("--lives", type=int, default=20, help="machines lost: %(default)s")
     programs.add_argument("--megabytes", type=int, default=16, help="per file: %(default)s")
     programs.add_argument("--steps", type=int, default=100, help="per checkpoint: %(default)s")
+    evidence.add_arguments(
+        commands.add_parser(
+            "evidence",
+            help="the seed documents' numbers beside ours; the fit of sizing's constants",
+            description=evidence.__doc__,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+    )
     commands.add_parser("walks", help="files and functions of a start, a save, a notice")
     for command in commands.choices.values():
         command.add_argument("--json", action="store_true", help="print JSON instead of tables")
     return parser.parse_args(arguments)
 
 
-# By command: what gives its rows. `spot` says more than rows.
+# By command: what prints more than rows, and what gives the rows of the others.
+_PRINTS: Mapping[str, Callable[[argparse.Namespace], int]] = {
+    "spot": spot.run,
+    "evidence": evidence.run,
+}
 _MEASURES: Mapping[str, Callable[[argparse.Namespace], Sequence[dict[str, Any]]]] = {
     "checkpoint": lambda given: checkpoint.columns(
         checkpoint.measure(rounds=given.rounds, megabytes=given.megabytes, folder=given.folder)
@@ -73,14 +87,17 @@ _MEASURES: Mapping[str, Callable[[argparse.Namespace], Sequence[dict[str, Any]]]
     "s3": lambda given: checkpoint.columns(
         s3.measure(rounds=given.rounds, megabytes=given.megabytes)
     ),
-    "overhead": lambda given: overhead.measure(rounds=given.rounds, width=given.width),
     "gpu": lambda given: gpu.measure(seconds=given.seconds, cpu=given.cpu, only=given.only),
-    "loader": lambda given: loader.measure(
-        rounds=given.rounds,
-        images=given.images,
-        batch=given.batch,
-        workers=given.workers,
-        only=given.only,
+    "loader": lambda given: (
+        overhead.measure(rounds=given.rounds, width=given.width)
+        if given.loop
+        else loader.measure(
+            rounds=given.rounds,
+            images=given.images,
+            batch=given.batch,
+            workers=given.workers,
+            only=given.only,
+        )
     ),
     "program": lambda given: checkpoint.columns(
         program.measure(num_lives=given.lives, megabytes=given.megabytes, steps=given.steps)
@@ -93,8 +110,8 @@ def main(words: Sequence[str] | None = None) -> int:
     """Run one benchmark and print what it measured."""
     arguments = parse_arguments(words)
     try:
-        if arguments.command == "spot":
-            return spot.run(arguments)
+        if prints := _PRINTS.get(arguments.command):
+            return prints(arguments)
         rows = _MEASURES[arguments.command](arguments)
     except ValueError as error:
         print(error, file=sys.stderr)

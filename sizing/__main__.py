@@ -20,7 +20,6 @@ COMMANDS = (
     "families",
     "review",
     "accuracy",
-    "fit",
 )
 
 

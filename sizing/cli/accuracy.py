@@ -3,7 +3,7 @@
 python -m sizing accuracy              a summary, then row by row
 python -m sizing accuracy --markdown   the table of docs/sizing.md
 
-A row is predicted by a fit that has not seen its model; `python -m sizing fit` fits the constants.
+A row is predicted by a fit that has not seen its model; `python -m benchmarks evidence --fit` fits.
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """The constants that are not fitted, with their sources; a calibration may replace any of them.
 
-Those that are fitted to published runs are in fitted.json (`python -m sizing fit`).
+Those that are fitted to published runs are in fitted.json (`python -m benchmarks evidence --fit`).
 """
 
 import dataclasses

@@ -85,6 +85,6 @@ def test_fails_before_counting(
 def test_the_brief_s_models_are_planned_before_they_are_workloads(
     model: str, size: str, fits: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    kept = ["--footprints", "sizing/evidence/seed_models.json"]
+    kept = ["--footprints", "benchmarks/seeds/models.json"]
     assert main(["plan", model, *kept, "--size", size, "--json"]) == (0 if fits else 1)
     assert json.loads(capsys.readouterr().out)["fits"] is fits

@@ -13,11 +13,6 @@ SHOWN = [
     ["plan", "trajectory", "--size", "g5.2xlarge"],
     ["plan", "trajectory", "--size", "g5.xlarge", "--micro-batch", "8", "--interval", "600s"],
     ["compare", "trajectory", "--sizes", "g5.xlarge,g6"],
-    ["compare", "--tables", "000"],
-    ["compare", "--tables", "002"],
-    ["compare", "--seed", "001"],
-    ["compare", "--seed", "003"],
-    ["compare", "--seed", "004"],
     ["rightsize", "p3.2xlarge", "--gpu-percent", "10"],
     ["families"],
     ["advise", "trajectory", "--given", "parallel_jobs=4"],
@@ -83,7 +78,7 @@ def test_advice_says_of_each_size_what_sets_it_apart(capsys: pytest.CaptureFixtu
 
 
 def test_advice_does_not_pay_for_seconds(capsys: pytest.CaptureFixture[str]) -> None:
-    given = ["--footprints", "sizing/evidence/seed_models.json", "--epochs", "50"]
+    given = ["--footprints", "benchmarks/seeds/models.json", "--epochs", "50"]
     asked = ["advise", "benchmarks.anchors.dino:dino", *given, "--dataset-gib", "0.5", "--json"]
     assert main(asked) == 0
     advice = json.loads(capsys.readouterr().out)
@@ -141,8 +136,6 @@ def test_every_trainable_size_is_ranked(capsys: pytest.CaptureFixture[str]) -> N
         (["plan", "trajectory", "--size", "g5.xlrge"], "the nearest"),
         (["plan", "trajectory", "--size", "g5.xlarge", "--runs", "0"], "runs is 0"),
         (["plan", "trajectory", "--size", "g5.xlarge", "--gpus", "9"], "g5.xlarge has 1"),
-        (["compare"], "give either a workload or --tables"),
-        (["compare", "trajectory", "--seed", "000"], "give either a workload or --tables"),
         (["compare", "trajectory", "--sizes", ","], "names no size"),
         (["advise", "trajectory", "--given", "parallel_jobs=many"], "write SIGNAL=NUMBER"),
         (["advise", "trajectory", "--given", "parallel_jobs=-1"], "a number from 0"),

@@ -16,8 +16,6 @@ EVERY = [
     ["catalogue", "g5.xlarge"],
     ["plan", "trajectory", "--size", "g5.2xlarge"],
     ["compare", "trajectory", "--sizes", "g5.xlarge,g6.xlarge"],
-    ["compare", "--tables", "001"],
-    ["compare", "--tables", "002"],
     ["rightsize", "p3.2xlarge", "--gpu-percent", "10"],
     ["families"],
     ["advise", "trajectory", "--sizes", "g5", "--given", "parallel_jobs=4"],
@@ -25,7 +23,6 @@ EVERY = [
     ["select", "--phase", "experiment"],
     ["select", "--phase", "serve-batch", "--model", "bert-base"],
     ["accuracy"],
-    ["fit", "--check"],
 ]
 
 
