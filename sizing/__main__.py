@@ -16,8 +16,6 @@ COMMANDS = (
     "advise",
     "compare",
     "select",
-    "rightsize",
-    "families",
     "review",
     "accuracy",
 )

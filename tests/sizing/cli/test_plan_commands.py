@@ -13,8 +13,8 @@ SHOWN = [
     ["plan", "trajectory", "--size", "g5.2xlarge"],
     ["plan", "trajectory", "--size", "g5.xlarge", "--micro-batch", "8", "--interval", "600s"],
     ["compare", "trajectory", "--sizes", "g5.xlarge,g6"],
-    ["rightsize", "p3.2xlarge", "--gpu-percent", "10"],
-    ["families"],
+    ["select", "--instead-of", "p3.2xlarge", "--gpu-percent", "10"],
+    ["catalogue", "--families"],
     ["advise", "trajectory", "--given", "parallel_jobs=4"],
     ["accuracy"],
 ]
@@ -90,7 +90,7 @@ def test_advice_does_not_pay_for_seconds(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_a_pipe_that_closes_is_no_failure() -> None:
-    command = [sys.executable, "-m", "sizing", "families"]
+    command = [sys.executable, "-m", "sizing", "catalogue", "--families"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stderr is not None
@@ -144,7 +144,10 @@ def test_every_trainable_size_is_ranked(capsys: pytest.CaptureFixture[str]) -> N
         (["advise", "trajectory", "--hours-per-week", "0"], "more than 0"),
         (["advise", "trajectory", "--given", "gpu_utilization_percent=500"], "from 0 to 100"),
         (["plan", "trajectory", "--size", "g5.xlarge", "--micro-batch", "0"], "micro_batch is 0"),
-        (["rightsize", "c5.xlarge", "--cpu-percent", "0"], "give more than 0, at most 100"),
+        (
+            ["select", "--instead-of", "c5.xlarge", "--cpu-percent", "0"],
+            "give more than 0, at most 100",
+        ),
         (["model", "package.module:function", "--gpus", "0"], "gpus is 0"),
         (["model", "package.module:function", "--batch", "0"], "batch is 0"),
         (["model", "package.module:function", "--steps", "0"], "steps is 0"),
@@ -156,9 +159,9 @@ def test_every_trainable_size_is_ranked(capsys: pytest.CaptureFixture[str]) -> N
             "not a multiple of the micro-batch",
         ),
         (["plan", "trajectory", "--size", "g5.xlarge", "--epochs", "0"], "epochs is 0"),
-        (["rightsize", "g5.xlarge"], "give --gpu-percent"),
-        (["rightsize", "inf1.xlarge", "--gpu-percent", "5"], "no NVIDIA GPU"),
-        (["rightsize", "c5.xlarge", "--cpu-percent", "120"], "at most 100"),
+        (["select", "--instead-of", "g5.xlarge"], "give --gpu-percent"),
+        (["select", "--instead-of", "inf1.xlarge", "--gpu-percent", "5"], "no NVIDIA GPU"),
+        (["select", "--instead-of", "c5.xlarge", "--cpu-percent", "120"], "at most 100"),
         (["review", "nowhere"], "there is no nowhere"),
     ],
 )
