@@ -14,7 +14,6 @@ COMMANDS = (
     "plan",
     "model",
     "advise",
-    "compare",
     "select",
     "review",
     "accuracy",

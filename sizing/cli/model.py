@@ -14,22 +14,18 @@ python -m sizing model config.json --tokens 1024 --batch 8 --steps 1000
 import argparse
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from sizing.cli.advise import DEFAULT_SIZE
-from sizing.cli.candidates import candidate_row, show_candidates
-from sizing.cli.compare import sizes
-from sizing.cli.plan import add_request_arguments, request, show_basis, show_plan
+from sizing.cli.candidates import candidate_row, show_candidates, sizes
+from sizing.cli.plan import add_request_arguments, planner, request, show_basis, show_plan
 from sizing.cli.prices import given_usd_per_hour
 from sizing.cli.tables import print_json
 from sizing.models.footprints import FOOTPRINTS_FILE
 from sizing.plan.advice import best, rank
 from sizing.plan.checks import check_plan
-from sizing.plan.plan import Plan, make_plan
 from sizing.plan.report import to_json
-from sizing.plan.request import Request
 
 HELP = "any model, or a transformer's config.json: counted, then priced"
 
@@ -93,6 +89,7 @@ def _check_target(arguments: argparse.Namespace) -> None:
 def _check(arguments: argparse.Namespace) -> None:
     """Refuse what cannot be planned before anything is counted: a large model takes minutes."""
     asked = request(arguments, arguments.size or DEFAULT_SIZE)
+    given_usd_per_hour(arguments, asked.size)
     if arguments.size:
         asked.find_instance()
     elif arguments.sizes:
@@ -141,10 +138,7 @@ def count(arguments: argparse.Namespace) -> None:
 
 
 def _print(arguments: argparse.Namespace) -> int:
-    def plan(asked: Request) -> Plan:
-        own = given_usd_per_hour(arguments, asked.size)
-        return make_plan(replace(asked, usd_per_hour=own), footprints_file=arguments.footprints)
-
+    plan = planner(arguments)
     if arguments.size:
         made = plan(request(arguments, arguments.size))
         findings = check_plan(made)

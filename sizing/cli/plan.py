@@ -6,7 +6,8 @@ python -m sizing plan trajectory --recipe full --size g5.2xlarge --runs 4 --unsh
 """
 
 import argparse
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -129,14 +130,23 @@ def request(arguments: argparse.Namespace, size: str) -> Request:
         deadline_hours=arguments.deadline_hours,
         region=arguments.region,
         zone=arguments.zone,
-        usd_per_hour=given_usd_per_hour(arguments, size),
         price_cache=price_cache(arguments),
     )
 
 
+def planner(arguments: argparse.Namespace) -> Callable[[Request], Plan]:
+    """Return what plans a request by the options' footprints, at what they say its size costs."""
+
+    def plan(asked: Request) -> Plan:
+        own = given_usd_per_hour(arguments, asked.size)
+        return make_plan(replace(asked, usd_per_hour=own), footprints_file=arguments.footprints)
+
+    return plan
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Print the plan; the exit code is 1 if it cannot work."""
-    plan = make_plan(request(arguments, arguments.size), footprints_file=arguments.footprints)
+    plan = planner(arguments)(request(arguments, arguments.size))
     findings = check_plan(plan)
     if arguments.json:
         print_json("plan", to_json(plan, findings))

@@ -249,7 +249,7 @@ def show_selection(selection: Selection, phase: str) -> None:
     lines += [f"left out: {', '.join(sizes)} ({why})" for why, sizes in reasons.items()]
     if phase in ("train", "tune"):
         lines.append(
-            "Dollars per hour are not dollars per run: see python -m sizing plan and compare."
+            "Dollars per hour are not dollars per run: see python -m sizing plan and advise."
         )
     lines += [f"differs from common advice: {line}" for line in selection.differs]
     show([], notes=lines)

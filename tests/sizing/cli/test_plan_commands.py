@@ -1,4 +1,4 @@
-"""plan, advise, compare, review, accuracy as people type them, on the footprints that ship."""
+"""plan, advise, review, accuracy as people type them, on the footprints that ship."""
 
 import json
 import subprocess
@@ -12,7 +12,7 @@ from sizing.__main__ import main
 SHOWN = [
     ["plan", "trajectory", "--size", "g5.2xlarge"],
     ["plan", "trajectory", "--size", "g5.xlarge", "--micro-batch", "8", "--interval", "600s"],
-    ["compare", "trajectory", "--sizes", "g5.xlarge,g6"],
+    ["advise", "trajectory", "--sizes", "g5.xlarge,g6", "--explain"],
     ["select", "--instead-of", "p3.2xlarge", "--gpu-percent", "10"],
     ["catalogue", "--families"],
     ["advise", "trajectory", "--given", "parallel_jobs=4"],
@@ -56,6 +56,18 @@ def test_advice_has_the_spot_verdict_the_budget_and_the_ways(
     shown = capsys.readouterr().out
     assert "dollars at 5 hours a week" in shown
     assert "Spot suits this on g5.2xlarge" in shown
+
+
+def test_advice_explained_has_the_whole_plan_of_each_size(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    asked = ["advise", "trajectory", "--sizes", "g5.xlarge,g6.xlarge", "--explain"]
+    assert main([*asked, "--json"]) == 0
+    plans = [each["plan"] for each in json.loads(capsys.readouterr().out)["candidates"]]
+    assert {plan["size"] for plan in plans} == {"g5.xlarge", "g6.xlarge"}
+    assert all(plan["epoch_seconds"] > 0 and plan["fits"] for plan in plans)
+    assert main(asked) == 0
+    assert "notice s" in capsys.readouterr().out
 
 
 def test_advice_says_once_what_all_sizes_share(capsys: pytest.CaptureFixture[str]) -> None:
@@ -136,7 +148,7 @@ def test_every_trainable_size_is_ranked(capsys: pytest.CaptureFixture[str]) -> N
         (["plan", "trajectory", "--size", "g5.xlrge"], "the nearest"),
         (["plan", "trajectory", "--size", "g5.xlarge", "--runs", "0"], "runs is 0"),
         (["plan", "trajectory", "--size", "g5.xlarge", "--gpus", "9"], "g5.xlarge has 1"),
-        (["compare", "trajectory", "--sizes", ","], "names no size"),
+        (["advise", "trajectory", "--sizes", ","], "names no size"),
         (["advise", "trajectory", "--given", "parallel_jobs=many"], "write SIGNAL=NUMBER"),
         (["advise", "trajectory", "--given", "parallel_jobs=-1"], "a number from 0"),
         (["advise", "trajectory", "--given", "parallel_jobs=2.5"], "a whole number from 1"),

@@ -15,7 +15,7 @@ EVERY = [
     ["catalogue", "--family", "g5"],
     ["catalogue", "g5.xlarge"],
     ["plan", "trajectory", "--size", "g5.2xlarge"],
-    ["compare", "trajectory", "--sizes", "g5.xlarge,g6.xlarge"],
+    ["advise", "trajectory", "--sizes", "g5.xlarge,g6.xlarge", "--explain"],
     ["select", "--instead-of", "p3.2xlarge", "--gpu-percent", "10"],
     ["catalogue", "--families"],
     ["advise", "trajectory", "--sizes", "g5", "--given", "parallel_jobs=4"],
