@@ -15,7 +15,6 @@ COMMANDS = (
     "model",
     "advise",
     "select",
-    "review",
     "accuracy",
 )
 

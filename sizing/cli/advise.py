@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sizing.cli.candidates import candidate_row, show_candidates, show_side_by_side, sizes
-from sizing.cli.plan import add_request_arguments, planner, request
+from sizing.cli.request import add_request_arguments, planner, request
 from sizing.cli.tables import cell, print_json, show
 from sizing.plan.advice import PlannedSize, best, rank, would_change
 from sizing.plan.budget import budget

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from sizing import catalogue
-from sizing.cli.plan import price_ages
+from sizing.cli.request import price_ages
 from sizing.cli.tables import show
 from sizing.models.fitted import fitted
 from sizing.plan.advice import PlannedSize, best, would_change

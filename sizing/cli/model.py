@@ -19,8 +19,9 @@ from tempfile import TemporaryDirectory
 
 from sizing.cli.advise import DEFAULT_SIZE
 from sizing.cli.candidates import candidate_row, show_candidates, sizes
-from sizing.cli.plan import add_request_arguments, planner, request, show_basis, show_plan
+from sizing.cli.plan import show_basis, show_plan
 from sizing.cli.prices import given_usd_per_hour
+from sizing.cli.request import add_request_arguments, planner, request
 from sizing.cli.tables import print_json
 from sizing.models.footprints import FOOTPRINTS_FILE
 from sizing.plan.advice import best, rank

@@ -1,4 +1,4 @@
-"""plan, advise, review, accuracy as people type them, on the footprints that ship."""
+"""plan, of a run too, advise and accuracy as people type them, on the footprints that ship."""
 
 import json
 import subprocess
@@ -174,7 +174,11 @@ def test_every_trainable_size_is_ranked(capsys: pytest.CaptureFixture[str]) -> N
         (["select", "--instead-of", "g5.xlarge"], "give --gpu-percent"),
         (["select", "--instead-of", "inf1.xlarge", "--gpu-percent", "5"], "no NVIDIA GPU"),
         (["select", "--instead-of", "c5.xlarge", "--cpu-percent", "120"], "at most 100"),
-        (["review", "nowhere"], "there is no nowhere"),
+        (["plan"], "give either a workload or --run"),
+        (["plan", "trajectory", "--run", "out"], "give either a workload or --run"),
+        (["plan", "trajectory"], "give --size"),
+        (["plan", "trajectory", "--calibrate"], "--calibrate is for --run"),
+        (["plan", "--run", "nowhere"], "there is no nowhere"),
     ],
 )
 def test_fails_in_one_sentence(
@@ -192,11 +196,18 @@ def test_review_shows_a_run_and_asks_for_its_size(
 ) -> None:
     receipt = {"run_id": "r", "workload": "trajectory", "recipe": "full", "seconds": 3600}
     (tmp_path / "receipt.json").write_text(json.dumps(receipt))
-    assert main(["review", str(tmp_path)]) == 2
+    assert main(["plan", "--run", str(tmp_path)]) == 2
     assert "give --size" in capsys.readouterr().err
-    assert main(["review", str(tmp_path), "--size", "g5.xlarge", "--json"]) == 0
+    assert main(["plan", "--run", str(tmp_path), "--size", "g5.xlarge", "--json"]) == 0
     rows = {row["what"]: row for row in json.loads(capsys.readouterr().out)["rows"]}
     assert rows["hours from the first attempt"]["actual"] == 1
+    # The plan beside it takes the options that any plan takes.
+    dear = ["plan", "--run", str(tmp_path), "--size", "g5.xlarge", "--usd-per-hour", "4", "--json"]
+    assert main(dear) == 0
+    dollars = {row["what"]: row for row in json.loads(capsys.readouterr().out)["rows"]}
+    assert dollars["dollars (Spot)"]["predicted"] > 2 * rows["dollars (Spot)"]["predicted"]
+    assert main([*dear[:-1], "--explain"]) == 0
+    assert "GPU memory of stage" in capsys.readouterr().out
 
 
 def test_a_plan_on_a_trace_takes_its_interruptions_from_it(
