@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from rich.console import Console
-from rich.table import Table
 
 from benchmarks import (
     checkpoint,
@@ -23,6 +21,7 @@ from benchmarks.gpu import table as gpu
 from benchmarks.loader import measure as loader
 from benchmarks.program import measure as program
 from benchmarks.spot import command as spot
+from sizing.cli.tables import show
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -119,23 +118,13 @@ def main(words: Sequence[str] | None = None) -> int:
     if arguments.json:
         print(json.dumps({"machine": machine(), "rows": rows}, indent=2))
     else:
-        show(arguments.command, rows)
+        show(rows, title=f"{arguments.command} ({machine()})")
     return 0
 
 
 def machine() -> str:
     """Return the machine in one line, for the log."""
     return f"{platform.system()} {platform.machine()}, {psutil.cpu_count()} logical CPUs"
-
-
-def show(title: str, rows: Sequence[dict[str, Any]]) -> None:
-    """Print the rows as a table."""
-    table = Table(title=f"{title} ({machine()})", title_justify="left")
-    for name in rows[0]:
-        table.add_column(name, justify="left" if name == next(iter(rows[0])) else "right")
-    for row in rows:
-        table.add_row(*(f"{v:.2f}" if isinstance(v, float) else str(v) for v in row.values()))
-    Console().print(table)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ What the fit is worth: python -m sizing accuracy.
 
 import argparse
 import json
+from dataclasses import asdict
 from itertools import groupby
 from typing import Any, get_args
 
@@ -41,7 +42,10 @@ def show_claims(found: list[Claim], *, as_json: bool) -> int:
     """Show the tables one after the other, and how many claims hold."""
     counts = {word: sum(claim.verdict == word for claim in found) for word in get_args(Verdict)}
     if as_json:
-        rows = [claim_document(claim) for claim in found]
+        rows = [
+            {**asdict(each), "verdict": each.verdict, "difference": each.difference}
+            for each in found
+        ]
         print_json("evidence", {"claims": rows, "verdicts": counts})
         return 0
     for table, group in groupby(found, key=lambda claim: claim.table):
@@ -54,22 +58,6 @@ def show_claims(found: list[Claim], *, as_json: bool) -> int:
         ],
     )
     return 0
-
-
-def claim_document(claim: Claim) -> dict[str, Any]:
-    """Return a claim as JSON."""
-    return {
-        "table": claim.table,
-        "what": claim.what,
-        "lines": list(claim.lines),
-        "written": claim.written,
-        "claimed": claim.claimed,
-        "ours": claim.ours,
-        "unit": claim.unit,
-        "verdict": claim.verdict,
-        "difference": claim.difference,
-        "why": claim.why,
-    }
 
 
 # "adds up": ours is computed from the document's own figures, and says nothing of them.

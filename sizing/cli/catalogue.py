@@ -222,14 +222,8 @@ def describe(
         "fit": sorted(family.fit),
         "family_is": family.what,
         "family_source": family.source,
-        "on_demand_usd_per_hour": on_demand.usd_per_hour if on_demand else None,
-        "on_demand_basis": on_demand.basis if on_demand else None,
-        "on_demand_source": on_demand.source if on_demand else None,
-        "on_demand_day": _day(on_demand),
-        "spot_usd_per_hour": spot.usd_per_hour if spot else None,
-        "spot_basis": spot.basis if spot else None,
-        "spot_source": spot.source if spot else None,
-        "spot_day": _day(spot),
+        **_price("on_demand", on_demand),
+        **_price("spot", spot),
         "spot_usd_per_hour_by_zone": asked["value"]
         if asked
         else (dict(seen.spot_usd_per_hour) if seen else None),
@@ -241,8 +235,13 @@ def describe(
     }
 
 
-def _day(price: Price | None) -> str | None:
-    return price.day.isoformat() if price and price.day else None
+def _price(market: str, price: Price | None) -> dict[str, Any]:
+    return {
+        f"{market}_usd_per_hour": price.usd_per_hour if price else None,
+        f"{market}_basis": price.basis if price else None,
+        f"{market}_source": price.source if price else None,
+        f"{market}_day": price.day.isoformat() if price and price.day else None,
+    }
 
 
 def notes(

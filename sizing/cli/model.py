@@ -20,7 +20,6 @@ from tempfile import TemporaryDirectory
 from sizing.cli.advise import DEFAULT_SIZE
 from sizing.cli.candidates import candidate_row, show_candidates, sizes
 from sizing.cli.plan import show_basis, show_plan
-from sizing.cli.prices import given_usd_per_hour
 from sizing.cli.request import add_request_arguments, planner, request
 from sizing.cli.tables import print_json
 from sizing.models.footprints import FOOTPRINTS_FILE
@@ -90,7 +89,6 @@ def _check_target(arguments: argparse.Namespace) -> None:
 def _check(arguments: argparse.Namespace) -> None:
     """Refuse what cannot be planned before anything is counted: a large model takes minutes."""
     asked = request(arguments, arguments.size or DEFAULT_SIZE)
-    given_usd_per_hour(arguments, asked.size)
     if arguments.size:
         asked.find_instance()
     elif arguments.sizes:

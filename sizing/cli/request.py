@@ -2,7 +2,7 @@
 
 import argparse
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 from contract.run_env import DATA_PLACES
@@ -62,9 +62,19 @@ def add_request_arguments(parser: argparse.ArgumentParser) -> None:
         help="a dataset's manifest.json: its size, its samples and, of images, their means",
     )
     parser.add_argument(
-        "--interval", default="auto", help="auto, 2epochs, 100steps or 600s (default: %(default)s)"
+        "--interval",
+        dest="checkpoint_interval",
+        metavar="INTERVAL",
+        default="auto",
+        help="auto, 2epochs, 100steps or 600s (default: %(default)s)",
     )
-    parser.add_argument("--rate", type=float, help="interruptions per machine hour")
+    parser.add_argument(
+        "--rate",
+        dest="rate_per_hour",
+        metavar="N",
+        type=float,
+        help="interruptions per machine hour",
+    )
     parser.add_argument(
         "--trace",
         type=Path,
@@ -78,35 +88,26 @@ def add_request_arguments(parser: argparse.ArgumentParser) -> None:
         help="on demand where Spot is not enough: what that costs (default: Spot only)",
     )
     add_price_arguments(parser)
-    parser.add_argument("--notice", type=float, help="seconds of notice (default: 120)")
+    parser.add_argument(
+        "--notice",
+        dest="notice_seconds",
+        metavar="N",
+        type=float,
+        help="seconds of notice (default: 120)",
+    )
 
 
 def request(arguments: argparse.Namespace, size: str) -> Request:
-    """Return the request that the options describe."""
-    return Request(
-        workload=arguments.workload,
-        recipe=arguments.recipe,
-        size=size,
-        micro_batch=arguments.micro_batch,
-        batch=arguments.batch,
-        samples=arguments.samples,
-        epochs=arguments.epochs,
-        gpus=arguments.gpus,
-        runs=arguments.runs,
-        unshared_gib=arguments.unshared_gib,
-        data_on=arguments.data_on,
-        volume_gib=arguments.volume_gib,
-        dataset_gib=arguments.dataset_gib,
-        dataset=read_manifest(arguments.manifest) if arguments.manifest else None,
-        checkpoint_interval=arguments.interval,
-        rate_per_hour=arguments.rate,
-        trace=load_trace(arguments.trace) if arguments.trace else None,
-        notice_seconds=arguments.notice,
-        deadline_hours=arguments.deadline_hours,
-        region=arguments.region,
-        zone=arguments.zone,
-        price_cache=price_cache(arguments),
-    )
+    """Return the request that the options describe: each is called as its field, or read here."""
+    names = {field.name for field in fields(Request)}
+    read = {
+        "size": size,
+        "dataset": read_manifest(arguments.manifest) if arguments.manifest else None,
+        "trace": load_trace(arguments.trace) if arguments.trace else None,
+        "usd_per_hour": given_usd_per_hour(arguments, size),
+        "price_cache": price_cache(arguments),
+    }
+    return Request(**{n: v for n, v in vars(arguments).items() if n in names} | read)
 
 
 def planner(arguments: argparse.Namespace) -> Callable[[Request], Plan]:

@@ -100,16 +100,7 @@ def _rightsize(arguments: argparse.Namespace) -> int:
         lambda size: prices_of(arguments, size, answers),
         memory_mib=memory_mib,
     )
-    rows = [
-        {
-            "size": move.size,
-            "usd_per_hour": move.usd_per_hour,
-            "busy_percent": round(move.busy_percent, 1),
-            "saving_percent": round(move.saving_percent, 1),
-            "caution": list(move.cautions),
-        }
-        for move in moves
-    ]
+    rows = [asdict(move) for move in moves]
     if arguments.json:
         print_json("select", {"size": instance.size, "in_use_percent": percent, "moves": rows})
         return 0

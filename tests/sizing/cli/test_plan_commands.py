@@ -9,26 +9,6 @@ import pytest
 
 from sizing.__main__ import main
 
-SHOWN = [
-    ["plan", "trajectory", "--size", "g5.2xlarge"],
-    ["plan", "trajectory", "--size", "g5.xlarge", "--micro-batch", "8", "--interval", "600s"],
-    ["advise", "trajectory", "--sizes", "g5.xlarge,g6", "--explain"],
-    ["select", "--instead-of", "p3.2xlarge", "--gpu-percent", "10"],
-    ["catalogue", "--families"],
-    ["advise", "trajectory", "--given", "parallel_jobs=4"],
-    ["accuracy"],
-]
-
-
-@pytest.mark.parametrize("arguments", SHOWN, ids=" ".join)
-def test_a_table_is_shown_and_json_can_be_read(
-    arguments: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(arguments) == 0
-    assert len(capsys.readouterr().out.splitlines()) > 5
-    assert main([*arguments, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)
-
 
 def test_a_plan_that_cannot_work_exits_with_one(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["plan", "trajectory", "--size", "g5.2xlarge", "--runs", "4"]
