@@ -56,7 +56,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="take all prices from SkyPilot's catalogs/v8/aws/vms.csv, for everyone: commit them",
     )
     parser.add_argument("--date", metavar="DAY", help="the day of --import-snapshot's prices")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
 
 
 def run(arguments: argparse.Namespace) -> int:
