@@ -9,33 +9,32 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from rich.console import Console
-from rich.table import Table
 
 from benchmarks import (
     checkpoint,
-    forecast,
+    evidence,
     overhead,
     s3,
-    spot,
     walks,
 )
 from benchmarks.gpu import table as gpu
 from benchmarks.loader import measure as loader
 from benchmarks.program import measure as program
-from sizing.cli import tables
+from benchmarks.spot import command as spot
+from sizing.cli.tables import show
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    policies = commands.add_parser("spot", help="Spot policies on the public traces")
-    policies.add_argument("--traces", type=Path, required=True, help="folder of .json traces")
-    policies.add_argument("--starts", type=int, default=100, help="jobs, default: %(default)s")
-    policies.add_argument(
-        "--forecasts", action="store_true", help="instead, forecasts beside traces left out"
+    policies = commands.add_parser(
+        "spot",
+        help="Spot policies on the public traces",
+        description=spot.__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    spot.add_arguments(policies)
     saves = commands.add_parser("checkpoint", help="saves beside torch.save, safetensors and DCP")
     saves.add_argument("--rounds", type=int, default=7, help="alternating, default: %(default)s")
     saves.add_argument("--megabytes", type=int, default=512, help="default: %(default)s")
@@ -43,9 +42,6 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     transfers = commands.add_parser("s3", help="uploads and downloads beside other clients of S3")
     transfers.add_argument("--rounds", type=int, default=5, help="alternating: %(default)s")
     transfers.add_argument("--megabytes", type=int, default=512, help="default: %(default)s")
-    loops = commands.add_parser("overhead", help="a step of our loop beside a bare PyTorch loop")
-    loops.add_argument("--rounds", type=int, default=5, help="alternating, default: %(default)s")
-    loops.add_argument("--width", type=int, default=60_000, help="of the model; sets the step time")
     device = commands.add_parser("gpu", help="what only a GPU can say, in one call")
     device.add_argument("--cpu", action="store_true", help="a dry run without one, tiny sizes")
     device.add_argument("--seconds", type=float, default=450.0, help="default: %(default)s")
@@ -56,37 +52,51 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     images.add_argument("--batch", type=int, default=64, help="default: %(default)s")
     images.add_argument("--workers", type=int, help="processes (default: one per core)")
     images.add_argument("--only", nargs="+", default=[], metavar="NAME", help="default: all")
+    images.add_argument(
+        "--loop", action="store_true", help="instead, a step of our loop beside bare PyTorch loops"
+    )
+    images.add_argument("--width", type=int, default=60_000, help="--loop: sets the step time")
     programs = commands.add_parser("program", help="a program's checkpoints beside aws s3 sync")
     programs.add_argument("--lives", type=int, default=20, help="machines lost: %(default)s")
     programs.add_argument("--megabytes", type=int, default=16, help="per file: %(default)s")
     programs.add_argument("--steps", type=int, default=100, help="per checkpoint: %(default)s")
+    evidence.add_arguments(
+        commands.add_parser(
+            "evidence",
+            help="the seed documents' numbers beside ours; the fit of sizing's constants",
+            description=evidence.__doc__,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+    )
     commands.add_parser("walks", help="files and functions of a start, a save, a notice")
     for command in commands.choices.values():
         command.add_argument("--json", action="store_true", help="print JSON instead of tables")
     return parser.parse_args(arguments)
 
 
-# By command: what gives its rows.
+# By command: what prints more than rows, and what gives the rows of the others.
+_PRINTS: Mapping[str, Callable[[argparse.Namespace], int]] = {
+    "spot": spot.run,
+    "evidence": evidence.run,
+}
 _MEASURES: Mapping[str, Callable[[argparse.Namespace], Sequence[dict[str, Any]]]] = {
-    "spot": lambda given: (
-        forecast.measure(folder=given.traces)
-        if given.forecasts
-        else spot.measure(folder=given.traces, num_starts=given.starts)
-    ),
     "checkpoint": lambda given: checkpoint.columns(
         checkpoint.measure(rounds=given.rounds, megabytes=given.megabytes, folder=given.folder)
     ),
     "s3": lambda given: checkpoint.columns(
         s3.measure(rounds=given.rounds, megabytes=given.megabytes)
     ),
-    "overhead": lambda given: overhead.measure(rounds=given.rounds, width=given.width),
     "gpu": lambda given: gpu.measure(seconds=given.seconds, cpu=given.cpu, only=given.only),
-    "loader": lambda given: loader.measure(
-        rounds=given.rounds,
-        images=given.images,
-        batch=given.batch,
-        workers=given.workers,
-        only=given.only,
+    "loader": lambda given: (
+        overhead.measure(rounds=given.rounds, width=given.width)
+        if given.loop
+        else loader.measure(
+            rounds=given.rounds,
+            images=given.images,
+            batch=given.batch,
+            workers=given.workers,
+            only=given.only,
+        )
     ),
     "program": lambda given: checkpoint.columns(
         program.measure(num_lives=given.lives, megabytes=given.megabytes, steps=given.steps)
@@ -95,37 +105,26 @@ _MEASURES: Mapping[str, Callable[[argparse.Namespace], Sequence[dict[str, Any]]]
 }
 
 
-def main() -> int:
+def main(words: Sequence[str] | None = None) -> int:
     """Run one benchmark and print what it measured."""
-    arguments = parse_arguments()
+    arguments = parse_arguments(words)
     try:
+        if prints := _PRINTS.get(arguments.command):
+            return prints(arguments)
         rows = _MEASURES[arguments.command](arguments)
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
     if arguments.json:
         print(json.dumps({"machine": machine(), "rows": rows}, indent=2))
-    elif arguments.command == "spot":
-        tables.show(rows, title=machine())
-        tables.show(spot.count(arguments.traces))
     else:
-        show(arguments.command, rows)
+        show(rows, title=f"{arguments.command} ({machine()})")
     return 0
 
 
 def machine() -> str:
     """Return the machine in one line, for the log."""
     return f"{platform.system()} {platform.machine()}, {psutil.cpu_count()} logical CPUs"
-
-
-def show(title: str, rows: Sequence[dict[str, Any]]) -> None:
-    """Print the rows as a table."""
-    table = Table(title=f"{title} ({machine()})", title_justify="left")
-    for name in rows[0]:
-        table.add_column(name, justify="left" if name == next(iter(rows[0])) else "right")
-    for row in rows:
-        table.add_row(*(f"{v:.2f}" if isinstance(v, float) else str(v) for v in row.values()))
-    Console().print(table)
 
 
 if __name__ == "__main__":

@@ -2,5 +2,6 @@
 
 Each room's docstring says what it is for, what it promises and which rooms it may use; `make check`
 enforces that. The ground floor has `figures`, a number with its basis, and `suggestion`. Commands
-write two data files here: `python -m training measure` footprints.json, `review` calibration.json.
+write two data files here: `python -m training measure` footprints.json, and `plan --calibrate`
+calibration.json.
 """

@@ -13,16 +13,9 @@ COMMANDS = (
     "catalogue",
     "plan",
     "model",
-    "huggingface",
     "advise",
-    "compare",
     "select",
-    "rightsize",
-    "families",
-    "simulate",
-    "review",
     "accuracy",
-    "fit",
 )
 
 
@@ -42,6 +35,7 @@ def make_parser() -> argparse.ArgumentParser:
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         module.add_arguments(command)
+        command.add_argument("--json", action="store_true", help="print JSON instead of tables")
         command.set_defaults(run=module.run)
     return parser
 

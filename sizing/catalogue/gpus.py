@@ -46,6 +46,13 @@ class Gpu:
             f"precision {precision!r} is unknown; known are float32, tf32, bfloat16, float16"
         )
 
+    def speed_beside(self, other: "Gpu", precision: str = "float16") -> float:
+        """How fast it is beside another at anything: the lower of bandwidth and peak."""
+        return min(
+            self.bandwidth_gb_per_second / other.bandwidth_gb_per_second,
+            self.peak_flops(precision) / other.peak_flops(precision),
+        )
+
 
 @cache
 def gpus(path: Path = GPUS_FILE) -> dict[str, Gpu]:

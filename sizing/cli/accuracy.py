@@ -3,7 +3,7 @@
 python -m sizing accuracy              a summary, then row by row
 python -m sizing accuracy --markdown   the table of docs/sizing.md
 
-A row is predicted by a fit that has not seen its model; `python -m sizing fit` fits the constants.
+A row is predicted by a fit that has not seen its model; `python -m benchmarks evidence --fit` fits.
 """
 
 import argparse
@@ -25,7 +25,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     parser.add_argument("--all", action="store_true", help="every row, not only the misses")
     parser.add_argument("--markdown", action="store_true", help="the summary for docs/sizing.md")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
 
 
 def run(arguments: argparse.Namespace) -> int:

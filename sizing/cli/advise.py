@@ -2,25 +2,23 @@
 
 python -m sizing advise trajectory --recipe full --size g5.2xlarge
 python -m sizing advise trajectory --given parallel_jobs=4 --given gpu_utilization_percent=12
+python -m sizing advise trajectory --sizes g5.xlarge,g6 --explain     (side by side)
 python -m sizing advise trajectory --runs 4 --hours-per-week 5
 python -m sizing advise trajectory --run out/demo/run     (signals from a finished run)
 """
 
 import argparse
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sizing.cli.candidates import candidate_row, show_candidates
-from sizing.cli.compare import sizes
-from sizing.cli.plan import add_request_arguments, request
-from sizing.cli.prices import given_usd_per_hour
+from sizing.cli.candidates import candidate_row, show_candidates, show_side_by_side, sizes
+from sizing.cli.request import add_request_arguments, planner, request
 from sizing.cli.tables import cell, print_json, show
 from sizing.plan.advice import PlannedSize, best, rank, would_change
 from sizing.plan.budget import budget
 from sizing.plan.finished_run import read_run
-from sizing.plan.plan import Plan, make_plan
-from sizing.plan.request import Request
+from sizing.plan.plan import Plan
+from sizing.plan.report import to_json
 from sizing.plan.side_by_side import ways
 from sizing.plan.spot_verdict import spot_verdict
 from sizing.plan.triggers import RULES_FILE, Fired, as_given, fire, load_rules
@@ -37,7 +35,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--size", default=DEFAULT_SIZE, help="the size in use (default: %(default)s)"
     )
-    parser.add_argument("--sizes", help="candidates, separated by commas (default: all)")
+    parser.add_argument("--sizes", help="candidates or families, comma-separated (default: all)")
+    parser.add_argument(
+        "--explain",
+        action="store_true",
+        help="also memory, epoch, notice and warnings of each",
+    )
     parser.add_argument(
         "--given",
         action="append",
@@ -55,7 +58,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--hours-per-week", type=float, metavar="N", help="show dollars a week, month and year"
     )
     add_request_arguments(parser)
-    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -65,10 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
         budget(0.0, arguments.hours_per_week)  # refuses the hours before a table is shown
     asked = as_given(request(arguments, arguments.size), given)
 
-    def plan(asked: Request) -> Plan:
-        own = given_usd_per_hour(arguments, asked.size)
-        return make_plan(replace(asked, usd_per_hour=own), footprints_file=arguments.footprints)
-
+    plan = planner(arguments)
     current = plan(asked)
     if arguments.folder is not None:
         given, origin = {**read_run(arguments.folder).signals(), **given}, "measured"
@@ -78,6 +77,8 @@ def run(arguments: argparse.Namespace) -> int:
         print_json("advise", _document(arguments, current, fired, found))
         return 0
     show_candidates(found, title="candidates, cheapest first: p50 to p90 on Spot (modelled)")
+    if arguments.explain:
+        show_side_by_side(found)
     size, verdict = current.request.size, spot_verdict(current)
     show([], notes=["", *_triggers(fired, size)])
     if asked.runs > 1:
@@ -102,7 +103,11 @@ def _document(
         "usd_of_interruption": current.usd_of_interruption,
         "seconds_of_interruption": current.interruption_seconds,
         "triggers": [_fired(each) for each in fired],
-        "candidates": [candidate_row(each) for each in found],
+        "candidates": [
+            candidate_row(each)
+            | ({"plan": to_json(each.plan, each.findings)} if arguments.explain else {})
+            for each in found
+        ],
         "ways": way_rows(current) if current.request.runs > 1 else [],
         "budget": _budget(arguments, current, found),
     }

@@ -6,13 +6,33 @@ What all of them share is one note below, not a column of the same words.
 from collections.abc import Sequence
 from typing import Any
 
-from sizing.cli.plan import price_ages
+from sizing import catalogue
+from sizing.cli.request import price_ages
 from sizing.cli.tables import show
 from sizing.models.fitted import fitted
 from sizing.plan.advice import PlannedSize, best, would_change
+from sizing.plan.plan import Plan
 
 _SHOWN = 8
+_BAR = 10
 _APART = "too much or too little"
+
+
+def sizes(text: str) -> list[str]:
+    """Return sizes from names and families separated by commas; an unknown one is a ValueError."""
+    found: list[str] = []
+    for name in filter(None, (part.strip() for part in text.split(","))):
+        if name in catalogue.families():
+            found += [
+                i.size
+                for i in catalogue.instances().values()
+                if i.family == name and i.is_trainable and i.on_demand_usd_per_hour
+            ]
+        else:
+            found.append(catalogue.find(name).size)
+    if not found:
+        raise ValueError(f"--sizes {text!r} names no size to train on; try --sizes g5.xlarge")
+    return found
 
 
 def candidate_row(candidate: PlannedSize) -> dict[str, Any]:
@@ -60,6 +80,36 @@ def show_candidates(found: Sequence[PlannedSize], *, title: str) -> None:
     if not any(row[_APART] for row in rows):
         rows = [{name: row[name] for name in row if name != _APART} for row in rows]
     show(rows, title=title, notes=notes)
+
+
+def show_side_by_side(found: Sequence[PlannedSize]) -> None:
+    """Show every size's memory, epoch, notice and warnings; the bar is its share of the dearest."""
+    highest = max(_dollars(each.plan) for each in found) or 1.0
+    rows = [
+        {
+            "size": each.plan.request.size,
+            "fits": each.findings.fits,
+            "GPU MiB": round(each.plan.gpu_memory_need),
+            "of MiB": each.plan.inputs.instance.gpu_memory_mib,
+            "epoch s": round(each.plan.work.main.epoch_seconds, 1),
+            "notice s": f"{each.plan.notice.total:.0f} of {each.plan.notice.budget:.0f}",
+            "Spot $, p90": "#" * max(1, round(_BAR * _dollars(each.plan) / highest)),
+        }
+        for each in found
+    ]
+    warnings = [(each.plan.request.size, text) for each in found for text in each.findings.warnings]
+    show(
+        rows,
+        title="side by side",
+        notes=[
+            *(f"{size}: {text}" for size, text in warnings),
+            "modelled; `python -m sizing plan` shows the basis of each figure",
+        ],
+    )
+
+
+def _dollars(plan: Plan) -> float:
+    return (plan.spot.usd_p90 or 0.0) if plan.spot else plan.usd_on_demand
 
 
 def _row(candidate: PlannedSize, shared: Sequence[str]) -> dict[str, Any]:

@@ -4,6 +4,10 @@ python -m sizing catalogue --family g5            sizes of a family
 python -m sizing catalogue --gpu L4 --fit train   by GPU and purpose
 python -m sizing catalogue g5.xlarge              everything about one size, with its sources
 python -m sizing catalogue --region eu-west-1     prices of another region
+python -m sizing catalogue --families             what each family is for, and its cost level
+
+The level is that of the family's cheapest size: Low under $0.05 an hour, Moderate under $0.50, High
+under $2, Very High above.
 """
 
 import argparse
@@ -20,6 +24,7 @@ from sizing.catalogue.refresh import Refreshed, cache_file, load_answers, refres
 from sizing.catalogue.snapshot import SNAPSHOT_FILE, import_skypilot, snapshot, write
 from sizing.cli.prices import add_price_arguments, ages, answers_of_aws, prices_of
 from sizing.cli.tables import print_json, show
+from sizing.select.families import family_uses
 from sizing.spot.interruptions import has_advisor_figure, interruptions
 from sizing.suggestion import suggest
 
@@ -32,6 +37,9 @@ FITS = ("train", "serve", "prepare", "experiment", "graphics")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     parser.add_argument("sizes", nargs="*", metavar="SIZE", help="default: all that match")
+    parser.add_argument(
+        "--families", action="store_true", help="instead of sizes: families, their use and cost"
+    )
     parser.add_argument("--family", help="only this family, such as g5")
     parser.add_argument("--gpu", help="only sizes whose accelerator name contains this")
     parser.add_argument(
@@ -48,13 +56,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="take all prices from SkyPilot's catalogs/v8/aws/vms.csv, for everyone: commit them",
     )
     parser.add_argument("--date", metavar="DAY", help="the day of --import-snapshot's prices")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the sizes that match."""
     if arguments.import_snapshot is not None:
         return import_snapshot(arguments)
+    if arguments.families:
+        return show_families(as_json=arguments.json)
     chosen = select(arguments)
     answers = asked_of_aws(arguments, [instance.size for instance in chosen])
     costs = {each.size: prices_of(arguments, each.size, answers) for each in chosen}
@@ -72,6 +81,27 @@ def run(arguments: argparse.Namespace) -> int:
         show(rows, notes=notes(chosen, costs, answers, arguments.region))
     for problem in answers.problems if answers and arguments.refresh else ():
         print(f"not refreshed: {problem}", file=sys.stderr)
+    return 0
+
+
+def show_families(*, as_json: bool) -> int:
+    """Show the families, cheapest first."""
+    rows = [
+        {
+            "family": use.family.name,
+            "compute": use.compute,
+            "fit": sorted(use.family.fit),
+            "cost_level": use.level,
+            "usd_per_hour_from": use.usd_from,
+            "usd_per_hour_to": use.usd_to,
+            "use": use.family.what,
+        }
+        for use in family_uses()
+    ]
+    if as_json:
+        print_json("catalogue", {"families": rows})
+    else:
+        show(rows, notes=["list prices on demand, us-east-1"])
     return 0
 
 
@@ -191,14 +221,8 @@ def describe(
         "fit": sorted(family.fit),
         "family_is": family.what,
         "family_source": family.source,
-        "on_demand_usd_per_hour": on_demand.usd_per_hour if on_demand else None,
-        "on_demand_basis": on_demand.basis if on_demand else None,
-        "on_demand_source": on_demand.source if on_demand else None,
-        "on_demand_day": _day(on_demand),
-        "spot_usd_per_hour": spot.usd_per_hour if spot else None,
-        "spot_basis": spot.basis if spot else None,
-        "spot_source": spot.source if spot else None,
-        "spot_day": _day(spot),
+        **_price("on_demand", on_demand),
+        **_price("spot", spot),
         "spot_usd_per_hour_by_zone": asked["value"]
         if asked
         else (dict(seen.spot_usd_per_hour) if seen else None),
@@ -210,8 +234,13 @@ def describe(
     }
 
 
-def _day(price: Price | None) -> str | None:
-    return price.day.isoformat() if price and price.day else None
+def _price(market: str, price: Price | None) -> dict[str, Any]:
+    return {
+        f"{market}_usd_per_hour": price.usd_per_hour if price else None,
+        f"{market}_basis": price.basis if price else None,
+        f"{market}_source": price.source if price else None,
+        f"{market}_day": price.day.isoformat() if price and price.day else None,
+    }
 
 
 def notes(

@@ -1,44 +1,41 @@
 """Price any model, without a workload: its step is counted on fake tensors, as a workload's is.
 
 package.module:function returns (model, batch) or (model, batch, loss), for the number of samples in
-the batch if it takes one. Without --size every size is ranked.
+the batch if it takes one. CONFIG.json is that of a transformer, as Hugging Face's libraries write
+it; known are llama, mistral, mixtral, qwen2, gemma, phi3, gpt2, gpt_neox, bert, roberta, distilbert
+and vit, and no weights and no network are needed. Without --size every size is ranked.
 
 python -m sizing model my.module:detector --batch 16 --samples 118287 --epochs 12
 python -m sizing model my.module:detector --steps 1000 --size g5.2xlarge --keep detector.json
 python -m sizing advise my.module:detector --footprints detector.json
+python -m sizing model config.json --tokens 1024 --batch 8 --steps 1000
 """
 
 import argparse
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from sizing.cli.advise import DEFAULT_SIZE
-from sizing.cli.candidates import candidate_row, show_candidates
-from sizing.cli.compare import sizes
-from sizing.cli.plan import add_request_arguments, request, show_basis, show_plan
-from sizing.cli.prices import given_usd_per_hour
+from sizing.cli.candidates import candidate_row, show_candidates, sizes
+from sizing.cli.plan import show_basis, show_plan
+from sizing.cli.request import add_request_arguments, planner, request
 from sizing.cli.tables import print_json
 from sizing.models.footprints import FOOTPRINTS_FILE
 from sizing.plan.advice import best, rank
 from sizing.plan.checks import check_plan
-from sizing.plan.plan import Plan, make_plan
 from sizing.plan.report import to_json
-from sizing.plan.request import Request
 
-HELP = "any model: counted, then priced"
+HELP = "any model, or a transformer's config.json: counted, then priced"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
-    parser.add_argument("model", help="package.module:function")
-    add_model_arguments(parser)
-
-
-def add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options that models from anywhere share."""
+    parser.add_argument("workload", metavar="MODEL", help="package.module:function, or CONFIG.json")
+    parser.add_argument(
+        "--tokens", type=int, help="CONFIG.json: of a sample (default: 512 or all positions)"
+    )
     parser.add_argument("--size", help="instance type, such as g5.2xlarge (default: rank all)")
     parser.add_argument("--sizes", help="rank these, separated by commas, or a family")
     parser.add_argument("--steps", type=int, help="instead of --samples and --epochs")
@@ -61,25 +58,31 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--explain", action="store_true", help="with --size: also every figure's basis"
     )
-    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Count, then print the plan or the ranking."""
-    return price(arguments, arguments.model, [])
-
-
-def price(arguments: argparse.Namespace, target: str, more: list[str]) -> int:
-    """Count `target` with the options `more` of its own, then print the plan or the ranking."""
     if arguments.footprints != FOOTPRINTS_FILE:
-        raise ValueError("--footprints is for plan, advise and compare: this command counts anew")
+        raise ValueError("--footprints is for plan and advise: this command counts again")
+    _check_target(arguments)
     _set_length(arguments)
     with TemporaryDirectory() as folder:
-        arguments.workload, arguments.recipe = target, "full"
+        arguments.recipe = "full"
         arguments.footprints = arguments.keep or Path(folder) / "footprints.json"
         _check(arguments)
-        count(arguments, target, more)
+        count(arguments)
         return _print(arguments)
+
+
+def _check_target(arguments: argparse.Namespace) -> None:
+    """Refuse a file that is not a config, and tokens for a function, which makes its own batch."""
+    is_function = ":" in arguments.workload
+    if not is_function and not arguments.workload.endswith(".json"):
+        raise ValueError(
+            f"{arguments.workload} is neither package.module:function nor a config.json"
+        )
+    if is_function and arguments.tokens is not None:
+        raise ValueError("--tokens is for a config.json: a function makes its own batch")
 
 
 def _check(arguments: argparse.Namespace) -> None:
@@ -108,8 +111,9 @@ def _set_length(arguments: argparse.Namespace) -> None:
         arguments.epochs = 1.0
 
 
-def count(arguments: argparse.Namespace, target: str, more: list[str]) -> None:
+def count(arguments: argparse.Namespace) -> None:
     """Have the trainer count the model; what it refuses is a ValueError with its sentence."""
+    target = arguments.workload
     per_gpu = max(1, arguments.batch // arguments.gpus)
     asked = {
         "--batch": arguments.batch,
@@ -119,11 +123,12 @@ def count(arguments: argparse.Namespace, target: str, more: list[str]) -> None:
         "--samples": arguments.samples,
         "--out": arguments.footprints,
     }
+    asked |= {} if arguments.tokens is None else {"--tokens": arguments.tokens}
     options = [text for name, value in asked.items() for text in (name, str(value))]
     if not arguments.json:
         print(f"counting {target} on fake tensors ...", file=sys.stderr)
     # Another process, because only the trainer knows torch.
-    command = [sys.executable, "-m", "training", "count", target, *options, *more]
+    command = [sys.executable, "-m", "training", "count", target, *options]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
@@ -131,15 +136,12 @@ def count(arguments: argparse.Namespace, target: str, more: list[str]) -> None:
 
 
 def _print(arguments: argparse.Namespace) -> int:
-    def plan(asked: Request) -> Plan:
-        own = given_usd_per_hour(arguments, asked.size)
-        return make_plan(replace(asked, usd_per_hour=own), footprints_file=arguments.footprints)
-
+    plan = planner(arguments)
     if arguments.size:
         made = plan(request(arguments, arguments.size))
         findings = check_plan(made)
         if arguments.json:
-            print_json(arguments.command, {"plan": to_json(made, findings)})
+            print_json("model", {"plan": to_json(made, findings)})
         else:
             show_plan(made, findings)
             if arguments.explain:
@@ -150,7 +152,7 @@ def _print(arguments: argparse.Namespace) -> int:
     cheapest, _ = best(found)
     if arguments.json:
         rows = {"candidates": [candidate_row(each) for each in found]}
-        print_json(arguments.command, {"take": cheapest.plan.request.size, **rows})
+        print_json("model", {"take": cheapest.plan.request.size, **rows})
         return 0
     show_candidates(
         found, title=f"{arguments.workload}: sizes, cheapest first, p50 to p90 on Spot (modelled)"

@@ -3,140 +3,62 @@
 python -m sizing plan trajectory --recipe full --size g5.2xlarge
 python -m sizing plan trajectory --recipe full --size g5.xlarge --micro-batch 8 --json
 python -m sizing plan trajectory --recipe full --size g5.2xlarge --runs 4 --unshared-gib 7.3
+
+A finished run beside its plan; --calibrate corrects later plans.
+
+python -m sizing plan --run runs/run-1 --size g5.2xlarge
+python -m sizing plan --run runs/run-1 --size g5.2xlarge --calibrate
 """
 
 import argparse
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from contract.run_env import DATA_PLACES
-from sizing.cli.prices import add_price_arguments, ages, given_usd_per_hour, price_cache
+from sizing.cli.request import add_request_arguments, planner, price_ages, request
 from sizing.cli.tables import console, print_json, show
-from sizing.models.footprints import FOOTPRINTS_FILE
+from sizing.models.calibration import CALIBRATION_FILE, Entry, add_entry
 from sizing.plan.checks import Findings, check_plan
-from sizing.plan.dataset import read_manifest
-from sizing.plan.plan import Plan, make_plan
+from sizing.plan.finished_run import FinishedRun, read_run
+from sizing.plan.plan import Plan
 from sizing.plan.report import duration, figures, summary, to_json
-from sizing.plan.request import Request
+from sizing.plan.run_review import Compared, calibration, compare, request_of, unplanned
 from sizing.plan.work import StagePlan
-from sizing.spot.traces import load_trace
 
-HELP = "one run on one size: fit, hours, dollars, notice"
+HELP = "one run on one size: fit, hours, dollars, notice; a finished run beside it"
 _BAR = 24
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
-    parser.add_argument("workload", help="as in `python -m training run --workload`")
+    parser.add_argument("workload", nargs="?", help="as in `python -m training run --workload`")
     parser.add_argument("--recipe", default="full", help="default: %(default)s")
-    parser.add_argument("--size", required=True, help="instance type, such as g5.2xlarge")
+    parser.add_argument("--size", help="instance type, such as g5.2xlarge (--run: as planned)")
+    parser.add_argument("--run", dest="folder", type=Path, help="instead: a finished run, reviewed")
+    parser.add_argument(
+        "--calibrate", action="store_true", help="--run: save its constants for later plans"
+    )
+    parser.add_argument(
+        "--calibration", type=Path, default=CALIBRATION_FILE, help="default: %(default)s"
+    )
     add_request_arguments(parser)
     parser.add_argument(
         "--explain", action="store_true", help="also GPU memory by part, and every figure's basis"
     )
-    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
-
-
-def add_request_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options that a plan depends on beside workload and size."""
-    parser.add_argument("--micro-batch", type=int, help="default: the recipe's")
-    parser.add_argument("--batch", type=int, help="samples of a step (default: the recipe's)")
-    parser.add_argument("--samples", type=int, help="of the dataset (default: the recipe's)")
-    parser.add_argument("--epochs", type=float, help="of every stage (default: the recipe's)")
-    parser.add_argument(
-        "--gpus",
-        "--world",
-        type=int,
-        default=1,
-        help="GPUs of one run, which share its batch (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--runs",
-        type=int,
-        default=1,
-        help="equal runs side by side, spread over the size's GPUs (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--footprints",
-        type=Path,
-        metavar="FILE",
-        default=FOOTPRINTS_FILE,
-        help="as `sizing model --keep FILE` wrote it (default: the workloads')",
-    )
-    parser.add_argument(
-        "--unshared-gib",
-        type=float,
-        default=0.0,
-        help="data that each run holds itself; 0: memory-mapped and shared (default)",
-    )
-    parser.add_argument(
-        "--data-on",
-        metavar="DISK",
-        choices=DATA_PLACES,
-        default="ebs",
-        help="ebs, a gp3 volume, or nvme, the size's instance store (default: %(default)s)",
-    )
-    parser.add_argument("--volume-gib", type=int, help="default: 200, or the instance store's")
-    parser.add_argument("--dataset-gib", type=float, help="default: the workload's data")
-    parser.add_argument(
-        "--manifest",
-        type=Path,
-        metavar="FILE",
-        help="a dataset's manifest.json: its size, its samples and, of images, their means",
-    )
-    parser.add_argument(
-        "--interval", default="auto", help="auto, 2epochs, 100steps or 600s (default: %(default)s)"
-    )
-    parser.add_argument("--rate", type=float, help="interruptions per machine hour")
-    parser.add_argument(
-        "--trace",
-        type=Path,
-        metavar="FILE",
-        help="a trace as for simulate, replayed instead of --rate",
-    )
-    parser.add_argument(
-        "--deadline-hours",
-        type=float,
-        metavar="N",
-        help="on demand where Spot is not enough: what that costs (default: Spot only)",
-    )
-    add_price_arguments(parser)
-    parser.add_argument("--notice", type=float, help="seconds of notice (default: 120)")
-
-
-def request(arguments: argparse.Namespace, size: str) -> Request:
-    """Return the request that the options describe."""
-    return Request(
-        workload=arguments.workload,
-        recipe=arguments.recipe,
-        size=size,
-        micro_batch=arguments.micro_batch,
-        batch=arguments.batch,
-        samples=arguments.samples,
-        epochs=arguments.epochs,
-        gpus=arguments.gpus,
-        runs=arguments.runs,
-        unshared_gib=arguments.unshared_gib,
-        data_on=arguments.data_on,
-        volume_gib=arguments.volume_gib,
-        dataset_gib=arguments.dataset_gib,
-        dataset=read_manifest(arguments.manifest) if arguments.manifest else None,
-        checkpoint_interval=arguments.interval,
-        rate_per_hour=arguments.rate,
-        trace=load_trace(arguments.trace) if arguments.trace else None,
-        notice_seconds=arguments.notice,
-        deadline_hours=arguments.deadline_hours,
-        region=arguments.region,
-        zone=arguments.zone,
-        usd_per_hour=given_usd_per_hour(arguments, size),
-        price_cache=price_cache(arguments),
-    )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the plan; the exit code is 1 if it cannot work."""
-    plan = make_plan(request(arguments, arguments.size), footprints_file=arguments.footprints)
+    """Print the plan; the exit code is 1 if it cannot work. Or review a finished run."""
+    if bool(arguments.workload) == bool(arguments.folder):
+        raise ValueError("give either a workload or --run, such as `plan trajectory`")
+    if arguments.folder:
+        return _review(arguments)
+    if arguments.calibrate:
+        raise ValueError("--calibrate is for --run: only a finished run has what to learn from")
+    if arguments.size is None:
+        raise ValueError("give --size, such as g5.2xlarge")
+    plan = planner(arguments)(request(arguments, arguments.size))
     findings = check_plan(plan)
     if arguments.json:
         print_json("plan", to_json(plan, findings))
@@ -145,6 +67,76 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.explain:
             show_basis(plan)
     return 1 if findings.problems else 0
+
+
+def _review(arguments: argparse.Namespace) -> int:
+    """Print predicted and actual; the plan is made with the run's own options."""
+    finished = read_run(arguments.folder)
+    size = arguments.size or finished.size
+    if size is None:
+        raise ValueError(
+            f"the receipt of {finished.run_id} does not say what it ran on; give --size"
+        )
+    arguments.workload, arguments.recipe = finished.workload, finished.recipe
+    plan = planner(arguments)(request_of(finished, request(arguments, size)))
+    rows = compare(finished, plan)
+    entry = calibration(finished, plan) if arguments.calibrate else None
+    if entry is not None:
+        add_entry(entry, arguments.calibration)
+    if arguments.json:
+        document = {
+            "run": finished.run_id,
+            "size": size,
+            "device": finished.device,
+            "rows": [{**asdict(row), "ratio": row.ratio, "verdict": row.verdict} for row in rows],
+            "ignored_overrides": unplanned(finished),
+            "calibrated": asdict(entry) if entry else None,
+        }
+        print_json("plan", document)
+        return 0
+    learned = [] if entry is None else [_calibrated(entry, arguments.calibration)]
+    _show_review(finished, plan, rows, learned)
+    if arguments.explain:
+        show_plan(plan, check_plan(plan))
+        show_basis(plan)
+    return 0
+
+
+def _show_review(
+    finished: FinishedRun, plan: Plan, rows: Sequence[Compared], learned: Sequence[str]
+) -> None:
+    size = plan.request.size
+    show(
+        [
+            {
+                "what": row.what,
+                "predicted": row.predicted,
+                "actual": row.actual,
+                "unit": row.unit,
+                "actual is": None if row.ratio is None else f"{row.ratio:.2f} x",
+                "verdict": row.verdict,
+            }
+            for row in rows
+        ],
+        title=f"run {finished.run_id}: {finished.workload}/{finished.recipe} on {size}",
+        notes=[*_review_notes(finished, plan), *learned],
+    )
+
+
+def _review_notes(finished: FinishedRun, plan: Plan) -> list[str]:
+    origin = "config.json" if finished.prediction else "a plan made now"
+    ignored = unplanned(finished)
+    return [
+        *([f"the plan ignores {', '.join(ignored)}"] if ignored else []),
+        f"predicted: {origin}, for {plan.request.size}; "
+        f"actual: {finished.device}, {finished.state}",
+        price_ages([plan]),
+    ]
+
+
+def _calibrated(entry: Entry, path: Path) -> str:
+    learned = ", ".join(f"{name} {value:g}" for name, value in entry.constants.items())
+    return f"calibrated: {learned}; written to {path}"
 
 
 def show_plan(plan: Plan, findings: Findings) -> None:
@@ -212,11 +204,6 @@ def show_basis(plan: Plan) -> None:
         "measured: counted or run; modelled: computed; published: by others; "
         "from memory: unchecked. Dollars are for the instance alone."
     )
-
-
-def price_ages(plans: Iterable[Plan]) -> str:
-    """Return how old the prices of some plans are."""
-    return ages(price for plan in plans for price in (plan.inputs.price, plan.inputs.spot_price))
 
 
 def memory_rows(plan: Plan) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ from sizing.catalogue import PRICE_REGION, Price, age_note
 from sizing.catalogue.refresh import Refreshed, cache_file, load_answers, prices
 
 
-def add_price_arguments(parser: argparse.ArgumentParser) -> None:
+def add_price_arguments(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
     """Add --region, --zone, --usd-per-hour and --cache."""
     parser.add_argument("--region", default=PRICE_REGION, help="default: %(default)s")
     parser.add_argument(

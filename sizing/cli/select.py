@@ -10,6 +10,13 @@ Example: BERT for sentiment analysis, 1,000 requests per minute within 200 ms:
       --requests-per-minute 1000 --latency-ms 200
 
 If you measured a throughput, --throughput c5.xlarge=55 replaces the published one.
+
+A cheaper size for an endpoint, from the share of its GPU or CPUs that it uses. The candidates would
+be at most 70 % busy, modelled by memory bandwidth and half-precision peak, or by vCPUs: measure.
+
+  python -m sizing select --instead-of p3.2xlarge --gpu-percent 10
+  python -m sizing select --instead-of g5.12xlarge --gpu-percent 15 --gpu-memory-mib 9000
+  python -m sizing select --instead-of c5.2xlarge --cpu-percent 12 --memory-gib 3
 """
 
 import argparse
@@ -19,21 +26,24 @@ from dataclasses import asdict
 from typing import Any
 
 from sizing import catalogue
+from sizing.catalogue import Instance
 from sizing.cli.prices import add_price_arguments, ages, answers_of_aws, prices_of
 from sizing.cli.tables import print_json, show
 from sizing.models.serving import Throughput, models
 from sizing.select.ranking import select
 from sizing.select.requirements import PHASES, Requirements, Selection
+from sizing.select.rightsizing import rightsize
 
-HELP = "sizes for experiments, data preparation, training, tuning or serving"
+HELP = "sizes for experiments, data preparation, training, tuning or serving; cheaper endpoints"
 SHOWN = 12
+_MOVES = 8
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
-    parser.add_argument(
-        "--phase", required=True, choices=PHASES, metavar="PHASE", help=", ".join(PHASES)
-    )
+    question = parser.add_mutually_exclusive_group(required=True)
+    question.add_argument("--phase", choices=PHASES, metavar="PHASE", help=", ".join(PHASES))
+    question.add_argument("--instead-of", metavar="SIZE", help="the size that serves now")
     parser.add_argument("--model", help=f"published throughputs exist for {', '.join(models())}")
     parser.add_argument(
         "--throughput", action="append", default=[], metavar="SIZE=PER_SECOND", help="measured"
@@ -45,10 +55,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("--requests-per-minute", float, "serve-online: the demand"),
         ("--latency-ms", float, "serve-online: for 95 %% of requests"),
         ("--min-instances", int, "serve-online: at least this many (default: 1)"),
-        ("--gpu-memory-mib", int, "train, tune: as shown by python -m sizing plan"),
-        ("--memory-gib", float, "host memory, at least"),
+        ("--gpu-percent", float, "instead-of: GPU utilization"),
+        ("--gpu-memory-mib", int, "train, tune: as plan shows it; instead-of: in use"),
+        ("--memory-gib", float, "host memory, at least; instead-of: in use, without a GPU"),
         ("--vcpus", int, "at least this many"),
-        ("--cpu-percent", float, "experiment: mean load of all vCPUs (default: 20)"),
+        ("--cpu-percent", float, "mean load of all vCPUs (experiment: default 20)"),
         ("--hours-per-day", float, "experiment, prepare: hours it is on (default: 8)"),
     ):
         parser.add_argument(name, type=kind, metavar="N", help=text)
@@ -56,11 +67,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--needs-cuda", action="store_true", help="the model has CUDA kernels of its own"
     )
     add_price_arguments(parser)
-    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the ranking."""
+    if arguments.instead_of:
+        return _rightsize(arguments)
     answers = answers_of_aws(arguments)
     requirements = make_requirements(arguments)
     selection = select(requirements, lambda size: prices_of(arguments, size, answers))
@@ -76,6 +88,45 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _rightsize(arguments: argparse.Namespace) -> int:
+    """Print the sizes that would carry the load for less."""
+    _given(arguments, _INSTEAD)
+    instance, answers = catalogue.find(arguments.instead_of), answers_of_aws(arguments)
+    percent, memory_mib = _in_use(arguments, instance)
+    moves = rightsize(
+        instance.size,
+        percent,
+        lambda size: prices_of(arguments, size, answers),
+        memory_mib=memory_mib,
+    )
+    rows = [asdict(move) for move in moves]
+    if arguments.json:
+        print_json("select", {"size": instance.size, "in_use_percent": percent, "moves": rows})
+        return 0
+    notes = [] if rows else [f"no cheaper size carries {percent:g} % of {instance.size}: keep it"]
+    priced = [instance.size, *(move.size for move in moves)]
+    notes.append(ages(prices_of(arguments, each, answers)[0] for each in priced))
+    show(rows[:_MOVES], title=f"{instance.size} at {percent:g} %: cheaper sizes", notes=notes)
+    return 0
+
+
+def _in_use(arguments: argparse.Namespace, instance: Instance) -> tuple[float, float | None]:
+    """Return the percent and the MiB in use: of the GPU, or of a host without one."""
+    has_gpu = instance.num_gpus > 0
+    if instance.num_accelerators and not has_gpu:
+        raise ValueError(f"{instance.size} has no NVIDIA GPU: its speed cannot be compared")
+    percent = arguments.gpu_percent if has_gpu else arguments.cpu_percent
+    if percent is None:
+        option = "--gpu-percent" if has_gpu else "--cpu-percent"
+        raise ValueError(f"give {option}: the share of {instance.size} that is in use")
+    if has_gpu:
+        return percent, arguments.gpu_memory_mib
+    if arguments.gpu_memory_mib is not None:
+        raise ValueError(f"{instance.size} has no GPU: give --memory-gib")
+    return percent, arguments.memory_gib and arguments.memory_gib * 1024
+
+
+_INSTEAD = "instead-of"
 # The phases that each option is for.
 _BELONGS = {
     "requests_per_minute": ("serve-online",),
@@ -85,27 +136,34 @@ _BELONGS = {
     "throughput": ("serve-online", "serve-batch"),
     "latency": ("serve-online",),
     "needs_cuda": ("serve-online", "serve-batch", "train", "tune"),
-    "gpu_memory_mib": ("train", "tune"),
-    "memory_gib": ("train", "tune", "experiment", "prepare"),
+    "gpu_percent": (_INSTEAD,),
+    "gpu_memory_mib": ("train", "tune", _INSTEAD),
+    "memory_gib": ("train", "tune", "experiment", "prepare", _INSTEAD),
     "vcpus": ("train", "tune", "experiment", "prepare"),
-    "cpu_percent": ("experiment",),
+    "cpu_percent": ("experiment", _INSTEAD),
     "hours_per_day": ("experiment", "prepare"),
 }
 
 
-def make_requirements(arguments: argparse.Namespace) -> Requirements:
-    """Return the requirements; a ValueError if options contradict each other."""
+def _given(arguments: argparse.Namespace, phase: str) -> dict[str, Any]:
+    """Return the options that were given; a ValueError if they are not for this phase."""
     given = {name: getattr(arguments, name) for name in _BELONGS}
     given = {name: value for name, value in given.items() if value not in (None, [], False)}
     for name, value in given.items():
         option = "--" + name.replace("_", "-")
-        if arguments.phase not in _BELONGS[name]:
+        if phase not in _BELONGS[name]:
             phases = " or ".join(_BELONGS[name])
-            raise ValueError(f"{option} is for {phases}, not for {arguments.phase}: leave it out")
+            raise ValueError(f"{option} is for {phases}, not for {phase}: leave it out")
         if isinstance(value, int | float) and not 0 < value < 1e9:
             raise ValueError(f"{option} must be a number above 0, got {value:g}")
     if given.get("cpu_percent", 0) > 100 or given.get("hours_per_day", 0) > 24:
         raise ValueError("--cpu-percent is at most 100 and --hours-per-day at most 24")
+    return given
+
+
+def make_requirements(arguments: argparse.Namespace) -> Requirements:
+    """Return the requirements; a ValueError if options contradict each other."""
+    given = _given(arguments, arguments.phase)
     throughputs = _own(given.get("throughput", []), given.get("latency", []))
     if arguments.phase.startswith("serve"):
         _check_serving(arguments, throughputs)
@@ -181,7 +239,7 @@ def show_selection(selection: Selection, phase: str) -> None:
     lines += [f"left out: {', '.join(sizes)} ({why})" for why, sizes in reasons.items()]
     if phase in ("train", "tune"):
         lines.append(
-            "Dollars per hour are not dollars per run: see python -m sizing plan and compare."
+            "Dollars per hour are not dollars per run: see python -m sizing plan and advise."
         )
     lines += [f"differs from common advice: {line}" for line in selection.differs]
     show([], notes=lines)

@@ -18,7 +18,7 @@ from sizing.models.constants import MIB
 from sizing.models.fitted import FITTED_FILE, Fitted, Interval
 from sizing.models.step_time import features
 
-COMMAND = "python -m sizing fit"
+COMMAND = "python -m benchmarks evidence --fit"
 # For runs on a GPU with published runs, and on one without: what the fit must not have seen.
 SEEN = {"known GPU": "model", "new GPU": "model and chip"}
 _DIGITS = 4

@@ -2,7 +2,7 @@
 
 from sizing.evidence.truths import OPTIMIZER_BYTES, Truth, counts, gpu_of, predictable
 from sizing.models.constants import MIB, Constants
-from sizing.models.fitted import Fitted, fitted
+from sizing.models.fitted import fitted
 
 # The batch sizes that timm's benchmark tries, downwards, until one fits.
 LADDER = (512, 384, 256, 192, 128, 96, 64)
@@ -32,12 +32,6 @@ def missing_bytes(truth: Truth) -> float:
 def calibrating() -> list[Truth]:
     """Return the rows that the workspace is fitted to."""
     return [truth for truth in predictable("memory") if truth.lab not in _OF_OTHER_CODE]
-
-
-def allocated_gb(truth: Truth, found: Fitted | None = None) -> float:
-    """Return the GB that max_memory_allocated would report."""
-    workspace = (found or fitted()).workspace_mib * MIB
-    return (counted_bytes(truth, truth.batch) + workspace) / 1e9
 
 
 def needed_mib(truth: Truth, batch: int, constants: Constants, *, scale: float = 1.0) -> float:

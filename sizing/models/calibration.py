@@ -1,6 +1,6 @@
 """Calibration: constants measured by finished runs, which later plans use.
 
-`python -m sizing review RECEIPT --calibrate` adds an entry to sizing/calibration.json. Of an entry,
+`python -m sizing plan --run RUN --calibrate` adds an entry to sizing/calibration.json. Of it,
 launches count for its workload and recipe on any GPU, because the host makes them; other times and
 memory on its own GPU; restarts on its own size.
 """

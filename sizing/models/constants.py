@@ -1,6 +1,6 @@
 """The constants that are not fitted, with their sources; a calibration may replace any of them.
 
-Those that are fitted to published runs are in fitted.json (`python -m sizing fit`).
+Those that are fitted to published runs are in fitted.json (`python -m benchmarks evidence --fit`).
 """
 
 import dataclasses
@@ -72,9 +72,9 @@ ABOUT: Mapping[str, tuple[Basis, str]] = {
         "liquid_mono_to_3d on an A10G: 13.3 s an epoch of 1,000 small steps, loading included; "
         "used where kernels were not counted",
     ),
-    "time_factor": ("modelled", "1 until `python -m sizing review` calibrates it"),
-    "launch_factor": ("modelled", "1 until `python -m sizing review` calibrates it"),
-    "memory_factor": ("modelled", "1 until `python -m sizing review` calibrates it"),
+    "time_factor": ("modelled", "1 until `python -m sizing plan --run` calibrates it"),
+    "launch_factor": ("modelled", "1 until `python -m sizing plan --run` calibrates it"),
+    "memory_factor": ("modelled", "1 until `python -m sizing plan --run` calibrates it"),
     "process_gib": ("from memory", "resident memory of a Python process with torch and CUDA"),
     "usable_memory_share": ("modelled", "a host above 80 % of its memory cannot recover"),
     "notice_seconds": ("published", "EC2 user guide: two minutes, best effort"),

@@ -1,6 +1,6 @@
 """The constants that are fitted to published runs, with how far off like runs were.
 
-`python -m sizing fit` writes fitted.json beside this file; nothing in it is written by hand.
+`python -m benchmarks evidence --fit` writes fitted.json beside this file; nobody edits it by hand.
 """
 
 import json
@@ -63,7 +63,7 @@ class Fitted:
 
 @cache
 def fitted(path: Path = FITTED_FILE) -> Fitted:
-    """Return the constants of a file that `python -m sizing fit` wrote."""
+    """Return the constants of a file that `python -m benchmarks evidence --fit` wrote."""
     content = json.loads(path.read_text(encoding="utf-8"))
     return Fitted(
         time_factors=content["time_factors"],

@@ -132,9 +132,7 @@ def _by_roofs(base: Throughput, other: Instance) -> Throughput:
     """Scale by the lower of tensor rate and bandwidth: more of one is worth nothing alone."""
     instance = catalogue.find(base.size)
     one, two = (find_gpu(each.gpu, each.gpu_memory_mib) for each in (instance, other))
-    tensor = two.tensor_tflops / one.tensor_tflops
-    bandwidth = two.bandwidth_gb_per_second / one.bandwidth_gb_per_second
-    return _times(base, other, min(tensor, bandwidth), "the lower of tensor rate and bandwidth")
+    return _times(base, other, two.speed_beside(one), "the lower of tensor rate and bandwidth")
 
 
 def _times(base: Throughput, other: Instance, share: float, why: str) -> Throughput:

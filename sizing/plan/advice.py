@@ -111,8 +111,8 @@ def would_change(plan: Plan) -> str:
     if plan.work.main.bound_by == "kernel launches":
         return (
             "the step time of a real run: this one is bound by kernel launches, which no count "
-            "predicts well; `python -m sizing review RECEIPT --calibrate` records it"
+            "predicts well; `python -m sizing plan --run RUN --calibrate` records it"
         )
     if plan.work.main.bound_by == "loader CPU":
         return "samples per second of the loader alone, on one vCPU of that size"
-    return "the step time of a real run (`python -m sizing review RECEIPT --calibrate` records it)"
+    return "the step time of a real run (`python -m sizing plan --run RUN --calibrate` records it)"

@@ -1,4 +1,4 @@
-"""A finished run as `sizing review` and `advise` read it: receipt, config and metrics.
+"""A finished run as `sizing plan --run` and `advise` read it: receipt, config and metrics.
 
 Reads a run's folder (a local one, or downloaded from the run bucket) or its receipt alone.
 """

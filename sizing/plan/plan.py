@@ -1,7 +1,7 @@
 """The plan of a run on one size: does it fit, how many hours and dollars, does it meet the notice.
 
 Composes the models; no formula of its own but the sum over stages. `python -m sizing plan` prints
-it, cdk synth annotates it, `sizing review` compares a receipt with it; plan/checks.py judges it.
+it, cdk synth annotates it, `plan --run` compares a receipt with it; plan/checks.py judges it.
 """
 
 from dataclasses import dataclass

@@ -1,13 +1,13 @@
 """A finished run beside its plan: what was predicted, what happened, what to correct."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from sizing import catalogue
 from sizing.models.calibration import Entry
 from sizing.models.constants import MIB
 from sizing.plan.finished_run import FinishedRun
-from sizing.plan.plan import Plan, make_plan
+from sizing.plan.plan import Plan
 from sizing.plan.request import Request
 
 # Beyond these shares a constant should be corrected; the limits of `python -m sizing accuracy`.
@@ -46,18 +46,11 @@ class Compared:
 _MICRO_BATCH = "micro_batch"
 
 
-def plan_of(run: FinishedRun, size: str) -> Plan:
-    """Return what would be predicted for the run today: its size, GPUs and micro-batch."""
+def request_of(run: FinishedRun, asked: Request) -> Request:
+    """Return what would predict the run today: as asked, but with its GPUs and micro-batch."""
     micro_batch = run.overrides.get(_MICRO_BATCH, "")
-    return make_plan(
-        Request(
-            workload=run.workload,
-            recipe=run.recipe,
-            size=size,
-            gpus=run.world,
-            micro_batch=int(micro_batch) if micro_batch.isdecimal() else None,
-        )
-    )
+    own = int(micro_batch) if micro_batch.isdecimal() else asked.micro_batch
+    return replace(asked, gpus=run.world, micro_batch=own)
 
 
 def unplanned(run: FinishedRun) -> list[str]:

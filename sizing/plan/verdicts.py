@@ -98,13 +98,11 @@ def _gpu_memory(plan: Plan, percent: float) -> str:
 def _gpu_utilization(plan: Plan, percent: float) -> str:
     """A slower GPU is enough if the busy share of this one's bandwidth and peak fits it."""
     now, precision = plan.inputs.gpu, plan.work.main.footprint.precision
-    share = percent / 100
     for other in catalogue.trainable_by_price():
         gpu = _gpu_of(other)
         if gpu is None or other.gpu_memory_mib < plan.gpu_memory_need:
             continue
-        enough = gpu.bandwidth_gb_per_second >= share * now.bandwidth_gb_per_second
-        if enough and gpu.peak_flops(precision) >= share * now.peak_flops(precision):
+        if gpu.speed_beside(now, precision) >= percent / 100:
             if other.size == plan.request.size:
                 return f"no: no cheaper size has {percent:.0f} % of this GPU's speed and the memory"
             return (

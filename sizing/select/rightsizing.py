@@ -36,9 +36,7 @@ def busy_percent(now: str, percent: float, other: str) -> float:
     if not one.num_gpus:
         return percent * one.vcpus / two.vcpus
     ours, theirs = (find_gpu(each.gpu, each.gpu_memory_mib) for each in (one, two))
-    bandwidth = theirs.bandwidth_gb_per_second / ours.bandwidth_gb_per_second
-    peak = theirs.peak_flops("float16") / ours.peak_flops("float16")
-    return percent * one.num_gpus / (min(bandwidth, peak) * two.num_gpus)
+    return percent * one.num_gpus / (theirs.speed_beside(ours) * two.num_gpus)
 
 
 def rightsize(

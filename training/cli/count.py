@@ -1,6 +1,6 @@
 """`python -m training count`: what a step of any model needs, counted like a workload's.
 
-`python -m sizing model` and `python -m sizing huggingface` start it and price what it counts.
+`python -m sizing model` starts it and prices what it counts.
 """
 
 import argparse

@@ -306,5 +306,5 @@ def _explained() -> Iterator[None]:
 
 
 def _peak_gpu_bytes(device: torch.device) -> int | None:
-    """Peak bytes of this attempt's tensors, for `sizing review`."""
+    """Peak bytes of this attempt's tensors, for `sizing plan --run`."""
     return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None

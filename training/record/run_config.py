@@ -33,7 +33,7 @@ class RunConfig:
     created_at: str
     # training.engine.origin.Origin, if the run starts from other weights.
     origin: Mapping[str, Any] | None = None
-    prediction: Mapping[str, float | str] | None = None  # from the plan, for `sizing review`
+    prediction: Mapping[str, float | str] | None = None  # from the plan, for `sizing plan --run`
 
     def to_bytes(self) -> bytes:
         """The JSON to store."""

@@ -1,4 +1,4 @@
-"""receipt.json: the facts of an ended run, for people and `sizing review`; and its report."""
+"""receipt.json: the facts of an ended run, for people and `sizing plan --run`; and its report."""
 
 import json
 import logging

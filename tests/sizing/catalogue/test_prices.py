@@ -75,7 +75,6 @@ def test_an_old_price_says_so_and_a_new_one_does_not() -> None:
         ["catalogue", "--family", "g5"],
         ["catalogue", "g5.xlarge"],
         ["plan", "trajectory", "--size", "g5.xlarge"],
-        ["compare", "trajectory", "--sizes", "g5.xlarge"],
         ["advise", "trajectory", "--sizes", "g5.xlarge"],
         ["select", "--phase", "train"],
     ],

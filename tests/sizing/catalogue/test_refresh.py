@@ -174,7 +174,7 @@ def test_fails_when_aws_answers_nothing() -> None:
         ["catalogue", "g5.xlarge"],
         ["plan", "trajectory", "--size", "g5.xlarge"],
         ["select", "--phase", "train"],
-        ["compare", "trajectory", "--sizes", "g5.xlarge"],
+        ["advise", "trajectory", "--sizes", "g5.xlarge"],
     ],
     ids=lambda command: command[0],
 )

@@ -1,4 +1,4 @@
-"""`sizing model` and `sizing huggingface`: counted by the trainer, priced like a workload."""
+"""`sizing model`, of a function or a config.json: counted by the trainer, priced as any plan."""
 
 import argparse
 import json
@@ -29,19 +29,19 @@ def test_a_model_without_a_workload_is_counted_planned_and_kept(
     assert json.loads(capsys.readouterr().out)["candidates"]
 
 
-def test_the_json_names_its_command(
+def test_a_config_is_priced_like_a_function(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = "out/config.json"
 
-    def count(arguments: argparse.Namespace, target: str, more: list[str]) -> None:
-        sample_footprints.write(arguments.footprints, workload=target)
+    def count(arguments: argparse.Namespace) -> None:
+        sample_footprints.write(arguments.footprints, workload=arguments.workload)
 
     monkeypatch.setattr("sizing.cli.model.count", count)
     for given in (["--size", "g5.xlarge"], ["--sizes", "g5"]):
         kept = ["--keep", str(tmp_path / "kept.json"), "--batch", "32"]
-        assert main(["huggingface", config, "--json", *kept, *given]) == 0
-        assert json.loads(capsys.readouterr().out)["command"] == "huggingface"
+        assert main(["model", config, "--json", *kept, *given]) == 0
+        assert json.loads(capsys.readouterr().out)["command"] == "model"
 
 
 def test_fails_on_an_unknown_family_in_one_sentence(
@@ -49,7 +49,7 @@ def test_fails_on_an_unknown_family_in_one_sentence(
 ) -> None:
     config = tmp_path / "config.json"
     config.write_text('{"model_type": "t5"}')
-    assert main(["huggingface", str(config)]) == 2
+    assert main(["model", str(config)]) == 2
     said = capsys.readouterr().err.splitlines()[-1]
     assert "model_type 't5' cannot be counted from its config; known are bert" in said
     assert "Traceback" not in said
@@ -60,8 +60,9 @@ def test_fails_on_an_unknown_family_in_one_sentence(
     [
         (["model", MODEL, "--steps", "10", "--epochs", "1"], "--steps contradicts --samples"),
         (["model", MODEL, "--epochs", "3"], "--epochs needs --samples"),
-        (["model", MODEL, "--footprints", "kept.json"], "this command counts anew"),
-        (["huggingface", "config.yaml"], "config.yaml is no config.json"),
+        (["model", MODEL, "--footprints", "kept.json"], "this command counts again"),
+        (["model", "config.yaml"], "config.yaml is neither package.module:function nor a config"),
+        (["model", MODEL, "--tokens", "512"], "--tokens is for a config.json"),
     ],
 )
 def test_fails_before_counting(
@@ -84,6 +85,6 @@ def test_fails_before_counting(
 def test_the_brief_s_models_are_planned_before_they_are_workloads(
     model: str, size: str, fits: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    kept = ["--footprints", "sizing/evidence/seed_models.json"]
+    kept = ["--footprints", "benchmarks/seeds/models.json"]
     assert main(["plan", model, *kept, "--size", size, "--json"]) == (0 if fits else 1)
     assert json.loads(capsys.readouterr().out)["fits"] is fits

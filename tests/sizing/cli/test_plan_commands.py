@@ -1,4 +1,4 @@
-"""plan, advise, compare, review, accuracy as people type them, on the footprints that ship."""
+"""plan, of a run too, advise and accuracy as people type them, on the footprints that ship."""
 
 import json
 import subprocess
@@ -8,31 +8,6 @@ from pathlib import Path
 import pytest
 
 from sizing.__main__ import main
-
-SHOWN = [
-    ["plan", "trajectory", "--size", "g5.2xlarge"],
-    ["plan", "trajectory", "--size", "g5.xlarge", "--micro-batch", "8", "--interval", "600s"],
-    ["compare", "trajectory", "--sizes", "g5.xlarge,g6"],
-    ["compare", "--tables", "000"],
-    ["compare", "--tables", "002"],
-    ["compare", "--seed", "001"],
-    ["compare", "--seed", "003"],
-    ["compare", "--seed", "004"],
-    ["rightsize", "p3.2xlarge", "--gpu-percent", "10"],
-    ["families"],
-    ["advise", "trajectory", "--given", "parallel_jobs=4"],
-    ["accuracy"],
-]
-
-
-@pytest.mark.parametrize("arguments", SHOWN, ids=" ".join)
-def test_a_table_is_shown_and_json_can_be_read(
-    arguments: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(arguments) == 0
-    assert len(capsys.readouterr().out.splitlines()) > 5
-    assert main([*arguments, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)
 
 
 def test_a_plan_that_cannot_work_exits_with_one(capsys: pytest.CaptureFixture[str]) -> None:
@@ -63,6 +38,18 @@ def test_advice_has_the_spot_verdict_the_budget_and_the_ways(
     assert "Spot suits this on g5.2xlarge" in shown
 
 
+def test_advice_explained_has_the_whole_plan_of_each_size(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    asked = ["advise", "trajectory", "--sizes", "g5.xlarge,g6.xlarge", "--explain"]
+    assert main([*asked, "--json"]) == 0
+    plans = [each["plan"] for each in json.loads(capsys.readouterr().out)["candidates"]]
+    assert {plan["size"] for plan in plans} == {"g5.xlarge", "g6.xlarge"}
+    assert all(plan["epoch_seconds"] > 0 and plan["fits"] for plan in plans)
+    assert main(asked) == 0
+    assert "notice s" in capsys.readouterr().out
+
+
 def test_advice_says_once_what_all_sizes_share(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["advise", "trajectory"]) == 0
     shown = capsys.readouterr().out
@@ -83,7 +70,7 @@ def test_advice_says_of_each_size_what_sets_it_apart(capsys: pytest.CaptureFixtu
 
 
 def test_advice_does_not_pay_for_seconds(capsys: pytest.CaptureFixture[str]) -> None:
-    given = ["--footprints", "sizing/evidence/seed_models.json", "--epochs", "50"]
+    given = ["--footprints", "benchmarks/seeds/models.json", "--epochs", "50"]
     asked = ["advise", "benchmarks.anchors.dino:dino", *given, "--dataset-gib", "0.5", "--json"]
     assert main(asked) == 0
     advice = json.loads(capsys.readouterr().out)
@@ -95,7 +82,7 @@ def test_advice_does_not_pay_for_seconds(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_a_pipe_that_closes_is_no_failure() -> None:
-    command = [sys.executable, "-m", "sizing", "families"]
+    command = [sys.executable, "-m", "sizing", "catalogue", "--families"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stderr is not None
@@ -141,9 +128,7 @@ def test_every_trainable_size_is_ranked(capsys: pytest.CaptureFixture[str]) -> N
         (["plan", "trajectory", "--size", "g5.xlrge"], "the nearest"),
         (["plan", "trajectory", "--size", "g5.xlarge", "--runs", "0"], "runs is 0"),
         (["plan", "trajectory", "--size", "g5.xlarge", "--gpus", "9"], "g5.xlarge has 1"),
-        (["compare"], "give either a workload or --tables"),
-        (["compare", "trajectory", "--seed", "000"], "give either a workload or --tables"),
-        (["compare", "trajectory", "--sizes", ","], "names no size"),
+        (["advise", "trajectory", "--sizes", ","], "names no size"),
         (["advise", "trajectory", "--given", "parallel_jobs=many"], "write SIGNAL=NUMBER"),
         (["advise", "trajectory", "--given", "parallel_jobs=-1"], "a number from 0"),
         (["advise", "trajectory", "--given", "parallel_jobs=2.5"], "a whole number from 1"),
@@ -151,7 +136,10 @@ def test_every_trainable_size_is_ranked(capsys: pytest.CaptureFixture[str]) -> N
         (["advise", "trajectory", "--hours-per-week", "0"], "more than 0"),
         (["advise", "trajectory", "--given", "gpu_utilization_percent=500"], "from 0 to 100"),
         (["plan", "trajectory", "--size", "g5.xlarge", "--micro-batch", "0"], "micro_batch is 0"),
-        (["rightsize", "c5.xlarge", "--cpu-percent", "0"], "give more than 0, at most 100"),
+        (
+            ["select", "--instead-of", "c5.xlarge", "--cpu-percent", "0"],
+            "give more than 0, at most 100",
+        ),
         (["model", "package.module:function", "--gpus", "0"], "gpus is 0"),
         (["model", "package.module:function", "--batch", "0"], "batch is 0"),
         (["model", "package.module:function", "--steps", "0"], "steps is 0"),
@@ -163,10 +151,14 @@ def test_every_trainable_size_is_ranked(capsys: pytest.CaptureFixture[str]) -> N
             "not a multiple of the micro-batch",
         ),
         (["plan", "trajectory", "--size", "g5.xlarge", "--epochs", "0"], "epochs is 0"),
-        (["rightsize", "g5.xlarge"], "give --gpu-percent"),
-        (["rightsize", "inf1.xlarge", "--gpu-percent", "5"], "no NVIDIA GPU"),
-        (["rightsize", "c5.xlarge", "--cpu-percent", "120"], "at most 100"),
-        (["review", "nowhere"], "there is no nowhere"),
+        (["select", "--instead-of", "g5.xlarge"], "give --gpu-percent"),
+        (["select", "--instead-of", "inf1.xlarge", "--gpu-percent", "5"], "no NVIDIA GPU"),
+        (["select", "--instead-of", "c5.xlarge", "--cpu-percent", "120"], "at most 100"),
+        (["plan"], "give either a workload or --run"),
+        (["plan", "trajectory", "--run", "out"], "give either a workload or --run"),
+        (["plan", "trajectory"], "give --size"),
+        (["plan", "trajectory", "--calibrate"], "--calibrate is for --run"),
+        (["plan", "--run", "nowhere"], "there is no nowhere"),
     ],
 )
 def test_fails_in_one_sentence(
@@ -184,11 +176,18 @@ def test_review_shows_a_run_and_asks_for_its_size(
 ) -> None:
     receipt = {"run_id": "r", "workload": "trajectory", "recipe": "full", "seconds": 3600}
     (tmp_path / "receipt.json").write_text(json.dumps(receipt))
-    assert main(["review", str(tmp_path)]) == 2
+    assert main(["plan", "--run", str(tmp_path)]) == 2
     assert "give --size" in capsys.readouterr().err
-    assert main(["review", str(tmp_path), "--size", "g5.xlarge", "--json"]) == 0
+    assert main(["plan", "--run", str(tmp_path), "--size", "g5.xlarge", "--json"]) == 0
     rows = {row["what"]: row for row in json.loads(capsys.readouterr().out)["rows"]}
     assert rows["hours from the first attempt"]["actual"] == 1
+    # The plan beside it takes the options that any plan takes.
+    dear = ["plan", "--run", str(tmp_path), "--size", "g5.xlarge", "--usd-per-hour", "4", "--json"]
+    assert main(dear) == 0
+    dollars = {row["what"]: row for row in json.loads(capsys.readouterr().out)["rows"]}
+    assert dollars["dollars (Spot)"]["predicted"] > 2 * rows["dollars (Spot)"]["predicted"]
+    assert main([*dear[:-1], "--explain"]) == 0
+    assert "GPU memory of stage" in capsys.readouterr().out
 
 
 def test_a_plan_on_a_trace_takes_its_interruptions_from_it(

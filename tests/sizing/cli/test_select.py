@@ -139,6 +139,11 @@ def test_the_example_is_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
         ([*BERT[:-1], "nan"], "--latency-ms must be a number above 0, got nan"),
         ([*BERT[:-1], "0.5"], "no size meets the requirements: "),
         (["--phase", "train", "--gpu-memory-mib", "9999999"], "no size meets the requirements: "),
+        (
+            ["--phase", "train", "--gpu-percent", "10"],
+            "--gpu-percent is for instead-of, not",
+        ),
+        (["--instead-of", "g5.xlarge", "--vcpus", "4"], "not for instead-of: leave it out"),
         (["--phase", "experiment", "--cpu-percent", "120"], "--cpu-percent is at most 100"),
     ],
 )

@@ -11,7 +11,7 @@ from sizing.models.calibration import add_entry, calibrated, entries
 from sizing.plan.finished_run import FinishedRun, read_run
 from sizing.plan.plan import Plan, make_plan
 from sizing.plan.request import Request
-from sizing.plan.run_review import calibration, compare, plan_of, unplanned
+from sizing.plan.run_review import calibration, compare, request_of, unplanned
 from tests.sizing import sample_footprints
 
 MIB = sample_footprints.MIB
@@ -143,7 +143,7 @@ def test_a_run_is_planned_with_its_own_gpus_and_micro_batch(tmp_path: Path) -> N
     run = write_run(
         tmp_path / "run", 0.5, numerics_key=key, overrides={"micro_batch": "8", "epochs": "2"}
     )
-    request = plan_of(run, "g5.12xlarge").request
+    request = request_of(run, Request(workload="trajectory", recipe="full", size="g5.12xlarge"))
     assert (request.gpus, request.micro_batch) == (4, 8)
     assert unplanned(run) == ["epochs"]
 

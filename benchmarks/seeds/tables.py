@@ -1,7 +1,7 @@
 """Every number that the seed documents claim, with a computed figure beside it.
 
-seed_claims.csv has the claims with the lines they stand on, as written; its column `ours` names a
-function of seed_figures.py or seed_model_figures.py, and so does {...} within `why`. A claim
+claims.csv has the claims with the lines they stand on, as written; its column `ours` names a
+function of figures.py or model_figures.py, and so does {...} within `why`. A claim
 without one cannot be known.
 """
 
@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from sizing.evidence.seed_figures import FIGURES
-from sizing.evidence.seed_model_figures import MODEL_FIGURES
+from benchmarks.seeds.figures import FIGURES
+from benchmarks.seeds.model_figures import MODEL_FIGURES
 
-CLAIMS_FILE = Path(__file__).with_name("seed_claims.csv")
+CLAIMS_FILE = Path(__file__).with_name("claims.csv")
 SEEDS = ("000", "001", "002", "003", "004")
 # Claims are rounded, as $1.21 for 1.212; those of five digits and more are not.
 _CLOSE, _EXACT, _EXACT_DIGITS = 0.015, 0.0005, 5

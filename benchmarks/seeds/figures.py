@@ -1,7 +1,7 @@
 """How the figures beside the claims of the seed documents are computed: sizes, dollars, endpoints.
 
 What is not computed from the catalogue, the models or counted footprints is a published fact, and
-stands in seed_facts.csv with its source.
+stands in facts.csv with its source.
 """
 
 import csv
@@ -22,7 +22,7 @@ from sizing.plan.work import StagePlan
 from sizing.select.families import cost_level
 from sizing.spot.interruptions import HOURS_PER_MONTH, interruptions
 
-FACTS_FILE = Path(__file__).with_name("seed_facts.csv")
+FACTS_FILE = Path(__file__).with_name("facts.csv")
 _SIZE = "g5.2xlarge"
 
 
@@ -33,7 +33,7 @@ def _facts() -> Mapping[str, float]:
 
 
 def fact(name: str) -> float:
-    """Return a published figure of seed_facts.csv."""
+    """Return a published figure of facts.csv."""
     return _facts()[name]
 
 

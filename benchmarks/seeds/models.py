@@ -1,12 +1,12 @@
 """Count the models that the brief's documents name, trained as these describe.
 
-Writes sizing/evidence/seed_models.json: python -m benchmarks.anchors.seed_models
+Writes benchmarks/seeds/models.json: python -m benchmarks.seeds.models
 """
 
 import subprocess
 import sys
 
-FILE = "sizing/evidence/seed_models.json"
+FILE = "benchmarks/seeds/models.json"
 _LANGUAGE = "benchmarks.anchors.language"
 # Target, recipe, precision, batch, samples of an epoch (a hundred steps; CubiCasa5K's images).
 MODELS = (

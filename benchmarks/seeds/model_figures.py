@@ -8,10 +8,10 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
+from benchmarks.seeds.figures import fact, usd
 from sizing import catalogue
 from sizing.catalogue.gpus import find_gpu
 from sizing.evidence.memory import needed_mib
-from sizing.evidence.seed_figures import fact, usd
 from sizing.evidence.truths import Truth, counts, predictable, step_of
 from sizing.models.constants import MIB, Constants
 from sizing.models.data_path import DATA, GP3_MB_PER_SECOND, epoch_data, volume_rate
@@ -23,7 +23,7 @@ from sizing.plan.plan import Plan, make_plan
 from sizing.plan.request import Request
 from sizing.plan.work import StagePlan
 
-MODELS_FILE = Path(__file__).with_name("seed_models.json")
+MODELS_FILE = Path(__file__).with_name("models.json")
 _SIZE = "g5.2xlarge"
 _TOKENS = 256
 # Its largest batch: the memory that a run must have.
@@ -68,7 +68,7 @@ def _resnet50_memory_gb(batch: str) -> float:
     return needed_mib(_resnet50(), int(batch), Constants()) * MIB / 1e9
 
 
-# The models of seed_models.json: three language models and a detector.
+# The models of models.json: three language models and a detector.
 
 
 def _memory(target: str, recipe: str, micro_batch: int) -> GpuMemory:

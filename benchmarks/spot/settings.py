@@ -3,15 +3,15 @@
 The traces (skypilot-org/spot-traces) are not shipped: give their folder with --traces.
 """
 
-import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
-from sizing.cli.simulate import table
-from sizing.policies.comparison import Question, compare
+from benchmarks.spot.comparison import Question, compare
+from benchmarks.spot.tables import table
 from sizing.spot.interruptions import interruptions
 from sizing.spot.traces import Trace, load_fleet, load_trace, statistics
 
@@ -103,11 +103,12 @@ def _typical(name: str, traces: Sequence[Trace]) -> dict[str, Any]:
         "what": name,
         "losses": sum(each.losses for each in seen),
         "machine hours": sum(each.machine_hours for each in seen),
-        "losses per machine hour": _middle([each.rate_per_hour for each in seen]),
-        "hours to the next": _middle([each.wait_hours for each in seen]),
+        "losses per machine hour": middle([each.rate_per_hour for each in seen]),
+        "hours to the next": middle([each.wait_hours for each in seen]),
     }
 
 
-def _middle(values: Sequence[float]) -> float:
+def middle(values: Sequence[float]) -> float:
+    """The geometric mean of what is known: pools differ by factors."""
     known = [value for value in values if value > 0]
-    return math.exp(sum(map(math.log, known)) / len(known)) if known else 0.0
+    return geometric_mean(known) if known else 0.0

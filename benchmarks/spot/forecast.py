@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from benchmarks.spot import find_traces, group_by_time
+from benchmarks.spot.settings import find_traces, group_by_time, middle
 from sizing.spot.forecast import Estimate, estimate
 from sizing.spot.on_trace import replay_on_trace
 from sizing.spot.pattern import POISSON, SEEN, SEEN_IN_FLEETS, Pattern
@@ -68,7 +68,7 @@ def fleets_left_out(groups: Sequence[Sequence[Path]]) -> list[LeftOut]:
             found.append(
                 replace(
                     _left_out(load_fleet(group), zones, SEEN_IN_FLEETS),
-                    wait_hours=_middle(waits),
+                    wait_hours=middle(waits),
                     pattern=SEEN_IN_FLEETS,
                 )
             )
@@ -80,19 +80,14 @@ def _left_out(trace: Trace, others: Sequence[Trace], pattern: Pattern) -> LeftOu
     waits = [statistics([other]).wait_hours for other in others]
     return LeftOut(
         trace=trace,
-        rate_per_hour=_middle(rates),
-        wait_hours=_middle(waits),
+        rate_per_hour=middle(rates),
+        wait_hours=middle(waits),
         pattern=replace(
             pattern,
             rate_spread=math.hypot(stdev(map(math.log, rates)), _OTHER_GPUS_AND_YEARS),
             wait_spread=stdev(map(math.log, waits)),
         ),
     )
-
-
-def _middle(values: Sequence[float]) -> float:
-    """The geometric mean: pools differ by factors."""
-    return math.exp(fmean(map(math.log, values)))
 
 
 def _jobs(trace: Trace, hours: float) -> list[Ledger]:

@@ -1,4 +1,4 @@
-"""`python -m sizing simulate`: one table, JSON, a chart, and refusals in one sentence."""
+"""`python -m benchmarks spot --trace`: one table, JSON, a chart, and refusals in one sentence."""
 
 import json
 import random
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sizing.__main__ import main
+from benchmarks.__main__ import main
 
 
 def make_trace(path: Path, *, seed: int, hours: int = 120) -> Path:
@@ -28,7 +28,7 @@ def test_ours_is_behind_nobody_but_the_oracle(
     traces: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked = ["--trace", *traces, "--work-hours", "24", "--starts", "10", "--json"]
-    assert main(["simulate", *asked]) == 0
+    assert main(["spot", *asked]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert len(answer["traces"]) == 2
     for trace in ("a", "b"):
@@ -50,14 +50,14 @@ def test_traces_joined_to_a_fleet_are_one_column(
 ) -> None:
     chart = tmp_path / "chart.svg"
     asked = ["--fleet", "--trace", *traces, "--work-hours", "24", "--starts", "2"]
-    assert main(["simulate", *asked, "--chart", str(chart)]) == 0
+    assert main(["spot", *asked, "--chart", str(chart)]) == 0
     shown = capsys.readouterr().out
     assert "fleet of 2 pools" in shown
     assert "points from oracle" in shown
     assert "(assumed)" in shown
     first = chart.read_text()
     assert "<svg" in first
-    assert main(["simulate", *asked, "--chart", str(chart)]) == 0
+    assert main(["spot", *asked, "--chart", str(chart)]) == 0
     assert chart.read_text() == first
 
 
@@ -65,7 +65,7 @@ def test_a_trace_shorter_than_the_deadline_has_goodput_and_no_cost(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     short = make_trace(tmp_path / "short.json", seed=3, hours=30)
-    assert main(["simulate", "--trace", str(short)]) == 0
+    assert main(["spot", "--trace", str(short)]) == 0
     shown = capsys.readouterr().out
     assert "goodput on Spot" in shown
     assert "A trace shorter than the deadline has no costs." in shown
@@ -86,7 +86,7 @@ def test_a_trace_shorter_than_the_deadline_has_goodput_and_no_cost(
 def test_fails_in_one_sentence(
     options: list[str], says: str, traces: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["simulate", "--trace", traces[0], *options]) == 2
+    assert main(["spot", "--trace", traces[0], *options]) == 2
     said = capsys.readouterr().err
     assert says in said
     assert said.count("\n") == 1
@@ -97,7 +97,7 @@ def test_fails_without_a_machine_or_a_file(
 ) -> None:
     empty = tmp_path / "empty.json"
     empty.write_text('{"metadata": {"gap_seconds": 60}, "data": [0, 0]}')
-    assert main(["simulate", "--trace", str(empty)]) == 2
+    assert main(["spot", "--trace", str(empty)]) == 2
     assert "trace empty has no machine at any time" in capsys.readouterr().err
-    assert main(["simulate", "--trace", str(tmp_path / "no.json")]) == 2
+    assert main(["spot", "--trace", str(tmp_path / "no.json")]) == 2
     assert "no trace at" in capsys.readouterr().err

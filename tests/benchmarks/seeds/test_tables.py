@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.seeds.figures import FACTS_FILE, fact
+from benchmarks.seeds.model_figures import resnet50_hours
+from benchmarks.seeds.tables import CLAIMS_FILE, SEEDS, Claim, claims
 from sizing import catalogue
-from sizing.evidence.seed_figures import FACTS_FILE, fact
-from sizing.evidence.seed_model_figures import resnet50_hours
-from sizing.evidence.seed_tables import CLAIMS_FILE, SEEDS, Claim, claims
-from tests.sizing.evidence import seed_text
+from tests.benchmarks.seeds import seed_text
 
 ALL = [claim for seed in SEEDS for claim in claims(seed)]
-USERS = (CLAIMS_FILE, FACTS_FILE.with_name("seed_model_figures.py"), Path(__file__))
+USERS = (CLAIMS_FILE, FACTS_FILE.with_name("model_figures.py"), Path(__file__))
 Rows = list[tuple[str, Iterable[int], str]]
 
 

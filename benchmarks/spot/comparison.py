@@ -8,12 +8,12 @@ import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
+from benchmarks.spot.oracle import best_goodput, least_usd
+from benchmarks.spot.placements import Greedy, OnDemandOnly, UniformProgress
 from contract.auto_interval import choose_interval, expected_life_seconds
 from contract.notice import idle_seconds
 from sizing.fallback.decision import Fallback
 from sizing.fallback.evidence import PRIOR_WEIGHT
-from sizing.policies.oracle import best_goodput, least_usd
-from sizing.policies.placements import Greedy, OnDemandOnly, UniformProgress
 from sizing.spot.fleet_replay import Clock, Outcome, Placement, Prices, replay_fleet
 from sizing.spot.interruptions import interruptions
 from sizing.spot.interval import (

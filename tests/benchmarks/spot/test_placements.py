@@ -5,9 +5,9 @@ from collections.abc import Callable
 
 import pytest
 
+from benchmarks.spot.placements import Greedy, OnDemandOnly, UniformProgress
 from sizing.fallback.decision import Fallback
 from sizing.fallback.situation import Place, Situation
-from sizing.policies.placements import Greedy, OnDemandOnly, UniformProgress
 from sizing.spot.fleet_replay import Clock, Outcome, Placement, Prices, replay_fleet
 from sizing.spot.replay import Job, Saving
 from sizing.spot.traces import Life

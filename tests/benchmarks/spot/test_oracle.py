@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.spot.oracle import best_goodput, least_usd
+from benchmarks.spot.placements import Greedy, OnDemandOnly, UniformProgress
 from sizing.fallback.decision import Fallback
-from sizing.policies.oracle import best_goodput, least_usd
-from sizing.policies.placements import Greedy, OnDemandOnly, UniformProgress
 from sizing.spot.fleet_replay import Clock, Placement, Prices, replay_fleet
 from sizing.spot.replay import Job, Ledger, Saving, replay
 from sizing.spot.traces import Life

@@ -7,7 +7,7 @@ import pytest
 
 from training.cli.main import main
 
-KEPT = Path(__file__).parents[2] / "sizing" / "evidence" / "seed_models.json"
+KEPT = Path(__file__).parents[3] / "benchmarks" / "seeds" / "models.json"
 
 
 @pytest.mark.slow
