@@ -18,6 +18,7 @@ from training.checkpoint.state import (
     unflatten_state,
 )
 from training.checkpoint.transfer import send
+from training.errors import MachineError
 from training.record.checkpoint_entry import CheckpointEntry
 from training.record.newest_valid import DamagedCheckpointError, newest_valid
 from training.store.folder import FolderStore
@@ -96,7 +97,8 @@ def test_the_newest_that_holds_is_used_and_the_others_are_named(tmp_path: Path) 
         (entries[3].name, "model.safetensors is missing"),
         (entries[2].name, "state.json has 10 bytes instead of 11"),
     )
-    assert newest_valid(store, entries[2:], read_checkpoint)[0] is None
+    with pytest.raises(MachineError, match="none of the 2 checkpoints .* all of them are kept"):
+        newest_valid(store, entries[2:], read_checkpoint)
     with pytest.raises(DamagedCheckpointError):
         read_checkpoint(store, entries[3])
 
