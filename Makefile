@@ -13,8 +13,8 @@ WHEELS := .venv/wheels
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 CDK := npx --no-install cdk
 
-# One process more than cores, up to four: many tests wait. Each takes whole files, the longest first.
-WORKERS = --numprocesses=$(shell $(PYTHON) -c 'import os; print(min(4, 1 + (os.cpu_count() or 1)))') \
+# Two processes more than cores, up to four: many tests wait. Each takes whole files, the longest first.
+WORKERS = --numprocesses=$(shell $(PYTHON) -c 'import os; print(min(4, 2 + (os.cpu_count() or 1)))') \
   --dist=loadfile --no-loadscope-reorder
 # The parts of `make check`, in the order of their length: the first two take both cores.
 CHECKS := check-types check-templates check-style check-imports check-scripts
