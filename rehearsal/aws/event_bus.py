@@ -1,13 +1,16 @@
 """The rehearsal's EventBridge: it delivers events to the targets of the deployed rules.
 
 moto matches the rules. A Lambda target runs the handler from the function's deployed code in a
-process of its own, with its configured environment; a topic gets a message, a log group a line.
-Nothing comes from our source tree, so what is rehearsed is what was deployed.
+process of its own, with its configured environment, which like Lambda's serves later events too; a
+topic gets a message, a log group a line. Nothing comes from our source tree, so what is rehearsed
+is what was deployed.
 """
 
+import contextlib
 import io
 import json
 import os
+import select
 import subprocess
 import sys
 import time
@@ -25,10 +28,17 @@ from moto.events.models import EventPattern
 
 from rehearsal.aws.server import EmbeddedAws
 
-INVOKE = """
-import importlib, json, sys
-module, function = sys.argv[1].rsplit(".", 1)
-print(json.dumps(getattr(importlib.import_module(module), function)(json.load(sys.stdin), None)))
+SERVE = """
+import importlib, json, sys, traceback
+answers, sys.stdout = sys.stdout, sys.stderr
+module, name = sys.argv[1].rsplit(".", 1)
+handler = getattr(importlib.import_module(module), name)
+for line in sys.stdin:
+    try:
+        said = [handler(json.loads(line), None), None]
+    except Exception:
+        said = [None, traceback.format_exc().strip()]
+    print(json.dumps(said), file=answers, flush=True)
 """
 
 
@@ -58,6 +68,7 @@ class EventBus:
     variables: Mapping[str, str] = field(default_factory=dict)
     invokes: bool = True
     invocations: list[Invocation] = field(default_factory=list)
+    _warm: dict[str, "FunctionProcess"] = field(default_factory=dict)
     _pending: list[Future[None]] = field(default_factory=list)
     _worker: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
 
@@ -83,6 +94,8 @@ class EventBus:
     def close(self) -> None:
         """Wait until everything published is delivered; raise what a delivery raised."""
         self._worker.shutdown(wait=True)
+        for process in self._warm.values():
+            process.end()
         for delivery in self._pending:
             delivery.result()
 
@@ -146,15 +159,18 @@ class EventBus:
             zipfile.ZipFile(io.BytesIO(function.code_bytes)).extractall(folder)
         configured = self.aws.client("lambda").get_function_configuration(FunctionName=name)
         deployed = configured.get("Environment", {}).get("Variables", {})
-        variables = {**self.aws.environment(), **deployed, **self.variables}
+        variables = {"PATH": os.environ["PATH"], **self.aws.environment(), **deployed}
+        variables.update(self.variables)
         started = time.monotonic()
-        answer, error = _run(
-            configured["Handler"],
-            event,
-            folder=folder,
-            variables={"PATH": os.environ["PATH"], **variables},
-            timeout_seconds=configured.get("Timeout", 3),
-        )
+        process = self._warm.get(name)
+        if process is None or not process.serves(configured["Handler"], variables):
+            if process is not None:
+                process.end()
+            process = FunctionProcess(
+                handler=configured["Handler"], variables=variables, folder=folder
+            )
+            self._warm[name] = process
+        answer, error = process.invoke(event, configured.get("Timeout", 3))
         self.invocations.append(
             Invocation(
                 function=name,
@@ -166,28 +182,46 @@ class EventBus:
         )
 
 
-def _run(
-    handler: str,
-    event: Mapping[str, Any],
-    *,
-    folder: Path,
-    variables: Mapping[str, str],
-    timeout_seconds: float,
-) -> tuple[dict[str, Any] | None, str | None]:
-    """Run a handler in a process of its own; return its answer, or its error."""
-    try:
-        done = subprocess.run(
-            [sys.executable, "-c", INVOKE, handler],
-            input=json.dumps(event),
-            cwd=folder,
-            env=dict(variables),
-            capture_output=True,
-            text=True,
-            timeout=timeout_seconds,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return None, f"Task timed out after {timeout_seconds:g} seconds"
-    if done.returncode != 0:
-        return None, done.stderr.strip()
-    return json.loads(done.stdout.strip().splitlines()[-1]), None
+class FunctionProcess:
+    """A process that runs one deployed function's handler, event after event."""
+
+    def __init__(self, *, handler: str, variables: Mapping[str, str], folder: Path) -> None:
+        """Start it in the folder of the function's code; what it prints goes to FOLDER.log."""
+        self._started_with = (handler, dict(variables))
+        self._log = folder.with_suffix(".log")
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", SERVE, handler],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                cwd=folder,
+                env=dict(variables),
+            )
+
+    def serves(self, handler: str, variables: Mapping[str, str]) -> bool:
+        """Whether it runs and was started with these."""
+        return self._process.poll() is None and self._started_with == (handler, dict(variables))
+
+    def invoke(
+        self, event: Mapping[str, Any], timeout_seconds: float
+    ) -> tuple[dict[str, Any] | None, str | None]:
+        """Return the handler's answer to an event, or its error; a timeout ends the process."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps(event).encode() + b"\n")
+            self._process.stdin.flush()
+        if not select.select([self._process.stdout], [], [], timeout_seconds)[0]:
+            self.end()
+            return None, f"Task timed out after {timeout_seconds:g} seconds"
+        line = self._process.stdout.readline()
+        if not line:
+            self.end()
+            return None, self._log.read_text().strip()
+        answer, error = json.loads(line)
+        return answer, error
+
+    def end(self) -> None:
+        """Kill the process, as AWS does with one that it no longer needs."""
+        self._process.kill()
+        self._process.communicate()

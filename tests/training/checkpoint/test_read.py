@@ -97,7 +97,7 @@ def test_the_newest_that_holds_is_used_and_the_others_are_named(tmp_path: Path) 
         (entries[3].name, "model.safetensors is missing"),
         (entries[2].name, "state.json has 10 bytes instead of 11"),
     )
-    with pytest.raises(MachineError, match="none of the 2 checkpoints .* all of them are kept"):
+    with pytest.raises(MachineError, match=r"none of the 2 checkpoints .* all of them are kept"):
         newest_valid(store, entries[2:], read_checkpoint)
     with pytest.raises(DamagedCheckpointError):
         read_checkpoint(store, entries[3])
