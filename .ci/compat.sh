@@ -54,7 +54,7 @@ awk '/^[a-z0-9]/ { is_torch = /^(torch|torchvision|triton|nvidia-.*|cuda-.*|setu
 pip_install --no-deps --require-hashes --requirement "$machine/lock"
 if [[ ${2:-} == --slice ]]; then
     "$python" -m pytest --quiet -p no:cacheprovider -m "" -k compiled \
-        tests/training/engine/test_learner.py tests/training/checkpoint/test_sharded_runs.py
+        tests/training/engine/test_learner.py tests/training/save/test_sharded_runs.py
     exit
 fi
 "$python" -m pytest --quiet --numprocesses=3 --dist=loadfile tests/training tests/userdata

@@ -31,9 +31,9 @@ from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from benchmarks.checkpoint_state import make_state, open_run, save_request
-from training.checkpoint.checkpointer import Checkpointer
-from training.checkpoint.schedule import Schedule
-from training.interruption.notice import Notice
+from training.attempt.notice import Notice
+from training.save.checkpointer import Checkpointer
+from training.save.schedule import Schedule
 from training.store.folder import FolderStore
 from training.store.protocol import Upload
 

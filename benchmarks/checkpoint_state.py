@@ -17,19 +17,19 @@ import torch
 from torch import Tensor
 
 from contract.grammar import Interval
-from training.checkpoint.checkpointer import Checkpointer
-from training.checkpoint.schedule import Schedule
-from training.checkpoint.state import LiveState, checkpoint_name
-from training.checkpoint.write import SaveRequest
-from training.interruption.supervisor import Supervisor
-from training.ranks.context import AttemptContext
-from training.ranks.world import RankEnvironment, World
+from training.attempt.context import AttemptContext
+from training.attempt.supervisor import Supervisor
+from training.attempt.world import RankEnvironment, World
 from training.record.checkpoint_entry import Kind
 from training.record.events import Events
 from training.record.lease import Lease, acquire
 from training.record.metrics import Metrics
 from training.record.position import Position
 from training.record.retention import KEEP_NEWEST
+from training.save.checkpointer import Checkpointer
+from training.save.schedule import Schedule
+from training.save.state import LiveState, checkpoint_name
+from training.save.write import SaveRequest
 from training.store.protocol import Store
 
 WIDTH = 768

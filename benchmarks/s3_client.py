@@ -145,8 +145,8 @@ def threads(direction: str, size: int, endpoint: str, folder: Path) -> Transfer:
 def _save(store: Any, size: int, sender: Any) -> Transfer:
     import torch
 
-    from training.checkpoint.state import HostCopies, LiveState
-    from training.checkpoint.transfer import send
+    from training.save.state import HostCopies, LiveState
+    from training.save.transfer import send
     from training.store.parts import Progress
 
     live = LiveState(tensors={"model": {"w": torch.randn(size // 4)}}, state={})
@@ -158,8 +158,8 @@ def _save(store: Any, size: int, sender: Any) -> Transfer:
 def _restore(store: Any, size: int) -> Transfer:
     import torch
 
-    from training.checkpoint.transfer import receive
     from training.record.checkpoint_entry import FileEntry
+    from training.save.transfer import receive
 
     target = torch.empty(size, dtype=torch.uint8)
 

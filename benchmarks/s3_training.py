@@ -18,8 +18,8 @@ from torch import nn
 
 from benchmarks.checkpoint_state import make_state, open_run, save_request
 from benchmarks.s3_client import DISCARD
-from training.checkpoint.checkpointer import Checkpointer
-from training.checkpoint.schedule import Schedule
+from training.save.checkpointer import Checkpointer
+from training.save.schedule import Schedule
 from training.store.part_process import PartProcess
 from training.store.s3 import S3Store
 

@@ -28,8 +28,9 @@ def code_fingerprint(module: str, *engine: str) -> str:
 
 def _sources(module: str, engine: tuple[str, ...]) -> list[Path]:
     home = _root(training.__name__)
-    top, _, below = module.partition(".")
-    own = home / below.partition(".")[0] if top == training.__name__ else _root(top)
+    top, *below = module.split(".")
+    depth = 2 if below[:1] == ["workloads"] else 1
+    own = home.joinpath(*below[:depth]) if top == training.__name__ else _root(top)
     used = [source for part in engine for source in _sources_in(home / part)]
     return list(dict.fromkeys([*sorted(home.glob("*.py")), *used, *_sources_in(own)]))
 

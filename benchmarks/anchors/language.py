@@ -8,11 +8,11 @@ from typing import Any, Literal, cast
 
 from torch import Tensor, nn
 
-from training.growth.config import GrowthConfig
-from training.growth.model import LanguageModel
-from training.growth.recipes import full, literal
-from training.growth.stages import TrainPhase
 from training.workload import Batch
+from training.workloads.growth.config import GrowthConfig
+from training.workloads.growth.model import LanguageModel
+from training.workloads.growth.recipes import full, literal
+from training.workloads.growth.stages import TrainPhase
 
 Phase = Literal["dense", "experts", "grown"]
 

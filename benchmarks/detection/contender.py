@@ -14,11 +14,11 @@ from torch.optim import AdamW
 from benchmarks.contender_process import TimedSteps, resident_bytes
 from benchmarks.detection import peers
 from benchmarks.detection.scales import NUM_CLASSES, NUM_OBJECTS, SCALES, Scale
-from training.detection.architecture import LossWeights
-from training.detection.attention import Implementation, deformable_attention
-from training.detection.denoising import denoising
-from training.detection.detector import Detector
-from training.detection.losses import criterion
+from training.workloads.detection.architecture import LossWeights
+from training.workloads.detection.attention import Implementation, deformable_attention
+from training.workloads.detection.denoising import denoising
+from training.workloads.detection.detector import Detector
+from training.workloads.detection.losses import criterion
 
 Part: TypeAlias = Literal["encoder attention", "decoder attention", "step"]
 Step: TypeAlias = Callable[[], Tensor]

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from training.detection.architecture import Architecture
+from training.workloads.detection.architecture import Architecture
 
 # Walls and rooms, and as many objects as a floor plan of the laptop's has on average.
 NUM_CLASSES, NUM_OBJECTS = 2, 9

@@ -9,7 +9,7 @@ import torch
 from benchmarks.contender_process import alone, in_turns
 from benchmarks.detection.contender import Contender, Part
 from benchmarks.detection.scales import SCALES
-from training.detection.attention import IMPLEMENTATIONS
+from training.workloads.detection.attention import IMPLEMENTATIONS
 
 _MODULE = "benchmarks.detection"
 _ON_GPU: dict[str, Any] = {"warm_steps": 5, "num_steps": 20, "least_seconds": 15.0}

@@ -5,8 +5,8 @@ from torch import Tensor
 
 from benchmarks.detection import table
 from benchmarks.gpu.session import Session
-from training.detection.attention import IMPLEMENTATIONS, Implementation, choose
-from training.detection.attention import deformable_attention as attend
+from training.workloads.detection.attention import IMPLEMENTATIONS, Implementation, choose
+from training.workloads.detection.attention import deformable_attention as attend
 
 _SHAPES = ((40, 60), (20, 30), (10, 15), (5, 8))
 _QUERIES = 500

@@ -16,15 +16,15 @@ from torch import Tensor
 from benchmarks.checkpoint_state import make_state, open_run, save_request
 from benchmarks.gpu.session import LANGUAGE, REPOSITORY, Session, last_line
 from training.capabilities import HasExample
-from training.checkpoint.checkpointer import Checkpointer
-from training.checkpoint.memory import allocate
-from training.checkpoint.schedule import Schedule
 from training.config import resolve_config
 from training.preflight.footprint import measure_evaluation, measure_step
+from training.registry import load_workload
+from training.save.checkpointer import Checkpointer
+from training.save.memory import allocate
+from training.save.schedule import Schedule
 from training.store.folder import FolderStore
-from training.trajectory.magvit.transformer import folded_attention
 from training.workload import Train
-from training.workloads import load_workload
+from training.workloads.trajectory.magvit.transformer import folded_attention
 
 _MIB = 2**20
 _NUM_SAVES = 6

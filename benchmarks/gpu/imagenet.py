@@ -17,10 +17,10 @@ from torch import Tensor
 
 from benchmarks.gpu.resnet import images_per_second
 from benchmarks.gpu.session import REPOSITORY, Session, last_line
-from training.imagenet.config import ImagenetConfig
-from training.imagenet.recipes import epochs_88, full
-from training.imagenet.stages import TrainClassifier
 from training.preflight.standalone import standalone_inputs
+from training.workloads.imagenet.config import ImagenetConfig
+from training.workloads.imagenet.recipes import epochs_88, full
+from training.workloads.imagenet.stages import TrainClassifier
 
 # Bytes that a step moves for each image of 224 pixels: 1.30, 1.33 and 1.21 images a second for each
 # GB/s were published for an RTX 3090 (timm), a V100 and an A100 (NVIDIA's examples).

@@ -61,9 +61,9 @@ def our_samples(folder: Path) -> Any:
     import torch
 
     from training.config import resolve_config
+    from training.registry import load_workload
     from training.store.local_dataset import open_dataset
     from training.workload import Inputs, Train
-    from training.workloads import load_workload
 
     workload = load_workload("imagenet")
     config = resolve_config(workload, "full", {})
@@ -226,7 +226,11 @@ class Contender:
     imports: tuple[str, ...]
 
 
-_OURS = ("training.engine.loader", "training.imagenet.workload", "training.store.local_dataset")
+_OURS = (
+    "training.engine.loader",
+    "training.workloads.imagenet.workload",
+    "training.store.local_dataset",
+)
 _TORCHVISION = ("torchvision.datasets", "torchvision.transforms.v2", "torch.utils.data")
 CONTENDERS: Mapping[str, Contender] = MappingProxyType(
     {

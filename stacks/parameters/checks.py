@@ -94,13 +94,13 @@ def check_workload(workload: str, recipe: str) -> None:
     known = workloads()
     refuse_unless(
         workload in known or ":" not in workload,
-        f"workload is {workload!r}, which training/workloads.py does not name, so no machine gets "
+        f"workload is {workload!r}, which training/registry.py does not name, so no machine gets "
         "its code; give it a folder in training/ and a name there",
     )
     refuse_unless(
         workload in known,
         f"workload is {workload!r}; {_nearest(workload, known)} For one of your own, give it a "
-        "folder in training/ and a name in training/workloads.py; for a script, program=COMMAND",
+        "folder in training/ and a name in training/registry.py; for a script, program=COMMAND",
     )
     check_match("recipe", recipe, _NAME, "give letters, digits, - and _")
     refuse_unless(

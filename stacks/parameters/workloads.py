@@ -8,12 +8,12 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-REGISTRY = ROOT / "training" / "workloads.py"
+REGISTRY = ROOT / "training" / "registry.py"
 
 
 @cache
 def workloads() -> dict[str, str]:
-    """Return the registry of training/workloads.py: a workload's name -> module:NAME."""
+    """Return the registry of training/registry.py: a workload's name -> module:NAME."""
     found = _assigned(REGISTRY, "WORKLOADS")
     assert found is not None, f"{REGISTRY} assigns no dictionary to WORKLOADS"
     names: dict[str, str] = ast.literal_eval(found)

@@ -13,7 +13,7 @@ FILES = [
     "userdata/requirements.txt",
     "contract/grammar.py",
     "training/cli/main.py",
-    "training/trajectory/model.py",
+    "training/workloads/trajectory/model.py",
     "userdata/steps/disk.sh",
 ]
 

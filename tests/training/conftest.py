@@ -13,8 +13,8 @@ from werkzeug.serving import WSGIRequestHandler, make_server
 from rehearsal.aws.front import Front
 from tests.training import hooks, tiny
 from tests.training.runs import AVERAGED, SHARDED, WORKLOAD, Run
+from training.attempt.notice import Interruption
 from training.cli.main import main
-from training.interruption.notice import Interruption
 from training.report.log import configure_logging
 
 # What the first optimizer, ranks and models that ranks share import late.

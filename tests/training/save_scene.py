@@ -9,15 +9,10 @@ import torch
 from torch import Tensor
 
 from contract.grammar import parse_interval
-from training.checkpoint.checkpointer import Checkpointer
-from training.checkpoint.read import read_checkpoint
-from training.checkpoint.schedule import Schedule
-from training.checkpoint.state import LiveState, checkpoint_name
-from training.checkpoint.write import SaveRequest
-from training.interruption.notice import Notice
-from training.interruption.supervisor import Supervisor
-from training.ranks.context import AttemptContext
-from training.ranks.world import RankEnvironment, World
+from training.attempt.context import AttemptContext
+from training.attempt.notice import Notice
+from training.attempt.supervisor import Supervisor
+from training.attempt.world import RankEnvironment, World
 from training.record.checkpoint_entry import Kind
 from training.record.events import Events
 from training.record.head import read_head
@@ -25,6 +20,11 @@ from training.record.lease import Lease, acquire
 from training.record.metrics import Metrics
 from training.record.position import Position
 from training.record.retention import KEEP_NEWEST
+from training.save.checkpointer import Checkpointer
+from training.save.read import read_checkpoint
+from training.save.schedule import Schedule
+from training.save.state import LiveState, checkpoint_name
+from training.save.write import SaveRequest
 from training.store.folder import FolderStore
 from training.store.protocol import Upload
 

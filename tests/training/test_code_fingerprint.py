@@ -32,10 +32,10 @@ def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "training/report/charts.py",
         "training/engine/loop.py",
         "training/cli/main.py",
-        "training/checkpoint/write.py",
+        "training/save/write.py",
     ],
 )
-@pytest.mark.parametrize("module", ["moons", "training.trajectory.features"])
+@pytest.mark.parametrize("module", ["moons", "training.workloads.trajectory.features"])
 def test_code_that_cannot_reach_a_shard_does_not_change_the_key(
     sources: Path, path: str, module: str
 ) -> None:
@@ -48,7 +48,7 @@ def test_code_that_cannot_reach_a_shard_does_not_change_the_key(
     "path",
     ["training/randomness.py", "training/artifacts/prepare.py", "training/engine/numerics.py"],
 )
-@pytest.mark.parametrize("module", ["moons", "training.trajectory.features"])
+@pytest.mark.parametrize("module", ["moons", "training.workloads.trajectory.features"])
 def test_code_that_every_stage_may_use_changes_the_key(
     sources: Path, path: str, module: str
 ) -> None:
@@ -61,12 +61,15 @@ def test_code_that_every_stage_may_use_changes_the_key(
     ("path", "module"),
     [
         ("moons.py", "moons"),
-        ("training/trajectory/features.py", "training.trajectory.features"),
-        ("training/trajectory/magvit/tokenizer.py", "training.trajectory.features"),
+        ("training/workloads/trajectory/features.py", "training.workloads.trajectory.features"),
+        (
+            "training/workloads/trajectory/magvit/tokenizer.py",
+            "training.workloads.trajectory.features",
+        ),
     ],
 )
 def test_the_stage_s_own_code_changes_its_key_alone(sources: Path, path: str, module: str) -> None:
-    (other,) = {"moons", "training.trajectory.features"} - {module}
+    (other,) = {"moons", "training.workloads.trajectory.features"} - {module}
     before = fingerprint(module), fingerprint(other)
     (sources / path).write_text("# edited")
     assert fingerprint(module) != before[0]

@@ -18,7 +18,7 @@ from contract.errors import (
 )
 from rehearsal.machines.units import load_units
 from tests.userdata.rig import REPOSITORY, USERDATA
-from training.workloads import WORKLOADS
+from training.registry import WORKLOADS
 
 SCRIPTS = sorted(USERDATA.rglob("*.sh"))
 LOCK = REPOSITORY / "requirements.txt"

@@ -20,9 +20,9 @@ from torch import Tensor
 
 from contract.keys import artifact_prefix
 from training.artifacts.shared import SHARD, SharedArtifacts
+from training.attempt.context import AttemptContext
+from training.attempt.world import World
 from training.randomness import seed_torch
-from training.ranks.context import AttemptContext
-from training.ranks.world import World
 from training.report.progress import ProgressBar
 from training.store.protocol import PreconditionFailedError, Store, StoreError
 from training.store.unfinished import UnfinishedFile, sweep

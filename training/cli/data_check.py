@@ -10,9 +10,9 @@ from typing import Any
 from contract.keys import MANIFEST
 from training.capabilities import HasDataCheck
 from training.errors import EXIT_FINISHED, UserError
+from training.registry import load_workload
 from training.report.progress import ProgressBar
 from training.store.local_dataset import open_dataset
-from training.workloads import load_workload
 
 
 def check_content(name: str, folder: Path, *, as_json: bool) -> int:

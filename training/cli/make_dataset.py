@@ -202,7 +202,7 @@ def _workload(options: argparse.Namespace) -> "Workload[Any]":
     """The workload, with the options of its datasets."""
     from training.capabilities import HasDataOptions
     from training.config import parse_overrides, with_overrides
-    from training.workloads import load_workload
+    from training.registry import load_workload
 
     workload = load_workload(options.workload)
     overrides = parse_overrides(options.override)

@@ -60,8 +60,8 @@ def measured(
     """
     from training.capabilities import HasNominalSamples
     from training.config import resolve_config
+    from training.registry import load_workload
     from training.workload import Prepare
-    from training.workloads import load_workload
 
     workload = load_workload(workload_name)
     config = resolve_config(workload, recipe, overrides)
@@ -228,7 +228,7 @@ def _measure(options: argparse.Namespace) -> int:
 
 
 def _recipes(options: argparse.Namespace) -> list[tuple[str, str]]:
-    from training.workloads import WORKLOADS, load_workload
+    from training.registry import WORKLOADS, load_workload
 
     names = [options.workload] if options.workload else sorted(WORKLOADS)
     if options.recipe:

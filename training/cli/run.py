@@ -14,11 +14,11 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from training.attempt.launch import end_with_rank_0
+from training.attempt.supervisor import Supervisor
 from training.cli import run_options, run_program, sweep
 from training.cli.outputs import checked_file, checked_folder
 from training.errors import EXIT_FINISHED
-from training.interruption.supervisor import Supervisor
-from training.ranks.launch import end_with_rank_0
 from training.record.head import mark_failed, read_head
 from training.record.reopen import with_way_back
 from training.record.run_config import read_run_config

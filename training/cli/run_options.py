@@ -44,9 +44,9 @@ def parse(
 ) -> "RunOptions":
     """The options of one attempt: what argparse has read, by name, and what has a grammar."""
     from contract.grammar import parse_interval
+    from training.attempt.world import RankEnvironment
     from training.config import parse_overrides
     from training.engine.job import RunOptions
-    from training.ranks.world import RankEnvironment
     from training.record.retention import parse_retention
     from training.record.run_config import parse_prediction, planned_price
 

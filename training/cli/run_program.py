@@ -6,8 +6,8 @@ from pathlib import Path
 
 from contract.program import NOTICE_SIGNALS, PLACEMENT, WORKLOAD, Program
 from contract.source import source_sha256
+from training.attempt.supervisor import Supervisor
 from training.errors import EXIT_FINISHED, UserError
-from training.interruption.supervisor import Supervisor
 from training.record.head import read_head
 from training.record.retention import parse_retention
 from training.record.run_config import parse_prediction, planned_price, read_run_config

@@ -91,7 +91,7 @@ def _sweep(options: argparse.Namespace) -> int:
 
 def _grid(options: argparse.Namespace) -> list[_SweepRun]:
     from training.config import parse_overrides, resolve_config
-    from training.workloads import load_workload
+    from training.registry import load_workload
 
     axes = []
     for text in options.vary:
@@ -132,7 +132,7 @@ def _refuse_or_share(options: argparse.Namespace, dataset: Path) -> int | None:
         too_many_threads,
     )
     from training.preflight.preflight import gpu_mib, resource_request
-    from training.workloads import load_workload
+    from training.registry import load_workload
 
     workload = load_workload(options.workload)
     config = resolve_config(workload, options.recipe, parse_overrides(options.override))

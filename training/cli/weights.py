@@ -13,7 +13,7 @@ from training.cli.outputs import checked_file, checked_folder
 from training.errors import EXIT_FINISHED, UserError
 from training.record.open_run import OpenRun, find_checkpoint, open_run
 from training.report.progress import FileProgressBar
-from training.snapshot.restore import export_snapshot
+from training.save.restore import export_snapshot
 from training.store.dataset import sync_dataset
 from training.store.local_dataset import LocalDataset, open_dataset
 from training.store.open import open_store
@@ -83,7 +83,7 @@ def _export(options: argparse.Namespace) -> int:
             return _export_snapshot(run, options)
     from safetensors.torch import save_file
 
-    from training.checkpoint.weights import read_weights
+    from training.save.weights import read_weights
 
     checked_file(options.out)
     weights = read_weights(options.run_uri, options.checkpoint)
@@ -177,8 +177,8 @@ def _write_predictions(trained: "TrainedStage", split: str, stream: TextIO) -> i
 @contextmanager
 def _trained(options: argparse.Namespace) -> "Iterator[TrainedStage]":
     """The stage that the options name; progress goes to stderr, so that results can be piped."""
-    from training.checkpoint.weights import open_trained, read_weights
     from training.engine.inference import load_trained
+    from training.save.weights import open_trained, read_weights
 
     run = open_trained(options.run_uri)
     with tempfile.TemporaryDirectory(prefix="training-") as temporary:

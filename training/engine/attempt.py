@@ -14,34 +14,34 @@ from typing import Any
 
 import torch.distributed as dist
 
+from training.attempt.context import AttemptContext
+from training.attempt.launch import OtherRanks, interpreters
+from training.attempt.notice import InterruptedRunError
+from training.attempt.supervisor import Supervisor
+from training.attempt.world import RankEnvironment, World
 from training.code_fingerprint import code_fingerprint
 from training.engine.divergence import Retries
 from training.engine.job import Job, RunOptions, run_dataset
 from training.engine.numerics import configure, numerics_key
 from training.engine.stages import StageSequence
 from training.errors import EXIT_FAILED, EXIT_FINISHED, RankLostError, RunFailedError
-from training.interruption.notice import InterruptedRunError
-from training.interruption.supervisor import Supervisor
-from training.ranks.context import AttemptContext
-from training.ranks.launch import OtherRanks, interpreters
-from training.ranks.world import RankEnvironment, World
 from training.record.events import Events, SilentEvents
 from training.record.head import Head
 from training.record.lease import Lease, LeaseLostError
 from training.record.metrics import Metrics, SilentMetrics
 from training.record.reopen import with_way_back
 from training.record.run_config import RunConfig, ensure_run_config
+from training.registry import module_of
 from training.report.meter import Meter
 from training.report.profiler import StepProfiler
 from training.report.receipt import conclude
 from training.store.local_dataset import LocalDataset
 from training.store.protocol import Store, StoreError
-from training.workloads import module_of
 
 _log = logging.getLogger(__name__)
 
 # The rooms of training/ whose code decides about the weights.
-_ROOMS = ("artifacts", "checkpoint", "engine", "ranks")
+_ROOMS = ("artifacts", "attempt", "engine", "save", "workloads/expansion")
 # A connection breaks a moment before its process has ended.
 _RANK_SECONDS = 1.0
 

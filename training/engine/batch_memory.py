@@ -18,8 +18,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from training.checkpoint.memory import page_lock
 from training.errors import UserError
+from training.save.memory import page_lock
 from training.stacking import ALIGNMENT
 from training.workload import Batch
 

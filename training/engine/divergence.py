@@ -9,8 +9,8 @@ import gc
 import logging
 from collections.abc import Callable
 
+from training.attempt.context import AttemptContext
 from training.errors import Divergence, GoBackError, RunFailedError
-from training.ranks.context import AttemptContext
 
 _log = logging.getLogger(__name__)
 

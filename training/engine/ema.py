@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from training.checkpoint.slices import is_sharded
+from training.save.slices import is_sharded
 
 
 class MovingAverage:

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from training.attempt.context import AttemptContext
 from training.capabilities import HasShow
 from training.engine.batches import MicroBatch
 from training.engine.learner import Learner
@@ -19,7 +20,6 @@ from training.engine.precision import autocast
 from training.engine.stage_checks import checked_metrics, checked_partial
 from training.engine.trees import to_device
 from training.randomness import seed_torch
-from training.ranks.context import AttemptContext
 from training.report.page import EVALUATION
 from training.workload import Batch, Inputs, Partial, Samples, Train
 

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable
 
+from training.attempt.notice import InterruptedRunError
 from training.errors import (
     EXIT_FAILED,
     EXIT_INTERRUPTED,
@@ -19,7 +20,6 @@ from training.errors import (
     UserError,
     WorkerLostError,
 )
-from training.interruption.notice import InterruptedRunError
 from training.record.lease import InterruptedWhileWaitingError, LeaseLostError
 from training.store.protocol import StoreError
 

@@ -16,8 +16,6 @@ from torch import Tensor, nn
 from contract.keys import artifact_prefix
 from training.artifacts.prepare import INDEX, open_artifact
 from training.capabilities import HasNumerics
-from training.checkpoint.read import WEIGHTS, read_checkpoint
-from training.checkpoint.weights import Weights, load_weights
 from training.config import resolve_config
 from training.engine.batches import MicroBatch
 from training.engine.evaluation import in_order
@@ -30,10 +28,12 @@ from training.engine.trees import to_device
 from training.errors import UserError
 from training.randomness import seed_torch
 from training.record.open_run import OpenRun
+from training.registry import load_workload
 from training.report.progress import ProgressBar
+from training.save.read import WEIGHTS, read_checkpoint
+from training.save.weights import Weights, load_weights
 from training.store.local_dataset import LocalDataset
 from training.workload import Batch, Inputs, Partial, Prepare, Prior, Train
-from training.workloads import load_workload
 
 _Shards = Sequence[Mapping[str, Tensor]]
 

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from contract.grammar import Interval
+from training.attempt.launch import StartRank
+from training.attempt.watchdog import Watchdog
+from training.attempt.world import RankEnvironment
 from training.config import resolve_config
 from training.engine.origin import Origin
 from training.errors import EXIT_USER, UserError
-from training.interruption.watchdog import Watchdog
-from training.ranks.launch import StartRank
-from training.ranks.world import RankEnvironment
 from training.record.retention import KEEP_NEWEST, Retention
 from training.record.run_config import RunConfig, now_utc
 from training.report.progress import FileProgressBar

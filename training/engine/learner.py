@@ -9,11 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from training.attempt.world import World
 from training.capabilities import HasNumerics
-from training.checkpoint.read import Snapshot
-from training.checkpoint.sharded import ShardedSnapshot
-from training.checkpoint.slices import is_sharded as has_shards
-from training.checkpoint.state import LiveState, flatten_state, unflatten_state
 from training.engine.batches import MicroBatch, micro_batch_of
 from training.engine.ema import MovingAverage
 from training.engine.in_backward import step_in_backward
@@ -31,7 +28,10 @@ from training.engine.stage_checks import (
 )
 from training.errors import RunFailedError, UserError
 from training.randomness import seed_torch
-from training.ranks.world import World
+from training.save.read import Snapshot
+from training.save.sharded import ShardedSnapshot
+from training.save.slices import is_sharded as has_shards
+from training.save.state import LiveState, flatten_state, unflatten_state
 from training.workload import Batch, Inputs, Start, Train
 
 

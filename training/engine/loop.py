@@ -13,12 +13,10 @@ from contextlib import closing
 from dataclasses import replace
 
 from training.artifacts.compile_cache import CompileCache
+from training.attempt.context import AttemptContext
+from training.attempt.long_work import Work
+from training.attempt.notice import InterruptedRunError
 from training.capabilities import HasFiles
-from training.checkpoint.checkpointer import Checkpointer
-from training.checkpoint.policy import CheckpointPolicy
-from training.checkpoint.read import Snapshot
-from training.checkpoint.sharded import ShardedSnapshot
-from training.checkpoint.state import LiveState
 from training.engine.batches import BatchPlan, MicroBatch
 from training.engine.evaluation import evaluate
 from training.engine.learner import Learner, StepResult
@@ -28,10 +26,12 @@ from training.engine.pace import DeviceTime, Pace, StepTime, TimesSoFar
 from training.engine.step_log import StepLog
 from training.engine.trees import CompiledShapes, to_device
 from training.errors import RunFailedError
-from training.interruption.long_work import Work
-from training.interruption.notice import InterruptedRunError
-from training.ranks.context import AttemptContext
 from training.record.position import Position
+from training.save.checkpointer import Checkpointer
+from training.save.policy import CheckpointPolicy
+from training.save.read import Snapshot
+from training.save.sharded import ShardedSnapshot
+from training.save.state import LiveState
 from training.tally import Tally
 from training.workload import Batch, Inputs, Train
 

@@ -10,9 +10,9 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from training.checkpoint.read import Snapshot
-from training.checkpoint.state import unflatten_state
 from training.errors import UserError
+from training.save.read import Snapshot
+from training.save.state import unflatten_state
 from training.workload import OptimizerState, Train
 
 OPTIMIZER = "optimizer"  # a checkpoint's part, and its skeleton in the checkpoint's JSON

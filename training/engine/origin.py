@@ -11,9 +11,9 @@ from typing import Any, cast
 
 from torch import nn
 
-from training.checkpoint.weights import load_weights, read_weights
 from training.errors import RunFailedError, UserError
 from training.proxies import TrainProxy, WorkloadProxy
+from training.save.weights import load_weights, read_weights
 from training.workload import Inputs, Prepare, Samples, Settings, Start, Train, Workload
 
 _log = logging.getLogger(__name__)

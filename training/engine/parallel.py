@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from training.attempt.world import World
 from training.capabilities import HasShards
 from training.engine.stage_checks import checked_loss
 from training.errors import UserError
-from training.ranks.world import World
 from training.workload import Batch, Settings, Train
 
 T = TypeVar("T")

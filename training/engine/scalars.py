@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from training.ranks.world import World
+from training.attempt.world import World
 
 
 class Scalars:

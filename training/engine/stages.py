@@ -12,24 +12,24 @@ import torch
 from torch import Tensor
 
 from training.artifacts.prepare import ensure_artifact, open_artifact
-from training.checkpoint.checkpointer import Checkpointer
-from training.checkpoint.export import export_final
-from training.checkpoint.policy import SPENT_SECONDS
-from training.checkpoint.read import WEIGHTS, Snapshot, read_checkpoint
-from training.checkpoint.resume import AnySnapshot, find_newest, follow, share_snapshot
-from training.checkpoint.schedule import Schedule
+from training.attempt.context import AttemptContext
 from training.engine.job import Job
 from training.engine.loop import StageLoop
 from training.engine.named_state import OPTIMIZER, state_by_name
 from training.engine.parallel import is_sharded
 from training.engine.prior import PriorTensors
-from training.ranks.context import AttemptContext
 from training.record.checkpoint_entry import CheckpointEntry
 from training.record.newest_valid import DamagedCheckpointError
 from training.record.position import Position
 from training.record.run_config import RunConfig, changed_parts
 from training.report.receipt import write_receipt
 from training.report.spending import read_spending
+from training.save.checkpointer import Checkpointer
+from training.save.export import export_final
+from training.save.policy import SPENT_SECONDS
+from training.save.read import WEIGHTS, Snapshot, read_checkpoint
+from training.save.resume import AnySnapshot, find_newest, follow, share_snapshot
+from training.save.schedule import Schedule
 from training.store.local_dataset import LocalDataset
 from training.store.protocol import Store, StoreError
 from training.workload import Inputs, OptimizerState, Prepare, Prior, Train

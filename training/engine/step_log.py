@@ -4,11 +4,11 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from training.attempt.context import AttemptContext
 from training.engine.batches import BatchPlan
 from training.engine.learner import StepResult
 from training.engine.pace import StepTime
 from training.errors import DivergedError, Divergence
-from training.ranks.context import AttemptContext
 from training.record.position import Position
 from training.record.sample_digest import sample_digest
 from training.report.progress import ProgressBar

@@ -15,8 +15,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from training.checkpoint.memory import free_bytes
 from training.errors import MachineError, UserError
+from training.save.memory import free_bytes
 
 _log = logging.getLogger(__name__)
 

@@ -16,8 +16,6 @@ from typing import Any
 
 from contract.grammar import parse_span
 from contract.keys import CHECKPOINTS, CONFIG, artifact_prefix, checkpoint_prefix
-from training.checkpoint.state import STATE
-from training.checkpoint.weights import open_trained
 from training.engine.job import RunOptions
 from training.engine.origin import Origin, origin_from_weights
 from training.errors import UserError
@@ -25,6 +23,8 @@ from training.record.checkpoint_entry import CheckpointEntry, FileEntry
 from training.record.head import Head, read_head, write_head
 from training.record.open_run import OpenRun
 from training.record.run_config import read_run_config
+from training.save.state import STATE
+from training.save.weights import open_trained
 from training.store.protocol import PreconditionFailedError, Store
 from training.workload import Workload
 

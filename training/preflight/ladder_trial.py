@@ -21,8 +21,8 @@ from training.engine.precision import Scaling, autocast
 from training.preflight.ladder import apply_rungs
 from training.preflight.limits import is_out_of_memory, limit_memory
 from training.preflight.standalone import LAST_STEP, standalone_inputs
+from training.registry import load_workload
 from training.workload import Train
-from training.workloads import load_workload
 
 # Without a GPU the limit also covers the run's thread stacks and buffers.
 _HOST_MIB = 128

@@ -5,8 +5,8 @@ import resource
 
 import torch
 
-from training.checkpoint.memory import data_bytes
 from training.errors import UserError
+from training.save.memory import data_bytes
 
 _MEBIBYTE = 2**20
 _MESSAGES = (

@@ -25,10 +25,10 @@ from training.preflight.extend import resolve_origin
 from training.preflight.ladder import TrialRequest, adapted, explain, resolve_adaptation
 from training.preflight.limits import is_out_of_memory, limit_memory
 from training.preflight.workload_checks import problems
+from training.registry import load_workload
 from training.store.local_dataset import parse_manifest
 from training.store.open import open_store
 from training.workload import Prepare, Train, Workload
-from training.workloads import load_workload
 
 _log = logging.getLogger(__name__)
 

@@ -1,7 +1,7 @@
 """Programs that know nothing of this project: run in SageMaker's container contract, and mirrored.
 
 Promises that a program finds what it finds there, and that none of its processes outlives the
-attempt. A program may import `commit` from here. Uses training/snapshot, training/interruption,
+attempt. A program may import `commit` from here. Uses training/save, training/attempt,
 training/report, training/record and training/store. Imports no torch.
 """
 

@@ -16,9 +16,9 @@ from typing import TypeVar
 
 from contract.program import PLACEMENT
 from contract.source import source_sha256
+from training.attempt.notice import InterruptedRunError
+from training.attempt.supervisor import Supervisor
 from training.errors import EXIT_FAILED, EXIT_FINISHED
-from training.interruption.notice import InterruptedRunError
-from training.interruption.supervisor import Supervisor
 from training.program.container import Machine
 from training.program.input_data import InputData, open_input
 from training.program.options import ProgramOptions, build_command
@@ -31,7 +31,7 @@ from training.record.lease import Lease, LeaseLostError
 from training.record.metrics import Metrics
 from training.record.run_config import RunConfig, ensure_run_config
 from training.report.receipt import conclude
-from training.snapshot.mirror import Mirror
+from training.save.mirror import Mirror
 from training.store.protocol import StoreError
 
 _log = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from contract.notice import last_save_needs
-from training.interruption.notice import Notice
+from training.attempt.notice import Notice
 from training.program.process import ProgramProcess
 
 _log = logging.getLogger(__name__)

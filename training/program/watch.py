@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from contract.notice import save_reserve
+from training.attempt.notice import InterruptedRunError, Notice
+from training.attempt.supervisor import Supervisor
 from training.errors import EXIT_FINISHED, ProgramFailedError
-from training.interruption.notice import InterruptedRunError, Notice
-from training.interruption.supervisor import Supervisor
 from training.program.final import failure_reason, upload_final
 from training.program.log import ProgramLog
 from training.program.metrics import MetricReader
@@ -24,7 +24,7 @@ from training.record.events import Events
 from training.record.lease import Lease
 from training.record.metrics import Metrics
 from training.record.run_config import RunConfig
-from training.snapshot.mirror import Mirror, Restored
+from training.save.mirror import Mirror, Restored
 
 _log = logging.getLogger(__name__)
 

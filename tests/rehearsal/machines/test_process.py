@@ -39,9 +39,9 @@ machine = ProcessMachine(
 machine.start()
 assert machine.wait(60, "escaped")
 # Between its first program and the second the user data has no child for a moment.
-while len(machine.processes()) < 4:
+while len(found := machine.processes()) < 4:
     time.sleep(0.01)
-print(*[process.pid for process in machine.processes()], flush=True)
+print(*[process.pid for process in found], flush=True)
 time.sleep(600)
 """
 
@@ -101,8 +101,8 @@ def test_a_machine_does_not_outlive_the_process_that_started_it(
     ) as parent:
         assert parent.stdout is not None
         pids = [int(pid) for pid in parent.stdout.readline().split()]
-        assert len(pids) >= 4
         os.kill(parent.pid, number)
+    assert len(pids) >= 4
     wait_for_the_end(pids)
 
 

@@ -79,10 +79,14 @@ def test_cdks_own_context_is_passed_over() -> None:
         (
             "workload",
             "mine.models:CLIPS",
-            "workload is 'mine.models:CLIPS', which training/workloads.py does not name, so no "
+            "workload is 'mine.models:CLIPS', which training/registry.py does not name, so no "
             "machine gets its code; give it a folder in training/ and a name there",
         ),
-        ("workload", "training.growth.workload:GROWTH", "which training/workloads.py does not na"),
+        (
+            "workload",
+            "training.workloads.growth.workload:GROWTH",
+            "which training/registry.py does not na",
+        ),
         ("recipe", "full;rm", "recipe is 'full;rm'; give letters"),
         ("recipe", "ful", "recipe is 'ful', which trajectory does not have; did you mean fu"),
         ("recipe", "zzz", "which trajectory does not have; known: full, laptop"),

@@ -1,7 +1,7 @@
 """Names read from training's source are the names that training knows when it runs."""
 
 from stacks.parameters.workloads import recipes, workloads
-from training.workloads import WORKLOADS, load_workload
+from training.registry import WORKLOADS, load_workload
 
 
 def test_the_registry_is_read_as_training_has_it() -> None:

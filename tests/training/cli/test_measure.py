@@ -19,9 +19,9 @@ from training.cli.measure import (
     measured,
     train_footprints,
 )
+from training.registry import WORKLOADS
 from training.settings import Settings
 from training.workload import Loss
-from training.workloads import WORKLOADS
 
 ROOT = Path(__file__).parents[3]
 FILE = ROOT / DEFAULT_OUT
@@ -51,7 +51,7 @@ def test_all_committed_footprints_are_what_the_stages_need() -> None:
 
 
 def test_every_recipe_is_measured_and_every_key_is_explained() -> None:
-    from training.workloads import load_workload
+    from training.registry import load_workload
 
     footprints = json.loads(FILE.read_text())["footprints"]
     recipes = {(name, recipe) for name in WORKLOADS for recipe in load_workload(name).recipes}

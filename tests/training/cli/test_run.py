@@ -17,11 +17,11 @@ from safetensors.torch import load_file
 
 from tests.training import tiny
 from tests.training.runs import ROOT, Run
-from training.checkpoint.export import weights_sha256
+from training.attempt.notice import Interruption
 from training.cli.main import main
-from training.interruption.notice import Interruption
 from training.record.head import mark_failed
 from training.record.lease import acquire
+from training.save.export import weights_sha256
 
 
 def fork_into_the_middle(run: Run) -> BaseProcess:
@@ -339,14 +339,14 @@ def test_each_command_s_help_says_what_it_takes(
 
 
 def test_the_engine_names_no_workload_and_no_stage() -> None:
-    from training.workloads import WORKLOADS, load_workload, module_of
+    from training.registry import WORKLOADS, load_workload, module_of
 
     names = set(WORKLOADS)
     for known in WORKLOADS:
         workload = load_workload(known)
         names |= {s.name for make in workload.recipes.values() for s in workload.stages(make())}
     training = Path(__file__).parents[3] / "training"
-    # A workload's package names what it likes: .../training/trajectory/workload.py.
+    # A workload's package names what it likes: .../training/workloads/trajectory/workload.py.
     own = {training / module_of(known).split(".")[1] for known in WORKLOADS}
     for path in training.rglob("*.py"):
         if path.name != "workloads.py" and own.isdisjoint(path.parents):

@@ -10,10 +10,10 @@ from safetensors.torch import load_file, save_file
 
 from tests.training.runs import WORKLOAD, Run
 from tests.training.tiny import TinyTrain
-from training.checkpoint.export import weights_sha256
-from training.checkpoint.weights import read_weights
 from training.cli.main import main
 from training.errors import UserError
+from training.save.export import weights_sha256
+from training.save.weights import read_weights
 
 
 @pytest.fixture

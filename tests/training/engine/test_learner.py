@@ -9,16 +9,16 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
+from tests.training.attempt.processes import CPU
 from tests.training.forked import in_fork
-from tests.training.ranks.processes import CPU
 from tests.training.tiny import TinyConfig, TinyTrain
+from training.attempt.world import RankEnvironment, World
 from training.engine.batches import MicroBatch
 from training.engine.learner import Learner
 from training.engine.prior import PriorTensors
 from training.errors import UserError
 from training.preflight.standalone import standalone_inputs
 from training.proxies import TrainProxy
-from training.ranks.world import RankEnvironment, World
 from training.workload import Batch, Inputs, Loss, Prior, Start, Train
 
 CONFIG = TinyConfig(dropout=0.0, batch_norm=False, clip_norm=None, schedule="constant")

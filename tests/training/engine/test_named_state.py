@@ -9,8 +9,6 @@ from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
 from tests.training.tiny import TinyConfig, TinyTrain
-from training.checkpoint.read import Snapshot
-from training.checkpoint.state import flatten_state
 from training.engine.named_state import (
     OPTIMIZER_NAMES,
     parameter_names,
@@ -18,6 +16,8 @@ from training.engine.named_state import (
     state_by_name,
 )
 from training.errors import UserError
+from training.save.read import Snapshot
+from training.save.state import flatten_state
 from training.workload import OptimizerState
 
 STAGE = TinyTrain(config=TinyConfig(), name="grown", width=4)

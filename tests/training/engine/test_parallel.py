@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.training.ranks.processes import CPU, on_ranks
+from tests.training.attempt.processes import CPU, on_ranks
 from tests.training.tiny import TinyConfig, TinyTrain
+from training.attempt.world import RankEnvironment, World
 from training.engine.parallel import is_sharded, parallel
 from training.errors import UserError
-from training.ranks.world import RankEnvironment, World
 from training.workload import Loss, Settings, Train
 
 STAGE = TinyTrain(config=TinyConfig(sharding="full"), name="first", width=4)

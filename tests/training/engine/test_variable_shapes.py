@@ -6,8 +6,8 @@ What a detector asks of the engine.
 from collections.abc import Callable
 from pathlib import Path
 
+from tests.training.attempt.machine import Clock, Machine
 from tests.training.detector import STEPS
-from tests.training.interruption.machine import Clock, Machine
 from tests.training.runs import Run
 
 OPTIONS = ["--workload=tests.training.detector:DETECTION", "--override=epochs=8"]

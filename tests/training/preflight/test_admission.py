@@ -31,7 +31,7 @@ from training.preflight.admission import (
 )
 from training.preflight.preflight import resource_request
 from training.proxies import WorkloadProxy
-from training.workloads import load_workload
+from training.registry import load_workload
 
 T = TypeVar("T")
 

@@ -17,9 +17,9 @@ from tests.training.tiny import TinyConfig, TinyTrain
 from training.capabilities import Probe
 from training.errors import UserError
 from training.preflight.footprint import measure_evaluation, measure_probe, measure_step
-from training.trajectory.recipes import laptop
-from training.trajectory.workload import TRAJECTORY
 from training.workload import Batch, Inputs, Loss, Settings, Train
+from training.workloads.trajectory.recipes import laptop
+from training.workloads.trajectory.workload import TRAJECTORY
 
 IN, OUT, BATCH = 1024, 256, 64
 FLOAT = 4

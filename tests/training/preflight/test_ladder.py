@@ -12,7 +12,6 @@ import pytest
 from tests.training.big import BIG, BigConfig
 from tests.training.runs import WORKLOAD
 from tests.training.tiny import TINY, TinyConfig
-from training.checkpoint.state import checkpoint_name
 from training.errors import RunFailedError, UserError
 from training.preflight import ladder
 from training.preflight.ladder import (
@@ -26,10 +25,11 @@ from training.preflight.ladder import (
 from training.preflight.workload_checks import problems
 from training.record.checkpoint_entry import CheckpointEntry
 from training.record.head import Head
+from training.registry import WORKLOADS, load_workload
 from training.rungs import KINDS, offered_rung
+from training.save.state import checkpoint_name
 from training.store.folder import FolderStore
 from training.workload import Rung, Train
-from training.workloads import WORKLOADS, load_workload
 
 ROOT = Path(__file__).parents[3]
 NAME = "tests.training.big:BIG"

@@ -7,10 +7,10 @@ import torch
 
 from contract.grammar import parse_interval
 from tests.training.runs import WORKLOAD, Run
+from training.attempt.world import RankEnvironment
 from training.engine.job import RunOptions
 from training.preflight.limits import is_out_of_memory, limit_memory
 from training.preflight.preflight import preflight
-from training.ranks.world import RankEnvironment
 
 # torch 2.8 and later have an error of its own for what a device reports.
 DEVICE_ERROR = getattr(torch, "AcceleratorError", RuntimeError)

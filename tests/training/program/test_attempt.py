@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from tests.training.program.programs import COMMITS, ENDLESS, ProgramRun, is_running, kill
+from training.attempt.watchdog import Watchdog
 from training.cli.main import main
-from training.interruption.watchdog import Watchdog
 from training.program import commit, watch
 from training.program.final import FinalFiles, upload_final
-from training.snapshot.mirror import Mirror
+from training.save.mirror import Mirror
 
 
 def test_a_program_runs_to_its_end_and_leaves_its_files(run_anywhere: ProgramRun) -> None:
@@ -260,7 +260,7 @@ def test_what_a_program_leaves_may_take_longer_to_send_than_the_watchdog_waits(
     run: ProgramRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hangs: list[str] = []
-    monkeypatch.setattr("training.interruption.last_resort.LastResort.fail", hangs.append)
+    monkeypatch.setattr("training.attempt.last_resort.LastResort.fail", hangs.append)
     real = upload_final
 
     def slow(*what: Any) -> FinalFiles:

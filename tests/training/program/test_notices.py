@@ -16,9 +16,9 @@ from tests.training.program.programs import (
     kill,
     tell,
 )
-from training.interruption.supervisor import Supervisor
+from training.attempt.supervisor import Supervisor
 from training.program.watch import ProgramWatch
-from training.snapshot.mirror import Mirror
+from training.save.mirror import Mirror
 
 SAVES_WHEN_TOLD = """
     import json, os, signal, sys, time

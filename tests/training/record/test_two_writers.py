@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 
 from tests.training import tiny
 from tests.training.runs import Run, assert_equal
-from training.checkpoint.export import weights_sha256
 from training.record.head import read_head
+from training.save.export import weights_sha256
 from training.store.folder import FolderStore
 
 

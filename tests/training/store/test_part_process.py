@@ -23,9 +23,9 @@ import torch
 from tests.training.forked import in_fork
 from tests.training.runs import wait_for
 from tests.training.save_scene import CPU, Scene
-from training.checkpoint.memory import open_shared
-from training.checkpoint.state import HostCopies, HostCopy, LiveState
-from training.checkpoint.transfer import send
+from training.save.memory import open_shared
+from training.save.state import HostCopies, HostCopy, LiveState
+from training.save.transfer import send
 from training.store.open import open_store
 from training.store.part_process import PartProcess
 from training.store.parts import Progress

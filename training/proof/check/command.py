@@ -16,8 +16,8 @@ from training.preflight.workload_checks import describe, problems
 from training.proof.check.runs import InterruptionPoint, Runs, never_interrupted, points
 from training.proof.forks import refuse_started_cuda
 from training.proof.torture.compare import Outcome, differences
+from training.registry import load_workload
 from training.store.local_dataset import open_dataset, write_manifest
-from training.workloads import load_workload
 
 _DATASET_SEED = 0
 

@@ -14,20 +14,20 @@ from pathlib import Path
 from typing import Any, Literal
 
 from contract.grammar import Interval
+from training.attempt.launch import StartRank
+from training.attempt.supervisor import Supervisor
+from training.attempt.world import RankEnvironment
 from training.engine.attempt import run_attempt
 from training.engine.exit_code import exit_code_of
 from training.engine.job import Job, RunOptions, resolve_job
 from training.errors import EXIT_FINISHED, EXIT_INTERRUPTED, UserError
-from training.interruption.supervisor import Supervisor
 from training.proof.check.shortened import Shortened
 from training.proof.torture.compare import Outcome, read_outcome
 from training.proof.torture.ranks import ForkedRanks, place_of
-from training.ranks.launch import StartRank
-from training.ranks.world import RankEnvironment
 from training.record.head import read_head
+from training.registry import load_workload
 from training.store.open import open_store
 from training.workload import Train
-from training.workloads import load_workload
 
 _EXIT_CRASHED = 70
 # The next attempt waits this long after a kill. It may be short, as no two attempts run at once.

@@ -18,22 +18,22 @@ from pathlib import Path
 from typing import Any
 
 from contract.grammar import parse_interval
-from training.checkpoint.memory import data_bytes
+from training.attempt.launch import RankProcess, StartRank
+from training.attempt.supervisor import Supervisor
+from training.attempt.world import RankEnvironment
 from training.engine.attempt import run_attempt
 from training.engine.exit_code import exit_code_of
 from training.engine.job import RunOptions, resolve_job
-from training.interruption.supervisor import Supervisor
 from training.proof.torture.faults import misbehaving
 from training.proof.torture.injector import NOTICE_FILE, Injector, StatusFile
 from training.proof.torture.instrumented import instrumented
 from training.proof.torture.plan import Kill
 from training.proof.torture.ranks import ForkedRanks, place_of
 from training.proof.torture.variants import Saving
-from training.ranks.launch import RankProcess, StartRank
-from training.ranks.world import RankEnvironment
+from training.registry import load_workload
 from training.report.log import configure_logging
+from training.save.memory import data_bytes
 from training.store.open import open_store
-from training.workloads import load_workload
 
 EXIT_CRASHED = 70
 # Enough for a small run, but less than what a copy on the host must leave free.

@@ -21,9 +21,9 @@ from training.proof.forks import refuse_started_cuda
 from training.proof.torture.plan import PHASES, SIGNALS
 from training.proof.torture.series import References, Series, Target
 from training.proof.torture.totals import Totals
+from training.registry import load_workload
 from training.store.local_dataset import open_dataset, write_manifest
 from training.workload import Workload
-from training.workloads import load_workload
 
 BUILT_IN = "training.proof.torture.workload:SMALL"
 _DATASET_SEED = 0

@@ -13,10 +13,10 @@ from torch import Tensor
 from contract.keys import CHECKPOINTS, FINAL, checkpoint_prefix
 from contract.lineage import newest_by_step
 from contract.samples import lineage_problems
-from training.checkpoint.export import weights_sha256
-from training.checkpoint.transfer import receive
 from training.record.head import Head, read_head
 from training.record.history import metrics_reader
+from training.save.export import weights_sha256
+from training.save.transfer import receive
 from training.store.protocol import Store
 
 

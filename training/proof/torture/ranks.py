@@ -1,8 +1,8 @@
 """Ranks of an attempt of `torture` or `check`: forked before any thread starts, released later.
 
-For the engine they replace ranks of its own launcher (training/ranks/launch.py), but start seconds
-sooner: a rank waits at its pipe for its environment, and exits when the pipe closes, as rank 0 has
-exited then.
+For the engine they replace ranks of its own launcher (training/attempt/launch.py), but start
+seconds sooner: a rank waits at its pipe for its environment, and exits when the pipe closes, as rank
+0 has exited then.
 """
 
 import json
@@ -16,8 +16,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
-from training.ranks.launch import RankProcess, end_with_rank_0
-from training.ranks.world import RankEnvironment
+from training.attempt.launch import RankProcess, end_with_rank_0
+from training.attempt.world import RankEnvironment
 
 _POLL_SECONDS = 0.005
 

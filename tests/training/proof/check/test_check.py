@@ -8,7 +8,7 @@ import pytest
 
 from training.cli.main import main
 from training.preflight.workload_checks import problems
-from training.workloads import WORKLOADS, load_workload
+from training.registry import WORKLOADS, load_workload
 
 FAULTY = "tests.training.proof.check.faulty"
 # The first step of each stage of its three-stage workload, where each takes four.

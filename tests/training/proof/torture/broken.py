@@ -12,12 +12,12 @@ from collections.abc import Callable
 from typing import Any
 
 import training.randomness
-from training.checkpoint.read import Snapshot
 from training.cli.main import main
 from training.engine import learner
 from training.engine.ema import MovingAverage
 from training.engine.learner import Learner
 from training.engine.precision import Scaling
+from training.save.read import Snapshot
 from training.store.folder import FolderStore
 
 

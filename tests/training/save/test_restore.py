@@ -1,0 +1,203 @@
+"""The newest snapshot that holds comes back; whatever is damaged is passed over by name."""
+
+import os
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.training.save.scene import Machine, entries, tree, wait_for_snapshot
+from training.errors import MachineError, UserError
+from training.save import mirror, restore
+from training.save.manifest import Content, SavedFile, Snapshot
+from training.store.folder import FolderStore
+from training.store.protocol import Store, StoreError
+
+NewMachine = Callable[..., Machine]
+
+
+@pytest.fixture
+def two(new_machine: NewMachine) -> Machine:
+    """A run with two snapshots, each with a file in parts and a pack of its own."""
+    machine = new_machine("first")
+    machine.mirror.start()
+    for number in (1, 2):
+        machine.write({"large": os.urandom(9_000_000), "a": b"%d" % number, "b": os.urandom(500)})
+        machine.commit()
+        wait_for_snapshot(machine, number)
+    machine.vanish()
+    return machine
+
+
+def blobs_of(store: Store, number: int) -> list[Path]:
+    """The files of a snapshot's blobs that the other one does not use."""
+    found = [restore.read_snapshot(store, entry).blobs for entry in entries(store)]
+    own = found[number].keys() - found[1 - number].keys()
+    return [Path(store.uri) / "blobs" / blob for blob in sorted(own)]
+
+
+@pytest.mark.parametrize("damage", ["flipped", "short", "missing"])
+@pytest.mark.parametrize("which", [0, 1, 2])
+def test_a_damaged_snapshot_is_passed_over_and_says_why(
+    two: Machine, new_machine: NewMachine, store: Store, which: int, damage: str
+) -> None:
+    json_file = Path(store.uri) / "checkpoints" / entries(store)[1].name / "snapshot.json"
+    path = [*blobs_of(store, 1), json_file][which]
+    data = bytearray(path.read_bytes())
+    path.unlink()
+    if damage != "missing":
+        data[len(data) // 2] ^= 1
+        path.write_bytes(data if damage == "flipped" else data[: len(data) // 2])
+    machine = new_machine("second")
+    assert machine.restored is not None
+    assert machine.restored.entry.step == 1
+    assert (machine.folder / "a").read_bytes() == b"1"
+    ((name, why),) = machine.restored.passed_over
+    assert name == entries(store)[1].name
+    words = ("does not match its SHA-256", "missing", "ends before byte")
+    assert any(word in why for word in words)
+
+
+def test_what_no_snapshot_survives_on_this_machine_deletes_none(
+    two: Machine, new_machine: NewMachine, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = FolderStore.read_into
+
+    def read_badly(self: FolderStore, key: str, start: int, data: memoryview) -> None:
+        read(self, key, start, data)
+        data[0] ^= 1
+
+    before = store.sizes("blobs/")
+    with monkeypatch.context() as bad_memory:
+        bad_memory.setattr(FolderStore, "read_into", read_badly)
+        with pytest.raises(
+            MachineError, match=r"none of the 2 checkpoints of .* all of them are kept"
+        ):
+            new_machine("second")
+    assert store.sizes("blobs/") == before
+    third = new_machine("third")
+    assert third.restored is not None
+    assert third.restored.entry.step == 2
+
+
+def test_what_the_store_refuses_to_read_is_not_a_new_start(
+    two: Machine, new_machine: NewMachine, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: FolderStore, key: str, start: int, data: memoryview) -> None:
+        raise StoreError(f"{key}: 503")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(FolderStore, "read_into", refuse)
+        with pytest.raises(StoreError, match="the run is kept"):
+            new_machine("second")
+    third = new_machine("third")
+    assert third.restored is not None
+    assert third.restored.entry.step == 2
+
+
+def test_a_restore_that_was_killed_is_done_again(
+    two: Machine, new_machine: NewMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, calls = FolderStore.read_into, []
+
+    def die(self: FolderStore, key: str, start: int, data: memoryview) -> None:
+        calls.append(key)
+        if len(calls) > 1:
+            raise KeyboardInterrupt
+        read(self, key, start, data)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(FolderStore, "read_into", die)
+        with pytest.raises(KeyboardInterrupt):
+            new_machine("second")
+    assert tree(new_machine("second").folder) == tree(two.folder)
+
+
+def test_a_disk_that_the_program_has_filled_is_made_room_on(
+    two: Machine, new_machine: NewMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, data: bytes) -> None:
+        raise StoreError(f"{path}: No space left on device")
+
+    two.write({"half": bytes(1000)})
+    monkeypatch.setattr(mirror, "write_whole", full)
+    assert not (new_machine("first").folder / "half").exists()
+
+
+def test_fails_in_one_sentence_where_the_folder_is_somebody_elses(
+    two: Machine, new_machine: NewMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, mode: int) -> None:
+        raise PermissionError(1, "Operation not permitted", str(path))
+
+    monkeypatch.setattr(Path, "chmod", refuse)
+    with pytest.raises(UserError, match=r"cannot be restored into .*not permitted.*; use another"):
+        new_machine("second")
+
+
+def test_fails_with_sizes_where_the_disk_is_too_small(
+    two: Machine, new_machine: NewMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Small:
+        f_bavail, f_blocks, f_frsize = 1, 2, 4096
+
+    monkeypatch.setattr(restore.os, "statvfs", lambda path: Small)
+    with pytest.raises(UserError, match=r"needs 9\.0 MB more and 0\.0 MB are free"):
+        new_machine("second")
+
+
+def test_a_disk_that_is_full_of_other_files_is_the_machines_fault(
+    two: Machine, new_machine: NewMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Full:
+        f_bavail, f_blocks, f_frsize = 1, 2**20, 4096
+
+    with monkeypatch.context() as full:
+        full.setattr(restore.os, "statvfs", lambda path: Full)
+        with pytest.raises(MachineError, match=r"needs 9\.0 MB more and 0\.0 MB are free"):
+            new_machine("second")
+    third = new_machine("third")
+    assert third.restored is not None
+    assert third.restored.entry.step == 2
+
+
+def test_fails_where_names_collide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    empty = Content(bytes=0, sha256=restore.hashlib.sha256().hexdigest(), part_bytes=1, blob=None)
+    files = [SavedFile(path=p, mode=0o644, mtime_ns=0, content=empty) for p in ("Last", "last")]
+    snapshot = Snapshot(reason="quiet", program_says_when=False, files=tuple(files))
+    store = FolderStore(tmp_path / "run")
+    monkeypatch.setattr(restore, "_tells_case_apart", lambda root: False)
+    with pytest.raises(UserError, match="does not tell 'Last' from 'last'"):
+        restore.fill(store, snapshot, tmp_path / "laptop")
+    monkeypatch.undo()
+    restore.fill(store, snapshot, tmp_path / "linux")
+    assert {path.name for path in (tmp_path / "linux").iterdir()} == {"Last", "last"}
+
+
+def test_nothing_is_written_through_a_link_that_stands_in_the_way(
+    two: Machine, new_machine: NewMachine, tmp_path: Path
+) -> None:
+    outside = tmp_path / "outside"
+    outside.write_bytes(b"mine")
+    (two.folder / "a").unlink()
+    (two.folder / "a").symlink_to(outside)
+    assert tree(new_machine("first").folder)["a"] != outside
+    assert outside.read_bytes() == b"mine"
+
+
+@pytest.mark.slow
+def test_a_file_of_two_gigabytes_goes_there_and_back(new_machine: NewMachine) -> None:
+    machine = new_machine("first")
+    machine.mirror.start()
+    with (machine.folder / "model.pt").open("wb") as stream:
+        stream.truncate(2_000_000_001)
+        for at in range(0, 2_000_000_000, 100_000_000):
+            stream.seek(at)
+            stream.write(secrets.token_bytes(1000))
+    assert machine.end()
+    second = new_machine("second")
+    one, other = (m.folder / "model.pt" for m in (machine, second))
+    part_bytes = 8 * 1024 * 1024
+    assert restore._checksum(one, part_bytes) == restore._checksum(other, part_bytes)
+    assert other.stat().st_size == 2_000_000_001

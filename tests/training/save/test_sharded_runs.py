@@ -1,0 +1,143 @@
+"""A stage whose model is sharded over ranks keeps the same promises as any other."""
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch.distributed.fsdp  # noqa: F401  (half a second that each fork would need)
+
+from tests.training import tiny
+from tests.training.attempt.machine import LONG, Machine
+from tests.training.hooks import at_rank, notice
+from tests.training.runs import AVERAGED, DOUBLE, SHARDED, Run, assert_close, assert_equal
+
+NewRun = Callable[[str], Run]
+IN_BLOCKS = [SHARDED, "--override=blocks=true"]
+
+
+@pytest.fixture
+def run(sharded_run: Run) -> Run:
+    return sharded_run
+
+
+def test_two_ranks_with_a_share_each_train_as_one_process_does(
+    sharded: Run, new_run: NewRun, tmp_path: Path
+) -> None:
+    alone = new_run(str(tmp_path / "alone" / "run-1"))
+    alone.options = [SHARDED, *AVERAGED]
+    assert alone.attempt() == 0
+    assert_close(sharded, alone, 1e-5)
+    files = {file.name for entry in sharded.head.checkpoints for file in entry.files}
+    parts = ("model", "optimizer", "ema")
+    own = {f"{part}.rank-{rank:04d}.safetensors" for part in parts for rank in (0, 1)}
+    assert files == own | {"state.json"}
+    assert {file.name for file in alone.head.checkpoints[-1].files} == {
+        "state.json",
+        *(f"{part}.safetensors" for part in parts),
+    }, "one process alone shards nothing"
+    counts = [line["metrics"] for line in sharded.lines("evaluation")]
+    assert len(counts) == 6
+    numerics = sharded.json("receipt.json")["numerics_key"]["stages"]["first"]
+    assert numerics["sharding"] == "full"
+
+
+@pytest.mark.parametrize(
+    ("rank", "place"), [(1, ("first", 0)), (0, ("first-evaluation", 5)), (1, ("second", 5))]
+)
+def test_a_notice_to_either_rank_saves_every_share(
+    run: Run, sharded: Run, rank: int, place: tuple[str, int]
+) -> None:
+    at_rank(rank, place, notice)
+    assert run.attempt_with_ranks(2) == [75, 75]
+    assert run.head.state == "released"
+    assert run.head.checkpoints[-1].step == run.lines("step")[-1]["step"]
+    tiny.HOOKS.clear()
+    assert run.attempt_with_ranks(2) == [0, 0]
+    assert_equal(run, sharded)
+    assert len(run.lines("step")) == 24, "no step was repeated"
+
+
+def kill() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_kill_of_either_rank_ends_the_attempt_and_loses_no_bit(run: Run, sharded: Run) -> None:
+    for rank, step in ((1, 5), (0, 9)):
+        at_rank(rank, ("first", step), kill)
+        codes = run.attempt_with_ranks(2)
+        assert codes[rank] == -signal.SIGKILL
+        assert codes[1 - rank] not in (0, None)
+    tiny.HOOKS.clear()
+    assert run.attempt_with_ranks(2) == [0, 0]
+    assert_equal(run, sharded)
+
+
+def resumes_bit_for_bit(new_run: NewRun, tmp_path: Path, options: list[str], *, rank: int) -> None:
+    """With a notice to one rank in its middle it ends as the run that had none."""
+    whole, run = (new_run(str(tmp_path / name / "run-1")) for name in ("whole", "cut"))
+    whole.options = run.options = options
+    assert whole.attempt_with_ranks(2) == [0, 0]
+    at_rank(rank, ("first", 7), notice)
+    assert run.attempt_with_ranks(2) == [75, 75]
+    tiny.HOOKS.clear()
+    assert run.attempt_with_ranks(2) == [0, 0]
+    assert_equal(run, whole)
+
+
+def test_in_blocks_it_resumes_bit_for_bit_too(new_run: NewRun, tmp_path: Path) -> None:
+    resumes_bit_for_bit(new_run, tmp_path, IN_BLOCKS, rank=1)
+
+
+@pytest.mark.parametrize(
+    ("options", "sizes"),
+    [([SHARDED], (2, 1)), (IN_BLOCKS, (1, 2)), ([SHARDED], (2, 3)), (IN_BLOCKS, (3, 1))],
+    ids=["2-1", "blocks-1-2", "2-3", "blocks-3-1"],
+)
+def test_another_number_of_ranks_goes_on_from_the_same_checkpoint(
+    new_run: NewRun, tmp_path: Path, options: list[str], sizes: tuple[int, int]
+) -> None:
+    run, alone = (new_run(str(tmp_path / name / "run-1")) for name in ("run", "alone"))
+    run.options = alone.options = [*options, *AVERAGED, *DOUBLE]
+    assert alone.attempt() == 0
+    first, then = sizes
+    at_rank(0, ("first", 7), notice)
+    assert set(run.attempt_with_ranks(first)) == {75}
+    tiny.HOOKS.clear()
+    assert set(run.attempt_with_ranks(then)) == {0}
+    assert_close(run, alone, 1e-9)
+    assert run.json("receipt.json")["numerics_changed"] == ["world"]
+
+
+@pytest.mark.parametrize("precision", [pytest.param("bfloat16", marks=pytest.mark.slow), "float16"])
+def test_in_lower_precision_it_resumes_bit_for_bit_too(
+    new_run: NewRun, tmp_path: Path, precision: str
+) -> None:
+    resumes_bit_for_bit(new_run, tmp_path, [SHARDED, f"--override=precision={precision}"], rank=0)
+
+
+@pytest.mark.slow
+def test_compiled_it_resumes_bit_for_bit_too(new_run: NewRun, tmp_path: Path) -> None:
+    compiled = [*IN_BLOCKS, "--override=compile_mode=default"]
+    resumes_bit_for_bit(new_run, tmp_path, compiled, rank=0)
+
+
+def test_memory_is_not_tried_for_a_model_that_ranks_share(
+    run: Run, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert run.attempt_with_ranks(2, "--memory-limit-mib=8000", "--override=epochs=1") == [0, 0]
+    assert "[memory] stage 'first' is sharded over 2 ranks" in capfd.readouterr().out
+    assert run.store.get("adaptation.json") is None
+
+
+@pytest.mark.slow
+def test_in_the_extra_time_of_a_notice_every_rank_writes_twice(
+    run: Run, new_run: NewRun, tmp_path: Path
+) -> None:
+    whole = new_run(str(tmp_path / "whole" / "run-1"))
+    run.options = whole.options = [SHARDED, *AVERAGED, *LONG]
+    assert whole.attempt_with_ranks(2) == [0, 0]
+    machine = Machine(run, tmp_path / "notice.json")
+    machine.trains_on_when_one_of_two_is_told(rank=1)
+    machine.go_on(whole, ranks=2)

@@ -1,0 +1,190 @@
+"""One run that grows twice: killed in each phase and transition, it ends with the same bits."""
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.training import tiny
+from tests.training.hooks import interrupt_at
+from tests.training.runs import Run, assert_equal
+from tests.training.workloads.growth import hooked
+from training.cli.main import main
+from training.engine.named_state import state_by_name
+from training.save.read import read_checkpoint
+from training.workloads.expansion import deepen
+from training.workloads.growth import transitions
+
+WORKLOAD = "--workload=tests.training.workloads.growth.hooked:HOOKED"
+PHASES = ("dense", "experts", "grown")
+
+
+def new_run(folder: Path, dataset: Path, *options: str) -> Run:
+    return Run(
+        dataset=dataset,
+        uri=str(folder / "run"),
+        scratch=folder / "scratch",
+        options=[WORKLOAD, "--recipe=small", *options],
+    )
+
+
+@pytest.fixture(scope="module")
+def stories(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("data") / "stories"
+    assert main(["data", "make", WORKLOAD, f"--out={out}", "--count=60"]) == 0
+    return out
+
+
+@pytest.fixture(scope="module")
+def whole(stories: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    run = new_run(tmp_path_factory.mktemp("whole"), stories)
+    assert run.attempt() == 0
+    return run
+
+
+def kill(number: int) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_run_that_is_killed_in_each_phase_and_transition_ends_with_the_same_bits(
+    whole: Run, stories: Path, tmp_path: Path
+) -> None:
+    run = new_run(tmp_path, stories)
+    for phase in PHASES:
+        tiny.HOOKS[f"{phase}-start"] = kill
+        killed = run.fork()
+        killed.join(60)
+        assert killed.exitcode == -signal.SIGKILL
+        tiny.HOOKS.clear()
+        interrupt_at(phase, 1)
+        assert run.attempt() == 75
+        tiny.HOOKS[phase] = lambda step: kill(step) if step == 4 else None
+        killed = run.fork()
+        killed.join(60)
+        assert killed.exitcode == -signal.SIGKILL
+        tiny.HOOKS.clear()
+    assert run.attempt() == 0
+    assert_equal(run, whole)
+    assert run.json("receipt.json")["facts"] == whole.json("receipt.json")["facts"]
+
+
+def test_each_transition_states_how_exactly_the_function_was_kept(whole: Run) -> None:
+    facts = whole.json("receipt.json")["facts"]
+    assert list(facts) == list(PHASES)
+    assert facts["experts"]["parameters"] > facts["experts"]["active_parameters"]
+    for phase in PHASES[1:]:
+        assert 0 < facts[phase]["max_logit_difference"] < 1e-5
+        assert facts[phase]["loss_difference"] < 1e-5
+    # Four windows of 24 tokens, in two blocks of experts; the first growth has none to compare.
+    assert facts["grown"]["routings"] == 192
+    assert facts["grown"]["texts_rerouted"] == 0
+    assert facts["experts"].keys() == facts["grown"].keys() - {
+        *("router_logit_difference", "routings", "routings_near_ties", "texts_rerouted")
+    }
+    assert "max_logit_difference" in (Path(whole.uri) / "report.html").read_text()
+
+
+def test_the_loss_goes_on_where_the_smaller_model_left_it(whole: Run) -> None:
+    losses = {step: loss for step, _, loss, _ in whole.losses()}
+    for last in (hooked.STEPS, 2 * hooked.STEPS):
+        assert abs(losses[last + 1] - losses[last]) < 0.2
+    assert losses[3 * hooked.STEPS] < losses[1]
+
+
+def test_what_is_shared_out_unevenly_is_in_a_table(whole: Run) -> None:
+    folder = Path(whole.uri) / "evaluation" / f"grown-{hooked.STEPS}"
+    rows = (folder / "experts.csv").read_text().splitlines()
+    assert len(rows) == 1 + 2
+    shares = [float(share) for share in rows[1].split(",")[1:]]
+    assert sum(shares) == pytest.approx(4, abs=0.05)
+
+
+def test_fails_a_growth_that_changes_the_function_and_trains_no_step_of_it(
+    stories: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def not_zeroed(state: Any, layout: Any, *, after: Any, fresh: Any) -> Any:
+        return {**deepen(state, layout, after=after, fresh=fresh), **noise_of(fresh)}
+
+    def noise_of(fresh: Any) -> Any:
+        """The new block adds what a block adds that was never zeroed."""
+        return {name: fresh[name] for name in fresh if "blocks.2" in name and "down" in name}
+
+    monkeypatch.setattr(transitions, "deepen", not_zeroed)
+    run = new_run(tmp_path, stories)
+    assert run.attempt() == 1
+    assert (run.head.state, run.head.checkpoints[-1].stage) == ("failed", "experts")
+    assert "the growth from experts failed: logits differ by up to" in run.head.reason
+    assert {line["stage"] for line in run.lines("step")} == {"dense", "experts"}
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_fails_held_out_text_that_is_too_short_before_a_step_is_trained(
+    stories: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = new_run(tmp_path, stories, "--override=context=900")
+    assert run.attempt() == 2
+    assert "split validation has 845 tokens, but a window takes 901" in capsys.readouterr().err
+    assert not run.lines("step")
+
+
+@pytest.mark.parametrize("carry", ["none", "asymmetric"])
+def test_an_optimizer_is_carried_over_or_starts_anew(
+    whole: Run, stories: Path, tmp_path: Path, carry: str
+) -> None:
+    options = [f"--override=carry={carry}", "--override=grown_steps=1"]
+    if carry == "asymmetric":
+        options.append("--override=rewarm_steps=3")
+    run = new_run(tmp_path, stories, *options)
+    assert run.attempt() == 0
+    # The same first step of each phase, from the same weights; what follows has another optimizer.
+    losses, others = ({step: loss for step, _, loss, _ in r.losses()} for r in (run, whole))
+    assert losses[hooked.STEPS + 1] == others[hooked.STEPS + 1]
+    is_equal = losses[hooked.STEPS + 2] == others[hooked.STEPS + 2]
+    assert is_equal == (carry == "asymmetric")
+
+
+def test_each_phase_shows_how_it_goes_on_with_held_out_texts(whole: Run) -> None:
+    for phase in PHASES:
+        folder = Path(whole.uri) / "evaluation" / f"{phase}-{hooked.STEPS}"
+        samples = (folder / "samples.md").read_text().splitlines()
+        assert len([line for line in samples if line.startswith("**")]) == 2
+
+
+def test_predict_gives_each_window_its_perplexity(
+    whole: Run, stories: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "windows.jsonl"
+    uris = [f"--run-uri={whole.uri}", f"--dataset-uri={stories}"]
+    assert main(["predict", *uris, f"--out={out}"]) == 0
+    lines = [json.loads(line) for line in out.read_text().splitlines()]
+    mean = sum(line["loss"] for line in lines) / len(lines)
+    stage = whole.json("receipt.json")["stages"]["grown"]
+    assert len(lines) == 6 and mean == pytest.approx(stage["loss"], rel=1e-5)
+
+
+def test_moments_in_bfloat16_and_copies_that_warm_up_survive_a_kill(
+    stories: Path, tmp_path: Path
+) -> None:
+    options = ["lean_optimizer=all", "micro_batch=8", "recompute=all", "carry=asymmetric"]
+    options += ["rewarm_steps=4", "dense_steps=1", "experts_steps=2"]
+    overrides = [f"--override={option}" for option in options]
+    plain, run = (new_run(tmp_path / name, stories, *overrides) for name in ("plain", "killed"))
+    assert plain.attempt() == 0
+    tiny.HOOKS["grown"] = lambda step: kill(step) if step == 4 else None
+    killed = run.fork()
+    killed.join(60)
+    assert killed.exitcode == -signal.SIGKILL
+    tiny.HOOKS.clear()
+    assert run.attempt() == 0
+    assert_equal(run, plain)
+    end = next(e for e in run.head.checkpoints if (e.stage, e.kind) == ("grown", "stage-end"))
+    state = state_by_name(read_checkpoint(run.store, end))
+    assert state["embedding.weight"]["exp_avg"].dtype == torch.bfloat16
+    assert state["blocks.0.attention.query.weight"]["rewarm"]["done"] == hooked.STEPS

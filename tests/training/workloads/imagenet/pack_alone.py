@@ -1,0 +1,34 @@
+"""Packs a folder into a folder or a store, in processes, without what the command imports.
+
+python -m tests.training.workloads.imagenet.pack_alone SOURCE OUT; prints the images packed.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+from contract.keys import MANIFEST
+from training.dataset_output import FolderOutput, Output, clean_up
+from training.sources import open_source
+from training.store.local_dataset import manifest_of
+from training.store.output import StoreOutput
+from training.workloads.imagenet import packing
+from training.workloads.imagenet.dataset import pack_dataset
+
+_IMAGES_EACH = 5
+
+
+def main(source: Path, out: str, kind: str) -> None:
+    """As `data import` does."""
+    packing._MIN_SHARDS = -(-len(list((source / "train").rglob("*.jpg"))) // _IMAGES_EACH)
+    os.cpu_count = lambda: 2
+    output: Output = FolderOutput(Path(out)) if kind == "folder" else StoreOutput(uri=out)
+    if output.read(MANIFEST) is None:
+        files = open_source(source, source)
+        made = pack_dataset(files, output, 0, lambda done, total: print(done, flush=True))
+        output.write(MANIFEST, manifest_of("out", "imagenet", made.meta, made.files))
+    clean_up(output)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2], sys.argv[3])

@@ -1,0 +1,157 @@
+"""Recipes: sizes by epoch, learning rates, which parameters decay, and what is refused."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from training.registry import load_workload
+from training.rungs import KINDS
+from training.workloads.imagenet.config import SIZE_STEP, ImagenetConfig
+from training.workloads.imagenet.model import Classifier
+from training.workloads.imagenet.recipes import RECIPES, epochs_16, epochs_40, epochs_88, full
+from training.workloads.imagenet.stages import TrainClassifier
+
+PAGE = Path(__file__).parents[4] / "docs" / "imagenet.md"
+
+
+@pytest.mark.parametrize(
+    ("config", "larger_from", "last"),
+    [(epochs_16(), 12, 16), (epochs_40(), 32, 40), (epochs_88(), 71, 88)],
+)
+def test_images_grow_when_those_of_ffcv_imagenet_do(
+    config: ImagenetConfig, larger_from: int, last: int
+) -> None:
+    """Its ramps are from epoch 11 to 13, 29 to 34, 65 to 76, rounded to multiples of 32."""
+    sizes = [config.image_size(epoch) for epoch in range(last)]
+    assert sizes == [160] * larger_from + [192] * (last - larger_from)
+    assert config.image_size(-1) == 224
+
+
+def test_mirrored_images_double_the_work_of_an_evaluation() -> None:
+    for config, work in ((full(), 1.0), (epochs_16(), 2 * (224 / 192) ** 2)):
+        stage = TrainClassifier(config=config)
+        assert stage.work(-1)[1] == pytest.approx(work)
+        assert stage.work(config.epochs - 1)[1] == 1.0
+
+
+def test_sizes_are_few_so_that_little_is_compiled() -> None:
+    config = replace(epochs_88(), low_size=96, train_size=224)
+    sizes = [config.image_size(epoch) for epoch in range(88)]
+    assert sizes == sorted(sizes)
+    assert set(sizes) == {96, 128, 160, 192, 224}
+
+
+def test_the_learning_rate_is_scaled_to_the_batch() -> None:
+    """ffcv-imagenet has 1.7 at 8 x 512 images; the plain recipe 0.1 at 256."""
+    model = Classifier("resnet8", 8, blur_pool=False)
+    for config, rate in ((epochs_16(), 1.7 / 4), (full(), 0.4)):
+        groups = TrainClassifier(config=config).optimizer(model).param_groups
+        assert [group["lr"] for group in groups] == [pytest.approx(rate)] * 2
+
+
+def test_norms_and_biases_do_not_decay() -> None:
+    model = Classifier("resnet50", 10, blur_pool=True)
+    optimizer = TrainClassifier(config=epochs_16()).optimizer(model)
+    decay = {
+        id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]
+    }
+    found = {name: decay[id(parameter)] for name, parameter in model.named_parameters()}
+    assert len(found) == len(decay) == 161
+    for name, value in found.items():
+        is_weight = re.search(r"conv\d?\.|convolution|downsample\.0|fc\.weight", name)
+        assert value == (1e-4 if is_weight else 0.0), name
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+def test_the_learning_rate_rises_over_the_warm_up_and_falls_to_nothing(schedule: Any) -> None:
+    config = replace(epochs_16(), schedule=schedule, epochs=20, warmup_epochs=2)
+    factor = TrainClassifier(config=config).settings.schedule
+    assert callable(factor)
+    values = [factor(step, 1000) for step in range(1000)]
+    assert values[:100] == sorted(values[:100])
+    assert values[100:] == sorted(values[100:], reverse=True)
+    assert values[0] < 0.01 and values[100] == 1.0 and 0 < values[-1] < 0.002
+    # Half-way down.
+    assert factor(550, 1000) == pytest.approx(0.5)
+    assert values[775] == pytest.approx(0.25 if schedule == "linear" else 0.1464, abs=1e-3)
+
+
+def test_label_smoothing_and_accumulation_give_the_loss_of_the_whole_batch() -> None:
+    stage = TrainClassifier(config=replace(RECIPES["laptop"](), label_smoothing=0.1))
+    model = Classifier("resnet8", 8, blur_pool=False).eval()
+    rng = torch.Generator().manual_seed(0)
+    images = torch.randint(256, (6, 32, 32, 3), generator=rng, dtype=torch.uint8)
+    batch = {"images": images, "labels": torch.arange(6)}
+    whole = stage.loss(model, batch, 0, 1).total
+    halves = [
+        stage.loss(model, {name: t[part] for name, t in batch.items()}, 0, 1).total
+        for part in (slice(0, 2), slice(2, 6))
+    ]
+    torch.testing.assert_close(sum(halves), whole)
+    plain = torch.nn.functional.cross_entropy(model(images), batch["labels"], label_smoothing=0.1)
+    torch.testing.assert_close(whole / stage.weight(batch), plain)
+
+
+def test_an_average_as_on_the_page_forgets_the_weights_before_training() -> None:
+    found = re.search(r"ema_decay=([\d.]+) --override ema_every_steps=(\d+)", PAGE.read_text())
+    assert found is not None
+    for recipe in (full, epochs_16, epochs_40, epochs_88):
+        config = replace(
+            recipe(), ema_decay=float(found.group(1)), ema_every_steps=int(found.group(2))
+        )
+        assert TrainClassifier(config=config).first_weights_left(1_281_167) < 0.01
+    stage = TrainClassifier(config=replace(full(), ema_decay=0.9999, ema_every_steps=16))
+    assert stage.first_weights_left(1_281_167) == pytest.approx(0.495, abs=0.001)
+
+
+def test_a_run_warns_of_an_average_that_remembers_them(caplog: pytest.LogCaptureFixture) -> None:
+    stage = TrainClassifier(config=RECIPES["laptop"]())
+    for num_images, warnings in ((960, 0), (320, 1)):
+        caplog.clear()
+        meta = {"classes": ["a"] * 8, "splits": {"train": num_images}}
+        inputs = SimpleNamespace(dataset=SimpleNamespace(meta=meta))
+        assert not stage.start(torch.nn.Identity(), inputs).failures  # type: ignore[arg-type]
+        assert [record.levelname for record in caplog.records] == ["WARNING"] * warnings
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_recipe_can_use_less_memory(name: str) -> None:
+    workload = load_workload("imagenet")
+    config = RECIPES[name]()
+    kinds = [rung.name.split()[0] for rung in workload.rungs(config)]
+    assert kinds == sorted(kinds, key=KINDS.index)
+    for rung in workload.rungs(config):
+        config = rung.apply(config)
+    assert config.micro_batch == 1 and config.global_batch == RECIPES[name]().global_batch
+
+
+def test_the_page_has_published_figures_of_every_recipe_for_a_gpu() -> None:
+    rows = dict(re.findall(r"^\| `(\w+)` \| [^|]+ \| ([\d.]+ / [\d.]+) \|", PAGE.read_text(), re.M))
+    assert rows.keys() == RECIPES.keys() - {"laptop"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"architecture": "resnet5"}, "architecture is 'resnet5'; give one of resnet8, resnet18"),
+        ({"schedule": "step"}, "schedule is 'step'; give one of cosine, linear"),
+        ({"train_size": 200}, f"train_size is 200; give a multiple of {SIZE_STEP}"),
+        ({"low_size": 0}, "low_size is 0; give a multiple of 32"),
+        ({"low_size": 256}, "low_size 256 is above train_size 224; change one"),
+        ({"eval_size": 16}, "eval_size is 16; give at least 32"),
+        ({"low_until_epoch": 91}, "low_until_epoch 91 and train_size_from_epoch 0; give them in"),
+        ({"num_classes": 1}, "num_classes is 1; give at least 2"),
+        ({"shuffle_window": 0}, "shuffle_window is 0; give at least 1"),
+        ({"learning_rate": 0.0}, "learning_rate is 0.0; give more than 0"),
+        ({"weight_decay": -1.0}, "weight_decay is -1.0; give at least 0"),
+        ({"label_smoothing": 1.0}, "label_smoothing is 1.0; give at least 0 and less than 1"),
+    ],
+)
+def test_fails_for_a_field_that_cannot_be(fields: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(says)):
+        ImagenetConfig(**fields)

@@ -1,0 +1,88 @@
+"""From a folder of JPEGs to a network that tells them apart, with a kill on the way.
+
+The whole path: packed into shards, in S3, synced, loaded, trained, resumed, evaluated, reported.
+"""
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.training import tiny
+from tests.training.runs import Run, assert_equal
+from training.cli.main import main
+from training.record.metrics import Metrics
+from training.workloads.imagenet.pictures import CLASSES, draw
+
+WORKLOAD = "--workload=tests.training.workloads.imagenet.hooked:HOOKED"
+NUM_TRAIN, NUM_VALIDATION = 560, 80
+CHANCE = 1 / len(CLASSES)
+
+
+def fill(folder: Path) -> Path:
+    """Pictures as files in ImageNet's layout."""
+    for index in range(NUM_TRAIN + NUM_VALIDATION):
+        split = "train" if index < NUM_TRAIN else "val"
+        path = folder / split / list(CLASSES)[index % len(CLASSES)] / f"{index}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(draw(5, index).jpeg)
+    return folder
+
+
+@pytest.fixture
+def datasets(tmp_path: Path, bucket_uri: str, monkeypatch: pytest.MonkeyPatch) -> tuple[str, str]:
+    """The pictures, packed by this process: in a folder, and uploaded to S3."""
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    source, out, uri = str(fill(tmp_path / "own")), str(tmp_path / "out"), f"{bucket_uri}/pictures"
+    imported = ["data", "import", source, WORKLOAD, f"--out={out}", f"--dataset-uri={uri}"]
+    assert main(imported) == 0
+    return out, uri
+
+
+def run_of(dataset: str, folder: Path, *options: str) -> Run:
+    return Run(
+        dataset=dataset,
+        uri=str(folder / "run"),
+        scratch=folder / "scratch",
+        options=[WORKLOAD, "--recipe=small", "--checkpoint-interval=20steps", *options],
+    )
+
+
+class Line(Metrics):
+    """Keeps what is written."""
+
+    def __init__(self) -> None:
+        self.fields: dict[str, Any] = {}
+
+    def write(self, kind: str, **fields: Any) -> None:
+        self.fields = {"kind": kind, **fields}
+
+
+def kill(number: int) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_folder_of_jpegs_becomes_a_classifier_whatever_kills_its_training(
+    datasets: tuple[str, str], tmp_path: Path
+) -> None:
+    folder, uri = datasets
+    whole = run_of(folder, tmp_path / "whole")
+    assert whole.attempt() == 0
+
+    # Synced this time, and loaded by another process.
+    run = run_of(uri, tmp_path / "killed", "--override=loader_workers=1")
+    tiny.HOOKS["classifier"] = lambda step: kill(step) if step == 50 else None
+    killed = run.fork()
+    killed.join(120)
+    assert killed.exitcode == -signal.SIGKILL
+    tiny.HOOKS.clear()
+    assert run.attempt() == 0
+    assert_equal(run, whole)
+
+    metrics = whole.json("receipt.json")["stages"]["classifier"]
+    assert metrics["top1"] > 4 * CHANCE
+    assert metrics["top5"] > 0.9
+    assert abs(metrics["top1_with_flips"] - metrics["top1"]) < 0.2
+    assert "taken for" in (Path(whole.uri) / "report.html").read_text()

@@ -1,0 +1,30 @@
+"""A small dataset, made once, and the inputs of stages on it."""
+
+from dataclasses import replace
+
+import pytest
+
+from tests.training.workloads.trajectory.scene import COUNT, FakeDataset, inputs_of
+from training.workload import Inputs
+from training.workloads.trajectory.dataset import make_dataset
+from training.workloads.trajectory.features import Features
+from training.workloads.trajectory.mean_images import MeanImages
+from training.workloads.trajectory.recipes import laptop
+
+
+@pytest.fixture(scope="package")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> FakeDataset:
+    """66 clips: six of each class."""
+    path = tmp_path_factory.mktemp("dataset")
+    make_dataset(path, COUNT, 0, lambda done, total: None, num_workers=1)
+    return FakeDataset(folder=path)
+
+
+@pytest.fixture(scope="package")
+def inputs(dataset: FakeDataset) -> Inputs:
+    """The laptop recipe, with its artifacts in four shards."""
+    config = replace(laptop(), num_shards=4)
+    without = inputs_of(dataset, config)
+    stages = (Features(config=config), MeanImages(num_shards=4))
+    artifacts = {stage.name: [stage.make(without, shard) for shard in range(4)] for stage in stages}
+    return inputs_of(dataset, config, artifacts)

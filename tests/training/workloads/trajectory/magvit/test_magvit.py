@@ -1,0 +1,309 @@
+"""MAGVIT: codes that come back, causal tokens, tokens as an artifact, a Transformer on them."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from tests.training.workloads.trajectory.scene import FakeDataset, inputs_of
+from training.workload import Inputs, Partial, Prior
+from training.workloads.trajectory.dataset import open_dataset
+from training.workloads.trajectory.magvit import reconstruction
+from training.workloads.trajectory.magvit.recipes import MagvitConfig, magvit_full, magvit_laptop
+from training.workloads.trajectory.magvit.stages import (
+    Tokens,
+    TrainTokenizer,
+    TrainTransformer,
+    digits_loss,
+)
+from training.workloads.trajectory.magvit.tokenizer import Quantizer, Tokenizer
+from training.workloads.trajectory.magvit.transformer import (
+    Block,
+    TokenTransformer,
+    folded_attention,
+    merge_cells,
+    split_cells,
+)
+from training.workloads.trajectory.paths import CLASSES
+from training.workloads.trajectory.workload import TRAJECTORY
+
+SMALL = replace(magvit_laptop(), tokenizer_width=8, width=16, num_layers=1, num_heads=2)
+
+
+def transformer_stage(config: MagvitConfig) -> TrainTransformer:
+    (stage,) = [s for s in TRAJECTORY.stages(config) if s.name == "transformer"]
+    assert isinstance(stage, TrainTransformer)
+    return stage
+
+
+def prior_of(config: MagvitConfig, seed: int = 0) -> Prior:
+    torch.manual_seed(seed)
+    model = Tokenizer(
+        stem=config.stem, width=config.tokenizer_width, levels=config.num_levels
+    ).state_dict()
+    return Prior(stage="tokenizer", step=1, model=model, metrics={}, optimizer=dict)
+
+
+@pytest.fixture(scope="module")
+def inputs(dataset: FakeDataset) -> Inputs:
+    config = replace(SMALL, num_shards=3)
+    prior = prior_of(config)
+    stage = Tokens(config=config)
+    shards = [stage.make(inputs_of(dataset, config, prior=prior), shard) for shard in range(3)]
+    return inputs_of(dataset, config, {"tokens": shards}, prior)
+
+
+def test_every_code_comes_back_from_its_values_and_is_reached() -> None:
+    quantizer = Quantizer((8, 5, 5, 5))
+    codes = torch.arange(quantizer.num_codes)
+    values = quantizer.values(codes)
+    assert values.abs().max() <= 1.0
+    assert torch.equal(quantizer.indices(values), codes)
+    torch.manual_seed(0)
+    reached = quantizer.indices(quantizer(3.0 * torch.randn(200_000, 4)))
+    assert len(reached.unique()) == quantizer.num_codes == 1000
+
+
+def test_rounding_lets_gradients_through() -> None:
+    z = torch.zeros(3, 4, requires_grad=True)
+    Quantizer((8, 5, 5, 5))(z).sum().backward()
+    assert z.grad is not None and (z.grad > 0.1).all()
+
+
+@pytest.mark.parametrize("config", [magvit_laptop(), replace(magvit_full(), tokenizer_width=4)])
+def test_a_token_sees_no_later_frame(config: MagvitConfig) -> None:
+    torch.manual_seed(0)
+    tokenizer = Tokenizer(stem=config.stem, width=8, levels=config.num_levels).eval()
+    clip = torch.randint(0, 256, (1, 32, 64, 64, 3), dtype=torch.uint8)
+    other = clip.clone()
+    other[:, 16:] = 255 - other[:, 16:]
+    with torch.no_grad():
+        codes, other_codes = tokenizer.encode(clip), tokenizer.encode(other)
+    steps, cells = config.token_shape
+    assert codes.shape == (1, steps, math.isqrt(cells), math.isqrt(cells), 5)
+    assert torch.equal(codes[:, : steps // 2], other_codes[:, : steps // 2])
+    assert not torch.equal(codes[:, steps // 2 :], other_codes[:, steps // 2 :])
+
+
+@pytest.mark.parametrize("recipe", [magvit_laptop, magvit_full])
+def test_each_recipe_runs_a_step_on_the_cpu(dataset: FakeDataset, recipe: Any) -> None:
+    config: MagvitConfig = recipe()
+    for stage in (TrainTokenizer(config=config), transformer_stage(config)):
+        torch.manual_seed(0)
+        model = stage.model(inputs_of(dataset, config))
+        optimizer = stage.optimizer(model)
+        loss = stage.loss(model, stage.example(2), 0, 1)
+        assert loss.total.isfinite()
+        (loss.total if loss.mean is None else loss.total + loss.mean).backward()
+        optimizer.step()
+        assert all(p.isfinite().all() for p in model.parameters())
+
+
+def test_steps_on_the_tokenizer_bring_its_clips_closer(dataset: FakeDataset) -> None:
+    stage = TrainTokenizer(config=replace(SMALL, tokenizer_learning_rate=5e-3))
+    inputs = inputs_of(dataset, stage.config)
+    torch.manual_seed(0)
+    model = stage.model(inputs)
+    optimizer = stage.optimizer(model)
+    samples = stage.samples(inputs, "train")
+    batch = samples.collate([samples.get(k, 0, torch.Generator()) for k in range(2)])
+    losses = []
+    for step in range(8):
+        loss = stage.loss(model, batch, step, 100).total
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.7 * losses[0]
+
+
+def test_tokens_are_the_same_in_shards_and_at_once(inputs: Inputs, dataset: FakeDataset) -> None:
+    config = replace(inputs.config, num_shards=1)
+    at_once = Tokens(config=config).make(inputs_of(dataset, config, prior=inputs.prior), 0)
+    in_shards = torch.cat([shard["tokens"] for shard in inputs.artifact("tokens")])
+    assert in_shards.shape == (66, 16, 256) and in_shards.dtype == torch.int16
+    assert torch.equal(at_once["tokens"], in_shards)
+
+
+def test_the_key_of_tokens_names_the_weights_of_the_tokenizer(inputs: Inputs) -> None:
+    stage = Tokens(config=inputs.config)
+    other = replace(inputs, prior=prior_of(inputs.config, seed=1))
+    assert stage.key(inputs) == stage.key(inputs) != stage.key(other)
+
+
+def test_the_transformer_guesses_what_is_masked_only(inputs: Inputs) -> None:
+    stage = transformer_stage(inputs.config)
+    torch.manual_seed(0)
+    model = stage.model(inputs).eval()
+    samples = stage.samples(inputs, "train")
+    codes = samples.collate([samples.get(k, 0, torch.Generator()) for k in range(3)])["x"]
+    masked = torch.zeros((2, *codes.shape[1:]), dtype=torch.bool)
+    masked[1, 3:5] = True
+    logits, future, guesses = model(codes, masked)
+    assert logits.shape == (3, len(CLASSES)) and future.shape == (3, 2)
+    assert guesses.shape == (*masked.shape, 8 + 8 + 8 + 6 + 5)
+    # What is masked is not seen: another code there changes nothing.
+    changed = codes.clone()
+    changed[1, 3:5] = (changed[1, 3:5] + 5000) % 15360
+    assert torch.equal(model(changed, masked)[0], logits)
+    whole = model(codes)
+    assert len(whole) == 2 and torch.allclose(whole[0][0], logits[0], atol=1e-6)
+
+
+def test_the_loss_of_the_transformer_masks_a_share_of_the_clips(inputs: Inputs) -> None:
+    stage = transformer_stage(inputs.config)
+    torch.manual_seed(0)
+    model = stage.model(inputs)
+    samples = stage.samples(inputs, "train")
+    batch = samples.collate([samples.get(k, 0, torch.Generator()) for k in range(6)])
+    seen = []
+    forward = TokenTransformer.forward
+
+    def watched(self: TokenTransformer, codes: Any, masked: Any = None) -> Any:
+        seen.append(masked)
+        return forward(self, codes, masked)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TokenTransformer, "forward", watched)
+        loss = stage.loss(model, batch, 0, 1)
+    (masked,) = seen
+    assert len(masked) == 1 and masked.any()
+    guess, count = loss.metrics["masked_loss"]
+    # Untrained, each of 15,360 codes is about as likely: ln 15360 = 9.6.
+    assert count == 1.0 and 8.6 < float(guess) < 11.6
+    assert loss.mean is not None
+    assert loss.mean.item() == pytest.approx(stage.config.masked_weight * float(guess), rel=1e-4)
+
+
+def test_the_loss_of_a_code_is_that_of_its_digits() -> None:
+    levels = (8, 5)
+    quantizer = Quantizer(levels)
+    codes = torch.arange(40).view(1, 5, 8)
+    sure = torch.full((1, 5, 8, 13), -50.0)
+    digits = torch.stack([codes % 8, codes // 8], dim=-1)
+    assert torch.equal(quantizer.indices(quantizer.values(codes)), codes)
+    sure.scatter_(3, digits + torch.tensor([0, 8]), 50.0)
+    assert digits_loss(levels, sure, codes).abs().max() < 1e-6
+    unsure = digits_loss(levels, torch.zeros(1, 5, 8, 13), codes)
+    assert torch.allclose(unsure, torch.full_like(unsure, math.log(40)))
+
+
+def test_the_crop_is_a_square_around_the_ball() -> None:
+    tracks = torch.tensor([[[10.0, 20.0, 2.0]]])
+    mask = reconstruction.crop_mask(tracks, 64, 64)[0, 0, :, :, 0]
+    rows, columns = mask.nonzero().T
+    assert (rows.min(), rows.max(), columns.min(), columns.max()) == (17, 22, 7, 12)
+    assert mask.sum() == 36
+
+
+def test_psnr_and_code_usage_are_what_their_definitions_say(inputs: Inputs) -> None:
+    counts = torch.zeros(1000, dtype=torch.long)
+    counts[:10] = 5
+    sums = {"squared": (0.01 * 400, 400.0), "squared_crop": (0.04 * 50, 50.0)}
+    empty = torch.zeros(0, 6, 64, 64, 3, dtype=torch.uint8)
+    part = Partial(sums=sums, tensors={"codes": counts, "truth": empty, "reconstructed": empty})
+    metrics = reconstruction.summarize([part, part])
+    assert metrics["psnr"] == pytest.approx(20.0)
+    assert metrics["psnr_ball"] == pytest.approx(10.0 * math.log10(25.0))
+    assert metrics["code_usage"] == pytest.approx(0.01)
+    assert metrics["code_perplexity"] == pytest.approx(10.0)
+
+
+def test_a_perfect_tokenizer_would_have_no_error_in_the_crop(
+    dataset: FakeDataset, tmp_path: Path
+) -> None:
+    stage = TrainTokenizer(config=SMALL)
+    inputs = inputs_of(dataset, SMALL)
+    samples = stage.samples(inputs, "validation")
+    batch = samples.collate([samples.get(k, 0, torch.Generator()) for k in range(3)])
+
+    class Perfect(Tokenizer):
+        def forward(self, clips: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return clips.float() / 255.0, self.encode(clips)
+
+    model = Perfect(stem="patch", width=8, levels=(8, 5, 5, 5)).eval()
+    with torch.no_grad():
+        part = stage.evaluate(model, batch)
+    assert part.sums["squared_crop"][0] == pytest.approx(0.0, abs=1e-6)
+    assert part.tensors["codes"].sum() == 3 * 16 * 256
+    assert torch.equal(part.tensors["truth"], part.tensors["reconstructed"])
+    stage.show(model, inputs, [part], tmp_path)
+    assert (tmp_path / "reconstructions.png").read_bytes()[:4] == b"\x89PNG"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("stem", "none"),
+        ("levels", "8,x"),
+        ("levels", "8,1"),
+        ("levels", "8,8,8,8,9"),
+        ("width", 62),
+        ("masked_share", 1.0),
+        ("epochs", 0),
+        ("motion_weight", -1.0),
+        ("baseline_width", 20),
+        ("learning_rate", 0.0),
+        ("tokenizer_learning_rate", -1e-3),
+        ("dropout", 1.0),
+        ("precision", "float16"),
+    ],
+)
+def test_fails_on_a_config_value_that_cannot_work(name: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=name):
+        replace(magvit_laptop(), **{name: value})
+
+
+def test_cells_that_are_merged_are_squares_and_come_back() -> None:
+    cells = torch.arange(2 * 3 * 16).view(2, 3, 16, 1)
+    places = merge_cells(cells, 2)
+    assert places.shape == (2, 3, 4, 4)
+    # The first place of a 4x4 grid is its upper left square.
+    assert places[0, 0, 0].tolist() == [0, 1, 4, 5]
+    assert torch.equal(split_cells(places, 2), cells)
+    assert torch.equal(merge_cells(cells, 1), cells)
+
+
+def test_the_two_stems_have_the_tokens_that_they_say() -> None:
+    assert magvit_laptop().token_shape == (16, 256)
+    assert magvit_full().token_shape == (8, 64)
+
+
+def test_clips_of_a_sample_are_those_of_the_file(dataset: FakeDataset) -> None:
+    samples = TrainTokenizer(config=SMALL).samples(inputs_of(dataset, SMALL), "test")
+    data = open_dataset(dataset.folder)
+    batch = samples.collate([samples.get(k, 0, torch.Generator()) for k in (0, 2)])
+    clips = [data.splits["test"][0], data.splits["test"][2]]
+    assert batch["clips"].tolist() == clips
+    assert torch.equal(batch["frames"], torch.from_numpy(data.frames[clips]))
+
+
+def test_attention_in_four_dimensions_takes_the_fast_kernel_and_differs_by_rounding() -> None:
+    torch.manual_seed(0)
+    qkv = torch.randn(3, 2, 5, 4, 16, 8, requires_grad=True)
+    plain = F.scaled_dot_product_attention(*qkv.unbind(0))
+    folded = folded_attention(*qkv.unbind(0))
+    assert torch.allclose(folded, plain, rtol=1e-5, atol=1e-6)
+    ours, theirs = (torch.autograd.grad(out.square().sum(), qkv)[0] for out in (folded, plain))
+    assert torch.allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+    math = SDPBackend.MATH.value
+    assert torch._fused_sdp_choice(*qkv.unbind(0)) == math
+    assert torch._fused_sdp_choice(*qkv.flatten(1, 2).unbind(0)) != math
+
+
+@pytest.mark.gpu
+def test_attention_on_a_gpu_needs_no_plain_formula() -> None:
+    torch.manual_seed(0)
+    block, x_BtPE = Block(width=64, num_heads=4, dropout=0.0), torch.randn(2, 8, 16, 64)
+    expected = block(x_BtPE)
+    block = block.to("cuda", torch.bfloat16)
+    fast = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]
+    with sdpa_kernel(fast):
+        found = block(x_BtPE.to("cuda", torch.bfloat16))
+        found.sum().backward()
+    assert torch.allclose(found.float().cpu(), expected, rtol=0.05, atol=0.05)

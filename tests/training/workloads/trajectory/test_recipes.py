@@ -1,0 +1,114 @@
+"""Every recipe resumes bit for bit, shown on 40 steps of each Train stage's real model.
+
+What is smaller than in the recipe is given as overrides, with the reason; the code is the recipe's.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import nn
+
+from contract.grammar import Interval, parse_interval
+from training.cli import run_options
+from training.store.local_dataset import write_manifest
+from training.workload import Train
+from training.workloads.trajectory.dataset import make_dataset
+from training.workloads.trajectory.workload import RECIPES, TRAJECTORY
+
+STEPS = 40
+CHECKPOINT_INTERVAL = "2epochs"
+
+# By recipe: what is overridden, and how many clips are made (at least 55: some of each class in
+# each split).
+SMALLER = {
+    # Whole, but for the number of clips.
+    "laptop": ((), 100),
+    # Weights cannot be fetched in a test, and 4 threads are more than a small machine has.
+    "full": (("weights=random", "num_threads=1", "num_shards=4"), 100),
+    # A batch of 4 instead of 16: the Transformer over 16x256 tokens takes most of the time.
+    "magvit_laptop": (("global_batch=4", "micro_batch=4", "num_shards=4"), 55),
+    # Convolutions at full resolution: a batch of 1 instead of 4, and of 4 instead of 16 tokens.
+    "magvit_full": (
+        ("tokenizer_batch=1", "global_batch=4", "micro_batch=4", "num_threads=1", "num_shards=4"),
+        55,
+    ),
+}
+
+
+def test_a_run_commits_every_two_epochs_unless_told_otherwise() -> None:
+    parser = argparse.ArgumentParser()
+    run_options.add(parser)
+    asked = ["--workload=trajectory", "--recipe=laptop", "--dataset-uri=d", "--run-uri=r"]
+    default = parser.parse_args(asked).checkpoint_interval
+    assert parse_interval(default) == Interval(value=2, unit="epochs")
+    assert default == CHECKPOINT_INTERVAL
+
+
+@pytest.mark.parametrize("recipe", sorted(RECIPES))
+def test_every_stage_of_a_recipe_takes_its_loader_workers(recipe: str) -> None:
+    config = replace(RECIPES[recipe](), loader_workers=3)
+    train = [stage for stage in TRAJECTORY.stages(config) if isinstance(stage, Train)]
+    assert {stage.settings.loader_workers for stage in train} == {3}
+    assert "loader_workers" in TRAJECTORY.placement_fields
+
+
+@pytest.mark.parametrize("recipe", sorted(RECIPES))
+def test_the_recipes_of_a_gpu_have_fused_optimizers_and_the_others_torch_s_choice(
+    recipe: str,
+) -> None:
+    config = RECIPES[recipe]()
+    train = [stage for stage in TRAJECTORY.stages(config) if isinstance(stage, Train)]
+    optimizers = [stage.optimizer(nn.Linear(2, 2)) for stage in train]
+    assert {o.defaults["fused"] for o in optimizers} == {True if "full" in recipe else None}
+    assert {o.defaults["foreach"] for o in optimizers} == {None}
+
+
+def receipt_of(dataset: Path, run: Path, *options: str) -> dict[str, Any]:
+    arguments = [f"--dataset-uri={dataset}", f"--run-uri={run}", *options]
+    command = [sys.executable, "-m", "training", "run", "--workload=trajectory", *arguments]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr
+    receipt: dict[str, Any] = json.loads((run / "receipt.json").read_text())
+    return receipt
+
+
+@pytest.mark.slow
+def test_loader_workers_change_no_bit_and_may_change_under_the_same_run_id(tmp_path: Path) -> None:
+    dataset = tmp_path / "dataset"
+    dataset.mkdir()
+    meta = make_dataset(dataset, 66, 0, lambda done, total: None, num_workers=1)
+    write_manifest(dataset, "trajectory", meta)
+    small = ("tokenizer_width=8", "width=16", "num_heads=2", "num_layers=1", "num_shards=2")
+    epochs = ("tokenizer_epochs=1", "epochs=2", "time_average_epochs=2")
+    options = ["--recipe=magvit_laptop", *(f"--override={o}" for o in (*small, *epochs))]
+    alone = receipt_of(dataset, tmp_path / "alone", *options)
+    fetched = receipt_of(dataset, tmp_path / "fetched", *options, "--override=loader_workers=2")
+    assert fetched["weights_sha256"] == alone["weights_sha256"]
+    assert fetched["stages"] == alone["stages"]
+    again = receipt_of(dataset, tmp_path / "alone", *options, "--override=loader_workers=1")
+    assert again == alone
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", sorted(RECIPES))
+def test_forty_steps_resume_bit_for_bit(recipe: str) -> None:
+    overrides, count = SMALLER[recipe]
+    options = [f"--recipe={recipe}", f"--count={count}", f"--steps={STEPS}", "--json"]
+    options += [f"--checkpoint-interval={CHECKPOINT_INTERVAL}"]
+    options += [f"--override={override}" for override in overrides]
+    command = [sys.executable, "-m", "training", "check", "trajectory", *options]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr
+    record = json.loads(result.stdout)
+    assert record["resumes_exactly"]
+    train = [s.name for s in TRAJECTORY.stages(RECIPES[recipe]()) if isinstance(s, Train)]
+    for stage in train:
+        killed = [s for s in record["interruptions"] if s.startswith(f"killed at stage '{stage}'")]
+        assert len(killed) == 2
+        assert all("resumes from the periodic commit" in text for text in killed)

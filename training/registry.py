@@ -1,0 +1,55 @@
+"""The registry: a workload's name -> its import path. The only place that names a workload."""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from contract.program import WORKLOAD as PROGRAM
+from training.errors import UserError, name_known
+
+if TYPE_CHECKING:
+    from training.workload import Workload
+
+WORKLOADS: dict[str, str] = {
+    "detection": "training.workloads.detection.workload:DETECTION",
+    "growth": "training.workloads.growth.workload:GROWTH",
+    "imagenet": "training.workloads.imagenet.workload:IMAGENET",
+    "trajectory": "training.workloads.trajectory.workload:TRAJECTORY",
+}
+
+
+def load_workload(name: str) -> "Workload[Any]":
+    """Import the workload `name`: a registered name, or your own `package.module:NAME`."""
+    module_name, _, attribute = _path(name).partition(":")
+    if name == PROGRAM:
+        raise UserError(
+            "'program' is not a workload; run it with "
+            "`python -m training run --program COMMAND --source FOLDER`"
+        )
+    if not attribute:
+        raise UserError(
+            f"unknown workload {name!r}; {name_known(name, sorted(WORKLOADS))}, "
+            "or give your own as package.module:NAME"
+        )
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise
+        raise UserError(f"workload {name!r}: there is no module {error.name!r}") from error
+    workload = getattr(module, attribute, None)
+    if workload is None:
+        there = [n for n in vars(module) if n.isupper()]
+        raise UserError(
+            f"workload {name!r}: module {module_name} has no {attribute!r}; "
+            f"{name_known(attribute, there)}"
+        )
+    return workload  # type: ignore[no-any-return]
+
+
+def module_of(name: str) -> str:
+    """The module that defines the workload `name`."""
+    return _path(name).partition(":")[0]
+
+
+def _path(name: str) -> str:
+    return WORKLOADS.get(name, name)

@@ -1,0 +1,184 @@
+"""A folder as it was at one moment, out of reach of whoever writes to it next.
+
+Clones where the file system can (FICLONE: no byte is copied), else copies where there is room, else
+the folder itself, which must then not change until it is sent. Only what is not known is captured.
+"""
+
+import fcntl
+import logging
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from training.save.known import Known
+from training.save.listing import (
+    ChangedError,
+    Listing,
+    SnapshotError,
+    is_log,
+    list_folder,
+    settled,
+)
+from training.save.manifest import Reason
+from training.save.open_files import mapped_for_writing
+
+_log = logging.getLogger(__name__)
+
+_FICLONE = 0x40049409  # linux/fs.h: _IOW(0x94, 9, int)
+# Copies must leave the program room for its next files.
+_LEFT_BYTES = 256 * 1024 * 1024
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Moment:
+    """What the folder must still be when it is captured."""
+
+    # As it was found quiet: since then, a file may have been begun.
+    quiet: Listing | None = None
+    # As it was when the program asked, by the clock that stamps files: it may write on unasked.
+    asked_ns: int | None = None
+    # Nobody knows whether the program was in the middle of a save.
+    is_tentative: bool = False
+
+    def refuse_other(self, listing: Listing) -> None:
+        """Raise ChangedError or SnapshotError if the moment is over."""
+        if self.quiet is not None and (path := self.quiet.difference(listing)):
+            raise ChangedError(f"{path!r} changed")
+        if self.asked_ns is not None and (newer := listing.changed_after(self.asked_ns)):
+            raise SnapshotError(
+                f"the program asked for a snapshot, but changed {newer!r} before it was taken; "
+                "after a touch of the commit file, wait until that file is gone"
+            )
+
+
+ANY_MOMENT = Moment()
+AT_AN_EXIT = Moment(is_tentative=True)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Capture:
+    """What is to be sent, and where to read it."""
+
+    reason: Reason
+    program_says_when: bool
+    listing: Listing
+    sources: Mapping[str, Path]  # path -> the file to read, for what was not known
+    staging: Path | None  # None: the sources are the folder's own files
+    known: Known  # what was left out because of it
+    # Changed in memory without a change of their times: to be read again every time.
+    mapped: frozenset[str] = frozenset()
+    note: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of what was not known."""
+        return sum(self.listing.files[path].bytes for path in self.sources)
+
+    @property
+    def is_in_place(self) -> bool:
+        """Whether it holds only as long as the folder does not change."""
+        return self.staging is None and bool(self.sources)
+
+    def discard(self) -> None:
+        """Delete the copies."""
+        if self.staging is not None:
+            shutil.rmtree(self.staging, ignore_errors=True)
+
+    def refuse_changed(self, root: Path) -> None:
+        """Raise ChangedError if the folder is no longer what was listed."""
+        if path := self.listing.difference(list_folder(root)):
+            raise ChangedError(f"{path!r} changed while it was captured")
+
+
+def capture(
+    root: Path,
+    staging: Path,
+    known: Known,
+    *,
+    reason: Reason,
+    program_says_when: bool,
+    note: Mapping[str, Any],
+    moment: Moment = ANY_MOMENT,
+    in_place: bool = False,
+) -> Capture:
+    """Capture the folder below `staging`, a new folder; ChangedError if it changes meanwhile.
+
+    A capture in place holds only as long as the folder does not change (`refuse_changed`).
+    """
+    listing = settled(root)
+    moment.refuse_other(listing)
+    inodes = mapped_for_writing({(f.device, f.inode) for f in listing.files.values()})
+    mapped = frozenset(p for p, f in listing.files.items() if (f.device, f.inode) in inodes)
+    new = [
+        path
+        for path, file in listing.files.items()
+        if file not in known.files or path in mapped or is_log(path)
+    ]
+    own = {path: root / path for path in new}
+    copied = None if in_place else _copied(own, staging, listing)
+    captured = Capture(
+        reason=reason,
+        program_says_when=program_says_when,
+        listing=listing,
+        sources=own if copied is None else copied,
+        staging=None if copied is None else staging,
+        known=known,
+        mapped=mapped,
+        note=note,
+    )
+    try:
+        captured.refuse_changed(root)
+    except SnapshotError:
+        captured.discard()
+        raise
+    return captured
+
+
+def _copied(own: Mapping[str, Path], staging: Path, listing: Listing) -> dict[str, Path] | None:
+    """Clone or copy the files; None where there is no room."""
+    if not own:
+        return {}
+    need = sum(listing.files[path].bytes for path in own)
+    copies = {path: staging / str(number) for number, path in enumerate(own)}
+    try:
+        staging.mkdir(parents=True)
+        if not _has_room(staging, need):
+            staging.rmdir()
+            return None
+        for path, copy in copies.items():
+            _copy(own[path], copy)
+    except FileNotFoundError as error:
+        shutil.rmtree(staging, ignore_errors=True)
+        raise ChangedError(f"{error.filename} was deleted while it was captured") from error
+    except PermissionError as error:
+        shutil.rmtree(staging, ignore_errors=True)
+        raise unreadable(error) from error
+    except OSError as error:  # no room after all
+        _log.warning(f"[snapshot] {error.filename}: {error.strerror}; sent from where it lies")
+        shutil.rmtree(staging, ignore_errors=True)
+        return None
+    return copies
+
+
+def unreadable(error: OSError) -> SnapshotError:
+    """What to say of a file that cannot be read."""
+    return SnapshotError(
+        f"{error.filename}: {error.strerror}; a snapshot without it would not be whole: make it "
+        "readable, or move it out of the folder"
+    )
+
+
+def _has_room(folder: Path, need: int) -> bool:
+    about = os.statvfs(folder)
+    return about.f_bavail * about.f_frsize >= 2 * need + _LEFT_BYTES
+
+
+def _copy(source: Path, target: Path) -> None:
+    with source.open("rb") as reader, target.open("xb") as writer:
+        try:
+            fcntl.ioctl(writer.fileno(), _FICLONE, reader.fileno())
+        except OSError:  # another file system, or one that cannot
+            shutil.copyfileobj(reader, writer, 4 * 1024 * 1024)

@@ -1,0 +1,346 @@
+"""Carries out saves, one at a time, behind the training where the host can hold a copy.
+
+Whatever was committed stays whole until the head's one write, whatever happens in between. A save
+that the store refuses is retried while training continues; the end of a stage must be kept.
+"""
+
+import logging
+import threading
+import time
+from dataclasses import asdict
+
+from training.attempt.context import AttemptContext
+from training.attempt.notice import Notice
+from training.errors import DivergedError, RunFailedError
+from training.record.lease import LeaseLostError
+from training.record.position import Position
+from training.save.budget import Budget, Cost, Estimate, draw_up, estimate, reserve_of
+from training.save.schedule import Schedule
+from training.save.sharded_leader import ShardedLeader, Verb
+from training.save.state import HostCopies, HostCopy, LiveState
+from training.save.write import CheckpointWrite, NoticeSave, SaveRequest
+from training.store.protocol import StoreError
+
+_log = logging.getLogger(__name__)
+
+# What a save under way gets when the time is over already: nothing else can still be kept.
+_GRACE_SECONDS = 2.0
+_PIECE_SECONDS = 0.5
+# How long the end of an attempt waits for a save under way,
+_CLOSE_SECONDS = 60.0
+# and for one whose lease was lost, to delete what it uploaded.
+_CLEANUP_SECONDS = 10.0
+# The shortest time between two lines about periodic commits.
+_LINE_SECONDS = 5.0
+
+
+class Checkpointer:
+    """Saves what the policy requests; the last resort may end it from another thread."""
+
+    def __init__(
+        self, context: AttemptContext, schedule: Schedule, committed: Position | None
+    ) -> None:
+        self.schedule = schedule
+        self.last_cost: Cost | None = None
+        self._context = context
+        self._committed = committed
+        self._last_line = -_LINE_SECONDS
+        self._copies = HostCopies(context.store.part_process)
+        self._leader: ShardedLeader | None = None
+        self._current: CheckpointWrite | None = None  # under way, or over and not collected
+        self._staged: CheckpointWrite | None = None
+        self._lock = threading.Lock()  # of the staged copy and the end
+        self._since_notice: Position | None = None  # committed at a notice; training continued
+        self._is_safe: bool | None = None  # once the last save has been decided
+
+    def use_leader(self, leader: ShardedLeader | None, num_copiers: int = 1) -> None:
+        """From here on the other ranks write their shares; None if the stage is not sharded.
+
+        `num_copiers` processes of this machine copy their state at the same moment.
+        """
+        self._leader = leader
+        self._copies = HostCopies(self._context.store.part_process, num_copiers)
+
+    def holds(self, position: Position) -> bool:
+        """Whether nothing changed since the last commit (a stage's start is derived, not saved)."""
+        return position.stage_step == 0 or position == self._committed
+
+    @property
+    def is_saving(self) -> bool:
+        """Whether a save is under way, or is over and not yet polled."""
+        return self._current is not None
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for the save under way, for up to `seconds`; return whether it is over."""
+        return self._current is None or self._current.wait(seconds)
+
+    def poll(self) -> None:
+        """Collect the save under way if it is over; cheap, so call it at every boundary.
+
+        A refusal by the store is logged, and raised only after it has failed for long; any other
+        error is raised.
+        """
+        if self._current is not None and self._current.is_over:
+            self._collect()
+
+    def save(self, request: SaveRequest) -> None:
+        """Commit before returning, straight from the live tensors; refuses weights with a NaN.
+
+        If the store fails at the end of a stage, that is raised: what comes next is read back.
+        """
+        self._finish()
+        self.schedule.start_other()
+        write = self._write(request, request.state)
+        self._order("live", write.name)
+        self._run(write)
+
+    def save_async(self, request: SaveRequest) -> None:
+        """Commit behind the training, which continues once the state is copied to the host.
+
+        Waits for a save that is still under way. If the host cannot hold a copy, the state is
+        streamed from the device and committed before this returns.
+        """
+        asked = time.monotonic()
+        self.schedule.start_due(request.position)
+        self._finish()
+        began = time.monotonic()
+        self._order("copy", request.name)
+        copy = self._copy(request.state)
+        if copy is None:
+            _log.info("[save] memory cannot hold a copy of the state; streaming it")
+            self._run(self._write(request, request.state))
+            return
+        self._current = self._write(request, copy)
+        self._current.began = began
+        self._current.blocked_seconds = time.monotonic() - asked
+        self._current.start()
+
+    def stage(self, request: SaveRequest) -> bool:
+        """Keep a copy for `save_staged`; False if memory cannot hold it."""
+        position = request.position
+        if self.holds(position) or (self._current and self._current.position == position):
+            return True
+        self._order("stage", request.name)
+        copy = self._copy(request.state)
+        everywhere = self._leader is None or self._leader.have_staged(copy is not None)
+        if copy is None or not everywhere:
+            return False
+        with self._lock:
+            self._staged = self._write(request, copy)
+        return True
+
+    def estimate(self, request: SaveRequest) -> Estimate:
+        """How long a save of this state will take."""
+        return estimate(self._write(request, request.state).num_bytes, self.last_cost)
+
+    def save_and_release(self, request: SaveRequest, notice: Notice) -> bool:
+        """Commit and release in one write within the notice; return whether the state is safe.
+
+        If there is not enough time, the previous checkpoint stays the newest and the lease is
+        released, so that the successor need not wait.
+        """
+        with self._lock:
+            if self._is_safe is None:
+                write = self._write(request, request.state)
+                self._is_safe = self._save_within(NoticeSave(notice=notice, releases=True), write)
+                if not self._is_safe:
+                    self._order("drop", request.name)
+            return self._is_safe
+
+    def save_at_notice(self, request: SaveRequest, notice: Notice) -> bool:
+        """Commit within the notice and keep the lease; return whether training may continue.
+
+        It may not if time, or the store, allows no commit, or only that of an older state.
+        """
+        with self._lock:
+            self._staged = None  # older than what is committed
+            write = self._write(request, request.state)
+            self._save_within(NoticeSave(notice=notice, releases=False), write)
+            if self.holds(request.position):
+                self._since_notice = request.position
+            else:
+                self._order("drop", request.name)
+            return self._since_notice is not None
+
+    def save_staged(self, notice: Notice) -> bool:
+        """Commit the staged copy and release, from any thread, when no boundary comes in time."""
+        with self._lock:
+            if self._is_safe is None:
+                end = NoticeSave(notice=notice, releases=True)
+                self._is_safe = self._save_within(end, self._staged)
+            return self._is_safe
+
+    def must_start_by(self, notice: Notice) -> float:
+        """The monotonic time after which `save_staged` would no longer fit the notice."""
+        size = self._staged.num_bytes if self._staged else 0
+        return notice.deadline - estimate(size, self.last_cost).seconds - reserve_of(notice)
+
+    def close(self) -> None:
+        """Finish the save under way, whose state was good; a lost lease commits nothing."""
+        write, self._current = self._current, None
+        if write is None:
+            return
+        if self._context.lease.lost.is_set():
+            write.cancel()
+            write.wait(_CLEANUP_SECONDS)
+        elif not write.wait(_CLOSE_SECONDS):
+            write.cancel()
+        else:
+            self._collect_at_end(write)
+
+    def _write(self, request: SaveRequest, source: LiveState | HostCopy) -> CheckpointWrite:
+        return CheckpointWrite(
+            self._context, request, source, leader=self._leader, since_notice=self._since_notice
+        )
+
+    def _order(self, verb: Verb, name: str) -> None:
+        """Tell the other ranks of a sharded stage what to do with their shares of a save."""
+        if self._leader is not None:
+            self._leader.order(verb, name)
+
+    def _copy(self, live: LiveState) -> HostCopy | None:
+        with self._lock:
+            self._staged = None  # superseded, and its memory may be needed
+        writing = self._current.source if self._current else None
+        return self._copies.copy(live, writing if isinstance(writing, HostCopy) else None)
+
+    def _run(self, write: CheckpointWrite) -> None:
+        self._current = write
+        write.run()
+        write.blocked_seconds = time.monotonic() - write.began
+        self._collect()
+        with self._lock:
+            self._staged = None  # older than what is committed
+
+    def _finish(self) -> None:
+        """Wait for the save under way and collect it."""
+        if self._current is not None:
+            self._current.wait()
+            self._collect()
+
+    def _collect(self) -> None:
+        write, self._current = self._current, None
+        assert write is not None
+        if write.error is None:
+            self._record(write)
+            return
+        self._order("drop", write.name)
+        if not isinstance(write.error, StoreError) or write.kind == "stage-end":
+            raise write.error
+        failed = self.schedule.failed
+        failed.add(write.began)
+        if failed.is_hopeless:
+            raise write.error
+        _log.warning(
+            "[save] step %d was not saved, %d in a row: %s; the last commit stays; training "
+            "continues and the save is retried",
+            write.position.step,
+            failed.count,
+            write.error,
+        )
+
+    def _collect_at_end(self, write: CheckpointWrite) -> bool:
+        """Collect a save that is over when the attempt ends; return whether it was committed."""
+        is_grave = isinstance(write.error, RunFailedError | LeaseLostError)
+        # One that diverged need not end the run: the next attempt resumes before it.
+        if write.error is not None and is_grave and not isinstance(write.error, DivergedError):
+            raise write.error
+        if write.error is not None:
+            _log.warning("[save] failed: %s; the last commit stays", write.error)
+            return False
+        self._record(write)
+        return True
+
+    def _record(self, write: CheckpointWrite) -> None:
+        """Record a commit for the metrics, the schedule and whoever reads the log."""
+        assert write.cost is not None
+        self._committed = write.position
+        self.last_cost, step = write.cost, write.position.step
+        durable = write.cost.durable_seconds
+        # What runs behind the training may run on its cores, or hold its interpreter lock.
+        slowed = self.schedule.pace.take_lost_seconds(max(0.0, durable - write.blocked_seconds))
+        self._context.metrics.write(
+            "commit",
+            step=step,
+            checkpoint_kind=write.kind,
+            seconds=round(durable, 4),
+            blocked_seconds=round(write.blocked_seconds, 4),
+            slowed_seconds=round(slowed, 4),
+            bytes=write.cost.bytes,
+        )
+        now = time.monotonic()
+        if write.kind != "periodic" or now - self._last_line >= _LINE_SECONDS:
+            self._last_line = now
+            size = write.cost.bytes / 1e6
+            line = "[checkpoint] step %d, %s: %.1f MB committed in %.2f s"
+            _log.info(line, step, write.kind, size, durable)
+        if (choice := self.schedule.measure(write.blocked_seconds + slowed, durable)) is not None:
+            _log.info("[interval] auto: %s", choice)
+            self._context.metrics.write("interval", step=step, **asdict(choice))
+
+    def _save_within(self, end: NoticeSave, write: CheckpointWrite | None) -> bool:
+        """Save what the time allows: the new state, the save under way, or both."""
+        current, self._current = self._current, None
+        if current is not None and current.is_over:
+            self._collect_at_end(current)
+            current = None
+        if current is not None and (write is None or current.position == write.position):
+            _log.info("[emergency] this state is being saved already; finishing that save")
+            if self._end_with(current, end) or write is None:
+                return current.is_committed
+            current = None  # it failed: once more, if there is time
+        if write is None or self.holds(write.position):
+            then = "only releasing" if end.releases else "nothing to save"
+            _log.info("[emergency] nothing changed since the last commit; %s", then)
+            return True
+        expected = estimate(write.num_bytes, self.last_cost)
+        finish = current.seconds_left(expected.seconds) if current else None
+        budget = draw_up(write.num_bytes, expected, end.notice, time.monotonic(), finish)
+        _log.info("[emergency] %s", budget)
+        if budget.plan == "give up":
+            _log.warning("[emergency] not enough time; the last commit stays")
+            if current is not None:
+                self._finish_soon(current, _GRACE_SECONDS)
+            return False
+        if current is not None and budget.plan == "finish":
+            _log.info("[emergency] too short for this step; finishing the save before it")
+            return self._end_with(current, end)
+        if current is not None:
+            self._make_way(current, budget)
+        if write is not self._staged:
+            self._order("live", write.name)
+        elif self._leader is not None:
+            self._leader.write_staged(write.name)
+        write.notice_save, write.began = end, time.monotonic()
+        write.start()
+        return self._end_with(write, end)
+
+    def _make_way(self, current: CheckpointWrite, budget: Budget) -> None:
+        """Let the older save finish if there is time for both, else cancel it."""
+        if budget.plan != "finish, then save" and current.cancel():
+            _log.info("[emergency] the save under way is canceled for this one")
+        else:
+            self._finish_soon(current, budget.seconds_left - budget.need_seconds)
+
+    def _finish_soon(self, current: CheckpointWrite, seconds: float) -> None:
+        """Let a save finish within `seconds`; otherwise it is never committed."""
+        if current.wait(max(0.0, seconds)) or not current.cancel():
+            current.wait()  # what cannot be canceled is writing the head, which is bounded
+            self._collect_at_end(current)
+
+    def _end_with(self, write: CheckpointWrite, end: NoticeSave) -> bool:
+        write.notice_save, asked = end, time.monotonic()
+        grace = 0.0 if write.kind == "emergency" else _GRACE_SECONDS
+
+        def seconds_left() -> float:
+            in_notice = end.notice.seconds_left - reserve_of(end.notice)
+            return max(0.0, in_notice, asked + grace - time.monotonic())
+
+        # In pieces: another notice may bring the deadline nearer.
+        while not write.wait(min(seconds_left(), _PIECE_SECONDS)) and seconds_left():
+            pass
+        if not write.is_over and write.cancel():
+            _log.warning("[emergency] the upload was too slow; the last commit stays")
+            return False
+        write.wait()  # the head is being written, which is bounded
+        return self._collect_at_end(write)

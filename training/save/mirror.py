@@ -1,0 +1,331 @@
+"""Mirrors a program's checkpoint folder to the run's store as snapshots; the program knows nothing.
+
+One thread watches the folder and captures it, another sends what was captured, oldest first: a
+capture that waits gives way to a newer one.
+"""
+
+import json
+import logging
+import shutil
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from training.errors import UserError
+from training.record.checkpoint_entry import CheckpointEntry, Kind
+from training.record.events import Events
+from training.record.lease import Lease
+from training.record.metrics import Metrics
+from training.record.newest_valid import newest_valid, read_twice
+from training.record.retention import KEEP_NEWEST, Retention
+from training.save.capture import Capture, Moment, capture
+from training.save.listing import ChangedError, Listing, SnapshotError, list_folder
+from training.save.manifest import Reason, Snapshot
+from training.save.outbox import Outbox, Parcel
+from training.save.publish import Committed, Publisher
+from training.save.restore import Filled, fill, read_snapshot
+from training.save.watcher import Watcher
+from training.store.protocol import Store
+from training.store.unfinished import write_whole
+
+_log = logging.getLogger(__name__)
+
+Haste: TypeAlias = Literal["emergency", "rebalance"]
+
+_POLL_SECONDS = 0.1
+_LINE_SECONDS = 10.0
+_FINAL_ATTEMPTS = 4
+# Then an older snapshot is tried: what failed may have been something else once.
+_MOST_FAILED_STARTS = 2
+# What a send that is cancelled gets to say so.
+_GRACE_SECONDS = 1.0
+_NOTHING = Snapshot(reason="exit", program_says_when=False, files=())
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Restored:
+    """The snapshot that the folder now holds."""
+
+    entry: CheckpointEntry
+    num_files: int
+    bytes: int
+    reused_bytes: int  # of them, those that were on the disk already
+    passed_over: tuple[tuple[str, str], ...]  # newer snapshots that do not hold, and why
+    note: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Mirror:
+    """The snapshots of one folder, by the holder of the run's lease.
+
+    `work` is a folder of the mirror's own, best on the same file system; it needs room for a copy
+    of what changes between two snapshots where files cannot be cloned.
+    """
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        lease: Lease,
+        folder: Path,
+        work: Path,
+        events: Events,
+        metrics: Metrics | None = None,
+        retention: Retention = KEEP_NEWEST,
+        quiet_seconds: float = 10.0,
+        note: Callable[[], Mapping[str, Any]] = dict,
+    ) -> None:
+        self.commit_file = work / "commit"
+        self._store = store
+        self._lease = lease
+        self._folder = folder
+        self._work = work
+        self._events = events
+        self._quiet_seconds = quiet_seconds
+        self._note = note
+        self._publisher = Publisher(
+            store, lease, folder, events=events, metrics=metrics, retention=retention
+        )
+        self._outbox = Outbox(self._publisher, events)
+        self._watcher = Watcher(
+            folder, self.commit_file, quiet_seconds, self._capture, self._refuse
+        )
+        self._restored: CheckpointEntry | None = None
+        self._haste: Haste | None = None
+        self._num_captures = 0
+        self._said = -_LINE_SECONDS
+        self._is_closing = threading.Event()
+
+    @property
+    def last(self) -> Committed | None:
+        """The last snapshot that this mirror has committed."""
+        return self._publisher.last
+
+    def obstacle(self, seconds: float) -> str | None:
+        """What has kept the folder from being captured for so long, as a clause, or None."""
+        watcher = self._watcher
+        return watcher.obstacle if watcher.uncaptured_seconds >= seconds else None
+
+    def restore(self) -> Restored | None:
+        """Fill the folder from the newest snapshot that holds; None if there is none.
+
+        Call it before the program starts. UserError if the folder has files that no attempt of a
+        run has left there, StoreError if no snapshot can be read and one of them may be whole.
+        """
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._refuse_foreign()
+        for left in self._work.glob("staging-*"):
+            shutil.rmtree(left, ignore_errors=True)
+        self.commit_file.unlink(missing_ok=True)
+
+        def read(store: Store, entry: CheckpointEntry) -> Filled:
+            return read_twice(entry, lambda: fill(store, read_snapshot(store, entry), self._folder))
+
+        entries, given_up = _candidates(self._lease.head.checkpoints)
+        found, passed_over = newest_valid(self._store, entries, read)
+        if found is not None and found.entry.name not in given_up:
+            passed_over += tuple(given_up.items())
+        for name, why in passed_over:
+            _log.warning(f"[snapshot] {name} is passed over: {why}")
+        if found is None:
+            self._publisher.begin_with(fill(self._store, _NOTHING, self._folder))
+            self._publisher.sweep()
+            return None
+        self._restored, filled = found.entry, found.snapshot
+        self._watcher.says_when = filled.snapshot.program_says_when
+        self._publisher.begin_with(filled)
+        self._watcher.captured = list_folder(self._folder)
+        self._publisher.sweep()
+        restored = Restored(
+            entry=found.entry,
+            num_files=len(filled.snapshot.files),
+            bytes=filled.snapshot.num_bytes,
+            reused_bytes=filled.reused_bytes,
+            passed_over=passed_over,
+            note=filled.snapshot.note,
+        )
+        self._tell_restored(restored)
+        return restored
+
+    def start(self, program: int | None = None) -> None:
+        """Watch the folder of the program with that process number from now on, and send."""
+        self._outbox.start()
+        self._watcher.start(program)
+
+    def request(self, haste: Haste) -> None:
+        """Ask for a snapshot at the first quiet second; no-op for a program that says when."""
+        self._haste, self._watcher.is_hasty = haste, True
+
+    def check(self) -> None:
+        """Raise what has ended the mirror."""
+        if error := self._watcher.error or self._outbox.error:
+            raise error
+
+    def final(
+        self, *, exit_code: int, deadline: float | None = None, release: bool = False
+    ) -> bool:
+        """Commit what the program left when it ended; return whether that is in the store.
+
+        `deadline` is on this process's monotonic clock. With `release` the lease goes too, in the
+        same write where there is one. StoreError if there was time, and the store refused.
+        """
+        self._is_closing.set()
+        self._watcher.stop(_left(deadline))
+        self._outbox.start()  # where the program could not be started
+        self.check()
+        moment, why = None, ""
+        try:
+            moment = self._watcher.last_moment(exit_code, was_told=self._haste == "emergency")
+            self._outbox.drop()  # the last one is newer
+        except SnapshotError as error:
+            why = str(error)
+        is_sent = self._outbox.finish(_left(deadline))
+        self.check()
+        if not is_sent:
+            self._publisher.cancel()
+            _log.warning("[snapshot] there was no time for the last one; the one before it stays")
+        elif moment is not None:
+            is_sent = self._commit_last(moment, deadline, release)
+        elif not self._watcher.is_captured():
+            is_sent = False
+            _log.warning(f"[snapshot] none at the end: {why}")
+        self.check()
+        if deadline is None and self._outbox.refused is not None:
+            raise self._outbox.refused
+        if release:
+            self._lease.release()
+        elif deadline is None:
+            self._publisher.sweep()
+        return is_sent and self._outbox.refused is None
+
+    def count_failure(self) -> None:
+        """The program has failed: count it against a tentative snapshot that it began with."""
+        began_with = self._restored
+        if began_with is None or not began_with.is_tentative or self.last is not None:
+            return
+        self._lease.count_failed_start(began_with.name)
+        self._events.emit(
+            "failed-start", snapshot=began_with.name, failed_starts=began_with.failed_starts + 1
+        )
+
+    def close(self) -> None:
+        """Stop both threads; what is being sent is never committed later."""
+        self._is_closing.set()
+        self._watcher.stop(0)
+        self._publisher.cancel()
+        self._outbox.close()
+
+    def _capture(self, reason: Reason, moment: Moment) -> Listing:
+        """Capture the folder; what is sent from where it lies is sent before this returns."""
+        captured = self._captured_now(reason, moment)
+        parcel = Parcel(capture=captured, kind=self._kind)
+        if self._haste == "rebalance":
+            self._haste, self._watcher.is_hasty = None, False
+        self._outbox.put(parcel)
+        if captured.is_in_place:
+            while not parcel.is_over.wait(_POLL_SECONDS) and not self._is_closing.is_set():
+                self._outbox.raise_error()
+            if isinstance(parcel.error, SnapshotError):
+                raise parcel.error
+            if not parcel.is_over.is_set() or parcel.error is not None:
+                raise SnapshotError(f"it was not sent: {parcel.error or 'the attempt ends'}")
+        return captured.listing
+
+    def _captured_now(self, reason: Reason, moment: Moment, *, in_place: bool = False) -> Capture:
+        self._num_captures += 1
+        return capture(
+            self._folder,
+            self._work / f"staging-{self._num_captures}",
+            self._publisher.known,
+            reason=reason,
+            program_says_when=self._watcher.says_when,
+            note=self._note(),
+            moment=moment,
+            in_place=in_place,
+        )
+
+    @property
+    def _kind(self) -> Kind:
+        return self._haste or "periodic"
+
+    def _commit_last(self, moment: Moment, deadline: float | None, release: bool) -> bool:
+        """Commit the folder as the program left it."""
+        for _ in range(_FINAL_ATTEMPTS):
+            try:
+                captured = self._captured_now("exit", moment, in_place=True)
+            except ChangedError as error:
+                self._say(f"{error}; trying again")
+                continue
+            except SnapshotError as error:
+                self._refuse(error)
+                return False
+            parcel = Parcel(
+                capture=captured,
+                kind=self._kind,
+                releases=release,
+                is_tentative=moment.is_tentative,
+            )
+            self._outbox.put(parcel)
+            if not parcel.is_over.wait(_left(deadline)):
+                self._publisher.cancel()
+                parcel.is_over.wait(_GRACE_SECONDS)
+            if not isinstance(parcel.error, ChangedError):
+                return parcel.is_over.is_set() and parcel.error is None
+        return False
+
+    def _refuse_foreign(self) -> None:
+        """Refuse to empty a folder that somebody else has filled."""
+        mark = self._work / "folder.json"
+        if mark.exists():
+            return  # not written again: what this run left may have filled the disk
+        listing = list_folder(self._folder)
+        if not listing.is_empty:
+            raise UserError(
+                f"{self._folder} holds {len(listing.files)} files that no attempt of a run has "
+                "left there; move them away, or give another folder"
+            )
+        self._work.mkdir(parents=True, exist_ok=True)
+        write_whole(mark, json.dumps({"run": self._store.uri}).encode())
+
+    def _refuse(self, error: SnapshotError) -> None:
+        """Say, once in a while, why no snapshot can be taken."""
+        if self._say(str(error)):
+            self._events.emit("save-failed", "failed", kind=self._kind, message=str(error))
+
+    def _say(self, text: str) -> bool:
+        now = time.monotonic()
+        if now - self._said < _LINE_SECONDS:
+            return False
+        self._said = now
+        _log.warning(f"[snapshot] none yet: {text}")
+        return True
+
+    def _tell_restored(self, restored: Restored) -> None:
+        size, reused = restored.bytes / 1e6, restored.reused_bytes / 1e6
+        _log.info(
+            f"[snapshot] {restored.entry.step} restored: {restored.num_files} files, "
+            f"{size:,.1f} MB, {reused:,.1f} MB of them were on the disk"
+        )
+
+
+def _candidates(
+    entries: Sequence[CheckpointEntry],
+) -> tuple[Sequence[CheckpointEntry], dict[str, str]]:
+    """The snapshots to try, the last first, and why some come after all others."""
+    given_up = [
+        entry
+        for entry in entries
+        if entry.is_tentative and entry.failed_starts >= _MOST_FAILED_STARTS
+    ]
+    why = {
+        entry.name: f"taken when the program ended itself after a notice, and it failed "
+        f"{entry.failed_starts} times on it"
+        for entry in given_up
+    }
+    return (*given_up, *(entry for entry in entries if entry not in given_up)), why
+
+
+def _left(deadline: float | None) -> float | None:
+    return None if deadline is None else max(0.0, deadline - time.monotonic())

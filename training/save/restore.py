@@ -1,0 +1,270 @@
+"""Restores a folder from the newest snapshot that holds; what is there already is used if equal.
+
+The folder is filled in place, and the program starts once it is whole: an attempt that is killed in
+between is followed by one that restores again. Every byte is verified; nothing is written outside.
+"""
+
+import errno
+import hashlib
+import os
+import shutil
+import tempfile
+import unicodedata
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from contract.keys import blob_key, checkpoint_prefix
+from training.errors import MachineError, UserError
+from training.record.checkpoint_entry import CheckpointEntry
+from training.record.newest_valid import DamagedCheckpointError
+from training.save.listing import FileState, SnapshotError, is_log, list_folder
+from training.save.manifest import SNAPSHOT, Content, SavedFile, Snapshot
+from training.save.send import SMALL_BYTES
+from training.store import parts
+from training.store.parts import checksum_of, num_parts, run_all
+from training.store.protocol import Store
+from training.store.unfinished import write_at
+
+_MAX_THREADS = 8
+# Not of the disk: somebody else's files, or names that its file system cannot hold.
+_OF_THE_FOLDER = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.EILSEQ)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Filled:
+    """A folder that holds a snapshot."""
+
+    snapshot: Snapshot
+    files: Mapping[FileState, Content]
+    reused_bytes: int
+
+
+def read_snapshot(store: Store, entry: CheckpointEntry) -> Snapshot:
+    """Read and verify a snapshot.json; may raise DamagedCheckpointError."""
+    found = next((file for file in entry.files if file.name == SNAPSHOT), None)
+    if found is None:
+        raise DamagedCheckpointError(f"the head names no {SNAPSHOT}")
+    stored = store.get(checkpoint_prefix(entry.name) + SNAPSHOT)
+    if stored is None:
+        raise DamagedCheckpointError(f"{SNAPSHOT} is missing")
+    if hashlib.sha256(stored.data).hexdigest() != found.sha256:
+        raise DamagedCheckpointError(f"{SNAPSHOT} does not match its SHA-256")
+    return Snapshot.from_bytes(stored.data)
+
+
+def export_snapshot(store: Store, entry: CheckpointEntry, out: Path) -> Snapshot:
+    """Write a snapshot's files into `out`, a new or empty folder."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UserError(f"{out} exists and is not empty; give a new folder")
+    try:
+        snapshot = read_snapshot(store, entry)
+        fill(store, snapshot, out)
+    except DamagedCheckpointError as error:
+        raise UserError(f"snapshot {entry.name} is damaged: {error}; give another") from error
+    return snapshot
+
+
+def fill(store: Store, snapshot: Snapshot, root: Path) -> Filled:
+    """Make the folder what the snapshot was; may raise DamagedCheckpointError or StoreError."""
+    need = 0
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        _refuse_names_that_collide(snapshot, root)
+        kept = _clear(snapshot, root)
+        missing = [file for file in snapshot.files if file.path not in kept]
+        need = sum(file.content.bytes for file in missing)
+        _refuse_without_room(root, need)
+        for folder in snapshot.folders:
+            (root / folder.path).mkdir(exist_ok=True)
+        _Fetching(store, root).fetch(missing)
+        _finish(snapshot, root)
+    except SnapshotError as error:
+        raise UserError(f"the snapshot cannot be restored into {root}: {error}") from error
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            _refuse_without_room(root, need, is_full=True)
+        if error.errno in _OF_THE_FOLDER:
+            raise UserError(
+                f"the snapshot cannot be restored into {root}: {error}; use another folder"
+            ) from error
+        raise
+    contents = {file.path: file.content for file in snapshot.files}
+    states = list_folder(root).files
+    return Filled(
+        snapshot=snapshot,
+        files={state: contents[path] for path, state in states.items() if not is_log(path)},
+        reused_bytes=sum(contents[path].bytes for path in kept),
+    )
+
+
+def _clear(snapshot: Snapshot, root: Path) -> set[str]:
+    """Delete what the snapshot does not hold; the paths of files that are there and equal."""
+    listing = list_folder(root)
+    wanted = {file.path: file.content for file in snapshot.files}
+    equal: set[str] = set()
+
+    def compare(path: str) -> None:
+        if _checksum(root / path, wanted[path].part_bytes) == wanted[path].sha256:
+            equal.add(path)
+
+    candidates = [
+        partial(compare, path)
+        for path, state in listing.files.items()
+        if path in wanted and wanted[path].bytes == state.bytes
+    ]
+    run_all(candidates, _MAX_THREADS)
+    for folder in listing.folders:
+        (root / folder).chmod(0o700)
+    for path in (*listing.files, *listing.links, *listing.skipped):
+        if path not in equal:
+            (root / path).unlink()
+    folders = {folder.path for folder in snapshot.folders}
+    for path in sorted(listing.folders.keys() - folders, reverse=True):
+        (root / path).rmdir()
+    return equal
+
+
+class _Fetching:
+    """Files on their way from the store into a folder."""
+
+    def __init__(self, store: Store, root: Path) -> None:
+        self._store = store
+        self._root = root
+
+    def fetch(self, files: Sequence[SavedFile]) -> None:
+        """Write the files, each verified; DamagedCheckpointError if one is not what it was."""
+        paths: dict[Content, list[str]] = {}
+        for file in files:
+            paths.setdefault(file.content, []).append(file.path)
+        small = [content for content in paths if content.bytes <= SMALL_BYTES]
+        large = [content for content in paths if content.bytes > SMALL_BYTES]
+        digests = {
+            content: [b""] * num_parts(content.bytes, content.part_bytes) for content in large
+        }
+        tasks = [partial(self._write_small, span, paths) for span in _spans(small)]
+        for content in large:
+            os.close(_create(self._root / paths[content][0]))
+            tasks += [
+                partial(self._write_part, content, number, digests[content], paths[content][0])
+                for number in range(len(digests[content]))
+            ]
+        run_all(tasks, min(_MAX_THREADS, self._store.num_threads))
+        for content in large:
+            first, *others = paths[content]
+            if checksum_of(digests[content]) != content.sha256:
+                raise DamagedCheckpointError(f"{first!r} does not match its SHA-256")
+            for other in others:
+                shutil.copyfile(self._root / first, self._root / other)
+
+    def _write_small(self, span: Sequence[Content], paths: Mapping[Content, Sequence[str]]) -> None:
+        first, last = span[0], span[-1]
+        data = bytearray(last.start + last.bytes - first.start)
+        if first.blob is not None:
+            self._read(first.blob, first.start, memoryview(data))
+        for content in span:
+            start = content.start - first.start
+            own = memoryview(data)[start : start + content.bytes]
+            if hashlib.sha256(own).hexdigest() != content.sha256:
+                raise DamagedCheckpointError(f"{paths[content][0]!r} does not match its SHA-256")
+            for path in paths[content]:
+                with os.fdopen(_create(self._root / path), "wb") as stream:
+                    stream.write(own)
+
+    def _write_part(self, content: Content, number: int, digests: list[bytes], path: str) -> None:
+        assert content.blob is not None
+        start = number * content.part_bytes
+        stop = min(start + content.part_bytes, content.bytes)
+        digest = hashlib.sha256()
+        file = os.open(self._root / path, os.O_WRONLY | os.O_NOFOLLOW)
+        try:
+            for at in range(start, stop, parts.PART_BYTES):
+                data = memoryview(bytearray(min(parts.PART_BYTES, stop - at)))
+                self._read(content.blob, content.start + at, data)
+                digest.update(data)
+                write_at(file, data, at)
+        finally:
+            os.close(file)
+        digests[number] = digest.digest()
+
+    def _read(self, blob: str, start: int, data: memoryview) -> None:
+        try:
+            self._store.read_into(blob_key(blob), start, data)
+        except FileNotFoundError as error:
+            raise DamagedCheckpointError(f"the blob {blob} is missing") from error
+
+
+def _spans(contents: Iterable[Content]) -> Iterator[list[Content]]:
+    """Contents of one blob that lie close together, to be read at once."""
+    span: list[Content] = []
+    for content in sorted(contents, key=lambda one: (one.blob or "", one.start)):
+        fits = span and span[0].blob == content.blob
+        if fits and content.start + content.bytes - span[0].start <= parts.PART_BYTES:
+            span.append(content)
+            continue
+        if span:
+            yield span
+        span = [content]
+    if span:
+        yield span
+
+
+def _create(path: Path) -> int:
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+
+
+def _finish(snapshot: Snapshot, root: Path) -> None:
+    """Links last, so that nothing is written through one; then modes and times."""
+    for link in snapshot.links:
+        (root / link.path).symlink_to(link.target)
+    for file in snapshot.files:
+        (root / file.path).chmod(file.mode & 0o777)
+        os.utime(root / file.path, ns=(file.mtime_ns, file.mtime_ns))
+    for folder in sorted(snapshot.folders, key=lambda one: one.path, reverse=True):
+        os.utime(root / folder.path, ns=(folder.mtime_ns, folder.mtime_ns))
+        (root / folder.path).chmod(folder.mode & 0o777)
+
+
+def _checksum(path: Path, part_bytes: int) -> str:
+    digests: list[bytes] = []
+    with path.open("rb", buffering=0) as stream:
+        while True:
+            digest, left = hashlib.sha256(), part_bytes
+            while left and (data := stream.read(min(left, parts.PART_BYTES))):
+                digest.update(data)
+                left -= len(data)
+            if left == part_bytes and digests:
+                return checksum_of(digests)
+            digests.append(digest.digest())
+            if left:
+                return checksum_of(digests)
+
+
+def _refuse_without_room(root: Path, need: int, *, is_full: bool = False) -> None:
+    about = os.statvfs(root)
+    free = about.f_bavail * about.f_frsize
+    if is_full or free < need:
+        # On a disk of this size it may fit, once other files are gone.
+        may_fit = need < about.f_blocks * about.f_frsize
+        raise (MachineError if may_fit else UserError)(
+            f"the snapshot does not fit on the disk of {root}: it needs {need / 1e6:,.1f} MB more "
+            f"and {free / 1e6:,.1f} MB are free; use a larger volume, or free some of it"
+        )
+
+
+def _refuse_names_that_collide(snapshot: Snapshot, root: Path) -> None:
+    names: dict[str, str] = {}
+    for path in snapshot.paths:
+        folded = unicodedata.normalize("NFC", path).casefold()
+        if folded in names and not _tells_case_apart(root):
+            raise UserError(
+                f"the file system of {root} does not tell {names[folded]!r} from {path!r}; "
+                "use a folder on one that does"
+            )
+        names[folded] = path
+
+
+def _tells_case_apart(root: Path) -> bool:
+    with tempfile.TemporaryDirectory(prefix="case-", dir=root) as probe:
+        return not Path(probe).with_name(Path(probe).name.upper()).exists()

@@ -1,0 +1,287 @@
+"""The state of a step boundary, live or copied to the host, as the bytes of its files.
+
+Nothing here writes: a `Contents` gives any part of a file, straight from the live tensors or from a
+`HostCopy`, which lets training continue.
+"""
+
+import json
+import os
+import secrets
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+import torch
+from torch import Tensor
+
+from training.errors import DivergedError, Divergence
+from training.save.layout import Layout, TensorSpan, lay_out
+from training.save.memory import allocate, available_bytes, open_shared, view_of
+from training.store.protocol import PartSender
+
+STATE = "state.json"
+# What a copy of the state must leave to everything else on the machine.
+_SPARE_BYTES = 512 * 1024 * 1024
+
+# Returns that many bytes of host memory, which stay valid until the same thread calls it again.
+Spare: TypeAlias = Callable[[int], Tensor]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LiveState:
+    """Everything the next step depends on: tensors by part, and what JSON can hold."""
+
+    tensors: Mapping[str, Mapping[str, Tensor]]  # part -> name -> tensor on any device
+    state: Mapping[str, Any]
+
+    @property
+    def num_bytes(self) -> int:
+        """Total bytes of all tensors."""
+        return sum(t.nbytes for tensors in self.tensors.values() for t in tensors.values())
+
+    @property
+    def device(self) -> torch.device:
+        """The tensors' device; the GPU if any of them is there."""
+        found = {t.device for tensors in self.tensors.values() for t in tensors.values()}
+        return max(found, key=lambda device: device.type != "cpu", default=torch.device("cpu"))
+
+    @property
+    def files(self) -> "list[Contents]":
+        """The safetensors files, read from the tensors, which must not change meanwhile."""
+        return [LiveFile(part, tensors) for part, tensors in self.tensors.items()]
+
+
+class Contents(Protocol):
+    """The contents of one file that is to be written."""
+
+    @property
+    def name(self) -> str:
+        """The file's name."""
+
+    @property
+    def size(self) -> int:
+        """The file's size in bytes."""
+
+    def read(self, start: int, stop: int, spare: Spare) -> memoryview:
+        """Bytes start to stop: where they lie if contiguous, else copied into spare memory."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Text:
+    """A small file of known bytes."""
+
+    name: str
+    data: bytes
+
+    @property
+    def size(self) -> int:
+        return len(self.data)
+
+    def read(self, start: int, stop: int, spare: Spare) -> memoryview:
+        return memoryview(self.data)[start:stop]
+
+
+class LiveFile:
+    """A safetensors file of tensors that must not change while it is read."""
+
+    def __init__(self, part: str, tensors: Mapping[str, Tensor]) -> None:
+        self.name = f"{part}.safetensors"
+        self._layout = lay_out(tensors)
+        self._tensors = tensors
+
+    @property
+    def size(self) -> int:
+        return self._layout.size
+
+    def read(self, start: int, stop: int, spare: Spare) -> memoryview:
+        header = self._layout.header
+        out = spare(stop - start)
+        if start < len(header):
+            piece = header[start:stop]
+            out[: len(piece)].copy_(torch.frombuffer(bytearray(piece), dtype=torch.uint8))
+        for place in self._layout.overlapping(start, stop):
+            first, last = max(start, place.start), min(stop, place.stop)
+            _copy_bytes(
+                self._tensors[place.name], first - place.start, out[first - start : last - start]
+            )
+        return view_of(out)
+
+
+class HostCopyFile:
+    """A safetensors file in host memory, exactly as it will be written."""
+
+    def __init__(self, part: str, layout: Layout, device: torch.device, *, is_shared: bool) -> None:
+        self.name = f"{part}.safetensors"
+        self.memory = open_shared(layout.size) if is_shared else -1  # its file descriptor
+        if is_shared:
+            weakref.finalize(self, os.close, self.memory)
+        self._block = allocate(layout.size, device, self.memory)
+        header = torch.frombuffer(bytearray(layout.header), dtype=torch.uint8)
+        self._block[: len(header)].copy_(header)
+        self._bytes = view_of(self._block)
+        self.tensors = {place.name: tensor_at(self._block, place) for place in layout.spans}
+
+    @property
+    def size(self) -> int:
+        return len(self._bytes)
+
+    def read(self, start: int, stop: int, spare: Spare) -> memoryview:
+        return self._bytes[start:stop]
+
+
+class HostCopy:
+    """A copy of a live state on the host; its memory is reused for states of the same shapes."""
+
+    def __init__(self, live: LiveState, *, is_shared: bool = False) -> None:
+        self.state: Mapping[str, Any] = {}
+        self.device = live.device  # where it was copied from
+        self._shapes = _shapes(live)
+        self._files = {
+            part: HostCopyFile(part, lay_out(tensors), live.device, is_shared=is_shared)
+            for part, tensors in live.tensors.items()
+        }
+
+    def fits(self, live: LiveState) -> bool:
+        """Whether the state has the shapes that this copy was made for."""
+        return self._shapes == _shapes(live)
+
+    def fill(self, live: LiveState) -> None:
+        """Copy the state; when this returns, training may change its tensors."""
+        self.state = live.state
+        targets: list[Tensor] = []
+        sources: list[Tensor] = []
+        for part, tensors in live.tensors.items():
+            mine = self._files[part].tensors
+            targets += [mine[name] for name in tensors]
+            sources += [tensor.detach() for tensor in tensors.values()]
+        if targets:
+            # One call for all: a loop in Python costs as much as the copies of small tensors.
+            torch._foreach_copy_(targets, sources, non_blocking=True)
+        if live.device.type == "cuda":
+            torch.cuda.synchronize(live.device)
+
+    @property
+    def tensors(self) -> Mapping[str, Mapping[str, Tensor]]:
+        """The copied tensors by part."""
+        return {part: file.tensors for part, file in self._files.items()}
+
+    @property
+    def files(self) -> list[Contents]:
+        """The safetensors files of the checkpoint."""
+        return list(self._files.values())
+
+
+class HostCopies:
+    """At most two copies, whose memory is reused: one that is being written, and the next."""
+
+    def __init__(self, sender: PartSender | None = None, num_copiers: int = 1) -> None:
+        self._copies: list[HostCopy] = []
+        self._sender = sender
+        self._num_copiers = num_copiers  # processes of this machine that copy at the same moment
+
+    def copy(self, live: LiveState, writing: HostCopy | None) -> HostCopy | None:
+        """Copy to the host; None if memory cannot hold it beside the copy that is being written."""
+        self._copies = [copy for copy in self._copies if copy is writing or copy.fits(live)]
+        copy = next((copy for copy in self._copies if copy is not writing), None)
+        if copy is None:
+            free = available_bytes()
+            if free is not None and free - self._num_copiers * live.num_bytes < _SPARE_BYTES:
+                return None
+            copy = HostCopy(live, is_shared=self._sender is not None and self._sender.start())
+            self._copies.append(copy)
+        copy.fill(live)
+        return copy
+
+
+def checkpoint_name(step: int, generation: int) -> str:
+    """A unique name that sorts by step."""
+    return f"{step:08d}-g{generation:04d}-{secrets.token_hex(4)}"
+
+
+def step_of(name: str) -> int:
+    """The step in a name that `checkpoint_name` made."""
+    return int(name.partition("-")[0])
+
+
+def state_file(state: Mapping[str, Any]) -> Text:
+    """The checkpoint's JSON file."""
+    return Text(name=STATE, data=json.dumps(state).encode())
+
+
+def tensor_at(block: Tensor, span: TensorSpan) -> Tensor:
+    """The tensor whose bytes lie at `span` of a block of bytes."""
+    return block[span.start : span.stop].view(span.dtype).view(span.shape)
+
+
+def flatten_state(value: Any, tensors: dict[str, Tensor], path: str = "") -> Any:
+    """Move a nested state_dict's tensors into `tensors`; return the rest as a JSON skeleton."""
+    if isinstance(value, Tensor):
+        tensors[path] = value
+        return {"tensor": path}
+    if isinstance(value, Mapping):
+        return {"dict": [[k, flatten_state(v, tensors, f"{path}/{k}")] for k, v in value.items()]}
+    if isinstance(value, list | tuple):
+        parts = [flatten_state(v, tensors, f"{path}/{i}") for i, v in enumerate(value)]
+        return {type(value).__name__: parts}
+    if value is None or isinstance(value, bool | int | float | str):
+        return {"value": value}
+    raise TypeError(f"{path}: a {type(value).__name__} cannot be stored in a checkpoint")
+
+
+def unflatten_state(skeleton: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """Rebuild the state_dict from the skeleton and tensors of `flatten_state`."""
+    ((kind, content),) = skeleton.items()
+    if kind == "tensor":
+        return tensors[content]
+    if kind == "dict":
+        return {key: unflatten_state(value, tensors) for key, value in content}
+    if kind in ("list", "tuple"):
+        parts = [unflatten_state(value, tensors) for value in content]
+        return tuple(parts) if kind == "tuple" else parts
+    return content
+
+
+def find_nan(tensors: Mapping[str, Tensor]) -> str | None:
+    """The name of the first tensor with a NaN (an infinity may be intended, as in masks)."""
+    for name, tensor in tensors.items():
+        if not tensor.is_floating_point() or not tensor.numel():
+            continue
+        if tensor.element_size() == 1:
+            tensor = tensor.float()  # amin does not support 8-bit types
+        # The minimum of numbers with a NaN is NaN; isnan of all would make a copy.
+        if bool(tensor.detach().amin().isnan()):
+            return name
+    return None
+
+
+def refuse_nan(tensors: Mapping[str, Mapping[str, Tensor]], step: int, where: str) -> None:
+    """Raise DivergedError if any weight of the model is NaN."""
+    for part, own in tensors.items():
+        if part.split(".")[0] == "model" and (name := find_nan(own)) is not None:
+            message = f"{where}: {name} contains a NaN"
+            raise DivergedError(Divergence(step=step, message=message))
+
+
+def _shapes(live: LiveState) -> dict[str, list[tuple[str, torch.dtype, torch.Size]]]:
+    return {
+        part: [(name, t.dtype, t.shape) for name, t in tensors.items()]
+        for part, tensors in live.tensors.items()
+    }
+
+
+def _copy_bytes(tensor: Tensor, start: int, out: Tensor) -> None:
+    """Copy bytes from `start` on, in the order of a contiguous tensor, until `out` is full."""
+    tensor = tensor.detach()
+    if tensor.is_contiguous():
+        data = tensor.view(-1).view(torch.uint8)
+        out.copy_(data[start : start + len(out)])
+        return
+    # Row by row: a contiguous copy of the whole could need memory that is not there.
+    row_bytes = tensor[0].numel() * tensor.element_size()
+    stop = start + len(out)
+    for row in range(start // row_bytes, -(-stop // row_bytes)):
+        base = row * row_bytes
+        first, last = max(start, base), min(stop, base + row_bytes)
+        data = tensor[row].contiguous().view(-1).view(torch.uint8)
+        out[first - start : last - start].copy_(data[first - base : last - base])

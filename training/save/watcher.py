@@ -1,0 +1,205 @@
+"""Decides when a folder is captured: when the program says so, or when nothing changed for a while.
+
+A program has said when as soon as it has touched the commit file once: from then on no other moment
+counts, because only the program knows which of its files belong together.
+"""
+
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from training.save.capture import ANY_MOMENT, AT_AN_EXIT, Moment
+from training.save.listing import (
+    ChangedError,
+    Listing,
+    SnapshotError,
+    leaves,
+    list_folder,
+)
+from training.save.manifest import Reason
+from training.save.moments import QuietTime
+
+_log = logging.getLogger(__name__)
+
+# How often the commit file is looked for: a program may wait for it.
+_POLL_SECONDS = 0.025
+# Looking at a big folder takes at most this share of one core.
+_LOOKING_SHARE = 0.02
+# After a notice: the program may be gone before the usual quiet time is over.
+_HASTY_SECONDS = 1.0
+# What a shell says of a program that SIGKILL ended.
+_KILLED = 128 + signal.SIGKILL
+
+
+class Watcher:
+    """A thread that calls `capture` at the right moments; what ends it is in `error`.
+
+    `capture` returns what it has captured, or raises, also if the folder is no longer as it was
+    found quiet; `refused` is told why nothing can be captured.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        commit_file: Path,
+        quiet_seconds: float,
+        capture: Callable[[Reason, Moment], Listing],
+        refused: Callable[[SnapshotError], None],
+    ) -> None:
+        self.says_when = False
+        self.is_hasty = False
+        self.captured: Listing | None = None
+        self.error: BaseException | None = None
+        self._folder = folder
+        self._commit_file = commit_file
+        self._quiet_seconds = quiet_seconds
+        self._capture = capture
+        self._refused = refused
+        self._quiet = QuietTime()
+        self._told: set[str] = set()
+        self._uncaptured_since: float | None = None  # the first look at something new
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self, program: int | None = None) -> None:
+        """Watch from now on, as long as that process lives: its end is for `last_moment`."""
+        self._quiet.program = program
+        self._thread = threading.Thread(target=self._run, name="mirror", daemon=True)
+        self._thread.start()
+
+    def stop(self, seconds: float | None = None) -> None:
+        """Watch no more; wait for up to `seconds` for a capture under way."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join(seconds)
+
+    def last_moment(self, exit_code: int, *, was_told: bool) -> Moment:
+        """When the folder of a program that has ended may be captured; SnapshotError if never.
+
+        What it wrote last counts if it ended well by itself; if it was told to end and did, it may
+        have been in the middle of a save, as with any other end.
+        """
+        if exit_code == 0 and not was_told:
+            return ANY_MOMENT
+        with suppress(FileNotFoundError):
+            asked = Moment(asked_ns=self._commit_file.stat().st_ctime_ns)
+            self.says_when = True
+            return asked
+        if self.says_when:
+            raise SnapshotError("what the program did after its last commit does not count")
+        if was_told and 0 <= exit_code != _KILLED:
+            return AT_AN_EXIT
+        seconds = self._quiet.seconds_until_now(list_folder(self._folder))
+        if seconds < self._wanted_seconds:
+            raise SnapshotError(f"the program died {seconds:.1f} s after the last change")
+        if (path := self._quiet.held_open) is not None:
+            raise SnapshotError(f"{path} was open for writing when the program died")
+        return Moment(quiet=self._quiet.listing)
+
+    def is_captured(self) -> bool:
+        """Whether the folder is as it was captured last."""
+        try:
+            listing = list_folder(self._folder)
+        except SnapshotError:
+            return False
+        return self.captured is not None and self.captured.difference(listing) is None
+
+    @property
+    def uncaptured_seconds(self) -> float:
+        """For how long there has been something to capture without its moment."""
+        since = self._uncaptured_since
+        return 0.0 if since is None else time.monotonic() - since
+
+    @property
+    def obstacle(self) -> str:
+        """What keeps the folder from being quiet, as a clause."""
+        if held := self._quiet.found_open:
+            return f"{held} stays open for writing"
+        listing = self._quiet.listing
+        return f"{listing.newest!r} keeps changing" if listing else "it keeps changing"
+
+    @property
+    def _wanted_seconds(self) -> float:
+        return min(self._quiet_seconds, _HASTY_SECONDS) if self.is_hasty else self._quiet_seconds
+
+    def _run(self) -> None:
+        next_look = 0.0
+        try:
+            while not self._stop.wait(_POLL_SECONDS):
+                if self._commit_file.exists():
+                    self._commit_asked()
+                elif time.monotonic() >= next_look:
+                    next_look = self._look()
+        except BaseException as error:  # the attempt's thread must see it
+            self.error = error
+
+    def _commit_asked(self) -> None:
+        """Capture what the program asked for, and remove the file that it waits for."""
+        self.says_when = True
+        try:
+            asked = self._commit_file.stat()
+            self.captured = self._capture("commit", Moment(asked_ns=asked.st_ctime_ns))
+        except (ChangedError, FileNotFoundError) as error:
+            if isinstance(error, ChangedError):
+                self._refused(error)  # and once more
+            return
+        except SnapshotError as error:
+            self._refused(error)
+        # Touched again while it was captured: that asks for another one.
+        if _is_untouched(self._commit_file, asked):
+            self._commit_file.unlink(missing_ok=True)
+
+    def _look(self) -> float:
+        """Capture the folder if it has been quiet; return when to look again."""
+        began, wanted = time.thread_time(), self._wanted_seconds
+        if self.says_when or not self._quiet_seconds:
+            return time.monotonic() + _HASTY_SECONDS
+        try:
+            listing = list_folder(self._folder)
+            self._tell_odd(listing)
+            is_new = self.captured is None or self.captured.difference(listing) is not None
+            if not is_new or listing.is_empty:
+                self._uncaptured_since = None
+            else:
+                self._uncaptured_since = self._uncaptured_since or time.monotonic()
+                is_quiet = self._quiet.look(listing) >= wanted
+                # Costs more than the look: a killed program is asked about only in haste.
+                if (is_quiet or self.is_hasty) and self._quiet.is_closed() and is_quiet:
+                    reason: Reason = "notice" if self.is_hasty else "quiet"
+                    self.captured = self._capture(reason, Moment(quiet=listing))
+                    self._uncaptured_since = None
+        except ChangedError:
+            pass  # not quiet after all
+        except SnapshotError as error:
+            self._refused(error)
+        looked = (time.thread_time() - began) / _LOOKING_SHARE
+        return time.monotonic() + max(min(wanted / 5, _HASTY_SECONDS), looked)
+
+    def _tell_odd(self, listing: Listing) -> None:
+        """Say once what is not saved."""
+        for path, kind in listing.skipped.items():
+            self._tell_once(path, f"{path!r} is {kind} and is not saved")
+        for path, target in listing.links.items():
+            if leaves(self._folder, path, target):
+                self._tell_once(
+                    path,
+                    f"{path!r} points out of the folder, to {target!r}: the link is saved, "
+                    "what it points to is not",
+                )
+
+    def _tell_once(self, path: str, text: str) -> None:
+        if path not in self._told:
+            self._told.add(path)
+            _log.warning(f"[snapshot] {text}")
+
+
+def _is_untouched(path: Path, before: os.stat_result) -> bool:
+    with suppress(FileNotFoundError):
+        now = path.stat()
+        return (now.st_ino, now.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+    return False

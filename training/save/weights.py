@@ -1,0 +1,131 @@
+"""Weights of a run, of one of its checkpoints or of a file: to start from, evaluate or export."""
+
+import json
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from contract.keys import FINAL, FINAL_FILES
+from training.errors import UserError
+from training.record.checkpoint_entry import CheckpointEntry
+from training.record.newest_valid import DamagedCheckpointError
+from training.record.open_run import OpenRun, choices, find_checkpoint, open_run
+from training.save.export import weights_sha256
+from training.save.read import WEIGHTS, read_checkpoint
+from training.store.open import open_store
+from training.store.protocol import Store, StoreError
+
+_NUM_NAMED = 5
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Weights:
+    """A model's state_dict on the CPU, and what is known about it."""
+
+    tensors: Mapping[str, Tensor]
+    about: Mapping[str, str]  # the file's metadata: run_id, workload, stage, step, metrics
+    sha256: str
+
+
+def open_trained(uri: str) -> OpenRun:
+    """Open the run of a workload at `uri`; UserError if there is none."""
+    run = open_run(uri)
+    if run.is_of_program:
+        raise UserError(
+            f"{run.store.uri} is the run of a program, whose weights only the program can read; "
+            f"what it left in model/ lies in {run.store.uri}/{FINAL_FILES}model/"
+        )
+    return run
+
+
+def read_weights(uri: str, checkpoint: str | None = None) -> Weights:
+    """Weights of a file, of a finished run, or of a run's checkpoint (see `find_checkpoint`)."""
+    with tempfile.TemporaryDirectory(prefix="weights-") as folder:
+        if uri.endswith(".safetensors"):
+            if checkpoint is not None:
+                raise UserError(f"{uri} is a file, without checkpoints; give a run's URI")
+            return _from_file(uri, Path(folder))
+        run = open_trained(uri)
+        if checkpoint is not None:
+            return _from_checkpoint(run, find_checkpoint(run, checkpoint))
+        if run.head.state != "finished":
+            raise UserError(
+                f"the run {run.store.uri} is {run.head.state}; only a finished run has final "
+                f"weights, so name one of its checkpoints: {choices(run)}"
+            )
+        found = _fetch(run.store, FINAL, Path(folder))
+        if found.sha256 != run.head.weights_sha256:
+            raise StoreError(
+                f"{run.store.uri}/{FINAL} does not have the weights that the run finished with; "
+                "export its newest checkpoint instead"
+            )
+        return found
+
+
+def load_weights(model: nn.Module, weights: Weights, stage: str) -> None:
+    """Copy the weights into a model; UserError names what does not fit."""
+    mine = model.state_dict()
+    problems = [f"{name} is missing" for name in mine if name not in weights.tensors]
+    problems += [f"{name} is unknown" for name in weights.tensors if name not in mine]
+    problems += [
+        f"{name} is {_shape(weights.tensors[name])} there and {_shape(tensor)} here"
+        for name, tensor in mine.items()
+        if name in weights.tensors and weights.tensors[name].shape != tensor.shape
+    ]
+    if problems:
+        more = len(problems) - _NUM_NAMED
+        text = "; ".join(problems[:_NUM_NAMED]) + (f"; and {more} more" if more > 0 else "")
+        raise UserError(f"the weights do not fit the model of stage {stage!r}: {text}")
+    model.load_state_dict(dict(weights.tensors))
+
+
+def _from_checkpoint(run: OpenRun, entry: CheckpointEntry) -> Weights:
+    try:
+        snapshot = read_checkpoint(run.store, entry, WEIGHTS)
+    except DamagedCheckpointError as error:
+        raise UserError(f"checkpoint {entry.name} is damaged: {error}; give another") from error
+    position = snapshot.state["position"]
+    # A moving average, if there is one, is evaluated and exported.
+    tensors = {**snapshot.tensors["model"], **snapshot.tensors.get("ema", {})}
+    record, digest = run.record, weights_sha256(tensors)
+    about = {
+        "run_id": record.run_id,
+        "workload": record.workload,
+        "recipe": record.recipe,
+        "config": json.dumps(record.config),
+        "metrics": json.dumps(position["metrics"]),
+        "stage": entry.stage,
+        "step": str(entry.step),
+        "checkpoint": entry.name,
+        "weights_sha256": digest,
+    }
+    return Weights(tensors=tensors, about=about, sha256=digest)
+
+
+def _from_file(uri: str, folder: Path) -> Weights:
+    parent, _, name = uri.rpartition("/")
+    return _fetch(open_store(parent or "."), name, folder)
+
+
+def _fetch(store: Store, key: str, folder: Path) -> Weights:
+    path = folder / "weights.safetensors"
+    try:
+        store.get_file(key, path)
+    except FileNotFoundError as error:
+        raise UserError(f"there is no file {store.uri}/{key}; check the URI") from error
+    try:
+        with safe_open(path, framework="pt") as file:
+            about = dict(file.metadata() or {})
+            # Cloned: computing on memory at a file's own alignment changes the last bits.
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
+    except SafetensorError as error:
+        raise UserError(f"{store.uri}/{key} is not a safetensors file: {error}") from error
+    return Weights(tensors=tensors, about=about, sha256=weights_sha256(tensors))
+
+
+def _shape(tensor: Tensor) -> str:
+    return "x".join(map(str, tensor.shape)) or "a scalar"

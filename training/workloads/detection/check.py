@@ -1,0 +1,221 @@
+"""Checks a dataset in COCO's format before an hour of training is paid for; mends nothing.
+
+python -m training data check --workload detection DIR [--json]
+"""
+
+import os
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from itertools import combinations
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from training.data_report import DataReport
+from training.workloads.detection.check_boxes import check_boxes
+from training.workloads.detection.coco import Category, CocoSplit, read_split
+from training.workloads.detection.coco_faults import Faults
+from training.workloads.detection.coco_layout import (
+    UNDIVIDED,
+    Source,
+    find_images,
+    find_sources,
+    is_file,
+    unlisted_images,
+)
+from training.workloads.detection.image_files import ImageFault, examine
+
+if TYPE_CHECKING:
+    # It imports torch.
+    from training.workload import Progress
+
+# The published recipe's queries of contrastive denoising: with more objects there is one group.
+_DENOISING_QUERIES = 100
+# More of a split's images than this in another split make its figures false.
+_MAX_LEAK_SHARE = 0.01
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Checked:
+    """A folder in COCO's format, as far as it could be read, with every image's checksum."""
+
+    folder: Path
+    splits: Sequence[CocoSplit]
+    digests: Mapping[str, Sequence[str | None]]  # None: there is no such file
+    faults: Faults
+
+    @property
+    def report(self) -> DataReport:
+        """What was found, for people and programs."""
+        tables: dict[str, Sequence[Mapping[str, Any]]] = {}
+        if self.splits:
+            tables = {"splits": _split_rows(self.splits), "classes": _class_rows(self.splits)}
+        return DataReport(findings=self.faults.findings(), tables=tables)
+
+
+def check(folder: Path, progress: "Progress") -> Checked:
+    """Check annotations, image files, and what the splits have in common."""
+    faults = Faults()
+    root, sources = find_sources(folder, faults)
+    read = [_read(root, source, faults) for source in sources]
+    splits = [split for split in read if split is not None]
+    if not faults.is_refused:  # else what was left out would be missed here
+        _check_categories(splits, faults)
+        _check_unlisted(root, splits, faults)
+    check_annotations(splits, faults)
+    digests = _check_images(splits, faults, progress)
+    _check_duplicates(splits, digests, faults)
+    return Checked(folder=root, splits=splits, digests=digests, faults=faults)
+
+
+def _read(root: Path, source: Source, faults: Faults) -> CocoSplit | None:
+    return read_split(source.path, source.split, partial(find_images, root, source), faults)
+
+
+def check_annotations(splits: Sequence[CocoSplit], faults: Faults) -> None:
+    """The cheap part: what the annotations alone show."""
+    for split in splits:
+        check_boxes(split, faults)
+        if not split.can_be_learned.any():
+            but = ", only crowds and empty boxes" if len(split.labels) else ""
+            faults.add("no-objects", f"{split.name} has no objects in its {len(split)} images{but}")
+        most = int(split.objects_per_image.max())
+        if most > _DENOISING_QUERIES:
+            many = int((split.objects_per_image > _DENOISING_QUERIES).sum())
+            image = split.files[int(split.objects_per_image.argmax())]
+            text = f"{split.name} has {many} images of more than {_DENOISING_QUERIES} objects"
+            faults.add("many-objects", f"{text}, {image} {most} of them")
+
+
+def _check_categories(splits: Sequence[CocoSplit], faults: Faults) -> None:
+    """The same in every split, and each with objects."""
+    first = splits[0]
+    for split in splits[1:]:
+        if split.categories != first.categories:
+            ours, theirs = _differing(split.categories, first.categories)
+            text = f"{split.name} has {ours}, and {first.name} {theirs}"
+            faults.add("other-categories", text)
+            return
+    counts = {split.name: _objects_by_class(split) for split in splits}
+    for label, (number, name) in enumerate(splits[0].categories):
+        lacking = [split.name for split in splits if not counts[split.name][label]]
+        if len(lacking) == len(splits):
+            faults.add("unused-category", f"category {number} ({name}) has no objects")
+        elif lacking and splits[0].can_be_learned.any():
+            text = f"{' and '.join(lacking)} has no objects of category {number} ({name})"
+            faults.add("class-not-in-split", text)
+
+
+def _differing(ours: Sequence[Category], theirs: Sequence[Category]) -> tuple[str, str]:
+    """The first category that one of the two has and the other has not."""
+    only = [sorted(set(a) - set(b))[:1] for a, b in ((ours, theirs), (theirs, ours))]
+    shown = [f"category {c[0].id} {c[0].name!r}" if c else "no such category" for c in only]
+    return shown[0], shown[1]
+
+
+def _check_unlisted(root: Path, splits: Sequence[CocoSplit], faults: Faults) -> None:
+    listed = {split.folder / str(file) for split in splits for file in split.files}
+    for path in unlisted_images(root, listed):
+        faults.add("unlisted-image", f"{path.relative_to(root)} is in no annotation file")
+
+
+def _check_images(
+    splits: Sequence[CocoSplit], faults: Faults, progress: "Progress"
+) -> dict[str, list[str | None]]:
+    """Decode every image, in parallel: Pillow lets go of the interpreter's lock."""
+    done, total = 0, sum(map(len, splits))
+    digests: dict[str, list[str | None]] = {}
+    pool = ThreadPoolExecutor(os.cpu_count())
+    try:
+        for split in splits:
+            examined = pool.map(partial(_examine, split), range(len(split)))
+            digests[split.name] = []
+            for index, (digest, found) in enumerate(examined):
+                digests[split.name].append(digest)
+                for fault in found:
+                    faults.add(fault.rule, f"{split.name}: {split.files[index]} {fault.text}")
+                done += 1
+                progress(done, total)
+    finally:
+        # After Ctrl-C the images not yet begun are left alone.
+        pool.shutdown(cancel_futures=True)
+    return digests
+
+
+def _examine(split: CocoSplit, index: int) -> tuple[str | None, list[ImageFault]]:
+    path = split.folder / str(split.files[index])
+    if not is_file(path):
+        return None, [ImageFault("missing-file", f"is not in {split.folder}")]
+    height, width = split.sizes[index].tolist()
+    return examine(path, height, width)
+
+
+def _check_duplicates(
+    splits: Sequence[CocoSplit], digests: Mapping[str, Sequence[str | None]], faults: Faults
+) -> None:
+    """Note equal files, byte for byte."""
+    places = {split.name: _places(split, digests[split.name]) for split in splits}
+    for name, of_digest in places.items():
+        for files in of_digest.values():
+            if len(files) > 1:
+                faults.add("duplicate-image", f"{name}: {files[0]} and {files[1]} are the same")
+    for one, other in combinations(places, 2):
+        shared = places[one].keys() & places[other].keys()
+        share = len(shared) / max(1, len(places[other]))
+        for digest in sorted(shared):
+            text = f"{other}: {places[other][digest][0]} is also {places[one][digest][0]} in {one}"
+            faults.add("leak" if share > _MAX_LEAK_SHARE else "few-leaks", text)
+
+
+def _places(split: CocoSplit, digests: Sequence[str | None]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = defaultdict(list)
+    for file, digest in zip(split.files.tolist(), digests, strict=True):
+        if digest is not None:
+            found[digest].append(file)
+    return found
+
+
+def _objects_by_class(split: CocoSplit) -> "np.ndarray[Any, Any]":
+    return np.bincount(split.labels[~split.crowds], minlength=len(split.categories))
+
+
+def _split_rows(splits: Sequence[CocoSplit]) -> list[dict[str, Any]]:
+    return [
+        {
+            "split": "undivided" if split.name == UNDIVIDED else split.name,
+            "images": len(split),
+            "without objects": int((split.objects_per_image == 0).sum()),
+            "objects": len(split.labels) - int(split.crowds.sum()),
+            "crowds": int(split.crowds.sum()),
+            "most in an image": int(split.objects_per_image.max()),
+            "largest image": "x".join(str(side) for side in split.sizes.max(axis=0)[::-1]),
+        }
+        for split in splits
+    ]
+
+
+def _class_rows(splits: Sequence[CocoSplit]) -> list[dict[str, Any]]:
+    """The model's class of each category, and its objects by split and by size."""
+    counts = {split.name: _objects_by_class(split) for split in splits}
+    return [
+        {
+            "class": label,
+            "category id": number,
+            "name": name,
+            **{f"in {split}": int(of_class[label]) for split, of_class in counts.items()},
+            **_sizes(splits, label),
+        }
+        for label, (number, name) in enumerate(splits[0].categories)
+        if all(len(split.categories) == len(splits[0].categories) for split in splits)
+    ]
+
+
+def _sizes(splits: Sequence[CocoSplit], label: int) -> dict[str, int]:
+    """Objects of a class by COCO's limits: up to 32x32 pixels, up to 96x96, larger."""
+    areas = np.concatenate([s.areas[(s.labels == label) & ~s.crowds] for s in splits])
+    bounds = np.searchsorted(np.sort(areas), (32.0**2, 96.0**2), side="right").tolist()
+    return {"small": bounds[0], "medium": bounds[1] - bounds[0], "large": len(areas) - bounds[1]}

@@ -1,0 +1,267 @@
+"""Reads one file in COCO's format: its images, categories and objects, as arrays.
+
+What other tools write differently is read where it is unambiguous: ids in another notation, areas
+and boxes that are left out beside a mask. Every fault is noted, and its record left out.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from training.workloads.detection.coco_boxes import Box, box_of
+from training.workloads.detection.coco_faults import Faults, exact_id, is_text
+from training.workloads.detection.image_files import upright_size
+
+Ints: TypeAlias = npt.NDArray[np.int64]
+Floats: TypeAlias = npt.NDArray[np.float64]
+# The names of images -> the folder that they are relative to.
+FindImages: TypeAlias = Callable[[list[str]], Path]
+
+# Also with a drive's letter, or on the web.
+_ABSOLUTE = re.compile(r"/|[A-Za-z]:/|\w+://")
+_LISTS = ("images", "annotations", "categories")
+
+
+class Category(NamedTuple):
+    """A category; the model knows it by its place among all, in the order of the ids."""
+
+    id: int
+    name: str
+
+
+class CocoImage(NamedTuple):
+    """An image as its file describes it."""
+
+    id: int
+    file: str
+    height: int
+    width: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CocoSplit:
+    """The images of a split, and the objects of each: arrays, which forked processes share.
+
+    Objects are in the order of their images; those of image k are `starts[k]:starts[k + 1]`.
+    """
+
+    name: str
+    folder: Path  # what the images' files are relative to
+    categories: tuple[Category, ...]  # by id: a label is a place in it
+    image_ids: Ints
+    files: npt.NDArray[np.str_]
+    sizes: Ints  # (images, 2): height, width
+    starts: Ints
+    boxes: Floats  # (objects, 4): x, y, width, height in pixels, as annotated
+    labels: Ints
+    areas: Floats
+    crowds: npt.NDArray[np.bool_]
+
+    def __len__(self) -> int:
+        return len(self.image_ids)
+
+    def objects(self, index: int) -> slice:
+        """Where the objects of an image are."""
+        return slice(int(self.starts[index]), int(self.starts[index + 1]))
+
+    @property
+    def can_be_learned(self) -> npt.NDArray[np.bool_]:
+        """Which objects are neither crowds nor empty."""
+        can_be: npt.NDArray[np.bool_] = ~self.crowds & (self.boxes[:, 2:] > 0).all(axis=1)
+        return can_be
+
+    @property
+    def objects_per_image(self) -> Ints:
+        """Number of objects of each image, crowds included."""
+        return np.diff(self.starts)
+
+
+def read_split(path: Path, name: str, find_images: FindImages, faults: Faults) -> CocoSplit | None:
+    """The annotation file of a split; None if nothing of it can be used."""
+    content = _content(path, faults)
+    if content is None:
+        return None
+    records = [record for record in content["images"] if isinstance(record, dict)]
+    names = [record.get("file_name") for record in records]
+    folder = find_images([name for name in names if is_text(name)])
+    reader = _Reader(name=name, folder=folder, faults=faults)
+    by_id = reader.categories(content["categories"])
+    images = reader.images(content["images"])
+    boxes = reader.boxes(content["annotations"], images, by_id) if images and by_id else []
+    categories = tuple(sorted(category for category in by_id.values() if category))
+    usable = [image for image in images.values() if image]
+    if not categories or not usable:
+        return None
+    return as_split(name, folder, categories, usable, boxes)
+
+
+def as_split(
+    name: str,
+    folder: Path,
+    categories: tuple[Category, ...],
+    images: list[CocoImage],
+    boxes: list[Box],
+) -> CocoSplit:
+    """Records as arrays, objects in the order of their images."""
+    place = {image.id: number for number, image in enumerate(images)}
+    label = {category.id: number for number, category in enumerate(categories)}
+    of_image = np.asarray([place[box.image_id] for box in boxes], dtype=np.int64)
+    order = np.argsort(of_image, kind="stable")
+    counts = np.bincount(of_image, minlength=len(images))
+    return CocoSplit(
+        name=name,
+        folder=folder,
+        categories=categories,
+        image_ids=np.asarray([image.id for image in images], dtype=np.int64),
+        files=np.asarray([image.file for image in images], dtype=np.str_),
+        sizes=np.asarray([(i.height, i.width) for i in images], np.int64).reshape(-1, 2),
+        starts=np.concatenate([[0], counts.cumsum()]).astype(np.int64),
+        boxes=np.asarray([box.xywh for box in boxes], np.float64).reshape(-1, 4)[order],
+        labels=np.asarray([label[box.category_id] for box in boxes], np.int64)[order],
+        areas=np.asarray([box.area for box in boxes], np.float64)[order],
+        crowds=np.asarray([box.is_crowd for box in boxes], np.bool_)[order],
+    )
+
+
+def _content(path: Path, faults: Faults) -> dict[str, Any] | None:
+    """The three lists of the file; None if they are not there."""
+    try:
+        content = json.loads(path.read_bytes())
+    except (ValueError, OSError) as error:
+        faults.add("json", f"{path.name} is not JSON: {error}")
+        return None
+    if not isinstance(content, dict):
+        kind = type(content).__name__
+        faults.add("structure", f"{path.name} has a {kind}, not an object with {', '.join(_LISTS)}")
+        return None
+    missing = [name for name in _LISTS if not isinstance(content.get(name), list)]
+    for name in missing:
+        faults.add("structure", f"{path.name} has no list {name!r}")
+    return None if missing else content
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Reader:
+    """Reads the records of one file, noting what is wrong with them."""
+
+    name: str  # of the split, for messages
+    folder: Path  # of its images
+    faults: Faults
+
+    def _records(self, kind: str, records: list[Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        for number, record in enumerate(records):
+            if isinstance(record, dict):
+                where = f"{self.name}: {kind} {record.get('id', f'number {number}')}"
+                yield where, record
+            else:
+                text = f"{self.name}: {kind} number {number} is {record!r:.40}, not an object"
+                self.faults.add("record", text)
+
+    def _id(self, where: str, record: Mapping[str, Any], key: str) -> int | None:
+        value = record.get(key)
+        number = exact_id(value)
+        if number is None:
+            self.faults.add("id", f"{where} has the {key} {value!r:.40}")
+        return number
+
+    def _once(
+        self, kind: str, records: list[Any], duplicate: str
+    ) -> Iterator[tuple[int, str, Mapping[str, Any]]]:
+        """The records by id, each id once."""
+        seen: set[int] = set()
+        for where, record in self._records(kind, records):
+            number = self._id(where, record, "id")
+            if number in seen:
+                self.faults.add(duplicate, f"{where} is there twice")
+            elif number is not None:
+                seen.add(number)
+                yield number, where, record
+
+    def categories(self, records: list[Any]) -> dict[int, Category | None]:
+        """The categories by id, each name once; None: there, but with a fault."""
+        found: dict[int, Category | None] = {}
+        names: dict[str, int] = {}
+        for number, where, record in self._once("category", records, "duplicate-category"):
+            found[number], name = None, record.get("name")
+            if not is_text(name) or not name.strip():
+                self.faults.add("record", f"{where} has the name {name!r:.40}")
+            elif name in names:
+                text = f"{where} is called {name!r} like category {names[name]}"
+                self.faults.add("duplicate-category", text)
+            else:
+                found[number], names[name] = Category(number, name), number
+        if not records:
+            self.faults.add("no-categories", f"{self.name} has no categories")
+        return found
+
+    def images(self, records: list[Any]) -> dict[int, CocoImage | None]:
+        """The images by id, in the order of the file; None: there, but with a fault."""
+        found: dict[int, CocoImage | None] = {}
+        files: set[str] = set()
+        for number, where, record in self._once("image", records, "duplicate-image-id"):
+            found[number], file = None, record.get("file_name")
+            if not is_text(file) or not file:
+                self.faults.add("record", f"{where} has the file_name {file!r:.40}")
+            elif file in files:
+                self.faults.add("duplicate-file", f"{where} is {file} like another image")
+            elif self._is_inside(where, file) and (size := self._size(where, record, file)):
+                files.add(file)
+                found[number] = CocoImage(number, file, *size)
+        if not records:
+            self.faults.add("no-images", f"{self.name} has no images")
+        return found
+
+    def _is_inside(self, where: str, file: str) -> bool:
+        """Whether a path is relative, in this system's notation, and stays in its folder."""
+        if _ABSOLUTE.match(file) or "\\" in file or ".." in Path(file).parts:
+            self.faults.add("absolute-path", f"{where} is {file!r}")
+            return False
+        return True
+
+    def _size(self, where: str, record: Mapping[str, Any], file: str) -> tuple[int, int] | None:
+        height, width = (exact_id(record.get(key)) for key in ("height", "width"))
+        if height and width and min(height, width) > 0:
+            return height, width
+        if all(record.get(key) not in (None, 0) for key in ("height", "width")):
+            given = f"{record['width']!r:.20}x{record['height']!r:.20}"
+            self.faults.add("record", f"{where} has the size {given}")
+            return None
+        size = upright_size(self.folder / file)
+        if size is not None:
+            self.faults.add("derived-size", f"{where} has no size")
+        return size or (1, 1)  # the check of the files says that it is not there
+
+    def boxes(
+        self,
+        records: list[Any],
+        images: Mapping[int, CocoImage | None],
+        categories: Mapping[int, Category | None],
+    ) -> list[Box]:
+        """The objects whose image and category are usable and which have a box."""
+        found: list[Box] = []
+        ids: set[object] = set()
+        for where, record in self._records("annotation", records):
+            own = str(record.get("id", where))
+            if own in ids:
+                self.faults.add("duplicate-annotation-id", f"{where} is there twice")
+            ids.add(own)
+            image_id = self._id(where, record, "image_id")
+            category_id = self._id(where, record, "category_id")
+            if image_id is None or category_id is None:
+                continue
+            if image_id not in images:
+                text = f"{where} is of image {image_id}, which is not there"
+                self.faults.add("unknown-image", text)
+            elif category_id not in categories:
+                text = f"{where} is of category {category_id}, which is not there"
+                self.faults.add("unknown-category", text)
+            elif images[image_id] and categories[category_id]:
+                box = box_of(record, image_id, category_id, where, self.faults)
+                found += [] if box is None else [box]
+        return found

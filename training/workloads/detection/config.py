@@ -1,0 +1,152 @@
+"""The config of the detection recipes: classes, model, images, training."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from training.workload import LoaderWorkers, Precision
+from training.workloads.detection.architecture import Architecture, Backbone, LossWeights
+
+Weights: TypeAlias = Literal["random", "pretrained"]
+AttentionChoice: TypeAlias = Literal["auto", "triton", "compiled", "reference", "deterministic"]
+_CHOICES = (
+    ("precision", ("float32", "bfloat16")),
+    ("weights", ("random", "pretrained")),
+    ("attention", ("auto", "triton", "compiled", "reference", "deterministic")),
+)
+_AT_LEAST_1 = (
+    *("num_threads", "epochs", "eval_batch", "num_select", "max_side", "pad_to"),
+    *("evaluate_every_epochs", "ema_every_steps"),
+)
+# The strides of the backbone's last three stages: a smaller image has no map there.
+_LEAST_SIDE = 64
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DetectionConfig:
+    """Everything that determines a run's numbers, apart from data and machine."""
+
+    seed: int = 0
+    num_threads: int = 1
+    deterministic: bool = True
+
+    # The model; the fields are those of Architecture. The dataset says what its classes are called.
+    num_classes: int = 2
+    backbone: Backbone = "resnet50"
+    weights: Weights = "pretrained"
+    width: int = 256
+    num_heads: int = 8
+    num_levels: int = 4
+    num_points: int = 4
+    encoder_layers: int = 6
+    decoder_layers: int = 6
+    feed_forward: int = 2048
+    num_queries: int = 900
+    denoising_queries: int = 100
+    label_noise: float = 0.5
+    box_noise: float = 0.4
+    # What computes its attention: "auto" takes what is fastest on the machine.
+    attention: AttentionChoice = "auto"
+    # Memory: the encoder's layers are computed again in backward.
+    recompute_encoder: bool = False
+
+    # Images: the shorter side is one of `short_sides`, the longer at most `max_side`; batches are
+    # padded to multiples of `pad_to`, so that fewer shapes occur.
+    short_sides: str = "480,512,544,576,608,640,672,704,736,768,800"
+    max_side: int = 1333
+    crop_share: float = 0.5
+    flip_share: float = 0.5
+    pad_to: int = 32
+
+    # Training. A micro-batch is what the memory holds: gradients are summed over the global batch
+    # and divided by its objects, whatever their number in each.
+    epochs: int = 12
+    global_batch: int = 16
+    micro_batch: int = 2
+    eval_batch: int = 2
+    learning_rate: float = 1e-4
+    backbone_learning_rate: float = 1e-5
+    weight_decay: float = 1e-4
+    warmup_steps: int = 0
+    drop_epoch: int = 11  # the learning rate is a tenth from there
+    clip_norm: float = 0.1
+    ema_decay: float | None = None
+    ema_every_steps: int = 1
+    evaluate_every_epochs: int = 1
+    # Predictions of an image that are evaluated.
+    num_select: int = 300
+    precision: Precision = "bfloat16"
+    # The optimizer's work in one kernel, faster on a GPU; rounds differently.
+    fused_optimizer: bool = False
+
+    # Processes that load ahead: changes no number, so another attempt may change it.
+    loader_workers: LoaderWorkers = "auto"
+
+    def __post_init__(self) -> None:
+        for name, known in _CHOICES:
+            _check_choice(name, getattr(self, name), known)
+        for name in _AT_LEAST_1:
+            if (value := getattr(self, name)) < 1:
+                raise ValueError(f"{name} is {value}; give at least 1")
+        for name in ("crop_share", "flip_share"):
+            if not 0.0 <= (share := getattr(self, name)) <= 1.0:
+                raise ValueError(f"{name} is {share}; give a share from 0 to 1")
+        for name in ("learning_rate", "backbone_learning_rate"):
+            if not (rate := getattr(self, name)) > 0:
+                raise ValueError(f"{name} is {rate}; give more than 0")
+        if min(self.sides) < _LEAST_SIDE or max(self.sides) > self.max_side:
+            raise ValueError(
+                f"short_sides is {self.short_sides!r}; give numbers from {_LEAST_SIDE} to "
+                f"max_side, {self.max_side}"
+            )
+        if not 1 <= self.drop_epoch <= self.epochs:
+            raise ValueError(
+                f"drop_epoch is {self.drop_epoch} of {self.epochs} epochs; give an epoch from 1 on "
+                "(the last one: no drop)"
+            )
+        # Its own checks: heads, levels, noise.
+        _ = self.architecture
+
+    @property
+    def sides(self) -> tuple[int, ...]:
+        """The shorter sides that images are resized to."""
+        try:
+            return tuple(int(side) for side in self.short_sides.split(","))
+        except ValueError:
+            raise ValueError(
+                f"short_sides is {self.short_sides!r}; give whole numbers with commas"
+            ) from None
+
+    @property
+    def architecture(self) -> Architecture:
+        """The model, apart from its weights.
+
+        Pretrained weights keep their batch statistics; random ones have none worth keeping.
+        """
+        return Architecture(
+            num_classes=self.num_classes,
+            backbone=self.backbone,
+            backbone_norm="frozen_batch" if self.weights == "pretrained" else "group",
+            width=self.width,
+            num_heads=self.num_heads,
+            num_levels=self.num_levels,
+            num_points=self.num_points,
+            encoder_layers=self.encoder_layers,
+            decoder_layers=self.decoder_layers,
+            feed_forward=self.feed_forward,
+            num_queries=self.num_queries,
+            denoising_queries=self.denoising_queries,
+            label_noise=self.label_noise,
+            box_noise=self.box_noise,
+            recompute_encoder=self.recompute_encoder,
+        )
+
+    @property
+    def loss_weights(self) -> LossWeights:
+        """As published."""
+        return LossWeights()
+
+
+def _check_choice(name: str, value: str, known: Sequence[str]) -> None:
+    if value not in known:
+        raise ValueError(f"{name} is {value!r}; give one of {', '.join(known)}")

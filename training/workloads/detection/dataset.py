@@ -1,0 +1,224 @@
+"""The detection dataset on disk: COCO's own layout, as other tools read it.
+
+annotations/instances_SPLIT.json without masks, and SPLIT/IMAGE: each image in a file of its own, so
+that a run can begin while others are on their way. It is imported from folders in COCO's format, or
+made of drawn floor plans. Imports no torch.
+"""
+
+import json
+import logging
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from training.data_report import DataReport
+from training.errors import UserError
+from training.workloads.detection.check import Checked, check, check_annotations
+from training.workloads.detection.coco import Category, CocoSplit, read_split
+from training.workloads.detection.coco_faults import Faults
+from training.workloads.detection.coco_layout import UNDIVIDED
+from training.workloads.detection.floor_plans import CATEGORIES, FloorPlan, draw_floor_plan
+
+if TYPE_CHECKING:
+    # It imports torch.
+    from training.workload import Dataset, Progress
+
+_log = logging.getLogger(__name__)
+
+# Choices are made on validation; test is for one final `python -m training evaluate`.
+_HELD_OUT_SHARES: Mapping[str, float] = {"validation": 0.15, "test": 0.1}
+# A split of a few images says nothing.
+MIN_COUNT = 20
+_DIVIDE, _DRAW = 4, 5  # first words of the seed sequences
+
+
+def annotations_file(split: str) -> str:
+    """The name of a split's annotation file within the dataset."""
+    return f"annotations/instances_{split}.json"
+
+
+def open_split(dataset: "Dataset", split: str) -> CocoSplit:
+    """One split of a dataset; waits for its annotations only. UserError if they have faults."""
+    name = annotations_file(split)
+    try:
+        path = dataset.file(name)
+    except UserError as error:
+        raise UserError(f"the dataset has no split {split!r}: {error}") from error
+    return _read(path, split, dataset.fingerprint)
+
+
+@lru_cache(maxsize=4)
+def _read(path: Path, split: str, fingerprint: str) -> CocoSplit:
+    """Every evaluation opens its split; `fingerprint` tells datasets in one place apart."""
+    faults = Faults()
+    found = read_split(path, split, lambda _: path.parent.parent / split, faults)
+    if found is not None:
+        check_annotations([found], faults)
+    faults.refuse()
+    assert found is not None
+    return found
+
+
+def check_data(folder: Path, progress: "Progress") -> DataReport:
+    """What `data check` reports of a folder in COCO's format, imported or not."""
+    return check(folder, progress).report
+
+
+def import_folder(folder: Path, out: Path, seed: int, progress: "Progress") -> Mapping[str, Any]:
+    """Copy a folder in COCO's format into the empty folder `out`; return the meta.
+
+    Refuses what `data check` refuses. One annotation file without a split is divided by `seed`,
+    equal images into the same split.
+    """
+    checked = check(folder, lambda done, total: progress(done, 2 * total))
+    report = checked.report
+    report.refuse()
+    for finding in report.warnings:
+        _log.warning("[data] %s", finding.message)
+    parts = _parts(checked, seed)
+    done = total = sum(len(rows) for _, _, rows in parts)
+    for name, split, rows in parts:
+        _write_annotations(out, name, split.categories, *_records(split, rows))
+        for file in split.files[rows].tolist():
+            target = out / name / file
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(split.folder / file, target)
+            done += 1
+            progress(done, 2 * total)
+    return _meta(checked.splits[0].categories, {name: len(rows) for name, _, rows in parts})
+
+
+def make_dataset(out: Path, count: int, seed: int, progress: "Progress") -> Mapping[str, Any]:
+    """Draw `count` floor plans into the empty folder `out`; return the meta."""
+    if count < MIN_COUNT:
+        raise UserError(f"count is {count}; give at least {MIN_COUNT}")
+    if seed < 0:
+        raise UserError(f"seed is {seed}; give 0 or more")
+    numbers = _divided(np.arange(count), seed)
+    for name in numbers:
+        (out / name).mkdir(parents=True)
+    split_of = {number: name for name, of_split in numbers.items() for number in of_split}
+    records: dict[str, list[tuple[int, FloorPlan]]] = {name: [] for name in numbers}
+    for number in range(count):
+        plan = draw_floor_plan(np.random.default_rng([_DRAW, seed, number]))
+        name = split_of[number]
+        plan.image.save(out / name / _file(number))
+        records[name].append((number, plan))
+        progress(number + 1, count)
+    for name, plans in records.items():
+        _write_annotations(out, name, CATEGORIES, *_drawn_records(plans))
+    sizes = {name: len(of_split) for name, of_split in numbers.items()}
+    return {**_meta(CATEGORIES, sizes), "seed": seed}
+
+
+def _file(number: int) -> str:
+    return f"plan-{number:06}.png"
+
+
+def _drawn_records(
+    plans: Sequence[tuple[int, FloorPlan]],
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    images = [
+        {"id": number, "file_name": _file(number), "width": p.image.width, "height": p.image.height}
+        for number, p in plans
+    ]
+    objects: list[dict[str, Any]] = []
+    for number, plan in plans:
+        for category, box in plan.objects:
+            x, y, width, height = (round(value, 2) for value in box)
+            record = {"id": len(objects) + 1, "image_id": number, "category_id": category}
+            area = round(width * height, 2)
+            objects.append(record | {"bbox": [x, y, width, height], "area": area, "iscrowd": 0})
+    return images, objects
+
+
+def _parts(checked: Checked, seed: int) -> list[tuple[str, CocoSplit, "list[int]"]]:
+    """Name of a split, where its images are, and which."""
+    first = checked.splits[0]
+    if first.name != UNDIVIDED:
+        return [(split.name, split, list(range(len(split)))) for split in checked.splits]
+    if len(first) < MIN_COUNT:
+        raise UserError(
+            f"{len(first)} images in no split are too few to be divided; give at least "
+            f"{MIN_COUNT}, or annotations for train and validation"
+        )
+    _, same = np.unique(np.asarray(checked.digests[first.name], np.str_), return_inverse=True)
+    divided = _divided(same, seed)
+    can_be_learned = first.can_be_learned
+    for name, rows in divided.items():
+        if not any(can_be_learned[first.objects(row)].any() for row in rows):
+            raise UserError(
+                f"of the {len(rows)} images that were divided into {name} none has objects; give "
+                "another --seed, or annotations for train and validation"
+            )
+    return [(name, first, rows) for name, rows in divided.items()]
+
+
+def _divided(groups: "np.ndarray[Any, Any]", seed: int) -> dict[str, list[int]]:
+    """Divide items into the splits, those of one group together."""
+    rng = np.random.default_rng([_DIVIDE, seed])
+    left = rng.permutation(int(groups.max()) + 1)
+    count, splits = len(left), dict[str, list[int]]()
+    for name, share in _HELD_OUT_SHARES.items():
+        held_out, left = np.split(left, [max(1, round(share * count))])
+        splits[name] = np.flatnonzero(np.isin(groups, held_out)).tolist()
+    return {"train": np.flatnonzero(np.isin(groups, left)).tolist(), **splits}
+
+
+def _records(
+    split: CocoSplit, rows: Iterable[int]
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Images and annotations of some rows, as annotated and in COCO's notation."""
+    images: list[dict[str, Any]] = []
+    objects: list[dict[str, Any]] = []
+    for row in rows:
+        height, width = split.sizes[row].tolist()
+        image_id = int(split.image_ids[row])
+        images.append(
+            {"id": image_id, "file_name": str(split.files[row]), "width": width, "height": height}
+        )
+        of_row = split.objects(row)
+        values = (split.boxes, split.labels, split.areas, split.crowds)
+        for box, label, area, crowd in zip(*(v[of_row].tolist() for v in values), strict=True):
+            objects.append(
+                {
+                    "id": len(objects) + 1,
+                    "image_id": image_id,
+                    "category_id": split.categories[label].id,
+                    "bbox": box,
+                    "area": area,
+                    "iscrowd": int(crowd),
+                }
+            )
+    return images, objects
+
+
+def _write_annotations(
+    out: Path,
+    split: str,
+    categories: Sequence[Category],
+    images: Sequence[Mapping[str, Any]],
+    objects: Sequence[Mapping[str, Any]],
+) -> None:
+    content = {
+        "images": list(images),
+        "annotations": list(objects),
+        "categories": [category._asdict() for category in categories],
+    }
+    path = out / annotations_file(split)
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(content) + "\n")
+
+
+def _meta(categories: Sequence[Category], sizes: Mapping[str, int]) -> dict[str, Any]:
+    """What the manifest says of the dataset."""
+    return {
+        "classes": [category.name for category in categories],
+        "category_ids": [category.id for category in categories],
+        "count": sum(sizes.values()),
+        "splits": dict(sizes),
+    }

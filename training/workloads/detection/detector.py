@@ -1,0 +1,214 @@
+"""The detector: DINO-4scale (arXiv:2203.03605), with a ResNet, for any number of classes.
+
+B images, H W pixels, S tokens, Q queries, K denoising queries, C classes, D width, L layers.
+"""
+
+import math
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+
+from training.workloads.detection.architecture import GROUPS, Architecture
+from training.workloads.detection.attention import Implementation
+from training.workloads.detection.backbone import Backbone
+from training.workloads.detection.boxes import corners, inverse_sigmoid
+from training.workloads.detection.decoder import Decoder, box_head, class_head
+from training.workloads.detection.denoising import Denoising, hidden_queries
+from training.workloads.detection.encoder import Encoder, MultiScaleAttention
+from training.workloads.detection.pyramid import Pyramid, pyramid
+
+# ImageNet's statistics, for pixels from 0 to 255.
+_MEAN = (123.675, 116.28, 103.53)
+_STD = (58.395, 57.12, 57.375)
+
+
+class Predictions(NamedTuple):
+    """Class logits and boxes: of each decoder layer, of the encoder's selection, of denoising."""
+
+    logits_LBQC: Tensor
+    boxes_LBQ4: Tensor
+    encoder_logits_BQC: Tensor
+    encoder_boxes_BQ4: Tensor
+    denoising_logits_LBKC: Tensor
+    denoising_boxes_LBK4: Tensor
+
+
+class Detections(NamedTuple):
+    """The best of each image, best first; boxes are left, top, right, bottom in its own pixels."""
+
+    scores_BN: Tensor
+    labels_BN: Tensor
+    boxes_BN4: Tensor
+
+
+class Detector(nn.Module):
+    """Images (uint8, 0 outside their valid sizes) to predictions."""
+
+    def __init__(
+        self, architecture: Architecture, attention: Implementation = "deterministic"
+    ) -> None:
+        super().__init__()
+        a = self.architecture = architecture
+        self.backbone = Backbone(a)
+        self.input_proj = nn.ModuleList(
+            _projection(channels, a.width, 1) for channels in self.backbone.channels
+        )
+        for _ in range(a.num_levels - len(self.input_proj)):
+            self.input_proj.append(_projection(self.backbone.channels[-1], a.width, 3))
+        self.encoder = Encoder(a)
+        self.selection = Selection(a)
+        self.queries = nn.Embedding(a.num_queries, a.width)
+        self.labels = nn.Embedding(a.num_classes, a.width)
+        self.decoder = Decoder(a)
+        self._initialize()
+        self.attend_by(attention)
+
+    def attend_by(self, implementation: Implementation) -> None:
+        """Let all deformable attention be computed in this way."""
+        for module in self.modules():
+            if isinstance(module, MultiScaleAttention):
+                module.implementation = implementation
+
+    @torch.no_grad()
+    def _initialize(self) -> None:
+        """As the reference: matrices after Glorot, but backbone, heads and label embedding."""
+        glorot = [self.encoder.layers, self.selection.project, self.decoder.layers]
+        for module in (*glorot, self.decoder.place_head, self.queries):
+            for parameter in module.parameters():
+                if parameter.ndim > 1:
+                    nn.init.xavier_uniform_(parameter)
+        for module in self.modules():
+            if isinstance(module, MultiScaleAttention):
+                module.initialize()
+        nn.init.normal_(self.encoder.level_embed)
+
+    def forward(
+        self, images_B3HW: Tensor, sizes_B2: Tensor, noise: Denoising | None = None
+    ) -> Predictions:
+        encoded = self.encoder(self._features(images_B3HW, sizes_B2))
+        encoder_logits_BQC, encoder_boxes_BQ4 = self.selection(encoded)
+        # Fewer than the queries, if the images are too small to have as many tokens.
+        num_queries = encoder_logits_BQC.shape[1]
+        x_BQD = self.queries.weight[:num_queries].expand(len(images_B3HW), -1, -1)
+        anchors_BQ4 = encoder_boxes_BQ4.detach()
+        num_noised, hidden_QQ = 0, None
+        if noise is not None:
+            num_noised, hidden_QQ = noise.labels_BK.shape[1], hidden_queries(noise, num_queries)
+            # Through the logits' clamp, as all anchors that the reference starts from.
+            noised_BK4 = inverse_sigmoid(noise.boxes_BK4).sigmoid()
+            x_BQD = torch.cat([self._embedded(noise.labels_BK), x_BQD], dim=1)
+            anchors_BQ4 = torch.cat([noised_BK4, anchors_BQ4], dim=1)
+        logits_LBQC, boxes_LBQ4 = self.decoder(x_BQD, anchors_BQ4, encoded, hidden_QQ)
+        return Predictions(
+            logits_LBQC=logits_LBQC[:, :, num_noised:],
+            boxes_LBQ4=boxes_LBQ4[:, :, num_noised:],
+            encoder_logits_BQC=encoder_logits_BQC,
+            encoder_boxes_BQ4=encoder_boxes_BQ4,
+            denoising_logits_LBKC=logits_LBQC[:, :, :num_noised],
+            denoising_boxes_LBK4=boxes_LBQ4[:, :, :num_noised],
+        )
+
+    def _features(self, images_B3HW: Tensor, sizes_B2: Tensor) -> Pyramid:
+        """The backbone's maps in the model's width, and coarser ones made from the last."""
+        maps = self.backbone(_normalized(images_B3HW, sizes_B2, self.queries.weight.dtype))
+        num = len(maps)
+        maps += [maps[-1]] * (len(self.input_proj) - num)
+        projected = [project(x) for project, x in zip(self.input_proj, maps, strict=True)]
+        height, width = images_B3HW.shape[2:]
+        return pyramid(projected, sizes_B2, (height, width))
+
+    def _embedded(self, labels_BK: Tensor) -> Tensor:
+        """Denoising queries; one without a label is zero."""
+        x_BKD = self.labels(labels_BK.clamp(min=0))
+        return torch.where((labels_BK >= 0)[..., None], x_BKD, 0)
+
+
+class Selection(nn.Module):
+    """Mixed query selection: the boxes of the tokens that look most like objects.
+
+    The queries start from these boxes, but their content is learned, not taken from the tokens.
+    """
+
+    def __init__(self, a: Architecture) -> None:
+        super().__init__()
+        self.num_queries = a.num_queries
+        self.project = nn.Linear(a.width, a.width)
+        self.norm = nn.LayerNorm(a.width)
+        self.class_head = class_head(a)
+        self.box_head = box_head(a)
+
+    def forward(self, encoded: Pyramid) -> tuple[Tensor, Tensor]:
+        """The best tokens' class logits (B, Q, C) and boxes (B, Q, 4)."""
+        centres_BS2, sizes_S1 = encoded.centres_BS2, encoded.sizes_S[:, None]
+        proposed_BS4 = torch.cat(
+            [centres_BS2, sizes_S1.expand(centres_BS2.shape)],
+            dim=-1,
+        )
+        # Too near to the border for a logit that could still move.
+        is_away_BS = ((proposed_BS4 > 0.01) & (proposed_BS4 < 0.99)).all(dim=-1)
+        is_candidate_BS = is_away_BS & ~encoded.is_padding_BS
+        x_BSD = torch.where(is_candidate_BS[..., None], encoded.tokens_BSD, 0)
+        x_BSD = self.norm(self.project(x_BSD))
+        logits_BSC = self.class_head(x_BSD)
+        score_BS = logits_BSC.detach().amax(dim=-1).masked_fill(~is_candidate_BS, -math.inf)
+        num_queries = min(self.num_queries, score_BS.shape[1])
+        best_BQ = score_BS.topk(num_queries, dim=1).indices
+        at = (torch.arange(len(best_BQ), device=best_BQ.device)[:, None], best_BQ)
+        moved_BQ4 = self.box_head(x_BSD[at]) + inverse_sigmoid(proposed_BS4[at])
+        return logits_BSC[at], moved_BQ4.sigmoid()
+
+
+@torch.no_grad()
+def postprocess(
+    predictions: Predictions, original_sizes_B2: Tensor, num_select: int = 300
+) -> Detections:
+    """The last layer's best pairs of query and class; a query may be there with several classes."""
+    scores_BQC, boxes_BQ4 = (
+        predictions.logits_LBQC[-1].float().sigmoid(),
+        predictions.boxes_LBQ4[-1],
+    )
+    num_classes = scores_BQC.shape[2]
+    num = min(num_select, scores_BQC[0].numel())
+    scores_BN, pair_BN = scores_BQC.flatten(1).topk(num, dim=1)
+    image_B1 = torch.arange(len(pair_BN), device=pair_BN.device)[:, None]
+    boxes_BN4 = corners(boxes_BQ4)[image_B1, pair_BN // num_classes]
+    # Height, width to x, y, x, y.
+    scale_B14 = original_sizes_B2.flip(1).repeat(1, 2)[:, None]
+    return Detections(
+        scores_BN=scores_BN, labels_BN=pair_BN % num_classes, boxes_BN4=boxes_BN4 * scale_B14
+    )
+
+
+def parameter_groups(
+    detector: nn.Module, learning_rate: float, backbone_learning_rate: float
+) -> list[dict[str, Any]]:
+    """The published configuration's two: the backbone, which has learned before, and the rest."""
+    named = [(name, p) for name, p in detector.named_parameters() if p.requires_grad]
+    return [
+        {"params": [p for n, p in named if not n.startswith("backbone.")], "lr": learning_rate},
+        {
+            "params": [p for n, p in named if n.startswith("backbone.")],
+            "lr": backbone_learning_rate,
+        },
+    ]
+
+
+def _projection(channels: int, width: int, side: int) -> nn.Sequential:
+    """To the model's width; one of side 3 halves the map's height and width."""
+    convolution = nn.Conv2d(channels, width, side, stride=(side + 1) // 2, padding=side // 2)
+    nn.init.xavier_uniform_(convolution.weight)
+    nn.init.zeros_(cast(Tensor, convolution.bias))
+    return nn.Sequential(convolution, nn.GroupNorm(GROUPS, width))
+
+
+def _normalized(images_B3HW: Tensor, sizes_B2: Tensor, dtype: torch.dtype) -> Tensor:
+    """Pixels by ImageNet's statistics; padding is 0 afterwards, not before."""
+    device = images_B3HW.device
+    mean_311, std_311 = (
+        torch.tensor(x, device=device, dtype=dtype)[:, None, None] for x in (_MEAN, _STD)
+    )
+    height, width = (torch.arange(length, device=device) for length in images_B3HW.shape[2:])
+    is_valid_BHW = (height < sizes_B2[:, :1])[:, :, None] & (width < sizes_B2[:, 1:])[:, None]
+    images_B3HW = (images_B3HW.to(dtype) - mean_311) / std_311
+    return torch.where(is_valid_BHW[:, None], images_B3HW, 0)

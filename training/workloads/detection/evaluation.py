@@ -1,0 +1,280 @@
+"""Average precision as COCO defines it, by class and by size, computed by faster-coco-eval.
+
+The truth travels with the parts: as annotated, crowds included, so that any rank may evaluate any
+image and the parts may come in any order.
+B images, K detections of an image, M objects of all images.
+"""
+
+import csv
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from training.errors import UserError
+from training.workload import Partial
+from training.workloads.detection.coco import Category
+from training.workloads.detection.samples import Batch, read
+
+CLASSES_FILE = "classes.csv"
+# The places of AP, AP50 ... in what COCO's evaluation calls stats.
+_STATS = ("AP", "AP50", "AP75", "AP_small", "AP_medium", "AP_large")
+_RECALL = (6, 7, 8)  # AR with 1, 10 and 100 detections
+_TRUTH = ("truth_images", "truth_labels", "truth_boxes", "truth_areas", "truth_crowds")
+# The pictures that are kept of an evaluation have at most so many pixels a side.
+_SHOWN_PIXELS = 480
+
+
+def missing_packages() -> list[str]:
+    """Why this machine cannot evaluate, in sentences: to be asked before an hour is trained."""
+    if find_spec("faster_coco_eval") is not None:
+        return []
+    return [
+        "the evaluation needs the package faster-coco-eval, which is not installed; "
+        "install it with `pip install faster-coco-eval`"
+    ]
+
+
+def refuse_other_classes(batch: Batch, num_classes: int) -> None:
+    """UserError if a class's number cannot mean the same in the model and in the dataset."""
+    if (num := len(read(batch["categories"]))) != num_classes:
+        raise UserError(
+            f"the dataset has {num} classes, but the model tells {num_classes} apart; evaluate on "
+            "a dataset of the classes that it was trained on"
+        )
+
+
+def partial(scores_BK: Tensor, labels_BK: Tensor, boxes_BK4: Tensor, batch: Batch) -> Partial:
+    """The detections of a batch, boxes as x, y, x, y in the original images, with its truth."""
+    tensors = {
+        "image_ids": batch["image_ids"],
+        "scores": scores_BK.float(),
+        "labels": labels_BK,
+        "boxes": boxes_BK4.float(),
+        "original_sizes": batch["original_sizes"],
+        "categories": batch["categories"],
+        **{name: batch[name] for name in _TRUTH},
+    }
+    if len(batch["shown"]):
+        tensors |= _pictures(batch)
+    return Partial(tensors={name: tensor.cpu() for name, tensor in tensors.items()})
+
+
+def _pictures(batch: Batch) -> dict[str, Tensor]:
+    """The images to be shown, made smaller, and which they are."""
+    images, sizes = batch["images"][batch["shown"]], batch["sizes"][batch["shown"]]
+    step = -(-max(images.shape[2:]) // _SHOWN_PIXELS)
+    return {
+        "pictures": images[:, :, ::step, ::step],
+        "picture_sizes": -(-sizes // step),
+        "picture_ids": batch["image_ids"][batch["shown"]],
+    }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DetectionsAndTruth:
+    """All detections and the truth; COCO's evaluation itself goes by the images' ids."""
+
+    categories: Sequence[Category]
+    found: Mapping[str, Tensor]  # a row for each image
+    truth: Mapping[str, Tensor]  # a row for each object
+
+    @classmethod
+    def of(cls, parts: Sequence[Partial]) -> "DetectionsAndTruth":
+        """Join the parts of `partial`, in any order."""
+        joined = {
+            name: torch.cat([part.tensors[name] for part in parts])
+            for name in ("image_ids", "scores", "labels", "boxes", "original_sizes", *_TRUTH)
+        }
+        return cls(
+            categories=read(parts[0].tensors["categories"]),
+            found={n: t for n, t in joined.items() if n not in _TRUTH},
+            truth={n.removeprefix("truth_"): joined[n] for n in _TRUTH},
+        )
+
+    def size(self, image_id: int) -> tuple[int, int]:
+        """Height and width of an image."""
+        row = int((self.found["image_ids"] == image_id).nonzero()[0])
+        height, width = self.found["original_sizes"][row].tolist()
+        return height, width
+
+    def _numbers(self, image_ids: Tensor) -> Tensor:
+        """Images in the order of their ids, which results, all floats, would not keep exactly."""
+        return torch.searchsorted(self.found["image_ids"].sort().values, image_ids)
+
+    def as_coco(self) -> dict[str, Any]:
+        """The truth in COCO's format; images are numbered, a category's id is its label + 1."""
+        columns = (self.truth[n].tolist() for n in ("labels", "boxes", "areas", "crowds"))
+        of_images = self._numbers(self.truth["images"]).tolist()
+        sizes = self.found["original_sizes"].tolist()
+        return {
+            "images": [
+                {"id": number, "height": height, "width": width}
+                for number, (height, width) in zip(
+                    self._numbers(self.found["image_ids"]).tolist(), sizes, strict=True
+                )
+            ],
+            "annotations": [
+                {
+                    "id": number,  # from 1: 0 means "not matched" to COCO's evaluation
+                    "image_id": image,
+                    "category_id": label + 1,
+                    "bbox": box,
+                    "area": area,
+                    "iscrowd": int(crowd),
+                }
+                for number, (image, label, box, area, crowd) in enumerate(
+                    zip(of_images, *columns, strict=True), 1
+                )
+            ],
+            "categories": [
+                {"id": label, "name": category.name}
+                for label, category in enumerate(self.categories, 1)
+            ],
+        }
+
+    def as_results(self) -> "np.ndarray[Any, Any]":
+        """One row a detection: image, x, y, width, height, score, category."""
+        boxes_NK4 = self.found["boxes"].double()
+        num = boxes_NK4.shape[1]
+        columns = [
+            self._numbers(self.found["image_ids"]).repeat_interleave(num).double()[:, None],
+            boxes_NK4[..., :2].reshape(-1, 2),
+            (boxes_NK4[..., 2:] - boxes_NK4[..., :2]).reshape(-1, 2),
+            self.found["scores"].double().reshape(-1, 1),
+            self.found["labels"].double().reshape(-1, 1) + 1,
+        ]
+        return torch.cat(columns, dim=1).numpy()
+
+
+def summarize(parts: Sequence[Partial], out: Path) -> Mapping[str, float]:
+    """AP over all IoU thresholds, sizes and classes; writes a table of the classes to `out`.
+
+    What is unknown, such as the AP of small objects where there are none, is left out.
+    """
+    detections = DetectionsAndTruth.of(parts)
+    if bool(detections.truth["crowds"].all()):
+        raise ValueError(
+            "the evaluated images have no objects, so their average precision is unknown; "
+            "evaluate a split that has some"
+        )
+    scores = evaluate(detections)
+    values = dict(zip(_STATS, scores.stats[: len(_STATS)], strict=True))
+    values["AR"] = scores.stats[_RECALL[-1]]
+    for row in scores.classes:
+        for kind in ("AP", "AP50"):
+            name = f"{kind}_{row['class']}"
+            values[f"{kind}_class_{row['class']}" if name in values else name] = row[kind]
+    _write_classes(scores.classes, out / CLASSES_FILE)
+    return {name: float(value) for name, value in values.items() if value >= 0}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scores:
+    """COCO's twelve figures, -1 where unknown, and a row for each class."""
+
+    stats: Sequence[float]
+    classes: Sequence[Mapping[str, Any]]
+
+
+def evaluate(detections: DetectionsAndTruth) -> Scores:
+    """Let faster-coco-eval compare detections and truth."""
+    if missing := missing_packages():
+        raise UserError(missing[0])
+    from faster_coco_eval import COCO, COCOeval_faster
+
+    truth = COCO(detections.as_coco())
+    results = detections.as_results()
+    judge = COCOeval_faster(truth, truth.loadRes(results), iouType="bbox")
+    judge.run()
+    precision_TRKAM, scores_TRKAM = judge.eval["precision"], judge.eval["scores"]
+    counts = torch.bincount(
+        detections.truth["labels"][~detections.truth["crowds"]],
+        minlength=len(detections.categories),
+    ).tolist()
+    classes = []
+    for label, category in enumerate(detections.categories):
+        # All areas, 100 detections an image.
+        precision_TR = precision_TRKAM[:, :, label, 0, -1]
+        classes.append(
+            {
+                "class": category.name,
+                "objects": counts[label],
+                "AP": _mean(precision_TR),
+                "AP50": _mean(precision_TR[0]),
+                **_best_threshold(precision_TR[0], scores_TRKAM[0, :, label, 0, -1]),
+            }
+        )
+    return Scores(stats=[float(value) for value in judge.stats], classes=classes)
+
+
+def _mean(precision: "np.ndarray[Any, Any]") -> float:
+    known = precision[precision > -1]
+    return float(known.mean()) if len(known) else -1.0
+
+
+def _best_threshold(
+    precision_R: "np.ndarray[Any, Any]", score_R: "np.ndarray[Any, Any]"
+) -> dict[str, float]:
+    """The score from which on precision and recall at an IoU of 0.5 are best together (F1)."""
+    recall_R = np.linspace(0.0, 1.0, len(precision_R))
+    known = np.maximum(precision_R, 0.0)
+    f1_R = 2 * known * recall_R / np.maximum(known + recall_R, 1e-12)
+    best = int(f1_R.argmax())
+    return {
+        "best F1": float(f1_R[best]),
+        "at score": float(score_R[best]),
+        "precision": float(known[best]),
+        "recall": float(recall_R[best]),
+    }
+
+
+def _write_classes(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(rows[0])
+        for row in rows:
+            is_known = row["objects"] > 0
+            writer.writerow(
+                [
+                    value if isinstance(value, str | int) else f"{value:.4f}" if is_known else ""
+                    for value in row.values()
+                ]
+            )
+
+
+def predictions(
+    scores_BK: Tensor, labels_BK: Tensor, boxes_BK4: Tensor, batch: Batch
+) -> list[dict[str, Any]]:
+    """For each image its id and its detections, in the dataset's own ids, best first."""
+    categories = read(batch["categories"])
+    columns = (batch["image_ids"], scores_BK.float(), labels_BK, boxes_BK4.float())
+    found = []
+    for image_id, scores, labels, boxes in zip(*(c.tolist() for c in columns), strict=True):
+        rows = sorted(zip(scores, labels, boxes, strict=True), key=lambda row: -row[0])
+        found.append(
+            {
+                "image_id": image_id,
+                "detections": [
+                    {
+                        "image_id": image_id,
+                        "category_id": categories[label].id,
+                        "bbox": [round(v, 3) for v in (x, y, right - x, bottom - y)],
+                        "score": round(score, 6),
+                    }
+                    for score, label, (x, y, right, bottom) in rows
+                ],
+            }
+        )
+    return found
+
+
+def result_list(prediction: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    """An image's part of a COCO results file."""
+    detections: Sequence[Mapping[str, Any]] = prediction["detections"]
+    return detections

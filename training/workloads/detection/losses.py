@@ -1,0 +1,151 @@
+"""The detector's loss: focal, L1 and generalized IoU, of every layer, summed over the objects.
+
+S sets of predictions (each decoder layer's, then the encoder's), B images, Q queries, N objects of
+the image with most, C classes, L layers, G groups, K denoising queries. Nothing is divided by the
+number of objects: that is the engine's, which knows those of all micro-batches and ranks.
+"""
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from training.workloads.detection.architecture import LossWeights
+from training.workloads.detection.boxes import giou
+from training.workloads.detection.denoising import denoising_targets
+from training.workloads.detection.detector import Predictions
+from training.workloads.detection.matching import Match, costs, hungarian
+
+
+class Losses(NamedTuple):
+    """The loss to train on, and parts of it, weighted, for the log; all are sums over objects."""
+
+    total: Tensor
+    classes: Tensor  # of the last layer
+    boxes: Tensor
+    giou: Tensor
+    encoder: Tensor
+    denoising: Tensor  # of all layers
+
+
+def criterion(
+    predictions: Predictions,
+    labels_BN: Tensor,
+    boxes_BN4: Tensor,
+    weights: LossWeights,
+    match: Match = hungarian,
+) -> Losses:
+    """Match each layer's predictions with the objects (label -1: none); add up what is wrong."""
+    p = predictions
+    boxes_SBQ4 = torch.cat([p.boxes_LBQ4, p.encoder_boxes_BQ4[None]])
+    # Under autocast logits have fewer bits than boxes.
+    logits_SBQC = torch.cat([p.logits_LBQC, p.encoder_logits_BQC[None]]).to(boxes_SBQ4.dtype)
+    queries_SBN = _matched(logits_SBQC, boxes_SBQ4, labels_BN, boxes_BN4, weights, match)
+    num_queries, is_matched_SBN = logits_SBQC.shape[2], queries_SBN < logits_SBQC.shape[2]
+    # One place more than there are queries, for the objects without one.
+    targets_SBQ = labels_BN.new_full((*logits_SBQC.shape[:2], num_queries + 1), -1)
+    targets_SBQ.scatter_(2, queries_SBN, labels_BN.expand(queries_SBN.shape))
+    found_SBN4 = _taken(boxes_SBQ4, queries_SBN.clamp(max=num_queries - 1))
+    sums_3S = weighted_sums(
+        logits_SBQC,
+        targets_SBQ[..., :-1],
+        found_SBN4,
+        boxes_BN4.expand(found_SBN4.shape),
+        is_matched_SBN,
+        weights,
+    )
+    denoising = _denoising(p, labels_BN, boxes_BN4, weights)
+    classes, boxes, overlap = sums_3S[:, -2].detach()
+    return Losses(
+        total=sums_3S.sum() + denoising,
+        classes=classes,
+        boxes=boxes,
+        giou=overlap,
+        encoder=sums_3S[:, -1].sum().detach(),
+        denoising=denoising.detach(),
+    )
+
+
+def weighted_sums(
+    logits_SBQC: Tensor,
+    targets_SBQ: Tensor,
+    found_SBN4: Tensor,
+    true_SBN4: Tensor,
+    counts_SBN: Tensor,
+    weights: LossWeights,
+) -> Tensor:
+    """(3, S): what classes, boxes and overlaps are wrong by; boxes only where `counts_SBN`."""
+    classes_SBQC = focal(logits_SBQC, targets_SBQ, weights)
+    away_SBN = (found_SBN4 - true_SBN4).abs().sum(dim=-1)
+    apart_SBN = 1 - giou(found_SBN4, true_SBN4)
+    boxes_S, apart_S = (
+        torch.where(counts_SBN, each_SBN, 0).sum(dim=(1, 2)) for each_SBN in (away_SBN, apart_SBN)
+    )
+    classes_S = classes_SBQC.sum(dim=(1, 2, 3))
+    return torch.stack(
+        [weights.classes * classes_S, weights.boxes * boxes_S, weights.giou * apart_S]
+    )
+
+
+def focal(logits_C: Tensor, targets: Tensor, weights: LossWeights) -> Tensor:
+    """Focal loss (arXiv:1708.02002) of each class by itself; a target of -1 is no class at all."""
+    classes = torch.arange(logits_C.shape[-1], device=logits_C.device)
+    is_class_C = targets[..., None] == classes
+    entropy_C = F.binary_cross_entropy_with_logits(
+        logits_C, is_class_C.to(logits_C.dtype), reduction="none"
+    )
+    chance_C = logits_C.sigmoid()
+    wrong_C = torch.where(is_class_C, 1 - chance_C, chance_C)
+    share_C = torch.where(is_class_C, weights.focal_alpha, 1 - weights.focal_alpha)
+    return share_C * wrong_C**weights.focal_gamma * entropy_C
+
+
+def _matched(
+    logits_SBQC: Tensor,
+    boxes_SBQ4: Tensor,
+    labels_BN: Tensor,
+    boxes_BN4: Tensor,
+    weights: LossWeights,
+    match: Match,
+) -> Tensor:
+    """Each object's query, (S, B, N)."""
+    num_sets = len(logits_SBQC)
+    costs_TQN = costs(
+        logits_SBQC.flatten(0, 1),
+        boxes_SBQ4.flatten(0, 1),
+        labels_BN.repeat(num_sets, 1),
+        boxes_BN4.repeat(num_sets, 1, 1),
+        weights,
+    )
+    return match(costs_TQN, labels_BN).view(num_sets, *labels_BN.shape)
+
+
+def _taken(boxes_SBQ4: Tensor, queries_SBN: Tensor) -> Tensor:
+    """The boxes of these queries. By index, whose backward has the same bits every time."""
+    num_sets, num_images = boxes_SBQ4.shape[:2]
+    set_S11 = torch.arange(num_sets, device=boxes_SBQ4.device)[:, None, None]
+    image_B1 = torch.arange(num_images, device=boxes_SBQ4.device)[:, None]
+    return boxes_SBQ4[set_S11, image_B1, queries_SBN]
+
+
+def _denoising(
+    p: Predictions, labels_BN: Tensor, boxes_BN4: Tensor, weights: LossWeights
+) -> Tensor:
+    """The loss of the denoising queries, the mean over their groups: nothing is to be matched."""
+    boxes_LBK4 = p.denoising_boxes_LBK4
+    logits_LBKC = p.denoising_logits_LBKC.to(boxes_LBK4.dtype)
+    num_groups = logits_LBKC.shape[2] // max(1, 2 * labels_BN.shape[1])
+    if not num_groups:
+        # Of nothing, but not a constant: every parameter has its gradient.
+        return logits_LBKC.sum() + boxes_LBK4.sum()
+    targets_BG2N = denoising_targets(labels_BN, num_groups)
+    num_layers = len(logits_LBKC)
+    true_LBK4 = (
+        boxes_BN4[:, None].expand(-1, 2 * num_groups, -1, -1).flatten(1, 2).expand(boxes_LBK4.shape)
+    )
+    targets_LBK = targets_BG2N.flatten(1).expand(num_layers, -1, -1)
+    sums_3L = weighted_sums(
+        logits_LBKC, targets_LBK, boxes_LBK4, true_LBK4, targets_LBK >= 0, weights
+    )
+    return sums_3L.sum() / num_groups

@@ -1,0 +1,167 @@
+"""One split of a dataset as samples: an image, and its objects as shares of it.
+
+Trained on (epoch 0 or later) a sample is augmented, and has the objects that can be learned: no
+crowds, no empty boxes. Evaluated (epoch -1) it is whole, and the batch has the truth as annotated.
+B images, N objects of the image that has the most, M objects of all images.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from training.randomness import shuffled
+from training.workload import Dataset, Inputs, Order
+from training.workloads.detection.augment import Augmentation, drawn, see, seen_boxes, whole
+from training.workloads.detection.coco import Category, CocoSplit
+from training.workloads.detection.dataset import open_split
+from training.workloads.detection.image_files import read_rgb
+
+Batch: TypeAlias = dict[str, Tensor]
+
+# Pictures are kept of the first images of an evaluation.
+NUM_SHOWN = 12
+# The label of what fills up an image's row of objects.
+NO_OBJECT = -1
+
+
+class Sample(NamedTuple):
+    """An image as the model sees it, its objects, and its place in the split."""
+
+    image: Tensor  # uint8 (3, H, W)
+    labels: Tensor  # int64 (N,)
+    boxes: Tensor  # float32 (N, 4): cx, cy, w, h as shares of the image
+    number: int
+    is_evaluated: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DetectionSamples:
+    """The images of a split. A batch is as large as its largest image, or as the next bucket.
+
+    With `bucket` both sides of a batch are multiples of so many pixels, so that few shapes occur.
+    """
+
+    split: CocoSplit
+    dataset: Dataset
+    augmentation: Augmentation
+    bucket: int = 1
+
+    def __len__(self) -> int:
+        return len(self.split)
+
+    def get(self, index: int, epoch: int, rng: torch.Generator) -> Sample:
+        """Sample `index`, as drawn from `rng`, or whole in the epoch -1."""
+        height, width = self.split.sizes[index].tolist()
+        if epoch < 0:
+            view = whole(height, width, self.augmentation)
+        else:
+            view = drawn(height, width, self.augmentation, rng)
+        path = self.dataset.file(f"{self.split.name}/{self.split.files[index]}")
+        seen = see(read_rgb(path, height, width), view)
+        objects = self.split.objects(index)
+        boxes, is_kept = seen_boxes(torch.from_numpy(self.split.boxes[objects]), view)
+        is_kept &= torch.from_numpy(~self.split.crowds[objects])
+        return Sample(
+            image=torch.from_numpy(np.asarray(seen).copy()).permute(2, 0, 1),
+            labels=torch.from_numpy(self.split.labels[objects])[is_kept],
+            boxes=boxes[is_kept],
+            number=index,
+            is_evaluated=epoch < 0,
+        )
+
+    def collate(self, items: Sequence[Sample]) -> Batch:
+        """Images padded below and on the right, objects with NO_OBJECT."""
+        height, width = (
+            -(-max(item.image.shape[side] for item in items) // self.bucket) * self.bucket
+            for side in (1, 2)
+        )
+        images = torch.zeros(len(items), 3, height, width, dtype=torch.uint8)
+        most = max(len(item.labels) for item in items)
+        labels = torch.full((len(items), most), NO_OBJECT, dtype=torch.int64)
+        boxes = torch.zeros(len(items), most, 4)
+        for row, item in enumerate(items):
+            _, h, w = item.image.shape
+            images[row, :, :h, :w] = item.image
+            labels[row, : len(item.labels)] = item.labels
+            boxes[row, : len(item.labels)] = item.boxes
+        indices = [item.number for item in items]
+        batch = {
+            "images": images,
+            "sizes": torch.tensor([item.image.shape[1:] for item in items]),
+            "labels": labels,
+            "boxes": boxes,
+            "image_ids": torch.from_numpy(self.split.image_ids[indices]),
+            "original_sizes": torch.from_numpy(self.split.sizes[indices]),
+        }
+        return batch | (self._truth(indices) if items[0].is_evaluated else {})
+
+    def _truth(self, indices: Sequence[int]) -> Batch:
+        """Every object of these images as annotated, the categories, and which images to show."""
+        split = self.split
+        rows = np.concatenate([np.r_[split.objects(index)] for index in indices])
+        counts = split.objects_per_image[list(indices)]
+        return {
+            "truth_images": torch.from_numpy(np.repeat(split.image_ids[list(indices)], counts)),
+            "truth_labels": torch.from_numpy(split.labels[rows]),
+            "truth_boxes": torch.from_numpy(split.boxes[rows]),
+            "truth_areas": torch.from_numpy(split.areas[rows]),
+            "truth_crowds": torch.from_numpy(split.crowds[rows]),
+            "categories": written(split.categories),
+            "shown": torch.tensor([r for r, i in enumerate(indices) if i < NUM_SHOWN]).long(),
+        }
+
+    def files(self, indices: Order) -> Sequence[str]:
+        """The files of these samples, one each: a sync fetches first what is read first."""
+        return [f"{self.split.name}/{file}" for file in self.split.files[np.asarray(indices)]]
+
+    def order(self, epoch: int, seed: int) -> Order:
+        return shuffled(len(self), epoch, seed)
+
+
+def detection_samples(
+    i: Inputs, split: str, augmentation: Augmentation, bucket: int = 1
+) -> DetectionSamples:
+    """The samples of a split; waits for its annotations, and for each image when it is read."""
+    return DetectionSamples(
+        split=open_split(i.dataset, split),
+        dataset=i.dataset,
+        augmentation=augmentation,
+        bucket=bucket,
+    )
+
+
+def failures(i: Inputs, num_classes: int, num_queries: int) -> list[str]:
+    """Why a model of these classes and queries cannot be trained on the dataset, in sentences."""
+    # Validation's faults are to be found before the first epoch, not after it.
+    split, _ = (open_split(i.dataset, name) for name in ("train", "validation"))
+    found = []
+    names = [category.name for category in split.categories]
+    if num_classes != len(names):
+        found.append(
+            f"the model has {num_classes} classes, but the dataset has {len(names)} "
+            f"({', '.join(names[:10])}{', ...' if len(names) > 10 else ''}); "
+            f"give --override num_classes={len(names)}"
+        )
+    most = int(split.objects_per_image.max())
+    if most > num_queries:
+        image = split.files[int(split.objects_per_image.argmax())]
+        found.append(
+            f"the model has {num_queries} queries, but {image} has {most} objects, of which it can "
+            f"find no more than it has queries; give --override num_queries={most}, or more"
+        )
+    return found
+
+
+def written(categories: Sequence[Category]) -> Tensor:
+    """Categories as a tensor, so that they travel with the batches."""
+    return torch.frombuffer(bytearray(json.dumps(categories).encode()), dtype=torch.uint8)
+
+
+def read(categories: Tensor) -> list[Category]:
+    """Categories from their tensor."""
+    return [Category(*pair) for pair in json.loads(bytes(categories.cpu().tolist()))]

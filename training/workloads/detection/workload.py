@@ -1,0 +1,72 @@
+"""The detection workload: DINO, which finds objects, on data in COCO's format.
+
+python -m training data make --workload detection --out data --count 1200
+python -m training run --workload detection --recipe laptop --dataset-uri data --run-uri runs/first
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from training.data_report import DataReport
+from training.workload import Progress, Rung
+from training.workloads.detection import dataset
+from training.workloads.detection.config import DetectionConfig
+from training.workloads.detection.ladder import rungs
+from training.workloads.detection.recipes import coco_12, full, laptop
+from training.workloads.detection.stages import TrainDetector
+
+RECIPES: Mapping[str, Callable[[], DetectionConfig]] = MappingProxyType(
+    {"laptop": laptop, "full": full, "coco_12": coco_12}
+)
+# 1,200 generated floor plans; CubiCasa5K's, with walls and rooms; COCO 2017.
+NOMINAL_SAMPLES: Mapping[str, Mapping[str, int]] = MappingProxyType(
+    {
+        "laptop": {"train": 900, "validation": 180},
+        "full": {"train": 2_935, "validation": 400},
+        "coco_12": {"train": 118_287, "validation": 5_000},
+    }
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Detection:
+    """The workload that the registry imports; its stage is defined in the other files here."""
+
+    name: str = "detection"
+
+    @property
+    def recipes(self) -> Mapping[str, Callable[[], DetectionConfig]]:
+        return RECIPES
+
+    @property
+    def placement_fields(self) -> frozenset[str]:
+        return frozenset({"loader_workers"})
+
+    @property
+    def nominal_samples(self) -> Mapping[str, Mapping[str, int]]:
+        return NOMINAL_SAMPLES
+
+    def stages(self, c: DetectionConfig) -> Sequence[TrainDetector]:
+        return (TrainDetector(config=c),)
+
+    def rungs(self, c: DetectionConfig) -> Sequence[Rung]:
+        return rungs(c)
+
+    def make_dataset(
+        self, out: Path, count: int, seed: int, progress: Progress
+    ) -> Mapping[str, Any]:
+        return dataset.make_dataset(out, count, seed, progress)
+
+    def import_folder(
+        self, folder: Path, out: Path, seed: int, progress: Progress
+    ) -> Mapping[str, Any]:
+        return dataset.import_folder(folder, out, seed, progress)
+
+    def check_data(self, folder: Path, progress: Progress) -> DataReport:
+        return dataset.check_data(folder, progress)
+
+
+DETECTION = Detection()

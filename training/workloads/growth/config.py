@@ -1,0 +1,222 @@
+"""The config of the growth recipes: one text, three phases, two transitions."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias, get_args
+
+from training.workload import LoaderWorkers, Precision
+from training.workloads.expansion import evenly_after
+from training.workloads.growth.architecture import (
+    Activation,
+    Block,
+    DenseBlock,
+    ExpertBlock,
+    ModelConfig,
+    Norm,
+)
+
+# In which phases something applies: the last one is the largest.
+Phases: TypeAlias = Literal["none", "grown", "all"]
+Carry: TypeAlias = Literal["exact", "asymmetric", "none"]
+Products: TypeAlias = Literal["auto", "split", "bmm", "grouped_mm"]
+BlockKind: TypeAlias = Literal["dense", "experts"]
+
+
+_STEPS = ("dense_steps", "experts_steps", "grown_steps")
+_SHOWN = ("num_shown", "prompt_tokens", "sample_tokens")
+_AT_LEAST_1 = (
+    *("num_threads", "context", "num_layers", "width_factor", "probe_windows", "eval_windows"),
+    *(*_STEPS, *_SHOWN),
+)
+_AT_LEAST_0 = (
+    *("new_layers", "warmup_steps", "rewarm_steps", "split_noise", "weight_decay"),
+    "balance_weight",
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GrowthConfig:
+    """Everything that determines a run's numbers, apart from data and machine."""
+
+    seed: int = 0
+    num_threads: int = 1
+    deterministic: bool = True
+
+    # The text: windows of `context` tokens of the dataset's vocabulary.
+    vocab_size: int = 1024
+    context: int = 128
+
+    # The dense model. `num_heads` and the hidden units are multiplied with the width.
+    width: int = 32
+    num_heads: int = 2
+    num_layers: int = 3
+    hidden: int = 128
+    norm: Norm = "layer"
+    activation: Activation = "gelu"
+    is_tied: bool = True
+
+    # The first transition: each block's hidden layer becomes `num_experts` copies of itself.
+    num_experts: int = 8
+    top_k: int = 2
+    # Of each micro-batch by itself: the one number that `micro_batch` changes beyond rounding.
+    balance_weight: float = 0.01
+    # How their products are computed; "auto" takes what is fastest on the machine, whose bits then
+    # are not those of another.
+    expert_products: Products = "split"
+
+    # The second: `width_factor` times as wide, and `new_layers` identity blocks in between.
+    width_factor: int = 2
+    new_layers: int = 2
+    new_kind: BlockKind = "dense"
+    new_hidden: int = 96
+    split_noise: float = 0.1
+    carry: Carry = "exact"
+    rewarm_steps: int = 0
+
+    # Training: one learning rate, up at the start of the run and down at its end.
+    dense_steps: int = 300
+    experts_steps: int = 300
+    grown_steps: int = 300
+    global_batch: int = 16
+    micro_batch: int = 16
+    eval_batch: int = 32
+    learning_rate: float = 3e-3
+    warmup_steps: int = 30
+    decay_share: float = 0.5
+    final_lr_fraction: float = 0.0
+    weight_decay: float = 0.1
+    clip_norm: float = 1.0
+    evaluate_every_steps: int = 100
+    eval_windows: int = 128
+    precision: Precision = "float32"
+    # The optimizer's work in one kernel, faster on a GPU; rounds differently.
+    fused_optimizer: bool = False
+
+    # Memory: phases whose optimizer steps in backward with moments in bfloat16, and phases that
+    # compute their activations again in backward.
+    lean_optimizer: Phases = "none"
+    recompute: Phases = "none"
+
+    # Shown at the end of each phase: beginnings of held-out texts, and how the model goes on.
+    num_shown: int = 4
+    prompt_tokens: int = 12
+    sample_tokens: int = 60
+    # Held-out windows that each transition is verified on.
+    probe_windows: int = 4
+
+    # Processes that load ahead: changes no number, so another attempt may change it.
+    loader_workers: LoaderWorkers = 0
+
+    def __post_init__(self) -> None:
+        choices: dict[str, Any] = {
+            "precision": Literal["float32", "bfloat16"],
+            "lean_optimizer": Phases,
+            "recompute": Phases,
+            "carry": Carry,
+            "new_kind": BlockKind,
+            "expert_products": Products,
+            "norm": Norm,
+            "activation": Activation,
+        }
+        for name, known in choices.items():
+            if (value := getattr(self, name)) not in get_args(known):
+                raise ValueError(f"{name} is {value!r}; give one of {', '.join(get_args(known))}")
+        for name in _AT_LEAST_1:
+            check_at_least(name, getattr(self, name), 1)
+        for name in _AT_LEAST_0:
+            check_at_least(name, getattr(self, name), 0)
+        check_at_least("num_experts", self.num_experts, 2)
+        if self.learning_rate <= 0:
+            raise ValueError(f"learning_rate is {self.learning_rate}; give more than 0")
+        for name in ("decay_share", "final_lr_fraction"):
+            if not 0.0 <= (value := getattr(self, name)) <= 1.0:
+                raise ValueError(f"{name} is {value}; give a share from 0 to 1")
+        self._check_carry()
+        if self.width_factor == 1 and not self.new_layers:
+            raise ValueError(
+                "the phase grown would not grow: width_factor is 1 and new_layers is 0; give more "
+                "of one"
+            )
+        # Their own checks: heads, experts, head dimension.
+        _ = self.dense_model, self.experts_model, self.grown_model
+
+    def _check_carry(self) -> None:
+        if self.carry != "asymmetric" and self.rewarm_steps:
+            raise ValueError(
+                f"rewarm_steps is {self.rewarm_steps} with carry {self.carry!r}; only what "
+                "carry='asymmetric' resets is warmed up again"
+            )
+        if self.carry == "asymmetric" and not self.rewarm_steps:
+            raise ValueError(
+                "carry 'asymmetric' with rewarm_steps 0; give the steps over which the learning "
+                "rate of the new copies rises"
+            )
+
+    @property
+    def dense_model(self) -> ModelConfig:
+        """The model of the phase dense."""
+        blocks = (DenseBlock(hidden=self.hidden),) * self.num_layers
+        return self._model(self.width, self.num_heads, blocks)
+
+    @property
+    def experts_model(self) -> ModelConfig:
+        """The model of the phase experts: as deep and as wide."""
+        blocks = (self._experts(self.hidden),) * self.num_layers
+        return self._model(self.width, self.num_heads, blocks)
+
+    @property
+    def widened_model(self) -> ModelConfig:
+        """Half the way to the phase grown: wider, and as deep as before."""
+        by = self.width_factor
+        blocks = (self._experts(by * self.hidden),) * self.num_layers
+        return self._model(by * self.width, by * self.num_heads, blocks)
+
+    @property
+    def grown_model(self) -> ModelConfig:
+        """The model of the phase grown: wider, with the new blocks in between."""
+        by = self.width_factor
+        new: Block = DenseBlock(hidden=self.new_hidden)
+        if self.new_kind == "experts":
+            new = self._experts(self.new_hidden)
+        blocks: list[Block] = []
+        for number, block in enumerate(self.widened_model.blocks):
+            blocks += [block] + [new] * self.new_after.count(number)
+        return self._model(by * self.width, by * self.num_heads, tuple(blocks))
+
+    @property
+    def new_after(self) -> tuple[int, ...]:
+        """The blocks, from 0, after which new ones stand: spread over the depth."""
+        return evenly_after(self.num_layers, self.new_layers)
+
+    @property
+    def factors(self) -> Mapping[str, int]:
+        """How many times each dimension of the phase experts is there in the phase grown."""
+        return dict.fromkeys(("width", "heads", "hidden"), self.width_factor)
+
+    def is_lean(self, phase: str) -> bool:
+        """Whether the phase's optimizer has moments in bfloat16 and steps in backward."""
+        return self.lean_optimizer in ("all", phase)
+
+    def is_recomputed(self, phase: str) -> bool:
+        """Whether the phase computes activations again in backward."""
+        return self.recompute in ("all", phase)
+
+    def _experts(self, hidden: int) -> ExpertBlock:
+        return ExpertBlock(hidden=hidden, num_experts=self.num_experts, top_k=self.top_k)
+
+    def _model(self, width: int, num_heads: int, blocks: Sequence[Block]) -> ModelConfig:
+        return ModelConfig(
+            vocab_size=self.vocab_size,
+            width=width,
+            num_heads=num_heads,
+            blocks=tuple(blocks),
+            norm=self.norm,
+            activation=self.activation,
+            is_tied=self.is_tied,
+        )
+
+
+def check_at_least(name: str, value: float, least: float) -> None:
+    """Refuse a value that is too small."""
+    if value < least:
+        raise ValueError(f"{name} is {value}; give at least {least}")

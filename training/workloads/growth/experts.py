@@ -1,0 +1,134 @@
+"""Experts: each token goes to `top_k` of them, none is dropped, their weights sum to one.
+
+N tokens, D width, E experts, K experts of a token, R = N x K rows, those of an expert together.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from training.workloads.growth.architecture import Activation, ExpertBlock
+from training.workloads.growth.expert_products import ExpertProducts, Layer, by_expert
+
+
+class ExpertFeedForward(nn.Module):
+    """A router and its experts: (N, D) to (N, D), and how evenly it shared out the tokens.
+
+    Forward and backward only gather: no atomics, so the same bits every time.
+    """
+
+    def __init__(self, width: int, block: ExpertBlock, activation: Activation) -> None:
+        super().__init__()
+        self.top_k = block.top_k
+        self.products: ExpertProducts = "split"
+        self.router = nn.Linear(width, block.num_experts)
+        self.experts = Experts(width, block.hidden, block.num_experts, activation)
+
+    def forward(self, x_ND: Tensor) -> tuple[Tensor, Tensor]:
+        # In full precision: near ties would otherwise be decided by rounding.
+        with torch.autocast(x_ND.device.type, enabled=False):
+            logits_NE = self.router(x_ND.to(self.router.weight.dtype))
+        chosen_logits_NK, chosen_NK = logits_NE.topk(self.top_k, dim=-1)
+        # The softmax over the chosen is that over all, renormalised.
+        weights_NK = chosen_logits_NK.softmax(dim=-1)
+        sorted_R, order_R = chosen_NK.flatten().sort(stable=True)
+        is_mine_RE = sorted_R[:, None] == torch.arange(logits_NE.shape[1], device=x_ND.device)
+        rows_RD = _Dispatch.apply(x_ND, order_R, self.top_k)
+        rows_RD = by_expert(self.experts, rows_RD, is_mine_RE, self.products)
+        y_ND = _Combine.apply(rows_RD, weights_NK, order_R)
+        return y_ND, _shares(logits_NE, is_mine_RE.sum(dim=0))
+
+
+class Experts(nn.Module):
+    """The experts' weights, all of a kind in one tensor: (E, outputs, inputs), (E, outputs)."""
+
+    up_weight: nn.Parameter
+    up_bias: nn.Parameter
+    gate_weight: nn.Parameter
+    gate_bias: nn.Parameter
+    down_weight: nn.Parameter
+    down_bias: nn.Parameter
+
+    def __init__(self, width: int, hidden: int, num_experts: int, activation: Activation) -> None:
+        super().__init__()
+        self.is_gated = activation == "swiglu"
+        for name in ("up", "gate", "down") if self.is_gated else ("up", "down"):
+            shape = (width, hidden) if name == "down" else (hidden, width)
+            weight, bias = torch.empty(num_experts, *shape), torch.empty(num_experts, shape[0])
+            self.register_parameter(f"{name}_weight", nn.Parameter(weight))
+            self.register_parameter(f"{name}_bias", nn.Parameter(bias))
+
+    def forward(self, layer: Layer, x: Tensor) -> Tensor:
+        """Each expert's output of its own rows, if `layer` applies each expert's layer to them."""
+        up = layer(x, self.up_weight, self.up_bias)
+        if self.is_gated:
+            inner = F.silu(layer(x, self.gate_weight, self.gate_bias)) * up
+        else:
+            inner = F.gelu(up)
+        return layer(inner, self.down_weight, self.down_bias)
+
+
+class _Dispatch(torch.autograd.Function):
+    """A copy of each token for each of its experts; backward adds up what came back."""
+
+    @staticmethod
+    def forward(ctx: Any, x_ND: Tensor, order_R: Tensor, top_k: int) -> Tensor:
+        ctx.save_for_backward(order_R)
+        ctx.top_k = top_k
+        return x_ND.index_select(0, order_R // top_k)
+
+    @staticmethod
+    def backward(ctx: Any, drows_RD: Tensor) -> tuple[Tensor, None, None]:
+        (order_R,) = ctx.saved_tensors
+        places_KN = _places(order_R, ctx.top_k)
+        dx_ND = drows_RD.index_select(0, places_KN[0])
+        for places_N in places_KN[1:]:
+            dx_ND += drows_RD.index_select(0, places_N)
+        return dx_ND, None, None
+
+
+class _Combine(torch.autograd.Function):
+    """Each token's weighted sum of what its experts made of it, in the weights' precision."""
+
+    @staticmethod
+    def forward(ctx: Any, rows_RD: Tensor, weights_NK: Tensor, order_R: Tensor) -> Tensor:
+        ctx.save_for_backward(rows_RD, weights_NK, order_R)
+        y_ND = weights_NK.new_zeros(len(weights_NK), rows_RD.shape[1])
+        for place, places_N in enumerate(_places(order_R, weights_NK.shape[1])):
+            y_ND.addcmul_(rows_RD.index_select(0, places_N), weights_NK[:, place, None])
+        return y_ND
+
+    @staticmethod
+    def backward(ctx: Any, dy_ND: Tensor) -> tuple[Tensor, Tensor, None]:
+        rows_RD, weights_NK, order_R = ctx.saved_tensors
+        top_k = weights_NK.shape[1]
+        drows_RD = dy_ND.index_select(0, order_R // top_k)
+        drows_RD *= weights_NK.flatten()[order_R, None]
+        dweights_NK = torch.stack(
+            [
+                (rows_RD.index_select(0, places_N) * dy_ND).sum(dim=1)
+                for places_N in _places(order_R, top_k)
+            ],
+            dim=1,
+        )
+        return drows_RD.to(rows_RD.dtype), dweights_NK, None
+
+
+def _places(order_R: Tensor, top_k: int) -> Tensor:
+    """At which row each token is for its first, second ... expert: (K, N)."""
+    inverse_R = torch.empty_like(order_R)
+    inverse_R.scatter_(0, order_R, torch.arange(len(order_R), device=order_R.device))
+    return inverse_R.view(-1, top_k).T
+
+
+def _shares(logits_NE: Tensor, counts_E: Tensor) -> Tensor:
+    """The load-balance loss (Switch Transformer, arXiv:2101.03961) and the busiest one's share.
+
+    Both are 1 where every expert gets as many tokens.
+    """
+    num_experts = logits_NE.shape[1]
+    load_E = num_experts * counts_E / counts_E.sum()
+    balance = (load_E * logits_NE.softmax(dim=-1).mean(dim=0)).sum()
+    return torch.stack([balance, load_E.amax().to(balance.dtype)])

@@ -1,0 +1,225 @@
+"""A decoder whose feed-forward networks may be experts: rotary positions, norms first, biases.
+
+B batch, T tokens, D width, H heads, d width of a head, V vocabulary, N = B x T.
+Nothing here is random but the first weights: there is no dropout.
+"""
+
+from typing import Any, NamedTuple, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from training.workloads.growth.architecture import Block, DenseBlock, ExpertBlock, ModelConfig
+from training.workloads.growth.cross_entropy import sum_cross_entropy
+from training.workloads.growth.expert_products import ExpertProducts
+from training.workloads.growth.experts import ExpertFeedForward
+from training.workloads.growth.feed_forward import FeedForward
+
+_STD = 0.02
+
+
+class Hidden(NamedTuple):
+    """What the blocks made of the tokens, and how the routers shared them out."""
+
+    y_BTD: Tensor
+    balance: Tensor  # mean over the blocks of experts; 1 is even
+    busiest: Tensor  # the same of the busiest expert's tokens, 1 being its even share
+
+
+class TextLoss(NamedTuple):
+    """The losses of a batch of texts; the last two are constants if there are no experts."""
+
+    total: Tensor  # summed over the tokens
+    balance: Tensor
+    busiest: Tensor
+
+
+class LanguageModel(nn.Module):
+    """Token ids (B, T) to logits (B, T, V).
+
+    `initialize=False` leaves the weights unset, for those who load them. `recompute` keeps no
+    activation inside a block for backward, which computes them again: a third more work, same bits.
+    """
+
+    def __init__(
+        self, config: ModelConfig, *, initialize: bool = True, recompute: bool = False
+    ) -> None:
+        super().__init__()
+        self.config = config
+        self.recompute = recompute
+        self.embedding = nn.Embedding(config.vocab_size, config.width)
+        self.blocks = nn.ModuleList(DecoderBlock(config, block) for block in config.blocks)
+        self.final_norm = _norm(config)
+        if not config.is_tied:
+            self.head = nn.Linear(config.width, config.vocab_size, bias=False)
+        if initialize:
+            self.initialize()
+
+    @torch.no_grad()
+    def initialize(self) -> None:
+        """Draw the first weights; what a block adds to the stream starts small, as in GPT-2."""
+        last = _STD / (2 * len(self.blocks)) ** 0.5
+        for name, parameter in self.named_parameters():
+            if name.endswith("bias"):
+                parameter.zero_()
+            elif "norm" in name:
+                parameter.fill_(1.0)
+            else:
+                ends_block = name.endswith(("attention.output.weight", "ffn.down.weight"))
+                is_last = ends_block or name.endswith("experts.down_weight")
+                parameter.normal_(std=last if is_last else _STD)
+
+    def forward(self, tokens_BT: Tensor) -> Tensor:
+        return F.linear(self.hidden(tokens_BT).y_BTD, self.output_weight_VD)
+
+    @property
+    def output_weight_VD(self) -> Tensor:
+        """Of the layer that gives the logits: the embedding, if it is tied."""
+        return self.embedding.weight if self.config.is_tied else self.head.weight
+
+    def hidden(self, tokens_BT: Tensor) -> Hidden:
+        """What the logits are computed from."""
+        x_BTD = self.embedding(tokens_BT)
+        turn_T1d = rotary_table(
+            tokens_BT.shape[1], self.config.head_width, self.config.rope_base, x_BTD
+        )
+        shares: list[Tensor] = []
+        keep_all = not (self.recompute and torch.is_grad_enabled())
+        for block in self.blocks:
+            if keep_all:
+                x_BTD, share = block(x_BTD, turn_T1d)
+            else:
+                x_BTD, share = cast(
+                    tuple[Tensor, Tensor | None],
+                    checkpoint(
+                        block, x_BTD, turn_T1d, use_reentrant=False, preserve_rng_state=False
+                    ),
+                )
+            if share is not None:
+                shares.append(share)
+        balance, busiest = _mean_shares(shares, x_BTD)
+        return Hidden(self.final_norm(x_BTD), balance, busiest)
+
+    def loss(self, tokens_BT: Tensor, targets_BT: Tensor) -> TextLoss:
+        """Cross-entropy of the targets, without ever having all logits in memory."""
+        y_BTD, balance, busiest = self.hidden(tokens_BT)
+        total = sum_cross_entropy(y_BTD.flatten(0, 1), self.output_weight_VD, targets_BT.flatten())
+        return TextLoss(total, balance, busiest)
+
+    def compute_experts_by(self, products: ExpertProducts) -> None:
+        """Let all experts compute their matrix products in this way."""
+        for module in self.modules():
+            if isinstance(module, ExpertFeedForward):
+                module.products = products
+
+
+class DecoderBlock(nn.Module):
+    """Attention, then the feed-forward network or the experts; each adds to the stream."""
+
+    def __init__(self, config: ModelConfig, block: Block) -> None:
+        super().__init__()
+        self.attention_norm = _norm(config)
+        self.attention = Attention(config)
+        self.ffn_norm = _norm(config)
+        self.ffn: FeedForward | ExpertFeedForward
+        if isinstance(block, DenseBlock):
+            self.ffn = FeedForward(config.width, block.hidden, config.activation)
+        else:
+            self.ffn = ExpertFeedForward(config.width, block, config.activation)
+
+    def forward(self, x_BTD: Tensor, turn_T1d: Tensor) -> tuple[Tensor, Tensor | None]:
+        x_BTD = x_BTD + self.attention(self.attention_norm(x_BTD), turn_T1d)
+        y_BTD = self.ffn_norm(x_BTD)
+        if isinstance(self.ffn, FeedForward):
+            return x_BTD + self.ffn(y_BTD), None
+        y_ND, share_2 = self.ffn(y_BTD.flatten(0, 1))
+        return x_BTD + y_ND.view_as(x_BTD), share_2
+
+
+class Attention(nn.Module):
+    """Causal attention of heads that know their tokens' distance by rotation."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.num_heads = config.num_heads
+        self.query, self.key, self.value, self.output = (
+            nn.Linear(config.width, config.width) for _ in range(4)
+        )
+
+    def forward(self, x_BTD: Tensor, turn_T1d: Tensor) -> Tensor:
+        heads = (*x_BTD.shape[:2], self.num_heads, -1)
+        q_BTHd = rotated(self.query(x_BTD).view(heads), turn_T1d)
+        k_BTHd = rotated(self.key(x_BTD).view(heads), turn_T1d)
+        v_BTHd = self.value(x_BTD).view(heads)
+        y_BHTd = F.scaled_dot_product_attention(
+            q_BTHd.transpose(1, 2), k_BTHd.transpose(1, 2), v_BTHd.transpose(1, 2), is_causal=True
+        )
+        return cast(Tensor, self.output(y_BHTd.transpose(1, 2).flatten(2)))
+
+
+def rotary_table(num_tokens: int, head_width: int, base: float, like: Tensor) -> Tensor:
+    """Cosines, then sines, of each position's angles: (T, 1, d), in `like`'s type, on its device.
+
+    RoFormer (arXiv:2104.09864), with the pairs that it turns half a head apart.
+    """
+    half = torch.arange(0, head_width, 2, dtype=torch.float64, device=like.device)
+    places_T = torch.arange(num_tokens, dtype=torch.float64, device=like.device)
+    angles = torch.outer(places_T, base ** (-half / head_width))
+    return torch.cat([angles.cos(), angles.sin()], dim=-1)[:, None].to(like.dtype)
+
+
+def rotated(x_BTHd: Tensor, turn_T1d: Tensor) -> Tensor:
+    """Each pair of numbers of each head turned by its position's angle."""
+    return cast(Tensor, _Rotation.apply(x_BTHd, turn_T1d.to(x_BTHd.dtype)))
+
+
+class _Rotation(torch.autograd.Function):
+    """Half the kernels of the plain formula; backward turns the other way."""
+
+    @staticmethod
+    def forward(ctx: Any, x_BTHd: Tensor, turn_T1d: Tensor) -> Tensor:
+        ctx.save_for_backward(turn_T1d)
+        return _turned(x_BTHd, turn_T1d, 1.0)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        (turn_T1d,) = ctx.saved_tensors
+        return _turned(gradient, turn_T1d, -1.0), None
+
+
+def _turned(x_BTHd: Tensor, turn_T1d: Tensor, direction: float) -> Tensor:
+    cosine, sine = turn_T1d.chunk(2, dim=-1)
+    low, high = x_BTHd.chunk(2, dim=-1)
+    y_BTHd = torch.empty_like(x_BTHd)
+    y_low, y_high = y_BTHd.chunk(2, dim=-1)
+    torch.mul(low, cosine, out=y_low).addcmul_(high, sine, value=-direction)
+    torch.mul(high, cosine, out=y_high).addcmul_(low, sine, value=direction)
+    return y_BTHd
+
+
+def parameter_counts(config: ModelConfig) -> tuple[int, int]:
+    """Parameters in all, and those that compute one token; nothing is allocated."""
+    with torch.device("meta"):
+        model = LanguageModel(config, initialize=False)
+    total = sum(parameter.numel() for parameter in model.parameters())
+    asleep = 0
+    for block, module in zip(config.blocks, model.blocks, strict=True):
+        if isinstance(block, ExpertBlock):
+            experts = cast(ExpertFeedForward, cast(DecoderBlock, module).ffn).experts
+            each = sum(p.numel() for p in experts.parameters()) // block.num_experts
+            asleep += (block.num_experts - block.top_k) * each
+    return total, total - asleep
+
+
+def _norm(config: ModelConfig) -> nn.Module:
+    kind = nn.LayerNorm if config.norm == "layer" else nn.RMSNorm
+    return kind(config.width, eps=1e-5)
+
+
+def _mean_shares(shares: list[Tensor], like: Tensor) -> tuple[Tensor, Tensor]:
+    if not shares:
+        return like.new_zeros(()), like.new_ones(())
+    balance, busiest = torch.stack(shares).mean(dim=0).unbind()
+    return balance, busiest.detach()

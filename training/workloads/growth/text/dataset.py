@@ -1,0 +1,298 @@
+"""Makes a text dataset: of stories that the project writes, or of text that users bring.
+
+Text is streamed: memory does not grow with it. What was interrupted goes on where it was when the
+same command is given again, and ends with the same files.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from hashlib import blake2b
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from training.errors import UserError
+from training.randomness import derive_seed
+from training.sources import SourceFile
+from training.workloads.growth.text.documents import Piece, check_kinds, read_pieces
+from training.workloads.growth.text.position import (
+    Position,
+    SplitCounts,
+    keep,
+    kept_position,
+    replace_file,
+)
+from training.workloads.growth.text.shards import write_tokens
+from training.workloads.growth.text.stories import STORY_BYTES, write_story
+from training.workloads.growth.text.tokenizer import (
+    SMALLEST_VOCABULARY,
+    encode,
+    load_tokenizer,
+    train_tokenizer,
+)
+from training.workloads.growth.text.tokens import TOKENIZER_FILE, token_type
+from training.workloads.growth.text.vocabulary import (
+    END_OF_TEXT,
+    Vocabulary,
+    read_vocabulary,
+    vocabulary_of,
+)
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+    from training.workload import Progress
+
+GPT2_VOCABULARY = 50257
+# The stories have some hundred words; half of these tokens are whole words.
+STORIES_VOCABULARY = 1024
+# A tokenizer is trained on at most so much text, taken evenly from all of it.
+TRAINING_BYTES = 1 << 28
+# Text that is tokenized at once, on all cores.
+BATCH_CHARACTERS = 1 << 20
+# Text after which the position is kept: what an interruption costs, a few seconds.
+KEPT_EVERY_BATCHES = 32
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TextOptions:
+    """What `data make` and `data import --override name=value` can set."""
+
+    # A tokenizer.json, or a folder with it or with GPT-2's vocab.json and merges.txt.
+    tokenizer: str = ""
+    # Of a tokenizer that is trained here: 50257 (as GPT-2) on imported text, 1024 on the stories.
+    vocab_size: int | None = None
+    # Between the documents of a .txt; \n in it stands for the end of a line.
+    separator: str = END_OF_TEXT
+    # One of so many documents is held out for validation, unless the source has splits.
+    held_out_of: int = 20
+
+    def __post_init__(self) -> None:
+        if self.tokenizer and self.vocab_size is not None:
+            raise UserError("a tokenizer has its own vocabulary; give tokenizer or vocab_size")
+        if self.vocab_size is not None and self.vocab_size < SMALLEST_VOCABULARY:
+            raise UserError(
+                f"vocab_size is {self.vocab_size}; give at least {SMALLEST_VOCABULARY} (256 bytes "
+                f"and {END_OF_TEXT})"
+            )
+        if not self.separator:
+            raise UserError(f"separator is empty; give what stands between texts: {END_OF_TEXT}")
+        if self.held_out_of < 2:
+            raise UserError(f"held_out_of is {self.held_out_of}; give at least 2")
+
+
+_DEFAULTS = TextOptions()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Source:
+    """Text that can be read again from its beginning, and how much of it there is."""
+
+    identity: Mapping[str, Any]  # JSON: what must be equal for an interrupted import to go on
+    pieces: Callable[[], Iterator[Piece]]
+    num_bytes: int
+    unit_bytes: int  # of the progress that is shown: a story, or a megabyte
+    vocab_size: int  # unless the options give one
+
+
+def make_dataset(
+    out: Path,
+    count: int,
+    seed: int,
+    progress: "Progress",
+    options: TextOptions = _DEFAULTS,
+) -> Mapping[str, Any]:
+    """Write `count` stories of the corpus `seed` as tokens into `out`; return the meta."""
+    if seed < 0:
+        raise UserError(f"seed is {seed}; give 0 or more")
+    if count < options.held_out_of:
+        raise UserError(
+            f"count is {count}; give at least {options.held_out_of} stories, of which one is held "
+            "out"
+        )
+    stories = _Source(
+        identity={"count": count},
+        pieces=lambda: (
+            Piece(write_story(seed, n), True, None, (n + 1) * STORY_BYTES) for n in range(count)
+        ),
+        num_bytes=count * STORY_BYTES,
+        unit_bytes=STORY_BYTES,
+        vocab_size=STORIES_VOCABULARY,
+    )
+    return _write(stories, out, seed, progress, options)
+
+
+def import_dataset(
+    files: Sequence[SourceFile],
+    out: Path,
+    seed: int,
+    progress: "Progress",
+    options: TextOptions = _DEFAULTS,
+) -> Mapping[str, Any]:
+    """Write the text of `files` as tokens into `out`; return the meta.
+
+    Without splits of their own, one of `held_out_of` documents is held out; `seed` decides which.
+    """
+    check_kinds(files)
+    if files[0].split is not None:
+        for split in ("train", "validation"):
+            if all(file.split != split for file in files):
+                raise UserError(f"no file is in split {split}; give it some, or give no splits")
+    sizes = [[file.name, file.path.stat().st_size] for file in files]
+    num_bytes = sum(file.path.stat().st_size for file in files)
+    text = _Source(
+        identity={"files": sizes},
+        pieces=lambda: read_pieces(files, options.separator.replace("\\n", "\n")),
+        num_bytes=num_bytes,
+        unit_bytes=1_000_000,
+        vocab_size=GPT2_VOCABULARY,
+    )
+    return _write(text, out, seed, progress, options)
+
+
+def _write(
+    source: _Source, out: Path, seed: int, progress: "Progress", options: TextOptions
+) -> Mapping[str, Any]:
+    identity = {**source.identity, "seed": seed, "options": asdict(options)}
+    position = kept_position(out, identity)
+    tokenizer = _tokenizer(source, out, options, identity)
+    vocabulary = read_vocabulary(out / TOKENIZER_FILE)
+    digest = blake2b()
+    pieces = source.pieces()
+    for piece in islice(pieces, position.pieces):
+        _update(digest, piece)
+    if position.pieces and digest.hexdigest() != position.digest:
+        raise UserError(f"the text of the import that {out} began has changed; give a new folder")
+    total = -(-source.num_bytes // source.unit_bytes)
+    for number, batch in enumerate(_batches(pieces), 1):
+        _write_batch(batch, tokenizer, vocabulary, out, position, seed, options)
+        for piece in batch:
+            _update(digest, piece)
+        position.pieces += len(batch)
+        progress(batch[-1].read // source.unit_bytes, total)
+        if number % KEPT_EVERY_BATCHES == 0:
+            position.digest = digest.hexdigest()
+            keep(out, identity, position)
+    if source.num_bytes % source.unit_bytes:
+        progress(total, total)
+    _check_splits(position, options)
+    position.digest = digest.hexdigest()
+    keep(out, identity, position)
+    return {
+        "tokenizer": Path(options.tokenizer).name or "trained on this text",
+        "vocab_size": len(vocabulary),
+        "end_of_text": vocabulary.end_of_text,
+        "seed": seed,
+        "splits": {name: asdict(split) for name, split in sorted(position.splits.items())},
+    }
+
+
+def _write_batch(
+    batch: Sequence[Piece],
+    tokenizer: "Tokenizer",
+    vocabulary: Vocabulary,
+    out: Path,
+    position: Position,
+    seed: int,
+    options: TextOptions,
+) -> None:
+    """Tokenize pieces and append each to its split."""
+    number, of_split = position.documents, dict[str, list[NDArray[np.int64]]]()
+    end_of_text = np.array([vocabulary.end_of_text])
+    encoded = encode(tokenizer, [piece.text for piece in batch])
+    for piece, tokens_T in zip(batch, encoded, strict=True):
+        name = piece.split or _split_of(number, seed, options.held_out_of)
+        split = position.splits.setdefault(name, SplitCounts())
+        parts = of_split.setdefault(name, [])
+        parts.append(tokens_T)
+        split.bytes += len(piece.text.encode())
+        if piece.ends_document:
+            parts.append(end_of_text)
+            split.documents += 1
+            number += 1
+    for name, parts in of_split.items():
+        tokens_T = np.concatenate(parts).astype(token_type(len(vocabulary)))
+        write_tokens(out, name, position.splits[name].tokens, tokens_T)
+        position.splits[name].tokens += len(tokens_T)
+
+
+def _split_of(document: int, seed: int, held_out_of: int) -> str:
+    """One document of each `held_out_of` that follow one another is held out."""
+    block, place = divmod(document, held_out_of)
+    chosen = derive_seed("held out", seed, block) % held_out_of
+    return "validation" if place == chosen else "train"
+
+
+def _batches(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
+    """Pieces in groups of about BATCH_CHARACTERS."""
+    batch, size = list[Piece](), 0
+    for piece in pieces:
+        batch.append(piece)
+        size += len(piece.text)
+        if size >= BATCH_CHARACTERS:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _tokenizer(
+    source: _Source, out: Path, options: TextOptions, identity: Mapping[str, Any]
+) -> "Tokenizer":
+    """The tokenizer that an interrupted import had, the user's, or a new one of this text."""
+    if (out / TOKENIZER_FILE).is_file():
+        return load_tokenizer(out / TOKENIZER_FILE)
+    if options.tokenizer:
+        tokenizer = load_tokenizer(Path(options.tokenizer))
+    else:
+        size = options.vocab_size or source.vocab_size
+        tokenizer = train_tokenizer(_training_texts(source), size)
+    _check_round_trip(tokenizer, source)
+    keep(out, identity, Position())
+    replace_file(out / TOKENIZER_FILE, tokenizer.to_str())
+    return tokenizer
+
+
+def _training_texts(source: _Source) -> Iterator[list[str]]:
+    """At most TRAINING_BYTES of the text, taken evenly from all of it."""
+    every = max(1, -(-source.num_bytes // TRAINING_BYTES))
+    for batch in _batches(islice(source.pieces(), 0, None, every)):
+        yield [piece.text for piece in batch]
+
+
+def _check_round_trip(tokenizer: "Tokenizer", source: _Source) -> None:
+    """UserError if a text cannot be read back: a tokenizer may change letters before it counts."""
+    vocabulary = vocabulary_of(tokenizer.to_str(), "the tokenizer")
+    if (missing := next(vocabulary.missing_bytes(), None)) is not None:
+        raise UserError(
+            f"the tokenizer has no token for the byte {missing:#04x}, so text with it would be "
+            "lost; give one that has all, as GPT-2's"
+        )
+    for batch in islice(_batches(source.pieces()), 1):
+        texts = [piece.text for piece in batch]
+        for text, tokens_T in zip(texts, encode(tokenizer, texts), strict=True):
+            if (back := vocabulary.text(tokens_T.tolist())) != text:
+                same = (a == b for a, b in zip(text, back, strict=False))
+                at = next((n for n, is_same in enumerate(same) if not is_same), 0)
+                raise UserError(
+                    f"the tokenizer does not give its text back: {text[at : at + 20]!r} comes back "
+                    f"as {back[at : at + 20]!r}; give one that changes nothing, as GPT-2's"
+                )
+
+
+def _check_splits(position: Position, options: TextOptions) -> None:
+    for name in ("train", "validation"):
+        if name not in position.splits or not position.splits[name].documents:
+            raise UserError(
+                f"split {name} got none of the {position.documents} documents, as one of "
+                f"{options.held_out_of} is held out; give more, separate them by "
+                f"{options.separator!r}, or lay the files out as train/FILE and validation/FILE"
+            )
+
+
+def _update(digest: blake2b, piece: Piece) -> None:
+    digest.update(piece.text.encode())
+    digest.update(b"\x01" if piece.ends_document else b"\x00")

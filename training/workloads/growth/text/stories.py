@@ -1,0 +1,152 @@
+"""The project's own corpus: small stories, each a pure function of (seed, number).
+
+Grammar enough to be learned in minutes, variety enough that perplexity means something. Names,
+things and places come back within a story, so a model that looks back predicts them better.
+"""
+
+import random
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
+
+from training.randomness import derive_seed
+from training.workloads.growth.text.plots import BEGINNINGS, ENDINGS, PLOTS, WEATHER
+
+# Of an average story, in UTF-8.
+STORY_BYTES = 390
+
+_GIRLS = [
+    "Mia",
+    "Anna",
+    "Lily",
+    "Zoe",
+    "Nora",
+    "Ella",
+    "Ruth",
+    "Ida",
+    "Clara",
+    "June",
+    "Lucy",
+    "Rosa",
+]
+_BOYS = ["Tom", "Ben", "Max", "Sam", "Leo", "Finn", "Otto", "Jack", "Paul", "Hugo", "Noah", "Adam"]
+_ANIMALS = [
+    "cat",
+    "dog",
+    "rabbit",
+    "fox",
+    "duck",
+    "bear",
+    "mouse",
+    "frog",
+    "horse",
+    "owl",
+    "hedgehog",
+    "turtle",
+]
+_SIZES = ["little", "small", "big", "young", "old", "tiny"]
+_NATURES = ["kind", "brave", "shy", "clever", "quiet", "curious", "happy", "careful"]
+_COLORS = ["red", "blue", "green", "yellow", "white", "brown", "purple", "silver"]
+_THINGS = [
+    "ball",
+    "kite",
+    "boat",
+    "drum",
+    "book",
+    "cup",
+    "lamp",
+    "bell",
+    "basket",
+    "key",
+    "hat",
+    "blanket",
+]
+_FOODS = ["bread", "soup", "cake", "apples", "honey", "pancakes", "berries", "cheese"]
+_SKILLS = [
+    "swim",
+    "ride a bicycle",
+    "sing",
+    "climb the old tree",
+    "skip stones",
+    "whistle",
+    "read",
+    "dance",
+]
+_SOUNDS = ["tap", "scratch", "bump", "squeak", "splash", "rattle"]
+_DAYS = ["two", "three", "four", "five", "six", "seven"]
+# Where a story happens, and where things and animals are to be found there.
+_PLACES: Mapping[str, Sequence[str]] = {
+    "in the garden": ("under a bush", "behind the apple tree", "beside the wall"),
+    "in the forest": ("between two roots", "in a hollow tree", "under the leaves"),
+    "by the river": ("behind a stone", "in the tall grass", "under the bridge"),
+    "at the farm": ("in the hay", "behind the barn", "under a cart"),
+    "on the beach": ("in a small cave", "under a boat", "behind a rock"),
+    "in the park": ("under a bench", "behind the fountain", "in the sand"),
+    "at home": ("under the bed", "behind the door", "in a box"),
+}
+_PRONOUNS: Mapping[str, Sequence[str]] = {
+    "girl": ("she", "her", "her"),
+    "boy": ("he", "him", "his"),
+    "animal": ("it", "it", "its"),
+}
+
+Words: TypeAlias = dict[str, str]
+
+
+def write_story(seed: int, number: int) -> str:
+    """Story `number` of the corpus `seed`."""
+    rng = random.Random(derive_seed("story", seed, number))
+    place = rng.choice(list(_PLACES))
+    spot, other_spot = rng.sample(_PLACES[place], 2)
+    hero, friend = _two_characters(rng)
+    words = {
+        **hero,
+        **{f"friend_{key}": word for key, word in friend.items()},
+        "place": place,
+        "Place": _capitalized(place),
+        "spot": spot,
+        "other_spot": other_spot,
+        "thing": f"{rng.choice(_COLORS)} {rng.choice(_THINGS)}",
+        "food": rng.choice(_FOODS),
+        "skill": rng.choice(_SKILLS),
+        "sound": rng.choice(_SOUNDS),
+        "days": rng.choice(_DAYS),
+        "nature": rng.choice(_NATURES),
+    }
+    steps = [BEGINNINGS, *([WEATHER] if rng.random() < 0.4 else []), *rng.choice(PLOTS), ENDINGS]
+    return " ".join(_capitalized(rng.choice(step).format(**words)) for step in steps)
+
+
+def _two_characters(rng: random.Random) -> tuple[Words, Words]:
+    """The hero has a name; the friend is a child or an animal of another name."""
+    kind = rng.choice(("girl", "boy"))
+    name = rng.choice(_GIRLS if kind == "girl" else _BOYS)
+    hero = _character(name, name, kind)
+    hero["what"] = _with_article(f"{rng.choice(_SIZES)} {kind}")
+    other = rng.choice(("girl", "boy", "animal", "animal"))
+    if other == "animal":
+        animal = rng.choice(_ANIMALS)
+        met = _with_article(f"{rng.choice(_SIZES)} {animal}")
+        return hero, _character(f"the {animal}", met, other)
+    friend = rng.choice([n for n in (_GIRLS if other == "girl" else _BOYS) if n != name])
+    return hero, _character(friend, friend, other)
+
+
+def _character(name: str, first_called: str, kind: str) -> Words:
+    he, him, his = _PRONOUNS[kind]
+    return {
+        "name": name,
+        "first": first_called,
+        "he": he,
+        "him": him,
+        "his": his,
+        "Name": _capitalized(name),
+        "He": _capitalized(he),
+    }
+
+
+def _with_article(noun: str) -> str:
+    return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"
+
+
+def _capitalized(text: str) -> str:
+    return text[0].upper() + text[1:]

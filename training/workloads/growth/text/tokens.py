@@ -1,0 +1,210 @@
+"""A text dataset as a workload reads it: token shards, memory mapped, cut into windows.
+
+Files: SPLIT-00000.bin, SPLIT-00001.bin ... (little-endian uint16, or uint32 for a vocabulary above
+65,536) and tokenizer.json. Documents follow one another, each ended by the end-of-text token.
+"""
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from training.errors import UserError
+from training.randomness import shuffled
+from training.stacking import stack
+from training.workload import Dataset, Order
+from training.workloads.growth.text.vocabulary import Vocabulary, read_vocabulary
+
+TOKENIZER_FILE = "tokenizer.json"
+# A model of which most rows would never be used was sized for another vocabulary.
+_LEAST_SHARE_USED = 0.5
+_MAKE_ONE = (
+    "make one with `python -m training data make --workload growth`, or of your own text with "
+    "`data import`"
+)
+
+
+def shard_name(split: str, number: int) -> str:
+    """The name of a split's file `number`."""
+    return f"{split}-{number:05}.bin"
+
+
+def token_type(vocab_size: int) -> np.dtype[Any]:
+    """How the tokens of a vocabulary are stored."""
+    return np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tokens:
+    """All tokens of a split, in the order of the text, across its shards."""
+
+    split: str
+    shards: Sequence[NDArray[Any]]
+    starts: Sequence[int]  # each shard's first token
+    names: Sequence[str]
+    vocab_size: int
+    end_of_text: int
+
+    def __len__(self) -> int:
+        return self.starts[-1] + len(self.shards[-1])
+
+    def read(self, first: int, count: int) -> Tensor:
+        """`count` tokens from number `first` on, int64 [count]; fewer at the end of the split."""
+        end = min(first + count, len(self))
+        tokens_T = np.empty(max(0, end - first), dtype=np.int64)
+        done = 0
+        while done < len(tokens_T):
+            number = bisect_right(self.starts, first + done) - 1
+            there = first + done - self.starts[number]
+            part = self.shards[number][there : there + len(tokens_T) - done]
+            tokens_T[done : done + len(part)] = part
+            done += len(part)
+        if done and tokens_T.max() >= self.vocab_size:
+            name = self.names[bisect_right(self.starts, first) - 1]
+            raise UserError(
+                f"{name} has the token {tokens_T.max()} near position {first}, but the vocabulary "
+                f"has {self.vocab_size}; make the dataset again"
+            )
+        return torch.from_numpy(tokens_T)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenSamples:
+    """A split as samples: window k is the tokens from k x context on, and the one after them.
+
+    A window knows nothing of documents: it begins and ends where it does, and every token but the
+    split's first is predicted exactly once per epoch, the last incomplete window left out.
+    """
+
+    tokens: Tokens
+    context: int
+    most: int | None = None  # of the windows that there are, spread evenly over the split
+
+    @property
+    def num_windows(self) -> int:
+        """The windows that there are."""
+        return (len(self.tokens) - 1) // self.context
+
+    def __len__(self) -> int:
+        return self.num_windows if self.most is None else min(self.num_windows, self.most)
+
+    def get(self, index: int, epoch: int, rng: torch.Generator) -> Mapping[str, Tensor]:
+        """Window `index`: {"tokens": int64 [context + 1]}; nothing is random."""
+        window = index * self.num_windows // len(self)
+        return {"tokens": self.tokens.read(window * self.context, self.context + 1)}
+
+    collate = staticmethod(stack)
+
+    def order(self, epoch: int, seed: int) -> Order:
+        return shuffled(len(self), epoch, seed)
+
+
+def open_tokens(dataset: Dataset, split: str) -> Tokens:
+    """Open a split; waits for its own files only. UserError if they do not fit the manifest."""
+    meta = _text_meta(dataset)
+    if split not in meta["splits"]:
+        raise UserError(f"the dataset has no split {split!r}; it has {', '.join(meta['splits'])}")
+    kind = token_type(meta["vocab_size"])
+    listed = {entry["name"] for entry in dataset.manifest["files"]}
+    names = sorted(name for name in listed if _is_shard(name, split))
+    shards = [_mapped(dataset.file(name), kind) for name in names]
+    sizes = [len(shard) for shard in shards]
+    expected = meta["splits"][split]["tokens"]
+    if sum(sizes) != expected or 0 in sizes or not sizes:
+        raise UserError(
+            f"split {split} has {sum(sizes)} tokens in {len(names)} files, but its manifest says "
+            f"{expected}; make the dataset again"
+        )
+    return Tokens(
+        split=split,
+        shards=shards,
+        starts=[0, *accumulate(sizes)][:-1],
+        names=names,
+        vocab_size=meta["vocab_size"],
+        end_of_text=meta["end_of_text"],
+    )
+
+
+def token_samples(
+    dataset: Dataset, split: str, context: int, most: int | None = None
+) -> TokenSamples:
+    """The windows of a split, at `most` so many; UserError if it has not even one."""
+    tokens = open_tokens(dataset, split)
+    if len(tokens) <= context:
+        raise UserError(
+            f"split {split} has {len(tokens)} tokens, but a window takes {context + 1}; bring more "
+            "text, or give a shorter context"
+        )
+    return TokenSamples(tokens=tokens, context=context, most=most)
+
+
+def open_vocabulary(dataset: Dataset) -> Vocabulary:
+    """The dataset's vocabulary, to turn tokens into text."""
+    return read_vocabulary(dataset.file(TOKENIZER_FILE))
+
+
+def vocabulary_failures(dataset: Dataset, vocab_size: int) -> list[str]:
+    """Why a model with `vocab_size` rows cannot, or should not, be trained on this dataset."""
+    there = int(_text_meta(dataset)["vocab_size"])
+    fix = (
+        f"give --override vocab_size={there}, or make the dataset with --override "
+        f"vocab_size={vocab_size}"
+    )
+    if there > vocab_size:
+        return [
+            f"the dataset's vocabulary has {there} tokens, the model's only {vocab_size}; {fix}"
+        ]
+    if there < _LEAST_SHARE_USED * vocab_size:
+        return [
+            f"the dataset's vocabulary has {there} tokens, so most of the model's {vocab_size} "
+            f"would never occur; {fix}"
+        ]
+    return []
+
+
+def document_beginnings(tokens: Tokens, count: int, length: int) -> list[Tensor]:
+    """The first `length` tokens of the split's first `count` documents that are longer: prompts."""
+    found: list[Tensor] = []
+    first, block = 0, 1 << 16
+    while len(found) < count and first < len(tokens):
+        text_T = tokens.read(first, block)
+        ends = (text_T == tokens.end_of_text).nonzero().flatten().tolist()
+        begin = 0
+        for end in ends:
+            if end - begin > length and len(found) < count:
+                found.append(text_T[begin : begin + length].clone())
+            begin = end + 1
+        if begin == 0:  # a document that fills a whole block
+            if len(text_T) > length:
+                found.append(text_T[:length].clone())
+            break
+        first += begin
+    return found
+
+
+def _text_meta(dataset: Dataset) -> Mapping[str, Any]:
+    meta = dataset.meta
+    if not {"vocab_size", "end_of_text", "splits"} <= meta.keys():
+        raise UserError(f"this dataset has no tokens, so it is not a text dataset; {_MAKE_ONE}")
+    return meta
+
+
+def _is_shard(name: str, split: str) -> bool:
+    return name.startswith(f"{split}-") and name.endswith(".bin")
+
+
+def _mapped(path: Path, kind: np.dtype[Any]) -> NDArray[Any]:
+    num_bytes = path.stat().st_size
+    if num_bytes == 0 or num_bytes % kind.itemsize:
+        raise UserError(
+            f"{path} has {num_bytes} bytes, which are not tokens of {kind.itemsize} bytes; "
+            "make the dataset again"
+        )
+    return np.memmap(path, dtype=kind, mode="r")

@@ -1,0 +1,97 @@
+"""What a phase starts from: the model and the optimizer of the phase before, grown.
+
+Pure functions of that phase's commit and the seed, on the CPU: after an interruption they are
+simply repeated. Tensors are made one at a time, so neither state is in memory twice.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from training.workload import OptimizerState, Prior
+from training.workloads.expansion import (
+    Verification,
+    block_origins,
+    deepen,
+    deepen_optimizer,
+    observe,
+    upcycle,
+    upcycle_optimizer,
+    verify,
+    widen,
+    widen_optimizer,
+)
+from training.workloads.expansion.tensors import OnDemand
+from training.workloads.growth.architecture import ModelConfig
+from training.workloads.growth.config import GrowthConfig
+from training.workloads.growth.experts import ExpertFeedForward
+from training.workloads.growth.layout import ROUTER, growth_layout
+from training.workloads.growth.model import LanguageModel
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Transition:
+    """The growth into one phase: "experts", or "grown"."""
+
+    config: GrowthConfig
+    phase: str
+
+    @property
+    def before(self) -> ModelConfig:
+        """The model that grows."""
+        c = self.config
+        return c.experts_model if self.phase == "grown" else c.dense_model
+
+    def model(
+        self, prior: Mapping[str, Tensor], fresh: Mapping[str, Tensor]
+    ) -> Mapping[str, Tensor]:
+        """The grown state; what is new in it, routers and new blocks, is from `fresh`."""
+        c, layout = self.config, growth_layout(is_tied=self.config.is_tied)
+        if self.phase == "experts":
+            return upcycle(prior, layout, num_experts=c.num_experts, fresh=fresh)
+        wide = widen(prior, layout, c.factors, split_noise=c.split_noise, seed=c.seed)
+        return deepen(wide, layout, after=c.new_after, fresh=fresh)
+
+    def optimizer(self, prior: Prior) -> OptimizerState:
+        """The optimizer's grown state, in its own types; empty if it is not carried over."""
+        c, layout = self.config, growth_layout(is_tied=self.config.is_tied)
+        if c.carry == "none":
+            return {}
+        state = prior.optimizer()
+        if self.phase == "experts":
+            grown = upcycle_optimizer(state, layout, num_experts=c.num_experts, top_k=c.top_k)
+        else:
+            rewarm_steps = c.rewarm_steps if c.carry == "asymmetric" else None
+            wide = widen_optimizer(state, layout, c.factors, rewarm_steps=rewarm_steps)
+            grown = deepen_optimizer(wide, layout, num_blocks=c.num_layers, after=c.new_after)
+        moments = torch.bfloat16 if c.is_lean(self.phase) else torch.float32
+        return OnDemand({name: partial(_in_type, grown, name, moments) for name in grown})
+
+    def verification(
+        self, m: LanguageModel, prior: Mapping[str, Tensor], tokens_BT: Tensor
+    ) -> Verification:
+        """Compare the grown model with the one before on a fixed batch of held-out text."""
+        with torch.device("meta"):
+            small = LanguageModel(self.before, initialize=False)
+        small.load_state_dict(dict(prior), assign=True)
+        ids_BT, targets_BT = tokens_BT[:, :-1], tokens_BT[:, 1:]
+        is_grown = self.phase == "grown"
+        origins = block_origins(self.config.num_layers, self.config.new_after) if is_grown else None
+        router = ROUTER if is_grown else None
+        chosen = next(each for each in m.modules() if isinstance(each, ExpertFeedForward)).products
+        m.compute_experts_by("split")  # which every device can, here the CPU
+        before = observe(small, lambda: small(ids_BT), targets_BT, router=router)
+        after = observe(m, lambda: m(ids_BT), targets_BT, router=ROUTER, origins=origins)
+        m.compute_experts_by(chosen)
+        return verify(before, after, top_k=self.config.top_k)
+
+
+def _in_type(state: OptimizerState, name: str, moments: torch.dtype) -> Mapping[str, Any]:
+    return {
+        key: value.to(moments) if key.startswith("exp_avg") else value
+        for key, value in state[name].items()
+    }

@@ -1,0 +1,209 @@
+"""Packs images into shards; an import that was interrupted goes on where it was.
+
+What is finished of a shard stands in a record of its own, written last; a shard without one is
+packed again, to the same bytes. Imports no torch: each process that packs would have to wait.
+"""
+
+import hashlib
+import json
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from training.dataset_output import RECORDS, FinishedFiles, Output
+from training.errors import UserError
+from training.sources import UNFINISHED
+from training.workloads.imagenet.images import NoImageError
+from training.workloads.imagenet.packed import Packable, Packed, Shard, npy, pack_shard
+from training.workloads.imagenet.processes import in_processes
+from training.workloads.imagenet.shards import index_name
+
+if TYPE_CHECKING:
+    # It imports torch.
+    from training.workload import Progress
+
+LEFT_OUT = "left_out.json"
+_SOURCE = f"{RECORDS}source.z"
+_SHARD_BYTES = 128 << 20
+# So that shuffling within some shards mixes, and a sync has something to order.
+_MIN_SHARDS = 8
+# Images whose encoded size tells how many fill a shard.
+_TRIED = 64
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Packing:
+    """All that is packed: what changes any of it makes another dataset."""
+
+    splits: Mapping[str, Sequence[Packable]]
+    classes: Sequence[str]
+    seed: int
+    options: Mapping[str, Any]
+    # One line for each file, in an order of its own.
+    source: Sequence[str]
+    left_out_share: float = 0.0
+
+
+def pack(packing: Packing, output: Output, progress: "Progress") -> FinishedFiles:
+    """Write every split's shards and index."""
+    images_each = _begin(packing, output)
+    with output.working_folder() as working:
+        shards = [
+            shard
+            for split, images in sorted(packing.splits.items())
+            for shard in _shards(split, images, packing.seed, images_each)
+        ]
+        packed = _packed_before(shards, output)
+        total = sum(map(len, packing.splits.values()))
+        done = sum(len(shard.images) for shard in shards if shard.name in packed)
+        progress(done, total)
+        _check_left_out(packed, total, packing, output)
+        missing = [shard for shard in shards if shard.name not in packed]
+        act = partial(pack_shard, output=output, working=working)
+        for shard, result in in_processes(act, missing):
+            packed[shard.name] = result
+            done += len(shard.images)
+            progress(done, total)
+            _check_left_out(packed, total, packing, output)
+        return _finish(packing, shards, packed, output)
+
+
+def _begin(packing: Packing, output: Output) -> int:
+    """The images of a shard; UserError if another import was begun here."""
+    # A file's name need not be UTF-8.
+    source = "\n".join(packing.source).encode(errors="surrogateescape")
+    identity = {
+        "seed": packing.seed,
+        **packing.options,
+        "source": hashlib.sha256(source).hexdigest(),
+    }
+    found = output.read(UNFINISHED)
+    if found is not None:
+        kept = json.loads(found)
+        _check_same(kept["identity"], identity, packing, output)
+        return int(kept["images_each"])
+    images_each = _images_each(packing)
+    begun = {"workload": "imagenet", "identity": identity, "images_each": images_each}
+    # First: who is killed now leaves a folder that the same command may go on with.
+    output.write(UNFINISHED, json.dumps(begun).encode())
+    output.write(_SOURCE, zlib.compress(source))
+    return images_each
+
+
+def _check_same(
+    kept: Mapping[str, Any], now: Mapping[str, Any], packing: Packing, output: Output
+) -> None:
+    where = f"{output.where} has an unfinished dataset"
+    for name in now:
+        if name != "source" and kept.get(name) != now[name]:
+            raise UserError(
+                f"{where} with {name} {kept.get(name)!r}, not {now[name]!r}; go on with that, or "
+                "give a new folder"
+            )
+    if kept["source"] != now["source"]:
+        before = output.read(_SOURCE)
+        listed = packing.source
+        if before:
+            listed = zlib.decompress(before).decode(errors="surrogateescape").split("\n")
+        changed = sorted(set(listed) ^ set(packing.source))
+        which = f": {changed[0]!r} is not in both (bytes, class, split, name)" if changed else ""
+        raise UserError(f"{where} of other files{which}; restore the files, or give a new folder")
+
+
+def _images_each(packing: Packing) -> int:
+    """How many images fill a shard, by the size of some of them, which the seed chooses."""
+    images = [image for split in sorted(packing.splits) for image in packing.splits[split]]
+    chosen = np.random.default_rng([packing.seed, _TRIED]).permutation(len(images))[:_TRIED]
+    sizes = []
+    for place in chosen:
+        try:
+            sizes.append(len(images[place].make().jpeg))
+        except NoImageError:
+            continue  # reported by the process that packs it
+    return max(1, int(_SHARD_BYTES / max(1.0, float(np.mean(sizes or [_SHARD_BYTES])))))
+
+
+def _shards(split: str, images: Sequence[Packable], seed: int, each: int) -> Iterator[Shard]:
+    """Divide a split's images, in random order, so that each shard is like the whole."""
+    salt = int.from_bytes(split.encode(), "little")
+    order = np.random.default_rng([seed, salt]).permutation(len(images))
+    each = min(each, -(-len(images) // _MIN_SHARDS))
+    for number, first in enumerate(range(0, len(images), each)):
+        chosen = [images[place] for place in order[first : first + each]]
+        yield Shard(split=split, number=number, images=chosen)
+
+
+def _packed_before(shards: Sequence[Shard], output: Output) -> dict[str, Packed]:
+    """What is known of the shards that are there."""
+    there, found = output.sizes(), dict[str, Packed]()
+    for shard in shards:
+        content = output.read(shard.record) if shard.record in there else None
+        if content is not None:
+            packed = Packed.from_json(content, shard.number)
+            if there.get(shard.name) == packed.num_bytes:
+                found[shard.name] = packed
+    return found
+
+
+def _check_left_out(
+    packed: Mapping[str, Packed], total: int, packing: Packing, output: Output
+) -> None:
+    left_out = [file for each in packed.values() for file in each.left_out]
+    if len(left_out) <= max(1, packing.left_out_share * total):
+        return
+    output.write(LEFT_OUT, _json(left_out))
+    raise UserError(
+        f"{len(left_out)} of {total} files are no images, such as {left_out[0]['file']} "
+        f"({left_out[0]['why']}); {output.where}/{LEFT_OUT} names them. Remove them, or allow "
+        "more with --override left_out_share=0.05"
+    )
+
+
+def _finish(
+    packing: Packing, shards: Sequence[Shard], packed: Mapping[str, Packed], output: Output
+) -> FinishedFiles:
+    """Write what stands beside the shards."""
+    beside, splits = dict[str, bytes](), dict[str, int]()
+    for split in packing.splits:
+        rows = [packed[shard.name].rows for shard in shards if shard.split == split]
+        splits[split] = sum(map(len, rows))
+        if not splits[split]:
+            raise UserError(f"no file of split {split} is an image; bring some")
+        beside[index_name(split)] = npy(np.concatenate(rows))
+    left_out = [file for shard in shards for file in packed[shard.name].left_out]
+    if left_out:
+        beside[LEFT_OUT] = _json(left_out)
+    else:
+        output.delete([LEFT_OUT])
+    files = [
+        _file(shard.name, packed[shard.name].num_bytes, packed[shard.name].sha256)
+        for shard in shards
+    ]
+    for name, content in beside.items():
+        output.write(name, content)
+        files.append(_file(name, len(content), hashlib.sha256(content).hexdigest()))
+    num, each = sum(splits.values()), packed.values()
+    meta = {
+        "classes": list(packing.classes),
+        "splits": splits,
+        **packing.options,
+        "seed": packing.seed,
+        # Means, for sizing.
+        "image_bytes": round(sum(int(one.rows["length"].sum()) for one in each) / num),
+        "image_pixels": round(sum(one.num_pixels for one in each) / num),
+        "converted": sum(one.num_converted for one in each),
+        "left_out": len(left_out),
+    }
+    return FinishedFiles(meta=meta, files=sorted(files, key=lambda file: str(file["name"])))
+
+
+def _file(name: str, num_bytes: int, sha256: str) -> Mapping[str, Any]:
+    return {"name": name, "bytes": num_bytes, "sha256": sha256}
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(value, indent=1).encode() + b"\n"

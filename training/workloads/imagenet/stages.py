@@ -1,0 +1,157 @@
+"""The one stage of the workload: trains a classifier, evaluates it, shows what it confuses."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.optim import SGD, Optimizer
+
+from training.workload import Batch, Inputs, Loss, Partial, Schedule, Settings, Start
+from training.workloads.imagenet import evaluation
+from training.workloads.imagenet.config import BASE_BATCH, ImagenetConfig
+from training.workloads.imagenet.model import Classifier
+from training.workloads.imagenet.samples import ImageSamples, image_samples
+
+_log = logging.getLogger(__name__)
+# More of the first weights in an average than this costs it accuracy.
+_MOST_LEFT = 0.01
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainClassifier:
+    """Trains one ResNet; `name` is what metrics and reports call the stage."""
+
+    config: ImagenetConfig
+    name: str = "classifier"
+
+    @property
+    def settings(self) -> Settings:
+        """Length, batches, precision; the warm-up is a part of the learning rate's schedule."""
+        c = self.config
+        return Settings(
+            epochs=c.epochs,
+            global_batch=c.global_batch,
+            micro_batch=c.micro_batch,
+            eval_batch=c.eval_batch,
+            schedule=self._schedule if c.warmup_epochs else cast(Schedule, c.schedule),
+            evaluate_every_epochs=c.evaluate_every_epochs,
+            precision=c.precision,
+            compile_mode=c.compile_mode,
+            ema_decay=c.ema_decay,
+            ema_every_steps=c.ema_every_steps,
+            ema_buffers=c.ema_decay is not None,
+            best_metric="top1",
+            drop_last=True,
+            loader_workers=c.loader_workers,
+        )
+
+    def _schedule(self, step: int, num_steps: int) -> float:
+        """Up linearly over the warm-up's epochs, then down to 0, linearly or by half a cosine."""
+        c = self.config
+        warmup = num_steps * min(c.warmup_epochs / c.epochs, 1.0)
+        if step < warmup:
+            return (step + 1) / (warmup + 1)
+        left = (num_steps - step) / max(num_steps - warmup, 1.0)
+        if c.schedule == "linear":
+            return left
+        return 0.5 - 0.5 * float(torch.cos(torch.tensor(left * torch.pi, dtype=torch.float64)))
+
+    def model(self, i: Inputs) -> Classifier:
+        c = self.config
+        return Classifier(c.architecture, c.num_classes, blur_pool=c.blur_pool)
+
+    def start(self, m: nn.Module, i: Inputs) -> Start:
+        """Check the classes and the splits."""
+        classes, splits = i.dataset.meta["classes"], i.dataset.meta["splits"]
+        failures = []
+        if len(classes) != self.config.num_classes:
+            failures.append(
+                f"the dataset has {len(classes)} classes and num_classes is "
+                f"{self.config.num_classes}; give --override num_classes={len(classes)}"
+            )
+        if (left := self.first_weights_left(splits["train"])) > _MOST_LEFT:
+            _log.warning(
+                "the average ends with %.0f%% of the weights before training: give a lower "
+                "ema_decay or ema_every_steps",
+                100 * left,
+            )
+        facts = {f"{split}_images": float(count) for split, count in splits.items()}
+        return Start(failures=failures, facts={**facts, "chance": 1 / len(classes)})
+
+    def first_weights_left(self, num_images: int) -> float:
+        """Their share in the moving average at the end of a training on so many images."""
+        c = self.config
+        if c.ema_decay is None:
+            return 0.0
+        num_updates: int = self.settings.num_steps(num_images) // c.ema_every_steps
+        return c.ema_decay**num_updates
+
+    def optimizer(self, m: nn.Module) -> Optimizer:
+        """SGD with momentum; norms and biases do not decay."""
+        c = self.config
+        decayed = [p for p in m.parameters() if p.ndim > 1]
+        others = [p for p in m.parameters() if p.ndim <= 1]
+        return SGD(
+            [
+                {"params": decayed, "weight_decay": c.weight_decay},
+                {"params": others, "weight_decay": 0.0},
+            ],
+            lr=c.learning_rate * c.global_batch / BASE_BATCH,
+            momentum=c.momentum,
+        )
+
+    def samples(self, i: Inputs, split: str) -> ImageSamples:
+        c = self.config
+        return image_samples(i.dataset, split, c.image_size, window=c.shuffle_window, seed=i.seed)
+
+    def weight(self, b: Batch) -> float:
+        return float(len(b["labels"]))
+
+    def loss(self, m: nn.Module, b: Batch, step: int, num_steps: int) -> Loss:
+        logits_BK: Tensor = m(b["images"]).float()
+        total = F.cross_entropy(
+            logits_BK, b["labels"], reduction="sum", label_smoothing=self.config.label_smoothing
+        )
+        num = self.weight(b)
+        right = (logits_BK.argmax(dim=1) == b["labels"]).sum()
+        return Loss(total=total, metrics={"top1": (right, num)})
+
+    def evaluate(self, m: nn.Module, b: Batch) -> Partial:
+        return evaluation.partial(m, b, self.config.evaluate_flips)
+
+    def predict(self, m: nn.Module, b: Batch) -> Sequence[Mapping[str, Any]]:
+        """The five most probable classes of each image, by number, and the true one."""
+        return evaluation.predictions(m, b)
+
+    def summarize(self, parts: Sequence[Partial], out: Path) -> Mapping[str, float]:
+        return evaluation.summarize(parts)
+
+    def show(self, m: nn.Module, i: Inputs, parts: Sequence[Partial], out: Path) -> None:
+        samples = self.samples(i, "validation")
+        evaluation.show_confusions(parts, i.dataset.meta["classes"], samples, out)
+
+    def example(self, size: int) -> Batch:
+        """A batch of the largest images that are trained on."""
+        c = self.config
+        numbers = torch.zeros(size, dtype=torch.long)
+        return {
+            "images": torch.zeros(size, c.train_size, c.train_size, 3, dtype=torch.uint8),
+            "labels": numbers,
+            "ids": numbers,
+            "replaced": numbers,
+        }
+
+    def work(self, epoch: int) -> tuple[str, float]:
+        """A convolution's work grows with the pixels."""
+        c, side = self.config, self.config.image_size(epoch)
+        passes = 2 if epoch < 0 and c.evaluate_flips else 1
+        return f"{side} pixels", passes * (side / c.train_size) ** 2
+
+    def shape_key(self, b: Batch) -> int:
+        """The side of the images: the last batch of an evaluation is smaller, its code is not."""
+        return int(b["images"].shape[1])

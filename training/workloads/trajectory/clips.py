@@ -1,0 +1,129 @@
+"""Renders clips of a moving ball: a 3-D path, a pinhole camera, T frames of 64x64 RGB as uint8.
+
+Besides the pixels each clip has a track: the ball's position in every frame, and FUTURE_FRAMES
+after the last one.
+
+Clip k is a function of (seed, k) alone: clips can be made in any order and by any number of
+processes. Colour, size, speed, background, camera, place and noise do not depend on the class.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+from training.workloads.trajectory.paths import CLASSES, PATHS, Floats
+
+NUM_FRAMES = 32
+FRAME_SIZE = 64
+# How far after the last frame the second head predicts the position.
+FUTURE_FRAMES = 4
+CLIP_SHAPE = (NUM_FRAMES, FRAME_SIZE, FRAME_SIZE, 3)
+CLIP_BYTES = NUM_FRAMES * FRAME_SIZE * FRAME_SIZE * 3
+# x, y and radius in pixels: a row for each frame, and one for FUTURE_FRAMES after the last.
+TRACK_SHAPE = (NUM_FRAMES + 1, 3)
+TRACK_BYTES = (NUM_FRAMES + 1) * 3 * 4
+
+Frames = npt.NDArray[np.uint8]
+Float32s = npt.NDArray[np.float32]
+
+# First words of the seed sequences, so that no two purposes share random numbers.
+_LABELS, _CLIP = 1, 2
+# Half the width of the camera's view at the distance of the scene's centre.
+_HALF_WIDTH = 1.25
+
+
+def clip_label(seed: int, index: int) -> int:
+    """Return the class of clip `index`: each block of len(CLASSES) clips has every class once."""
+    block, place = divmod(index, len(CLASSES))
+    rng = np.random.default_rng([_LABELS, seed, block])
+    return int(rng.permutation(len(CLASSES))[place])
+
+
+def render_clip(seed: int, index: int) -> tuple[Frames, Float32s]:
+    """Return clip `index` of the dataset `seed`: frames (CLIP_SHAPE) and track (TRACK_SHAPE)."""
+    rng = np.random.default_rng([_CLIP, seed, index])
+    path = place_path(rng, CLASSES[clip_label(seed, index)])
+    centers, radii = project(rng, path)
+    track = np.column_stack([centers, radii])[[*range(NUM_FRAMES), -1]]
+    return render(rng, centers[:NUM_FRAMES], radii[:NUM_FRAMES]), track.astype(np.float32)
+
+
+def place_path(rng: np.random.Generator, name: str) -> Floats:
+    """Draw a path of class `name`, moved and scaled independently of the class.
+
+    The rows after NUM_FRAMES are the future, which the clip does not show.
+    """
+    path = PATHS[name](rng, np.arange(NUM_FRAMES + FUTURE_FRAMES) / (NUM_FRAMES - 1))
+    low, high = path[:NUM_FRAMES].min(axis=0), path[:NUM_FRAMES].max(axis=0)
+    extent = rng.uniform(1.1, 1.7)
+    margin = 1.0 - extent / 2.0
+    place = np.append(rng.uniform(-margin, margin, size=2), 0.0)
+    scale = extent / max(high[0] - low[0], high[1] - low[1])
+    placed: Floats = (path - (low + high) / 2.0) * scale + place
+    return placed
+
+
+def project(rng: np.random.Generator, path: Floats) -> tuple[Floats, Floats]:
+    """Project a path by a random pinhole camera: centers (T, 2) and radii (T), in pixels."""
+    yaw, pitch = rng.uniform(-0.4, 0.4, size=2)
+    roll = rng.uniform(-0.2, 0.2)
+    cos, sin = np.cos, np.sin
+    turn_y = np.array([[cos(yaw), 0, sin(yaw)], [0, 1, 0], [-sin(yaw), 0, cos(yaw)]])
+    turn_x = np.array([[1, 0, 0], [0, cos(pitch), -sin(pitch)], [0, sin(pitch), cos(pitch)]])
+    turn_z = np.array([[cos(roll), -sin(roll), 0], [sin(roll), cos(roll), 0], [0, 0, 1]])
+    seen = path @ (turn_z @ turn_x @ turn_y).T
+    distance = rng.uniform(3.0, 5.0)
+    focal = FRAME_SIZE / 2.0 * distance / _HALF_WIDTH
+    scale = focal / np.maximum(distance - seen[:, 2], 0.5)
+    centers = FRAME_SIZE / 2.0 + np.stack([seen[:, 0] * scale, -seen[:, 1] * scale], axis=1)
+    return centers, rng.uniform(0.10, 0.2) * scale
+
+
+def render(rng: np.random.Generator, centers: Floats, radii: Floats) -> Frames:
+    """Draw the ball on a background, with brief distractors, flicker and sensor noise."""
+    background = _background(rng)
+    color = _contrasting_color(rng, background)
+    frames = np.broadcast_to(background, CLIP_SHAPE).copy()
+    for _ in range(rng.integers(0, 3)):
+        # A distractor is visible in one to three frames only, so it carries no class information.
+        first, length = rng.integers(0, NUM_FRAMES), rng.integers(1, 4)
+        place = np.tile(rng.uniform(0.0, FRAME_SIZE, size=2), (NUM_FRAMES, 1))
+        size = np.full(NUM_FRAMES, rng.uniform(2.0, 5.0))
+        shown = slice(first, first + length)
+        _draw(frames[shown], place[shown], size[shown], rng.uniform(0.0, 255.0, size=3))
+    _draw(frames, centers, radii, color)
+    frames *= rng.uniform(0.95, 1.05, size=(NUM_FRAMES, 1, 1, 1)).astype(np.float32)
+    amplitude = int(rng.integers(2, 11))
+    frames += rng.integers(-amplitude, amplitude + 1, size=CLIP_SHAPE, dtype=np.int8)
+    np.rint(frames, out=frames)
+    return np.clip(frames, 0.0, 255.0, out=frames).astype(np.uint8)
+
+
+def _background(rng: np.random.Generator) -> Float32s:
+    """A gradient between two colours in a random direction, shape (FRAME_SIZE, FRAME_SIZE, 3)."""
+    base = rng.uniform(20.0, 235.0, size=3)
+    other = np.clip(base + rng.uniform(-50.0, 50.0, size=3), 0.0, 255.0)
+    angle = rng.uniform(0.0, 2.0 * np.pi)
+    line = np.linspace(-0.5, 0.5, FRAME_SIZE)
+    share = 0.5 + (line[None, :] * np.cos(angle) + line[:, None] * np.sin(angle)) / np.sqrt(2.0)
+    background: Floats = base + share[:, :, None] * (other - base)
+    return background.astype(np.float32)
+
+
+def _contrasting_color(rng: np.random.Generator, background: Float32s) -> Floats:
+    """Draw colours until one stands out: one channel differs from the mean background by 90."""
+    mean = background.mean(axis=(0, 1))
+    while True:
+        color = rng.uniform(0.0, 255.0, size=3)
+        if np.abs(color - mean).max() >= 90.0:
+            return color
+
+
+def _draw(frames: Float32s, centers: Floats, radii: Floats, color: Floats) -> None:
+    """Blend one shaded disc per frame into `frames`, in place, with soft edges."""
+    pixel = np.arange(FRAME_SIZE, dtype=np.float32) + np.float32(0.5)
+    x, y = centers[:, 0, None].astype(np.float32), centers[:, 1, None].astype(np.float32)
+    radius = radii.astype(np.float32)[:, None, None]
+    away = np.sqrt(((pixel - y) ** 2)[:, :, None] + ((pixel - x) ** 2)[:, None, :])
+    cover = np.clip(radius - away + np.float32(0.5), 0.0, 1.0)[..., None]
+    shade = (1.0 - 0.35 * np.minimum(away / radius, 1.0))[..., None] * color.astype(np.float32)
+    frames += cover * (shade - frames)

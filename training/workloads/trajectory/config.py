@@ -1,0 +1,99 @@
+"""Fields and checks that the configs of both kinds of recipes share."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+from training.workload import LoaderWorkers, Precision
+from training.workloads.trajectory.paths import CLASSES
+
+PRECISIONS = ("float32", "bfloat16")
+# The baseline's first layer has half its width, in four groups.
+_BASELINE_MULTIPLE = 8
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RecipeConfig:
+    """Everything that determines a run's numbers, apart from data and machine."""
+
+    seed: int = 0
+    num_threads: int = 1
+    deterministic: bool = True
+
+    # The dataset's classes, in its order; those of a dataset of one's own are in its manifest.
+    classes: str = ",".join(CLASSES)
+
+    # The Transformer.
+    width: int = 64
+    num_layers: int = 2
+    num_heads: int = 4
+    dropout: float = 0.1
+
+    # Baseline: how far the mean image alone gets.
+    time_average_epochs: int = 16
+    baseline_width: int = 24
+
+    # Training. The loss of the future position is multiplied by `position_weight`.
+    epochs: int = 16
+    position_weight: float = 0.5
+    num_shards: int = 16
+    global_batch: int = 16
+    micro_batch: int = 16
+    eval_batch: int = 64
+    learning_rate: float = 2e-3
+    weight_decay: float = 0.05
+    warmup_steps: int = 40
+    clip_norm: float = 1.0
+    evaluate_every_epochs: int = 1
+    precision: Precision = "float32"
+    # The optimizer's work in one kernel, faster on a GPU; rounds differently.
+    fused_optimizer: bool = False
+
+    # Processes that load ahead: changes no number, so another attempt may change it.
+    loader_workers: LoaderWorkers = 0
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The classes, in the order of their labels."""
+        return tuple(self.classes.split(","))
+
+    def __post_init__(self) -> None:
+        if len(set(self.class_names)) < 2 or not all(self.class_names):
+            raise ValueError(f"classes is {self.classes!r}; give two or more names with commas")
+        check_choice("precision", self.precision, PRECISIONS)
+        epochs = [field.name for field in fields(self) if field.name.endswith("epochs")]
+        for name in ("num_threads", "num_shards", "width", "num_layers", "num_heads", *epochs):
+            check_at_least(name, getattr(self, name), 1)
+        for name in ("position_weight", "weight_decay"):
+            check_at_least(name, getattr(self, name), 0.0)
+        if self.loader_workers != "auto":
+            check_at_least("loader_workers", self.loader_workers, 0)
+        check_above_0("learning_rate", self.learning_rate)
+        if not 0.0 <= self.dropout < 1.0:
+            raise ValueError(f"dropout is {self.dropout}; give at least 0 and less than 1")
+        check_at_least("baseline_width", self.baseline_width, _BASELINE_MULTIPLE)
+        if self.baseline_width % _BASELINE_MULTIPLE:
+            raise ValueError(
+                f"baseline_width is {self.baseline_width}; give a multiple of {_BASELINE_MULTIPLE}"
+            )
+        if self.width % self.num_heads:
+            raise ValueError(
+                f"width {self.width} is not a multiple of num_heads {self.num_heads}; change one"
+            )
+
+
+def check_choice(name: str, value: str, known: Sequence[str]) -> None:
+    """Refuse a value that is not one of the known ones."""
+    if value not in known:
+        raise ValueError(f"{name} is {value!r}; give one of {', '.join(known)}")
+
+
+def check_at_least(name: str, value: float, least: float) -> None:
+    """Refuse a value that is too small."""
+    if value < least:
+        raise ValueError(f"{name} is {value}; give at least {least}")
+
+
+def check_above_0(name: str, value: float) -> None:
+    """Refuse a value that is not positive."""
+    if value <= 0.0:
+        raise ValueError(f"{name} is {value}; give more than 0")

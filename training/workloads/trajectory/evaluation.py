@@ -1,0 +1,186 @@
+"""Evaluation of clip classifiers: accuracy by class, calibration, position error, pictures.
+
+Refuses a split that lacks a class: accuracy on such a split is meaningless (see classifier.py).
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from training.workload import Partial
+from training.workloads.trajectory.clips import FRAME_SIZE
+from training.workloads.trajectory.pictures import Caption, draw_pictures
+from training.workloads.trajectory.samples import Batch
+
+NUM_BINS = 10
+# What `partial` returns for each clip.
+_ROWS = ("labels", "predicted", "confidence", "loss", "position_error", "standstill_error", "clips")
+
+
+def classify(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Return class logits (B, K) and future positions (B, 2) in float32."""
+    logits_BK, future_B2 = model(batch["x"])
+    return logits_BK.float(), future_B2.float()
+
+
+def partial(model: nn.Module, batch: Batch) -> Partial:
+    """Results of one evaluation batch."""
+    logits_BK, future_B2 = classify(model, batch)
+    probabilities_BK = logits_BK.softmax(dim=1)
+    confidence_B, predicted_B = probabilities_BK.max(dim=1)
+    to_pixels = FRAME_SIZE / 2
+    tensors = {
+        "labels": batch["labels"],
+        "predicted": predicted_B,
+        "confidence": confidence_B,
+        "loss": F.cross_entropy(logits_BK, batch["labels"], reduction="none"),
+        "position_error": to_pixels * (future_B2 - batch["future"]).norm(dim=1),
+        "standstill_error": to_pixels * (batch["last"] - batch["future"]).norm(dim=1),
+        "clips": batch["clips"],
+    }
+    for name in ("strips", "strip_clips"):
+        if name in batch:
+            tensors[name] = batch[name]
+    return Partial(tensors={name: tensor.cpu() for name, tensor in tensors.items()})
+
+
+def predictions(model: nn.Module, batch: Batch, classes: Sequence[str]) -> list[dict[str, Any]]:
+    """The model's prediction for each clip, with the true values."""
+    logits_BK, future_B2 = classify(model, batch)
+    confidence_B, predicted_B = logits_BK.softmax(dim=1).max(dim=1)
+    return [
+        {
+            "clip": clip,
+            "class": classes[predicted],
+            "probability": confidence,
+            "true_class": classes[label],
+            "future_position": [(value + 1.0) * FRAME_SIZE / 2 for value in future],
+            "true_future_position": None
+            if math.isnan(true_future[0])
+            else [(value + 1.0) * FRAME_SIZE / 2 for value in true_future],
+        }
+        for clip, predicted, confidence, label, future, true_future in zip(
+            batch["clips"].tolist(),
+            predicted_B.tolist(),
+            confidence_B.tolist(),
+            batch["labels"].tolist(),
+            future_B2.tolist(),
+            batch["future"].tolist(),
+            strict=True,
+        )
+    ]
+
+
+def summarize(parts: Sequence[Partial], out: Path, classes: Sequence[str]) -> Mapping[str, float]:
+    """Metrics of one evaluation; writes confusion.json (rows true, columns predicted) to `out`."""
+    scores = Scores.of(parts, len(classes))
+    of_class = scores.confusion_KK.sum(dim=1)
+    missing = [name for name, n in zip(classes, of_class.tolist(), strict=True) if n == 0]
+    if missing:
+        raise ValueError(
+            f"the evaluated clips lack {', '.join(missing)}, so their accuracy is meaningless; "
+            "make the dataset again with a stratified split"
+        )
+    metrics = {
+        "accuracy": float(scores.is_right.float().mean()),
+        "loss": float(scores["loss"].mean()),
+        "calibration_error": calibration_error(scores.reliability),
+    }
+    if not scores["standstill_error"].isnan().all():  # of clips with a track
+        metrics["position_error_pixels"] = float(scores["position_error"].nanmean())
+        metrics["standstill_error_pixels"] = float(scores["standstill_error"].nanmean())
+    by_class = (scores.confusion_KK.diagonal() / of_class).tolist()
+    metrics |= {f"accuracy_{n}": a for n, a in zip(classes, by_class, strict=True)}
+    table = {
+        "classes": list(classes),
+        "confusion": scores.confusion_KK.tolist(),
+        "reliability": scores.reliability,
+        "metrics": metrics,
+    }
+    (out / "confusion.json").write_text(json.dumps(table, indent=1) + "\n")
+    return metrics
+
+
+def illustrate(parts: Sequence[Partial], out: Path, title: str, classes: Sequence[str]) -> None:
+    """Pictures of a stage's last evaluation."""
+    scores = Scores.of(parts, len(classes))
+    strips = [part.tensors for part in parts if "strips" in part.tensors]
+    row_of = {clip: row for row, clip in enumerate(scores["clips"].tolist())}
+    rows = [row_of[int(clip)] for tensors in strips for clip in tensors["strip_clips"]]
+    captions = [
+        Caption(
+            true=classes[int(scores["labels"][row])],
+            predicted=classes[int(scores["predicted"][row])],
+            confidence=float(scores["confidence"][row]),
+        )
+        for row in rows
+    ]
+    frames = torch.cat([tensors["strips"] for tensors in strips]).numpy()
+    confusion_KK = scores.confusion_KK.numpy()
+    draw_pictures(out, title, classes, confusion_KK, scores.reliability, frames, captions)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scores:
+    """The evaluated clips, one row each, and statistics over them."""
+
+    tensors: Mapping[str, Tensor]
+    num_classes: int
+
+    @classmethod
+    def of(cls, parts: Sequence[Partial], num_classes: int) -> "Scores":
+        """Concatenate the results of `partial`."""
+        joined = {name: torch.cat([part.tensors[name] for part in parts]) for name in _ROWS}
+        return cls(tensors=joined, num_classes=num_classes)
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.tensors[name]
+
+    @property
+    def is_right(self) -> Tensor:
+        """Whether each clip was classified correctly."""
+        return self["labels"] == self["predicted"]
+
+    @property
+    def confusion_KK(self) -> Tensor:
+        """Counts: rows true, columns predicted."""
+        num = self.num_classes
+        counts = torch.bincount(self["labels"] * num + self["predicted"], minlength=num**2)
+        return counts.view(num, num)
+
+    @property
+    def reliability(self) -> list[tuple[int, float, float]]:
+        """Count, mean confidence and accuracy of NUM_BINS equally wide bins, some perhaps empty."""
+        return reliability(self["confidence"], self.is_right)
+
+
+def reliability(confidence: Tensor, correct: Tensor) -> list[tuple[int, float, float]]:
+    """Return (count, mean confidence, accuracy) of each bin."""
+    place = (confidence * NUM_BINS).long().clamp(max=NUM_BINS - 1)
+    bins = []
+    for number in range(NUM_BINS):
+        inside = place == number
+        count = int(inside.sum())
+        means = (
+            (float(confidence[inside].mean()), float(correct[inside].float().mean()))
+            if count
+            else (0.0, 0.0)
+        )
+        bins.append((count, *means))
+    return bins
+
+
+def calibration_error(bins: Sequence[tuple[int, float, float]]) -> float:
+    """Expected calibration error: mean gap between confidence and accuracy, weighted by count.
+
+    Naeini et al. 2015, https://ojs.aaai.org/index.php/AAAI/article/view/9602
+    """
+    total = sum(count for count, _, _ in bins)
+    return sum(count * abs(sure - right) for count, sure, right in bins) / max(1, total)

@@ -1,0 +1,222 @@
+"""Stages of the MAGVIT recipes: Train `tokenizer` -> Prepare `tokens` -> Train `transformer`."""
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.optim import AdamW, Optimizer
+
+from training.artifact_key import artifact_key
+from training.capabilities import Probe
+from training.workload import Inputs, Loss, Partial, Settings, Start
+from training.workloads.trajectory.classifier import TrainClassifier, parameter_groups
+from training.workloads.trajectory.clips import CLIP_SHAPE, TRACK_SHAPE
+from training.workloads.trajectory.dataset import open_dataset, shard_range
+from training.workloads.trajectory.magvit import reconstruction
+from training.workloads.trajectory.magvit.recipes import MagvitConfig
+from training.workloads.trajectory.magvit.samples import FrameSamples
+from training.workloads.trajectory.magvit.tokenizer import Quantizer, Tokenizer
+from training.workloads.trajectory.magvit.transformer import TokenTransformer
+from training.workloads.trajectory.samples import NUM_STRIPS, Batch
+
+# Increment when the results of `Tokens` change: it is part of the artifact's key.
+_TOKENS_VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainTokenizer:
+    """Trains a tokenizer to reconstruct clips from their codes."""
+
+    config: MagvitConfig
+    name: str = "tokenizer"
+
+    @property
+    def settings(self) -> Settings:
+        c = self.config
+        return Settings(
+            epochs=c.tokenizer_epochs,
+            global_batch=c.tokenizer_batch,
+            micro_batch=c.tokenizer_batch,
+            eval_batch=c.tokenizer_batch,
+            schedule="cosine",
+            warmup_steps=c.warmup_steps,
+            clip_norm=c.clip_norm,
+            evaluate_every_epochs=1,
+            precision=c.precision,
+            loader_workers=c.loader_workers,
+        )
+
+    def example(self, size: int) -> Batch:
+        """A batch in the shapes that `collate` gives."""
+        return {
+            "frames": torch.zeros((size, *CLIP_SHAPE), dtype=torch.uint8),
+            "tracks": torch.zeros((size, *TRACK_SHAPE)),
+            "clips": torch.zeros(size, dtype=torch.long),
+            "shown": torch.zeros(size, dtype=torch.bool),
+        }
+
+    def model(self, i: Inputs) -> nn.Module:
+        return build_tokenizer(self.config)
+
+    def start(self, m: nn.Module, i: Inputs) -> Start:
+        return Start(facts={"codes": self.config.num_codes})
+
+    def optimizer(self, m: nn.Module) -> Optimizer:
+        c = self.config
+        groups = parameter_groups(m, c.weight_decay)
+        return AdamW(groups, lr=c.tokenizer_learning_rate, fused=c.fused_optimizer or None)
+
+    def samples(self, i: Inputs, split: str) -> FrameSamples:
+        data = open_dataset(i.dataset.folder)
+        indices = data.splits[split]
+        return FrameSamples(data=data, indices=indices, shown=frozenset(indices[:NUM_STRIPS]))
+
+    def weight(self, b: Batch) -> float:
+        return float(len(b["clips"]))
+
+    def loss(self, m: nn.Module, b: Batch, step: int, num_steps: int) -> Loss:
+        """Squared error, with the additional weight `motion_weight` for moving pixels."""
+        pixels_BTHW3, _ = m(b["frames"])
+        truth_BTHW3 = b["frames"].float() / 255.0
+        moving_BTHW1 = reconstruction.moving(truth_BTHW3)
+        weight_BTHW1 = 1.0 + self.config.motion_weight * moving_BTHW1
+        squared = (pixels_BTHW3.float() - truth_BTHW3).square() * weight_BTHW1
+        return Loss(total=squared.mean(dim=(1, 2, 3, 4)).sum())
+
+    def evaluate(self, m: nn.Module, b: Batch) -> Partial:
+        return reconstruction.partial(m, b)
+
+    def summarize(self, parts: Sequence[Partial], out: Path) -> Mapping[str, float]:
+        return reconstruction.summarize(parts)
+
+    def show(self, m: nn.Module, i: Inputs, parts: Sequence[Partial], out: Path) -> None:
+        if parts:
+            reconstruction.illustrate(parts, out)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tokens:
+    """The Prepare stage: the codes of every clip, by the tokenizer committed before."""
+
+    config: MagvitConfig
+    name: str = "tokens"
+    is_shareable: bool = True
+
+    @property
+    def num_shards(self) -> int:
+        return self.config.num_shards
+
+    def key(self, i: Inputs) -> str:
+        """Hash over the tokenizer's weights and the data."""
+        assert i.prior is not None
+        digest = hashlib.sha256()
+        for name in sorted(i.prior.model):
+            digest.update(name.encode())
+            digest.update(i.prior.model[name].contiguous().numpy().tobytes())
+        facts = {
+            "version": _TOKENS_VERSION,
+            "tokenizer": digest.hexdigest(),
+            "stem": self.config.stem,
+            "levels": self.config.levels,
+            "num_shards": self.num_shards,
+            "data": i.dataset.fingerprint,
+        }
+        return artifact_key(facts)
+
+    def probe(self) -> Probe:
+        """One clip through the whole tokenizer, although `make` needs only its encoder."""
+        return Probe(
+            build=lambda: build_tokenizer(self.config),
+            batch=torch.zeros((1, *CLIP_SHAPE), dtype=torch.uint8),
+            size=1,
+        )
+
+    @torch.inference_mode()
+    def make(self, i: Inputs, shard: int) -> Mapping[str, Tensor]:
+        """Return {"tokens": (clips, t, cells) int16} for the clips of one shard."""
+        assert i.prior is not None
+        tokenizer = build_tokenizer(self.config)
+        tokenizer.load_state_dict(dict(i.prior.model))
+        tokenizer.to(i.device).eval()
+        frames = open_dataset(i.dataset.folder).frames
+        first, end = shard_range(len(frames), shard, self.num_shards)
+        # Clip by clip: a clip's codes cannot depend on its neighbours in a shard.
+        codes = []
+        for k in range(first, end):
+            clip_1THW3 = torch.from_numpy(frames[k : k + 1].copy()).to(i.device)
+            codes_1thw = tokenizer.quantizer.indices(tokenizer.encode(clip_1THW3))
+            codes.append(codes_1thw.flatten(2).to("cpu", torch.int16))
+        return {"tokens": torch.cat(codes)}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainTransformer(TrainClassifier):
+    """Trains on masked tokens, and on the class and future position of unmasked clips."""
+
+    config: MagvitConfig
+
+    def model_input(self, size: int) -> Tensor:
+        return torch.zeros((size, *self.config.token_shape), dtype=torch.int16)
+
+    def model(self, i: Inputs) -> nn.Module:
+        c = self.config
+        num_steps, num_cells = c.token_shape
+        return TokenTransformer(
+            quantizer=Quantizer(c.num_levels),
+            num_steps=num_steps,
+            num_cells=num_cells,
+            merged=c.merged,
+            num_classes=len(self.classes),
+            width=c.width,
+            num_layers=c.num_layers,
+            num_heads=c.num_heads,
+            dropout=c.dropout,
+        )
+
+    def loss(self, m: nn.Module, b: Batch, step: int, num_steps: int) -> Loss:
+        """Class and position of unmasked clips, masked tokens of the others.
+
+        In a masked clip the share cos(u pi / 2) of the tokens is hidden, with u uniform (MaskGIT,
+        Chang et al. 2022, arXiv:2202.04200).
+        """
+        codes_BtG = b["x"].long()
+        num_clips, device = len(codes_BtG), codes_BtG.device
+        num_masked = int(self.config.masked_share * num_clips)
+        share_M = torch.cos(torch.rand(num_masked, device=device) * (math.pi / 2))
+        masked_MtG = (
+            torch.rand(codes_BtG[:num_masked].shape, device=device) < share_M[:, None, None]
+        )
+        logits_BK, future_B2, guesses_MtGV = m(codes_BtG, masked_MtG)
+        whole = {name: b[name][num_masked:] for name in ("labels", "future")}
+        loss = self.loss_of(whole, logits_BK[num_masked:].float(), future_B2[num_masked:].float())
+        levels = self.config.num_levels
+        guess_MtG = digits_loss(levels, guesses_MtGV.float(), codes_BtG[:num_masked])
+        # Visible tokens have weight 0, so that no shape depends on the data.
+        num_hidden = masked_MtG.sum()
+        guess = (guess_MtG * masked_MtG).sum() / num_hidden.clamp(min=1)
+        return Loss(
+            total=loss.total * (num_clips / (num_clips - num_masked)),
+            mean=self.config.masked_weight * guess,
+            metrics={**loss.metrics, "masked_loss": (guess.detach(), 1.0)},
+        )
+
+
+def digits_loss(levels: Sequence[int], guesses_MtGV: Tensor, codes_MtG: Tensor) -> Tensor:
+    """Cross entropy of guessed codes, (M, t, G): the sum over a code's dimensions."""
+    losses = []
+    rest = codes_MtG.flatten()
+    for level, logits_MtGL in zip(levels, torch.split(guesses_MtGV, list(levels), -1), strict=True):
+        logits = logits_MtGL.flatten(0, 2)
+        losses.append(F.cross_entropy(logits, rest % level, reduction="none"))
+        rest = rest // level
+    return torch.stack(losses).sum(dim=0).view(codes_MtG.shape)
+
+
+def build_tokenizer(c: MagvitConfig) -> Tokenizer:
+    """Return a newly initialised tokenizer."""
+    return Tokenizer(stem=c.stem, width=c.tokenizer_width, levels=c.num_levels)

@@ -1,0 +1,77 @@
+"""The trajectory workload: clips of a moving ball, classified by how it moves.
+
+Recipes of two kinds: a frozen ResNet-18 with a Transformer over time, and a small MAGVIT.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, TypeAlias
+
+from training.rungs import autocast_rungs, micro_batch_rungs
+from training.sources import SourceFile
+from training.workload import Prepare, Progress, Rung, Train
+from training.workloads.trajectory.dataset import make_dataset
+from training.workloads.trajectory.imported import import_dataset
+from training.workloads.trajectory.magvit.recipes import MagvitConfig, magvit_full, magvit_laptop
+from training.workloads.trajectory.recipes import TrajectoryConfig, full, laptop
+from training.workloads.trajectory.stages import frozen_stages, magvit_stages
+
+AnyConfig: TypeAlias = TrajectoryConfig | MagvitConfig
+
+RECIPES: Mapping[str, Callable[[], AnyConfig]] = MappingProxyType(
+    {
+        "laptop": laptop,
+        "full": full,
+        "magvit_laptop": magvit_laptop,
+        "magvit_full": magvit_full,
+    }
+)
+# The datasets that the recipes are made for: 1,000, 4,000 and 10,000 clips.
+NOMINAL_SAMPLES: Mapping[str, Mapping[str, int]] = MappingProxyType(
+    {
+        "laptop": {"train": 750, "validation": 150},
+        "full": {"train": 7_500, "validation": 1_500},
+        "magvit_laptop": {"train": 3_000, "validation": 600},
+        "magvit_full": {"train": 7_500, "validation": 1_500},
+    }
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trajectory:
+    """The workload that the registry imports; its stages are defined in the other files here."""
+
+    name: str = "trajectory"
+
+    @property
+    def recipes(self) -> Mapping[str, Callable[[], AnyConfig]]:
+        return RECIPES
+
+    @property
+    def placement_fields(self) -> frozenset[str]:
+        return frozenset({"loader_workers"})
+
+    @property
+    def nominal_samples(self) -> Mapping[str, Mapping[str, int]]:
+        return NOMINAL_SAMPLES
+
+    def stages(self, c: AnyConfig) -> Sequence[Prepare | Train]:
+        return magvit_stages(c) if isinstance(c, MagvitConfig) else frozen_stages(c)
+
+    def rungs(self, c: AnyConfig) -> Sequence[Rung]:
+        return [*micro_batch_rungs(c), *autocast_rungs(c)]
+
+    def make_dataset(
+        self, out: Path, count: int, seed: int, progress: Progress
+    ) -> Mapping[str, Any]:
+        return make_dataset(out, count, seed, progress)
+
+    def import_dataset(
+        self, files: Sequence[SourceFile], out: Path, seed: int, progress: Progress
+    ) -> Mapping[str, Any]:
+        return import_dataset(files, out, seed, progress)
+
+
+TRAJECTORY = Trajectory()
