@@ -5,5 +5,5 @@ source userdata/lib.sh
 
 systemctl enable --now interruption-handler.service
 systemctl is-active interruption-handler.service >/dev/null ||
-    fail "interruption-handler.service is not running; see /var/log/training/attempt.log"
+    fail "interruption-handler.service is not running; see /var/log/training/interruption.log"
 echo "the interruption handler is running"

@@ -1,8 +1,8 @@
 """Ranks of an attempt of `torture` or `check`: forked before any thread starts, released later.
 
 For the engine they replace ranks of its own launcher (training/attempt/launch.py), but start
-seconds sooner: a rank waits at its pipe for its environment, and exits when the pipe closes, as rank
-0 has exited then.
+seconds sooner: a rank waits at its pipe for its environment, and exits when the pipe closes, as
+rank 0 has exited then.
 """
 
 import json

@@ -79,7 +79,7 @@ with Network(folder=folder / "network") as network:
             "devices": machine.execute("ls", f"/proc/{pid.strip()}/root/dev").split(),
         }
     metadata.notice(60)
-    log = root / "var/log/training/attempt.log"
+    log = root / "var/log/training/interruption.log"
     wait_for("SIGUSR1 to training.service: sent", lambda: [log.read_text()])
     wait_for("-notice.json", lambda: asked)
     wait_for("notice_without_commit", lambda: asked)
