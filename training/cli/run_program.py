@@ -68,7 +68,7 @@ def run(arguments: argparse.Namespace, supervisor: Supervisor, scratch: Path) ->
     program = _program(arguments)
     source = _source(arguments)
     store = open_store(arguments.run_uri)
-    from training.program.attempt import run_program
+    from training.program.job import identity, run_program
     from training.program.options import ProgramOptions
     from training.program.root import SAGEMAKER_ROOT
 
@@ -94,7 +94,7 @@ def run(arguments: argparse.Namespace, supervisor: Supervisor, scratch: Path) ->
     )
     head, record = read_head(store), read_run_config(store)
     if head and record and head.state == "finished" and record.workload == WORKLOAD:
-        mine, theirs = options.identity(source_sha256(source)), dict(record.config)
+        mine, theirs = identity(options, source_sha256(source)), dict(record.config)
         if all(mine[name] == theirs.get(name) for name in mine.keys() - PLACEMENT):
             print(f"[ok] {store.uri} is finished already", flush=True)
             return EXIT_FINISHED

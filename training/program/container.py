@@ -21,7 +21,7 @@ _NVIDIA_SMI_SECONDS = 30
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Machine:
+class ContainerHost:
     """What a program is told of its machine."""
 
     num_gpus: int
@@ -29,7 +29,7 @@ class Machine:
     instance_type: str = "local"
 
     @classmethod
-    def here(cls, instance_type: str = "local") -> "Machine":
+    def here(cls, instance_type: str = "local") -> "ContainerHost":
         """This machine, as SageMaker's toolkit counts: nvidia-smi's GPUs, usable CPUs."""
         return cls(
             num_gpus=_num_gpus(),
@@ -75,7 +75,7 @@ class Container:
         """The folder of one channel's files."""
         return self.root / "input" / "data" / name
 
-    def prepare(self, program: Program, machine: Machine, dataset: Path | None) -> None:
+    def prepare(self, program: Program, host: ContainerHost, dataset: Path | None) -> None:
         """Make every folder as on a new machine, but for the checkpoints; write the config files.
 
         UserError if the dataset has no folder for a channel.
@@ -92,17 +92,17 @@ class Container:
                 self.channel(name).symlink_to(source.absolute(), target_is_directory=True)
         files = {
             "hyperparameters.json": _encoded(program.hyperparameters),
-            "resourceconfig.json": _resources(machine),
+            "resourceconfig.json": _resources(host),
             "inputdataconfig.json": _inputs(program.channels if dataset else ()),
         }
         for name, content in files.items():
             (self.config / name).write_text(json.dumps(content))
 
     def variables(
-        self, program: Program, machine: Machine, job_name: str, channels: Sequence[str]
+        self, program: Program, host: ContainerHost, job_name: str, channels: Sequence[str]
     ) -> dict[str, str]:
         """The variables that the toolkit sets in SageMaker's containers, and SM_CHECKPOINT_DIR."""
-        values = self._environment(program, machine, job_name, channels)
+        values = self._environment(program, host, job_name, channels)
         only_in_training_env = (
             *("additional_framework_parameters", "channel_input_dirs", "distribution_hosts"),
             *("hyperparameters", "is_master", "is_modelparallel_enabled", "job_name"),
@@ -128,7 +128,7 @@ class Container:
         }
 
     def _environment(
-        self, program: Program, machine: Machine, job_name: str, channels: Sequence[str]
+        self, program: Program, host: ContainerHost, job_name: str, channels: Sequence[str]
     ) -> dict[str, Any]:
         """The toolkit's Environment, by its own names."""
         entry_point = entry_point_of(program.words)
@@ -138,7 +138,7 @@ class Container:
             "current_host": _HOST,
             "current_instance_group": _GROUP,
             "current_instance_group_hosts": [_HOST],
-            "current_instance_type": machine.instance_type,
+            "current_instance_type": host.instance_type,
             "distribution_hosts": [_HOST],
             "distribution_instance_groups": [],
             "framework_module": None,
@@ -148,7 +148,7 @@ class Container:
             "input_data_config": _inputs(channels),
             "input_dir": str(self.root / "input"),
             "instance_groups": [_GROUP],
-            "instance_groups_dict": {_GROUP: _group(machine)},
+            "instance_groups_dict": {_GROUP: _group(host)},
             "is_hetero": False,
             "is_master": True,
             "is_modelparallel_enabled": None,
@@ -159,12 +159,12 @@ class Container:
             "module_dir": str(self.code),
             "module_name": entry_point.removesuffix(".py"),
             "network_interface_name": "eth0",
-            "num_cpus": machine.num_cpus,
-            "num_gpus": machine.num_gpus,
+            "num_cpus": host.num_cpus,
+            "num_gpus": host.num_gpus,
             "output_data_dir": str(self.output / "data"),
             "output_dir": str(self.output),
             "output_intermediate_dir": str(self.output / "intermediate"),
-            "resource_config": _resources(machine),
+            "resource_config": _resources(host),
             "user_entry_point": entry_point,
         }
 
@@ -229,21 +229,21 @@ def _text(value: Any) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
 
-def _group(machine: Machine) -> dict[str, Any]:
+def _group(host: ContainerHost) -> dict[str, Any]:
     return {
         "instance_group_name": _GROUP,
-        "instance_type": machine.instance_type,
+        "instance_type": host.instance_type,
         "hosts": [_HOST],
     }
 
 
-def _resources(machine: Machine) -> dict[str, Any]:
+def _resources(host: ContainerHost) -> dict[str, Any]:
     return {
         "current_host": _HOST,
-        "current_instance_type": machine.instance_type,
+        "current_instance_type": host.instance_type,
         "current_group_name": _GROUP,
         "hosts": [_HOST],
-        "instance_groups": [_group(machine)],
+        "instance_groups": [_group(host)],
         "network_interface_name": "eth0",
     }
 

@@ -37,11 +37,11 @@ class ProgramLog:
     """Reads the program's output from a pipe until its end; `output` is the pipe's other end."""
 
     def __init__(
-        self, store: Store, writer: str, local: Path, feed: Callable[[bytes], None]
+        self, store: Store, writer: str, local: Path, read_line: Callable[[bytes], None]
     ) -> None:
-        """`writer` is <generation>-<nonce>; `feed` gets every byte, in the thread that reads."""
+        """`writer` is <generation>-<nonce>; `read_line` gets each, in the thread that reads."""
         self.tail: deque[str] = deque(maxlen=_TAIL_LINES)
-        self._feed = feed
+        self._read_line = read_line
         self._reader, self.output = os.pipe()
         self._splitter = LineSplitter(self._take_line)
         local.parent.mkdir(parents=True, exist_ok=True)
@@ -76,7 +76,6 @@ class ProgramLog:
         while data := os.read(self._reader, _READ_BYTES):
             self._keep(data)
             self._splitter.feed(data)
-            self._feed(data)
         os.close(self._reader)
         self._splitter.end()
 
@@ -92,6 +91,7 @@ class ProgramLog:
             _log.warning(f"[log] {self._local.name}: {error}; what comes now is shown, not kept")
 
     def _take_line(self, line: bytes, is_redrawn: bool) -> None:
+        self._read_line(line)
         text = line.decode(errors="replace")
         if text.strip() and not is_redrawn:
             self.tail.append(text.rstrip())

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from contract.grammar import Interval
+from training.attempt.exit_code import exit_code_of
 from training.attempt.launch import StartRank
 from training.attempt.supervisor import Supervisor
 from training.attempt.world import RankEnvironment
-from training.engine.attempt import run_attempt
-from training.engine.exit_code import exit_code_of
-from training.engine.job import Job, RunOptions, resolve_job
+from training.engine.attempt import run_workload
+from training.engine.job import ResolvedWorkload, RunOptions, resolve_workload
 from training.errors import EXIT_FINISHED, EXIT_INTERRUPTED, UserError
 from training.proof.check.shortened import Shortened
 from training.proof.torture.compare import Outcome, read_outcome
@@ -203,7 +203,7 @@ class Runs:
                 if place is None:
                     return EXIT_FINISHED
                 run = self._options(name, points, machine, place, start_rank)
-                return exit_code_of(lambda: run_attempt(*run))
+                return exit_code_of(lambda: run_workload(*run))
             except BaseException:  # the child must end here, whatever the workload raises
                 traceback.print_exc()
                 return _EXIT_CRASHED
@@ -217,7 +217,7 @@ class Runs:
         machine: Path,
         place: RankEnvironment,
         start_rank: StartRank | None,
-    ) -> tuple[RunOptions, Job, Supervisor]:
+    ) -> tuple[RunOptions, ResolvedWorkload, Supervisor]:
         supervisor = Supervisor(budget_seconds=600.0)
 
         def reached(stage: str, kind: str, number: int) -> None:
@@ -252,4 +252,4 @@ class Runs:
             start_rank=start_rank,
         )
         workload = Shortened(load_workload(self._name), reached, self._num_steps)
-        return options, resolve_job(options, workload), supervisor
+        return options, resolve_workload(options, workload), supervisor

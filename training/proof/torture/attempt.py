@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from contract.grammar import parse_interval
+from training.attempt.exit_code import exit_code_of
 from training.attempt.launch import RankProcess, StartRank
 from training.attempt.supervisor import Supervisor
 from training.attempt.world import RankEnvironment
-from training.engine.attempt import run_attempt
-from training.engine.exit_code import exit_code_of
-from training.engine.job import RunOptions, resolve_job
+from training.engine.attempt import run_workload
+from training.engine.job import RunOptions, resolve_workload
 from training.proof.torture.faults import misbehaving
 from training.proof.torture.injector import NOTICE_FILE, Injector, StatusFile
 from training.proof.torture.instrumented import instrumented
@@ -147,8 +147,8 @@ def _run(request: AttemptRequest, rank: int, start_rank: StartRank | None) -> in
         num_processes=request.num_processes,
         start_rank=start_rank,
     )
-    job = resolve_job(options, instrumented(load_workload(request.workload), injector))
-    return run_attempt(options, job, supervisor)
+    workload = instrumented(load_workload(request.workload), injector)
+    return run_workload(options, resolve_workload(options, workload), supervisor)
 
 
 def _limit_memory() -> None:
