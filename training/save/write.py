@@ -176,7 +176,7 @@ class CheckpointWrite:
             save_seconds=sent - self.began,
             upload_seconds=time.monotonic() - sent,
         )
-        self._emit_committed(self.cost.durable_seconds)
+        self._emit_committed(self.cost.seconds)
 
     def _publish(self, files: tuple[FileEntry, ...]) -> None:
         position = self.position
