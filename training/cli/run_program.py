@@ -68,9 +68,9 @@ def run(arguments: argparse.Namespace, supervisor: Supervisor, scratch: Path) ->
     program = _program(arguments)
     source = _source(arguments)
     store = open_store(arguments.run_uri)
+    from training.program.container import SAGEMAKER_ROOT
     from training.program.job import identity, run_program
     from training.program.options import ProgramOptions
-    from training.program.root import SAGEMAKER_ROOT
 
     prediction = parse_prediction(arguments.prediction)
     root = arguments.ml_root or (SAGEMAKER_ROOT if SAGEMAKER_ROOT.is_dir() else scratch / "ml")

@@ -19,10 +19,9 @@ from training.attempt.notice import InterruptedRunError
 from training.attempt.supervisor import Supervisor
 from training.attempt.watchdog import Watchdog
 from training.errors import UserError
-from training.program.container import ContainerHost
+from training.program.container import ContainerHost, claimed, copy_source
 from training.program.options import ProgramOptions, build_command
 from training.program.process import ProgramProcess
-from training.program.root import claimed, copy_source
 from training.program.watch import ProgramWatch
 from training.record.run_config import RunConfig
 from training.report.receipt import RunResult

@@ -14,7 +14,7 @@ from contract.program import WORKLOAD
 from training.attempt.attempt import HeldRun
 from training.attempt.notice import InterruptedRunError, Notice
 from training.errors import ProgramFailedError
-from training.program.final import failure_reason, upload_final
+from training.program.final import digest_of_model, failure_reason, upload_final
 from training.program.log import ProgramLog
 from training.program.metrics import MetricReader
 from training.program.options import ProgramOptions
@@ -171,13 +171,13 @@ class ProgramWatch:
 
     def _result(self) -> RunResult:
         run = self._run
-        final = upload_final(self._options.container, run.store, run.lease)
-        _log.info("[program] %d final files, %d bytes", len(final.sha256), final.bytes)
+        sums, size = upload_final(self._options.container, run.store, run.lease)
+        _log.info("[program] %d final files, %d bytes", len(sums), size)
         run.metrics.flush()
         history = read_history(run.store)
         return RunResult(
             steps=max(history.steps["step"], default=0),
-            weights_sha256=final.digest,
+            weights_sha256=digest_of_model(sums),
             stages={WORKLOAD: self._progress.last},
             facts={
                 "program": self._options.program.command,
@@ -185,8 +185,8 @@ class ProgramWatch:
                 "snapshots": max((entry.step for entry in run.lease.head.checkpoints), default=0),
                 **interruption_facts(history),
                 "warnings": self._warnings,
-                "final_files": dict(final.sha256),
-                "final_bytes": final.bytes,
+                "final_files": sums,
+                "final_bytes": size,
             },
         )
 
