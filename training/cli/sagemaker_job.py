@@ -42,7 +42,7 @@ NOTICE_SECONDS = 120.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Job:
+class SageMakerJob:
     """One container's share of a training job."""
 
     root: Path
@@ -60,7 +60,7 @@ class Job:
         return self.root / "output" / "failure"
 
 
-def read_job(root: Path, environ: Mapping[str, str]) -> Job:
+def read_job(root: Path, environ: Mapping[str, str]) -> SageMakerJob:
     """Read input/config; UserError if that is no job that one machine can train."""
     given = dict(_hyperparameters(root))
     missing = [name for name in _REQUIRED if not given.get(name)]
@@ -88,7 +88,7 @@ def read_job(root: Path, environ: Mapping[str, str]) -> Job:
     writer = f"{environ.get('TRAINING_JOB_NAME', 'sagemaker')}/{hosts[0]}"
     arguments = [f"--{name}={value}" for name, value in options.items()]
     arguments += [f"--override={name}={value}" for name, value in given.items()]
-    return Job(
+    return SageMakerJob(
         root=root,
         arguments=("run", *arguments, f"--writer={writer}", f"--scratch={scratch}"),
         run_uri=options["run-uri"],
