@@ -24,7 +24,7 @@ def add_report(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--run-uri", required=True, help=_RUN)
     parser.add_argument("--out", type=Path, help="also write the page to this file")
     parser.add_argument(
-        "--usd-per-hour", type=float, help="price of the machine, to give costs in dollars"
+        "--usd-per-hour", type=float, help="price of the machine, to show costs in dollars"
     )
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
     parser.set_defaults(act=_report)

@@ -102,7 +102,7 @@ def _train(arguments: argparse.Namespace, supervisor: Supervisor, scratch: Path)
 
 
 def _reserved(request: "ResourceRequest", gpu_mib: Sequence[int]) -> AbstractContextManager[None]:
-    """This run's share of the machine, beside other runs; all ranks of a run hold one together."""
+    """This run's share of the machine, next to other runs; all its ranks hold one together."""
     from training.preflight.admission import MachineCapacity, Reservations
 
     if os.environ.get("RANK", "0") != "0":

@@ -105,7 +105,7 @@ def run(arguments: argparse.Namespace, supervisor: Supervisor, scratch: Path) ->
 def _source(arguments: argparse.Namespace) -> Path:
     source: Path | None = arguments.source
     if source is None:
-        raise UserError("--source is missing; give the folder that the program lies in")
+        raise UserError("--source is missing; name the folder of the program")
     if not source.is_dir():
         raise UserError(f"the source folder {source} does not exist; check --source")
     return source
@@ -151,5 +151,5 @@ def _pairs(option: str, texts: Iterable[str]) -> list[tuple[str, str]]:
         found.append((name, value))
     names = [name for name, _ in found]
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise UserError(f"{option} gives {twice[0]!r} twice; give it once")
+        raise UserError(f"{option} sets {twice[0]!r} twice; set it once")
     return found

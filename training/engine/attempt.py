@@ -71,7 +71,7 @@ def _refuse_other_workload(
     if made_for != asked:
         raise UserError(
             f"the dataset {options.dataset_uri} was made for workload {made_for!r}, "
-            f"not {asked!r}; give another one"
+            f"not {asked!r}; use a dataset of this workload"
         )
 
 

@@ -286,13 +286,13 @@ def claimed(root: Path, run_uri: str) -> Iterator[None]:
             lock = stack.enter_context((root / _LOCK).open("a"))
         except OSError as error:
             raise (MachineError if error.errno == errno.ENOSPC else UserError)(
-                f"the folder {root} cannot be used ({error.strerror}); give another --ml-root"
+                f"the folder {root} cannot be used ({error.strerror}); choose another --ml-root"
             ) from error
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise UserError(
-                f"another program runs in {root}; wait for its end, or give another --ml-root"
+                f"another program runs in {root}; wait for its end, or choose another --ml-root"
             ) from None
         _claim_files(root, run_uri)
         yield
@@ -307,12 +307,12 @@ def _claim_files(root: Path, run_uri: str) -> None:
             if folder.is_dir() and any(folder.iterdir()):
                 raise UserError(
                     f"{folder} has files of something else, which this run would replace; "
-                    "move them away, or give another --ml-root"
+                    "move them away, or choose another --ml-root"
                 )
     if whose != run_uri and checkpoints.is_dir() and any(checkpoints.iterdir()):
         raise UserError(
             f"{checkpoints} has files of {whose or 'something else'}, which this run would "
-            "replace; move them away, or give another --ml-root"
+            "replace; move them away, or choose another --ml-root"
         )
     if whose != run_uri:  # else not written again: what this run left may have filled the disk
         write_whole(marker, run_uri.encode())

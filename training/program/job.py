@@ -165,6 +165,6 @@ def _fingerprint(folder: Path) -> str:
             lines.append(f"{path.relative_to(folder).as_posix()} {path.stat().st_size}\n")
     if not lines:
         raise UserError(
-            f"the dataset folder {folder} is empty; give one with files, or leave it out"
+            f"the dataset folder {folder} is empty; name one with files, or leave it out"
         )
     return "sizes-" + hashlib.sha256("".join(sorted(lines)).encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""What a program prints, whole: on our standard output, in a local file, and in the store.
+"""All that a program prints: on our standard output, in a local file, and in the store.
 
 S3 cannot append: a part is rewritten as it grows, a few hundred kilobytes at most, and then the
 next begins. Nothing is kept in memory but the current part and the last lines.
@@ -26,10 +26,10 @@ _FIRST_SECONDS, _SEND_SECONDS = 2.0, 10.0
 _LAST_PAUSES = (0.2, 1.0)
 _PART_BYTES = 2 * 1024 * 1024  # before compression
 _READ_BYTES = 65536
-# A longer line, such as a tensor printed whole, is cut for those who read lines.
+# A longer line, such as all of a tensor, is cut for those who read lines.
 _LINE_BYTES = 16384
 _TAIL_LINES = 50
-# Of a progress bar, which redraws its line, a log that is no terminal gets one state in so long.
+# A progress bar redraws its line: unless it goes to a terminal, one state in so long is enough.
 _REDRAW_SECONDS = 5.0
 
 

@@ -118,7 +118,7 @@ def _interpreter(given: str) -> str:
     if found is None:
         raise UserError(
             f"the interpreter {given!r} is not found on this machine, or is not executable; "
-            "leave it out for the one that this project runs on, or give its path"
+            "leave it out for the one that this project runs on, or pass its path"
         )
     return str(Path(found).absolute())
 

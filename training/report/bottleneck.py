@@ -1,6 +1,6 @@
 """What a stage's time went into, and in one sentence what it was bound by. Pure functions.
 
-A loader that keeps up has its batches ready, so hardly any waiting says that data is no bottleneck;
+A loader that keeps up has its batches ready, so hardly any waiting means that data is not the bottleneck;
 what is waited for is then told by what the loader's workers did.
 """
 

@@ -155,7 +155,7 @@ def _loss(history: History) -> str:
 
 
 def _results(history: History) -> str:
-    """The last evaluation of each stage, side by side: results beside their baselines."""
+    """The last evaluation of each stage, side by side: results next to their baselines."""
     last = {stage: lines[-1]["metrics"] for stage, lines in history.evaluations().items()}
     if not last:
         return "<p>None yet.</p>"
@@ -176,7 +176,7 @@ def _starts(history: History) -> str:
 
 def _evaluations(history: History) -> str:
     # A workload lists its most important metrics first. Stages with the same metrics share a chart:
-    # a model beside its baselines.
+    # a model with its baselines.
     groups: dict[tuple[str, ...], dict[str, Sequence[Line]]] = {}
     for stage, lines in history.evaluations().items():
         names = [n for n in lines[0]["metrics"] if all(n in line["metrics"] for line in lines)]
@@ -273,7 +273,7 @@ def _log_tail(store: Store) -> str:
         return "<p>None.</p>"
     names = ", ".join(html.escape(key) for key in keys[-2:])
     shown = html.escape("\n".join(lines[-_TAIL_LINES:]))
-    return f"<pre>{shown}</pre><p>From {names}; all of them are whole.</p>"
+    return f"<pre>{shown}</pre><p>From {names}, which hold all of it.</p>"
 
 
 def _attempts(history: History, usd_per_hour: float | None) -> str:

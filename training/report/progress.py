@@ -88,12 +88,12 @@ class RateBar(ProgressBar):
 
 def duration(seconds: float) -> str:
     """Format seconds for people: 12 s, 3 min 20 s, 5 h 7 min."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"
+    total = round(seconds)
+    if total < 60:
+        return f"{total} s"
+    if total < 3600:
+        return f"{total // 60} min {total % 60} s"
+    return f"{total // 3600} h {total % 3600 // 60} min"
 
 
 def _rich_progress() -> "RichProgress":

@@ -134,7 +134,7 @@ def test_fails_for_a_wrong_command(
         (["--workload=trajectory"], "--workload is for workloads"),
         (["--override=steps=1"], "--override is for workloads"),
         (["--hyperparameter=steps"], "--hyperparameter 'steps' has no ="),
-        (["--env=A=1", "--env=A=2"], "--env gives 'A' twice"),
+        (["--env=A=1", "--env=A=2"], "--env sets 'A' twice"),
         (["--dataset-uri=/no/such/folder"], "the dataset folder /no/such/folder does not exist"),
         (["--source=/no/such/folder"], "the source folder /no/such/folder does not exist"),
     ],
