@@ -1,7 +1,7 @@
 """Going back to the last commit when training has diverged, in the same process.
 
 The retry is the next generation of the run and resumes as a replacement machine would: from the
-newest valid checkpoint, with everything built again. Only a step that diverges again and again, with
+newest valid checkpoint, building everything again. Only a step that diverges again and again, with
 no progress past it, fails the run.
 """
 
