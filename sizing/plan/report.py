@@ -13,7 +13,7 @@ from sizing.plan.deadline import sentence, with_fallback
 from sizing.plan.plan import Plan
 from sizing.plan.spot_verdict import spot_verdict
 from sizing.plan.work import StagePlan
-from sizing.spot.forecast import Estimate
+from sizing.spot.forecast import SpotForecast
 
 # Loader and disk are worth a line from this share of the slowest part's time on.
 _NEAR = 0.25
@@ -309,7 +309,7 @@ def _on_demand(plan: Plan) -> str:
     )
 
 
-def _first_machine(spot: Estimate) -> str:
+def _first_machine(spot: SpotForecast) -> str:
     """Say what a long p90 of a short run is: the chance that there is no machine when it starts."""
     if spot.first_wait_hours is None:
         return "comes at once"
