@@ -17,7 +17,7 @@ from moto.moto_api._internal.models import moto_api_backend
 from moto.ssm.models import ssm_backends
 from werkzeug.serving import BaseWSGIServer, WSGIRequestHandler, make_server
 
-from cloudformation.account import Account
+from cloudformation.account import RegionalAccount
 from cloudformation.engine import Engine
 from cloudformation.resources import REGISTRY
 from cloudformation.service import CloudFormation
@@ -158,7 +158,7 @@ class EmbeddedAws:
             return self._clients[service]
 
     def _new_engine(self) -> Engine:
-        account = Account(id=self.account, region=self.region, client=self.client)
+        account = RegionalAccount(id=self.account, region=self.region, client=self.client)
         return Engine(account, REGISTRY, patience_seconds=self._patience_seconds)
 
     def _new_client(self, service: str) -> Any:

@@ -9,7 +9,7 @@ from cloudformation import planning, schema
 from cloudformation.errors import ResourceFailed
 from cloudformation.intrinsics import Expressions
 from cloudformation.provisioning import FAILURES, Provisioner, reason_of
-from cloudformation.records import Plan, Stack, StackResource, now
+from cloudformation.records import Stack, StackPlan, StackResource, now
 from cloudformation.template import Template, dependencies
 
 _REPLACING = (
@@ -20,7 +20,7 @@ CheckExports = Callable[[Stack, list[dict[str, Any]]], None]
 
 
 @dataclass(kw_only=True, slots=True)
-class Deployment:
+class StackOperation:
     """One operation on one stack. `undo` holds (before, after) for each change made so far."""
 
     provisioner: Provisioner
@@ -34,7 +34,7 @@ class Deployment:
         return self.provisioner.stack
 
     def carry_out(
-        self, plan: Plan, *, creating: bool, problems: Mapping[str, list[str]] | None = None
+        self, plan: StackPlan, *, creating: bool, problems: Mapping[str, list[str]] | None = None
     ) -> None:
         """Create or update every resource, then clean up; roll back on failure.
 
@@ -110,7 +110,7 @@ class Deployment:
             names = ", ".join(problems)
             raise ResourceFailed(f"The following resource(s) failed to {word.lower()}: [{names}]. ")
 
-    def _apply(self, name: str, plan: Plan, expressions: Expressions) -> None:
+    def _apply(self, name: str, plan: StackPlan, expressions: Expressions) -> None:
         resource = plan.template.resources[name]
         existing = self.stack.resources.get(name)
         word = "UPDATE" if existing else "CREATE"
@@ -153,7 +153,7 @@ class Deployment:
         self.provisioner.configure(after)
         self.provisioner.record(after, f"{word}_COMPLETE")
 
-    def _finish(self, plan: Plan, order: list[str], outputs: list[dict[str, Any]]) -> None:
+    def _finish(self, plan: StackPlan, order: list[str], outputs: list[dict[str, Any]]) -> None:
         """Update the stack's records, once nothing can fail any more."""
         self.stack.plan = plan
         self.stack.outputs = outputs
@@ -182,7 +182,7 @@ class Deployment:
                 self.provisioner.delete(resource)
             del self.stack.resources[resource.logical_id]
 
-    def _fail(self, plan: Plan, word: str, reason: str) -> None:
+    def _fail(self, plan: StackPlan, word: str, reason: str) -> None:
         keep = plan.disable_rollback or (word == "CREATE" and self.stack.on_failure == "DO_NOTHING")
         if keep:
             self._delete_partial()
@@ -243,7 +243,7 @@ class Deployment:
         return True
 
 
-def _outputs(plan: Plan, expressions: Expressions) -> list[dict[str, Any]]:
+def _outputs(plan: StackPlan, expressions: Expressions) -> list[dict[str, Any]]:
     outputs = []
     for name, output in planning.outputs_of(plan.template, expressions).items():
         described = {"OutputKey": name, "OutputValue": str(expressions.value(output["Value"]))}
