@@ -1,13 +1,13 @@
-"""A workload shortened to a few steps per stage, which reports the points it reaches.
+"""A workload's stages behind proxies: they report their phases, and may be shortened.
 
-The stages are the workload's own, but see only the first samples, for a few epochs with an odd last
-batch. What the loop relies on is checked on the way.
+Shortened stages see only the first samples, for a few epochs with an odd last batch; what the loop
+relies on is checked on the way.
 """
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from training.capabilities import HasFiles
 from training.engine.stage_checks import checked_order
 from training.errors import UserError
 from training.preflight.workload_checks import missing
+from training.proof.injector import Injector
 from training.proxies import PrepareProxy, TrainProxy, WorkloadProxy
 from training.workload import (
     Batch,
@@ -27,58 +28,90 @@ from training.workload import (
     Prepare,
     Samples,
     Settings,
+    Start,
     Train,
     Workload,
 )
 
-NUM_EPOCHS = 2
+_NUM_EPOCHS = 2
 _FULL_STEPS = 3
-STEPS_PER_EPOCH = _FULL_STEPS + 1
+_STEPS_PER_EPOCH = _FULL_STEPS + 1
 # Where a stage of steps ends: in the last epoch that one of epochs has.
-_MID_EPOCH = NUM_EPOCHS * STEPS_PER_EPOCH - 1
-
-# stage, what was reached ("step", "evaluation", "shard"), number from 0
-Reached = Callable[[str, str, int], None]
+_MID_EPOCH = _NUM_EPOCHS * _STEPS_PER_EPOCH - 1
 
 
-class Shortened(WorkloadProxy):
-    """The workload `inner`, shortened; calls `reached` at every point where it may be interrupted.
+def observed(workload: Workload[Any], injector: Injector) -> Workload[Any]:
+    """The workload, which reports the phases of its stages to the injector."""
+    return cast(
+        Workload[Any],
+        _Restaged(
+            workload,
+            lambda stage: (
+                _ObservedTrain(stage, injector)
+                if isinstance(stage, Train)
+                else _ObservedPrepare(stage, injector)
+            ),
+        ),
+    )
 
-    Stages have two epochs, one of steps all but the last step of them, or what `num_steps` needs.
+
+def shortened(workload: Workload[Any], num_steps: int | None = None) -> Workload[Any]:
+    """The workload, its stages shortened to two epochs each.
+
+    One of steps gets all but the last step of them; all get what `num_steps` needs.
     """
+    return cast(
+        Workload[Any],
+        _Restaged(
+            workload,
+            lambda stage: _ShortenedTrain(stage, num_steps) if isinstance(stage, Train) else stage,
+        ),
+    )
 
-    def __init__(
-        self, inner: Workload[Any], reached: Reached, num_steps: int | None = None
-    ) -> None:
+
+class _Restaged(WorkloadProxy):
+    def __init__(self, inner: Workload[Any], proxy: Callable[[Prepare | Train], Any]) -> None:
         super().__init__(inner)
-        self._reached = reached
-        self._num_steps = num_steps
+        self._proxy = proxy
 
     def stages(self, c: Any) -> Sequence[Prepare | Train]:
-        return [
-            _ShortenedTrain(stage, self._reached, self._num_steps)
-            if isinstance(stage, Train)
-            else _ShortenedPrepare(stage, self._reached)
-            for stage in self._inner.stages(c)
-        ]
+        return [self._proxy(stage) for stage in self._inner.stages(c)]
 
 
-class _ShortenedPrepare(PrepareProxy):
-    def __init__(self, inner: Prepare, reached: Reached) -> None:
+class _ObservedPrepare(PrepareProxy):
+    def __init__(self, inner: Prepare, injector: Injector) -> None:
         super().__init__(inner)
-        self._reached = reached
+        self._injector = injector
 
     def make(self, i: Inputs, shard: int) -> Mapping[str, Tensor]:
-        self._reached(self.name, "shard", shard)
-        return super().make(i, shard)
+        with self._injector.doing("preparation", self.name, shard + 1):
+            return super().make(i, shard)
+
+
+class _ObservedTrain(TrainProxy):
+    def __init__(self, inner: Train, injector: Injector) -> None:
+        super().__init__(inner)
+        self._injector = injector
+        self._num_batches = 0
+
+    def start(self, m: nn.Module, i: Inputs) -> Start:
+        with self._injector.doing("start of a stage", self.name):
+            return super().start(m, i)
+
+    def loss(self, m: nn.Module, b: Batch, step: int, num_steps: int) -> Loss:
+        with self._injector.doing("step", self.name, step + 1):
+            return super().loss(m, b, step, num_steps)
+
+    def evaluate(self, m: nn.Module, b: Batch) -> Partial:
+        self._num_batches += 1
+        with self._injector.doing("evaluation", self.name, self._num_batches):
+            return super().evaluate(m, b)
 
 
 class _ShortenedTrain(TrainProxy):
-    def __init__(self, inner: Train, reached: Reached, num_steps: int | None) -> None:
+    def __init__(self, inner: Train, num_steps: int | None) -> None:
         super().__init__(inner)
-        self._reached = reached
         self._num_steps = num_steps
-        self._num_batches = 0
 
     @property
     def settings(self) -> Settings:
@@ -88,13 +121,13 @@ class _ShortenedTrain(TrainProxy):
         if own.steps is not None:
             return replace(own, steps=self._num_steps or min(own.steps, _MID_EPOCH))
         if self._num_steps is not None:
-            return replace(own, epochs=math.ceil(self._num_steps / STEPS_PER_EPOCH))
-        return replace(own, epochs=min(own.epochs or 1, NUM_EPOCHS))
+            return replace(own, epochs=math.ceil(self._num_steps / _STEPS_PER_EPOCH))
+        return replace(own, epochs=min(own.epochs or 1, _NUM_EPOCHS))
 
     def samples(self, i: Inputs, split: str) -> Samples:
         inner = self._inner.samples(i, split)
         what = f"stage {self.name!r}, split {split!r}"
-        count = min(len(inner), num_samples(self.settings)) if split == "train" else len(inner)
+        count = min(len(inner), _num_samples(self.settings)) if split == "train" else len(inner)
         if not isinstance(inner, HasFiles):
             return _FewSamples(inner, count, what)
         # Of the samples themselves: behind a proxy nobody would see it.
@@ -102,17 +135,8 @@ class _ShortenedTrain(TrainProxy):
             raise UserError(sentence)
         return _FewInFiles(inner, count, what)
 
-    def loss(self, m: nn.Module, b: Batch, step: int, num_steps: int) -> Loss:
-        self._reached(self.name, "step", step)
-        return super().loss(m, b, step, num_steps)
 
-    def evaluate(self, m: nn.Module, b: Batch) -> Partial:
-        self._reached(self.name, "evaluation", self._num_batches)
-        self._num_batches += 1
-        return super().evaluate(m, b)
-
-
-def num_samples(settings: Settings) -> int:
+def _num_samples(settings: Settings) -> int:
     """Samples for three whole steps and an odd one per epoch; no additional micro-batch of 1."""
     if settings.global_batch > settings.micro_batch:
         return _FULL_STEPS * settings.global_batch + settings.micro_batch

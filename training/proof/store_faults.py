@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from contract.keys import CONFIG, HEAD, RECEIPT
-from training.proof.torture.injector import Injector
+from training.proof.injector import Injector
 from training.store.protocol import AnswerLostError, SharedUpload, Store, StoreError, Upload
 
 _log = logging.getLogger(__name__)

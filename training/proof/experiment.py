@@ -9,10 +9,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from training.proof.torture.attempt import AttemptRequest, fork, spawn
-from training.proof.torture.injector import StatusFile, send, send_signal
-from training.proof.torture.plan import Experiment, Kill, Kind
-from training.proof.torture.ranks import is_running
+from training.proof.attempt import AttemptRequest, fork, spawn
+from training.proof.injector import Kill, send, send_signal
 
 _POLL_SECONDS = 0.002
 # How long the other ranks may take to exit after rank 0.
@@ -20,13 +18,25 @@ _OUTLIVING_SECONDS = 10.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Experiment:
+    """One attempt with its kills, and perhaps a second attempt at the same time."""
+
+    kills: tuple[Kill, ...] = ()  # the first one whose moment comes is the attempt's
+    second: Kill | None = None
+    second_after_seconds: float = 0.0
+    zombie_sleeps_seconds: float = 0.0
+    fault_rate: float = 0.0  # share of the store's operations that go wrong
+    fault_seed: int = 0
+    is_fresh: bool = False  # a new interpreter instead of a fork
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class AttemptResult:
-    """How one attempt ended, and whether and where its kill hit it."""
+    """How one attempt ended, and whether and where a kill hit it."""
 
     code: int  # an exit code, or minus the signal's number
-    kind: Kind | None
-    hit_phase: str | None
-    target_rank: int | None  # the rank that was signalled; None: all
+    kill: Kill | None  # the one that hit it
+    hit_phase: str
     outlived_by: tuple[int, ...]  # ranks that ran on without rank 0
     num_faults: int
     trained_on: bool  # in the extra time of a notice
@@ -45,13 +55,13 @@ class _Child:
     def __init__(self, request: AttemptRequest, is_fresh: bool) -> None:
         Path(request.folder).mkdir(parents=True)
         self.request = request
-        self._statuses: list[StatusFile] = request.statuses
+        self._statuses = request.statuses
         self.began = time.monotonic()
         self.code: int | None = None
-        self.hit_phase: str | None = None
         self.stopped_at: float | None = None
         self.seconds = 0.0
         self.outlived_by: tuple[int, ...] = ()
+        self._hit: tuple[int, str] | None = None  # the number of the kill, and the phase
         self._hit_at: float | None = None
         self._sent_follow_up: list[signal.Signals] = []
         self.pid = spawn(request) if is_fresh else fork(request)
@@ -66,26 +76,28 @@ class _Child:
             self.code = os.waitstatus_to_exitcode(wait_status)
             self.seconds = time.monotonic() - self.began
             self._wait_for_other_ranks()
-        if self.hit_phase is None:
-            self.hit_phase = next(
-                (status.hit_phase for status in self._statuses if status.hit_phase),
-                None,
-            )
-        if self.code is None and self.request.kill is not None:
-            self._send_if_due(self.request.kill)
-            self._send_follow_up(self.request.kill)
+        self._hit = self._hit or next((s.hit for s in self._statuses if s.hit), None)
+        if self.code is None:
+            self._send_if_due()
+            self._send_follow_up()
 
-    def _send_if_due(self, kill: Kill) -> None:
-        if kill.seconds is None or self.hit_phase is not None:
-            return
-        if time.monotonic() - self.began >= kill.seconds:
-            phase = self._statuses[0].phase
-            if send(kill, self._statuses):
-                self.hit_phase = phase
+    @property
+    def _kill(self) -> Kill | None:
+        return self.request.kills[self._hit[0]] if self._hit else None
 
-    def _send_follow_up(self, kill: Kill) -> None:
+    def _send_if_due(self) -> None:
+        for number, kill in enumerate(self.request.kills):
+            if kill.seconds is None or self._hit:
+                continue
+            if time.monotonic() - self.began >= kill.seconds:
+                phase = self._statuses[0].phase
+                if send(kill, self._statuses):
+                    self._hit = number, phase
+
+    def _send_follow_up(self) -> None:
         """Send the signals that follow a dated notice, the last of which ends the machine."""
-        if self.hit_phase is None:
+        kill = self._kill
+        if kill is None:
             return
         now = time.monotonic()
         self._hit_at = self._hit_at or now
@@ -98,7 +110,7 @@ class _Child:
         """Wait until all ranks have exited after rank 0; kill those that do not."""
         end = time.monotonic() + _OUTLIVING_SECONDS
         left = list(range(1, len(self._statuses)))
-        while left := [rank for rank in left if is_running(self._statuses[rank].pid)]:
+        while left := [rank for rank in left if _is_running(self._statuses[rank].pid)]:
             if time.monotonic() > end:
                 self.outlived_by = tuple(left)
                 self.end()
@@ -120,9 +132,8 @@ class _Child:
         shutil.rmtree(Path(self.request.folder) / "scratch", ignore_errors=True)
         return AttemptResult(
             code=self.code,
-            kind=self.request.kill.kind if self.request.kill and self.hit_phase else None,
-            hit_phase=self.hit_phase,
-            target_rank=self.request.kill.target_rank if self.request.kill else 0,
+            kill=self._kill,
+            hit_phase=self._hit[1] if self._hit else "",
             outlived_by=self.outlived_by,
             num_faults=sum(status.num_faults for status in self._statuses),
             trained_on=any(status.has_used_extra_time for status in self._statuses),
@@ -133,19 +144,19 @@ class _Child:
 
 
 def run_experiment(
-    experiment: Experiment, make_request: Callable[[Kill | None], AttemptRequest]
+    experiment: Experiment, make_request: Callable[[tuple[Kill, ...]], AttemptRequest]
 ) -> list[AttemptResult]:
     """Run one experiment until every process that it started has exited."""
     children: list[_Child] = []
     try:
-        first = _Child(make_request(experiment.kill), experiment.is_fresh)
+        first = _Child(make_request(experiment.kills), experiment.is_fresh)
         children.append(first)
         while any(child.code is None for child in children):
             for child in children:
                 if child.code is None:
                     child.poll()
             if experiment.second and len(children) == 1 and _is_time_for_second(experiment, first):
-                children.append(_Child(make_request(experiment.second), False))
+                children.append(_Child(make_request((experiment.second,)), False))
             stopped_at = first.stopped_at
             if stopped_at and time.monotonic() - stopped_at >= experiment.zombie_sleeps_seconds:
                 first.resume()
@@ -159,6 +170,15 @@ def run_experiment(
 
 
 def _is_time_for_second(experiment: Experiment, first: _Child) -> bool:
-    if experiment.kill and experiment.kill.kind == "zombie":
+    if any(kill.kind == "zombie" for kill in experiment.kills):
         return first.stopped_at is not None
     return time.monotonic() - first.began >= experiment.second_after_seconds
+
+
+def _is_running(pid: int) -> bool:
+    """Whether a process is alive, even if it is not this one's child (Linux)."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in "ZX"
