@@ -12,7 +12,7 @@ from typing import Protocol
 
 from contract.notice import Policy
 from training.attempt.notice import InterruptedRunError, Interruption, Notice
-from training.record.candidates import is_waited_for
+from training.record.head import is_waited_for
 from training.record.lease import Lease
 from training.store.protocol import Store
 

@@ -12,11 +12,11 @@ from typing import Any
 from contract.keys import GUARD, RECEIPT, REPORT
 from contract.lineage import Line
 from contract.program import WORKLOAD as PROGRAM
-from training.record.compaction import compact
 from training.record.head import Head
 from training.record.history import AttemptSummary, History
 from training.record.json_record import parse_receipt
 from training.record.lease import Lease
+from training.record.metrics import compact
 from training.record.run_config import RunConfig
 from training.report.page import write_report
 from training.store.protocol import Store, put_unless_changed

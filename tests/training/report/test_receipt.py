@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from contract.keys import GUARD
-from training.record.history import AttemptSummary, History
-from training.record.steps import StepLines
+from training.record.history import AttemptSummary, History, StepLines
 from training.report.receipt import interruption_facts, read_spending
 from training.store.open import open_store
 
