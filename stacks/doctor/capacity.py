@@ -151,12 +151,12 @@ def image_resolves(account: Account) -> Iterator[Finding]:
     if fault:
         what = f"{what}; {fault}"
         yield Finding(check="image", state="problem", what=what, fix=_list_images(account))
-    elif sizes and sizes[0] > p.root_volume_gib:
+    elif sizes and sizes[0] > p.root_volume.gib:
         yield Finding(
             check="image",
             state="problem",
-            what=f"{what}; its root has {sizes[0]} GiB, root_volume_gib is {p.root_volume_gib}",
-            fix=f"{account.deploy()} -c root_volume_gib={sizes[0]}",
+            what=f"{what}; its root has {sizes[0]} GiB, root_volume.gib is {p.root_volume.gib}",
+            fix=f"{account.deploy()} -c root_volume.gib={sizes[0]}",
         )
     else:
         yield Finding(check="image", state="ok", what=what)

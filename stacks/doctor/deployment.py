@@ -113,7 +113,7 @@ def dataset_is_uploaded(account: Account) -> Iterator[Finding]:
             check="dataset",
             state="problem",
             what=f"{what}; {p.data_on} has {p.data_gib} GiB",
-            fix=f"{account.deploy()} -c data_on=ebs -c data_volume_gib={least}",
+            fix=f"{account.deploy()} -c data_on=ebs -c data_volume.gib={least}",
         )
     else:
         there = f"{what}, on {p.data_gib} GiB of {p.data_on}"
@@ -125,13 +125,13 @@ def alarm_email_is_confirmed(account: Account) -> Iterator[Finding]:
     p = account.parameters
     topic = account.output("TrainingStack", "TopicArn")
     if topic is None:
-        if p.alarm_email:
-            what = f"{p.alarm_email} gets a confirmation e-mail once TrainingStack is deployed"
+        if p.alarm.email:
+            what = f"{p.alarm.email} gets a confirmation e-mail once TrainingStack is deployed"
             yield Finding(check="alarm e-mail", state="ok", what=what)
         else:
-            what = "alarm_email is empty: nobody is notified when a run fails"
+            what = "alarm.email is empty: nobody is notified when a run fails"
             yield Finding(check="alarm e-mail", state="warning", what=what,
-                          fix=f"{account.deploy()} -c alarm_email=YOU@EXAMPLE.COM")  # fmt: skip
+                          fix=f"{account.deploy()} -c alarm.email=YOU@EXAMPLE.COM")  # fmt: skip
         return
     subscriptions = account.client("sns").list_subscriptions_by_topic(TopicArn=topic)
     states = {
@@ -156,5 +156,5 @@ def alarm_email_is_confirmed(account: Account) -> Iterator[Finding]:
             check="alarm e-mail",
             state="warning",
             what="the topic has no subscriber",
-            fix=f"{account.deploy()} -c alarm_email=YOU@EXAMPLE.COM",
+            fix=f"{account.deploy()} -c alarm.email=YOU@EXAMPLE.COM",
         )
