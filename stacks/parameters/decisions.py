@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from sizing.catalogue import PRICE_REGION, Instance
+from sizing.catalogue.refresh import PriceBook
 from sizing.plan.dataset import read_manifest
 from sizing.plan.plan import Plan, make_plan
 from sizing.plan.request import Request
@@ -97,7 +98,7 @@ def plan_run(p: ParameterFields, region: str = PRICE_REGION) -> Plan:
             checkpoint_interval=p.trainer_option("checkpoint_interval"),
             dataset_gib=p.dataset_gib or None,
             dataset=read_manifest(Path(p.dataset_manifest)) if p.dataset_manifest else None,
-            region=region,
+            prices=PriceBook(region=region),
             # Each pair of zone and size is a Spot pool; without given zones there are two.
             pools=max(1, len(p.zones) or 2) * len(p.sizes),
             on_demand=p.on_demand_base > 0,

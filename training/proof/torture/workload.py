@@ -65,7 +65,7 @@ class SmallConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Scale:
+class ScaledInputs:
     """Derived data: the inputs divided by their spread, with noise from the shard's own seed."""
 
     name: str = "scaled"
@@ -81,7 +81,7 @@ class Scale:
         return {"x": x + 0.01 * torch.randn(x.shape), "y": data["y"][rows].clone()}
 
 
-class Rows:
+class JitteredRows:
     """Rows of the derived data, with jitter."""
 
     def __init__(self, x: Tensor, y: Tensor) -> None:
@@ -145,11 +145,11 @@ class Classify:
     def optimizer(self, m: nn.Module) -> Optimizer:
         return AdamW(m.parameters(), lr=self.config.learning_rate)
 
-    def samples(self, i: Inputs, split: str) -> Rows:
+    def samples(self, i: Inputs, split: str) -> JitteredRows:
         shards = i.artifact("scaled")
         x, y = torch.cat([s["x"] for s in shards]), torch.cat([s["y"] for s in shards])
         part = slice(NUM_HELD_OUT, None) if split == "train" else slice(NUM_HELD_OUT)
-        return Rows(x[part], y[part])
+        return JitteredRows(x[part], y[part])
 
     def weight(self, b: Batch) -> float:
         return float(len(b["y"]))
@@ -188,7 +188,7 @@ class Small:
 
     def stages(self, c: SmallConfig) -> Sequence[Prepare | Train]:
         return (
-            Scale(),
+            ScaledInputs(),
             Classify(name="narrow", config=c, width=c.width),
             Classify(name="wide", config=c, width=2 * c.width),
         )
