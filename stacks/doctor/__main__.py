@@ -57,17 +57,17 @@ def _credentials(target: DeployTarget) -> Diagnosis:
         fix = "export AWS_REGION=us-east-1 AWS_DEFAULT_REGION=us-east-1"
         what = "no region is set; nothing else was checked"
         return problem(check="region", what=what, fix=fix)
-    named = {"check": "credentials"}
+    check = "credentials"
     try:
         identity = target.client("sts").get_caller_identity()
     except (NoCredentialsError, ClientError) as error:
-        return problem(what=f"{error}; nothing else was checked", fix=_LOG_IN, **named)
+        return problem(what=f"{error}; nothing else was checked", fix=_LOG_IN, check=check)
     except BotoCoreError as error:
         what = f"cannot call AWS ({error}); nothing else was checked"
         fix = f"aws sts get-caller-identity --region {target.region}"
-        return problem(what=what, fix=fix, **named)
+        return problem(what=what, fix=fix, check=check)
     what = f"account {identity['Account']} in {target.region} as {identity['Arn']}"
-    return ok(what=what, **named)
+    return ok(what=what, check=check)
 
 
 def main(

@@ -25,7 +25,7 @@ def is_bootstrapped(target: DeployTarget) -> Iterator[Diagnosis]:
     """Check that `cdk bootstrap` was run in this account and region."""
     context = json.loads(CDK_JSON.read_text(encoding="utf-8"))["context"]
     parameter = f"/cdk-bootstrap/{context.get(_QUALIFIER, _DEFAULT_QUALIFIER)}/version"
-    number = target.client("sts").get_caller_identity()["DeployTarget"]
+    number = target.client("sts").get_caller_identity()["Account"]
     fix = f"npx cdk bootstrap aws://{number}/{target.region}"
     try:
         version = int(target.client("ssm").get_parameter(Name=parameter)["Parameter"]["Value"])
