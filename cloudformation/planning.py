@@ -4,7 +4,7 @@ It predicts and refuses; it never changes a resource.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from cloudformation import schema
@@ -22,13 +22,8 @@ Import = Callable[[str], str]
 class Prediction:
     """What carrying out a plan would do."""
 
-    order: list[str]
     changes: list[dict[str, Any]]
-    problems: dict[str, list[str]] = field(default_factory=dict)
-
-    @property
-    def is_empty(self) -> bool:
-        return not self.changes
+    problems: dict[str, list[str]]
 
 
 def check_types(template: Template, registry: Registry) -> None:
@@ -162,7 +157,7 @@ def predict(
             moving[name] = _movement(change)
     expressions.value(outputs_of(plan.template, expressions))
     changes += [_removal(item) for name, item in stack.resources.items() if name not in order]
-    return Prediction(order=order, changes=changes, problems=problems)
+    return Prediction(changes=changes, problems=problems)
 
 
 def outputs_of(template: Template, expressions: Expressions) -> dict[str, Any]:

@@ -68,7 +68,7 @@ class ProcessMachine(RehearsedMachine):
                 [
                     sys.executable,
                     "-m",
-                    "rehearsal.machines.init",
+                    INIT,
                     str(self.root),
                     str(inits_end.fileno()),
                 ],
