@@ -130,7 +130,7 @@ class EmbeddedAws:
 
     @property
     def application(self) -> Any:
-        """The WSGI application, for who serves it at another address too."""
+        """The WSGI application, to serve it at a second address too."""
         return self._front
 
     @property
@@ -170,7 +170,7 @@ class EmbeddedAws:
 
     @property
     def faults(self) -> FaultInjector:
-        """What goes wrong for instances; nobody else meets it."""
+        """The faults that instances meet, and nobody else."""
         return self._front.faults
 
     def maintain_fleets(self) -> None:
