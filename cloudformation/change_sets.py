@@ -10,7 +10,7 @@ from cloudformation.described import (
     validation_event,
 )
 from cloudformation.engine import Engine
-from cloudformation.errors import CloudFormationError, no_such_change_set, no_such_stack
+from cloudformation.errors import CloudFormationError, no_such_stack
 from cloudformation.records import ChangeSet, Stack, StackPlan
 
 Request = dict[str, Any]
@@ -149,7 +149,7 @@ class ChangeSetOperations:
             for change_set in stack.change_sets.values():
                 if wanted in (change_set.name, change_set.id):
                     return stack, change_set
-        raise no_such_change_set(wanted)
+        raise CloudFormationError(f"ChangeSet [{wanted}] does not exist", "ChangeSetNotFound")
 
 
 def _failed(change_set: ChangeSet, reason: str) -> ChangeSet:

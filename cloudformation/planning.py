@@ -60,18 +60,6 @@ def needed_capabilities(template: Template) -> list[str]:
     return ["CAPABILITY_IAM"] if iam else []
 
 
-def pseudo_parameters(account: RegionalAccount, stack: Stack, plan: StackPlan) -> dict[str, Any]:
-    return {
-        "AWS::AccountId": account.id,
-        "AWS::Region": account.region,
-        "AWS::Partition": "aws",
-        "AWS::URLSuffix": "amazonaws.com",
-        "AWS::StackName": stack.name,
-        "AWS::StackId": stack.id,
-        "AWS::NotificationARNs": plan.notification_arns,
-    }
-
-
 def expressions_for(
     account: RegionalAccount,
     stack: Stack,
@@ -83,8 +71,16 @@ def expressions_for(
 ) -> Expressions:
     """Return a plan's expressions; by default they refer to the stack's existing resources."""
     return Expressions(
-        parameters=pseudo_parameters(account, stack, plan)
-        | {name: item.value for name, item in plan.parameters.items()},
+        parameters={
+            "AWS::AccountId": account.id,
+            "AWS::Region": account.region,
+            "AWS::Partition": "aws",
+            "AWS::URLSuffix": "amazonaws.com",
+            "AWS::StackName": stack.name,
+            "AWS::StackId": stack.id,
+            "AWS::NotificationARNs": plan.notification_arns,
+            **{name: item.value for name, item in plan.parameters.items()},
+        },
         mappings=plan.template.section("Mappings"),
         conditions=plan.template.section("Conditions"),
         reference=reference or (lambda name: stack.resources[name].physical_id),
