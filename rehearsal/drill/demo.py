@@ -115,7 +115,7 @@ class Demo:
             "size": settings.size,
             **self._what_trains(),
             "notice_budget_seconds": f"{settings.notice_seconds:g}",
-            "lease_ttl_seconds": f"{settings.lease_ttl_seconds:g}",
+            "train.lease_ttl_seconds": f"{settings.lease_ttl_seconds:g}",
         }
         run_cdk(self.children, "cdk synth", *synth_arguments(assembly, context))
         deployment.deploy(assembly, "DatasetStack")
@@ -143,7 +143,7 @@ class Demo:
             "workload": settings.workload,
             "recipe": settings.recipe,
             "overrides": settings.overrides,
-            "checkpoint_interval": settings.checkpoint_interval,
+            "train.checkpoint_interval": settings.checkpoint_interval,
         }
 
     def _fleet(self) -> tuple[Fleet, BucketFiles]:

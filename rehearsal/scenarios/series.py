@@ -26,9 +26,9 @@ CONTEXT: Mapping[str, str] = {
     "workload": "trajectory",
     "recipe": "laptop",
     "overrides": "single_frame_epochs=1 time_average_epochs=1 shuffled_epochs=1 epochs=20",
-    "checkpoint_interval": "2epochs",
+    "train.checkpoint_interval": "2epochs",
     "notice_budget_seconds": f"{NOTICE_SECONDS:g}",
-    "lease_ttl_seconds": "3",
+    "train.lease_ttl_seconds": "3",
 }
 
 
@@ -146,7 +146,7 @@ class Series:
                 workload=CONTEXT["workload"],
                 recipe=CONTEXT["recipe"],
                 overrides=overrides,
-                interval=CONTEXT["checkpoint_interval"],
+                interval=CONTEXT["train.checkpoint_interval"],
             )
 
     def _reference(self, overrides: str) -> Path:
