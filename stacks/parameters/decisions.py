@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from sizing.catalogue import Instance
+from sizing.catalogue import InstanceType
 from stacks.parameters import checks
 from stacks.parameters.context import parse_int, parse_text
 
@@ -17,14 +17,14 @@ BYTES_PER_MIB = 2**20
 BYTES_PER_GIB = 2**30
 
 
-def dataset(_: Instance, values: Values) -> object:
+def dataset(_: InstanceType, values: Values) -> object:
     """the workload's name; a program's is its source folder's"""
     if values["program"]:
         return Path(str(values["source"])).resolve().name
     return values["workload"]
 
 
-def dataset_gib(_: Instance, values: Values) -> object:
+def dataset_gib(_: InstanceType, values: Values) -> object:
     """total of the files in dataset_manifest; 0: unknown at synth"""
     path = parse_text("dataset_manifest", values["dataset_manifest"])
     if not path:
@@ -39,13 +39,13 @@ def dataset_gib(_: Instance, values: Values) -> object:
         ) from error
 
 
-def data_volume_mib_per_second(instance: Instance, _: Values) -> object:
+def data_volume_mib_per_second(instance: InstanceType, _: Values) -> object:
     """what the size sustains to EBS, within gp3's limits"""
     sustained = int(instance.ebs_baseline_mb_per_second * 1e6 / BYTES_PER_MIB)
     return min(max(sustained, checks.GP3_MIN_MIB_PER_SECOND), checks.GP3_MAX_MIB_PER_SECOND)
 
 
-def data_volume_iops(_: Instance, values: Values) -> object:
+def data_volume_iops(_: InstanceType, values: Values) -> object:
     """what the throughput needs: a dataset is read in large pieces"""
     throughput = parse_int("data_volume_mib_per_second", values["data_volume_mib_per_second"])
     needed = throughput * checks.GP3_IOPS_PER_MIB_PER_SECOND
@@ -53,7 +53,7 @@ def data_volume_iops(_: Instance, values: Values) -> object:
 
 
 # In this order: the IOPS follow from the throughput.
-DECISIONS: Mapping[str, Callable[[Instance, Values], object]] = {
+DECISIONS: Mapping[str, Callable[[InstanceType, Values], object]] = {
     decide.__name__: decide
     for decide in (dataset, dataset_gib, data_volume_mib_per_second, data_volume_iops)
 }

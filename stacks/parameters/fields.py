@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from sizing import catalogue
-from sizing.catalogue import Instance
+from sizing.catalogue import InstanceType
 from stacks.parameters.context import Named
 
 
@@ -72,7 +72,7 @@ class ParameterFields:
     review_repository: str
 
     @property
-    def instance(self) -> Instance:
+    def instance(self) -> InstanceType:
         """The catalogue's record of the requested size."""
         return catalogue.find(self.size)
 
