@@ -8,11 +8,11 @@ from training.workload import LoaderWorkers, Precision
 from training.workloads.detection.architecture import Architecture, Backbone, LossWeights
 
 Weights: TypeAlias = Literal["random", "pretrained"]
-AttentionChoice: TypeAlias = Literal["auto", "triton", "compiled", "reference", "deterministic"]
+AttentionChoice: TypeAlias = Literal["auto", "triton", "reference", "deterministic"]
 _CHOICES = (
     ("precision", ("float32", "bfloat16")),
     ("weights", ("random", "pretrained")),
-    ("attention", ("auto", "triton", "compiled", "reference", "deterministic")),
+    ("attention", ("auto", "triton", "reference", "deterministic")),
 )
 _AT_LEAST_1 = (
     *("num_threads", "epochs", "eval_batch", "num_select", "max_side", "pad_to"),

@@ -20,6 +20,7 @@ from tests.training.workloads.trajectory.scene import (
 from training.errors import UserError
 from training.workload import Inputs, Partial, Prepare, Train
 from training.workloads.trajectory.classifier import TrainClassifier
+from training.workloads.trajectory.clips import CLASSES
 from training.workloads.trajectory.dataset import (
     CLIPS_FILE,
     LABELS_FILE,
@@ -29,14 +30,13 @@ from training.workloads.trajectory.dataset import (
 )
 from training.workloads.trajectory.features import (
     Features,
+    MeanImages,
     build_backbone,
     clip_features,
     load_backbone,
 )
 from training.workloads.trajectory.magvit.recipes import MagvitConfig
-from training.workloads.trajectory.mean_images import MeanImages
 from training.workloads.trajectory.model import TransformerHead
-from training.workloads.trajectory.paths import CLASSES
 from training.workloads.trajectory.recipes import TrajectoryConfig, full, laptop
 from training.workloads.trajectory.workload import NOMINAL_SAMPLES, RECIPES, TRAJECTORY
 

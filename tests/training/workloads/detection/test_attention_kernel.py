@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[5]
+ROOT = Path(__file__).parents[4]
 TESTS = Path(__file__).with_name("test_attention.py")
 
 
@@ -41,7 +41,7 @@ def test_the_kernel_compiles_for_a_gpu_that_is_not_here(capability: int, kernel:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from training.workloads.detection.attention import kernel as module
+    from training.workloads.detection import attention_kernel as module
 
     function: Any = getattr(module, kernel)
     constants = {"num_heads": 8, "width": 24, "num_levels": 4, "num_points": 4}

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from training.workloads.detection.attention import Implementation, choice, choose
-from training.workloads.detection.attention.choice import why_not_triton
+from training.workloads.detection import attention
+from training.workloads.detection.attention import Implementation, choose, why_not_triton
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -46,12 +46,12 @@ def test_a_device_without_a_driver_of_tritons_is_a_reason() -> None:
 
 def test_wrong_results_are_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if a compiler had turned the kernel into something else."""
-    real = choice._step
+    real = attention._step
 
     def step(which: Implementation, *given: Any) -> list[torch.Tensor]:
         return [each * (1.1 if which == "triton" else 1.0) for each in real("reference", *given)]
 
-    monkeypatch.setattr(choice, "_step", step)
+    monkeypatch.setattr(attention, "_step", step)
     assert why_not_triton(CPU, torch.float32) == "the output is wrong by 10.0%"
 
 

@@ -22,10 +22,10 @@ Result = TypeVar("Result")
 
 
 def in_processes(
-    act: Callable[[Task], Result], tasks: Sequence[Task]
+    act: Callable[[Task], Result], tasks: Sequence[Task], num: int | None = None
 ) -> Iterator[tuple[Task, Result]]:
-    """Call `act` for each task, on all cores; yield each when it is done, in any order."""
-    num = min(os.cpu_count() or 1, len(tasks))
+    """Call `act` for each task, by default on all cores; yield each when done, in any order."""
+    num = min(num or os.cpu_count() or 1, len(tasks))
     if num < 2:
         for task in tasks:
             yield task, act(task)
@@ -52,8 +52,8 @@ def _processes(num: int) -> Iterator[ProcessPoolExecutor]:
         yield pool
     except BrokenProcessPool as error:
         raise UserError(
-            "a process that packs was killed, probably because memory ran out; give the same "
-            "command again: what is finished stays"
+            "a worker process was killed, probably because memory ran out; give the same command "
+            "again"
         ) from error
     finally:
         # After an error the tasks not yet begun are left alone.
@@ -61,7 +61,7 @@ def _processes(num: int) -> Iterator[ProcessPoolExecutor]:
 
 
 def _end_with_the_parent() -> None:
-    """Leave Ctrl-C to the parent, and end with it: who packs for nobody is in the way."""
+    """Leave Ctrl-C to the parent, and end with it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if parent := multiprocessing.parent_process():
         threading.Thread(target=_exit_after, args=(parent.sentinel,), daemon=True).start()
