@@ -89,7 +89,7 @@ class Demo:
             "size": options.size,
             **self.trained.context(),
             "notice_budget_seconds": f"{options.notice_seconds:g}",
-            "lease_ttl_seconds": f"{options.lease_ttl_seconds:g}",
+            "train.lease_ttl_seconds": f"{options.lease_ttl_seconds:g}",
         }
         run_cdk(stacks.children, "cdk synth", *synth_arguments(assembly, context))
         stacks.deploy(assembly, "DatasetStack")

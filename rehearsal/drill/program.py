@@ -44,22 +44,7 @@ class RehearsedProgram:
 
     def context(self) -> dict[str, str]:
         """The stack's parameters."""
-        named = {
-            "hyperparameter": self.spec.hyperparameters.items(),
-            "env": self.spec.environment.items(),
-            "metric": self.spec.metric_definitions,
-        }
-        return {
-            "program": self.spec.command,
-            "source": str(self.folder),
-            "dataset": self.name,
-            "channels": ",".join(self.spec.channels),
-            "working_folder": self.spec.working_folder,
-            "interpreter": self.spec.interpreter,
-            "notice_signal": self.spec.notice_signal,
-            "quiet_seconds": f"{self.spec.quiet_seconds:g}",
-            **{f"{kind}.{name}": value for kind, pairs in named.items() for name, value in pairs},
-        }
+        return {"program": str(self.folder / SPEC), "dataset": self.name}
 
     def start_reference(self, stacks: DeployedStacks, folder: Path) -> Child:
         """Start the run that nobody interrupts, in a folder; do not wait."""

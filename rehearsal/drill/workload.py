@@ -78,7 +78,7 @@ class RehearsedWorkload:
             "workload": self.name,
             "recipe": self.recipe,
             "overrides": self.overrides,
-            "checkpoint_interval": self.checkpoint_interval,
+            "train.checkpoint_interval": self.checkpoint_interval,
         }
 
     def make_data(self, stacks: DeployedStacks) -> Child:

@@ -32,7 +32,7 @@ CONTEXT: Mapping[str, str] = {
     "size": "g5.xlarge",
     **WORKLOAD.context(),
     "notice_budget_seconds": f"{NOTICE_SECONDS:g}",
-    "lease_ttl_seconds": "3",
+    "train.lease_ttl_seconds": "3",
 }
 
 
