@@ -17,7 +17,7 @@ THROUGHPUT_LIMIT, MEMORY_LIMIT, RANKING_LIMIT = 0.30, 0.15, 0.90
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Prediction:
+class CheckedTruth:
     """A truth beside its prediction; `ratio` is predicted / measured."""
 
     truth: Truth
@@ -35,18 +35,18 @@ class Prediction:
         return None if self.ratio is None else abs(self.ratio - 1) <= self.limit
 
 
-def throughput_rows(left_out: str = "model") -> list[Prediction]:
+def throughput_rows(left_out: str = "model") -> list[CheckedTruth]:
     """Return every throughput row beside its prediction by a fit without its like."""
     return [
-        Prediction(truth=truth, ratio=ratio, limit=THROUGHPUT_LIMIT)
+        CheckedTruth(truth=truth, ratio=ratio, limit=THROUGHPUT_LIMIT)
         for truth, ratio in zip(predictable("throughput"), fit.without(left_out), strict=True)
     ]
 
 
-def memory_rows() -> list[Prediction]:
+def memory_rows() -> list[CheckedTruth]:
     """Return every row of max_memory_allocated beside its prediction, its lab left out."""
     return [
-        Prediction(truth=truth, ratio=_memory_ratio(truth), limit=MEMORY_LIMIT)
+        CheckedTruth(truth=truth, ratio=_memory_ratio(truth), limit=MEMORY_LIMIT)
         for truth in predictable("memory")
     ]
 
@@ -57,10 +57,10 @@ def _memory_ratio(truth: Truth) -> float:
     return (memory.counted_bytes(truth, truth.batch) + workspace) / (truth.measured * 1e9)
 
 
-def tensors_rows() -> list[Prediction]:
+def tensors_rows() -> list[CheckedTruth]:
     """Return the same rows beside what tensors alone need."""
     return [
-        Prediction(
+        CheckedTruth(
             truth=truth,
             ratio=memory.counted_bytes(truth, truth.batch) / (truth.measured * 1e9),
             limit=MEMORY_LIMIT,
@@ -69,10 +69,10 @@ def tensors_rows() -> list[Prediction]:
     ]
 
 
-def rows() -> list[Prediction]:
+def rows() -> list[CheckedTruth]:
     """Return every row of throughput and memory; those that cannot be predicted come last."""
     unknown = [
-        Prediction(truth=truth, ratio=None, limit=THROUGHPUT_LIMIT)
+        CheckedTruth(truth=truth, ratio=None, limit=THROUGHPUT_LIMIT)
         for truth in truths()
         if truth.role == "not predictable"
     ]
@@ -84,7 +84,7 @@ def ladder() -> list[Truth]:
     return [truth for truth in predictable("throughput") if truth.is_on_the_ladder]
 
 
-def ranking(ranked: Sequence[Prediction]) -> float:
+def ranking(ranked: Sequence[CheckedTruth]) -> float:
     """Return Spearman's correlation of predicted and measured throughput."""
     return spearman(
         [row.truth.measured for row in ranked], [row.predicted or 0.0 for row in ranked]

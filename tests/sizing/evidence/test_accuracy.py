@@ -6,7 +6,7 @@ import pytest
 
 from sizing.cli.accuracy import markdown, summary
 from sizing.evidence import accuracy, fit, memory
-from sizing.evidence.accuracy import Prediction
+from sizing.evidence.accuracy import CheckedTruth
 from sizing.evidence.truths import counts, predictable, truths
 from sizing.models.constants import Constants
 
@@ -15,7 +15,7 @@ DOCUMENT = Path(__file__).parents[3] / "docs" / "sizing.md"
 AIM, FIRST_AIM = 0.80, 34
 
 
-def share(rows: list[Prediction]) -> float:
+def share(rows: list[CheckedTruth]) -> float:
     return sum(row.is_hit is True for row in rows) / len(rows)
 
 
