@@ -70,6 +70,11 @@ class Machine:
         """Give the notice when the workload first gets there."""
         self.at(place, lambda reached: self.notice() if reached == number else None)
 
+    def pass_time_until(self, left: float) -> None:
+        """Let time pass, by a clock of its own, until so many seconds of the notice are left."""
+        assert self.clock is not None
+        self.clock.advance(float(self._noticed_at.value) + NOTICE - left - self.clock.read())
+
     def at(self, place: str, act: Callable[[int], None]) -> None:
         """Have the workload act there; it takes its time."""
 
