@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from contract.trainer_options import OPTIONS
 from sizing import catalogue
-from sizing.catalogue import Instance
+from sizing.catalogue import InstanceType
 
 # Only the options that differ from the trainer's defaults.
 TrainerOptions: TypeAlias = Mapping[str, str]
@@ -122,7 +122,7 @@ class ParameterFields:
     review: ReviewAccess
 
     @property
-    def instance(self) -> Instance:
+    def instance(self) -> InstanceType:
         """The catalogue's record of the requested size."""
         return catalogue.find(self.size)
 
