@@ -159,7 +159,7 @@ def _check_command(command: str) -> None:
     if re.fullmatch(_VARIABLE.pattern + "=.*", words[0]):
         raise UserError(
             f"the program begins with {words[0]!r}; give environment variables on their own "
-            "(--env NAME=VALUE, for a stack -c env.NAME=VALUE)"
+            '(--env NAME=VALUE, or "environment" in program.json)'
         )
 
 

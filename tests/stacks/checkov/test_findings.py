@@ -7,13 +7,13 @@ import pytest
 from stacks.checkov.__main__ import ASSEMBLIES, main
 from stacks.checkov.findings import (
     ACKNOWLEDGED,
-    Finding,
+    FailedCheck,
     find_faults,
     read_acknowledged,
     read_report,
 )
 
-PLAIN = Finding(check="CKV_AWS_21", resource="DatasetBucket", assembly="default")
+PLAIN = FailedCheck(check="CKV_AWS_21", resource="DatasetBucket", assembly="default")
 ENTRY = """
 [[acknowledged]]
 check = "CKV_AWS_21"
