@@ -1,6 +1,6 @@
 """A program: a training script with its command line, which knows nothing of this project.
 
-On an instance it is program/program.json of the bundle, beside its source in program/source/.
+On an instance it is program/program.json of the bundle, next to its source in program/source/.
 """
 
 import json

@@ -21,7 +21,7 @@ from userdata.machine import machine_path, run_aws
 
 METRICS_FILE = "/var/log/training/metrics.jsonl"
 NOTICE_FILE = "/run/training/notice.json"
-# It is there while the sync of the dataset goes on beside training.
+# It is there while the sync of the dataset goes on alongside training.
 ARRIVING_FILE = "/run/training/dataset-begun"
 SEND_SECONDS = 60.0
 POLL_SECONDS = 2.0

@@ -75,7 +75,7 @@ def _acknowledged(
 def find_faults(found: set[FailedCheck], acknowledged: Mapping[FailedCheck, str]) -> list[str]:
     """Return a sentence for each finding without a reason, and each reason without a finding."""
     return [
-        f"{_spell(each)} is new: mend it, or give the reason in {ACKNOWLEDGED.name}"
+        f"{_spell(each)} is new: fix it, or give the reason in {ACKNOWLEDGED.name}"
         for each in sorted(found - acknowledged.keys())
     ] + [
         f"{_spell(each)} is no longer found: remove it from {ACKNOWLEDGED.name}"

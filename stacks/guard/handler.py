@@ -1,7 +1,7 @@
 """The Guard: sends a run's fleet to zero when it no longer pays, and ends what runs for nothing.
 
 Plain Python and boto3: AWS Lambda runs these files (all of stacks/guard but construct.py) as they
-are, with contract/ beside them. It needs nothing from the instance.
+are, with contract/ next to them. It needs nothing from the instance.
 """
 
 import json

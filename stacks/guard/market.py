@@ -162,11 +162,11 @@ def _carry_out(
     """
     demand = [each for each in machines if each.market == ON_DEMAND]
     is_there = any(each.is_running for each in demand)
-    # A bridge's machine is not asked for any more once it runs: it stays, and Spot comes beside it.
+    # A bridge's machine is not asked for any more once it runs: it stays, and Spot joins it.
     on_demand = int(
         decision.market == "on-demand" or (decision.market == "bridge" and not is_there)
     )
-    # EC2 may have none on demand: until one runs, Spot trains on, or is asked for beside it.
+    # EC2 may have none on demand: until one runs, Spot trains on, or is asked for as well.
     spot = int(decision.market != "on-demand" or not is_there)
     ended = SPOT if not spot else ON_DEMAND if decision.market == "spot" else None
     if leaving := [each.id for each in machines if each.market == ended]:

@@ -97,7 +97,7 @@ def update_ledger(settings: GuardSettings, change: Callable[[Ledger], None]) -> 
 
 
 def record_event(settings: GuardSettings, note: Note) -> None:
-    """Write a note as an event of the run, beside those of the instances."""
+    """Write a note as an event of the run, next to those of the instances."""
     when = datetime.fromtimestamp(note.time, UTC)
     record = {
         "time": when.strftime("%Y-%m-%dT%H:%M:%SZ"),

@@ -25,7 +25,7 @@ class Tick:
     settings: GuardSettings
     now: float
     instances: list[StackInstance] | None = None  # of the stack, of any run
-    fleet_id: str | None = None  # of the stack's fleet; empty where there is none
+    fleet_id: str | None = None  # of the stack's fleet; empty if it has none
     capacity: dict[str, int] = field(default_factory=dict)  # by fleet; 0 if cancelled or gone
     on_demand: dict[str, int] = field(default_factory=dict)  # the part of it on demand
     head: dict[str, Any] | None = None

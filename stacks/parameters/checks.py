@@ -172,7 +172,7 @@ def check_volumes(p: ParameterFields) -> None:
     refuse_unless(
         p.data_volume.gib >= needed,
         f"data_volume.gib is {p.data_volume.gib}; the dataset has {p.dataset_gib:.1f} GiB and "
-        f"needs free space beside it: give {needed} or more",
+        f"needs free space on top: give {needed} or more",
     )
     _check_speed(p)
 
