@@ -17,7 +17,7 @@ from training.errors import UserError
 # A workload that can go on with an interrupted import keeps its position in this file of the new
 # dataset, as JSON with the key "workload". Once there is a manifest, it is deleted.
 UNFINISHED = ".unfinished.json"
-SPLITS = ("train", "validation", "test")
+_SPLITS = ("train", "validation", "test")
 _ALSO_CALLED = {"training": "train", "val": "validation", "valid": "validation"}
 _TAR = (".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz")
 _COLUMNS = ("file", "class")
@@ -128,7 +128,7 @@ def places_of(names: Iterable[str]) -> Iterator[tuple[str, str | None, str | Non
     visible = [name for name in names if not name.startswith(".") and "/." not in name]
     folders = {name.partition("/")[0] for name in visible if "/" in name}
     splits = {folder: _ALSO_CALLED.get(folder, folder) for folder in folders}
-    has_splits = bool(splits) and all(split in SPLITS for split in splits.values())
+    has_splits = bool(splits) and all(split in _SPLITS for split in splits.values())
     for name in visible:
         *above, _ = name.split("/")
         split = splits[above.pop(0)] if has_splits and above else None
@@ -175,8 +175,8 @@ def _of_table(table: Path) -> Iterator[SourceFile]:
             if not label:
                 raise UserError(f"{where}: {name} has no class; name one")
             split = _ALSO_CALLED.get(split, split)
-            if split and split not in SPLITS:
-                raise UserError(f"{where}: split is {split!r}; give one of {', '.join(SPLITS)}")
+            if split and split not in _SPLITS:
+                raise UserError(f"{where}: split is {split!r}; give one of {', '.join(_SPLITS)}")
             yield SourceFile(name=name, folder=table.parent, label=label, split=split or None)
 
 

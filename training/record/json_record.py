@@ -14,12 +14,12 @@ from training.store.protocol import Stored
 
 _log = logging.getLogger(__name__)
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 
 def read_json_record(
-    name: str, data: bytes, newest_format: int, build: Callable[[dict[str, Any]], T]
-) -> T:
+    name: str, data: bytes, newest_format: int, build: Callable[[dict[str, Any]], _T]
+) -> _T:
     """Build an object from the JSON without its format number."""
     try:
         record = json.loads(data)

@@ -24,7 +24,7 @@ from training.save.listing import ChangedError
 from training.save.manifest import SNAPSHOT, Snapshot
 from training.save.restore import Filled
 from training.save.send import Sending, Sent
-from training.store.parts import CancelledError, Progress
+from training.store.parts import CancelledError, TransferProgress
 from training.store.protocol import Store, StoreError
 
 _log = logging.getLogger(__name__)
@@ -72,7 +72,7 @@ class Publisher:
         self._snapshot: Snapshot | None = None  # the last that was committed or restored
         self._unpublished: tuple[Capture, Sent] | None = None
         self._publishing = threading.Lock()
-        self._progress = Progress()
+        self._progress = TransferProgress()
         self._is_cancelled = False
 
     def sweep(self) -> None:

@@ -18,7 +18,7 @@ from training.save.known import Known
 from training.save.listing import ChangedError, FileState, is_log
 from training.save.manifest import Content, SavedFile, SavedFolder, SavedLink, Snapshot
 from training.store import parts
-from training.store.parts import Progress, checksum_of, num_parts, part_bytes_of, run_all
+from training.store.parts import TransferProgress, checksum_of, num_parts, part_bytes_of, run_all
 from training.store.protocol import Store, Upload
 
 # Larger files are objects of their own.
@@ -79,7 +79,12 @@ class Sending:
     """One capture on its way to the store."""
 
     def __init__(
-        self, store: Store, capture: Capture, known: Known, generation: int, progress: Progress
+        self,
+        store: Store,
+        capture: Capture,
+        known: Known,
+        generation: int,
+        progress: TransferProgress,
     ) -> None:
         self.new_blobs: dict[str, int] = {}
         self._store = store

@@ -18,7 +18,7 @@ from training.save.sharded_leader import (
 from training.save.slices import SLICES
 from training.save.state import HostCopies, HostCopy, LiveState, refuse_nan, step_of
 from training.save.transfer import send
-from training.store.parts import CancelledError, Progress
+from training.store.parts import CancelledError, TransferProgress
 
 _CLOSE_SECONDS = 10.0
 _LISTEN_SECONDS = 0.1
@@ -128,7 +128,7 @@ class ShareWrite:
         self.over = over  # announced, or cancelled
         self._context = context
         self._slices = source.state[SLICES]
-        self._progress = Progress()
+        self._progress = TransferProgress()
 
     @property
     def is_over(self) -> bool:

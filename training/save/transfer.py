@@ -16,7 +16,7 @@ from training.record.checkpoint_entry import FileEntry
 from training.save.memory import allocate, view_of
 from training.save.state import Contents, HostCopyFile
 from training.store import parts
-from training.store.parts import Progress, checksum_of, num_parts, run_all
+from training.store.parts import TransferProgress, checksum_of, num_parts, run_all
 from training.store.protocol import SharedUpload, Store, Upload
 
 # Fewer and larger requests cost less CPU (benchmarks/LOG.md), if each of 16 connections has two.
@@ -43,7 +43,7 @@ def send(
     prefix: str,
     files: Sequence[Contents],
     device: torch.device,
-    progress: Progress,
+    progress: TransferProgress,
     beside: Sequence[Callable[[], None]] = (),
 ) -> tuple[FileEntry, ...]:
     """Upload the files below `prefix`; if that fails or is stopped, all uploads are aborted.
@@ -78,7 +78,7 @@ class _Sending:
         sizes: Sequence[int],
         uploads: Sequence[Upload],
         device: torch.device,
-        progress: Progress,
+        progress: TransferProgress,
     ) -> None:
         self.digests = [
             [b""] * num_parts(file.size, size) for file, size in zip(files, sizes, strict=True)

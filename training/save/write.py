@@ -27,7 +27,7 @@ from training.save.sharded_leader import ShardedLeader, refuse_wrong_sizes
 from training.save.slices import SLICES
 from training.save.state import HostCopy, LiveState, refuse_nan, state_file
 from training.save.transfer import send
-from training.store.parts import CancelledError, Progress
+from training.store.parts import CancelledError, TransferProgress
 from training.store.protocol import StoreError
 
 Tensors: TypeAlias = Mapping[str, Mapping[str, Tensor]]
@@ -77,7 +77,7 @@ class CheckpointWrite:
         self._leader = leader  # the other ranks write their shares
         # The JSON of a sharded checkpoint is written once the other ranks have announced theirs.
         self._files = [*source.files, *([] if leader else [state_file(source.state)])]
-        self._progress = Progress()
+        self._progress = TransferProgress()
         self._lock = threading.Lock()
         self._is_publishing = False
         self._over = threading.Event()

@@ -23,7 +23,7 @@ from training.save.state import (
 from training.save.transfer import send
 from training.store.folder import FolderStore
 from training.store.open import open_store
-from training.store.parts import Progress
+from training.store.parts import TransferProgress
 from training.store.protocol import Store
 
 CPU = torch.device("cpu")
@@ -36,7 +36,7 @@ def write(store: Store, capture: LiveState, step: int = 0) -> CheckpointEntry:
         f"checkpoints/{name}/",
         [*capture.files, state_file(capture.state)],
         CPU,
-        Progress(),
+        TransferProgress(),
     )
     return CheckpointEntry(name=name, step=step, stage="a", epoch=0, kind="periodic", files=files)
 

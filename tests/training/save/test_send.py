@@ -17,7 +17,7 @@ from training.save.known import Known, known_after
 from training.save.listing import ChangedError, FileState, Listing, SnapshotError
 from training.save.send import Sending, Sent
 from training.store.folder import FolderStore
-from training.store.parts import Progress
+from training.store.parts import TransferProgress
 from training.store.protocol import Store, Upload
 
 NewMachine = Callable[..., Machine]
@@ -46,7 +46,7 @@ def captured(folder: Path, known: Known, *, in_place: bool = False) -> Capture:
 
 
 def send(store: Store, folder: Path, known: Known) -> Sent:
-    return Sending(store, captured(folder, known), known, 1, Progress()).run()
+    return Sending(store, captured(folder, known), known, 1, TransferProgress()).run()
 
 
 @pytest.fixture

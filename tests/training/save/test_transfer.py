@@ -16,7 +16,7 @@ from training.save.state import LiveState, Text, state_file
 from training.save.transfer import part_bytes_of, receive, send
 from training.store.folder import FolderStore
 from training.store.open import open_store
-from training.store.parts import CancelledError, Progress, checksum_of, run_all
+from training.store.parts import CancelledError, TransferProgress, checksum_of, run_all
 from training.store.protocol import Store
 
 CPU = torch.device("cpu")
@@ -28,7 +28,7 @@ def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def sent(store: Store, data: bytes) -> FileEntry:
-    (entry,) = send(store, "x/", [Text(name="file", data=data)], CPU, Progress())
+    (entry,) = send(store, "x/", [Text(name="file", data=data)], CPU, TransferProgress())
     return entry
 
 
@@ -88,7 +88,11 @@ def test_a_flipped_bit_in_any_part_of_any_file_is_found(tmp_path: Path) -> None:
     tensors = {"w": torch.arange(100.0), "b": torch.ones(3)}
     capture = LiveState(tensors={"model": tensors, "optimizer": {}}, state={"step": 1})
     files = send(
-        store, "checkpoints/x/", [*capture.files, state_file(capture.state)], CPU, Progress()
+        store,
+        "checkpoints/x/",
+        [*capture.files, state_file(capture.state)],
+        CPU,
+        TransferProgress(),
     )
     entry = CheckpointEntry(name="x", step=1, stage="a", epoch=0, kind="periodic", files=files)
     read_checkpoint(store, entry)
@@ -134,7 +138,11 @@ def test_nothing_is_read_by_unpickling(store_uri: str, monkeypatch: pytest.Monke
     store = open_store(store_uri)
     capture = LiveState(tensors={"model": {"w": torch.ones(50)}}, state={"a": [1, None, "x"]})
     files = send(
-        store, "checkpoints/x/", [*capture.files, state_file(capture.state)], CPU, Progress()
+        store,
+        "checkpoints/x/",
+        [*capture.files, state_file(capture.state)],
+        CPU,
+        TransferProgress(),
     )
     entry = CheckpointEntry(name="x", step=1, stage="a", epoch=0, kind="periodic", files=files)
     for name in ("pickle.load", "pickle.loads", "pickle.Unpickler", "torch.load"):
@@ -163,7 +171,7 @@ def test_an_error_stops_the_others_and_leaves_nothing_behind(tmp_path: Path) -> 
 
 
 def test_a_transfer_that_is_stopped_ends_before_its_next_part(tmp_path: Path) -> None:
-    progress = Progress()
+    progress = TransferProgress()
     progress.stop.set()
     with pytest.raises(CancelledError):
         send(FolderStore(tmp_path), "x/", [Text(name="f", data=bytes(999))], CPU, progress)
@@ -171,7 +179,7 @@ def test_a_transfer_that_is_stopped_ends_before_its_next_part(tmp_path: Path) ->
 
 
 def test_progress_counts_what_has_arrived(tmp_path: Path) -> None:
-    progress = Progress()
+    progress = TransferProgress()
     send(FolderStore(tmp_path), "x/", [Text(name="f", data=bytes(999))], CPU, progress)
     assert progress.done_bytes == 999
 

@@ -28,7 +28,7 @@ from training.save.state import HostCopies, HostCopy, LiveState
 from training.save.transfer import send
 from training.store.open import open_store
 from training.store.part_process import PartProcess
-from training.store.parts import Progress
+from training.store.parts import TransferProgress
 from training.store.protocol import SharedUpload
 from training.store.s3 import S3Store
 
@@ -81,7 +81,7 @@ def test_the_bytes_and_checksums_are_those_that_the_trainer_would_send(bucket_ur
     assert isinstance(store, S3Store)
     weights = torch.randn(5 * 2**20, generator=torch.Generator().manual_seed(1))
     live = LiveState(tensors={"model": {"w": weights}, "optimizer": {}}, state={})
-    progress = Progress()
+    progress = TransferProgress()
     copy = staged(store, live)
     worker = worker_of(store)
     for number in (signal.SIGTERM, signal.SIGINT):  # the trainer answers them
@@ -92,7 +92,7 @@ def test_the_bytes_and_checksums_are_those_that_the_trainer_would_send(bucket_ur
     wait_for(lambda: "host-copy" not in maps.read_text())  # memory of the trainer's to free
     worker.kill()
     worker.wait()
-    assert sent == send(store, "there/", copy.files, CPU, Progress())
+    assert sent == send(store, "there/", copy.files, CPU, TransferProgress())
     for file in sent:
         here, there = store.get(f"here/{file.name}"), store.get(f"there/{file.name}")
         assert here is not None and there is not None
@@ -159,7 +159,7 @@ def test_a_failure_beside_withdraws_what_is_being_sent(
     worker.suspend()
     copy = staged(scene.store, scene.capture(1))
     with pytest.raises(ValueError, match="this one"):
-        send(scene.store, "x/", copy.files, CPU, Progress(), beside=[fail])
+        send(scene.store, "x/", copy.files, CPU, TransferProgress(), beside=[fail])
     resumes.join()
     assert scene.num_open_uploads() == 0
     assert "x/model.safetensors" not in scene.store.sizes("x/")
@@ -263,17 +263,17 @@ def test_a_fork_has_a_sender_of_its_own(bucket_uri: str) -> None:
     store = open_store(bucket_uri)
     assert isinstance(store, S3Store)
     live = LiveState(tensors={"model": {"w": torch.ones(9)}}, state={})
-    send(store, "parent/", staged(store, live).files, CPU, Progress())
+    send(store, "parent/", staged(store, live).files, CPU, TransferProgress())
     worker = worker_of(store)
 
     def send_in_fork() -> int:
-        send(store, "fork/", staged(store, live).files, CPU, Progress())
+        send(store, "fork/", staged(store, live).files, CPU, TransferProgress())
         own = worker_of(store)
         own.kill()
         return own.pid
 
     assert in_fork(send_in_fork) != worker.pid
-    send(store, "again/", staged(store, live).files, CPU, Progress())
+    send(store, "again/", staged(store, live).files, CPU, TransferProgress())
     assert worker_of(store) == worker
     for name in ("parent", "fork", "again"):
         assert list(store.sizes(f"{name}/")) == [f"{name}/model.safetensors"]

@@ -15,13 +15,13 @@ import numpy as np
 import numpy.typing as npt
 
 from training.workloads.detection.coco_boxes import Box, box_of
-from training.workloads.detection.coco_faults import Faults, exact_id, is_text
+from training.workloads.detection.coco_faults import CocoFaults, exact_id, is_text
 from training.workloads.detection.image_files import upright_size
 
-Ints: TypeAlias = npt.NDArray[np.int64]
-Floats: TypeAlias = npt.NDArray[np.float64]
+_Ints: TypeAlias = npt.NDArray[np.int64]
+_Floats: TypeAlias = npt.NDArray[np.float64]
 # The names of images -> the folder that they are relative to.
-FindImages: TypeAlias = Callable[[list[str]], Path]
+_FindImages: TypeAlias = Callable[[list[str]], Path]
 
 # Also with a drive's letter, or on the web.
 _ABSOLUTE = re.compile(r"/|[A-Za-z]:/|\w+://")
@@ -35,7 +35,7 @@ class Category(NamedTuple):
     name: str
 
 
-class CocoImage(NamedTuple):
+class _CocoImage(NamedTuple):
     """An image as its file describes it."""
 
     id: int
@@ -54,13 +54,13 @@ class CocoSplit:
     name: str
     folder: Path  # what the images' files are relative to
     categories: tuple[Category, ...]  # by id: a label is a place in it
-    image_ids: Ints
+    image_ids: _Ints
     files: npt.NDArray[np.str_]
-    sizes: Ints  # (images, 2): height, width
-    starts: Ints
-    boxes: Floats  # (objects, 4): x, y, width, height in pixels, as annotated
-    labels: Ints
-    areas: Floats
+    sizes: _Ints  # (images, 2): height, width
+    starts: _Ints
+    boxes: _Floats  # (objects, 4): x, y, width, height in pixels, as annotated
+    labels: _Ints
+    areas: _Floats
     crowds: npt.NDArray[np.bool_]
 
     def __len__(self) -> int:
@@ -77,12 +77,14 @@ class CocoSplit:
         return can_be
 
     @property
-    def objects_per_image(self) -> Ints:
+    def objects_per_image(self) -> _Ints:
         """Number of objects of each image, crowds included."""
         return np.diff(self.starts)
 
 
-def read_split(path: Path, name: str, find_images: FindImages, faults: Faults) -> CocoSplit | None:
+def read_split(
+    path: Path, name: str, find_images: _FindImages, faults: CocoFaults
+) -> CocoSplit | None:
     """The annotation file of a split; None if nothing of it can be used."""
     content = _content(path, faults)
     if content is None:
@@ -98,14 +100,14 @@ def read_split(path: Path, name: str, find_images: FindImages, faults: Faults) -
     usable = [image for image in images.values() if image]
     if not categories or not usable:
         return None
-    return as_split(name, folder, categories, usable, boxes)
+    return _as_split(name, folder, categories, usable, boxes)
 
 
-def as_split(
+def _as_split(
     name: str,
     folder: Path,
     categories: tuple[Category, ...],
-    images: list[CocoImage],
+    images: list[_CocoImage],
     boxes: list[Box],
 ) -> CocoSplit:
     """Records as arrays, objects in the order of their images."""
@@ -129,7 +131,7 @@ def as_split(
     )
 
 
-def _content(path: Path, faults: Faults) -> dict[str, Any] | None:
+def _content(path: Path, faults: CocoFaults) -> dict[str, Any] | None:
     """The three lists of the file; None if they are not there."""
     try:
         content = json.loads(path.read_bytes())
@@ -152,7 +154,7 @@ class _Reader:
 
     name: str  # of the split, for messages
     folder: Path  # of its images
-    faults: Faults
+    faults: CocoFaults
 
     def _records(self, kind: str, records: list[Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
         for number, record in enumerate(records):
@@ -200,9 +202,9 @@ class _Reader:
             self.faults.add("no-categories", f"{self.name} has no categories")
         return found
 
-    def images(self, records: list[Any]) -> dict[int, CocoImage | None]:
+    def images(self, records: list[Any]) -> dict[int, _CocoImage | None]:
         """The images by id, in the order of the file; None: there, but with a fault."""
-        found: dict[int, CocoImage | None] = {}
+        found: dict[int, _CocoImage | None] = {}
         files: set[str] = set()
         for number, where, record in self._once("image", records, "duplicate-image-id"):
             found[number], file = None, record.get("file_name")
@@ -212,7 +214,7 @@ class _Reader:
                 self.faults.add("duplicate-file", f"{where} is {file} like another image")
             elif self._is_inside(where, file) and (size := self._size(where, record, file)):
                 files.add(file)
-                found[number] = CocoImage(number, file, *size)
+                found[number] = _CocoImage(number, file, *size)
         if not records:
             self.faults.add("no-images", f"{self.name} has no images")
         return found
@@ -240,7 +242,7 @@ class _Reader:
     def boxes(
         self,
         records: list[Any],
-        images: Mapping[int, CocoImage | None],
+        images: Mapping[int, _CocoImage | None],
         categories: Mapping[int, Category | None],
     ) -> list[Box]:
         """The objects whose image and category are usable and which have a box."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from training.errors import UserError
-from training.workloads.detection.coco_faults import Faults, refuse_layout
+from training.workloads.detection.coco_faults import CocoFaults, refuse_layout
 
 # What an import divides into the splits.
 UNDIVIDED = "all"
@@ -37,7 +37,7 @@ class Source(NamedTuple):
     path: Path
 
 
-def find_sources(folder: Path, faults: Faults) -> tuple[Path, list[Source]]:
+def find_sources(folder: Path, faults: CocoFaults) -> tuple[Path, list[Source]]:
     """The folder's annotation files by split, and the folder itself or the only one inside it."""
     if not folder.is_dir():
         what = "is a file" if folder.exists() else "does not exist"

@@ -19,7 +19,7 @@ from training.data_report import DataReport
 from training.errors import UserError
 from training.workloads.detection.check import Checked, check, check_annotations
 from training.workloads.detection.coco import Category, CocoSplit, read_split
-from training.workloads.detection.coco_faults import Faults
+from training.workloads.detection.coco_faults import CocoFaults
 from training.workloads.detection.coco_layout import UNDIVIDED
 from training.workloads.detection.floor_plans import CATEGORIES, FloorPlan, draw_floor_plan
 
@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 # Choices are made on validation; test is for one final `python -m training evaluate`.
 _HELD_OUT_SHARES: Mapping[str, float] = {"validation": 0.15, "test": 0.1}
 # A split of a few images says nothing.
-MIN_COUNT = 20
+_MIN_COUNT = 20
 _DIVIDE, _DRAW = 4, 5  # first words of the seed sequences
 
 
@@ -54,7 +54,7 @@ def open_split(dataset: "Dataset", split: str) -> CocoSplit:
 @lru_cache(maxsize=4)
 def _read(path: Path, split: str, fingerprint: str) -> CocoSplit:
     """Every evaluation opens its split; `fingerprint` tells datasets in one place apart."""
-    faults = Faults()
+    faults = CocoFaults()
     found = read_split(path, split, lambda _: path.parent.parent / split, faults)
     if found is not None:
         check_annotations([found], faults)
@@ -94,8 +94,8 @@ def import_folder(folder: Path, out: Path, seed: int, progress: "Progress") -> M
 
 def make_dataset(out: Path, count: int, seed: int, progress: "Progress") -> Mapping[str, Any]:
     """Draw `count` floor plans into the empty folder `out`; return the meta."""
-    if count < MIN_COUNT:
-        raise UserError(f"count is {count}; give at least {MIN_COUNT}")
+    if count < _MIN_COUNT:
+        raise UserError(f"count is {count}; give at least {_MIN_COUNT}")
     if seed < 0:
         raise UserError(f"seed is {seed}; give 0 or more")
     numbers = _divided(np.arange(count), seed)
@@ -141,10 +141,10 @@ def _parts(checked: Checked, seed: int) -> list[tuple[str, CocoSplit, "list[int]
     first = checked.splits[0]
     if first.name != UNDIVIDED:
         return [(split.name, split, list(range(len(split)))) for split in checked.splits]
-    if len(first) < MIN_COUNT:
+    if len(first) < _MIN_COUNT:
         raise UserError(
             f"{len(first)} images in no split are too few to be divided; give at least "
-            f"{MIN_COUNT}, or annotations for train and validation"
+            f"{_MIN_COUNT}, or annotations for train and validation"
         )
     _, same = np.unique(np.asarray(checked.digests[first.name], np.str_), return_inverse=True)
     divided = _divided(same, seed)

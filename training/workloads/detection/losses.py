@@ -105,7 +105,7 @@ def criterion(
     targets_SBQ = labels_BN.new_full((*logits_SBQC.shape[:2], num_queries + 1), -1)
     targets_SBQ.scatter_(2, queries_SBN, labels_BN.expand(queries_SBN.shape))
     found_SBN4 = _taken(boxes_SBQ4, queries_SBN.clamp(max=num_queries - 1))
-    sums_3S = weighted_sums(
+    sums_3S = _weighted_sums(
         logits_SBQC,
         targets_SBQ[..., :-1],
         found_SBN4,
@@ -125,7 +125,7 @@ def criterion(
     )
 
 
-def weighted_sums(
+def _weighted_sums(
     logits_SBQC: Tensor,
     targets_SBQ: Tensor,
     found_SBN4: Tensor,
@@ -203,7 +203,7 @@ def _denoising(
         boxes_BN4[:, None].expand(-1, 2 * num_groups, -1, -1).flatten(1, 2).expand(boxes_LBK4.shape)
     )
     targets_LBK = targets_BG2N.flatten(1).expand(num_layers, -1, -1)
-    sums_3L = weighted_sums(
+    sums_3L = _weighted_sums(
         logits_LBKC, targets_LBK, boxes_LBK4, true_LBK4, targets_LBK >= 0, weights
     )
     return sums_3L.sum() / num_groups

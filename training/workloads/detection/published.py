@@ -50,7 +50,7 @@ _AGAIN = re.compile(
 )
 _BY_CLASS = re.compile(r"^labels\.|\bclass_head\.")
 # COCO's category ids, the rows of a published detector's heads: ten of 1 to 90 are not used.
-COCO_IDS = tuple(sorted(set(range(1, 91)) - {12, 26, 29, 30, 45, 66, 68, 69, 71, 83}))
+_COCO_IDS = tuple(sorted(set(range(1, 91)) - {12, 26, 29, 30, 45, 66, 68, 69, 71, 83}))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -78,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _convert(options: argparse.Namespace) -> None:
-    rows = COCO_IDS if options.classes == "coco" else None
+    rows = _COCO_IDS if options.classes == "coco" else None
     if rows is None and not options.classes.isdigit():
         raise UserError(f"--classes is {options.classes!r}; give coco, or a number of classes")
     state = read_published(options.checkpoint)

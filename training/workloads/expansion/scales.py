@@ -16,7 +16,7 @@ from training.workloads.expansion.layout import Layout
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Scales:
+class _Scales:
     """What one parameter's settings are multiplied by, compared with the narrow model's."""
 
     learning_rate: float
@@ -27,14 +27,14 @@ class Scales:
 
 def adamw_scales(
     names: Iterable[str], layout: Layout, factors: Mapping[str, int]
-) -> dict[str, Scales]:
+) -> dict[str, _Scales]:
     """The scales of each parameter, for the factors of all widenings so far multiplied."""
     layout.check_factors(factors)
     found = {}
     for name in names:
         own = layout.of(name)
         divisor, smaller = own.value_divisor(factors), own.gradient_divisor(factors)
-        found[name] = Scales(
+        found[name] = _Scales(
             learning_rate=1 / divisor,
             weight_decay=float(divisor),
             eps=1 / smaller,

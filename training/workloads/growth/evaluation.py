@@ -17,14 +17,14 @@ from training.workload import Batch, Partial
 from training.workloads.growth.experts import ExpertFeedForward
 from training.workloads.growth.model import LanguageModel
 
-LOADS_FILE = "experts.csv"
+_LOADS_FILE = "experts.csv"
 
 
 def partial(model: nn.Module, batch: Batch) -> Partial:
     """The cross-entropy of a batch, and the tokens of each expert."""
     tokens_BT = batch["tokens"]
     model = cast(LanguageModel, model)
-    with counting_experts(model) as counts:
+    with _counting_experts(model) as counts:
         total = model.loss(tokens_BT[:, :-1], tokens_BT[:, 1:]).total
     loads = {"tokens_LE": torch.stack(counts).cpu()} if counts else {}
     return Partial(sums={"loss": (total.item(), float(tokens_BT[:, 1:].numel()))}, tensors=loads)
@@ -41,7 +41,7 @@ def predictions(model: LanguageModel, batch: Batch) -> list[dict[str, float]]:
 
 
 @contextmanager
-def counting_experts(model: LanguageModel) -> Iterator[list[Tensor]]:
+def _counting_experts(model: LanguageModel) -> Iterator[list[Tensor]]:
     """Yield a list that each block with experts adds its tokens by expert to, in order."""
     counts: list[Tensor] = []
 
@@ -72,7 +72,7 @@ def summarize(parts: Sequence[Partial], out: Path) -> Mapping[str, float]:
         # 1: every expert has the same; the number of experts over top_k: two have everything.
         metrics["busiest_expert"] = float(share_LE.amax(dim=1).mean())
         metrics["idlest_expert"] = float(share_LE.amin(dim=1).mean())
-        _write_loads(share_LE, out / LOADS_FILE)
+        _write_loads(share_LE, out / _LOADS_FILE)
     return metrics
 
 

@@ -14,8 +14,8 @@ from training.workloads.growth.config import GrowthConfig
 from training.workloads.growth.model import LanguageModel
 from training.workloads.growth.text.tokens import document_beginnings, open_tokens, open_vocabulary
 
-TEMPERATURE = 0.7
-TOP_K = 20
+_TEMPERATURE = 0.7
+_TOP_K = 20
 
 
 def write(model: LanguageModel, i: Inputs, c: GrowthConfig, path: Path) -> None:
@@ -31,8 +31,8 @@ def write(model: LanguageModel, i: Inputs, c: GrowthConfig, path: Path) -> None:
         prompts_BT,
         c.sample_tokens,
         context=c.context,
-        temperature=TEMPERATURE,
-        top_k=TOP_K,
+        temperature=_TEMPERATURE,
+        top_k=_TOP_K,
         generator=torch.Generator(i.device).manual_seed(i.seed),
     )
     vocabulary = open_vocabulary(i.dataset)

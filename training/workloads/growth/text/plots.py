@@ -6,22 +6,22 @@ Words in braces are chosen once per story (stories.py): {name} is the hero, {fri
 from collections.abc import Sequence
 from typing import TypeAlias
 
-Step: TypeAlias = Sequence[str]
+_Step: TypeAlias = Sequence[str]
 
-BEGINNINGS: Step = (
+BEGINNINGS: _Step = (
     "Once upon a time there was {what} named {name}.",
     "There was {what} called {name}.",
     "{name} was {what}, and {he} was very {nature}.",
     "Once there was {what}. {He} was called {name} and {he} was very {nature}.",
 )
-WEATHER: Step = (
+WEATHER: _Step = (
     "The sun was warm and the sky was blue.",
     "It was raining a little.",
     "A soft wind was blowing.",
     "It was early and everything was still.",
     "The birds were singing.",
 )
-ENDINGS: Step = (
+ENDINGS: _Step = (
     "They laughed and went home together.",
     "From that day on they were best friends.",
     "And {name} slept very well that night.",
@@ -30,7 +30,7 @@ ENDINGS: Step = (
     "{name} never forgot that day.",
 )
 
-_LOST: Sequence[Step] = (
+_LOST: Sequence[_Step] = (
     ("{name} loved {his} {thing}.", "{name} had a {thing} and took it everywhere."),
     (
         "One day {he} played {place}, and the {thing} was gone.",
@@ -58,7 +58,7 @@ _LOST: Sequence[Step] = (
         "{name} was so happy that {he} hugged {friend_name}.",
     ),
 )
-_SHARED: Sequence[Step] = (
+_SHARED: Sequence[_Step] = (
     (
         "One day {he} sat {place} with some {food}.",
         "{name} took some {food} and went to eat it {place}.",
@@ -80,7 +80,7 @@ _SHARED: Sequence[Step] = (
         "Then {friend_name} gave {him} a {thing}, because {he} had been so kind.",
     ),
 )
-_STUCK: Sequence[Step] = (
+_STUCK: Sequence[_Step] = (
     (
         "One day {he} walked {place} and heard a small voice.",
         "{name} was playing {place} when somebody called for help.",
@@ -110,7 +110,7 @@ _STUCK: Sequence[Step] = (
         '"Thank you! You are my friend now," said {friend_name}.',
     ),
 )
-_NOISE: Sequence[Step] = (
+_NOISE: Sequence[_Step] = (
     (
         "One night {name} could not sleep, because there was a noise.",
         "In the evening {he} heard something strange {place}.",
@@ -136,7 +136,7 @@ _NOISE: Sequence[Step] = (
         '"I am sorry," said {friend_name}, "I only wanted to play."',
     ),
 )
-_TRUTH: Sequence[Step] = (
+_TRUTH: Sequence[_Step] = (
     (
         "{friend_first} had a new {thing} and showed it to {name}.",
         "One day {name} was allowed to play with the {thing} of {friend_first}.",
@@ -162,7 +162,7 @@ _TRUTH: Sequence[Step] = (
         "Together they made the {thing} whole again.",
     ),
 )
-_LEARNED: Sequence[Step] = (
+_LEARNED: Sequence[_Step] = (
     (
         "{name} wanted to learn to {skill}, but {he} could not do it.",
         "All {his} friends could {skill}. Only {name} could not.",
@@ -189,4 +189,4 @@ _LEARNED: Sequence[Step] = (
     ),
 )
 
-PLOTS: Sequence[Sequence[Step]] = (_LOST, _SHARED, _STUCK, _NOISE, _TRUTH, _LEARNED)
+PLOTS: Sequence[Sequence[_Step]] = (_LOST, _SHARED, _STUCK, _NOISE, _TRUTH, _LEARNED)

@@ -14,7 +14,7 @@ from torch.optim import AdamW, Optimizer
 from training.artifact_key import artifact_key
 from training.capabilities import Probe
 from training.workload import Inputs, Loss, Partial, Settings, Start
-from training.workloads.trajectory.classifier import TrainClassifier, parameter_groups
+from training.workloads.trajectory.classifier import TrainClipClassifier, parameter_groups
 from training.workloads.trajectory.clips import CLIP_SHAPE, TRACK_SHAPE
 from training.workloads.trajectory.dataset import open_dataset, shard_range
 from training.workloads.trajectory.magvit import reconstruction
@@ -154,7 +154,7 @@ class Tokens:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TrainTransformer(TrainClassifier):
+class TrainTransformer(TrainClipClassifier):
     """Trains on masked tokens, and on the class and future position of unmasked clips."""
 
     config: MagvitConfig
