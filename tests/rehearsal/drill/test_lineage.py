@@ -8,7 +8,7 @@ import pytest
 
 from rehearsal.drill.lineage import read_events, read_json, read_lineage
 from rehearsal.drill.run_files import FolderFiles
-from training.record.sample_digest import sample_digest
+from training.engine.step_log import sample_digest
 
 
 def step(

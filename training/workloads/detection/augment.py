@@ -32,22 +32,6 @@ class Augmentation:
     crop_sides: tuple[int, int] = (384, 600)
     eval_scale: int = 800
 
-    def __post_init__(self) -> None:
-        for name in ("scales", "crop_scales"):
-            if not (values := getattr(self, name)) or min(values) < 1:
-                raise ValueError(f"{name} is {values}; give pixels, at least one number")
-        if max(*self.scales, self.eval_scale) > self.longest_side:
-            raise ValueError(
-                f"scales up to {max(*self.scales, self.eval_scale)} with a longest_side of "
-                f"{self.longest_side}; give a longest_side of at least the scales"
-            )
-        for name in ("flip", "crop"):
-            if not 0.0 <= getattr(self, name) <= 1.0:
-                raise ValueError(f"{name} is {getattr(self, name)}; give a probability")
-        low, high = self.crop_sides
-        if not 1 <= low <= high:
-            raise ValueError(f"crop_sides is {self.crop_sides}; give the least, then the most")
-
 
 class _View(NamedTuple):
     """What of an image is seen, in its own pixels, at which size, and whether mirrored."""

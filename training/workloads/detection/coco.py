@@ -35,7 +35,7 @@ class Category(NamedTuple):
     name: str
 
 
-class _CocoImage(NamedTuple):
+class CocoImage(NamedTuple):
     """An image as its file describes it."""
 
     id: int
@@ -100,14 +100,14 @@ def read_split(
     usable = [image for image in images.values() if image]
     if not categories or not usable:
         return None
-    return _as_split(name, folder, categories, usable, boxes)
+    return as_split(name, folder, categories, usable, boxes)
 
 
-def _as_split(
+def as_split(
     name: str,
     folder: Path,
     categories: tuple[Category, ...],
-    images: list[_CocoImage],
+    images: list[CocoImage],
     boxes: list[Box],
 ) -> CocoSplit:
     """Records as arrays, objects in the order of their images."""
@@ -202,9 +202,9 @@ class _Reader:
             self.faults.add("no-categories", f"{self.name} has no categories")
         return found
 
-    def images(self, records: list[Any]) -> dict[int, _CocoImage | None]:
+    def images(self, records: list[Any]) -> dict[int, CocoImage | None]:
         """The images by id, in the order of the file; None: there, but with a fault."""
-        found: dict[int, _CocoImage | None] = {}
+        found: dict[int, CocoImage | None] = {}
         files: set[str] = set()
         for number, where, record in self._once("image", records, "duplicate-image-id"):
             found[number], file = None, record.get("file_name")
@@ -214,7 +214,7 @@ class _Reader:
                 self.faults.add("duplicate-file", f"{where} is {file} like another image")
             elif self._is_inside(where, file) and (size := self._size(where, record, file)):
                 files.add(file)
-                found[number] = _CocoImage(number, file, *size)
+                found[number] = CocoImage(number, file, *size)
         if not records:
             self.faults.add("no-images", f"{self.name} has no images")
         return found
@@ -242,7 +242,7 @@ class _Reader:
     def boxes(
         self,
         records: list[Any],
-        images: Mapping[int, _CocoImage | None],
+        images: Mapping[int, CocoImage | None],
         categories: Mapping[int, Category | None],
     ) -> list[Box]:
         """The objects whose image and category are usable and which have a box."""

@@ -14,65 +14,24 @@ from training.workloads.growth.text.plots import BEGINNINGS, ENDINGS, PLOTS, WEA
 # Of an average story, in UTF-8.
 STORY_BYTES = 390
 
-_GIRLS = [
-    "Mia",
-    "Anna",
-    "Lily",
-    "Zoe",
-    "Nora",
-    "Ella",
-    "Ruth",
-    "Ida",
-    "Clara",
-    "June",
-    "Lucy",
-    "Rosa",
-]
-_BOYS = ["Tom", "Ben", "Max", "Sam", "Leo", "Finn", "Otto", "Jack", "Paul", "Hugo", "Noah", "Adam"]
-_ANIMALS = [
-    "cat",
-    "dog",
-    "rabbit",
-    "fox",
-    "duck",
-    "bear",
-    "mouse",
-    "frog",
-    "horse",
-    "owl",
-    "hedgehog",
-    "turtle",
-]
-_SIZES = ["little", "small", "big", "young", "old", "tiny"]
-_NATURES = ["kind", "brave", "shy", "clever", "quiet", "curious", "happy", "careful"]
-_COLORS = ["red", "blue", "green", "yellow", "white", "brown", "purple", "silver"]
-_THINGS = [
-    "ball",
-    "kite",
-    "boat",
-    "drum",
-    "book",
-    "cup",
-    "lamp",
-    "bell",
-    "basket",
-    "key",
-    "hat",
-    "blanket",
-]
-_FOODS = ["bread", "soup", "cake", "apples", "honey", "pancakes", "berries", "cheese"]
-_SKILLS = [
-    "swim",
-    "ride a bicycle",
-    "sing",
-    "climb the old tree",
-    "skip stones",
-    "whistle",
-    "read",
-    "dance",
-]
-_SOUNDS = ["tap", "scratch", "bump", "squeak", "splash", "rattle"]
-_DAYS = ["two", "three", "four", "five", "six", "seven"]
+
+def _words(text: str, separator: str = " ") -> list[str]:
+    return text.split(separator)
+
+
+_GIRLS = _words("Mia Anna Lily Zoe Nora Ella Ruth Ida Clara June Lucy Rosa")
+_BOYS = _words("Tom Ben Max Sam Leo Finn Otto Jack Paul Hugo Noah Adam")
+_ANIMALS = _words("cat dog rabbit fox duck bear mouse frog horse owl hedgehog turtle")
+_SIZES = _words("little small big young old tiny")
+_NATURES = _words("kind brave shy clever quiet curious happy careful")
+_COLORS = _words("red blue green yellow white brown purple silver")
+_THINGS = _words("ball kite boat drum book cup lamp bell basket key hat blanket")
+_FOODS = _words("bread soup cake apples honey pancakes berries cheese")
+_SKILLS = _words(
+    "swim, ride a bicycle, sing, climb the old tree, skip stones, whistle, read, dance", ", "
+)
+_SOUNDS = _words("tap scratch bump squeak splash rattle")
+_DAYS = _words("two three four five six seven")
 # Where a story happens, and where things and animals are to be found there.
 _PLACES: Mapping[str, Sequence[str]] = {
     "in the garden": ("under a bush", "behind the apple tree", "beside the wall"),
