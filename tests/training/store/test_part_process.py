@@ -49,6 +49,13 @@ class S3Scene(Scene):
         """The process that sends."""
         return worker_of(self.store)
 
+    @property
+    def last_order(self) -> float:
+        """When the process was last given an order, or has answered."""
+        worker = self.store.part_process._worker
+        assert worker is not None
+        return worker._heard
+
     def num_open_uploads(self) -> int:
         bucket = self._uri.split("/")[2]
         return len(boto3.client("s3").list_multipart_uploads(Bucket=bucket).get("Uploads", []))
@@ -104,10 +111,13 @@ def test_a_killed_sender_is_a_failed_save_and_the_next_one_succeeds(
 ) -> None:
     scene.begin(1)
     scene.finish()
-    scene.worker.suspend()
+    worker = scene.worker
+    worker.suspend()
+    heard = scene.last_order
     scene.begin(2)
-    wait_for(lambda: scene.num_open_uploads() == 1)
-    scene.worker.kill()
+    # Not only until the upload is begun: then the trainer could find the process dead, and send.
+    wait_for(lambda: scene.last_order != heard)
+    worker.kill()
     scene.finish()
     assert scene.schedule.failed.count == 1
     assert scene.num_open_uploads() == 0
