@@ -25,7 +25,7 @@ from rehearsal.aws import moto_patches, spot_fleet
 from rehearsal.aws.capacity import Capacity
 from rehearsal.aws.front import Front
 from rehearsal.aws.images import offer_images
-from rehearsal.faults import Faults
+from rehearsal.faults import FaultInjector
 
 LIMITS = {
     "permissions": "IAM policies are stored, not evaluated; a drill names actions that instances "
@@ -169,7 +169,7 @@ class EmbeddedAws:
         return session.client(service, endpoint_url=self.endpoint, config=config)
 
     @property
-    def faults(self) -> Faults:
+    def faults(self) -> FaultInjector:
         """What goes wrong for instances; nobody else meets it."""
         return self._front.faults
 

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from training.attempt.context import AttemptContext
 from training.attempt.notice import Notice
 from training.attempt.supervisor import Supervisor
 from training.attempt.world import RankEnvironment, World
-from training.record.checkpoint_entry import Kind
+from training.record.checkpoint_entry import Kind, checkpoint_name
 from training.record.events import Events
 from training.record.head import read_head
 from training.record.lease import Lease, acquire
@@ -23,8 +24,8 @@ from training.record.retention import KEEP_NEWEST
 from training.save.checkpointer import Checkpointer
 from training.save.read import read_checkpoint
 from training.save.schedule import Schedule
-from training.save.state import LiveState, checkpoint_name
-from training.save.write import SaveRequest
+from training.save.state import LiveState
+from training.save.tensors import SaveRequest
 from training.store.folder import FolderStore
 from training.store.protocol import Upload
 
@@ -39,6 +40,7 @@ class GatedStore(FolderStore):
         self.gate = threading.Event()
         self.gate.set()
         self.bytes_per_second: float | None = None
+        self.pass_time: Callable[[float], None] = time.sleep
         self.error: Exception | None = None  # met by the next part
         self.num_begun = 0
         self.slowed_seconds = 0.0
@@ -58,7 +60,7 @@ class GatedStore(FolderStore):
             if self.bytes_per_second:
                 with self._line:
                     seconds = len(data) / self.bytes_per_second
-                    time.sleep(seconds)
+                    self.pass_time(seconds)
                     self.slowed_seconds += seconds
             put(number, start, data, sha256)
 

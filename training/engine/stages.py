@@ -27,8 +27,8 @@ from training.report.spending import read_spending
 from training.save.checkpointer import Checkpointer
 from training.save.export import export_final
 from training.save.policy import SPENT_SECONDS
-from training.save.read import WEIGHTS, Snapshot, read_checkpoint
-from training.save.resume import AnySnapshot, find_newest, follow, share_snapshot
+from training.save.read import WEIGHTS, CheckpointContent, read_checkpoint
+from training.save.resume import AnyContent, find_newest, follow, share_snapshot
 from training.save.schedule import Schedule
 from training.store.local_dataset import LocalDataset
 from training.store.protocol import Store, StoreError
@@ -55,8 +55,10 @@ class StageSequence:
         self._artifacts: dict[str, str] = {}
         self._opened: dict[str, Sequence[Mapping[str, Tensor]]] = {}
         self._skipped_steps: tuple[int, ...] = ()
-        self._verified: tuple[CheckpointEntry, Snapshot] | None = None  # an end, read to resume
-        self._snapshot: AnySnapshot | None = None  # until the stage that resumes from it has it
+        self._verified: tuple[CheckpointEntry, CheckpointContent] | None = (
+            None  # an end, read to resume
+        )
+        self._snapshot: AnyContent | None = None  # until the stage that resumes from it has it
 
     def run(self) -> None:
         """Resume from the newest valid checkpoint and train to the end of the run."""
@@ -233,7 +235,7 @@ class StageSequence:
             optimizer=partial(_read_optimizer, self._context.store, end),
         )
 
-    def _read_end(self, position: Position) -> tuple[CheckpointEntry, Snapshot]:
+    def _read_end(self, position: Position) -> tuple[CheckpointEntry, CheckpointContent]:
         """The committed end of the last stage that has ended; reused if it was just verified."""
         end = self._end(position)
         verified, self._verified = self._verified, None
