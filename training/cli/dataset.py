@@ -25,7 +25,7 @@ from training.store.local_dataset import is_programs_own, open_dataset, write_ma
 from training.store.open import open_store
 
 
-def _add_data(parser: argparse.ArgumentParser) -> None:
+def add_data(parser: argparse.ArgumentParser) -> None:
     """Add the commands of `data`."""
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     add_make(commands.add_parser("make", help="make a workload's dataset in a new folder"))
