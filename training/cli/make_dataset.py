@@ -214,7 +214,7 @@ def _check_unfinished(record: bytes, where: str, workload: str) -> None:
     """UserError unless an import of this workload was interrupted there."""
     if json.loads(record).get("workload") != workload:
         raise UserError(f"{where} has an unfinished dataset of another workload; give a new folder")
-    print(f"[ok] goes on with the unfinished dataset in {where}")
+    print(f"[ok] resuming the unfinished dataset in {where}")
 
 
 def _finish_making(out: Path, workload: str, meta: Mapping[str, Any], began: float) -> None:

@@ -126,7 +126,7 @@ def test_a_killed_sender_is_a_failed_save_and_the_next_one_succeeds(
     assert scene.committed() == [(1, 1.0), (3, 3.0)]
     assert scene.schedule.failed.count == 0
     assert not scene.store.part_process.start()
-    assert caplog.text.count("the trainer sends them") == 1
+    assert caplog.text.count("the trainer now sends them itself") == 1
 
 
 def test_a_sender_that_cannot_start_leaves_the_trainer_to_send(

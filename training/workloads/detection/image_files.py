@@ -73,7 +73,7 @@ def examine(path: Path, height: int, width: int) -> tuple[str, list[ImageFault]]
             is_transparent = mode in ("LA", "PA", "RGBA") or "transparency" in image.info
             image.load()
     except UnidentifiedImageError:
-        return digest, [ImageFault("unreadable-image", "is no image that Pillow knows")]
+        return digest, [ImageFault("unreadable-image", "is not an image that Pillow can read")]
     except _DAMAGED as error:
         return digest, [ImageFault("unreadable-image", f"cannot be decoded: {error}")]
     faults = _size_faults(stored, orientation, height, width)

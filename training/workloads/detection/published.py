@@ -122,7 +122,7 @@ def read_published(path: Path) -> Mapping[str, Tensor]:
             read = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise UserError(
-            f"{path} holds more than tensors and arguments, and is not read: it could run code; "
+            f"{path} contains more than tensors and arguments, and could run code; "
             "save its state dict as safetensors and give that file"
         ) from error
     except (RuntimeError, SafetensorError) as error:

@@ -58,7 +58,7 @@ def pack_dataset(
         splits.setdefault(split, []).append(image)
         source.append(f"{file.num_bytes} {label} {split} {file.name}")
     if missing := [split for split in ("train", "validation") if split not in splits]:
-        raise UserError(f"no file is in split {missing[0]}; give it some, or give no splits")
+        raise UserError(f"split {missing[0]} has no files; add some, or use no splits")
     packing = Packing(
         splits=splits,
         classes=classes,

@@ -257,7 +257,7 @@ def _check_left_out(
         return
     output.write(_LEFT_OUT, _json(left_out))
     raise UserError(
-        f"{len(left_out)} of {total} files are no images, such as {left_out[0]['file']} "
+        f"{len(left_out)} of {total} files are not images, such as {left_out[0]['file']} "
         f"({left_out[0]['why']}); {output.where}/{_LEFT_OUT} names them. Remove them, or allow "
         "more with --override left_out_share=0.05"
     )
@@ -272,7 +272,7 @@ def _finish(
         rows = [packed[shard.name].rows for shard in shards if shard.split == split]
         splits[split] = sum(map(len, rows))
         if not splits[split]:
-            raise UserError(f"no file of split {split} is an image; bring some")
+            raise UserError(f"split {split} has no images; add some")
         beside[index_name(split)] = npy(np.concatenate(rows))
     left_out = [file for shard in shards for file in packed[shard.name].left_out]
     if left_out:

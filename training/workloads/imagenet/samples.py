@@ -197,4 +197,4 @@ def decode_with_pillow(jpeg: bytes) -> "np.ndarray[tuple[int, ...], np.dtype[np.
         with Image.open(io.BytesIO(jpeg), formats=["JPEG"]) as image:
             return np.array(image.convert("RGB"))
     except (OSError, SyntaxError, Image.DecompressionBombError) as error:
-        raise ValueError(f"no JPEG: {error}") from error
+        raise ValueError(f"not a JPEG: {error}") from error

@@ -229,5 +229,5 @@ def _splits(files: Sequence[SourceFile], labels: Sequence[int], seed: int) -> di
         assert file.split is not None
         splits[file.split].append(number)
     if empty := [name for name in ("train", "validation") if not splits[name]]:
-        raise UserError(f"no file is in split {empty[0]}; give it some, or give no splits")
+        raise UserError(f"split {empty[0]} has no files; add some, or use no splits")
     return {name: clips for name, clips in splits.items() if clips}

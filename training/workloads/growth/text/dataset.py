@@ -138,7 +138,7 @@ def import_dataset(
     if files[0].split is not None:
         for split in ("train", "validation"):
             if all(file.split != split for file in files):
-                raise UserError(f"no file is in split {split}; give it some, or give no splits")
+                raise UserError(f"split {split} has no files; add some, or use no splits")
     sizes = [[file.name, file.path.stat().st_size] for file in files]
     num_bytes = sum(file.path.stat().st_size for file in files)
     text = _Source(
@@ -276,8 +276,8 @@ def _check_round_trip(tokenizer: "Tokenizer", source: _Source) -> None:
                 same = (a == b for a, b in zip(text, back, strict=False))
                 at = next((n for n, is_same in enumerate(same) if not is_same), 0)
                 raise UserError(
-                    f"the tokenizer does not give its text back: {text[at : at + 20]!r} comes back "
-                    f"as {back[at : at + 20]!r}; give one that changes nothing, as GPT-2's"
+                    f"the tokenizer changes its text: {text[at : at + 20]!r} becomes "
+                    f"{back[at : at + 20]!r}; use one that changes nothing, such as GPT-2's"
                 )
 
 

@@ -1,6 +1,6 @@
 """Reads documents from text files, a block at a time: .txt, .jsonl with "text", and either as .gz.
 
-Files of any size take the same memory. What is no UTF-8 or no JSON is refused by file and line.
+Files of any size take the same memory. What is not UTF-8 or not JSON is refused by file and line.
 """
 
 import codecs
@@ -151,6 +151,6 @@ def _of_lines(name: str, stream: BinaryIO) -> Iterator[tuple[str, bool]]:
 def _no_utf8(name: str, line: int, error: UnicodeDecodeError) -> UserError:
     byte = error.object[error.start]
     return UserError(
-        f"{name}, line {line} has the byte {byte:#04x}, which is no UTF-8 there; convert the file "
+        f"{name}, line {line} has the byte {byte:#04x}, which is not valid UTF-8; convert the file "
         "to UTF-8, or leave it out"
     )
