@@ -38,7 +38,7 @@ def read_json_record(
 
 
 def parse_receipt(found: Stored | None) -> dict[str, Any]:
-    """Return the receipt; {} if there is none, or a damaged one, which nothing depends on."""
+    """Return the receipt; {} if it is missing or damaged: nothing depends on it."""
     if found is None:
         return {}
     try:

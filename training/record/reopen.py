@@ -25,7 +25,7 @@ class Reopened:
 
     @property
     def newest(self) -> CheckpointEntry | None:
-        """What the next attempt resumes from, if it is whole."""
+        """What the next attempt resumes from, if it is undamaged."""
         return self.after.checkpoints[-1] if self.after.checkpoints else None
 
     @property

@@ -1,7 +1,7 @@
 """Reads one file in COCO's format: its images, categories and objects, as arrays.
 
 What other tools write differently is read where it is unambiguous: ids in another notation, areas
-and boxes that are left out beside a mask. Every fault is noted, and its record left out.
+and boxes that are left out where there is a mask. Every fault is noted, and its record left out.
 """
 
 import json

@@ -107,7 +107,7 @@ def shown(xywh: Any) -> str:
 
 
 def extent_of(segmentation: Any) -> Extent | None:
-    """The extent of a COCO segmentation; None if it is none, or empty."""
+    """The extent of a COCO segmentation; None if it is invalid or empty."""
     if isinstance(segmentation, dict):
         return _of_runs(segmentation.get("counts"), segmentation.get("size"))
     if isinstance(segmentation, list) and segmentation:

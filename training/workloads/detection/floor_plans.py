@@ -154,7 +154,7 @@ class _Sheet:
         self._draw.line(self._scaled(points), fill=color, width=max(1, round(width * _SCALE)))
 
     def stain(self, count: int) -> None:
-        """Marks of all kinds that are no part of a plan."""
+        """Marks of all kinds that do not belong to a plan."""
         for _ in range(count):
             x, y = self._rng.uniform(0, (self.width, self.height))
             w, h = self._rng.uniform(2, 14, 2)

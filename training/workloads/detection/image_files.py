@@ -89,7 +89,7 @@ def _size_faults(
 ) -> list[ImageFault]:
     turned = orientation in _TURNED
     if stored == (width, height):
-        # A quarter turn of an image that is no square would have changed the size.
+        # A quarter turn of an image that is not square would have changed the size.
         if orientation != _UPRIGHT and (not turned or width == height):
             return [ImageFault("orientation", f"is to be turned (EXIF orientation {orientation})")]
         return []

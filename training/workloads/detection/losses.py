@@ -57,7 +57,7 @@ def hungarian(costs_TQN: Tensor, labels_BN: Tensor) -> Tensor:
     # A third of a second of imports that only training needs.
     from scipy.optimize import linear_sum_assignment
 
-    # What is no number must end in a loss that is none, not in an error of the solver.
+    # NaN must end in a loss of NaN, not in an error of the solver.
     matrices = np.nan_to_num(costs_TQN.cpu().numpy(), nan=1e9, posinf=1e9, neginf=-1e9)
     num_queries = matrices.shape[1]
     queries_TN = np.full((len(matrices), matrices.shape[2]), num_queries, dtype=np.int64)
@@ -147,7 +147,7 @@ def _weighted_sums(
 
 
 def focal(logits_C: Tensor, targets: Tensor, weights: LossWeights) -> Tensor:
-    """Focal loss (arXiv:1708.02002) of each class by itself; a target of -1 is no class at all."""
+    """Focal loss (arXiv:1708.02002) of each class by itself; a target of -1 means no class."""
     classes = torch.arange(logits_C.shape[-1], device=logits_C.device)
     is_class_C = targets[..., None] == classes
     entropy_C = F.binary_cross_entropy_with_logits(

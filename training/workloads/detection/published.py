@@ -82,7 +82,7 @@ def _convert(options: argparse.Namespace) -> None:
     if rows is None and not options.classes.isdigit():
         raise UserError(f"--classes is {options.classes!r}; give coco, or a number of classes")
     state = read_published(options.checkpoint)
-    # What starts anew, the classes' heads, is the same in every conversion.
+    # The classes' heads, which start from scratch, are the same in every conversion.
     torch.manual_seed(0)
     num_classes = len(rows) if rows else int(options.classes)
     detector = Detector(Architecture(num_classes=num_classes, num_queries=options.num_queries))
@@ -117,7 +117,7 @@ def read_published(path: Path) -> Mapping[str, Tensor]:
             return load_file(path)
         if not zipfile.is_zipfile(path):
             raise RuntimeError("torch.save writes another format")
-        # Their arguments lie beside the weights.
+        # The file also holds their arguments.
         with torch.serialization.safe_globals([argparse.Namespace]):
             read = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:

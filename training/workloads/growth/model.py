@@ -1,7 +1,7 @@
 """A decoder whose feed-forward networks may be experts: rotary positions, norms first, biases.
 
 B batch, T tokens, D width, H heads, d width of a head, V vocabulary, N = B x T.
-Nothing here is random but the first weights: there is no dropout.
+Only the first weights are random: there is no dropout.
 """
 
 from typing import Any, NamedTuple, cast
@@ -34,7 +34,7 @@ class _Hidden(NamedTuple):
 
 
 class _TextLoss(NamedTuple):
-    """The losses of a batch of texts; the last two are constants if there are no experts."""
+    """The losses of a batch of texts; the last two are constants without experts."""
 
     total: Tensor  # summed over the tokens
     balance: Tensor

@@ -228,7 +228,7 @@ def _images_each(packing: Packing) -> int:
 
 
 def _shards(split: str, images: Sequence[_Packable], seed: int, each: int) -> Iterator[_Shard]:
-    """Divide a split's images, in random order, so that each shard is like the whole."""
+    """Divide a split's images, in random order, so that each shard resembles the whole split."""
     salt = int.from_bytes(split.encode(), "little")
     order = np.random.default_rng([seed, salt]).permutation(len(images))
     each = min(each, -(-len(images) // _MIN_SHARDS))
@@ -266,7 +266,7 @@ def _check_left_out(
 def _finish(
     packing: Packing, shards: Sequence[_Shard], packed: Mapping[str, _Packed], output: Output
 ) -> FinishedFiles:
-    """Write what stands beside the shards."""
+    """Write the files that accompany the shards."""
     beside, splits = dict[str, bytes](), dict[str, int]()
     for split in packing.splits:
         rows = [packed[shard.name].rows for shard in shards if shard.split == split]

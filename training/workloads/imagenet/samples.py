@@ -182,7 +182,7 @@ def random_box(height: int, width: int, rng: torch.Generator) -> tuple[int, int,
 
 
 def decode(jpeg: bytes) -> Tensor:
-    """The image in RGB, uint8 [H, W, 3]; ValueError if it is none, or not all of it."""
+    """The image in RGB, uint8 [H, W, 3]; ValueError for anything but a complete JPEG."""
     if _simplejpeg is not None:
         try:
             return torch.from_numpy(_simplejpeg.decode_jpeg(jpeg, strict=True))

@@ -198,7 +198,7 @@ def import_dataset(
 
 
 def read_clip(file: SourceFile) -> Frames:
-    """The clip in CLIP_SHAPE, uint8; UserError if the file is no clip."""
+    """The clip in CLIP_SHAPE, uint8; UserError if the file is not a clip."""
     try:
         frames = np.load(file.path, allow_pickle=False)
     except (ValueError, EOFError, OSError) as error:

@@ -32,7 +32,7 @@ class Piece(NamedTuple):
 
 
 def check_kinds(files: Sequence[SourceFile]) -> None:
-    """UserError for the first file that is no text."""
+    """UserError for the first file that is not text."""
     for file in files:
         if _kind(file) not in _KINDS:
             raise UserError(

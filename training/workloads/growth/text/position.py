@@ -63,7 +63,7 @@ def keep(out: Path, identity: Mapping[str, Any], position: ImportPosition) -> No
 
 
 def replace_file(path: Path, text: str) -> None:
-    """Write a file whole or not at all."""
+    """Write a file completely or not at all."""
     part = path.with_name(f"{path.name}.part")
     part.write_text(text)
     part.replace(path)
