@@ -2,8 +2,7 @@
 
 Grammar enough to be learned in minutes, variety enough that perplexity means something. Names,
 things and places come back within a story, so a model that looks back predicts them better. A plot
-is a sequence of steps, a step the ways to tell it; words in braces are chosen once per story: {name}
-is the hero, {friend_name} another.
+is a sequence of steps, a step the ways to tell it; words in braces are chosen once per story.
 """
 
 import random
