@@ -82,13 +82,13 @@ class StepLog:
             f"epoch {epoch}/{self._plan.num_epochs} loss {loss:.4f} lr {learning_rate:.2e} "
             f"{rate:.0f} samples/s, {time.waited_share:.0%} waiting for data"
         )
-        self.bar.show(position.stage_step, f"{text}{self._context.meter.text()}")
+        self.bar.show(position.stage_step, f"{text}{self._context.meter_text()}")
 
 
 def sample_digest(ids: Any, split_samples: int) -> dict[str, int | str]:
     """Count and digests of a step's ids (integers in any sequence), and how many its split has.
 
-    `ids_sum` is the same in any order, `ids_crc` is not.
+    `ids_sum` is the same in any order, `ids_crc` is not (contract/samples.py).
     """
     array = np.asarray(ids, dtype=np.uint64)
     mixed = (array + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)

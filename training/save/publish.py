@@ -294,7 +294,7 @@ class CheckpointPublisher:
             "ok",
             step=save.entry.step,
             kind=save.entry.kind,
-            seconds=round(save.cost.durable_seconds, 4),
+            seconds=round(save.cost.seconds, 4),
             **save.source.facts(),
         )
 
@@ -329,7 +329,7 @@ class CheckpointPublisher:
                 "commit",
                 step=entry.step if step is None else step,
                 checkpoint_kind=entry.kind,
-                seconds=round(cost.durable_seconds, 4),
+                seconds=round(cost.seconds, 4),
                 blocked_seconds=round(blocked_seconds, 4),
                 slowed_seconds=round(slowed_seconds, 4),
                 bytes=cost.bytes,
@@ -338,7 +338,7 @@ class CheckpointPublisher:
         if entry.kind != "periodic" or now - self._last_line >= _LINE_SECONDS:
             self._last_line = now
             line = "[checkpoint] step %d, %s: %.1f MB committed in %.2f s"
-            _log.info(line, entry.step, entry.kind, cost.bytes / 1e6, cost.durable_seconds)
+            _log.info(line, entry.step, entry.kind, cost.bytes / 1e6, cost.seconds)
 
     def _delete(self, name: str) -> None:
         """Delete the files after a lost lease: no later take-over may come to sweep them.
