@@ -78,7 +78,7 @@ def test_files_without_classes(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"1\.txt is in no class; lay the files out as CLASS/FILE"):
         class_names(flat)
     fill(own, ("3.txt",))
-    with pytest.raises(UserError, match=r"3\.txt has no split, but other files have"):
+    with pytest.raises(UserError, match=r"3\.txt has no split, but other files do"):
         open_source(own, tmp_path)
 
 
