@@ -20,9 +20,9 @@ from review.assembly import (
     head_name,
     merge_base,
     read_assembly,
+    run_cdk_diff,
     synthesize,
 )
-from review.cdk_diff import run_cdk_diff
 from review.comment import write_comment, write_refusal
 from review.verdict import Review, judge
 
@@ -81,7 +81,7 @@ def _write(output: Path | None, comment: str) -> None:
 
 def _review(repository: Path, folder: Path, options: argparse.Namespace) -> Review:
     name = head_name(repository)
-    # A base that is no commit is refused before anything is synthesized.
+    # A base that is not a commit is refused before anything is synthesized.
     commit = None if options.deployed else merge_base(repository, options.base)
     synthesize(repository, folder / "head", options.context, f"head ({name})")
     head = read_assembly(folder / "head", name)

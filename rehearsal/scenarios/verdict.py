@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from contract.keys import HEAD, RECEIPT
-from rehearsal.drill.fleet import Life, user_data_faults
-from rehearsal.drill.lineage import Files, read_events, read_json, read_lineage
+from rehearsal.drill.fleet import MachineLife, user_data_faults
+from rehearsal.drill.receipt import compare_runs, inequalities
+from rehearsal.drill.run_files import Files, read_events, read_json
 from rehearsal.scenarios.scenario import EQUAL, FAILURE, Expectation
 
 
@@ -17,7 +18,7 @@ class Ended:
 
     run: Files
     reference: Files
-    lives: Sequence[Life]
+    lives: Sequence[MachineLife]
     deployed: float
     target_capacity: int
     alive: Sequence[str]
@@ -61,11 +62,11 @@ def find_faults(ended: Ended, expect: Expectation) -> list[str]:
 def why(run: Files) -> str:
     """Return the last thing that went wrong, in the words of the head or of an event."""
     head = read_json(run, HEAD) or {}
-    failures = [str(event["message"]) for event in read_events(run) if is_failure(event, head)]
+    failures = [str(event["message"]) for event in read_events(run) if _is_failure(event, head)]
     return str(head.get("reason") or (failures[-1] if failures else ""))
 
 
-def is_failure(event: Mapping[str, Any], head: Mapping[str, Any]) -> bool:
+def _is_failure(event: Mapping[str, Any], head: Mapping[str, Any]) -> bool:
     """Whether an event says that something failed, or that the Guard stopped it, and why."""
     is_stop = event.get("name") == "to-zero" and head.get("state") != "finished"
     is_bad = event.get("status") == "failed" or event.get("name") == "terminated" or is_stop
@@ -81,7 +82,7 @@ def _failure(head: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> li
     faults = []
     if head.get("state") == "finished":
         faults.append(f"the run finished, but a {FAILURE} was expected")
-    if not any(is_failure(event, head) for event in events):
+    if not any(_is_failure(event, head) for event in events):
         faults.append("no event says that anything failed, and why")
     return faults
 
@@ -93,11 +94,4 @@ def _equality(ended: Ended, head: Mapping[str, Any]) -> list[str]:
     ours, theirs = read_json(ended.run, RECEIPT), read_json(ended.reference, RECEIPT)
     if ours is None or theirs is None:
         return ["a finished run has no receipt.json"]
-    lineage = read_lineage(ended.run)
-    checks = {
-        "the weights differ from the uninterrupted run's": ours["weights_sha256"]
-        != theirs["weights_sha256"],
-        "the losses differ from the uninterrupted run's": lineage.losses()
-        != read_lineage(ended.reference).losses(),
-    }
-    return [*lineage.problems(), *(text for text, broken in checks.items() if broken)]
+    return inequalities(compare_runs(ended.run, ended.reference, ours, theirs))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from sizing.catalogue import Instance
+from sizing.catalogue import InstanceType
 from sizing.models.constants import GIB, Constants
 from sizing.models.footprints import Footprint
 
@@ -82,7 +82,7 @@ class HostMemory:
         return max(0.0, (self.usable - held) * GIB)
 
     def can_hold(self, num_bytes: float) -> bool:
-        """Whether a copy of `num_bytes`, such as a checkpoint, fits beside the runs."""
+        """Whether a copy of `num_bytes`, such as a checkpoint, fits in memory next to the runs."""
         return num_bytes <= self.cache_bytes
 
     def sentence(self) -> str:
@@ -101,7 +101,7 @@ class HostMemory:
 
 
 def host_memory(
-    instance: Instance,
+    instance: InstanceType,
     constants: Constants,
     *,
     runs: int = 1,

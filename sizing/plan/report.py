@@ -7,6 +7,7 @@ from sizing import catalogue
 from sizing.catalogue import Price
 from sizing.catalogue.service_prices import IMAGE_GIB
 from sizing.figures import Basis, Figure, rounded
+from sizing.models.memory import MEMORY_PARTS
 from sizing.plan.checks import Findings
 from sizing.plan.deadline import sentence, with_fallback
 from sizing.plan.plan import Plan
@@ -26,16 +27,13 @@ def to_json(plan: Plan, findings: Findings) -> dict[str, Any]:
         "hours_on_demand": plan.hours_on_demand,
         "hours_on_demand_p10": plan.hours_low,
         "hours_on_demand_p90": plan.hours_high,
-        "hours_p50": spot.hours_p50 if spot else None,
-        "hours_p90": spot.hours_p90 if spot else None,
+        **_spot(spot, "hours_p50", "hours_p90"),
         "usd_per_hour": plan.inputs.price.usd_per_hour,
         "usd_spot_per_hour": plan.inputs.spot_price.usd_per_hour,
         "usd_on_demand": plan.usd_on_demand,
         "usd_spot_p50": spot.usd_p50 if spot else None,
         "usd_spot_p90": spot.usd_p90 if spot else None,
-        "interruptions": spot.interruptions if spot else None,
-        "no_machine_share": spot.no_machine_share if spot else None,
-        "first_wait_hours": spot.first_wait_hours if spot else None,
+        **_spot(spot, "interruptions", "no_machine_share", "first_wait_hours"),
         "checkpoint_interval_seconds": spot.interval_seconds if spot else None,
         "checkpoint_seconds": plan.notice.save,
         "restart_seconds": plan.restart.seconds,
@@ -65,6 +63,10 @@ def to_json(plan: Plan, findings: Findings) -> dict[str, Any]:
         "stages": [_stage(stage) for stage in plan.work.stages],
         "figures": {name: figure.to_json() for name, figure in figures(plan).items()},
     }
+
+
+def _spot(spot: SpotForecast | None, *names: str) -> dict[str, float | None]:
+    return {name: getattr(spot, name, None) for name in names}
 
 
 def _with_fallback(plan: Plan) -> dict[str, Any] | None:
@@ -101,76 +103,49 @@ def _stage(stage: StagePlan) -> dict[str, Any]:
         "gpu_memory_mib": round(memory.need),
         "usual_gpu_memory_mib": None if memory.usual_need is None else round(memory.usual_need),
         "allocated_mib": rounded(memory.allocated),
-        "memory_mib": {
-            name: rounded(getattr(memory, name))
-            for name in (
-                "parameters",
-                "gradients",
-                "optimizer",
-                "activations",
-                "workspace",
-                "fragmentation",
-                "context",
-                "logits",
-            )
-        },
+        "memory_mib": {name: rounded(getattr(memory, name)) for name in (*MEMORY_PARTS, "logits")},
     }
 
 
 def figures(plan: Plan) -> dict[str, Figure]:
     """Return the figures that decide, each with its basis and source."""
-    inputs, measured = plan.inputs, plan.work.main.footprint
-    step: tuple[Basis, str] = ("modelled", plan.work.main.step.basis)
+    inputs, main, restart = plan.inputs, plan.work.main, plan.restart
+    precision, taken = main.footprint.precision, inputs.interruptions
+    step: tuple[Basis, str] = ("modelled", main.step.basis)
     if inputs.calibrated_by:
         step = ("measured", f"calibrated by {', '.join(inputs.calibrated_by)}")
-    return {
-        "gpu_memory": Figure(
-            value=plan.work.memory.need,
-            unit="MiB",
-            basis="modelled",
-            source=f"{measured.source}; + {inputs.constants.fragmentation_share:.0%} fragments, "
-            f"+ {inputs.constants.context_mib:.0f} MiB context (from memory)",
-        ),
-        "step": Figure(value=plan.work.main.step.seconds, unit="s", basis=step[0], source=step[1]),
-        "gpu": Figure(
-            value=inputs.gpu.peak_flops(measured.precision) / 1e12,
-            unit=f"TFLOP/s {measured.precision}",
-            basis=inputs.gpu.basis,
-            source=inputs.gpu.source,
-        ),
-        "on_demand": Figure(
-            value=inputs.price.usd_per_hour,
-            unit="$/h",
-            basis=_price_basis(inputs.price),
-            source=inputs.price.source,
-        ),
-        "spot": Figure(
-            value=inputs.spot_price.usd_per_hour,
-            unit="$/h",
-            basis=_price_basis(inputs.spot_price),
-            source=inputs.spot_price.source,
-        ),
-        "interruptions": Figure(
-            value=inputs.interruptions.rate_per_hour,
-            unit="per machine hour",
-            basis="given" if inputs.interruptions.source == "given" else "published",
-            source=inputs.interruptions.source,
-        ),
-        "restart": Figure(
-            value=plan.restart.seconds,
-            unit="s",
-            basis="modelled",
-            source=f"launch {plan.restart.launch:.0f} (from memory) + user data "
-            f"{plan.restart.user_data:.0f} + sync {plan.restart.sync:.0f} + resume "
-            f"{plan.restart.resume:.0f} + first step {plan.restart.first_step:.0f}",
-        ),
-        "notice": Figure(
-            value=plan.notice.total, unit="s", basis="modelled", source=plan.notice.sentence()
-        ),
-        "host": Figure(
-            value=plan.host.need, unit="GiB", basis="modelled", source=plan.host.sentence()
-        ),
+    memory = (
+        f"{main.footprint.source}; + {inputs.constants.fragmentation_share:.0%} fragments, "
+        f"+ {inputs.constants.context_mib:.0f} MiB context (from memory)"
+    )
+    start = (
+        f"launch {restart.launch:.0f} (from memory) + user data {restart.user_data:.0f} + sync "
+        f"{restart.sync:.0f} + resume {restart.resume:.0f} + first step {restart.first_step:.0f}"
+    )
+    losses: Basis = "given" if taken.source == "given" else "published"
+    peak = inputs.gpu.peak_flops(precision) / 1e12
+    rows: dict[str, tuple[float, str, Basis, str]] = {
+        "gpu_memory": (plan.work.memory.need, "MiB", "modelled", memory),
+        "step": (main.step.seconds, "s", *step),
+        "gpu": (peak, f"TFLOP/s {precision}", inputs.gpu.basis, inputs.gpu.source),
+        "on_demand": _price(inputs.price),
+        "spot": _price(inputs.spot_price),
+        "interruptions": (taken.rate_per_hour, "per machine hour", losses, taken.source),
+        "restart": (restart.seconds, "s", "modelled", start),
+        "notice": (plan.notice.total, "s", "modelled", plan.notice.sentence()),
+        "host": (plan.host.need, "GiB", "modelled", plan.host.sentence()),
     }
+    return {
+        name: Figure(value=value, unit=unit, basis=basis, source=source)
+        for name, (value, unit, basis, source) in rows.items()
+    }
+
+
+def _price(price: Price) -> tuple[float, str, Basis, str]:
+    basis: Basis = "published"
+    if price.basis == "modelled" or price.basis == "given":
+        basis = price.basis
+    return price.usd_per_hour, "$/h", basis, price.source
 
 
 def _usual(plan: Plan) -> str:
@@ -180,12 +155,6 @@ def _usual(plan: Plan) -> str:
         return ""
     runs = plan.request.runs_per_gpu(plan.inputs.instance)
     return f"{usual * runs:,.0f} for batches of the average size, for the largest "
-
-
-def _price_basis(price: Price) -> Basis:
-    if price.basis == "modelled" or price.basis == "given":
-        return price.basis
-    return "published"
 
 
 def summary(plan: Plan) -> list[tuple[str, str]]:
@@ -309,7 +278,7 @@ def _on_demand(plan: Plan) -> str:
 
 
 def _first_machine(spot: SpotForecast) -> str:
-    """Say what a long p90 of a short run is: the chance that there is no machine when it starts."""
+    """Say what makes a short run's p90 long: the chance of no machine at its start."""
     if spot.first_wait_hours is None:
         return "comes at once"
     return (

@@ -37,7 +37,7 @@ def ways(plan: Plan, runs: int, *, make: Callable[[Request], Plan] | None = None
     found = [after, _way("side by side", make(replace(plan.request, runs=runs)))]
     several = _with_gpus(plan, runs * plan.request.gpus)
     if several:
-        # A size that the region does not sell has no price, and is no way.
+        # A size that the region does not sell has no price and cannot be used.
         with suppress(UnknownPriceError):
             found.append(_way("a GPU each", make(replace(plan.request, runs=runs, size=several))))
     return found
@@ -73,6 +73,6 @@ def _with_gpus(plan: Plan, gpus: int) -> str | None:
     return next(same, None)
 
 
-def _is_same(one: catalogue.Instance, other: catalogue.Instance, gpus: int) -> bool:
+def _is_same(one: catalogue.InstanceType, other: catalogue.InstanceType, gpus: int) -> bool:
     same = (one.gpu, one.gpu_memory_mib) == (other.gpu, other.gpu_memory_mib)
     return same and one.num_gpus >= gpus

@@ -3,7 +3,7 @@
 from typing import Any
 
 from sizing import catalogue
-from sizing.catalogue import Instance, Price
+from sizing.catalogue import InstanceType, Price
 from sizing.models.burstable import FROM_MEMORY, day_of_work, is_burstable
 from sizing.models.constants import Constants
 from sizing.select.requirements import UNSUPPORTED, Candidate, Prices, Requirements
@@ -52,13 +52,13 @@ def training_candidates(
     return found
 
 
-def _why_not_train(instance: Instance, requirements: Requirements, wanted: int) -> str | None:
+def _why_not_train(instance: InstanceType, requirements: Requirements, wanted: int) -> str | None:
     """Return the rule that excludes a size, if any."""
     kind = catalogue.families()[instance.family].kind
     if kind == "chip":
         return "needs the Neuron SDK; the training code is CUDA"
     if instance.num_gpus == 0:
-        return "no whole NVIDIA GPU"
+        return "no NVIDIA GPU of its own"
     if not instance.is_trainable:
         return UNSUPPORTED.get(instance.family, "the PyTorch AMI's release note does not name it")
     if instance.gpu_memory_mib < wanted:
@@ -91,7 +91,7 @@ def working_candidates(
     return found
 
 
-def _day(instance: Instance, requirements: Requirements, price: Price) -> Candidate:
+def _day(instance: InstanceType, requirements: Requirements, price: Price) -> Candidate:
     """Return a day's cost on one CPU size."""
     figures: dict[str, Any] = {"usd_per_hour": price.usd_per_hour}
     reasons, cautions = [], []

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from sizing.catalogue import PRICE_REGION, Instance
+from sizing.catalogue import PRICE_REGION, InstanceType
 from sizing.catalogue.refresh import PriceBook
 from sizing.plan.dataset import read_manifest
 from sizing.plan.plan import Plan, make_plan
@@ -34,14 +34,14 @@ MAX_HOURS = 8760
 MICRO_BATCH = "micro_batch"
 
 
-def dataset(_: Instance, values: Values) -> object:
+def dataset(_: InstanceType, values: Values) -> object:
     """the workload's name; a program's is its source folder's"""
     if values["program"]:
         return Path(str(values["source"])).resolve().name
     return values["workload"]
 
 
-def dataset_gib(_: Instance, values: Values) -> object:
+def dataset_gib(_: InstanceType, values: Values) -> object:
     """total of the files in dataset_manifest; 0: unknown at synth"""
     path = parse_text("dataset_manifest", values["dataset_manifest"])
     if not path:
@@ -56,13 +56,13 @@ def dataset_gib(_: Instance, values: Values) -> object:
         ) from error
 
 
-def data_volume_mib_per_second(instance: Instance, _: Values) -> object:
+def data_volume_mib_per_second(instance: InstanceType, _: Values) -> object:
     """what the size sustains to EBS, within gp3's limits"""
     sustained = int(instance.ebs_baseline_mb_per_second * 1e6 / BYTES_PER_MIB)
     return min(max(sustained, checks.GP3_MIN_MIB_PER_SECOND), checks.GP3_MAX_MIB_PER_SECOND)
 
 
-def data_volume_iops(_: Instance, values: Values) -> object:
+def data_volume_iops(_: InstanceType, values: Values) -> object:
     """what the throughput needs: a dataset is read in large pieces"""
     name = "data_volume.mib_per_second"
     throughput = parse_int(name, values[name])
@@ -71,7 +71,7 @@ def data_volume_iops(_: Instance, values: Values) -> object:
 
 
 # In this order: the IOPS follow from the throughput.
-DECISIONS: Mapping[str, Callable[[Instance, Values], object]] = {
+DECISIONS: Mapping[str, Callable[[InstanceType, Values], object]] = {
     "dataset": dataset,
     "dataset_gib": dataset_gib,
     "data_volume.mib_per_second": data_volume_mib_per_second,

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 from contract.notice import MAX_SECONDS
 from contract.trainer_options import OPTIONS
 from sizing import catalogue
-from sizing.catalogue import Instance
+from sizing.catalogue import InstanceType
 
 # gp3's largest volume (EBS user guide, 2026).
 GP3_MAX_GIB = 65_536
@@ -159,7 +159,7 @@ class ParameterFields:
     review: ReviewAccess
 
     @property
-    def instance(self) -> Instance:
+    def instance(self) -> InstanceType:
         """The catalogue's record of the requested size."""
         return catalogue.find(self.size)
 

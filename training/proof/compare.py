@@ -19,8 +19,8 @@ from contract.samples import lineage_problems
 from training.program.progress import LOSSES
 from training.record.head import Head, read_head
 from training.record.history import metrics_reader
-from training.save.export import weights_sha256
 from training.save.transfer import receive
+from training.save.weights import weights_sha256
 from training.store.protocol import Store
 
 
@@ -163,7 +163,7 @@ class Difference:
     """Where two runs differ."""
 
     steps: tuple[int, ...]  # with another loss; without files, a last one of one run too
-    missing: tuple[int, ...]  # with a loss in one run only: a killed machine told of it too late
+    missing: tuple[int, ...]  # with a loss in one run only: a machine may die before it reports one
     largest: float  # of the losses' differences
     files: tuple[str, ...]
 

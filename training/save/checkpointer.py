@@ -14,7 +14,7 @@ from training.attempt.notice import Notice
 from training.errors import DivergedError, RunFailedError
 from training.record.lease import LeaseLostError
 from training.record.position import Position
-from training.save.budget import Budget, Cost, Estimate, draw_up, estimate, reserve_of
+from training.save.budget import Cost, SaveBudget, estimate
 from training.save.publish import CheckpointPublisher
 from training.save.schedule import Schedule
 from training.save.sharded_saves import ShardedLeader, Verb
@@ -134,7 +134,7 @@ class Checkpointer:
             self._staged = self._write(request, copy)
         return True
 
-    def estimate(self, request: SaveRequest) -> Estimate:
+    def estimate(self, request: SaveRequest) -> Cost:
         """How long a save of this state will take."""
         return estimate(self._write(request, request.state).source.num_bytes, self.last_cost)
 
@@ -177,7 +177,7 @@ class Checkpointer:
     def must_start_by(self, notice: Notice) -> float:
         """The monotonic time after which `save_staged` would no longer fit the notice."""
         size = self._staged.source.num_bytes if self._staged else 0
-        return notice.deadline - estimate(size, self.last_cost).seconds - reserve_of(notice)
+        return notice.save_by - estimate(size, self.last_cost).seconds
 
     def close(self) -> None:
         """Finish the save under way, whose state was good; a lost lease commits nothing."""
@@ -265,7 +265,7 @@ class Checkpointer:
         assert write.cost is not None
         self._committed = write.request.position
         self.last_cost, step = write.cost, write.request.position.step
-        durable = write.cost.durable_seconds
+        durable = write.cost.seconds
         # What runs behind the training may run on its cores, or hold its interpreter lock.
         slowed = self.schedule.pace.take_lost_seconds(max(0.0, durable - write.blocked_seconds))
         self._publisher.tell(write, blocked_seconds=write.blocked_seconds, slowed_seconds=slowed)
@@ -294,7 +294,7 @@ class Checkpointer:
             return True
         expected = estimate(write.source.num_bytes, self.last_cost)
         finish = current.seconds_left(expected.seconds) if current else None
-        budget = draw_up(write.source.num_bytes, expected, notice, time.monotonic(), finish)
+        budget = SaveBudget.of(expected, notice, time.monotonic(), finish)
         _log.info("[emergency] %s", budget)
         if budget.plan == "give up":
             _log.warning("[emergency] not enough time; the last commit stays")
@@ -315,7 +315,7 @@ class Checkpointer:
         write.start()
         return self._end_with(write, notice, releases)
 
-    def _make_way(self, current: TensorSave, budget: Budget) -> None:
+    def _make_way(self, current: TensorSave, budget: SaveBudget) -> None:
         """Let the older save finish if there is time for both, else cancel it."""
         if budget.plan != "finish, then save" and current.cancel():
             _log.info("[emergency] the save under way is canceled for this one")
@@ -334,7 +334,7 @@ class Checkpointer:
         grace = 0.0 if write.request.kind == "emergency" else _GRACE_SECONDS
 
         def seconds_left() -> float:
-            in_notice = notice.seconds_left - reserve_of(notice)
+            in_notice = notice.save_by - time.monotonic()
             return max(0.0, in_notice, asked + grace - time.monotonic())
 
         # In pieces: another notice may bring the deadline nearer.

@@ -148,7 +148,7 @@ class FolderSaves:
         if save.cost is not None:  # else nothing had changed
             self.last = CommittedSnapshot(
                 number=entry.step,
-                seconds=save.cost.durable_seconds,
+                seconds=save.cost.seconds,
                 written_at=save.source.capture.listing.written_ns / 1e9,
                 num_files=len(sent.manifest.files),
                 changed_bytes=sent.changed_bytes,

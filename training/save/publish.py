@@ -21,7 +21,7 @@ from training.record.lease import Lease, LeaseLostError
 from training.record.metrics import Metrics
 from training.record.retention import KEEP_NEWEST, Retention
 from training.save.budget import Cost
-from training.store.parts import CancelledError, Progress
+from training.store.parts import CancelledError, TransferProgress
 from training.store.protocol import Store, StoreError
 
 _log = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ class StateSource(Holding, Protocol):
         """What the head is to say of it, without its files."""
 
     def send(
-        self, name: str, progress: Progress, beside: Sequence[Callable[[], None]]
+        self, name: str, progress: TransferProgress, beside: Sequence[Callable[[], None]]
     ) -> tuple[FileEntry, ...] | None:
         """Send what the store lacks, and run the tasks `beside`; return the files of the entry.
 
@@ -128,7 +128,7 @@ class Save(Generic[S]):
         self.releases = False  # the lease, in the same write of the head
         self.blocked_seconds = 0.0
         self.began = time.monotonic()
-        self.progress = Progress()
+        self.progress = TransferProgress()
         self._publish = publish
         self._settle = settle
         self._failed = failed
@@ -294,7 +294,7 @@ class CheckpointPublisher:
             "ok",
             step=save.entry.step,
             kind=save.entry.kind,
-            seconds=round(save.cost.durable_seconds, 4),
+            seconds=round(save.cost.seconds, 4),
             **save.source.facts(),
         )
 
@@ -329,7 +329,7 @@ class CheckpointPublisher:
                 "commit",
                 step=entry.step if step is None else step,
                 checkpoint_kind=entry.kind,
-                seconds=round(cost.durable_seconds, 4),
+                seconds=round(cost.seconds, 4),
                 blocked_seconds=round(blocked_seconds, 4),
                 slowed_seconds=round(slowed_seconds, 4),
                 bytes=cost.bytes,
@@ -338,7 +338,7 @@ class CheckpointPublisher:
         if entry.kind != "periodic" or now - self._last_line >= _LINE_SECONDS:
             self._last_line = now
             line = "[checkpoint] step %d, %s: %.1f MB committed in %.2f s"
-            _log.info(line, entry.step, entry.kind, cost.bytes / 1e6, cost.durable_seconds)
+            _log.info(line, entry.step, entry.kind, cost.bytes / 1e6, cost.seconds)
 
     def _delete(self, name: str) -> None:
         """Delete the files after a lost lease: no later take-over may come to sweep them.

@@ -31,7 +31,9 @@ def test_advice_has_the_spot_verdict_the_budget_and_the_ways(
         "a GPU each",
     ]
     now = advice["budget"][0]
+    # The list price is $1.212 an hour; 52 weeks a year.
     assert (now["size"], now["usd_week"], now["usd_year"]) == ("g5.2xlarge", 6.06, 315)
+    assert (now["usd_month"], now["usd_year_more"]) == (26.26, 0)
     assert main(asked) == 0
     shown = capsys.readouterr().out
     assert "dollars at 5 hours a week" in shown
@@ -144,7 +146,7 @@ def test_every_trainable_size_is_ranked(capsys: pytest.CaptureFixture[str]) -> N
         (["model", "package.module:function", "--batch", "0"], "batch is 0"),
         (["model", "package.module:function", "--steps", "0"], "steps is 0"),
         # Before anything is counted.
-        (["model", "package.module:function", "--size", "t3.nano"], "no whole NVIDIA GPU"),
+        (["model", "package.module:function", "--size", "t3.nano"], "no NVIDIA GPU of its own"),
         (["model", "package.module:function", "--micro-batch", "0"], "micro_batch is 0"),
         (
             ["plan", "trajectory", "--size", "g5.xlarge", "--batch", "24"],
@@ -158,7 +160,7 @@ def test_every_trainable_size_is_ranked(capsys: pytest.CaptureFixture[str]) -> N
         (["plan", "trajectory", "--run", "out"], "give either a workload or --run"),
         (["plan", "trajectory"], "give --size"),
         (["plan", "trajectory", "--calibrate"], "--calibrate is for --run"),
-        (["plan", "--run", "nowhere"], "there is no nowhere"),
+        (["plan", "--run", "nowhere"], "nowhere does not exist"),
     ],
 )
 def test_fails_in_one_sentence(
