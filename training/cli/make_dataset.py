@@ -26,7 +26,6 @@ from training.store.protocol import Store
 from training.store.verified import VerifiedFiles
 
 if TYPE_CHECKING:
-    from training.capabilities import HasFolderImport, HasPacking
     from training.workload import Workload
 
 URI = "s3://bucket/prefix, or a folder"
@@ -93,18 +92,18 @@ def _make(options: argparse.Namespace) -> int:
 
 
 def _import(options: argparse.Namespace) -> int:
-    from training.capabilities import HasFolderImport, HasImport, HasPacking
+    from training.workload import Workload, implements
 
     workload = _workload(options)
     with tempfile.TemporaryDirectory(prefix="training-import-") as scratch:
-        if isinstance(workload, HasPacking):
+        if implements(workload, Workload.pack_dataset):
             return _import_packed(options, workload.name, workload, Path(scratch))
-        if isinstance(workload, HasFolderImport):
+        if implements(workload, Workload.import_folder):
             return _import_folder(options, workload.name, workload, Path(scratch))
-        if not isinstance(workload, HasImport):
+        if not implements(workload, Workload.import_dataset):
             raise UserError(
                 f"workload {workload.name!r} cannot import files: it has no import_dataset "
-                "(HasImport in training/capabilities.py)"
+                "(training/workload.py)"
             )
         if options.out is None:
             raise UserError(f"workload {workload.name!r} makes its dataset in a folder; give --out")
@@ -125,7 +124,7 @@ def _import(options: argparse.Namespace) -> int:
 
 
 def _import_folder(
-    options: argparse.Namespace, name: str, workload: "HasFolderImport", scratch: Path
+    options: argparse.Namespace, name: str, workload: "Workload[Any]", scratch: Path
 ) -> int:
     """Import a folder with a layout that only the workload knows."""
     if options.out is None:
@@ -145,7 +144,7 @@ def _import_folder(
 
 
 def _import_packed(
-    options: argparse.Namespace, name: str, packing: "HasPacking", scratch: Path
+    options: argparse.Namespace, name: str, packing: "Workload[Any]", scratch: Path
 ) -> int:
     """Pack files into the folder, or without one straight into the store."""
     output = _output(options, name)
@@ -200,7 +199,6 @@ def _output(options: argparse.Namespace, workload: str) -> Output:
 
 def _workload(options: argparse.Namespace) -> "Workload[Any]":
     """The workload, with the options of its datasets."""
-    from training.capabilities import HasDataOptions
     from training.config import parse_overrides, with_overrides
     from training.registry import load_workload
 
@@ -208,10 +206,10 @@ def _workload(options: argparse.Namespace) -> "Workload[Any]":
     overrides = parse_overrides(options.override)
     if not overrides:
         return workload
-    if not isinstance(workload, HasDataOptions):
+    if workload.data_options is None:
         raise UserError(
             f"workload {workload.name!r} makes its datasets in one way: it has no data_options "
-            "(HasDataOptions in training/capabilities.py); leave --override out"
+            "(training/workload.py); leave --override out"
         )
     what = f"a dataset of workload {workload.name!r}"
     return workload.with_data_options(with_overrides(workload.data_options, overrides, what))

@@ -19,6 +19,7 @@ from training.errors import EXIT_USER, UserError
 from training.record.retention import KEEP_NEWEST, Retention
 from training.record.run_config import RunConfig, now_utc
 from training.report.progress import FileProgressBar
+from training.settings import recorded
 from training.store.dataset import read_manifest
 from training.store.local_dataset import LocalDataset, is_syncing, open_dataset
 from training.store.open import open_store
@@ -99,7 +100,7 @@ class Job:
             workload=options.workload,
             recipe=options.recipe,
             overrides=dict(options.overrides),
-            config=asdict(self.config),
+            config=recorded(self.config),
             dataset=dataset.fingerprint,
             bundle_uri=options.bundle_uri,
             numerics_key=numerics_key,

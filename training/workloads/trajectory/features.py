@@ -18,14 +18,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from training.artifact_key import artifact_key
-from training.capabilities import Probe
 from training.errors import RunFailedError, UserError
 from training.randomness import derive_seed
+from training.workload import Inputs, Prepare, Probe
 from training.workloads.trajectory.dataset import open_dataset, shard_range
 from training.workloads.trajectory.recipes import LAYERS, TrajectoryConfig
 
 if TYPE_CHECKING:
-    from training.workload import Inputs
     from training.workloads.trajectory.clips import Frames
 
 # Increment when the results of this file change: it is part of the artifact's key.
@@ -39,7 +38,7 @@ _CALIBRATION_CLIPS = 32
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Features:
+class Features(Prepare):
     """The Prepare stage: shard s of S contains clips s*N/S to (s+1)*N/S, in order."""
 
     config: TrajectoryConfig
@@ -50,7 +49,7 @@ class Features:
     def num_shards(self) -> int:
         return self.config.num_shards
 
-    def key(self, i: "Inputs") -> str:
+    def key(self, i: Inputs) -> str:
         """Hash over weights, preprocessing and data; needs neither torchvision nor the weights."""
         c = self.config
         facts = {
@@ -65,7 +64,7 @@ class Features:
         }
         return artifact_key(facts)
 
-    def make(self, i: "Inputs", shard: int) -> Mapping[str, Tensor]:
+    def make(self, i: Inputs, shard: int) -> Mapping[str, Tensor]:
         """Return {"features": (clips, T, G, C) float16} for the clips of one shard."""
         c = self.config
         frames = open_dataset(i.dataset.folder).frames

@@ -15,8 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from training.randomness import shuffled
-from training.workload import Inputs, Order
+from training.workload import Inputs, Samples
 from training.workloads.trajectory.clips import FRAME_SIZE
 from training.workloads.trajectory.dataset import TrajectoryData, open_dataset
 
@@ -63,7 +62,7 @@ class ShardedTensor:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ClipSamples:
+class ClipSamples(Samples):
     """The clips `indices` as the model sees them, with label, future position and frames."""
 
     seen: ShardedTensor
@@ -104,9 +103,6 @@ class ClipSamples:
             batch["strips"] = torch.from_numpy(frames)
             batch["strip_clips"] = torch.tensor(with_strip)
         return batch
-
-    def order(self, epoch: int, seed: int) -> Order:
-        return shuffled(len(self.indices), epoch, seed)
 
 
 def clip_samples(i: Inputs, split: str, view: View) -> ClipSamples:

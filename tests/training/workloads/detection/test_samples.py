@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from training.capabilities import HasFiles
 
 from tests.training.workloads.detection import coco_scene as scene
-from training.capabilities import HasFiles
 from training.errors import UserError
 from training.store.local_dataset import write_manifest
 from training.workload import Inputs

@@ -11,6 +11,7 @@ import torch
 
 from training.registry import load_workload
 from training.rungs import KINDS
+from training.settings import changed
 from training.workloads.imagenet.config import SIZE_STEP, ImagenetConfig
 from training.workloads.imagenet.model import Classifier
 from training.workloads.imagenet.recipes import RECIPES, epochs_16, epochs_40, epochs_88, full
@@ -69,7 +70,7 @@ def test_norms_and_biases_do_not_decay() -> None:
 
 @pytest.mark.parametrize("schedule", ["linear", "cosine"])
 def test_the_learning_rate_rises_over_the_warm_up_and_falls_to_nothing(schedule: Any) -> None:
-    config = replace(epochs_16(), schedule=schedule, epochs=20, warmup_epochs=2)
+    config = changed(epochs_16(), schedule=schedule, epochs=20, warmup_epochs=2)
     factor = TrainClassifier(config=config).settings.schedule
     assert callable(factor)
     values = [factor(step, 1000) for step in range(1000)]
@@ -105,7 +106,7 @@ def test_an_average_as_on_the_page_forgets_the_weights_before_training() -> None
             recipe(), ema_decay=float(found.group(1)), ema_every_steps=int(found.group(2))
         )
         assert TrainClassifier(config=config).first_weights_left(1_281_167) < 0.01
-    stage = TrainClassifier(config=replace(full(), ema_decay=0.9999, ema_every_steps=16))
+    stage = TrainClassifier(config=changed(full(), ema_decay=0.9999, ema_every_steps=16))
     assert stage.first_weights_left(1_281_167) == pytest.approx(0.495, abs=0.001)
 
 

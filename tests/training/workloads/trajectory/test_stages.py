@@ -141,7 +141,7 @@ def test_the_key_names_weights_preprocessing_and_data(dataset: FakeDataset) -> N
     other_data = replace(dataset, fingerprint="two")
     keys.add(Features(config=config).key(inputs_of(other_data, config)))
     assert len(keys) == len(changed) + 2
-    same = replace(config, epochs=3, width=32, seed=5)
+    same = changed(config, epochs=3, width=32, seed=5)
     assert Features(config=same).key(inputs_of(dataset, same)) in keys
     assert all(set(key) <= set("abcdefghijklmnopqrstuvwxyz0123456789-") for key in keys)
 

@@ -6,14 +6,13 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from training.randomness import shuffled
-from training.workload import Order
+from training.workload import Samples
 from training.workloads.trajectory.dataset import TrajectoryData
 from training.workloads.trajectory.samples import Batch
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class FrameSamples:
+class FrameSamples(Samples):
     """The frames (T, H, W, 3) in uint8 and the tracks of the clips `indices`."""
 
     data: TrajectoryData
@@ -34,6 +33,3 @@ class FrameSamples:
             "clips": torch.tensor(list(items)),
             "shown": torch.tensor([clip in self.shown for clip in items]),
         }
-
-    def order(self, epoch: int, seed: int) -> Order:
-        return shuffled(len(self.indices), epoch, seed)
