@@ -26,7 +26,13 @@ from torch.optim import AdamW
 from torch.utils.data import DataLoader, Dataset
 
 from training.cli.main import main
-from training.proof.torture.workload import NUM_HELD_OUT, NUM_INPUTS, Classify, Rows, SmallConfig
+from training.proof.torture.workload import (
+    NUM_HELD_OUT,
+    NUM_INPUTS,
+    Classify,
+    JitteredRows,
+    SmallConfig,
+)
 
 WORKLOAD = "training.proof.torture.workload:SMALL"
 NUM_ROWS = NUM_HELD_OUT + 16 * 12
@@ -139,12 +145,12 @@ def _medians(seconds: list[float], work: list[float]) -> _Seconds:
 def _bare(
     dataset: Path,
     width: int,
-    batches: Callable[[Rows], Iterator[tuple[Tensor, Tensor]]],
+    batches: Callable[[JitteredRows], Iterator[tuple[Tensor, Tensor]]],
     work: list[float],
 ) -> _Seconds:
     work.clear()
     data = load_file(dataset / "rows.safetensors")
-    rows = Rows(data["x"][NUM_HELD_OUT:], data["y"][NUM_HELD_OUT:])
+    rows = JitteredRows(data["x"][NUM_HELD_OUT:], data["y"][NUM_HELD_OUT:])
     torch.manual_seed(0)
     stage = Classify(name="narrow", config=SmallConfig(width=width), width=width)
     model = stage.model(None)  # type: ignore[arg-type]
@@ -166,13 +172,13 @@ def _bare(
     return _medians(seconds, work)
 
 
-def _indexed(rows: Rows) -> Iterator[tuple[Tensor, Tensor]]:
+def _indexed(rows: JitteredRows) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield batches without making samples: two indexed tensors, noise drawn for all at once."""
     for part in torch.split(torch.randperm(len(rows)), _MICRO_BATCH):
         yield rows.x[part] + 0.1 * torch.randn(len(part), NUM_INPUTS), rows.y[part]
 
 
-def _collated(rows: Rows) -> Iterator[tuple[Tensor, Tensor]]:
+def _collated(rows: JitteredRows) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield batches made sample by sample, as data read from files or augmented must be."""
     loader: DataLoader[Any] = DataLoader(
         _Samples(rows), batch_size=_MICRO_BATCH, shuffle=True, collate_fn=rows.collate
@@ -182,7 +188,7 @@ def _collated(rows: Rows) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 class _Samples(Dataset[Any]):
-    def __init__(self, rows: Rows) -> None:
+    def __init__(self, rows: JitteredRows) -> None:
         self._rows = rows
         self._generator = torch.Generator()
 

@@ -43,7 +43,7 @@ def measure(*, rounds: int, megabytes: int) -> list[dict[str, Any]]:
     """Alternate the clients, then the training; return a row each, medians over the rounds."""
     if rounds < 1 or megabytes < 1:
         raise ValueError(f"give at least 1 round and 1 megabyte, got {rounds} and {megabytes}")
-    with tempfile.TemporaryDirectory() as name, open_sink() as environment:
+    with tempfile.TemporaryDirectory() as name, open_server("benchmarks.s3_sink") as environment:
         python = _peers(Path(name))
         rows = []
         for direction in _DIRECTIONS:
@@ -52,9 +52,9 @@ def measure(*, rounds: int, megabytes: int) -> list[dict[str, Any]]:
 
 
 @contextmanager
-def open_sink() -> Iterator[dict[str, str]]:
-    """A sink that has an object to download; yields the environment of its clients."""
-    command = [sys.executable, "-m", "benchmarks.s3_sink"]
+def open_server(module: str) -> Iterator[dict[str, str]]:
+    """A server of S3, which prints its port; yields the environment of its clients."""
+    command = [sys.executable, "-m", module]
     with subprocess.Popen(
         command, cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:

@@ -8,11 +8,11 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
-from cloudformation.errors import Refusal
+from cloudformation.errors import CloudFormationError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Account:
+class RegionalAccount:
     """An account in one region, reached through the services' own APIs.
 
     `client` returns a cached boto3 client by service name (creating one takes 50 ms).
@@ -56,7 +56,9 @@ class Account:
         try:
             body = self.client("s3").get_object(Bucket=bucket, Key=key)["Body"].read()
         except ClientError as error:
-            raise Refusal(f"S3 error: {error.response['Error']['Message']} ({url})") from error
+            raise CloudFormationError(
+                f"S3 error: {error.response['Error']['Message']} ({url})"
+            ) from error
         return str(body.decode())
 
 
@@ -80,5 +82,5 @@ def s3_location(url: str) -> tuple[str, str]:
         return hosted.group(1), path
     bucket, _, key = path.partition("/")
     if not key:
-        raise Refusal("TemplateURL must be a supported URL.")
+        raise CloudFormationError("TemplateURL must be a supported URL.")
     return bucket, key

@@ -10,8 +10,8 @@ from cloudformation.described import (
     validation_event,
 )
 from cloudformation.engine import Engine
-from cloudformation.errors import Refusal, no_such_change_set, no_such_stack
-from cloudformation.records import ChangeSet, Plan, Stack
+from cloudformation.errors import CloudFormationError, no_such_change_set, no_such_stack
+from cloudformation.records import ChangeSet, Stack, StackPlan
 from cloudformation.wire import Operation
 
 Request = dict[str, Any]
@@ -46,9 +46,11 @@ class ChangeSets:
         name, kind = request["StackName"], request.get("ChangeSetType", "UPDATE")
         stack = self.engine.find_active(name)
         if kind not in ("CREATE", "UPDATE"):
-            raise Refusal(f"The embedded AWS does not create change sets of type {kind}")
+            raise CloudFormationError(
+                f"The embedded AWS does not create change sets of type {kind}"
+            )
         if kind == "CREATE" and stack and stack.status != "REVIEW_IN_PROGRESS":
-            raise Refusal(
+            raise CloudFormationError(
                 f"Stack [{name}] already exists and cannot be created again with the changeSet "
                 f"[{request['ChangeSetName']}]."
             )
@@ -60,13 +62,15 @@ class ChangeSets:
         stack = stack or self.engine.new_stack(name, "REVIEW_IN_PROGRESS")
         change_set = self._draft(request, kind, stack, plan)
         if change_set.name in stack.change_sets:
-            raise Refusal(f"ChangeSet {change_set.name} already exists", "AlreadyExistsException")
+            raise CloudFormationError(
+                f"ChangeSet {change_set.name} already exists", "AlreadyExistsException"
+            )
         stack.change_sets[change_set.name] = change_set
         if not stack.events:
             stack.set_status("REVIEW_IN_PROGRESS", "User Initiated")
         return {"Id": change_set.id, "StackId": stack.id}
 
-    def _draft(self, request: Request, kind: str, stack: Stack, plan: Plan) -> ChangeSet:
+    def _draft(self, request: Request, kind: str, stack: Stack, plan: StackPlan) -> ChangeSet:
         change_set = ChangeSet(
             name=request["ChangeSetName"],
             id=self.engine.account.arn(
@@ -80,8 +84,8 @@ class ChangeSets:
         )
         try:
             prediction = self.engine.predict(stack, plan)
-        except Refusal as refusal:
-            return _failed(change_set, str(refusal))
+        except CloudFormationError as error:
+            return _failed(change_set, str(error))
         change_set.changes = [
             {"Type": "Resource", "ResourceChange": change} for change in prediction.changes
         ]
@@ -115,7 +119,7 @@ class ChangeSets:
     def execute(self, request: Request) -> Response:
         stack, change_set = self.find(request)
         if change_set.execution_status != "AVAILABLE":
-            raise Refusal(
+            raise CloudFormationError(
                 f"ChangeSet [{change_set.id}] cannot be executed in its current status of "
                 f"[{change_set.status}]",
                 "InvalidChangeSetStatus",
@@ -132,7 +136,7 @@ class ChangeSets:
     def delete(self, request: Request) -> Response:
         try:
             stack, change_set = self.find(request)
-        except Refusal:
+        except CloudFormationError:
             return {}
         del stack.change_sets[change_set.name]
         return {}

@@ -3,7 +3,7 @@
 import uuid
 from typing import Any
 
-from cloudformation.records import ChangeSet, Plan, Stack, StackResource, now
+from cloudformation.records import ChangeSet, Stack, StackPlan, StackResource, now
 
 
 def described_stack(stack: Stack) -> dict[str, Any]:
@@ -31,12 +31,12 @@ def description_of(stack: Stack) -> str | None:
     return stack.plan.template.content.get("Description") if stack.plan else None
 
 
-def described_parameters(plan: Plan | None) -> list[dict[str, str]]:
+def described_parameters(plan: StackPlan | None) -> list[dict[str, str]]:
     items = plan.parameters.items() if plan else []
     return [parameter.described(name) for name, parameter in items]
 
 
-def described_tags(plan: Plan | None) -> list[dict[str, str]]:
+def described_tags(plan: StackPlan | None) -> list[dict[str, str]]:
     return [{"Key": key, "Value": value} for key, value in (plan.tags if plan else {}).items()]
 
 

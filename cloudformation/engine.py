@@ -10,13 +10,13 @@ from functools import partial
 from typing import Any
 
 from cloudformation import planning
-from cloudformation.account import Account
-from cloudformation.deployment import Deployment
-from cloudformation.errors import Refusal, no_such_stack
+from cloudformation.account import RegionalAccount
+from cloudformation.errors import CloudFormationError, no_such_stack
+from cloudformation.operation import StackOperation
 from cloudformation.parameters import check_rules, decide_parameters
 from cloudformation.planning import Prediction
 from cloudformation.provisioning import Provisioner
-from cloudformation.records import Plan, Stack
+from cloudformation.records import Stack, StackPlan
 from cloudformation.resource import Registry
 from cloudformation.template import parse_template
 
@@ -36,7 +36,7 @@ class Engine:
     """
 
     def __init__(
-        self, account: Account, registry: Registry, *, patience_seconds: float = 3.0
+        self, account: RegionalAccount, registry: Registry, *, patience_seconds: float = 3.0
     ) -> None:
         self.account = account
         self.registry = registry
@@ -70,12 +70,12 @@ class Engine:
             self.stacks[stack.id] = stack
         return stack
 
-    def plan(self, request: Mapping[str, Any], stack: Stack | None) -> Plan:
+    def plan(self, request: Mapping[str, Any], stack: Stack | None) -> StackPlan:
         """Read and check a request: template, parameters, rules, capabilities."""
         previous = stack.plan if stack else None
         if request.get("TemplateBody"):
             if len(request["TemplateBody"].encode()) > BODY_LIMIT:
-                raise Refusal(
+                raise CloudFormationError(
                     "1 validation error detected: Value at 'templateBody' failed to satisfy "
                     f"constraint: Member must have length less than or equal to {BODY_LIMIT}"
                 )
@@ -85,7 +85,7 @@ class Engine:
         elif previous is not None and request.get("UsePreviousTemplate"):
             template = previous.template
         else:
-            raise Refusal("Either Template URL or Template Body must be specified.")
+            raise CloudFormationError("Either Template URL or Template Body must be specified.")
         planning.check_types(template, self.registry)
         parameters = decide_parameters(
             template,
@@ -99,7 +99,7 @@ class Engine:
         tags = previous.tags if previous and "Tags" not in request else {
             tag["Key"]: tag["Value"] for tag in request.get("Tags", [])
         }  # fmt: skip
-        return Plan(
+        return StackPlan(
             template=template,
             parameters=parameters,
             tags=tags,
@@ -109,10 +109,10 @@ class Engine:
             role_arn=request.get("RoleARN"),
         )
 
-    def predict(self, stack: Stack, plan: Plan) -> Prediction:
+    def predict(self, stack: Stack, plan: StackPlan) -> Prediction:
         return planning.predict(self.account, stack, plan, self.imported, self.registry)
 
-    def is_unchanged(self, stack: Stack, plan: Plan, prediction: Prediction) -> bool:
+    def is_unchanged(self, stack: Stack, plan: StackPlan, prediction: Prediction) -> bool:
         """Whether carrying the plan out would change nothing, outputs and tags included."""
         return (
             prediction.is_empty
@@ -122,16 +122,16 @@ class Engine:
             and stack.plan.template.section("Outputs") == plan.template.section("Outputs")
         )
 
-    def start(self, stack: Stack, status: str, work: Callable[[Deployment], None],
+    def start(self, stack: Stack, status: str, work: Callable[[StackOperation], None],
               token: str | None) -> None:  # fmt: skip
         """Start an operation in the background."""
         with self.lock:
             if stack.in_progress:
-                raise Refusal(
+                raise CloudFormationError(
                     f"Stack:{stack.id} is in {stack.status} state and can not be updated."
                 )
             stack.start_operation(status, token)
-        deployment = Deployment(
+        operation = StackOperation(
             provisioner=self._provisioner(stack),
             imported=self.imported,
             check_exports=self._check_exports,
@@ -139,7 +139,7 @@ class Engine:
 
         def run() -> None:
             try:
-                work(deployment)
+                work(operation)
             finally:
                 # A bug of ours must not leave the CLI waiting forever.
                 if stack.in_progress:
@@ -152,34 +152,42 @@ class Engine:
         thread.join(self.patience_seconds)
 
     def create(
-        self, stack: Stack, plan: Plan, token: str | None = None, problems: Problems | None = None
+        self,
+        stack: Stack,
+        plan: StackPlan,
+        token: str | None = None,
+        problems: Problems | None = None,
     ) -> None:
         """Carry out a new stack's first plan in the background."""
-        carry_out = partial(Deployment.carry_out, plan=plan, creating=True, problems=problems)
+        carry_out = partial(StackOperation.carry_out, plan=plan, creating=True, problems=problems)
         self.start(stack, "CREATE_IN_PROGRESS", carry_out, token)
 
     def update(
-        self, stack: Stack, plan: Plan, token: str | None = None, problems: Problems | None = None
+        self,
+        stack: Stack,
+        plan: StackPlan,
+        token: str | None = None,
+        problems: Problems | None = None,
     ) -> None:
         """Carry out a plan for an existing stack in the background."""
         self.check_updatable(stack)
-        carry_out = partial(Deployment.carry_out, plan=plan, creating=False, problems=problems)
+        carry_out = partial(StackOperation.carry_out, plan=plan, creating=False, problems=problems)
         self.start(stack, "UPDATE_IN_PROGRESS", carry_out, token)
 
     def check_updatable(self, stack: Stack) -> None:
         if stack.status not in _UPDATABLE:
-            raise Refusal(f"Stack:{stack.id} is in {stack.status} state and can not be updated.")
+            raise CloudFormationError(
+                f"Stack:{stack.id} is in {stack.status} state and can not be updated."
+            )
 
     def delete(self, stack: Stack, retained: set[str], token: str | None = None) -> None:
         if stack.termination_protection:
-            raise Refusal(
+            raise CloudFormationError(
                 f"Stack [{stack.name}] cannot be deleted while TerminationProtection is enabled"
             )
         for name in stack.exports:
             self._refuse_if_imported(stack, name, "deleted")
-        self.start(
-            stack, "DELETE_IN_PROGRESS", lambda deployment: deployment.delete(retained), token
-        )
+        self.start(stack, "DELETE_IN_PROGRESS", lambda operation: operation.delete(retained), token)
 
     def exports(self) -> dict[str, tuple[str, Stack]]:
         with self.lock:
@@ -194,7 +202,7 @@ class Engine:
         try:
             return self.exports()[name][0]
         except KeyError as error:
-            raise Refusal(f"No export named {name} found.") from error
+            raise CloudFormationError(f"No export named {name} found.") from error
 
     def importers(self, name: str) -> list[str]:
         with self.lock:
@@ -227,7 +235,7 @@ class Engine:
     def _check_capabilities(self, template: Any, given: list[str]) -> None:
         needed = planning.needed_capabilities(template)
         if needed and not {*needed, "CAPABILITY_NAMED_IAM"} & set(given):
-            raise Refusal(
+            raise CloudFormationError(
                 f"Requires capabilities : [{', '.join(needed)}]",
                 "InsufficientCapabilitiesException",
             )
@@ -236,7 +244,7 @@ class Engine:
         new = {item["ExportName"]: item["OutputValue"] for item in outputs if "ExportName" in item}
         for name, (_, owner) in self.exports().items():
             if name in new and owner is not stack:
-                raise Refusal(
+                raise CloudFormationError(
                     f"Export with name {name} is already exported by stack {owner.name}. "
                 )
         for name, value in stack.exports.items():
@@ -248,6 +256,6 @@ class Engine:
     def _refuse_if_imported(self, stack: Stack, name: str, verb: str) -> None:
         importers = [item for item in self.importers(name) if item != stack.name]
         if importers:
-            raise Refusal(
+            raise CloudFormationError(
                 f"Export {name} cannot be {verb} as it is in use by {' and '.join(importers)}"
             )

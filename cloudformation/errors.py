@@ -1,7 +1,7 @@
 """The engine's errors, with the codes and messages of the real CloudFormation."""
 
 
-class Refusal(Exception):
+class CloudFormationError(Exception):
     """CloudFormation refuses a request: a message and an error code of its API."""
 
     def __init__(self, message: str, code: str = "ValidationError") -> None:
@@ -15,9 +15,9 @@ class ResourceFailed(ValueError):
     """A resource could not be created, updated or deleted; the message goes into its event."""
 
 
-def no_such_stack(name: str) -> Refusal:
-    return Refusal(f"Stack with id {name} does not exist")
+def no_such_stack(name: str) -> CloudFormationError:
+    return CloudFormationError(f"Stack with id {name} does not exist")
 
 
-def no_such_change_set(name: str) -> Refusal:
-    return Refusal(f"ChangeSet [{name}] does not exist", "ChangeSetNotFound")
+def no_such_change_set(name: str) -> CloudFormationError:
+    return CloudFormationError(f"ChangeSet [{name}] does not exist", "ChangeSetNotFound")

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from cloudformation.errors import Refusal
+from cloudformation.errors import CloudFormationError
 
 NO_VALUE = object()
 _PLACEHOLDER = re.compile(r"\$\{([^!][^}]*)\}")
@@ -58,19 +58,25 @@ class Expressions:
                 if name in FUNCTIONS:
                     return FUNCTIONS[name](self, argument)
                 if name.startswith("Fn::"):
-                    raise Refusal(f"Template error: unsupported intrinsic function {name}")
+                    raise CloudFormationError(
+                        f"Template error: unsupported intrinsic function {name}"
+                    )
             items = {key: self.value(item) for key, item in node.items()}
             return {key: item for key, item in items.items() if item is not NO_VALUE}
         if isinstance(node, list):
             return [item for item in map(self.value, node) if item is not NO_VALUE]
         if isinstance(node, str) and "{{resolve:" in node:
-            raise Refusal("Template error: the embedded AWS does not resolve dynamic references")
+            raise CloudFormationError(
+                "Template error: the embedded AWS does not resolve dynamic references"
+            )
         return node
 
     def condition(self, name: str) -> bool:
         """Evaluate a named condition, once."""
         if name not in self.conditions:
-            raise Refusal(f"Template format error: Unresolved condition dependency {name}")
+            raise CloudFormationError(
+                f"Template format error: Unresolved condition dependency {name}"
+            )
         if name not in self._known_conditions:
             self._known_conditions[name] = truth(self.value(self.conditions[name]))
         return self._known_conditions[name]
@@ -88,7 +94,7 @@ def scalar(value: Any) -> str:
 
 
 def _unresolved(name: str) -> str:
-    raise Refusal(f"Template error: unresolved reference to {name}")
+    raise CloudFormationError(f"Template error: unresolved reference to {name}")
 
 
 def _ref(expressions: Expressions, name: str) -> Any:
@@ -110,7 +116,9 @@ def _join(expressions: Expressions, argument: Any) -> str:
     if isinstance(values, Unknown):
         return values
     if not isinstance(values, list):
-        raise Refusal("Template error: every Fn::Join object requires a list of strings")
+        raise CloudFormationError(
+            "Template error: every Fn::Join object requires a list of strings"
+        )
     text = delimiter.join(scalar(item) for item in values)
     return Unknown(text) if has_unknown(values) else text
 
@@ -143,7 +151,7 @@ def _select(expressions: Expressions, argument: Any) -> Any:
     try:
         return items[int(index)]
     except (IndexError, ValueError) as error:
-        raise Refusal(
+        raise CloudFormationError(
             f"Template error: Fn::Select cannot select nonexistent value at index {index}"
         ) from error
 
@@ -165,7 +173,7 @@ def _find_in_map(expressions: Expressions, argument: Any) -> Any:
     except KeyError as error:
         if len(argument) > 3 and "DefaultValue" in argument[3]:
             return expressions.value(argument[3]["DefaultValue"])
-        raise Refusal(
+        raise CloudFormationError(
             f"Template error: Unable to get mapping for {name}::{top}::{second}"
         ) from error
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cloudformation.errors import Refusal
+from cloudformation.errors import CloudFormationError
 from cloudformation.intrinsics import Expressions, truth
 from cloudformation.template import Template
 
@@ -55,7 +55,7 @@ def decide_parameters(
     found = read_ssm(ssm_names) if ssm_names else {}
     absent = sorted(set(ssm_names) - set(found))
     if absent:
-        raise Refusal(
+        raise CloudFormationError(
             f"Unable to fetch parameters [{','.join(absent)}] from parameter store for this "
             "account."
         )
@@ -86,7 +86,7 @@ def check_rules(template: Template, parameters: Mapping[str, Any]) -> None:
         for assertion in rule.get("Assertions", []):
             if not truth(expressions.value(assertion["Assert"])):
                 why = assertion.get("AssertDescription", "an assertion failed")
-                raise Refusal(f"Template validation error: Rule {name} failed: {why}")
+                raise CloudFormationError(f"Template validation error: Rule {name} failed: {why}")
 
 
 def _texts(
@@ -97,14 +97,16 @@ def _texts(
     by_name = {item["ParameterKey"]: item for item in given}
     unknown = [name for name in by_name if name not in declared]
     if unknown:
-        raise Refusal(f"Parameters: [{', '.join(unknown)}] do not exist in the template")
+        raise CloudFormationError(
+            f"Parameters: [{', '.join(unknown)}] do not exist in the template"
+        )
     texts: dict[str, str] = {}
     missing = []
     for name, declaration in declared.items():
         item = by_name.get(name, {})
         if item.get("UsePreviousValue"):
             if name not in previous:
-                raise Refusal(
+                raise CloudFormationError(
                     f"Invalid input for parameter key {name}. Cannot specify usePreviousValue as "
                     "true for a parameter key not in the previous template"
                 )
@@ -116,7 +118,7 @@ def _texts(
         else:
             missing.append(name)
     if missing:
-        raise Refusal(f"Parameters: [{', '.join(missing)}] must have values")
+        raise CloudFormationError(f"Parameters: [{', '.join(missing)}] must have values")
     return texts
 
 
@@ -127,8 +129,8 @@ def _default_text(default: Any) -> str:
 def _check_constraints(name: str, text: str, declaration: Mapping[str, Any]) -> None:
     described = declaration.get("ConstraintDescription")
 
-    def refuse(why: str) -> Refusal:
-        return Refusal(
+    def refuse(why: str) -> CloudFormationError:
+        return CloudFormationError(
             f"Parameter '{name}' failed to satisfy constraint: {described}"
             if described
             else f"Parameter '{name}' {why}"
@@ -156,7 +158,7 @@ def _number(name: str, text: str) -> float:
     try:
         return float(text)
     except ValueError as error:
-        raise Refusal(f"Parameter '{name}' must be a number") from error
+        raise CloudFormationError(f"Parameter '{name}' must be a number") from error
 
 
 def _check_kind(name: str, text: str, kind: str, exists: Exists) -> None:
@@ -166,7 +168,7 @@ def _check_kind(name: str, text: str, kind: str, exists: Exists) -> None:
         if element == "Number":
             _number(name, item)
         elif element.startswith("AWS::") and not exists(element, item.strip()):
-            raise Refusal(
+            raise CloudFormationError(
                 f"Parameter validation failed: parameter value {item.strip()} for parameter name "
                 f"{name} does not exist"
             )

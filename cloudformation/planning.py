@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cloudformation import schema
-from cloudformation.account import Account
-from cloudformation.errors import Refusal
+from cloudformation.account import RegionalAccount
+from cloudformation.errors import CloudFormationError
 from cloudformation.intrinsics import Expressions, Unknown, has_unknown
-from cloudformation.records import Plan, Stack, StackResource
+from cloudformation.records import Stack, StackPlan, StackResource
 from cloudformation.resource import Registry
 from cloudformation.template import Template, references
 
@@ -36,17 +36,19 @@ def check_types(template: Template, registry: Registry) -> None:
     types = {resource["Type"] for resource in template.resources.values()}
     unknown = sorted(name for name in types if schema.schema_of(name) is None)
     if unknown:
-        raise Refusal(f"Template format error: Unrecognized resource types: [{', '.join(unknown)}]")
+        raise CloudFormationError(
+            f"Template format error: Unrecognized resource types: [{', '.join(unknown)}]"
+        )
     unsupported = sorted(types - set(registry))
     if unsupported:
-        raise Refusal(
+        raise CloudFormationError(
             f"Template format error: Unrecognized resource types: [{', '.join(unsupported)}] (they "
             "exist on AWS, but the embedded AWS cannot create them; see cloudformation/resources)"
         )
     for name, attribute in references(dict(template.content)):
         resource = template.resources.get(name)
         if resource and attribute and attribute not in schema.attributes_of(resource["Type"]):
-            raise Refusal(
+            raise CloudFormationError(
                 f"Template error: resource {name} does not support attribute type {attribute} "
                 "in Fn::GetAtt"
             )
@@ -63,7 +65,7 @@ def needed_capabilities(template: Template) -> list[str]:
     return ["CAPABILITY_IAM"] if iam else []
 
 
-def pseudo_parameters(account: Account, stack: Stack, plan: Plan) -> dict[str, Any]:
+def pseudo_parameters(account: RegionalAccount, stack: Stack, plan: StackPlan) -> dict[str, Any]:
     return {
         "AWS::AccountId": account.id,
         "AWS::Region": account.region,
@@ -76,9 +78,9 @@ def pseudo_parameters(account: Account, stack: Stack, plan: Plan) -> dict[str, A
 
 
 def expressions_for(
-    account: Account,
+    account: RegionalAccount,
     stack: Stack,
-    plan: Plan,
+    plan: StackPlan,
     imported: Import,
     *,
     reference: Callable[[str], str] | None = None,
@@ -99,7 +101,7 @@ def expressions_for(
 
 def attribute_of(resource: StackResource, name: str) -> Any:
     if name not in resource.attributes:
-        raise Refusal(
+        raise CloudFormationError(
             f"The embedded AWS does not know the attribute {name} of {resource.type} "
             f"({resource.logical_id})"
         )
@@ -124,7 +126,7 @@ def wanted_properties(
 
 
 def predict(
-    account: Account, stack: Stack, plan: Plan, imported: Import, registry: Registry
+    account: RegionalAccount, stack: Stack, plan: StackPlan, imported: Import, registry: Registry
 ) -> Prediction:
     """Predict what carrying out the plan would change, and find invalid properties."""
     moving: dict[str, str] = {}  # logical id -> Add, Replace or Modify, as the loop finds them
@@ -189,7 +191,7 @@ def _change(
         return base | {"Action": "Add", "Scope": [], "Details": []}
     base["PhysicalResourceId"] = existing.physical_id
     if existing.type != resource["Type"]:
-        raise Refusal(
+        raise CloudFormationError(
             f"Update of resource type is not permitted. The new template modifies resource type "
             f"of the following resources: [{name}]"
         )

@@ -9,21 +9,21 @@ from dataclasses import dataclass
 from botocore.exceptions import ClientError, ParamValidationError
 
 from cloudformation import schema
-from cloudformation.account import Account
-from cloudformation.errors import Refusal, ResourceFailed
+from cloudformation.account import RegionalAccount
+from cloudformation.errors import CloudFormationError, ResourceFailed
 from cloudformation.records import Stack, StackResource, now
-from cloudformation.resource import Registry, ResourceRequest
-from cloudformation.resources.lookups import is_absent
+from cloudformation.resource import HandlerRequest, Registry
+from cloudformation.resources.calls import is_absent
 
 # What a service or a handler may refuse; any other exception is a bug of ours.
-FAILURES = (ClientError, ParamValidationError, ResourceFailed, Refusal)
+FAILURES = (ClientError, ParamValidationError, ResourceFailed, CloudFormationError)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Provisioner:
     """Acts on the resources of one stack through their services."""
 
-    account: Account
+    account: RegionalAccount
     registry: Registry
     stack: Stack
 
@@ -99,9 +99,9 @@ class Provisioner:
         wanted: StackResource,
         existing: StackResource | None,
         physical: StackResource | None = None,
-    ) -> ResourceRequest:
+    ) -> HandlerRequest:
         physical = physical or existing
-        return ResourceRequest(
+        return HandlerRequest(
             account=self.account,
             stack_name=self.stack.name,
             stack_id=self.stack.id,

@@ -34,7 +34,7 @@ class StackResource:
 
 
 @dataclass(kw_only=True, slots=True)
-class Plan:
+class StackPlan:
     """A checked request: the template, parameter values and tags that a stack is to have."""
 
     template: Template
@@ -53,7 +53,7 @@ class ChangeSet:
     name: str
     id: str
     type: str
-    plan: Plan
+    plan: StackPlan
     changes: list[dict[str, Any]]
     description: str | None = None
     on_stack_failure: str | None = None
@@ -71,7 +71,7 @@ class Stack:
     name: str
     id: str
     status: str
-    plan: Plan | None = None
+    plan: StackPlan | None = None
     reason: str | None = None
     created: datetime = field(default_factory=now)
     updated: datetime | None = None

@@ -1,22 +1,22 @@
-"""What a resource type's handlers take and return: ResourceRequest, Provisioned, ResourceType."""
+"""What a resource type's handlers take and return: HandlerRequest, Provisioned, ResourceType."""
 
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from cloudformation.account import Account
+from cloudformation.account import RegionalAccount
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ResourceRequest:
-    """One resource with the properties that the template gives it.
+class HandlerRequest:
+    """One resource with the properties that the template sets.
 
     `old` has its present properties, for an update. `physical_id` and `attributes` identify the
     resource, for an update, a delete or a check that it exists.
     """
 
-    account: Account
+    account: RegionalAccount
     stack_name: str
     stack_id: str
     logical_id: str
@@ -32,11 +32,23 @@ class ResourceRequest:
         return self.properties.get(name, default)
 
     def pick(self, *names: str) -> dict[str, Any]:
-        """Return the named properties that are set: many have the same form in the API."""
+        """Return the named properties that are set."""
         return {name: self.properties[name] for name in names if name in self.properties}
 
     def changed(self, name: str) -> bool:
         return bool(self.properties.get(name) != self.old.get(name))
+
+    def added(self, name: str) -> list[Any]:
+        """Return the items of a list property that its present value lacks."""
+        return [item for item in self.get(name, []) if item not in self.old.get(name, [])]
+
+    def removed(self, name: str) -> list[Any]:
+        """Return the items that a list property loses."""
+        return [item for item in self.old.get(name, []) if item not in self.get(name, [])]
+
+    def emptied(self) -> "HandlerRequest":
+        """Return the request that takes everything off the resource, before its deletion."""
+        return replace(self, properties={}, old=self.properties)
 
     def generated_name(self, *, longest: int, lower: bool = False) -> str:
         """Return a physical name as CloudFormation generates it: stack, logical id, random end."""
@@ -66,20 +78,12 @@ class ResourceType:
     names the attributes that an update may change.
     """
 
-    create: Callable[[ResourceRequest], Provisioned]
-    delete: Callable[[ResourceRequest], None]
-    exists: Callable[[ResourceRequest], bool]
-    configure: Callable[[ResourceRequest], None] | None = None
-    update: Callable[[ResourceRequest], Provisioned] | None = None
+    create: Callable[[HandlerRequest], Provisioned]
+    delete: Callable[[HandlerRequest], None]
+    exists: Callable[[HandlerRequest], bool]
+    configure: Callable[[HandlerRequest], None] | None = None
+    update: Callable[[HandlerRequest], Provisioned] | None = None
     volatile: frozenset[str] = frozenset()
 
 
 Registry = Mapping[str, ResourceType]
-
-
-def tag_list(tags: Mapping[str, str]) -> list[dict[str, str]]:
-    return [{"Key": key, "Value": value} for key, value in tags.items()]
-
-
-def tag_map(tags: list[dict[str, str]] | None) -> dict[str, str]:
-    return {tag["Key"]: tag["Value"] for tag in tags or []}

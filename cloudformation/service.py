@@ -5,7 +5,7 @@ from typing import Any
 from cloudformation.change_sets import ChangeSets
 from cloudformation.described import described_resource, described_stack, description_of
 from cloudformation.engine import Engine
-from cloudformation.errors import Refusal, no_such_stack
+from cloudformation.errors import CloudFormationError, no_such_stack
 from cloudformation.records import Stack
 from cloudformation.template import parse_template
 from cloudformation.wire import Operation
@@ -45,7 +45,7 @@ class CloudFormation:
     def create_stack(self, request: Request) -> Response:
         name = request["StackName"]
         if self.engine.find_active(name):
-            raise Refusal(f"Stack [{name}] already exists", "AlreadyExistsException")
+            raise CloudFormationError(f"Stack [{name}] already exists", "AlreadyExistsException")
         plan = self.engine.plan(request, None)
         # Predicted for a stack that is not registered: a refusal leaves none behind.
         prediction = self.engine.predict(Stack(name=name, id="", status=""), plan)
@@ -62,7 +62,7 @@ class CloudFormation:
         plan = self.engine.plan(request, stack)
         prediction = self.engine.predict(stack, plan)
         if self.engine.is_unchanged(stack, plan, prediction):
-            raise Refusal("No updates are to be performed.")
+            raise CloudFormationError("No updates are to be performed.")
         token = request.get("ClientRequestToken")
         self.engine.update(stack, plan, token, prediction.problems)
         return {"StackId": stack.id}
@@ -124,7 +124,7 @@ class CloudFormation:
         stack = self.engine.find(request["StackName"])
         name = request["LogicalResourceId"]
         if name not in stack.resources:
-            raise Refusal(f"Resource {name} does not exist for stack {stack.name}")
+            raise CloudFormationError(f"Resource {name} does not exist for stack {stack.name}")
         return {"StackResourceDetail": described_resource(stack, stack.resources[name])}
 
     def describe_stack_resources(self, request: Request) -> Response:
@@ -154,7 +154,9 @@ class CloudFormation:
     def list_imports(self, request: Request) -> Response:
         importers = self.engine.importers(request["ExportName"])
         if not importers:
-            raise Refusal(f"Export '{request['ExportName']}' is not imported by any stack.")
+            raise CloudFormationError(
+                f"Export '{request['ExportName']}' is not imported by any stack."
+            )
         return {"Imports": importers}
 
     def get_template(self, request: Request) -> Response:

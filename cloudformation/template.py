@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
-from cloudformation.errors import Refusal
+from cloudformation.errors import CloudFormationError
 from cloudformation.intrinsics import Expressions
 
 SIZE_LIMIT = 1_000_000
@@ -63,22 +63,28 @@ class Template:
 def parse_template(body: str) -> Template:
     """Parse a template and check its structure."""
     if len(body.encode()) > SIZE_LIMIT:
-        raise Refusal(f"Template may not exceed {SIZE_LIMIT} bytes in size.")
+        raise CloudFormationError(f"Template may not exceed {SIZE_LIMIT} bytes in size.")
     try:
         content = json.loads(body) if body.lstrip().startswith("{") else _load_yaml(body)
     except (json.JSONDecodeError, yaml.YAMLError) as error:
-        raise Refusal(f"Template format error: {type(error).__name__}: {error}") from error
+        raise CloudFormationError(
+            f"Template format error: {type(error).__name__}: {error}"
+        ) from error
     if not isinstance(content, dict):
-        raise Refusal("Template format error: unsupported structure.")
+        raise CloudFormationError("Template format error: unsupported structure.")
     unknown = sorted(set(content) - SECTIONS)
     if unknown:
-        raise Refusal(f"Invalid template property or properties [{', '.join(unknown)}]")
+        raise CloudFormationError(f"Invalid template property or properties [{', '.join(unknown)}]")
     if content.get("Transform"):
-        raise Refusal("The embedded AWS does not run Transforms; deploy a template without one")
+        raise CloudFormationError(
+            "The embedded AWS does not run Transforms; deploy a template without one"
+        )
     if not content.get("Resources"):
-        raise Refusal("Template format error: At least one Resources member must be defined.")
+        raise CloudFormationError(
+            "Template format error: At least one Resources member must be defined."
+        )
     if len(content["Resources"]) > RESOURCE_LIMIT:
-        raise Refusal(
+        raise CloudFormationError(
             f"Template format error: Number of resources, {len(content['Resources'])}, is greater "
             f"than maximum allowed, {RESOURCE_LIMIT}"
         )
@@ -126,15 +132,17 @@ def dependencies(resource: Mapping[str, Any]) -> set[str]:
 
 def _check_resource(name: str, resource: Any) -> None:
     if not re.fullmatch(r"[A-Za-z0-9]+", name):
-        raise Refusal(f"Template format error: Resource name {name} is non alphanumeric.")
+        raise CloudFormationError(
+            f"Template format error: Resource name {name} is non alphanumeric."
+        )
     if not isinstance(resource, dict) or not isinstance(resource.get("Type"), str):
-        raise Refusal(
+        raise CloudFormationError(
             f"Template format error: [/Resources/{name}] Every Resources object must contain "
             "a Type member."
         )
     unknown = sorted(set(resource) - RESOURCE_KEYS)
     if unknown:
-        raise Refusal(f"Invalid template resource property '{unknown[0]}'")
+        raise CloudFormationError(f"Invalid template resource property '{unknown[0]}'")
 
 
 def _check_references(template: Template) -> None:
@@ -144,7 +152,7 @@ def _check_references(template: Template) -> None:
             {name for name, _ in references(template.section(section)) if name not in known}
         )
         if missing:
-            raise Refusal(
+            raise CloudFormationError(
                 f"Template format error: Unresolved resource dependencies [{', '.join(missing)}] "
                 f"in the {section} block of the template"
             )
@@ -153,7 +161,7 @@ def _check_references(template: Template) -> None:
         needs = dependencies(resource)
         missing = sorted(needs - known)
         if missing:
-            raise Refusal(
+            raise CloudFormationError(
                 f"Template format error: Unresolved resource dependencies [{', '.join(missing)}] "
                 "in the Resources block of the template"
             )
@@ -162,7 +170,9 @@ def _check_references(template: Template) -> None:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
         names = sorted(set(error.args[1]))
-        raise Refusal(f"Circular dependency between resources: [{', '.join(names)}]") from error
+        raise CloudFormationError(
+            f"Circular dependency between resources: [{', '.join(names)}]"
+        ) from error
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]

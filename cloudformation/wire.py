@@ -10,7 +10,7 @@ from moto.core.utils import get_service_model
 from werkzeug.datastructures import MultiDict
 from werkzeug.wrappers import Request, Response
 
-from cloudformation.errors import Refusal
+from cloudformation.errors import CloudFormationError
 
 Operation = Callable[[dict[str, Any]], dict[str, Any] | None]
 
@@ -22,7 +22,9 @@ def answer(request: Request, operations: Mapping[str, Operation]) -> Response:
     action = values.get("Action", "")
     if action not in model.operation_names:
         action = "DescribeStacks"
-        result: Any = Refusal(f"Could not find operation {values.get('Action')}", "InvalidAction")
+        result: Any = CloudFormationError(
+            f"Could not find operation {values.get('Action')}", "InvalidAction"
+        )
     else:
         result = _run(model.operation_model(action), values, operations)
     context = SerializationContext(request_id=str(uuid.uuid4()))
@@ -35,11 +37,11 @@ def answer(request: Request, operations: Mapping[str, Operation]) -> Response:
 def _run(model: Any, values: MultiDict[str, str], operations: Mapping[str, Operation]) -> Any:
     operation = operations.get(model.name)
     if operation is None:
-        return Refusal(
+        return CloudFormationError(
             f"The embedded AWS has no CloudFormation operation {model.name}", "InvalidAction"
         )
     parsed = QueryParser(model).parse({"values": values})  # type: ignore[typeddict-item]
     try:
         return operation(parsed) or {}
-    except Refusal as refusal:
-        return refusal
+    except CloudFormationError as error:
+        return error

@@ -59,7 +59,7 @@ class Fault:
 
 
 @dataclass(kw_only=True, slots=True)
-class Faults:
+class FaultInjector:
     """The faults that hold now. Any thread may ask."""
 
     clock: Callable[[], float] = time.monotonic

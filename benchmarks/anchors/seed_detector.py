@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from training.workloads.detection.architecture import Architecture, LossWeights
 from training.workloads.detection.denoising import denoising
 from training.workloads.detection.detector import Detector
-from training.workloads.detection.losses import criterion
-from training.workloads.detection.matching import in_order
+from training.workloads.detection.losses import criterion, in_order
 
 _SIDE, _OBJECTS = 1333, 20
 

@@ -51,8 +51,7 @@ def measure(
 def _contenders(part: Part, scale: str, device: str, compiled: bool) -> Iterator[Contender]:
     """Ours and its peers."""
     common: dict[str, Any] = {"part": part, "scale": scale, "device": device}
-    left_out = {*(() if compiled else ("compiled",)), *(() if device == "cuda" else ("triton",))}
-    ours = [each for each in IMPLEMENTATIONS if each not in left_out]
+    ours = [each for each in IMPLEMENTATIONS if each != "triton" or device == "cuda"]
     if part != "step":
         for implementation in ours:
             yield Contender(who="ours", implementation=implementation, **common)

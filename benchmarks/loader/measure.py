@@ -23,7 +23,7 @@ import torch
 from PIL import Image
 
 from benchmarks.loader.contenders import CONTENDERS, SIDE, our_samples
-from training.workloads.imagenet.decoding import decode
+from training.workloads.imagenet.samples import decode
 
 _REPOSITORY = Path(__file__).resolve().parents[2]
 _HEIGHT, _WIDTH = 375, 500

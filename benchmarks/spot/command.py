@@ -21,9 +21,8 @@ from rich.progress import track
 from benchmarks.spot import forecast, settings
 from benchmarks.spot.comparison import Question, compare
 from benchmarks.spot.tables import draw, notes, table
-from sizing import catalogue
 from sizing.catalogue import Price
-from sizing.cli.prices import add_price_arguments, ages, answers_of_aws, prices_of
+from sizing.cli.prices import add_price_arguments, ages, price_book
 from sizing.cli.tables import print_json, show
 from sizing.spot.traces import Trace, load_fleet, load_trace, statistics
 
@@ -94,7 +93,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _one_setting(arguments: argparse.Namespace) -> int:
     paths = arguments.trace
     traces = [load_fleet(paths)] if arguments.fleet else [load_trace(path) for path in paths]
-    costs = known_prices(arguments)
+    costs = price_book(arguments).require(arguments.size)
     question = make_question(arguments, *costs)
     if arguments.chart and arguments.chart.suffix not in (".svg", ".png"):
         raise ValueError(f"--chart takes a file ending in .svg or .png, got {arguments.chart}")
@@ -119,16 +118,6 @@ def _one_setting(arguments: argparse.Namespace) -> int:
     else:
         show(table(rows), notes=[*notes(rows, traces, question, arguments.size), ages(costs)])
     return 0
-
-
-def known_prices(arguments: argparse.Namespace) -> tuple[Price, Price]:
-    """Return on-demand and Spot price of the size; a ValueError where one is not known."""
-    size, region = arguments.size, arguments.region
-    on_demand, spot = prices_of(arguments, size, answers_of_aws(arguments))
-    return (
-        on_demand or catalogue.hourly_price(size, region),
-        spot or catalogue.spot_price(size, region, arguments.zone),
-    )
 
 
 def make_question(arguments: argparse.Namespace, on_demand: Price, spot: Price) -> Question:

@@ -8,21 +8,17 @@ import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
+from benchmarks.spot.daly import daly_interval
 from benchmarks.spot.oracle import best_goodput, least_usd
 from benchmarks.spot.placements import Greedy, OnDemandOnly, UniformProgress
-from contract.auto_interval import choose_interval, expected_life_seconds
+from contract.auto_interval import MIN_SECONDS, choose_interval, expected_life_seconds
 from contract.notice import idle_seconds
 from sizing.fallback.decision import Fallback
 from sizing.fallback.evidence import PRIOR_WEIGHT
-from sizing.spot.fleet_replay import Clock, Outcome, Placement, Prices, replay_fleet
 from sizing.spot.interruptions import interruptions
-from sizing.spot.interval import (
-    NOTICE_ARRIVES,
-    daly_interval,
-    recommend_interval,
-)
-from sizing.spot.replay import Job, Ledger, Saving, replay
-from sizing.spot.traces import Life, Trace, statistics
+from sizing.spot.pattern import NOTICE_ARRIVES
+from sizing.spot.replay import Clock, Placement, Prices, Replay, ReplayJob, ReplayOutcome, Saving
+from sizing.spot.traces import SpotLife, Trace, statistics
 
 # Reserve after the last save of a notice, in case it takes longer than the ones before.
 MARGIN_SECONDS = 10.0
@@ -73,12 +69,14 @@ class Question:
                 f"on demand alone takes {least:.3g} h; give at least that as --deadline-hours"
             )
 
-    def job(self, *, has_deadline: bool) -> Job:
+    def job(self, *, has_deadline: bool) -> ReplayJob:
         """Return the job; without a deadline it is endless."""
-        costs = {"restart": self.restart, "checkpoint": self.checkpoint, "notice": self.notice}
+        endless = ReplayJob(
+            restart=self.restart, checkpoint=self.checkpoint, save=self.save, notice=self.notice
+        )
         if not has_deadline:
-            return Job(**costs)
-        return Job(work=self.work_hours * 3600, deadline=self.deadline_hours * 3600, **costs)
+            return endless
+        return replace(endless, work=self.work_hours * 3600, deadline=self.deadline_hours * 3600)
 
     @property
     def full_price(self) -> float:
@@ -119,15 +117,13 @@ class Row:
 def policies(question: Question, trace: Trace) -> list[Policy]:
     """Return every policy. Young/Daly is given the trace's rate; ours knows nothing of it."""
     prior = interruptions("g5.xlarge", pools=1).rate_per_hour
+    # With a notice long enough to save in, only the losses without one count.
+    counts = 1 - question.notice_arrives if question.save <= question.notice else 1.0
 
     def retune(losses: int, spot_seconds: float) -> float:
         rate = (losses + PRIOR_WEIGHT) / (spot_seconds / 3600 + PRIOR_WEIGHT / prior)
-        return recommend_interval(
-            checkpoint_seconds=question.checkpoint,
-            rate_per_hour=rate,
-            notice_fits=question.save <= question.notice,
-            notice_arrives=question.notice_arrives,
-        ).seconds
+        seconds = daly_interval(checkpoint_seconds=question.checkpoint, rate_per_hour=rate * counts)
+        return max(MIN_SECONDS, seconds)
 
     # A save at the notice (written while training continues) and a last one, with a margin.
     last = min(question.checkpoint + question.save + MARGIN_SECONDS, question.notice)
@@ -234,19 +230,19 @@ def _starts(trace: Trace, question: Question) -> list[float]:
 
 
 def _cut(
-    lives: Sequence[Life], warned: Sequence[bool], begin: float
-) -> tuple[list[Life], list[bool]]:
+    lives: Sequence[SpotLife], warned: Sequence[bool], begin: float
+) -> tuple[list[SpotLife], list[bool]]:
     """Return the lives as a job that starts at `begin` sees them."""
     kept = [(life, is_warned) for life, is_warned in zip(lives, warned, strict=True)
             if life.end > begin]  # fmt: skip
     moved = [
-        Life(start=max(0.0, life.start - begin), end=life.end - begin, pool=life.pool)
+        SpotLife(start=max(0.0, life.start - begin), end=life.end - begin, pool=life.pool)
         for life, _ in kept
     ]
     return moved, [is_warned for _, is_warned in kept]
 
 
-def _least(cut: Sequence[Life], question: Question) -> float:
+def _least(cut: Sequence[SpotLife], question: Question) -> float:
     return least_usd(
         cut,
         work=question.work_hours * 3600,
@@ -259,42 +255,41 @@ def _least(cut: Sequence[Life], question: Question) -> float:
 
 def _on_spot(
     trace: Trace, warned: Sequence[bool], policy: Policy, question: Question
-) -> Ledger | None:
+) -> ReplayOutcome | None:
     """Replay endless training on the whole trace."""
     if not policy.replays_on_spot:
         return None
-    return replay(
-        trace.lives,
+    return Replay(
+        lives=trace.lives,
         job=question.job(has_deadline=False),
         saving=policy.saving,
         horizon=trace.seconds,
         has_notice=warned,
-    )
+    ).run()
 
 
 def _by_deadline(
-    lives: Sequence[Life], warned: Sequence[bool], policy: Policy, question: Question
-) -> Outcome:
+    lives: Sequence[SpotLife], warned: Sequence[bool], policy: Policy, question: Question
+) -> ReplayOutcome:
     """Replay one job with its deadline; a late one continues until it is done."""
     assert policy.under_deadline is not None
-    return replay_fleet(
-        lives,
+    return Replay(
+        lives=lives,
         job=question.job(has_deadline=True),
-        save=question.save,
         saving=policy.saving,
         placement=policy.under_deadline(),
         prices=question.prices,
         clock=Clock(tick=question.tick),
         horizon=2 * question.deadline_hours * 3600 + 86_400,
         has_notice=warned,
-    )
+    ).run()
 
 
 def _mean(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-def _seconds(ledger: Ledger) -> dict[str, float]:
-    """Return the ledger's columns: where the time went."""
+def _seconds(spot: ReplayOutcome) -> dict[str, float]:
+    """Return where the time went."""
     names = ("useful", "lost", "saving", "restart", "notice", "waiting")
-    return {name: round(getattr(ledger, name), 1) for name in names}
+    return {name: round(getattr(spot, name), 1) for name in names}

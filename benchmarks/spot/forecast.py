@@ -13,10 +13,10 @@ from statistics import fmean, stdev
 from typing import Any
 
 from benchmarks.spot.settings import find_traces, group_by_time, middle
-from sizing.spot.forecast import Estimate, estimate
-from sizing.spot.on_trace import replay_on_trace
+from sizing.spot.forecast import SpotForecast, forecast, replay_on_trace
 from sizing.spot.pattern import POISSON, SEEN, SEEN_IN_FLEETS, Pattern
-from sizing.spot.replay import Job, Ledger, Saving
+from sizing.spot.replay import ReplayJob, ReplayOutcome, Saving
+from sizing.spot.simulation import SpotRun
 from sizing.spot.traces import Trace, load_fleet, load_trace, statistics
 
 HOURS = (0.5, 2.0, 8.0, 24.0)
@@ -90,18 +90,18 @@ def _left_out(trace: Trace, others: Sequence[Trace], pattern: Pattern) -> LeftOu
     )
 
 
-def _jobs(trace: Trace, hours: float) -> list[Ledger]:
+def _jobs(trace: Trace, hours: float) -> list[ReplayOutcome]:
     """Return jobs from many starts."""
     return replay_on_trace(
         trace,
-        jobs=[Job(work=hours * 3600, restart=RESTART, checkpoint=CHECKPOINT)],
+        jobs=[ReplayJob(work=hours * 3600, restart=RESTART, checkpoint=CHECKPOINT)],
         saving=Saving(interval=INTERVAL, notice_idle=NOTICE),
         notice_arrives=1.0,
     )
 
 
-def _forecast(held_out: LeftOut, hours: float, pattern: Pattern) -> Estimate:
-    return estimate(
+def _forecast(held_out: LeftOut, hours: float, pattern: Pattern) -> SpotForecast:
+    run = SpotRun(
         work_seconds=hours * 3600,
         rate_per_hour=held_out.rate_per_hour,
         wait_seconds=held_out.wait_hours * 3600,
@@ -109,9 +109,10 @@ def _forecast(held_out: LeftOut, hours: float, pattern: Pattern) -> Estimate:
         checkpoint_seconds=CHECKPOINT,
         interval_seconds=INTERVAL,
         notice_seconds=NOTICE,
-        notice_arrives=1.0,
+        notice_saves=1.0,
         pattern=pattern,
     )
+    return forecast(run)
 
 
 def _row(
@@ -119,17 +120,17 @@ def _row(
     hours: float,
     model: str,
     held_out: Sequence[LeftOut],
-    jobs: Sequence[Sequence[Ledger]],
+    jobs: Sequence[Sequence[ReplayOutcome]],
     pattern: Pattern | None,
 ) -> dict[str, Any]:
     """Return the shares below each quantile: means over the traces, and of the worst trace."""
     shares, p90s = [], []
     for each, own in zip(held_out, jobs, strict=True):
-        forecast = _forecast(each, hours, pattern or each.pattern)
-        p90s.append(forecast.hours_p90)
+        expected = _forecast(each, hours, pattern or each.pattern)
+        p90s.append(expected.hours_p90)
         limits = (
-            ("wall", forecast.hours_p50), ("wall", forecast.hours_p90),
-            ("spot", forecast.machine_hours_p50), ("spot", forecast.machine_hours_p90),
+            ("seconds", expected.hours_p50), ("seconds", expected.hours_p90),
+            ("spot", expected.machine_hours_p50), ("spot", expected.machine_hours_p90),
         )  # fmt: skip
         shares.append(
             [fmean(getattr(job, name) <= 3600 * limit + 1e-3 for job in own)

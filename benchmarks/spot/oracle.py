@@ -7,17 +7,17 @@ For a job with a deadline it is a bound, not a plan: the dual of the paper's int
 import math
 from collections.abc import Sequence
 
-from sizing.spot.traces import Life
+from sizing.spot.traces import SpotLife
 
 
-def best_goodput(lives: Sequence[Life], *, restart: float) -> float:
+def best_goodput(lives: Sequence[SpotLife], *, restart: float) -> float:
     """Return useful per paid second of the whole trace, taking only lives longer than a restart."""
     taken = [life.seconds for life in lives if life.seconds > restart]
     return sum(seconds - restart for seconds in taken) / sum(taken) if taken else 0.0
 
 
 def least_usd(
-    lives: Sequence[Life],
+    lives: Sequence[SpotLife],
     *,
     work: float,
     deadline: float,
@@ -47,7 +47,7 @@ def least_usd(
     return max(0.0, bound((low + high) / 2))
 
 
-def _stretches(lives: Sequence[Life], deadline: float) -> list[tuple[float, bool]]:
+def _stretches(lives: Sequence[SpotLife], deadline: float) -> list[tuple[float, bool]]:
     """Cut the time to the deadline where Spot comes or goes: seconds, and whether it is available.
 
     Two lives without a wait between them are two stretches, because the restart between is real.

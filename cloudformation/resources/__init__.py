@@ -1,8 +1,7 @@
 """The engine's registry: how each resource type is created, by its service's own API."""
 
-from cloudformation.resource import ResourceType
+from cloudformation.resource import Provisioned, ResourceType
 from cloudformation.resources import (
-    cdk,
     cloudwatch,
     ec2_instances,
     ec2_network,
@@ -19,7 +18,13 @@ from cloudformation.resources import (
 )
 
 REGISTRY: dict[str, ResourceType] = {
-    **cdk.TYPES,
+    # Lists the constructs that a stack uses; creates nothing, as on AWS.
+    "AWS::CDK::Metadata": ResourceType(
+        create=lambda request: Provisioned(id=request.generated_name(longest=128)),
+        configure=lambda request: None,
+        delete=lambda request: None,
+        exists=lambda request: True,
+    ),
     **cloudwatch.TYPES,
     **ec2_instances.TYPES,
     **ec2_network.TYPES,

@@ -4,65 +4,51 @@ import json
 from typing import Any
 
 from cloudformation.errors import ResourceFailed
-from cloudformation.resource import Provisioned, Registry, ResourceRequest, ResourceType
-from cloudformation.resources.lookups import deletes, look_up
+from cloudformation.resource import HandlerRequest, Provisioned, Registry, ResourceType
+from cloudformation.resources.calls import call, deletes, finds, look_up
 
 USER_DATA_LIMIT = 16 * 1024
 
 
-def _create_template(request: ResourceRequest) -> Provisioned:
+def _create_template(request: HandlerRequest) -> Provisioned:
     name = request.get("LaunchTemplateName") or request.generated_name(longest=128)
-    made = request.client("ec2").create_launch_template(
-        LaunchTemplateName=name,
-        LaunchTemplateData=_data(request),
-        **request.pick("VersionDescription", "TagSpecifications"),
-    )["LaunchTemplate"]
-    return _template(made["LaunchTemplateId"], made)
+    _check_user_data(request)
+    made = call(request, "ec2", "create_launch_template", LaunchTemplateName=name)
+    return _template(made["LaunchTemplate"])
 
 
-def _update_template(request: ResourceRequest) -> Provisioned:
+def _update_template(request: HandlerRequest) -> Provisioned:
     """Create a new version; the default version stays, as on AWS."""
     ec2, name = request.client("ec2"), request.physical_id
     if request.changed("LaunchTemplateData") or request.changed("VersionDescription"):
+        _check_user_data(request)
         ec2.create_launch_template_version(
-            LaunchTemplateId=name,
-            LaunchTemplateData=_data(request),
-            **request.pick("VersionDescription"),
+            LaunchTemplateId=name, **request.pick("LaunchTemplateData", "VersionDescription")
         )
-    made = ec2.describe_launch_templates(LaunchTemplateIds=[name])["LaunchTemplates"][0]
-    return _template(name, made)
+    return _template(ec2.describe_launch_templates(LaunchTemplateIds=[name])["LaunchTemplates"][0])
 
 
-def _template(name: str, made: dict[str, Any]) -> Provisioned:
+def _template(made: dict[str, Any]) -> Provisioned:
     return Provisioned(
-        id=name,
+        id=made["LaunchTemplateId"],
         attributes={
-            "LaunchTemplateId": name,
+            "LaunchTemplateId": made["LaunchTemplateId"],
             "LatestVersionNumber": str(made["LatestVersionNumber"]),
             "DefaultVersionNumber": str(made["DefaultVersionNumber"]),
         },
     )
 
 
-def _data(request: ResourceRequest) -> dict[str, Any]:
-    data = dict(request.properties["LaunchTemplateData"])
+def _check_user_data(request: HandlerRequest) -> None:
     # EC2 counts the raw bytes: base64 turns three into four characters.
-    size = len(data.get("UserData", "")) * 3 // 4
+    size = len(request.properties["LaunchTemplateData"].get("UserData", "")) * 3 // 4
     if size > USER_DATA_LIMIT:
         raise ResourceFailed(
             f"User data is limited to {USER_DATA_LIMIT} bytes before base64 encoding, got {size}"
         )
-    return data
 
 
-def _template_exists(request: ResourceRequest) -> bool:
-    found = look_up(
-        request.client("ec2").describe_launch_templates, LaunchTemplateIds=[request.physical_id]
-    )
-    return bool(found and found["LaunchTemplates"])
-
-
-def _create_fleet(request: ResourceRequest) -> Provisioned:
+def _create_fleet(request: HandlerRequest) -> Provisioned:
     config = dict(request.properties["SpotFleetRequestConfigData"])
     _check_versions(config)
     _check_role(request, config["IamFleetRole"])
@@ -83,8 +69,8 @@ def _check_versions(config: dict[str, Any]) -> None:
             )
 
 
-def _check_role(request: ResourceRequest, arn: str) -> None:
-    role = look_up(request.client("iam").get_role, RoleName=arn.rpartition("/")[2])
+def _check_role(request: HandlerRequest, arn: str) -> None:
+    role = look_up(request, "iam", "get_role", RoleName=arn.rpartition("/")[2])
     trusted = json.dumps(role["Role"]["AssumeRolePolicyDocument"]) if role else ""
     if "spotfleet.amazonaws.com" not in trusted:
         raise ResourceFailed(
@@ -97,7 +83,7 @@ _MODIFIABLE = ("TargetCapacity", "OnDemandTargetCapacity", "LaunchTemplateConfig
                "ExcessCapacityTerminationPolicy")  # fmt: skip
 
 
-def _update_fleet(request: ResourceRequest) -> Provisioned:
+def _update_fleet(request: HandlerRequest) -> Provisioned:
     config = request.properties["SpotFleetRequestConfigData"]
     _check_versions(config)
     changes = {name: config[name] for name in _MODIFIABLE if name in config}
@@ -107,30 +93,32 @@ def _update_fleet(request: ResourceRequest) -> Provisioned:
     return Provisioned(id=request.physical_id, attributes=request.attributes)
 
 
-def _delete_fleet(request: ResourceRequest) -> None:
+def _delete_fleet(request: HandlerRequest) -> None:
     request.client("ec2").cancel_spot_fleet_requests(
         SpotFleetRequestIds=[request.physical_id], TerminateInstances=True
     )
-
-
-def _fleet_exists(request: ResourceRequest) -> bool:
-    found = look_up(
-        request.client("ec2").describe_spot_fleet_requests,
-        SpotFleetRequestIds=[request.physical_id],
-    )
-    fleets = found["SpotFleetRequestConfigs"] if found else []
-    return any(item["SpotFleetRequestState"] == "active" for item in fleets)
 
 
 TYPES: Registry = {
     "AWS::EC2::LaunchTemplate": ResourceType(
         create=_create_template,
         update=_update_template,
-        delete=deletes("ec2", "delete_launch_template", "LaunchTemplateId"),
-        exists=_template_exists,
+        delete=deletes("ec2", "delete_launch_template", by="LaunchTemplateId"),
+        exists=finds(
+            "ec2", "describe_launch_templates", by="LaunchTemplateIds", answer="LaunchTemplates"
+        ),
         volatile=frozenset({"LatestVersionNumber"}),
     ),
     "AWS::EC2::SpotFleet": ResourceType(
-        create=_create_fleet, update=_update_fleet, delete=_delete_fleet, exists=_fleet_exists
+        create=_create_fleet,
+        update=_update_fleet,
+        delete=_delete_fleet,
+        exists=finds(
+            "ec2",
+            "describe_spot_fleet_requests",
+            by="SpotFleetRequestIds",
+            answer="SpotFleetRequestConfigs",
+            where=lambda _, fleet: fleet["SpotFleetRequestState"] == "active",
+        ),
     ),
 }

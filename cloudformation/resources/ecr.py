@@ -1,39 +1,19 @@
 """ECR repositories."""
 
-import json
-from typing import Any
-
-from cloudformation.resource import Provisioned, ResourceRequest, ResourceType
-from cloudformation.resources.lookups import finds
+from cloudformation.resource import HandlerRequest, Registry, ResourceType
+from cloudformation.resources.calls import call, creates, finds
 
 
-def _create(request: ResourceRequest) -> Provisioned:
-    name = request.get("RepositoryName") or request.generated_name(longest=256, lower=True)
-    arguments = request.pick("ImageTagMutability", "Tags")
-    scanning = request.get("ImageScanningConfiguration")
-    if scanning:
-        arguments["imageScanningConfiguration"] = {"scanOnPush": scanning.get("ScanOnPush", False)}
-    if "ImageTagMutability" in arguments:
-        arguments["imageTagMutability"] = arguments.pop("ImageTagMutability")
-    if "Tags" in arguments:
-        arguments["tags"] = arguments.pop("Tags")
-    made = request.client("ecr").create_repository(repositoryName=name, **arguments)["repository"]
-    return Provisioned(
-        id=name, attributes={"Arn": made["repositoryArn"], "RepositoryUri": made["repositoryUri"]}
-    )
-
-
-def _configure(request: ResourceRequest) -> None:
+def _configure(request: HandlerRequest) -> None:
     ecr, name = request.client("ecr"), request.physical_id
     lifecycle = request.get("LifecyclePolicy", {}).get("LifecyclePolicyText")
     if lifecycle:
         ecr.put_lifecycle_policy(repositoryName=name, lifecyclePolicyText=lifecycle)
     elif request.old.get("LifecyclePolicy"):
         ecr.delete_lifecycle_policy(repositoryName=name)
-    policy: Any = request.get("RepositoryPolicyText")
+    policy = request.get("RepositoryPolicyText")
     if policy:
-        text = policy if isinstance(policy, str) else json.dumps(policy)
-        ecr.set_repository_policy(repositoryName=name, policyText=text)
+        call(request, "ecr", "set_repository_policy", repositoryName=name, policyText=policy)
     elif request.old.get("RepositoryPolicyText"):
         ecr.delete_repository_policy(repositoryName=name)
     if request.old and request.changed("ImageTagMutability"):
@@ -42,13 +22,21 @@ def _configure(request: ResourceRequest) -> None:
         )
 
 
-TYPES = {
+TYPES: Registry = {
     "AWS::ECR::Repository": ResourceType(
-        create=_create,
+        create=creates(
+            "ecr",
+            "create_repository",
+            name="RepositoryName",
+            longest=256,
+            lower=True,
+            answer="repository",
+            attributes={"Arn": "repositoryArn", "RepositoryUri": "repositoryUri"},
+        ),
         configure=_configure,
         delete=lambda request: request.client("ecr").delete_repository(
             repositoryName=request.physical_id, force=bool(request.get("EmptyOnDelete"))
         ),
-        exists=finds("ecr", "describe_repositories", "repositoryNames", listed=True),
+        exists=finds("ecr", "describe_repositories", by="repositoryNames"),
     ),
 }

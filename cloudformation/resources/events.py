@@ -1,55 +1,38 @@
 """EventBridge rules and their targets."""
 
-import json
-from typing import Any
-
-from cloudformation.resource import Provisioned, Registry, ResourceRequest, ResourceType
-from cloudformation.resources.lookups import is_found
+from cloudformation.resource import HandlerRequest, Provisioned, Registry, ResourceType
+from cloudformation.resources.calls import call, finds
 
 
-def _bus(request: ResourceRequest) -> dict[str, str]:
-    return (
-        {"EventBusName": request.properties["EventBusName"]} if request.get("EventBusName") else {}
-    )
-
-
-def _put(request: ResourceRequest) -> Provisioned:
+def _put(request: HandlerRequest) -> Provisioned:
     name = request.get("Name") or request.physical_id or request.generated_name(longest=64)
-    arguments: dict[str, Any] = request.pick(
-        "ScheduleExpression", "State", "Description", "RoleArn"
-    )
-    if "EventPattern" in request.properties:
-        arguments["EventPattern"] = json.dumps(request.properties["EventPattern"])
-    if request.get("Tags") and not request.old:
-        arguments["Tags"] = request.properties["Tags"]
-    made = request.client("events").put_rule(Name=name, **arguments, **_bus(request))
+    tags = None if request.old else request.get("Tags")
+    made = call(request, "events", "put_rule", Name=name, Tags=tags)
     return Provisioned(id=name, attributes={"Arn": made["RuleArn"]})
 
 
-def _update(request: ResourceRequest) -> Provisioned:
+def _update(request: HandlerRequest) -> Provisioned:
     made = _put(request)
     _configure(request)
     return made
 
 
-def _configure(request: ResourceRequest) -> None:
-    events, name = request.client("events"), request.physical_id
+def _configure(request: HandlerRequest) -> None:
     wanted = request.get("Targets", [])
     ids = {target["Id"] for target in wanted}
     gone = [target["Id"] for target in request.old.get("Targets", []) if target["Id"] not in ids]
     if gone:
-        events.remove_targets(Rule=name, Ids=gone, **_bus(request))
+        call(request, "events", "remove_targets", Rule=request.physical_id, Ids=gone)
     if wanted:
-        answer = events.put_targets(Rule=name, Targets=wanted, **_bus(request))
+        answer = call(request, "events", "put_targets", Rule=request.physical_id)
         assert not answer["FailedEntryCount"], answer
 
 
-def _delete(request: ResourceRequest) -> None:
-    events, name = request.client("events"), request.physical_id
+def _delete(request: HandlerRequest) -> None:
     ids = [target["Id"] for target in request.get("Targets", [])]
     if ids:
-        events.remove_targets(Rule=name, Ids=ids, **_bus(request))
-    events.delete_rule(Name=name, **_bus(request))
+        call(request, "events", "remove_targets", Rule=request.physical_id, Ids=ids)
+    call(request, "events", "delete_rule", Name=request.physical_id)
 
 
 TYPES: Registry = {
@@ -58,8 +41,6 @@ TYPES: Registry = {
         configure=_configure,
         update=_update,
         delete=_delete,
-        exists=lambda request: is_found(
-            request.client("events").describe_rule, Name=request.physical_id, **_bus(request)
-        ),
+        exists=finds("events", "describe_rule", "EventBusName", by="Name"),
     ),
 }

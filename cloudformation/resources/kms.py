@@ -1,65 +1,57 @@
 """KMS keys and aliases."""
 
-import json
-
-from cloudformation.resource import Provisioned, ResourceRequest, ResourceType
-from cloudformation.resources.lookups import deletes, look_up
+from cloudformation.resource import HandlerRequest, Provisioned, Registry, ResourceType
+from cloudformation.resources.calls import call, deletes, finds
 
 
-def _create_key(request: ResourceRequest) -> Provisioned:
-    arguments = request.pick("Description", "KeyUsage", "KeySpec", "MultiRegion")
-    if "KeyPolicy" in request.properties:
-        arguments["Policy"] = json.dumps(request.properties["KeyPolicy"])
+def _create_key(request: HandlerRequest) -> Provisioned:
     tags = [{"TagKey": tag["Key"], "TagValue": tag["Value"]} for tag in request.get("Tags", [])]
-    made = request.client("kms").create_key(**arguments, Tags=tags)["KeyMetadata"]
-    return Provisioned(id=made["KeyId"], attributes={"Arn": made["Arn"], "KeyId": made["KeyId"]})
+    made = call(request, "kms", "create_key", Policy=request.get("KeyPolicy"), Tags=tags)
+    key = made["KeyMetadata"]
+    return Provisioned(id=key["KeyId"], attributes={"Arn": key["Arn"], "KeyId": key["KeyId"]})
 
 
-def _configure_key(request: ResourceRequest) -> None:
+def _configure_key(request: HandlerRequest) -> None:
     kms, key = request.client("kms"), request.physical_id
     if request.get("EnableKeyRotation"):
         kms.enable_key_rotation(KeyId=key)
     else:
         kms.disable_key_rotation(KeyId=key)
     if request.old and "KeyPolicy" in request.properties:
-        policy = json.dumps(request.properties["KeyPolicy"])
-        kms.put_key_policy(KeyId=key, PolicyName="default", Policy=policy)
+        policy = request.properties["KeyPolicy"]
+        call(request, "kms", "put_key_policy", KeyId=key, PolicyName="default", Policy=policy)
     if request.old and "Description" in request.properties:
-        kms.update_key_description(KeyId=key, Description=request.properties["Description"])
+        call(request, "kms", "update_key_description", KeyId=key)
 
 
-def _key_exists(request: ResourceRequest) -> bool:
-    found = look_up(request.client("kms").describe_key, KeyId=request.physical_id)
-    return found is not None and found["KeyMetadata"]["KeyState"] != "PendingDeletion"
-
-
-def _put_alias(request: ResourceRequest) -> Provisioned:
-    kms, name = request.client("kms"), request.properties["AliasName"]
-    put = kms.update_alias if request.physical_id == name else kms.create_alias
-    put(AliasName=name, TargetKeyId=request.properties["TargetKeyId"])
+def _put_alias(request: HandlerRequest) -> Provisioned:
+    name = request.properties["AliasName"]
+    known = request.physical_id == name
+    call(request, "kms", "update_alias" if known else "create_alias")
     return Provisioned(id=name)
 
 
-def _alias_exists(request: ResourceRequest) -> bool:
-    pages = request.client("kms").get_paginator("list_aliases").paginate()
-    return any(
-        alias["AliasName"] == request.physical_id for page in pages for alias in page["Aliases"]
-    )
-
-
-TYPES = {
+TYPES: Registry = {
     "AWS::KMS::Key": ResourceType(
         create=_create_key,
         configure=_configure_key,
-        delete=lambda request: request.client("kms").schedule_key_deletion(
-            KeyId=request.physical_id, PendingWindowInDays=request.get("PendingWindowInDays", 30)
+        delete=deletes("kms", "schedule_key_deletion", "PendingWindowInDays", by="KeyId"),
+        exists=finds(
+            "kms",
+            "describe_key",
+            by="KeyId",
+            where=lambda _, found: found["KeyMetadata"]["KeyState"] != "PendingDeletion",
         ),
-        exists=_key_exists,
     ),
     "AWS::KMS::Alias": ResourceType(
         create=_put_alias,
         update=_put_alias,
-        delete=deletes("kms", "delete_alias", "AliasName"),
-        exists=_alias_exists,
+        delete=deletes("kms", "delete_alias", by="AliasName"),
+        exists=finds(
+            "kms",
+            "list_aliases",
+            answer="Aliases",
+            where=lambda request, alias: alias["AliasName"] == request.physical_id,
+        ),
     ),
 }

@@ -1,13 +1,13 @@
 """S3 buckets and their policies."""
 
-import json
+from collections.abc import Callable
 from typing import Any
 
-from cloudformation.resource import Provisioned, ResourceRequest, ResourceType, tag_list, tag_map
-from cloudformation.resources.lookups import deletes, finds
+from cloudformation.resource import HandlerRequest, Provisioned, Registry, ResourceType
+from cloudformation.resources.calls import call, deletes, finds, tag_list, tag_map
 
 
-def _create_bucket(request: ResourceRequest) -> Provisioned:
+def _create_bucket(request: HandlerRequest) -> Provisioned:
     s3 = request.client("s3")
     name = request.get("BucketName") or request.generated_name(longest=63, lower=True)
     region = request.account.region
@@ -35,61 +35,28 @@ def _canned_acl(text: str) -> str:
     return "".join(f"-{letter.lower()}" if letter.isupper() else letter for letter in text)[1:]
 
 
-def _configure_bucket(request: ResourceRequest) -> None:
+def _configure_bucket(request: HandlerRequest) -> None:
     s3, bucket = request.client("s3"), request.physical_id
-    _encryption(s3, bucket, request)
-    versioning = request.get("VersioningConfiguration")
-    if versioning or request.old.get("VersioningConfiguration"):
-        status = (versioning or {}).get("Status", "Suspended")
-        s3.put_bucket_versioning(Bucket=bucket, VersioningConfiguration={"Status": status})
-    if "PublicAccessBlockConfiguration" in request.properties:
-        s3.put_public_access_block(
-            Bucket=bucket,
-            PublicAccessBlockConfiguration=request.properties["PublicAccessBlockConfiguration"],
-        )
-    elif request.old.get("PublicAccessBlockConfiguration"):
-        s3.delete_public_access_block(Bucket=bucket)
-    if "OwnershipControls" in request.properties:
-        s3.put_bucket_ownership_controls(
-            Bucket=bucket, OwnershipControls=request.properties["OwnershipControls"]
-        )
-    elif request.old.get("OwnershipControls"):
-        s3.delete_bucket_ownership_controls(Bucket=bucket)
-    _lifecycle(s3, bucket, request)
-    if tag_map(request.get("Tags")):
-        s3.put_bucket_tagging(
-            Bucket=bucket, Tagging={"TagSet": tag_list(tag_map(request.get("Tags")))}
-        )
-    elif request.old.get("Tags"):
-        s3.delete_bucket_tagging(Bucket=bucket)
-    _logging(s3, bucket, request)
-    _notifications(s3, bucket, request)
+    for name, (put, argument, form, unset) in _SETTINGS.items():
+        wanted = request.get(name)
+        if wanted:
+            getattr(s3, put)(Bucket=bucket, **{argument: form(wanted, bucket)})
+        elif request.old.get(name) and isinstance(unset, str):
+            getattr(s3, unset)(Bucket=bucket)
+        elif request.old.get(name):
+            getattr(s3, put)(Bucket=bucket, **{argument: unset})
 
 
-def _encryption(s3: Any, bucket: str, request: ResourceRequest) -> None:
-    wanted = request.get("BucketEncryption")
-    if wanted:
-        rules = []
-        for item in wanted["ServerSideEncryptionConfiguration"]:
-            default = dict(item.get("ServerSideEncryptionByDefault", {}))
-            rule: dict[str, Any] = {"ApplyServerSideEncryptionByDefault": default}
-            if "BucketKeyEnabled" in item:
-                rule["BucketKeyEnabled"] = item["BucketKeyEnabled"]
-            rules.append(rule)
-        s3.put_bucket_encryption(Bucket=bucket, ServerSideEncryptionConfiguration={"Rules": rules})
-    elif request.old.get("BucketEncryption"):
-        s3.delete_bucket_encryption(Bucket=bucket)
-
-
-def _lifecycle(s3: Any, bucket: str, request: ResourceRequest) -> None:
-    wanted = request.get("LifecycleConfiguration")
-    if wanted:
-        rules = [_lifecycle_rule(rule) for rule in wanted["Rules"]]
-        s3.put_bucket_lifecycle_configuration(
-            Bucket=bucket, LifecycleConfiguration={"Rules": rules}
-        )
-    elif request.old.get("LifecycleConfiguration"):
-        s3.delete_bucket_lifecycle(Bucket=bucket)
+def _encryption(wanted: dict[str, Any], _bucket: str) -> dict[str, Any]:
+    # The template's name for the default differs from the API's.
+    default = "ServerSideEncryptionByDefault"
+    return {
+        "Rules": [
+            {f"Apply{default}": rule.get(default, {})}
+            | {key: value for key, value in rule.items() if key == "BucketKeyEnabled"}
+            for rule in wanted["ServerSideEncryptionConfiguration"]
+        ]
+    }
 
 
 def _lifecycle_rule(rule: dict[str, Any]) -> dict[str, Any]:
@@ -137,49 +104,82 @@ def _lifecycle_filter(rule: dict[str, Any]) -> dict[str, Any]:
     return {"And": parts | ({"Tags": tags} if tags else {})}
 
 
-def _logging(s3: Any, bucket: str, request: ResourceRequest) -> None:
-    wanted = request.get("LoggingConfiguration")
-    if not wanted and not request.old.get("LoggingConfiguration"):
-        return
-    status = {}
-    if wanted:
-        status["LoggingEnabled"] = {
-            "TargetBucket": wanted.get("DestinationBucketName", bucket),
-            "TargetPrefix": wanted.get("LogFilePrefix", ""),
-        }
-    s3.put_bucket_logging(Bucket=bucket, BucketLoggingStatus=status)
+def _logging(wanted: dict[str, Any], bucket: str) -> dict[str, Any]:
+    target = wanted.get("DestinationBucketName", bucket)
+    prefix = wanted.get("LogFilePrefix", "")
+    return {"LoggingEnabled": {"TargetBucket": target, "TargetPrefix": prefix}}
 
 
-def _notifications(s3: Any, bucket: str, request: ResourceRequest) -> None:
-    wanted = request.get("NotificationConfiguration")
-    if not wanted and not request.old.get("NotificationConfiguration"):
-        return
-    configuration: dict[str, Any] = {}
-    if (wanted or {}).get("EventBridgeConfiguration", {}).get("EventBridgeEnabled"):
-        configuration["EventBridgeConfiguration"] = {}
-    s3.put_bucket_notification_configuration(Bucket=bucket, NotificationConfiguration=configuration)
+def _notifications(wanted: dict[str, Any], _bucket: str) -> dict[str, Any]:
+    on = wanted.get("EventBridgeConfiguration", {}).get("EventBridgeEnabled")
+    return {"EventBridgeConfiguration": {}} if on else {}
 
 
-def _put_policy(request: ResourceRequest) -> Provisioned:
+def _same(wanted: Any, _bucket: str) -> Any:
+    return wanted
+
+
+# property: (the operation that sets it, its argument, the value's form there, and what unsets it:
+# an operation of its own, or the value that says "off")
+_SETTINGS: dict[str, tuple[str, str, Callable[[Any, str], Any], str | dict[str, Any]]] = {
+    "BucketEncryption": (
+        "put_bucket_encryption",
+        "ServerSideEncryptionConfiguration",
+        _encryption,
+        "delete_bucket_encryption",
+    ),
+    "VersioningConfiguration": (
+        "put_bucket_versioning", "VersioningConfiguration", _same, {"Status": "Suspended"}
+    ),
+    "PublicAccessBlockConfiguration": (
+        "put_public_access_block",
+        "PublicAccessBlockConfiguration",
+        _same,
+        "delete_public_access_block",
+    ),
+    "OwnershipControls": (
+        "put_bucket_ownership_controls",
+        "OwnershipControls",
+        _same,
+        "delete_bucket_ownership_controls",
+    ),
+    "LifecycleConfiguration": (
+        "put_bucket_lifecycle_configuration",
+        "LifecycleConfiguration",
+        lambda wanted, _: {"Rules": [_lifecycle_rule(rule) for rule in wanted["Rules"]]},
+        "delete_bucket_lifecycle",
+    ),
+    "Tags": (
+        "put_bucket_tagging",
+        "Tagging",
+        lambda tags, _: {"TagSet": tag_list(tag_map(tags))},
+        "delete_bucket_tagging",
+    ),
+    "LoggingConfiguration": ("put_bucket_logging", "BucketLoggingStatus", _logging, {}),
+    "NotificationConfiguration": (
+        "put_bucket_notification_configuration", "NotificationConfiguration", _notifications, {}
+    ),
+}  # fmt: skip
+
+
+def _put_policy(request: HandlerRequest) -> Provisioned:
     bucket = request.properties["Bucket"]
-    request.client("s3").put_bucket_policy(
-        Bucket=bucket, Policy=json.dumps(request.properties["PolicyDocument"])
-    )
+    call(request, "s3", "put_bucket_policy", Policy=request.properties["PolicyDocument"])
     return Provisioned(id=bucket)
 
 
-TYPES = {
+TYPES: Registry = {
     "AWS::S3::Bucket": ResourceType(
         create=_create_bucket,
         configure=_configure_bucket,
         # A bucket with objects is refused (BucketNotEmpty), as on AWS.
-        delete=deletes("s3", "delete_bucket", "Bucket"),
-        exists=finds("s3", "head_bucket", "Bucket"),
+        delete=deletes("s3", "delete_bucket", by="Bucket"),
+        exists=finds("s3", "head_bucket", by="Bucket"),
     ),
     "AWS::S3::BucketPolicy": ResourceType(
         create=_put_policy,
         update=_put_policy,
-        delete=deletes("s3", "delete_bucket_policy", "Bucket"),
-        exists=finds("s3", "get_bucket_policy", "Bucket"),
+        delete=deletes("s3", "delete_bucket_policy", by="Bucket"),
+        exists=finds("s3", "get_bucket_policy", by="Bucket"),
     ),
 }

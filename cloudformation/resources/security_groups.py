@@ -4,45 +4,27 @@ import re
 from typing import Any
 
 from cloudformation.errors import ResourceFailed
-from cloudformation.resource import Provisioned, Registry, ResourceRequest, ResourceType
-from cloudformation.resources.ec2_network import retag, tags_for
-from cloudformation.resources.lookups import deletes, finds, look_up
+from cloudformation.resource import HandlerRequest, Provisioned, Registry, ResourceType
+from cloudformation.resources.calls import call, deletes, finds, tags_for
+from cloudformation.resources.ec2_network import retag_ec2
 
 _DESCRIPTION = re.compile(r"[a-zA-Z0-9. _\-:/()#,@\[\]+=&;{}!$*]{0,255}")
 _EVERYTHING = [{"IpProtocol": "-1", "IpRanges": [{"CidrIp": "0.0.0.0/0"}]}]
 
 
-def _create_group(request: ResourceRequest) -> Provisioned:
-    name = request.get("GroupName") or request.generated_name(longest=255)
-    made = request.client("ec2").create_security_group(
-        GroupName=name,
-        Description=request.properties["GroupDescription"],
-        **request.pick("VpcId"),
-        **tags_for(request, "security-group"),
-    )
-    attributes = {"GroupId": made["GroupId"], "Id": made["GroupId"]}
-    return Provisioned(id=made["GroupId"], attributes=attributes | request.pick("VpcId"))
-
-
-def _configure_group(request: ResourceRequest) -> None:
+def _configure_group(request: HandlerRequest) -> None:
     ec2, group = request.client("ec2"), request.physical_id
     if not request.old and request.get("SecurityGroupEgress"):
         # A new group allows all egress; CloudFormation revokes that if the template has rules.
         ec2.revoke_security_group_egress(GroupId=group, IpPermissions=_EVERYTHING)
-    for name, allow, revoke in (
-        ("SecurityGroupIngress", ec2.authorize_security_group_ingress,
-         ec2.revoke_security_group_ingress),
-        ("SecurityGroupEgress", ec2.authorize_security_group_egress,
-         ec2.revoke_security_group_egress),
-    ):  # fmt: skip
-        old, new = request.old.get(name, []), request.get(name, [])
-        gone = [permission(rule) for rule in old if rule not in new]
-        added = [permission(rule) for rule in new if rule not in old]
-        if gone:
-            revoke(GroupId=group, IpPermissions=gone)
-        if added:
-            allow(GroupId=group, IpPermissions=added)
-    retag(request)
+    for direction in ("ingress", "egress"):
+        name = f"SecurityGroup{direction.capitalize()}"
+        for verb, rules in (("revoke", request.removed(name)), ("authorize", request.added(name))):
+            permissions = [permission(rule) for rule in rules]
+            if permissions:
+                operation = getattr(ec2, f"{verb}_security_group_{direction}")
+                operation(GroupId=group, IpPermissions=permissions)
+    retag_ec2(request)
 
 
 def permission(rule: dict[str, Any]) -> dict[str, Any]:
@@ -69,37 +51,47 @@ def permission(rule: dict[str, Any]) -> dict[str, Any]:
 
 
 def _rule(direction: str) -> ResourceType:
-    def create(request: ResourceRequest) -> Provisioned:
-        allow = getattr(request.client("ec2"), f"authorize_security_group_{direction}")
-        allowed = allow(
+    def send(request: HandlerRequest, verb: str) -> Any:
+        return getattr(request.client("ec2"), f"{verb}_security_group_{direction}")(
             GroupId=request.properties["GroupId"], IpPermissions=[permission(request.properties)]
         )
-        rules = allowed.get("SecurityGroupRules") or [{}]
+
+    def create(request: HandlerRequest) -> Provisioned:
+        rules = send(request, "authorize").get("SecurityGroupRules") or [{}]
         name = rules[0].get("SecurityGroupRuleId") or request.generated_name(longest=64)
         return Provisioned(id=name, attributes={"Id": name})
 
-    def delete(request: ResourceRequest) -> None:
-        revoke = getattr(request.client("ec2"), f"revoke_security_group_{direction}")
-        revoke(
-            GroupId=request.properties["GroupId"], IpPermissions=[permission(request.properties)]
-        )
+    return ResourceType(
+        create=create,
+        delete=lambda request: send(request, "revoke"),
+        exists=finds(
+            "ec2",
+            "describe_security_group_rules",
+            by="SecurityGroupRuleIds",
+            answer="SecurityGroupRules",
+        ),
+    )
 
-    def exists(request: ResourceRequest) -> bool:
-        found = look_up(
-            request.client("ec2").describe_security_group_rules,
-            SecurityGroupRuleIds=[request.physical_id],
-        )
-        return bool(found and found["SecurityGroupRules"])
 
-    return ResourceType(create=create, delete=delete, exists=exists)
+def _create_group(request: HandlerRequest) -> Provisioned:
+    name = request.get("GroupName") or request.generated_name(longest=255)
+    group = call(
+        request,
+        "ec2",
+        "create_security_group",
+        GroupName=name,
+        Description=request.properties["GroupDescription"],
+        **tags_for(request, "security-group"),
+    )["GroupId"]
+    return Provisioned(id=group, attributes={"GroupId": group, "Id": group} | request.pick("VpcId"))
 
 
 TYPES: Registry = {
     "AWS::EC2::SecurityGroup": ResourceType(
         create=_create_group,
         configure=_configure_group,
-        delete=deletes("ec2", "delete_security_group", "GroupId"),
-        exists=finds("ec2", "describe_security_groups", "GroupIds", listed=True),
+        delete=deletes("ec2", "delete_security_group", by="GroupId"),
+        exists=finds("ec2", "describe_security_groups", by="GroupIds"),
     ),
     "AWS::EC2::SecurityGroupIngress": _rule("ingress"),
     "AWS::EC2::SecurityGroupEgress": _rule("egress"),

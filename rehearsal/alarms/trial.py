@@ -16,7 +16,7 @@ EXTRA_MINUTES = 60
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Trial:
+class AlarmTrial:
     """One alarm's trial: when it fired in its fault, and where it fired in healthy runs."""
 
     alarm: str
@@ -68,7 +68,7 @@ def first_alarm(alarm: Alarm, stream: Stream) -> int | None:
     return None
 
 
-def try_alarms(template: Mapping[str, Any]) -> list[Trial]:
+def try_alarms(template: Mapping[str, Any]) -> list[AlarmTrial]:
     """Try every alarm on its fault, on all healthy runs and on the others' faults."""
     alarms = read_alarms(template)
     streams = {each: play(template, each) for each in (*HEALTHY, *FAULTS.values())}
@@ -78,7 +78,7 @@ def try_alarms(template: Mapping[str, Any]) -> list[Trial]:
         own = FAULTS[name]
         others = [each for each in FAULTS.values() if each is not own and fired[each] is not None]
         trials.append(
-            Trial(
+            AlarmTrial(
                 alarm=name,
                 fault=describe(own),
                 fired_after_minutes=fired[own],
@@ -95,7 +95,7 @@ def describe(scenario: Scenario) -> str:
     return (scenario.__doc__ or scenario.__name__).strip()
 
 
-def trial_table(trials: Sequence[Trial]) -> Table:
+def trial_table(trials: Sequence[AlarmTrial]) -> Table:
     """Return the table: each alarm, the fault that fires it, healthy runs that do not."""
     table = Table("alarm", "its fault", "fires in minute", "quiet in healthy runs", "also fires in")
     for trial in trials:

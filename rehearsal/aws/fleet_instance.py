@@ -14,7 +14,7 @@ FLEET_TAG = "aws:ec2spot:fleet-request-id"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Offer:
+class PoolOffer:
     """One override of a fleet, with its template and its pool."""
 
     config: dict[str, Any]
@@ -26,7 +26,7 @@ class FleetInstance(SpotInstanceRequest):
     """One Spot (or on-demand) instance of a fleet, from a launch template and an override."""
 
     def __init__(
-        self, offer: Offer, *, backend: Any, fleet_id: str, config: Mapping[str, Any]
+        self, offer: PoolOffer, *, backend: Any, fleet_id: str, config: Mapping[str, Any]
     ) -> None:
         self.launch_template = dict(offer.config["LaunchTemplateSpecification"])
         version = backend._get_template_from_args(self.launch_template)

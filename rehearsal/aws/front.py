@@ -18,7 +18,7 @@ from werkzeug.wrappers import Request
 from cloudformation.wire import Operation, answer
 from rehearsal.aws.moto_services import moto_services, signed_for
 from rehearsal.aws.refusals import is_from_instance, refusal, requested, skew_refusal
-from rehearsal.faults import Faults
+from rehearsal.faults import FaultInjector
 
 
 class Front:
@@ -26,7 +26,7 @@ class Front:
 
     def __init__(self, operations: Mapping[str, Operation]) -> None:
         self.operations = operations
-        self.faults = Faults()
+        self.faults = FaultInjector()
         self._locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
 
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:

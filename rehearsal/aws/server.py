@@ -17,7 +17,7 @@ from moto.moto_api._internal.models import moto_api_backend
 from moto.ssm.models import ssm_backends
 from werkzeug.serving import BaseWSGIServer, WSGIRequestHandler, make_server
 
-from cloudformation.account import Account
+from cloudformation.account import RegionalAccount
 from cloudformation.engine import Engine
 from cloudformation.resources import REGISTRY
 from cloudformation.service import CloudFormation
@@ -25,7 +25,7 @@ from rehearsal.aws import moto_patches, spot_fleet
 from rehearsal.aws.capacity import Capacity
 from rehearsal.aws.front import Front
 from rehearsal.aws.images import offer_images
-from rehearsal.faults import Faults
+from rehearsal.faults import FaultInjector
 
 LIMITS = {
     "permissions": "IAM policies are stored, not evaluated; a drill names actions that instances "
@@ -158,7 +158,7 @@ class EmbeddedAws:
             return self._clients[service]
 
     def _new_engine(self) -> Engine:
-        account = Account(id=self.account, region=self.region, client=self.client)
+        account = RegionalAccount(id=self.account, region=self.region, client=self.client)
         return Engine(account, REGISTRY, patience_seconds=self._patience_seconds)
 
     def _new_client(self, service: str) -> Any:
@@ -169,7 +169,7 @@ class EmbeddedAws:
         return session.client(service, endpoint_url=self.endpoint, config=config)
 
     @property
-    def faults(self) -> Faults:
+    def faults(self) -> FaultInjector:
         """What goes wrong for instances; nobody else meets it."""
         return self._front.faults
 

@@ -12,7 +12,7 @@ from moto.ec2.models.instances import StateReason
 from moto.ec2.utils import convert_tag_spec, random_spot_fleet_request_id
 
 from rehearsal.aws.capacity import ON_DEMAND, SPOT, Capacity, Pool
-from rehearsal.aws.fleet_instance import FleetInstance, Offer
+from rehearsal.aws.fleet_instance import FleetInstance, PoolOffer
 
 DECREASE = "capacity decreased"
 # Two clients that ask for the same target at once must not start two instances.
@@ -178,7 +178,7 @@ class TemplateFleet:
             self.ec2_backend.spot_instance_requests[request.id] = request
             self.spot_requests.append(request)
 
-    def _cheapest(self, market: str) -> Offer | None:
+    def _cheapest(self, market: str) -> PoolOffer | None:
         """Return the cheapest override whose pool has a free machine; the first of equal ones."""
         free = [
             offer
@@ -187,7 +187,7 @@ class TemplateFleet:
         ]
         return min(free, key=lambda offer: self.capacity.usd_per_hour(offer.pool), default=None)
 
-    def _offers(self, market: str) -> list[Offer]:
+    def _offers(self, market: str) -> list[PoolOffer]:
         found = []
         for config in self.config["LaunchTemplateConfigs"]:
             specification = dict(config["LaunchTemplateSpecification"])
@@ -196,7 +196,7 @@ class TemplateFleet:
                 zone = override.get("AvailabilityZone") or self._zone(override.get("SubnetId"))
                 size = override.get("InstanceType") or version.instance_type
                 pool = Pool(market=market, size=size, zone=zone)
-                found.append(Offer(config=config, override=override, pool=pool))
+                found.append(PoolOffer(config=config, override=override, pool=pool))
         return found
 
     def _zone(self, subnet_id: str | None) -> str:

@@ -4,7 +4,7 @@ They promise what the boot programs use of systemd, of disks and of the metadata
 the rest by name. They may use no other room, and need no root.
 """
 
-from rehearsal.machines.json_disks import Disk
+from rehearsal.machines.json_disks import JsonDisk
 from rehearsal.machines.process import ProcessMachine
 
-__all__ = ["Disk", "ProcessMachine"]
+__all__ = ["JsonDisk", "ProcessMachine"]

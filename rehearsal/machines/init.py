@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from rehearsal.machines.processes import kill_processes, reap_orphans
-from rehearsal.machines.services import Service, ServiceError, kill_group
+from rehearsal.machines.services import ServiceError, SystemdService, kill_group
 from rehearsal.machines.units import UnitError, load_units, stop_order
 
 SOCKET = "systemd.socket"
@@ -34,7 +34,7 @@ class Init:
 
     root: Path
     environment: Mapping[str, str]
-    services: dict[str, Service] = field(default_factory=dict)
+    services: dict[str, SystemdService] = field(default_factory=dict)
     tasks: set["asyncio.Task[None]"] = field(default_factory=set)
 
     async def answer(self, verb: str, units: Sequence[str], options: Mapping[str, str]) -> str:
@@ -65,19 +65,19 @@ class Init:
             if known is not None:
                 known.unit = unit
             else:
-                self.services[name] = Service(
+                self.services[name] = SystemdService(
                     unit=unit,
                     root=self.root,
                     environment=self.environment,
                     on_failure=self._start_on_failure,
                 )
 
-    def _service(self, name: str) -> Service:
+    def _service(self, name: str) -> SystemdService:
         if name not in self.services:
             raise ServiceError(f"Unit {name} could not be found.")
         return self.services[name]
 
-    async def _start(self, service: Service, verb: str, options: Mapping[str, str]) -> None:
+    async def _start(self, service: SystemdService, verb: str, options: Mapping[str, str]) -> None:
         if verb == "enable":
             for target in service.unit.wanted_by:
                 folder = self.root / UNITS / f"{target}.wants"
@@ -160,7 +160,7 @@ async def _outcome(process: asyncio.subprocess.Process) -> dict[str, Any]:
     return {"status": process.returncode, **said}
 
 
-def _show(service: Service, options: Mapping[str, str]) -> str:
+def _show(service: SystemdService, options: Mapping[str, str]) -> str:
     known = {
         "ActiveState": service.active_state,
         "SubState": service.sub_state,

@@ -11,7 +11,7 @@ from rehearsal.machines.quirks import EBS, KEPT, KEPT_TEXT, PARTITION_TABLE, Vol
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Disk:
+class JsonDisk:
     """One NVMe disk as the machine's programs see it; `signatures` is what wipefs finds."""
 
     name: str
@@ -27,8 +27,8 @@ class Disk:
 
 # The data volume comes first on purpose: to trust kernel names is to format the wrong disk.
 EC2_DISKS = (
-    Disk(name="nvme0n1", serial="vol0d1a2b3c4d5e6f708", device_name="sdf"),
-    Disk(
+    JsonDisk(name="nvme0n1", serial="vol0d1a2b3c4d5e6f708", device_name="sdf"),
+    JsonDisk(
         name="nvme1n1",
         serial="vol00112233445566778",
         device_name="sda1",
@@ -38,17 +38,17 @@ EC2_DISKS = (
 )
 
 
-def disks_of(volumes: Sequence[Volume]) -> list[Disk]:
+def disks_of(volumes: Sequence[Volume]) -> list[JsonDisk]:
     """Return the disks of a machine that is powered on now."""
     numbers = (0, *range(2, len(volumes) + 1))
     named = zip(numbers, volumes, strict=False)
     return [EC2_DISKS[1], *(_disk(f"nvme{number}n1", volume) for number, volume in named)]
 
 
-def _disk(name: str, volume: Volume) -> Disk:
+def _disk(name: str, volume: Volume) -> JsonDisk:
     kind = {PARTITION_TABLE: "dos"}.get(volume.content, volume.content)
     is_file_system = volume.content not in ("", PARTITION_TABLE)
-    return Disk(
+    return JsonDisk(
         name=name,
         serial=f"vol0d1a2b3c4d5e6f7{name[4:-2]:0>2}",
         device_name=volume.device_name,
@@ -58,7 +58,7 @@ def _disk(name: str, volume: Volume) -> Disk:
     )
 
 
-def write_disks(folder: Path, disks: Sequence[Disk], *, filled: bool) -> None:
+def write_disks(folder: Path, disks: Sequence[JsonDisk], *, filled: bool) -> None:
     """Write each disk's file and, if `filled`, the files of those that have a file system."""
     for disk in disks:
         text = json.dumps(asdict(disk), indent=1)

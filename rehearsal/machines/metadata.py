@@ -17,7 +17,7 @@ from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from rehearsal.faults import METADATA, Faults
+from rehearsal.faults import METADATA, FaultInjector
 
 TOKEN_HEADER = "X-aws-ec2-metadata-token"
 TTL_HEADER = "X-aws-ec2-metadata-token-ttl-seconds"
@@ -39,7 +39,9 @@ class Credentials:
     token: str = field(default_factory=lambda: secrets.token_urlsafe(60))
 
 
-class _Server(ThreadingHTTPServer):
+class QuietServer(ThreadingHTTPServer):
+    """An HTTP server without a traceback for each client that hangs up."""
+
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Pass over clients that hang up, as those of a machine that is killed do."""
         if not isinstance(sys.exc_info()[1], ConnectionError):
@@ -63,10 +65,10 @@ class MetadataServer:
     # More below meta-data/: name -> value.
     more: Mapping[str, str] = field(default_factory=dict)
     clock: Callable[[], float] = time.monotonic
-    faults: Faults = field(default_factory=Faults)
+    faults: FaultInjector = field(default_factory=FaultInjector)
     _tokens: dict[str, float] = field(default_factory=dict)
     _announced: dict[str, str] = field(default_factory=dict)
-    _server: _Server | None = None
+    _server: QuietServer | None = None
     _thread: threading.Thread | None = None
 
     def __enter__(self) -> "MetadataServer":
@@ -79,7 +81,7 @@ class MetadataServer:
     def start(self) -> None:
         """Start serving on a free port."""
         handler = type("Handler", (MetadataHandler,), {"metadata": self})
-        self._server = _Server(("127.0.0.1", 0), handler)
+        self._server = QuietServer(("127.0.0.1", 0), handler)
         # The poll interval decides how long close takes.
         serve = {"poll_interval": 0.05}
         self._thread = threading.Thread(

@@ -13,85 +13,45 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
 from rehearsal.machines.commands import failure
-from rehearsal.machines.json_disks import Disk, disks_of, write_disks
-from rehearsal.machines.logs import BOOT, TRAINING, USER_DATA, Logs, wait_for
-from rehearsal.machines.metadata import MetadataServer
+from rehearsal.machines.json_disks import JsonDisk, disks_of, write_disks
+from rehearsal.machines.machine import RehearsedMachine
 from rehearsal.machines.processes import freeze_process, kill_processes, list_processes
-from rehearsal.machines.quirks import Quirks
 
 REPOSITORY = Path(__file__).parent.parent.parent
 INIT = "rehearsal.machines.init"
 SHIMS = Path(__file__).parent / "bin"
 # Anything that would keep the SDKs from getting credentials from the metadata service.
 NOT_PASSED_ON = (
-    "AWS_ACCESS_KEY_ID",
-    "AWS_SECRET_ACCESS_KEY",
-    "AWS_SESSION_TOKEN",
-    "AWS_PROFILE",
+    "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE",
     "AWS_EC2_METADATA_DISABLED",
-)
+)  # fmt: skip
 FOLDERS = (
-    "etc/training",
-    "opt",
-    "run",
-    "sys/disks",
-    "tmp",
-    "var/lib/cloud/data",
-    "var/lib/cloud/instance",
-    "var/log/training",
-)
+    "etc/training", "opt", "run", "sys/disks", "tmp", "var/lib/cloud/data",
+    "var/lib/cloud/instance", "var/log/training",
+)  # fmt: skip
 
 
-@dataclass(kw_only=True, slots=True)
-class ProcessMachine:
-    """One machine in `folder`, which must be empty or new; `environment` names its AWS.
+@dataclass(kw_only=True)
+class ProcessMachine(RehearsedMachine):
+    """One machine as a process tree; `environment` names its AWS."""
 
-    `pytorch` is the virtual environment that stands in for the Deep Learning AMI's /opt/pytorch.
-    """
-
-    folder: Path
-    instance_id: str
     instance_type: str
     user_data: bytes
     environment: Mapping[str, str]
-    metadata: MetadataServer
-    pytorch: Path = field(default_factory=lambda: Path(sys.prefix))
-    disks: Sequence[Disk] | None = None  # None: those of the quirks
-    quirks: Quirks = field(default_factory=Quirks)
+    disks: Sequence[JsonDisk] | None = None  # None: those of the quirks
     _init: subprocess.Popen[bytes] | None = None
     _rehearsal: socket.socket | None = None
-    _logs: Logs = field(default_factory=Logs)
 
     @property
     def user_data_file(self) -> Path:
         """The user data that the machine runs."""
-        return self.folder / "var/lib/cloud/instance/user-data.txt"
-
-    @property
-    def user_data_log(self) -> Path:
-        """The log of the user data, which starts the boot."""
-        return self.folder / USER_DATA
-
-    @property
-    def boot_log(self) -> Path:
-        """The log of the boot steps."""
-        return self.folder / BOOT
-
-    @property
-    def training_log(self) -> Path:
-        """The trainer's log."""
-        return self.folder / TRAINING
-
-    @property
-    def metrics_file(self) -> Path:
-        """The file to which the trainer appends JSON lines."""
-        return self.folder / "var/log/training/metrics.jsonl"
+        return self.root / "var/lib/cloud/instance/user-data.txt"
 
     def start(self) -> None:
         """Power on: serve the metadata, run the user data in a session of its own; do not wait."""
@@ -109,7 +69,7 @@ class ProcessMachine:
                     sys.executable,
                     "-m",
                     "rehearsal.machines.init",
-                    str(self._root),
+                    str(self.root),
                     str(inits_end.fileno()),
                 ],
                 cwd=REPOSITORY,
@@ -121,14 +81,6 @@ class ProcessMachine:
                 pass_fds=(inits_end.fileno(),),
             )
         inits_end.close()
-
-    def notice(self, seconds: float) -> None:
-        """Announce in the metadata that the machine goes away in `seconds`."""
-        self.metadata.notice(seconds)
-
-    def rebalance(self) -> None:
-        """Announce a rebalance recommendation in the metadata."""
-        self.metadata.rebalance()
 
     def processes(self) -> list[psutil.Process]:
         """List the running processes of the machine."""
@@ -184,14 +136,6 @@ class ProcessMachine:
             raise failure(command, reply["status"], reply["error"] or reply["output"])
         return str(reply["output"])
 
-    def log_lines(self) -> list[str]:
-        """Return the lines of boot and training so far, in the order in which we saw them."""
-        return self._logs.read(self.folder)
-
-    def wait(self, seconds: float, log_has: str) -> bool:
-        """Wait for a log line that contains the text; return False if none came."""
-        return wait_for(self.log_lines, seconds, log_has)
-
     def remove(self) -> None:
         """Kill what is left and delete the folder with all disks."""
         self.kill()
@@ -200,16 +144,12 @@ class ProcessMachine:
 
     @property
     def _path(self) -> str:
-        return f"{SHIMS}:{self._root / 'opt/pytorch/bin'}:/usr/bin:/bin"
-
-    @property
-    def _root(self) -> Path:
-        return self.folder.resolve()
+        return f"{SHIMS}:{self.root / 'opt/pytorch/bin'}:/usr/bin:/bin"
 
     def _furnish(self) -> None:
         for name in FOLDERS:
             (self.folder / name).mkdir(parents=True, exist_ok=True)
-        self.quirks.furnish(self._root, self.pytorch.resolve(), self._path)
+        self.quirks.furnish(self.root, self.pytorch.resolve(), self._path)
         if self.disks is None:
             write_disks(self.folder / "sys/disks", disks_of(self.quirks.volumes), filled=True)
         else:
@@ -221,17 +161,17 @@ class ProcessMachine:
 
     def _environment(self) -> dict[str, str]:
         """Return the processes' whole environment; credentials come only from the metadata."""
-        nowhere = str(self._root / "nowhere")
+        nowhere = str(self.root / "nowhere")
         return {
             **self.quirks.environment,
             **{k: v for k, v in self.environment.items() if k not in NOT_PASSED_ON},
-            "PATH": self.quirks.path(self._root, self._path),
+            "PATH": self.quirks.path(self.root, self._path),
             "LANG": "C.UTF-8",
             # Its threads wait without spinning: the cores are shared, a machine's own are not.
             "OMP_WAIT_POLICY": "passive",
-            "HOME": str(self._root),
-            "TMPDIR": str(self._root / "tmp"),
-            "MACHINE_ROOT": str(self._root),
+            "HOME": str(self.root),
+            "TMPDIR": str(self.root / "tmp"),
+            "MACHINE_ROOT": str(self.root),
             "AWS_EC2_METADATA_SERVICE_ENDPOINT": self.metadata.endpoint,
             "AWS_CONFIG_FILE": nowhere,
             "AWS_SHARED_CREDENTIALS_FILE": nowhere,

@@ -13,56 +13,22 @@ from pathlib import Path
 
 UNIT = ("Description", "After", "Wants", "OnFailure", "StartLimitIntervalSec", "StartLimitBurst")
 SERVICE = (
-    "Type",
-    "WorkingDirectory",
-    "Environment",
-    "EnvironmentFile",
-    "ExecStart",
-    "ExecStopPost",
-    "Restart",
-    "RestartSec",
-    "RestartMode",
-    "SuccessExitStatus",
-    "RestartPreventExitStatus",
-    "OOMPolicy",
-    "KillMode",
-    "KillSignal",
-    "TimeoutStopSec",
-    "WatchdogSec",
-    "StandardOutput",
+    "Type", "WorkingDirectory", "Environment", "EnvironmentFile", "ExecStart", "ExecStopPost",
+    "Restart", "RestartSec", "RestartMode", "SuccessExitStatus", "RestartPreventExitStatus",
+    "OOMPolicy", "KillMode", "KillSignal", "TimeoutStopSec", "WatchdogSec", "StandardOutput",
     "StandardError",
-)
+)  # fmt: skip
 # What confines a service and makes its folders: it has no effect on a process machine, whose
 # services are processes of the user.
 SANDBOX = (
-    "CapabilityBoundingSet",
-    "LockPersonality",
-    "MemoryDenyWriteExecute",
-    "NoNewPrivileges",
-    "OOMScoreAdjust",
-    "PrivateDevices",
-    "PrivateTmp",
-    "ProcSubset",
-    "ProtectClock",
-    "ProtectControlGroups",
-    "ProtectHome",
-    "ProtectHostname",
-    "ProtectKernelLogs",
-    "ProtectKernelModules",
-    "ProtectKernelTunables",
-    "ProtectProc",
-    "ProtectSystem",
-    "RestrictAddressFamilies",
-    "RestrictNamespaces",
-    "RestrictRealtime",
-    "RestrictSUIDSGID",
-    "RuntimeDirectory",
-    "RuntimeDirectoryPreserve",
-    "StateDirectory",
-    "SystemCallArchitectures",
-    "SystemCallErrorNumber",
-    "SystemCallFilter",
-)
+    "CapabilityBoundingSet", "LockPersonality", "MemoryDenyWriteExecute", "NoNewPrivileges",
+    "OOMScoreAdjust", "PrivateDevices", "PrivateTmp", "ProcSubset", "ProtectClock",
+    "ProtectControlGroups", "ProtectHome", "ProtectHostname", "ProtectKernelLogs",
+    "ProtectKernelModules", "ProtectKernelTunables", "ProtectProc", "ProtectSystem",
+    "RestrictAddressFamilies", "RestrictNamespaces", "RestrictRealtime", "RestrictSUIDSGID",
+    "RuntimeDirectory", "RuntimeDirectoryPreserve", "StateDirectory", "SystemCallArchitectures",
+    "SystemCallErrorNumber", "SystemCallFilter",
+)  # fmt: skip
 KNOWN = {"Unit": UNIT, "Service": SERVICE + SANDBOX, "Install": ("WantedBy",)}
 CHOICES = {
     "Type": ("simple", "exec", "oneshot"),

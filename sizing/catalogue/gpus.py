@@ -3,12 +3,11 @@
 Reads gpus.csv beside it. Compute peaks are dense, in TFLOP/s; only the A10G's were measured.
 """
 
-import csv
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import cast
 
+from sizing.csv_rows import read_rows
 from sizing.figures import Basis
 
 GPUS_FILE = Path(__file__).with_name("gpus.csv")
@@ -57,23 +56,7 @@ class Gpu:
 @cache
 def gpus(path: Path = GPUS_FILE) -> dict[str, Gpu]:
     """Return all GPU models of a file by name."""
-    with path.open(newline="", encoding="utf-8") as lines:
-        return {row["gpu"]: _gpu(row) for row in csv.DictReader(lines)}
-
-
-def _gpu(row: dict[str, str]) -> Gpu:
-    return Gpu(
-        name=row["gpu"],
-        memory_mib=int(row["memory_mib"]),
-        tensor_tflops=float(row["tensor_tflops"]),
-        tf32_tflops=float(row["tf32_tflops"]),
-        fp32_tflops=float(row["fp32_tflops"]),
-        bandwidth_gb_per_second=float(row["bandwidth_gb_per_second"]),
-        host_copy_gb_per_second=float(row["host_copy_gb_per_second"]),
-        has_bfloat16=row["has_bfloat16"] == "True",
-        basis=cast(Basis, row["basis"]),
-        source=row["source"],
-    )
+    return {gpu.name: gpu for gpu in read_rows(path, Gpu)}
 
 
 def find_gpu(name: str, memory_mib: int = 0) -> Gpu:

@@ -5,7 +5,7 @@ question is asked separately: what the account may not ask is reported, the othe
 """
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -82,21 +82,32 @@ def load_answers(path: Path, region: str) -> Refreshed:
     return answers
 
 
-def prices(
-    size: str,
-    refreshed: Refreshed | None,
-    *,
-    region: str = PRICE_REGION,
-    zone: str | None = None,
-    usd_per_hour: float | None = None,
-) -> tuple[Price | None, Price | None]:
-    """Return on-demand and Spot price of a size: as given, else AWS's answer, else the catalogue's.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PriceBook:
+    """Which prices count: as given, else AWS's answers, else the catalogue's.
 
-    None where nobody knows one. Without a zone the dearest counts.
+    `given` has Spot dollars by size, or for every size under "". Without a zone the dearest counts.
     """
-    on_demand = _answered(size, refreshed) or _known(lambda: hourly_price(size, region))
-    spot = _given(usd_per_hour) or _spot_answered(size, refreshed, zone)
-    return on_demand, spot or _known(lambda: spot_price(size, region, zone))
+
+    region: str = PRICE_REGION
+    zone: str | None = None
+    given: Mapping[str, float] = field(default_factory=dict, hash=False)
+    answers: Refreshed | None = field(default=None, hash=False)
+
+    def find(self, size: str) -> tuple[Price | None, Price | None]:
+        """Return the on-demand and the Spot price of a size; None where nobody knows one."""
+        answers, usd = self.answers, self.given.get(size, self.given.get(""))
+        on_demand = _answered(size, answers) or _known(lambda: hourly_price(size, self.region))
+        spot = _given(usd) or _spot_answered(size, answers, self.zone)
+        return on_demand, spot or _known(lambda: spot_price(size, self.region, self.zone))
+
+    def require(self, size: str) -> tuple[Price, Price]:
+        """Return both prices; a size without a known one is a ValueError that says so."""
+        on_demand, spot = self.find(size)
+        return (
+            on_demand or hourly_price(size, self.region),
+            spot or spot_price(size, self.region, self.zone),
+        )
 
 
 def _known(find_price: Callable[[], Price]) -> Price | None:

@@ -3,13 +3,15 @@
 Reads instances.csv and families.csv beside it: no network, no AWS call. Prices are us-east-1's.
 """
 
-import csv
 import difflib
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Literal
+
+from sizing.csv_rows import read_rows
 
 CATALOGUE_FILE = Path(__file__).with_name("instances.csv")
 FAMILIES_FILE = Path(__file__).with_name("families.csv")
@@ -88,58 +90,30 @@ def _all_cards_gbps(label: str) -> float:
     return float(found[1] or 1) * float(found[2]) if found else 0.0
 
 
-def _instance(row: dict[str, str]) -> Instance:
-    """Turn one row of the file into an Instance."""
-    price = row["ondemand_usd_hr_us_east_1"]
-    return Instance(
-        size=row["instance_type"],
-        family=row["family"],
-        current_generation=row["current_generation"] == "True",
-        vcpus=int(row["vcpu"]),
-        memory_gib=float(row["memory_gib"]),
-        gpu=row["accelerator"],
-        num_gpus=int(row["accelerator_count"]) if row["accelerator"].startswith("NVIDIA") else 0,
-        num_accelerators=int(row["accelerator_count"]),
-        gpu_memory_mib=int(row["accelerator_memory_mib_each"] or 0),
-        instance_store_gb=int(row["instance_store_gb"] or 0),
-        ebs_baseline_mb_per_second=float(row["ebs_baseline_MB_s"] or 0),
-        ebs_max_mb_per_second=float(row["ebs_max_MB_s"] or 0),
-        ebs_baseline_iops=int(row["ebs_baseline_iops"] or 0),
-        ebs_max_iops=int(row["ebs_max_iops"] or 0),
-        network_baseline_gbps=float(row["net_baseline_gbps"] or _all_cards_gbps(row["net_label"])),
-        network_peak_gbps=float(row["net_peak_gbps"] or _all_cards_gbps(row["net_label"])),
-        network_label=row["net_label"],
-        gpu_architecture_from_memory=row["gpu_arch_from_memory"],
-        compute_capability_from_memory=row["cuda_cc_from_memory"],
-        tensor_core_generation_from_memory=row["tensor_core_gen_from_memory"],
-        on_demand_usd_per_hour=float(price) if price else None,
-        spot_quota_code=row["spot_quota_code"],
-        note=row["note"],
-        source=row["source"],
-    )
-
-
 @cache
 def instances() -> dict[str, Instance]:
     """Return all known sizes by name, in the order of the file."""
-    with CATALOGUE_FILE.open(newline="", encoding="utf-8") as lines:
-        return {row["instance_type"]: _instance(row) for row in csv.DictReader(lines)}
+
+    def num_gpus(row: Mapping[str, str]) -> int:
+        return int(row["num_accelerators"]) if row["gpu"].startswith("NVIDIA") else 0
+
+    def gbps(column: str) -> Callable[[Mapping[str, str]], float]:
+        return lambda row: float(row[column] or _all_cards_gbps(row["network_label"]))
+
+    rows = read_rows(
+        CATALOGUE_FILE,
+        Instance,
+        num_gpus=num_gpus,
+        network_baseline_gbps=gbps("network_baseline_gbps"),
+        network_peak_gbps=gbps("network_peak_gbps"),
+    )
+    return {each.size: each for each in rows}
 
 
 @cache
 def families() -> dict[str, Family]:
     """Return what each family is for, by name."""
-    with FAMILIES_FILE.open(newline="", encoding="utf-8") as lines:
-        return {
-            row["family"]: Family(
-                name=row["family"],
-                kind=cast(Any, row["kind"]),
-                fit=frozenset(row["fit"].split("|")),
-                what=row["what"],
-                source=row["source"],
-            )
-            for row in csv.DictReader(lines)
-        }
+    return {family.name: family for family in read_rows(FAMILIES_FILE, Family)}
 
 
 def find(size: str) -> Instance:

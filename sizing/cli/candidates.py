@@ -109,7 +109,7 @@ def show_side_by_side(found: Sequence[PlannedSize]) -> None:
 
 
 def _dollars(plan: Plan) -> float:
-    return (plan.spot.usd_p90 or 0.0) if plan.spot else plan.usd_on_demand
+    return plan.spot.usd_p90 if plan.spot else plan.usd_on_demand
 
 
 def _row(candidate: PlannedSize, shared: Sequence[str]) -> dict[str, Any]:

@@ -20,9 +20,9 @@ from typing import Any, TypeAlias
 
 from sizing import catalogue
 from sizing.catalogue import Instance, Price
-from sizing.catalogue.refresh import Refreshed, cache_file, load_answers, refresh, save
+from sizing.catalogue.refresh import PriceBook, Refreshed, cache_file, load_answers, refresh, save
 from sizing.catalogue.snapshot import SNAPSHOT_FILE, import_skypilot, snapshot, write
-from sizing.cli.prices import add_price_arguments, ages, answers_of_aws, prices_of
+from sizing.cli.prices import add_price_arguments, ages, price_book
 from sizing.cli.tables import print_json, show
 from sizing.select.families import family_uses
 from sizing.spot.interruptions import has_advisor_figure, interruptions
@@ -65,8 +65,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.families:
         return show_families(as_json=arguments.json)
     chosen = select(arguments)
-    answers = asked_of_aws(arguments, [instance.size for instance in chosen])
-    costs = {each.size: prices_of(arguments, each.size, answers) for each in chosen}
+    book = asked_of_aws(arguments, [instance.size for instance in chosen])
+    answers, costs = book.answers, {each.size: book.find(each.size) for each in chosen}
     if arguments.json:
         sizes = [describe(each, costs[each.size], answers, arguments.region) for each in chosen]
         print_json("catalogue", {"region": arguments.region, "sizes": sizes})
@@ -105,10 +105,10 @@ def show_families(*, as_json: bool) -> int:
     return 0
 
 
-def asked_of_aws(arguments: argparse.Namespace, sizes: list[str]) -> Refreshed | None:
-    """Return AWS's saved answers, refreshed if asked for."""
+def asked_of_aws(arguments: argparse.Namespace, sizes: list[str]) -> PriceBook:
+    """Return the prices, with AWS's answers refreshed if asked for."""
     if not arguments.refresh:
-        return answers_of_aws(arguments)
+        return price_book(arguments)
     # Slow to import, and only needed here.
     import boto3
 
@@ -122,7 +122,7 @@ def asked_of_aws(arguments: argparse.Namespace, sizes: list[str]) -> Refreshed |
         now=datetime.now(UTC),
     )
     save(answers, path)
-    return answers
+    return price_book(arguments)
 
 
 def import_snapshot(arguments: argparse.Namespace) -> int:

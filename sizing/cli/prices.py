@@ -7,7 +7,7 @@ from pathlib import Path
 
 from sizing import catalogue
 from sizing.catalogue import PRICE_REGION, Price, age_note
-from sizing.catalogue.refresh import Refreshed, cache_file, load_answers, prices
+from sizing.catalogue.refresh import PriceBook, cache_file, load_answers
 
 
 def add_price_arguments(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
@@ -33,51 +33,38 @@ def add_price_arguments(parser: argparse.ArgumentParser | argparse._ArgumentGrou
     )
 
 
-def answers_of_aws(arguments: argparse.Namespace) -> Refreshed | None:
-    """Return AWS's saved answers: of the given file, else of the region's own where it exists."""
-    path = price_cache(arguments)
-    return load_answers(path, arguments.region) if path else None
-
-
-def price_cache(arguments: argparse.Namespace) -> Path | None:
-    """Return the file of AWS's answers: the given one, else the region's own where it exists."""
+def price_book(arguments: argparse.Namespace) -> PriceBook:
+    """Return the prices that the options name, with AWS's answers where they are saved."""
     kept = cache_file(arguments.region)
-    given: Path | None = arguments.cache
-    return given or (kept if kept.exists() else None)
+    path = arguments.cache or (kept if kept.exists() else None)
+    return PriceBook(
+        region=arguments.region,
+        zone=arguments.zone,
+        given=_given_usd_per_hour(arguments),
+        answers=load_answers(path, arguments.region) if path else None,
+    )
 
 
-def given_usd_per_hour(arguments: argparse.Namespace, size: str) -> float | None:
-    """Return what --usd-per-hour says of a size; what cannot be read is a ValueError."""
-    found: float | None = None
+def _given_usd_per_hour(arguments: argparse.Namespace) -> dict[str, float]:
+    """Return what --usd-per-hour says by size, or of all under ""; the last one counts."""
+    found: dict[str, float] = {}
     for text in arguments.usd_per_hour:
         name, equals, number = text.rpartition("=")
         if equals:
             catalogue.find(name)
+        else:
+            found.clear()
         try:
-            usd = float(number)
+            found[name] = float(number)
         except ValueError:
-            usd = 0.0
-        if not 0 < usd < 1e4:
+            found[name] = 0.0
+        if not 0 < found[name] < 1e4:
+            size = getattr(arguments, "size", None) or "g5.xlarge"
             raise ValueError(
                 f"--usd-per-hour {text!r} cannot be read; write dollars, such as 0.45, or "
                 f"{size}=0.45 for one size"
             )
-        if not equals or name == size:
-            found = usd
     return found
-
-
-def prices_of(
-    arguments: argparse.Namespace, size: str, answers: Refreshed | None
-) -> tuple[Price | None, Price | None]:
-    """Return on-demand and Spot price of a size, as the options say."""
-    return prices(
-        size,
-        answers,
-        region=arguments.region,
-        zone=arguments.zone,
-        usd_per_hour=given_usd_per_hour(arguments, size),
-    )
 
 
 def ages(found: Iterable[Price | None]) -> str:

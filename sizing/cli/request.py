@@ -2,11 +2,12 @@
 
 import argparse
 from collections.abc import Callable, Iterable
-from dataclasses import fields, replace
+from dataclasses import fields
+from functools import partial
 from pathlib import Path
 
 from contract.run_env import DATA_PLACES
-from sizing.cli.prices import add_price_arguments, ages, given_usd_per_hour, price_cache
+from sizing.cli.prices import add_price_arguments, ages, price_book
 from sizing.models.footprints import FOOTPRINTS_FILE
 from sizing.plan.dataset import read_manifest
 from sizing.plan.plan import Plan, make_plan
@@ -104,20 +105,14 @@ def request(arguments: argparse.Namespace, size: str) -> Request:
         "size": size,
         "dataset": read_manifest(arguments.manifest) if arguments.manifest else None,
         "trace": load_trace(arguments.trace) if arguments.trace else None,
-        "usd_per_hour": given_usd_per_hour(arguments, size),
-        "price_cache": price_cache(arguments),
+        "prices": price_book(arguments),
     }
     return Request(**{n: v for n, v in vars(arguments).items() if n in names} | read)
 
 
 def planner(arguments: argparse.Namespace) -> Callable[[Request], Plan]:
-    """Return what plans a request by the options' footprints, at what they say its size costs."""
-
-    def plan(asked: Request) -> Plan:
-        own = given_usd_per_hour(arguments, asked.size)
-        return make_plan(replace(asked, usd_per_hour=own), footprints_file=arguments.footprints)
-
-    return plan
+    """Return what plans a request by the options' footprints."""
+    return partial(make_plan, footprints_file=arguments.footprints)
 
 
 def price_ages(plans: Iterable[Plan]) -> str:

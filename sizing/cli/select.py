@@ -27,7 +27,7 @@ from typing import Any
 
 from sizing import catalogue
 from sizing.catalogue import Instance
-from sizing.cli.prices import add_price_arguments, ages, answers_of_aws, prices_of
+from sizing.cli.prices import add_price_arguments, ages, price_book
 from sizing.cli.tables import print_json, show
 from sizing.models.serving import Throughput, models
 from sizing.select.ranking import select
@@ -73,9 +73,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the ranking."""
     if arguments.instead_of:
         return _rightsize(arguments)
-    answers = answers_of_aws(arguments)
+    prices = price_book(arguments).find
     requirements = make_requirements(arguments)
-    selection = select(requirements, lambda size: prices_of(arguments, size, answers))
+    selection = select(requirements, prices)
     if not selection.candidates:
         reasons = "; ".join(f"{size}: {why}" for size, why in selection.left_out.items())
         raise ValueError(f"no size meets the requirements: {reasons or 'no throughput is known'}")
@@ -83,29 +83,24 @@ def run(arguments: argparse.Namespace) -> int:
         print_json("select", asdict(selection))
     else:
         show_selection(selection, requirements.phase)
-        used = [prices_of(arguments, each.size, answers) for each in selection.candidates]
-        show([], notes=[ages(price for cost in used for price in cost)])
+        used = (price for each in selection.candidates for price in prices(each.size))
+        show([], notes=[ages(used)])
     return 0
 
 
 def _rightsize(arguments: argparse.Namespace) -> int:
     """Print the sizes that would carry the load for less."""
     _given(arguments, _INSTEAD)
-    instance, answers = catalogue.find(arguments.instead_of), answers_of_aws(arguments)
+    instance, prices = catalogue.find(arguments.instead_of), price_book(arguments).find
     percent, memory_mib = _in_use(arguments, instance)
-    moves = rightsize(
-        instance.size,
-        percent,
-        lambda size: prices_of(arguments, size, answers),
-        memory_mib=memory_mib,
-    )
+    moves = rightsize(instance.size, percent, prices, memory_mib=memory_mib)
     rows = [asdict(move) for move in moves]
     if arguments.json:
         print_json("select", {"size": instance.size, "in_use_percent": percent, "moves": rows})
         return 0
     notes = [] if rows else [f"no cheaper size carries {percent:g} % of {instance.size}: keep it"]
     priced = [instance.size, *(move.size for move in moves)]
-    notes.append(ages(prices_of(arguments, each, answers)[0] for each in priced))
+    notes.append(ages(prices(each)[0] for each in priced))
     show(rows[:_MOVES], title=f"{instance.size} at {percent:g} %: cheaper sizes", notes=notes)
     return 0
 

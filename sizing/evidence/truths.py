@@ -4,7 +4,6 @@ ground_truths.csv has the runs, each with its source; ground_truth_models.json w
 `python -m benchmarks.anchor_footprints` counted of their models; gpus.csv GPUs that EC2 lacks.
 """
 
-import csv
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sizing.catalogue.gpus import Gpu, find_gpu, gpus
+from sizing.csv_rows import read_rows
 from sizing.models.step_time import Step
 
 TRUTHS_FILE = Path(__file__).with_name("ground_truths.csv")
@@ -89,17 +89,7 @@ class Truth:
 @cache
 def truths(kind: str | None = None) -> tuple[Truth, ...]:
     """Return the rows of a kind, or all."""
-    with TRUTHS_FILE.open(newline="", encoding="utf-8") as lines:
-        rows = [
-            Truth(
-                **{
-                    **row,
-                    "batch": int(row["batch"]),
-                    "measured": float(row["measured"]),
-                }  # type: ignore[arg-type]
-            )
-            for row in csv.DictReader(lines)
-        ]
+    rows = read_rows(TRUTHS_FILE, Truth)
     return tuple(row for row in rows if kind in (None, row.kind))
 
 

@@ -3,17 +3,17 @@
 Throughputs are published with their source, scaled (and marked as such), or the user's own.
 """
 
-import csv
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Literal
 
 from sizing import catalogue
 from sizing.catalogue import Instance
 from sizing.catalogue.gpus import find_gpu
+from sizing.csv_rows import read_rows
 
 THROUGHPUTS_FILE = Path(__file__).with_name("throughputs.csv")
 # The share of requests that must meet the latency goal.
@@ -35,6 +35,8 @@ class Throughput:
     basis: Literal["measured", "derived", "scaled", "given"]
     note: str
     source: str
+    model: str = ""
+    use: frozenset[str] = frozenset()
 
     @property
     def service_ms(self) -> float:
@@ -54,11 +56,14 @@ class Service:
 
 
 @cache
+def _published() -> list[Throughput]:
+    return read_rows(THROUGHPUTS_FILE, Throughput)
+
+
+@cache
 def published(model: str, use: Use) -> tuple[Throughput, ...]:
     """Return published throughputs of a model, and those of sizes like the published ones."""
-    with THROUGHPUTS_FILE.open(newline="", encoding="utf-8") as lines:
-        rows = [row for row in csv.DictReader(lines) if row["model"] == model]
-    found = [_throughput(row) for row in rows if use in row["use"].split("|")]
+    found = [each for each in _published() if each.model == model and use in each.use]
     known = {each.size for each in found}
     return (*found, *(each for each in _scaled(found) if each.size not in known))
 
@@ -66,19 +71,7 @@ def published(model: str, use: Use) -> tuple[Throughput, ...]:
 @cache
 def models() -> tuple[str, ...]:
     """Return the models with published throughputs."""
-    with THROUGHPUTS_FILE.open(newline="", encoding="utf-8") as lines:
-        return tuple(sorted({row["model"] for row in csv.DictReader(lines)}))
-
-
-def _throughput(row: dict[str, str]) -> Throughput:
-    return Throughput(
-        size=row["instance_type"],
-        per_second=float(row["per_second"]),
-        latency_ms=float(row["latency_ms"]) if row["latency_ms"] else None,
-        basis=cast(Any, row["basis"]),
-        note=row["note"],
-        source=row["source"],
-    )
+    return tuple(sorted({each.model for each in _published()}))
 
 
 def _scaled(found: Sequence[Throughput]) -> list[Throughput]:

@@ -29,7 +29,7 @@ class PlannedSize:
         """Dollars of the run on Spot (p50); infinite where it cannot work."""
         if not self.findings.fits or self.plan.spot is None:
             return float("inf")
-        return self.plan.spot.usd_p50 or 0.0
+        return self.plan.spot.usd_p50
 
     @property
     def hours(self) -> float:

@@ -188,7 +188,7 @@ def _spot(plan: Plan) -> str | None:
                 "on_demand_base=1 avoids them"
             )
         return None
-    spot = plan.spot.usd_of_p50_work or 0.0
+    spot = plan.spot.usd_of_p50_work
     if spot <= plan.usd_on_demand * EVEN:
         return None
     an_hour, on_demand = (p.usd_per_hour for p in (plan.inputs.spot_price, plan.inputs.price))
@@ -222,7 +222,7 @@ def _budget(plan: Plan) -> str | None:
             f"max_hours is {request.max_hours:g}, but the run takes {plan.hours_on_demand:.2f} "
             f"hours without an interruption; give max_hours={_up(plan.hours_on_demand)} or more"
         )
-    usd = plan.usd_on_demand if spot is None or request.on_demand else spot.usd_p50 or 0.0
+    usd = plan.usd_on_demand if spot is None or request.on_demand else spot.usd_p50
     if request.max_usd is None or request.max_usd >= usd:
         return None
     return (
@@ -305,7 +305,7 @@ def _spot_warnings(plan: Plan) -> list[str]:
         )
     elif plan.notice.total > plan.notice.budget * TIGHT:
         found.append(f"the notice is tight: {plan.notice.sentence()}")
-    usd = plan.spot.usd_of_p50_work or 0.0 if plan.spot is not None else 0.0
+    usd = plan.spot.usd_of_p50_work if plan.spot is not None else 0.0
     if plan.usd_on_demand / EVEN < usd <= plan.usd_on_demand * EVEN:
         found.append(
             f"Spot saves nothing: ${usd:.2f} (p50) beside ${plan.usd_on_demand:.2f} on demand"

@@ -11,11 +11,9 @@ from statistics import NormalDist, fmean
 
 from sizing.fallback.decision import Fallback
 from sizing.plan.plan import Plan
-from sizing.spot.fleet_replay import Clock, Outcome, Prices, replay_fleet
-from sizing.spot.interval import NOTICE_ARRIVES
-from sizing.spot.pattern import SEEN, SEEN_IN_FLEETS
-from sizing.spot.replay import Job, Saving
-from sizing.spot.traces import Life
+from sizing.spot.pattern import NOTICE_ARRIVES, SEEN, SEEN_IN_FLEETS
+from sizing.spot.replay import Prices, Replay, ReplayJob, ReplayOutcome, Saving
+from sizing.spot.traces import SpotLife
 
 # Enough for the mean to a few percent; a sample takes about a twentieth of a second.
 NUM_SAMPLES = 40
@@ -54,11 +52,11 @@ def with_fallback(plan: Plan) -> WithFallback | None:
         return None
     inputs = plan.inputs
     prices = Prices(spot=inputs.spot_price.usd_per_hour, on_demand=inputs.price.usd_per_hour)
-    job = Job(
+    job = ReplayJob(
         work=max(plan.work.seconds, 1.0),
         deadline=deadline * 3600,
         restart=plan.restart.seconds,
-        checkpoint=0.0,
+        save=plan.notice.save,
     )
     saving = Saving(
         interval=max(spot.interval_seconds, 60.0),
@@ -77,23 +75,24 @@ def with_fallback(plan: Plan) -> WithFallback | None:
     )
 
 
-def _outcome(plan: Plan, job: Job, saving: Saving, prices: Prices, sample: int) -> Outcome:
+def _outcome(
+    plan: Plan, job: ReplayJob, saving: Saving, prices: Prices, sample: int
+) -> ReplayOutcome:
     luck = random.Random(_SEED + sample)
-    lives = _lives(plan, luck, sample, horizon=2 * job.deadline + 3600)
-    return replay_fleet(
-        lives,
+    horizon = 2 * job.deadline + 3600
+    lives = _lives(plan, luck, sample, horizon=horizon)
+    return Replay(
+        lives=lives,
         job=job,
-        save=plan.notice.save,
         saving=saving,
+        horizon=horizon,
+        has_notice=[luck.random() < NOTICE_ARRIVES for _ in lives],
         placement=Fallback(),
         prices=prices,
-        clock=Clock(),
-        horizon=2 * job.deadline + 3600,
-        has_notice=[luck.random() < NOTICE_ARRIVES for _ in lives],
-    )
+    ).run()
 
 
-def _lives(plan: Plan, luck: random.Random, sample: int, *, horizon: float) -> list[Life]:
+def _lives(plan: Plan, luck: random.Random, sample: int, *, horizon: float) -> list[SpotLife]:
     """Draw one course of Spot: how bad its pools are by the sample, the rest by luck."""
     taken = plan.inputs.interruptions
     pattern = SEEN_IN_FLEETS if plan.request.pools > 1 else SEEN
@@ -101,11 +100,11 @@ def _lives(plan: Plan, luck: random.Random, sample: int, *, horizon: float) -> l
     life = 3600 / max(taken.rate_per_hour, 1e-6) / math.exp(pattern.rate_spread * bad)
     wait = taken.wait_seconds * math.exp(pattern.wait_spread * bad)
     now = -_BEFORE * min(life + wait, 1e6) * luck.random()
-    lives: list[Life] = []
+    lives: list[SpotLife] = []
     while now < horizon:
         end = now + _weibull(luck, life, pattern.life_shape)
         if end > 0:
-            lives.append(Life(start=max(now, 0.0), end=end))
+            lives.append(SpotLife(start=max(now, 0.0), end=end))
         now = end + _weibull(luck, wait, pattern.wait_shape)
     return lives
 

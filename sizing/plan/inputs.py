@@ -5,10 +5,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from sizing import catalogue
 from sizing.catalogue import Instance, Price
 from sizing.catalogue.gpus import Gpu, find_gpu
-from sizing.catalogue.refresh import load_answers, prices
 from sizing.models import footprints
 from sizing.models.calibration import calibrated
 from sizing.models.constants import GIB, Constants
@@ -88,7 +86,7 @@ def look_up(
     facts = DATA.get(request.workload) or _given_data(request, stages)
     if request.dataset is not None:
         facts = request.dataset.applied(facts)
-    price, spot_price = _prices(request)
+    price, spot_price = request.prices.require(request.size)
     return Inputs(
         request=request,
         instance=instance,
@@ -187,20 +185,3 @@ def _interruptions(request: Request) -> Interruptions:
     if request.rate_per_hour is None:
         return published
     return replace(published, rate_per_hour=request.rate_per_hour, source="given")
-
-
-def _prices(request: Request) -> tuple[Price, Price]:
-    """On demand and Spot; a size without a known price is a ValueError that says so."""
-    cached = request.price_cache
-    answers = load_answers(cached, request.region) if cached else None
-    price, spot_price = prices(
-        request.size,
-        answers,
-        region=request.region,
-        zone=request.zone,
-        usd_per_hour=request.usd_per_hour,
-    )
-    return (
-        price or catalogue.hourly_price(request.size, request.region),
-        spot_price or catalogue.spot_price(request.size, request.region, request.zone),
-    )

@@ -19,8 +19,9 @@ from sizing.models.notice import NoticeFit, Restart, notice_fit, restart
 from sizing.plan.inputs import Inputs, look_up
 from sizing.plan.request import Request
 from sizing.plan.work import StagePlan, Work, plan_work
-from sizing.spot.forecast import Estimate, estimate
-from sizing.spot.interval import NEVER
+from sizing.spot.forecast import SpotForecast, forecast
+from sizing.spot.pattern import NEVER, NOTICE_ARRIVES
+from sizing.spot.simulation import SpotRun
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,7 +33,7 @@ class Plan:
     work: Work
     notice: NoticeFit
     restart: Restart
-    spot: Estimate | None
+    spot: SpotForecast | None
 
     @property
     def request(self) -> Request:
@@ -152,7 +153,7 @@ def make_plan(
 
 def _forecast(
     inputs: Inputs, host: HostMemory, work: Work, notice: NoticeFit, replacement: Restart
-) -> Estimate | None:
+) -> SpotForecast | None:
     """Hours and dollars on Spot; None where the run would never end."""
     request, taken = inputs.request, inputs.interruptions
     # The copy keeps the GPU waiting; hash and upload continue beside the training.
@@ -166,20 +167,20 @@ def _forecast(
             epoch_seconds=work.main.epoch_seconds or None,
         ).seconds
     try:
-        return estimate(
+        run = SpotRun(
             work_seconds=max(work.seconds, 1e-3),
             work_range=(max(work.seconds_low, 1e-3), max(work.seconds_high, 1e-3)),
             rate_per_hour=taken.rate_per_hour,
             restart_seconds=replacement.seconds,
             checkpoint_seconds=waits,
             interval_seconds=interval,
-            notice_fits=notice.fits,
+            notice_saves=NOTICE_ARRIVES if notice.fits else 0.0,
             notice_seconds=_idle_seconds(request, notice),
             wait_seconds=taken.wait_seconds,
             pattern=taken.pattern,
-            usd_per_hour=inputs.spot_price.usd_per_hour,
-            trace=request.trace,
         )
+        usd = inputs.spot_price.usd_per_hour
+        return forecast(run, usd_per_hour=usd, trace=request.trace)
     except ValueError:
         return None
 

@@ -7,13 +7,12 @@ from sizing import catalogue
 from sizing.catalogue import Price
 from sizing.catalogue.service_prices import IMAGE_GIB
 from sizing.figures import Basis, Figure, rounded
-from sizing.models.constants import ABOUT
 from sizing.plan.checks import Findings
 from sizing.plan.deadline import sentence, with_fallback
 from sizing.plan.plan import Plan
 from sizing.plan.spot_verdict import spot_verdict
 from sizing.plan.work import StagePlan
-from sizing.spot.forecast import Estimate
+from sizing.spot.forecast import SpotForecast
 
 # Loader and disk are worth a line from this share of the slowest part's time on.
 _NEAR = 0.25
@@ -50,7 +49,7 @@ def to_json(plan: Plan, findings: Findings) -> dict[str, Any]:
         "workload": plan.request.workload,
         "recipe": plan.request.recipe,
         "size": plan.request.size,
-        "region": plan.request.region,
+        "region": plan.request.prices.region,
         "fits": findings.fits,
         "gpu_memory_mib": round(plan.work.memory.need),
         "gpu_memory_there_mib": plan.inputs.instance.gpu_memory_mib,
@@ -130,7 +129,7 @@ def figures(plan: Plan) -> dict[str, Figure]:
             unit="MiB",
             basis="modelled",
             source=f"{measured.source}; + {inputs.constants.fragmentation_share:.0%} fragments, "
-            f"+ {inputs.constants.context_mib:.0f} MiB context ({ABOUT['context_mib'][0]})",
+            f"+ {inputs.constants.context_mib:.0f} MiB context (from memory)",
         ),
         "step": Figure(value=plan.work.main.step.seconds, unit="s", basis=step[0], source=step[1]),
         "gpu": Figure(
@@ -161,7 +160,7 @@ def figures(plan: Plan) -> dict[str, Figure]:
             value=plan.restart.seconds,
             unit="s",
             basis="modelled",
-            source=f"launch {plan.restart.launch:.0f} ({ABOUT['launch_seconds'][0]}) + user data "
+            source=f"launch {plan.restart.launch:.0f} (from memory) + user data "
             f"{plan.restart.user_data:.0f} + sync {plan.restart.sync:.0f} + resume "
             f"{plan.restart.resume:.0f} + first step {plan.restart.first_step:.0f}",
         ),
@@ -309,7 +308,7 @@ def _on_demand(plan: Plan) -> str:
     )
 
 
-def _first_machine(spot: Estimate) -> str:
+def _first_machine(spot: SpotForecast) -> str:
     """Say what a long p90 of a short run is: the chance that there is no machine when it starts."""
     if spot.first_wait_hours is None:
         return "comes at once"
@@ -334,7 +333,7 @@ def one_line(plan: Plan) -> str:
         f"{duration(work.seconds_high)} as like runs; {work.memory.need:,.0f} of "
         f"{plan.inputs.instance.gpu_memory_mib:,} MiB GPU memory; bound by {work.main.bound_by}; "
         f"a checkpoint takes {plan.notice.total:.0f} of {plan.notice.budget:.0f} s of the notice "
-        f"(modelled, prices of {request.region}; details: TrainingStack.plan.json)"
+        f"(modelled, prices of {request.prices.region}; details: TrainingStack.plan.json)"
     )
 
 

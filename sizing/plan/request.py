@@ -1,13 +1,13 @@
 """What is to be planned, as the command line, cdk synth or a finished run asks for it."""
 
 import math
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field
 
 from contract.notice import MAX_SECONDS
 from contract.run_env import DATA_PLACES
 from sizing import catalogue
-from sizing.catalogue import PRICE_REGION, Instance
+from sizing.catalogue import Instance
+from sizing.catalogue.refresh import PriceBook
 from sizing.models.data_path import GP3_MB_PER_SECOND, MB_PER_MIB
 from sizing.plan.dataset import DatasetFacts
 from sizing.spot.traces import Trace
@@ -42,10 +42,7 @@ class Request:
     rate_per_hour: float | None = None
     trace: Trace | None = None
     pools: int = 2
-    region: str = PRICE_REGION
-    zone: str | None = None
-    usd_per_hour: float | None = None
-    price_cache: Path | None = None
+    prices: PriceBook = field(default_factory=PriceBook)
     max_hours: float | None = None
     max_usd: float | None = None
     deadline_hours: float | None = None

@@ -23,7 +23,7 @@ def saving_percent(plan: Plan) -> float:
     """Percent of the on-demand dollars that Spot saves (p50, the same work on both)."""
     if plan.spot is None or not plan.usd_on_demand:
         return 0.0
-    return 100 * (1 - (plan.spot.usd_of_p50_work or 0.0) / plan.usd_on_demand)
+    return 100 * (1 - (plan.spot.usd_of_p50_work) / plan.usd_on_demand)
 
 
 def spot_verdict(plan: Plan, *, saving: float | None = None) -> SpotVerdict:

@@ -16,6 +16,11 @@ NUM_LEVELS, NUM_LUCKS = 20, 12
 # Machines simulated in a row: as few as suffice; longer runs are extrapolated.
 MACHINES = (8, 24, 72)
 
+# AWS: two minutes, "best effort". No figure is published; one in twenty missing is our assumption.
+NOTICE_SECONDS, NOTICE_ARRIVES = 120.0, 0.95
+# Less often than this, in interruptions per hour, is never.
+NEVER = 1e-9
+
 Array = NDArray[np.float64]
 
 

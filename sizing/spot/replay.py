@@ -1,20 +1,32 @@
-"""One job replayed on the lives of Spot machines: every second is counted in exactly one column."""
+"""One job replayed on the lives of Spot machines: on Spot alone, or with a deadline on a fleet.
+
+Spot is asked for by the fleet itself, at once; a placement, where there is one, decides only at
+ticks, as the Guard does, and when an event of a machine wakes it. Two machines may run for a while,
+and both are paid for.
+"""
 
 import math
+import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Protocol
 
-from sizing.spot.traces import Life
+from sizing.fallback.situation import Decision, Place, Situation
+from sizing.spot.traces import SpotLife
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Job:
-    """Useful seconds to do, and the deadline from its start; both may be infinite."""
+class ReplayJob:
+    """Useful seconds to do, the deadline from its start (both may be infinite), and overheads.
+
+    `checkpoint` is what a periodic save keeps the GPU waiting, `save` a commit when it moves.
+    """
 
     work: float = math.inf
     deadline: float = math.inf
     restart: float
-    checkpoint: float
+    checkpoint: float = 0.0
+    save: float = 0.0
     notice: float = 120.0
 
 
@@ -32,149 +44,304 @@ class Saving:
     retune: Callable[[int, float], float] | None = None
 
 
-@dataclass(slots=True)
-class Ledger:
-    """Where the seconds went: the first six columns add up to `wall`."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Clock:
+    """When a placement decides: every `tick` seconds, and at `wakes` of the machines' events."""
 
+    tick: float = 120.0
+    # EventBridge delivers an event within seconds, but promises nothing.
+    wakes: float = 0.95
+    # A schedule of one minute fires somewhere in its minute.
+    jitter: float = 60.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prices:
+    """Dollars per hour."""
+
+    spot: float
+    on_demand: float
+
+
+@dataclass(slots=True)
+class ReplayOutcome:
+    """What a job cost: paid seconds by market, seconds by the clock, and what happened.
+
+    `useful` to `notice` say where the seconds of the machines that trained went. On Spot alone
+    every second is in exactly one of these columns or in `waiting`.
+    """
+
+    spot: float = 0.0
+    on_demand: float = 0.0
+    seconds: float = 0.0
+    losses: int = 0
+    moves: int = 0
+    is_done: bool = False
     useful: float = 0.0
     lost: float = 0.0
     saving: float = 0.0
     restart: float = 0.0
     notice: float = 0.0
-    waiting: float = 0.0
-    spot: float = 0.0
-    interruptions: int = 0
-    is_done: bool = False
 
     @property
-    def wall(self) -> float:
-        """Seconds by the clock."""
-        lost = self.lost + self.saving + self.restart + self.notice
-        return self.useful + lost + self.waiting
+    def waiting(self) -> float:
+        """Seconds without a machine, on Spot alone."""
+        return self.seconds - self.spot
 
     @property
     def goodput(self) -> float:
-        """Useful seconds per paid second."""
+        """Useful seconds per paid second, on Spot alone."""
         return self.useful / self.spot if self.spot else 0.0
+
+    def usd(self, prices: Prices) -> float:
+        """Return the dollars that the machines cost."""
+        return (self.spot * prices.spot + self.on_demand * prices.on_demand) / 3600
+
+    def is_done_by(self, hours: float) -> bool:
+        """Whether the job was done in so many hours, to the second."""
+        return self.is_done and self.seconds <= hours * 3600 + 1
+
+
+class Placement(Protocol):
+    """Where to run; asked at every tick."""
+
+    def choose(self, situation: Situation) -> Decision:
+        """Return the market until the next decision."""
+        ...
 
 
 @dataclass(slots=True)
-class SimulatedMachine:
-    """A machine in use: the progress it started from, and when it will stop."""
+class ReplayedMachine:
+    """A machine that is paid for; it trains from `trains` on, if it does."""
 
-    started: float
-    base: float
-    interval: float
-    gone: float
-    stops: float
+    place: Place
+    launched: float
+    gone: float = math.inf
+    stops: float = math.inf
+    name: str = ""
+    trains: float = math.inf
+    base: float = 0.0
+    interval: float = math.inf
 
-    def split(self, until: float, job: Job) -> tuple[float, float]:
-        """Return the seconds of training and of saving up to a time, after the restart."""
-        seconds = max(0.0, min(until, self.stops) - self.started - job.restart)
+    def trained(self, now: float, job: ReplayJob) -> tuple[float, float]:
+        """Seconds of work done here by now, and of the periodic saves between."""
+        seconds = max(0.0, min(now, self.stops) - self.trains)
         period = self.interval + job.checkpoint
         whole = math.floor(seconds / period)
         rest = seconds - whole * period
         saving = whole * job.checkpoint + max(0.0, rest - self.interval)
         return whole * self.interval + min(rest, self.interval), saving
 
-    def done_at(self, job: Job) -> float:
-        """Return the time at which the job is done here if nothing happens before."""
+    def done_at(self, job: ReplayJob) -> float:
+        """When the job is done here if nothing happens before."""
         left = job.work - self.base
         saves = max(0, math.ceil(left / self.interval) - 1) if math.isfinite(left) else 0
-        time = self.started + job.restart + left + saves * job.checkpoint
+        time = self.trains + left + saves * job.checkpoint
         return time if time <= self.stops else math.inf
 
 
-def replay(
-    lives: Sequence[Life],
-    *,
-    job: Job,
-    saving: Saving,
-    horizon: float,
-    has_notice: Sequence[bool] | None = None,
-) -> Ledger:
-    """Replay `job` on Spot whenever there is a machine, until it is done or the horizon is reached.
+@dataclass(kw_only=True, slots=True)
+class Replay:
+    """A job from second 0 until it is done or the horizon is reached.
 
-    All lives have notices unless `has_notice` says which.
+    At most one machine of each market is up, one of them trains. All lives have notices unless
+    `has_notice` says which; without a placement the job runs on Spot alone.
     """
-    return _Replay(lives, has_notice or [True] * len(lives), job, saving, horizon).run()
 
+    lives: Sequence[SpotLife]
+    job: ReplayJob
+    saving: Saving
+    horizon: float
+    has_notice: Sequence[bool] | None = None
+    placement: Placement | None = None
+    prices: Prices = field(default_factory=lambda: Prices(spot=0.0, on_demand=0.0))
+    clock: Clock = field(default_factory=Clock)
 
-class _Replay:
-    """The state of one replay."""
+    now: float = field(default=0.0, init=False)
+    index: int = field(default=0, init=False)
+    committed: float = field(default=0.0, init=False)
+    interval: float = field(init=False)
+    spot: ReplayedMachine | None = field(default=None, init=False)
+    demand: ReplayedMachine | None = field(default=None, init=False)
+    trainer: ReplayedMachine | None = field(default=None, init=False)
+    asks: bool = field(default=True, init=False)
+    next_tick: float = field(init=False)
+    luck: random.Random = field(init=False)
+    outcome: ReplayOutcome = field(default_factory=ReplayOutcome, init=False)
 
-    def __init__(
-        self,
-        lives: Sequence[Life],
-        has_notice: Sequence[bool],
-        job: Job,
-        saving: Saving,
-        horizon: float,
-    ) -> None:
-        self.lives, self.has_notice, self.job, self.saving = lives, has_notice, job, saving
-        self.horizon = horizon
-        self.now, self.progress, self.index = 0.0, 0.0, 0
-        self.machine: SimulatedMachine | None = None
-        self.ledger = Ledger()
+    def run(self) -> ReplayOutcome:
+        """Go from event to event."""
+        self.luck, self.interval = random.Random(len(self.lives)), self.saving.interval
+        self.next_tick = math.inf if self.placement is None else 0.0
+        while self.now < self.horizon and not self.outcome.is_done:
+            self._start_spot()
+            if self.placement is not None and self.now >= self.next_tick:
+                self.next_tick = self.now + self.clock.tick
+                self._apply(self._decide(self.placement).market)
+                self._start_spot()
+            done = self.trainer.done_at(self.job) if self.trainer else math.inf
+            gone = self.spot.gone if self.spot else math.inf
+            comes = self._next_start()
+            self.now = max(self.now, min(done, gone, comes, self.next_tick, self.horizon))
+            if done <= self.now:
+                self.outcome.is_done = True
+            elif gone <= self.now:
+                self._lose_spot()
+        if self.trainer is not None:
+            self._stop_training(self.trainer, is_kept=True)
+        self._end(self.spot)
+        self._end(self.demand)
+        self.outcome.seconds = self.now
+        return self.outcome
 
-    def run(self) -> Ledger:
-        """Take a machine, advance, until the work is done or the horizon is reached."""
-        while not self.ledger.is_done and self.now < self.horizon:
-            while self.index < len(self.lives) and self.lives[self.index].end <= self.now:
-                self.index += 1
-            if self.machine is None and self.index < len(self.lives):
-                self._take(self.lives[self.index])
-            self._advance()
-        if self.machine is not None:
-            self._leave(is_kept=True)
-        return self.ledger
+    def _next_start(self) -> float:
+        """When the fleet's request for Spot is next answered."""
+        if not self.asks or self.spot is not None:
+            return math.inf
+        self._skip_past()
+        return self.lives[self.index].start if self.index < len(self.lives) else math.inf
 
-    def _take(self, life: Life) -> None:
-        """Start on a machine, if its life has begun."""
-        if life.start > self.now:
+    def _skip_past(self) -> None:
+        while self.index < len(self.lives) and self.lives[self.index].end <= self.now:
+            self.index += 1
+
+    def _start_spot(self) -> None:
+        """Start the Spot machine that the fleet asks for, if one is available now."""
+        if self._next_start() > self.now:
             return
-        interval, stops = self.saving.interval, life.end
-        if self.saving.retune:
-            interval = self.saving.retune(self.ledger.interruptions, self.ledger.spot)
-        if self.saving.notice_idle is not None and self.has_notice[self.index]:
-            stops = max(self.now, life.end - self.saving.notice_idle)
-        self.machine = SimulatedMachine(
-            started=self.now, base=self.progress, interval=interval, gone=life.end, stops=stops
+        life, idle = self.lives[self.index], self.saving.notice_idle
+        is_warned = self.has_notice is None or self.has_notice[self.index]
+        stops = life.end if idle is None or not is_warned else max(self.now, life.end - idle)
+        self.spot = ReplayedMachine(
+            place="spot", launched=self.now, gone=life.end, stops=stops, name=str(self.index)
+        )
+        if self.trainer is None:
+            self._hand_over(self.spot)
+        self._wake()
+
+    def _hand_over(self, machine: ReplayedMachine, *, released: float = 0.0) -> None:
+        """Let a machine train as soon as it has booted and the lease is free."""
+        # An on-demand machine is not lost: it saves no more often than the last one on Spot.
+        if self.saving.retune and machine.place == "spot":
+            self.interval = self.saving.retune(self.outcome.losses, self.outcome.spot)
+        machine.trains = max(machine.launched + self.job.restart, self.now, released)
+        machine.base, machine.interval = self.committed, self.interval
+        self.trainer = machine
+
+    def _lose_spot(self) -> None:
+        machine = self.spot
+        assert machine is not None
+        self.spot = None
+        self._end(machine)
+        self.outcome.losses += 1
+        if self.trainer is machine:
+            # A trainer that stops before its machine is gone had a notice, and saved.
+            self._stop_training(machine, is_kept=machine.stops < machine.gone)
+            if self.demand is not None:
+                self._hand_over(self.demand)
+        self._wake()
+
+    def _stop_training(self, machine: ReplayedMachine, *, is_kept: bool) -> None:
+        """Account for the trainer's seconds; what was not saved is lost unless `is_kept`."""
+        trained, saving = machine.trained(self.now, self.job)
+        kept = trained
+        if not is_kept:
+            kept = min(math.floor(trained / machine.interval) * machine.interval, trained)
+        seconds = self.now - machine.launched
+        restart = min(self.job.restart, seconds)
+        self.outcome.useful += kept
+        self.outcome.lost += trained - kept
+        self.outcome.saving += saving
+        self.outcome.restart += restart
+        self.outcome.notice += seconds - restart - trained - saving
+        self.committed = machine.base + kept
+        self.trainer = None
+
+    def _wake(self) -> None:
+        if self.placement is not None and self.luck.random() < self.clock.wakes:
+            self.next_tick = self.now
+
+    def _end(self, machine: ReplayedMachine | None) -> None:
+        """Pay for a machine that ends now."""
+        if machine is None:
+            return
+        seconds = max(0.0, self.now - machine.launched)
+        if machine.place == "spot":
+            self.outcome.spot += seconds
+        else:
+            self.outcome.on_demand += seconds
+
+    def _decide(self, placement: Placement) -> Decision:
+        trainer, job = self.trainer, self.job
+        done = trainer.trained(self.now, job)[0] if trainer else 0.0
+        whole = done // self.interval * self.interval if trainer else 0.0
+        start = trainer.base if trainer else self.committed
+        return placement.choose(
+            Situation(
+                now=self.now,
+                deadline=job.deadline,
+                work=self._with_saves(job.work),
+                left=self._with_saves(job.work - start - done),
+                committed_left=self._with_saves(job.work - start - whole),
+                place=trainer.place if trainer else "none",
+                spot_machine=self.spot.name if self.spot else None,
+                asks_for_spot=self.asks,
+                restart=job.restart,
+                save=job.save,
+                interval=self.interval,
+                until_next=self.clock.tick + self.clock.jitter,
+                spot_per_hour=self.prices.spot,
+                on_demand_per_hour=self.prices.on_demand,
+            )
         )
 
-    def _advance(self) -> None:
-        """Advance to the next event and account for what it ends."""
-        machine, before = self.machine, self.now
-        changes = done = math.inf
-        if machine is not None:
-            changes, done = machine.gone, machine.done_at(self.job)
-        elif self.index < len(self.lives):
-            changes = self.lives[self.index].start
-        self.now = max(self.now, min(changes, done, self.horizon))
-        if machine is None:
-            self.ledger.waiting += self.now - before
-        elif done <= self.now:
-            self._leave(is_kept=True)
-            self.progress = self.job.work
-            self.ledger.is_done = True
-        elif machine.gone <= self.now:
-            self.ledger.interruptions += 1
-            self._leave(is_kept=machine.stops < machine.gone)
+    def _with_saves(self, work: float) -> float:
+        return work + math.ceil(work / self.interval) * self.job.checkpoint
 
-    def _leave(self, *, is_kept: bool) -> None:
-        """Account for the machine's seconds; what was not saved is lost unless `is_kept`."""
-        machine = self.machine
-        assert machine is not None
-        trained, saving = machine.split(self.now, self.job)
-        whole = math.floor(trained / machine.interval) * machine.interval
-        kept = trained if is_kept else min(whole, trained)
-        seconds = self.now - machine.started
-        restart = min(self.job.restart, seconds)
-        self.ledger.useful += kept
-        self.ledger.lost += trained - kept
-        self.ledger.saving += saving
-        self.ledger.restart += restart
-        self.ledger.notice += seconds - restart - trained - saving
-        self.ledger.spot += seconds
-        self.progress += kept
-        self.machine = None
+    def _apply(self, market: str) -> None:
+        before = self.demand, self.asks
+        if market == "on-demand":
+            self._hold()
+        else:
+            self.asks = True
+            if market == "spot":
+                self._leave_demand()
+            elif self.trainer is None:
+                self._start_demand()
+        self.outcome.moves += before != (self.demand, self.asks)
+
+    def _start_demand(self) -> None:
+        self.demand = ReplayedMachine(place="on-demand", launched=self.now)
+        if self.trainer is None:
+            self._hand_over(self.demand)
+
+    def _leave_demand(self) -> None:
+        """Terminate the on-demand machine: it commits, and Spot goes on, now or when it comes."""
+        machine, self.demand = self.demand, None
+        if machine is None:
+            return
+        self._end(machine)
+        if self.trainer is not machine:
+            return
+        saving = self.job.save if machine.trained(self.now, self.job)[0] else 0.0
+        self._stop_training(machine, is_kept=True)
+        self.outcome.on_demand += saving
+        if self.spot is not None:
+            self._hand_over(self.spot, released=self.now + saving)
+
+    def _hold(self) -> None:
+        """Ask for no more Spot; a Spot machine that trains does so until its notice ends."""
+        self.asks = False
+        if self.demand is None:
+            self._start_demand()
+        spot = self.spot
+        if spot is None:
+            return
+        if self.trainer is spot:
+            idle = self.saving.notice_idle
+            gone = self.now + self.job.notice
+            if gone < spot.gone:
+                spot.gone, spot.stops = gone, min(spot.stops, gone - (idle or 0.0))
+        else:
+            self._end(spot)
+            self.spot = None

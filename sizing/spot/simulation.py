@@ -4,14 +4,24 @@ The work may be uncertain too: each of its steps of probability meets the same m
 """
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sizing.spot.interval import NEVER
-from sizing.spot.pattern import MACHINES, NUM_LEVELS, NUM_LUCKS, Array, Pattern, draws_of
+from sizing.spot.pattern import (
+    MACHINES,
+    NEVER,
+    NOTICE_ARRIVES,
+    NOTICE_SECONDS,
+    NUM_LEVELS,
+    NUM_LUCKS,
+    SEEN,
+    Array,
+    Pattern,
+    draws_of,
+)
 
 MOST_MACHINES = 200_000
 # Equal steps of probability of the work; p10, p50 and p90 are the middles of three of them.
@@ -19,25 +29,34 @@ NUM_WORKS = 15
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SimulatedRun:
-    """The run to simulate and what interrupts it; times in seconds."""
+class SpotRun:
+    """A run on Spot and what interrupts it; times in seconds.
+
+    work_range   p10 and p90 of the work, which is then uncertain beside the interruptions
+    restart_seconds   boot, sync and resume of a machine, also of the first
+    checkpoint_seconds   what one periodic save keeps the GPU waiting, every interval_seconds of
+        training
+    notice_saves   the share of interruptions with a notice that is long enough to save
+    notice_seconds   this much of such a notice is not trained in (contract.notice.idle_seconds),
+        but paid for
+    wait_seconds   mean wait for a replacement: clock hours, but not machine hours
+    pattern   how bursty and how uncertain: as in public traces, or POISSON
+    """
 
     work_seconds: float
-    work_low_seconds: float
-    work_high_seconds: float
+    work_range: tuple[float, float] | None = None
     rate_per_hour: float
     restart_seconds: float
-    start_seconds: float
-    checkpoint_seconds: float
+    checkpoint_seconds: float = 0.0
     interval_seconds: float
-    notice_seconds: float
-    notice_saves: float
-    wait_seconds: float
-    pattern: Pattern
+    notice_saves: float = NOTICE_ARRIVES
+    notice_seconds: float = NOTICE_SECONDS
+    wait_seconds: float = 0.0
+    pattern: Pattern = SEEN
 
     def __post_init__(self) -> None:
-        for name in (field.name for field in fields(self) if field.name != "pattern"):
-            value, is_zero_fine = getattr(self, name), name not in _ABOVE_ZERO
+        for name in ("work_seconds", "interval_seconds", *_FROM_ZERO):
+            value, is_zero_fine = getattr(self, name), name in _FROM_ZERO
             if math.isnan(value) or value < 0 or (value == 0 and not is_zero_fine):
                 least = "at least" if is_zero_fine else "more than"
                 raise ValueError(f"{name} must be {least} 0, got {value}")
@@ -47,7 +66,8 @@ class SimulatedRun:
     @property
     def works(self) -> Array:
         """The seconds of work in equal steps of probability: log-normal on each side of p50."""
-        low, middle, high = self.work_low_seconds, self.work_seconds, self.work_high_seconds
+        middle = self.work_seconds
+        low, high = self.work_range or (middle, middle)
         if low == middle == high:
             return np.array([middle])
         spread = NormalDist().inv_cdf(0.9)
@@ -57,10 +77,17 @@ class SimulatedRun:
         return np.array([middle * (high / middle if z > 0 else middle / low) ** z for z in steps])
 
 
-_ABOVE_ZERO = ("work_seconds", "work_low_seconds", "work_high_seconds", "interval_seconds")
+_FROM_ZERO = (
+    "rate_per_hour",
+    "restart_seconds",
+    "checkpoint_seconds",
+    "notice_saves",
+    "notice_seconds",
+    "wait_seconds",
+)
 
 
-def _gain(seconds: Array, run: SimulatedRun, *, saved: NDArray[np.bool_]) -> Array:
+def _gain(seconds: Array, run: SpotRun, *, saved: NDArray[np.bool_]) -> Array:
     """Return the training kept of `seconds` after the start: all if `saved`, else whole intervals.
 
     The seconds are whole intervals, each with its save, and a part of one.
@@ -71,7 +98,7 @@ def _gain(seconds: Array, run: SimulatedRun, *, saved: NDArray[np.bool_]) -> Arr
     return np.asarray(whole * run.interval_seconds + np.where(saved, rest, 0.0))
 
 
-def _world(run: SimulatedRun, columns: int) -> tuple[Array, Array]:
+def _world(run: SpotRun, columns: int) -> tuple[Array, Array]:
     """Return the lives of machines and the wait before each, in seconds."""
     draws = draws_of(run.pattern)
     mean_life, mean_wait = (
@@ -90,14 +117,14 @@ def _world(run: SimulatedRun, columns: int) -> tuple[Array, Array]:
     return lives, waits
 
 
-def first_waits(run: SimulatedRun) -> Array:
+def first_waits(run: SpotRun) -> Array:
     """Return the wait of each sample for its first machine, in seconds."""
     if run.rate_per_hour < NEVER:
         return np.zeros(1)
     return _world(run, 1)[1].ravel()
 
 
-def simulate(run: SimulatedRun) -> tuple[Array, Array, float]:
+def simulate(run: SpotRun) -> tuple[Array, Array, float]:
     """Return machine seconds and clock seconds of each sample, and the mean interruptions.
 
     Axes: work, level of the pools, luck, machine; each work meets the same machines.
@@ -105,7 +132,7 @@ def simulate(run: SimulatedRun) -> tuple[Array, Array, float]:
     works = run.works
     if run.rate_per_hour < NEVER:
         saves = np.maximum(np.ceil(works / run.interval_seconds) - 1, 0)
-        once = run.start_seconds + works + saves * run.checkpoint_seconds
+        once = run.restart_seconds + works + saves * run.checkpoint_seconds
         # Many of each: a quantile is then one of them, not between two.
         once = np.repeat(once, NUM_LEVELS * NUM_LUCKS)
         return once, once, 0.0
@@ -113,9 +140,8 @@ def simulate(run: SimulatedRun) -> tuple[Array, Array, float]:
     for columns in MACHINES:
         lives, waits = _world(run, columns)
         saved = draws_of(run.pattern).luck[:, :, :columns] < run.notice_saves
-        starts = np.full(columns, run.restart_seconds)
-        starts[0] = run.start_seconds
-        trained = np.maximum(lives - starts - np.where(saved, run.notice_seconds, 0.0), 0.0)
+        idle = np.where(saved, run.notice_seconds, 0.0)
+        trained = np.maximum(lives - run.restart_seconds - idle, 0.0)
         gains = _gain(trained, run, saved=saved)
         per_machine = gains[:, :, 1:].mean(axis=(1, 2))
         machines = works[:, None] / np.maximum(per_machine, works[:, None] / MOST_MACHINES)
@@ -134,7 +160,7 @@ def simulate(run: SimulatedRun) -> tuple[Array, Array, float]:
     def at_last(values: Array) -> Array:
         return np.take_along_axis(values, last[:, :, :, None], axis=3)[:, :, :, 0]
 
-    machine = at_last(np.cumsum(lives, axis=2) - lives + starts + needed)
+    machine = at_last(np.cumsum(lives, axis=2) - lives + run.restart_seconds + needed)
     clock = machine + at_last(np.cumsum(waits, axis=2)[None])
     return (
         _extend(machine, parts).ravel(),
@@ -143,7 +169,7 @@ def simulate(run: SimulatedRun) -> tuple[Array, Array, float]:
     )
 
 
-def _check_it_ends(run: SimulatedRun, machines: Array, per_machine: Array) -> None:
+def _check_it_ends(run: SpotRun, machines: Array, per_machine: Array) -> None:
     """Refuse a run that would never end in more than one of ten pools."""
     if np.quantile(machines, 0.9) < MOST_MACHINES / 2:
         return

@@ -13,7 +13,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Life:
+class SpotLife:
     """One machine, from the second it can start until it is gone; `pool` is its trace."""
 
     start: float
@@ -32,7 +32,7 @@ class Trace:
 
     name: str
     seconds: float
-    lives: tuple[Life, ...]
+    lives: tuple[SpotLife, ...]
 
     @property
     def available_share(self) -> float:
@@ -126,15 +126,15 @@ def read_counts(path: Path) -> tuple[float, list[float]]:
     return float(gap), list(map(float, data))
 
 
-def _lives(pools: Sequence[Sequence[bool]], gap: float) -> list[Life]:
+def _lives(pools: Sequence[Sequence[bool]], gap: float) -> list[SpotLife]:
     """Stay in a pool until its machine is gone, then take the first pool that has one."""
-    lives: list[Life] = []
+    lives: list[SpotLife] = []
     held: int | None = None
     start = 0.0
     length = len(pools[0])
     for tick in range(length + 1):
         if held is not None and (tick == length or not pools[held][tick]):
-            lives.append(Life(start=start, end=tick * gap, pool=held))
+            lives.append(SpotLife(start=start, end=tick * gap, pool=held))
             held = None
         if held is None and tick < length:
             held = next((index for index, pool in enumerate(pools) if pool[tick]), None)

@@ -10,6 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from sizing.catalogue import PRICE_REGION
+from sizing.catalogue.refresh import PriceBook
 from sizing.models.footprints import NotMeasuredError
 from sizing.plan.dataset import read_manifest
 from sizing.plan.plan import Plan, make_plan
@@ -53,7 +54,7 @@ def plan_run(p: ParameterFields, region: str = PRICE_REGION) -> Plan:
             checkpoint_interval=p.checkpoint_interval,
             dataset_gib=p.dataset_gib or None,
             dataset=read_manifest(Path(p.dataset_manifest)) if p.dataset_manifest else None,
-            region=region,
+            prices=PriceBook(region=region),
             # Each pair of zone and size is a Spot pool; without given zones there are two.
             pools=max(1, len(p.zones) or 2) * len(p.sizes),
             on_demand=p.on_demand_base > 0,

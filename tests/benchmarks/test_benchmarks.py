@@ -23,7 +23,7 @@ def test_fails_a_benchmark_of_s3_of_no_rounds() -> None:
 def test_the_sink_of_the_s3_benchmark_is_enough_for_a_run(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    with s3.open_sink() as environment:
+    with s3.open_server("benchmarks.s3_sink") as environment:
         for name, value in environment.items():
             monkeypatch.setenv(name, value)
         store = S3Store("keep", "run")

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.program.lives import Life
-from benchmarks.program.measure import measure
+from benchmarks.program.measure import ScriptLife, measure
 from benchmarks.program.script import FILES, found, write
 
 _SIZE = 2 << 20
@@ -30,7 +29,7 @@ def test_what_a_lost_machine_left_is_told_apart(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_is_safe_when_what_was_sent_began_after_it() -> None:
-    life = Life(written=[(1.0, 1), (5.0, 2)])
+    life = ScriptLife(written=[(1.0, 1), (5.0, 2)])
     life.note_safe(0.5, 2.0)
     assert life.safe == []
     life.note_safe(4.0, 9.0)

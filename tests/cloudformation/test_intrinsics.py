@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from cloudformation.errors import Refusal
+from cloudformation.errors import CloudFormationError
 from cloudformation.intrinsics import Expressions, Unknown, has_unknown
 
 PARAMETERS = {"Name": "runs", "Zones": ["a", "b"], "AWS::Region": "us-east-1", "Env": "prod"}
@@ -71,5 +71,5 @@ def test_a_value_that_waits_for_a_resource_makes_everything_made_of_it_wait() ->
     ],
 )
 def test_fails_on_what_cannot_be_evaluated(node: Any, message: str) -> None:
-    with pytest.raises(Refusal, match=message.replace("(", r"\(")):
+    with pytest.raises(CloudFormationError, match=message.replace("(", r"\(")):
         expressions().value(node)

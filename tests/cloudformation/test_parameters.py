@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from cloudformation.errors import Refusal
+from cloudformation.errors import CloudFormationError
 from cloudformation.parameters import Parameter, check_rules, decide_parameters
 from cloudformation.template import Template, parse_template
 
@@ -101,7 +101,7 @@ def test_the_previous_value_is_kept_on_request() -> None:
 def test_fails_on_an_impossible_value(
     parameter: dict[str, Any], given: dict[str, str], message: str
 ) -> None:
-    with pytest.raises(Refusal, match=message):
+    with pytest.raises(CloudFormationError, match=message):
         decide({"P": parameter}, given)
 
 
@@ -116,5 +116,7 @@ def test_fails_on_a_broken_rule() -> None:
     }
     template = template_with({"Version": {"Type": "String"}}, Rules={"Check": rule})
     check_rules(template, {"Version": "6"})
-    with pytest.raises(Refusal, match="Check failed: CDK bootstrap stack version 6 required"):
+    with pytest.raises(
+        CloudFormationError, match="Check failed: CDK bootstrap stack version 6 required"
+    ):
         check_rules(template, {"Version": "5"})

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from cloudformation.errors import Refusal
+from cloudformation.errors import CloudFormationError
 from cloudformation.intrinsics import Expressions
 from cloudformation.template import parse_template
 
@@ -75,5 +75,5 @@ Resources:
     ],
 )
 def test_fails_on_a_malformed_template(body: str, message: str) -> None:
-    with pytest.raises(Refusal, match=message):
+    with pytest.raises(CloudFormationError, match=message):
         parse_template(body)

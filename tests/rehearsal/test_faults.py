@@ -4,14 +4,14 @@ from typing import Any
 
 import pytest
 
-from rehearsal.faults import Fault, Faults
+from rehearsal.faults import Fault, FaultInjector
 
 DENIED = Fault(action="s3:Put*", status=403)
 
 
 def test_a_share_of_the_requests_is_met_for_a_time() -> None:
     now = [0.0]
-    faults = Faults(clock=lambda: now[0])
+    faults = FaultInjector(clock=lambda: now[0])
     faults.begin([Fault(action="s3:*", status=500, share=0.25, for_seconds=10)])
     met = [faults.meet("s3:GetObject") is not None for _ in range(400)]
     assert 60 < sum(met) < 140
@@ -21,7 +21,7 @@ def test_a_share_of_the_requests_is_met_for_a_time() -> None:
 
 
 def test_the_first_fault_that_is_met_counts() -> None:
-    faults = Faults()
+    faults = FaultInjector()
     first, second = DENIED, Fault(action="s3:*", status=500)
     faults.begin([first, second])
     assert faults.meet("s3:PutObject") is first
@@ -32,7 +32,7 @@ def test_the_first_fault_that_is_met_counts() -> None:
 
 def test_what_no_request_has_met_is_known() -> None:
     """A drill whose fault nobody met would show nothing."""
-    faults = Faults()
+    faults = FaultInjector()
     faults.begin([DENIED])
     faults.meet("s3:GetObject")
     assert faults.met == set()

@@ -2,14 +2,14 @@
 
 import random
 
-from sizing.spot.traces import Life
+from sizing.spot.traces import SpotLife
 
 
-def poisson_lives(*, seed: int, mean: float, wait: float, total: float) -> list[Life]:
+def poisson_lives(*, seed: int, mean: float, wait: float, total: float) -> list[SpotLife]:
     """Lives and waits drawn from exponentials, up to `total` seconds."""
     luck, now, lives = random.Random(seed), 0.0, []
     while now < total:
         end = min(now + luck.expovariate(1 / mean), total)
-        lives.append(Life(start=now, end=end))
+        lives.append(SpotLife(start=now, end=end))
         now = end + (luck.expovariate(1 / wait) if wait else 0.0)
     return lives

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ class GatedStore(FolderStore):
         self.gate = threading.Event()
         self.gate.set()
         self.bytes_per_second: float | None = None
+        self.pass_time: Callable[[float], None] = time.sleep
         self.error: Exception | None = None  # met by the next part
         self.num_begun = 0
         self.slowed_seconds = 0.0
@@ -58,7 +60,7 @@ class GatedStore(FolderStore):
             if self.bytes_per_second:
                 with self._line:
                     seconds = len(data) / self.bytes_per_second
-                    time.sleep(seconds)
+                    self.pass_time(seconds)
                     self.slowed_seconds += seconds
             put(number, start, data, sha256)
 

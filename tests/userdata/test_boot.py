@@ -5,7 +5,7 @@ import os
 import re
 import subprocess
 
-from rehearsal.machines import Disk, ProcessMachine
+from rehearsal.machines import JsonDisk, ProcessMachine
 from rehearsal.machines.json_disks import EC2_DISKS
 from tests.userdata.rig import USERDATA, Rig, calls, run_on, trainer_notes, wait, wait_until
 from training.cli.main import _parser
@@ -23,7 +23,7 @@ STEPS = [
     "torch",
     "training",
 ]
-XFS = Disk(
+XFS = JsonDisk(
     name="nvme0n1",
     serial="vol0d1a2b3c4d5e6f708",
     device_name="/dev/sdf",

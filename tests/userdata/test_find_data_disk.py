@@ -10,19 +10,19 @@ from pathlib import Path
 
 import pytest
 
-from rehearsal.machines import Disk
+from rehearsal.machines import JsonDisk
 from rehearsal.machines.json_disks import EC2_DISKS
 from rehearsal.machines.process import SHIMS
 from tests.userdata.rig import REPOSITORY
 from userdata.find_data_disk import NvmeAdminCommand, short_name
 
-INSTANCE_STORE = Disk(
+INSTANCE_STORE = JsonDisk(
     name="nvme2n1", model="Amazon EC2 NVMe Instance Storage", serial="AWS1", device_name=""
 )
 
 
 def find(
-    folder: Path, disks: Sequence[Disk], device_name: str = "sdf"
+    folder: Path, disks: Sequence[JsonDisk], device_name: str = "sdf"
 ) -> subprocess.CompletedProcess[str]:
     (folder / "sys/disks").mkdir(parents=True)
     for disk in disks:

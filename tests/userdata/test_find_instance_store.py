@@ -9,20 +9,20 @@ from pathlib import Path
 
 import pytest
 
-from rehearsal.machines import Disk
+from rehearsal.machines import JsonDisk
 from rehearsal.machines.json_disks import EC2_DISKS
 from rehearsal.machines.process import SHIMS
 from tests.userdata.rig import REPOSITORY, Rig, calls, wait
 from userdata.find_instance_store import place
 
-STORE = Disk(
+STORE = JsonDisk(
     name="nvme2n1", model="Amazon EC2 NVMe Instance Storage", serial="AWS1", device_name=""
 )
 MOUNTED = replace(STORE, mounted="/opt/dlami/nvme", tags={"TYPE": "ext4", "UUID": "8f5b-1"})
 
 
 def find(
-    folder: Path, *disks: Disk, image_mounts: bool = False
+    folder: Path, *disks: JsonDisk, image_mounts: bool = False
 ) -> subprocess.CompletedProcess[str]:
     (folder / "sys/disks").mkdir(parents=True)
     for disk in disks:
@@ -45,7 +45,9 @@ def find(
 
 
 @pytest.mark.parametrize(("disk", "found"), [(MOUNTED, "/opt/dlami/nvme"), (STORE, "/dev/nvme2n1")])
-def test_finds_the_images_mount_or_the_only_disk(tmp_path: Path, disk: Disk, found: str) -> None:
+def test_finds_the_images_mount_or_the_only_disk(
+    tmp_path: Path, disk: JsonDisk, found: str
+) -> None:
     assert find(tmp_path, *EC2_DISKS, disk).stdout == f"{found}\n"
 
 
@@ -95,7 +97,7 @@ def test_nothing_is_taken_where_more_than_one_could_be_meant(
 
 
 @pytest.mark.parametrize("disk", [MOUNTED, STORE], ids=["mounted by the image", "bare"])
-def test_a_machine_boots_on_its_instance_store(rig: Rig, disk: Disk) -> None:
+def test_a_machine_boots_on_its_instance_store(rig: Rig, disk: JsonDisk) -> None:
     machine = rig.machine(disks=(EC2_DISKS[1], disk), variables=rig.run_env(DATA_ON="nvme"))
     wait(machine, "trainer listens")
     assert len(calls(machine, "run")) == 1

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from contract.errors import EXIT_CONFIG, EXIT_MACHINE
-from rehearsal.machines import Disk
+from rehearsal.machines import JsonDisk
 from rehearsal.machines.json_disks import EC2_DISKS
 from rehearsal.machines.process import SHIMS
 from tests.userdata.rig import REPOSITORY, USERDATA
 
 INSTANCE = "i-0123456789abcdef0"
-STRANGE = Disk(name="nvme0n1", serial="vol1", device_name="sdf", signatures=("LVM2_member",))
+STRANGE = JsonDisk(name="nvme0n1", serial="vol1", device_name="sdf", signatures=("LVM2_member",))
 
 
 @pytest.fixture

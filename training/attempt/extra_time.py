@@ -11,7 +11,7 @@ from typing import Protocol
 
 from contract.notice import Policy, last_save_needs
 from training.attempt.notice import InterruptedRunError, Interruption, Notice
-from training.record.candidates import is_waited_for
+from training.record.head import is_waited_for
 from training.record.lease import Lease
 from training.store.protocol import Store
 

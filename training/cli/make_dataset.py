@@ -18,10 +18,9 @@ from training.dataset_output import FolderOutput, Output, clean_up
 from training.errors import EXIT_FINISHED, UserError
 from training.report.progress import FileProgressBar, ProgressBar, RateBar
 from training.sources import UNFINISHED, Brought, open_folder, open_source
-from training.store.dataset import upload_dataset
+from training.store.dataset import StoreOutput, stored_source, upload_dataset
 from training.store.local_dataset import manifest_of, write_manifest
 from training.store.open import open_store
-from training.store.output import StoreOutput, stored_source
 from training.store.protocol import Store
 from training.store.verified import VerifiedFiles
 

@@ -19,8 +19,8 @@ from training.program.options import ProgramOptions
 from training.program.process import ProgramProcess
 from training.program.progress import Progress
 from training.program.receipt import write_program_receipt
-from training.record.candidates import is_waited_for
 from training.record.events import Events
+from training.record.head import is_waited_for
 from training.record.lease import Lease
 from training.record.metrics import Metrics
 from training.record.run_config import RunConfig

@@ -1,17 +1,19 @@
 """head.json: the lease on a run and its list of committed checkpoints, in one object.
 
 Every change is one conditional write with its own nonce, so the store itself refuses a stale
-writer. No two machines' clocks are compared, and safety never depends on the TTL. Imports no torch.
+writer. No two machines' clocks are compared, and safety never depends on the TTL. A candidate that
+waits for the lease says so in an object of its own. Imports no torch.
 """
 
 import json
+import logging
 import secrets
 import time
 from collections import Counter
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, TypeAlias, get_args
 
-from contract.keys import HEAD
+from contract.keys import HEAD, WAITING
 from training.record.checkpoint_entry import CheckpointEntry
 from training.record.json_record import read_json_record
 from training.store.protocol import (
@@ -21,6 +23,8 @@ from training.store.protocol import (
     Stored,
     StoreError,
 )
+
+_log = logging.getLogger(__name__)
 
 # Format 2 added part_bytes to files and is_best to checkpoints, format 3 seconds_left to them,
 # format 4 is_tentative and failed_starts.
@@ -116,3 +120,21 @@ def mark_failed(store: Store, run_id: str, writer: str, reason: str) -> Head:
 
 def new_nonce() -> str:
     return secrets.token_hex(8)
+
+
+def say_waiting(store: Store, generation: int, writer: str) -> None:
+    """Say that `writer` waits for the holder of this generation; a failure costs only seconds."""
+    record = {"generation": generation, "writer": writer}
+    try:
+        store.put(WAITING, json.dumps(record).encode())
+    except StoreError as error:
+        _log.warning(f"[lease] could not tell the holder that this machine waits: {error}")
+
+
+def is_waited_for(store: Store, generation: int) -> bool:
+    """Whether a candidate waits for this generation's holder, not for an earlier one."""
+    try:
+        found = store.get(WAITING)
+        return found is not None and json.loads(found.data)["generation"] == generation
+    except (StoreError, ValueError, KeyError, TypeError):
+        return False

@@ -12,9 +12,16 @@ from dataclasses import replace
 
 from contract.keys import CHECKPOINT_NAME, CHECKPOINTS, HEAD, checkpoint_prefix
 from training.errors import UserError
-from training.record.candidates import say_waiting
 from training.record.checkpoint_entry import CheckpointEntry
-from training.record.head import Head, State, new_nonce, parse_head, read_head, write_head
+from training.record.head import (
+    Head,
+    State,
+    new_nonce,
+    parse_head,
+    read_head,
+    say_waiting,
+    write_head,
+)
 from training.record.retention import KEEP_NEWEST, Retention
 from training.store.protocol import (
     PreconditionFailedError,

@@ -8,11 +8,11 @@ from datetime import UTC, datetime
 from typing import Any
 
 from contract.keys import RECEIPT, REPORT
-from training.record.compaction import compact
 from training.record.head import Head
 from training.record.history import History
 from training.record.json_record import parse_receipt
 from training.record.lease import Lease
+from training.record.metrics import compact
 from training.record.position import Position
 from training.record.run_config import RunConfig, changed_parts
 from training.report.bottleneck import longest, sentence

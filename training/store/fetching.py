@@ -19,9 +19,8 @@ from training.store.folder import FolderStore
 from training.store.local_dataset import FileProgress
 from training.store.parts import PART_BYTES, num_parts, run_all
 from training.store.protocol import Store, StoreError
-from training.store.reads import READS, AppendedLines
 from training.store.unfinished import UnfinishedFile, write_at, writing
-from training.store.verified import Entry, VerifiedFiles
+from training.store.verified import READS, AppendedLines, Entry, VerifiedFiles
 
 # Parts of fewer bytes take as long to be answered as to arrive, so more are asked for at once.
 _SMALL_PART_BYTES = 1024 * 1024

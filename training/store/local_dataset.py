@@ -19,9 +19,8 @@ from contract.program import WORKLOAD as PROGRAM
 from training.errors import UserError
 from training.sources import UNFINISHED
 from training.store.protocol import StoreError
-from training.store.reads import READS, announce
 from training.store.unfinished import write_whole, writing
-from training.store.verified import RECORD, Entry, VerifiedFiles, sha256_of
+from training.store.verified import READS, RECORD, Entry, VerifiedFiles, announce, sha256_of
 from training.tally import timed
 
 # The manifest of a folder that a sync is filling; the sync renames it when every file is there.

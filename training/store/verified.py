@@ -1,7 +1,7 @@
-"""Which files of a local dataset have been verified on this machine, so that each is hashed once.
+"""Which files of a local dataset are verified on this machine, and which a trainer reads next.
 
-A file counts as verified while its size, inode and change time are as they were then; another
-machine verifies it again. The record lies beside the files and is only ever appended to.
+A file counts as verified, and is hashed once, while its size, inode and change time stay; another
+machine verifies it again. Both records lie next to the files and are only ever appended to.
 """
 
 import contextlib
@@ -9,13 +9,14 @@ import hashlib
 import json
 import platform
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from training.store.reads import AppendedLines
-
 RECORD = ".verified.jsonl"
+# What a trainer will read next from a folder that a sync is filling: lists of names, of which the
+# newest goes first. It decides about time, never about numbers.
+READS = ".reads.jsonl"
 _MACHINE_ID = Path("/etc/machine-id")
 _CHUNK = 4 * 1024 * 1024
 
@@ -101,3 +102,34 @@ def _machine() -> str:
     with contextlib.suppress(OSError):
         name += f" {_MACHINE_ID.read_text().strip()}"
     return name
+
+
+def announce(folder: Path, names: Iterable[str]) -> None:
+    """Ask the folder's sync for these files, in this order, before all others."""
+    line = json.dumps(list(names))
+    # Where the folder cannot be written to, the files come too, only later.
+    with contextlib.suppress(OSError), (folder / READS).open("a") as reads:
+        reads.write(f"\n{line}\n")
+
+
+class AppendedLines:
+    """The lines of a file that other processes append to, each given once and whole."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._position = 0
+
+    def new(self) -> Iterator[str]:
+        """Those that were appended since; none while the file is missing or another user's."""
+        try:
+            if self._path.stat().st_size == self._position:
+                return
+            with self._path.open("rb") as file:
+                file.seek(self._position)
+                data = file.read()
+        except OSError:
+            return
+        whole = data[: data.rfind(b"\n") + 1]
+        self._position += len(whole)
+        for line in filter(None, whole.split(b"\n")):
+            yield line.decode(errors="replace")

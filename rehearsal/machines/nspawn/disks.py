@@ -3,14 +3,16 @@
 The machine's own systemd-tmpfiles makes their device files, at each boot as udev would.
 """
 
+import errno
+import fcntl
 import json
+import os
 import struct
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from rehearsal.machines.commands import run
-from rehearsal.machines.nspawn.loop_device import LoopDevice
 from rehearsal.machines.quirks import EBS, KEPT, KEPT_TEXT, PARTITION_TABLE, Volume
 
 INSTANCE_STORE = "Amazon EC2 NVMe Instance Storage"
@@ -19,6 +21,14 @@ LOOP_MAJOR = 7
 PARTITIONS_AT = 446  # of a master boot record
 DESCRIPTION, DEVICE_FILES = "etc/disks.json", "etc/tmpfiles.d/disks.conf"
 _MIB = 2**20
+# linux/loop.h
+LOOP_CTL_GET_FREE = 0x4C82
+LOOP_CONFIGURE = 0x4C0A
+LO_FLAGS_AUTOCLEAR = 4
+BLOCK_BYTES = 512
+# struct loop_config: fd and block size, then struct loop_info64, of which only lo_flags is set.
+_CONFIG_BYTES = 304
+_FLAGS_AT = 60
 _ROOT_DISK = {
     "name": "/dev/nvme0n1",
     "model": EBS,
@@ -61,6 +71,45 @@ def disks_of(volumes: Sequence[Volume]) -> list[NvmeDisk]:
             for number, volume in enumerate(volumes, start=2)
         ),
     ]
+
+
+class LoopDevice:
+    """A file as a block device; the kernel detaches it once nobody has it open or mounted."""
+
+    def __init__(self, file: Path) -> None:
+        control = os.open("/dev/loop-control", os.O_RDWR)
+        backing = os.open(file, os.O_RDWR)
+        try:
+            while True:
+                self.number = fcntl.ioctl(control, LOOP_CTL_GET_FREE)
+                self._device = os.open(self.path, os.O_RDWR)
+                try:
+                    fcntl.ioctl(self._device, LOOP_CONFIGURE, _config(backing))
+                    return
+                except OSError as error:
+                    os.close(self._device)
+                    if error.errno != errno.EBUSY:
+                        raise
+                    # Somebody else took it in between.
+        finally:
+            os.close(backing)
+            os.close(control)
+
+    @property
+    def path(self) -> Path:
+        """The device's file."""
+        return Path(f"/dev/loop{self.number}")
+
+    def close(self) -> None:
+        """Close it here: it is detached once it is mounted nowhere."""
+        os.close(self._device)
+
+
+def _config(backing: int) -> bytes:
+    config = bytearray(_CONFIG_BYTES)
+    struct.pack_into("=II", config, 0, backing, BLOCK_BYTES)
+    struct.pack_into("=I", config, _FLAGS_AT, LO_FLAGS_AUTOCLEAR)
+    return bytes(config)
 
 
 @dataclass(kw_only=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 from rehearsal.machines.metadata import MetadataServer
 from rehearsal.machines.nspawn.machine import NspawnMachine
-from rehearsal.machines.nspawn.network import Network
+from rehearsal.machines.nspawn.network import MachineNetwork
 from rehearsal.machines.quirks import Quirks
 
 
@@ -17,7 +17,7 @@ class NspawnHost:
     """Makes nspawn machines."""
 
     image: Path
-    network: Network
+    network: MachineNetwork
     _machines: list[NspawnMachine] = field(default_factory=list)
 
     def machine(
@@ -43,6 +43,6 @@ class NspawnHost:
 @contextmanager
 def nspawn_host(image: Path, folder: Path, application: Any, region: str) -> Iterator[NspawnHost]:
     """Serve a WSGI application to machines that know it as AWS, by its own names."""
-    with Network(folder=folder) as network:
+    with MachineNetwork(folder=folder) as network:
         network.serve_aws(application, region)
         yield NspawnHost(image=image, network=network)

@@ -5,6 +5,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,13 +15,11 @@ import certifi
 
 from rehearsal.machines import agent
 from rehearsal.machines.commands import CommandFailed, run
-from rehearsal.machines.logs import USER_DATA, Logs, wait_for
-from rehearsal.machines.metadata import MetadataServer
+from rehearsal.machines.machine import RehearsedMachine
 from rehearsal.machines.nspawn.control_groups import ControlGroup
 from rehearsal.machines.nspawn.disks import DEVICE_FILES, Disks, disks_of
-from rehearsal.machines.nspawn.interpreter import interpreter_files
-from rehearsal.machines.nspawn.network import CARD, Card, Network
-from rehearsal.machines.quirks import Quirks, lend_environment
+from rehearsal.machines.nspawn.network import CARD, Card, MachineNetwork
+from rehearsal.machines.quirks import lend_environment
 
 IMAGE_FILES = Path(__file__).parent / "image"
 # systemd in a container takes this as the power button.
@@ -53,22 +52,32 @@ def place_of(name: str) -> str:
     return path
 
 
-@dataclass(kw_only=True)
-class NspawnMachine:
-    """One machine in `folder`: an overlay over the root image, and a file for each disk."""
+def interpreter_files(environment: Path, base: Path = Path(sys.base_prefix)) -> list[Path]:
+    """Return what a machine needs of an environment's Python: program, library and modules.
 
-    folder: Path
+    Each name that leads to the program counts. Never all of `base`, which may be /usr or
+    /usr/local: the machine has its own.
+    """
+    programs = []
+    link = environment / "bin/python"
+    while link.is_symlink():
+        link = Path(os.path.normpath(link.parent / link.readlink()))
+        if not link.is_relative_to(environment):
+            programs.append(link)
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    return [*programs, base / "lib" / version, *sorted(base.glob(f"lib/lib{version}*.so*"))]
+
+
+@dataclass(kw_only=True)
+class NspawnMachine(RehearsedMachine):
+    """One machine as an overlay over the root image, and a file for each disk."""
+
     image: Path
-    instance_id: str
-    network: Network
-    metadata: MetadataServer
-    pytorch: Path = field(default_factory=lambda: Path(sys.prefix).resolve())
-    quirks: Quirks = field(default_factory=Quirks)
+    network: MachineNetwork
     _nspawn: subprocess.Popen[bytes] | None = None
     _card: Card | None = None
     _disks: Disks = field(init=False)
     _late: list[Timer] = field(default_factory=list)
-    _logs: Logs = field(default_factory=Logs)
 
     @property
     def root(self) -> Path:
@@ -81,19 +90,9 @@ class NspawnMachine:
         return self.folder.resolve() / "pytorch"
 
     @property
-    def metrics_file(self) -> Path:
-        """The file to which the trainer appends JSON lines."""
-        return self.root / "var/log/training/metrics.jsonl"
-
-    @property
     def user_data_file(self) -> Path:
         """The user data that cloud-init runs."""
         return self.root / f"var/lib/cloud/instances/{self.instance_id}/user-data.txt"
-
-    @property
-    def user_data_log(self) -> Path:
-        """The log of the user data, which starts the boot."""
-        return self.root / USER_DATA
 
     @property
     def is_off(self) -> bool:
@@ -149,14 +148,6 @@ class NspawnMachine:
             self.execute("systemd-tmpfiles", "--create", f"/{DEVICE_FILES}")
         self._disks.describe(self.root)
 
-    def notice(self, seconds: float) -> None:
-        """Announce in the metadata that the machine goes away in `seconds`."""
-        self.metadata.notice(seconds)
-
-    def rebalance(self) -> None:
-        """Announce a rebalance recommendation in the metadata."""
-        self.metadata.rebalance()
-
     def kill(self) -> int:
         """Cut the power and delete the disks, but for /; return how many processes that ended."""
         if self._nspawn is None:
@@ -211,17 +202,13 @@ class NspawnMachine:
             pid = int(found[0])
         return pid
 
-    def log_lines(self) -> list[str]:
-        """Return the lines of boot and training so far, in the order in which we saw them."""
+    def log_lines(self) -> Sequence[str]:
+        """Return the lines so far; raise if systemd-nspawn itself has failed."""
         if self._nspawn is not None and self._nspawn.poll():
             said = (self.folder / "console.log").read_text(errors="replace").strip().splitlines()
             last = said[-1] if said else "it said nothing"
             raise CommandFailed(f"systemd-nspawn of {self.instance_id} failed: {last}")
-        return self._logs.read(self.root)
-
-    def wait(self, seconds: float, log_has: str) -> bool:
-        """Wait for a log line that contains the text; return False if none came."""
-        return wait_for(self.log_lines, seconds, log_has)
+        return super().log_lines()
 
     @property
     def _command(self) -> list[str]:

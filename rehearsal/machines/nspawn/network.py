@@ -14,7 +14,7 @@ from typing import Any, Self
 from werkzeug.serving import BaseWSGIServer, WSGIRequestHandler, make_server
 
 from rehearsal.machines.commands import run
-from rehearsal.machines.metadata import MetadataHandler, MetadataServer
+from rehearsal.machines.metadata import MetadataHandler, MetadataServer, QuietServer
 
 METADATA_ADDRESS = "169.254.169.254"
 GATEWAY = "10.77.0.1"
@@ -69,7 +69,7 @@ class Card:
 class _Handler(MetadataHandler):
     """Answers each machine with its own metadata, known by its address."""
 
-    network: "Network"
+    network: "MachineNetwork"
 
     def handle_one_request(self) -> None:
         found = self.network.metadata.get(self.client_address[0])
@@ -78,11 +78,6 @@ class _Handler(MetadataHandler):
             return
         self.metadata = found
         super().handle_one_request()
-
-
-class _QuietServer(ThreadingHTTPServer):
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Pass over clients that hang up, as those of a machine that is killed do."""
 
 
 class _QuietHandler(WSGIRequestHandler):
@@ -108,7 +103,7 @@ class BucketInPath:
 
 
 @dataclass(kw_only=True)
-class Network:
+class MachineNetwork:
     """Bridge, DHCP, names, metadata and AWS's endpoints; a context manager."""
 
     folder: Path
@@ -131,7 +126,7 @@ class Network:
         run("ip", "link", "set", BRIDGE, "up")
         self._start_dhcp()
         handler = type("Handler", (_Handler,), {"network": self})
-        self._serve(_QuietServer((METADATA_ADDRESS, 80), handler))
+        self._serve(QuietServer((METADATA_ADDRESS, 80), handler))
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -13,25 +13,10 @@ from rehearsal.machines.nspawn.namespaces import NotPossible
 
 # What the Deep Learning AMI's Ubuntu has of what boot touches; Python and its packages are bound.
 PACKAGES = (
-    "systemd",
-    "systemd-sysv",
-    "systemd-resolved",
-    "udev",
-    "dbus",
-    "cloud-init",
-    "isc-dhcp-client",
-    "python3",
-    "ca-certificates",
-    "curl",
-    "iproute2",
-    "e2fsprogs",
-    "xfsprogs",
-    "util-linux",
-    "kmod",
-    "sudo",
-    "procps",
-    "openssh-server",
-)
+    "systemd", "systemd-sysv", "systemd-resolved", "udev", "dbus", "cloud-init",
+    "isc-dhcp-client", "python3", "ca-certificates", "curl", "iproute2", "e2fsprogs", "xfsprogs",
+    "util-linux", "kmod", "sudo", "procps", "openssh-server",
+)  # fmt: skip
 UNITS = ("systemd-networkd.service", "systemd-resolved.service")
 VARIABLE, DEFAULT = "REHEARSAL_IMAGE", "bookworm"
 # By which Ubuntu's packages are verified: the host's, or of this package, itself known by its hash.

@@ -7,9 +7,8 @@ from hypothesis import strategies as st
 from benchmarks.spot.oracle import best_goodput, least_usd
 from benchmarks.spot.placements import Greedy, OnDemandOnly, UniformProgress
 from sizing.fallback.decision import Fallback
-from sizing.spot.fleet_replay import Clock, Placement, Prices, replay_fleet
-from sizing.spot.replay import Job, Ledger, Saving, replay
-from sizing.spot.traces import Life
+from sizing.spot.replay import Clock, Placement, Prices, Replay, ReplayJob, ReplayOutcome, Saving
+from sizing.spot.traces import SpotLife
 
 HOUR = 3600.0
 PRICES = {"spot_per_hour": 0.4, "on_demand_per_hour": 1.0}
@@ -19,20 +18,18 @@ def placements() -> list[Placement]:
     return [OnDemandOnly(), Greedy(), UniformProgress(), Fallback()]
 
 
-def columns(ledger: Ledger) -> list[float]:
-    return [
-        ledger.useful, ledger.lost, ledger.saving, ledger.restart, ledger.notice, ledger.waiting
-    ]  # fmt: skip
+def columns(seen: ReplayOutcome) -> list[float]:
+    return [seen.useful, seen.lost, seen.saving, seen.restart, seen.notice, seen.waiting]
 
 
 seconds = st.floats(1, 20_000)
 worlds = st.lists(st.tuples(seconds, st.one_of(st.just(0.0), seconds), st.booleans()), max_size=25)
 
 
-def lives_of(world: list[tuple[float, float, bool]]) -> list[Life]:
+def lives_of(world: list[tuple[float, float, bool]]) -> list[SpotLife]:
     now, lives = 0.0, []
     for up, down, _ in world:
-        lives.append(Life(start=now, end=now + up))
+        lives.append(SpotLife(start=now, end=now + up))
         now += up + down
     return lives
 
@@ -53,20 +50,20 @@ def test_every_second_is_in_one_column(
     notice_idle: float | None,
 ) -> None:
     work, horizon = 6 * HOUR, 40 * HOUR
-    seen = replay(
-        lives_of(world),
-        job=Job(work=work, restart=restart, checkpoint=checkpoint),
+    seen = Replay(
+        lives=lives_of(world),
+        job=ReplayJob(work=work, restart=restart, checkpoint=checkpoint),
         saving=Saving(interval=interval, notice_idle=notice_idle),
         horizon=horizon,
         has_notice=[warned for _, _, warned in world],
-    )
+    ).run()
     assert min(columns(seen)) >= -1e-6
-    assert seen.spot + seen.waiting == pytest.approx(seen.wall)
+    assert sum(columns(seen)) == pytest.approx(seen.seconds)
     if seen.is_done:
         assert seen.useful == pytest.approx(work)
-        assert seen.wall >= work + restart - 1e-6
+        assert seen.seconds >= work + restart - 1e-6
     else:
-        assert seen.wall == pytest.approx(horizon, rel=1e-6)
+        assert seen.seconds == pytest.approx(horizon, rel=1e-6)
 
 
 @settings(max_examples=40, deadline=None)
@@ -89,18 +86,17 @@ def test_no_policy_at_ticks_is_late_or_cheaper_than_the_oracle(
     which: int,
 ) -> None:
     lives, work = lives_of(world), 6 * HOUR
-    job = Job(work=work, deadline=slack * work + restart, restart=restart, checkpoint=0)
-    seen = replay_fleet(
-        lives,
+    job = ReplayJob(work=work, deadline=slack * work + restart, restart=restart, save=save)
+    seen = Replay(
+        lives=lives,
         job=job,
-        save=save,
         saving=Saving(interval=interval, notice_idle=26),
         placement=placements()[which],
         prices=Prices(spot=0.4, on_demand=1.0),
         clock=Clock(tick=600, wakes=wakes),
         horizon=4 * job.deadline,
         has_notice=[warned for _, _, warned in world],
-    )
+    ).run()
     assert seen.is_done_by(job.deadline / HOUR)
     bound = least_usd(lives, work=work, deadline=job.deadline, restart=restart, **PRICES)
     assert seen.usd(Prices(spot=0.4, on_demand=1.0)) >= bound - 1e-6
@@ -112,10 +108,10 @@ def test_no_saving_beats_the_oracles_goodput(
     world: list[tuple[float, float, bool]], restart: float, interval: float
 ) -> None:
     lives = lives_of(world)
-    seen = replay(
-        lives,
-        job=Job(restart=restart, checkpoint=1.0),
+    seen = Replay(
+        lives=lives,
+        job=ReplayJob(restart=restart, checkpoint=1.0),
         saving=Saving(interval=interval, notice_idle=0.0),
         horizon=lives[-1].end if lives else 1.0,
-    )
+    ).run()
     assert seen.goodput <= best_goodput(lives, restart=restart) + 1e-9

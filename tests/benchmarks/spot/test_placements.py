@@ -8,9 +8,8 @@ import pytest
 from benchmarks.spot.placements import Greedy, OnDemandOnly, UniformProgress
 from sizing.fallback.decision import Fallback
 from sizing.fallback.situation import Place, Situation
-from sizing.spot.fleet_replay import Clock, Outcome, Placement, Prices, replay_fleet
-from sizing.spot.replay import Job, Saving
-from sizing.spot.traces import Life
+from sizing.spot.replay import Clock, Placement, Prices, Replay, ReplayJob, ReplayOutcome, Saving
+from sizing.spot.traces import SpotLife
 from tests.sizing.sample_lives import poisson_lives
 
 HOUR = 3600.0
@@ -29,19 +28,18 @@ def situation(
 
 
 def replayed(
-    placement: Placement, lives: list[Life], job: Job, *, clock: Clock | None = None
-) -> Outcome:
-    return replay_fleet(
-        lives,
+    placement: Placement, lives: list[SpotLife], job: ReplayJob, *, clock: Clock | None = None
+) -> ReplayOutcome:
+    return Replay(
+        lives=lives,
         job=job,
-        save=15,
         saving=Saving(interval=600, notice_idle=26),
         placement=placement,
         prices=PRICES,
         clock=clock or Clock(),
         horizon=3 * job.deadline,
         has_notice=[index % 10 > 0 for index in range(len(lives))],
-    )
+    ).run()
 
 
 @pytest.mark.parametrize("make", [Fallback, Greedy, UniformProgress])
@@ -63,7 +61,7 @@ def test_uniform_progress_stays_on_demand_until_spot_returns() -> None:
 
 
 def test_on_demand_alone_pays_for_one_start_and_the_work() -> None:
-    job = Job(work=10 * HOUR, deadline=20 * HOUR, restart=300, checkpoint=0)
+    job = ReplayJob(work=10 * HOUR, deadline=20 * HOUR, restart=300, save=15)
     seen = replayed(OnDemandOnly(), [], job)
     assert seen.is_done
     assert (seen.spot, seen.on_demand) == (0, 10 * HOUR + 300)
@@ -71,8 +69,10 @@ def test_on_demand_alone_pays_for_one_start_and_the_work() -> None:
 
 def test_a_machine_that_spot_sends_back_costs_its_overlap_and_no_work() -> None:
     # No Spot for two hours of a job that cannot wait for long; then Spot for good.
-    job = Job(work=4 * HOUR, deadline=5 * HOUR, restart=300, checkpoint=0)
-    seen = replayed(Fallback(), [Life(start=2 * HOUR, end=99 * HOUR)], job, clock=Clock(wakes=1.0))
+    job = ReplayJob(work=4 * HOUR, deadline=5 * HOUR, restart=300, save=15)
+    seen = replayed(
+        Fallback(), [SpotLife(start=2 * HOUR, end=99 * HOUR)], job, clock=Clock(wakes=1.0)
+    )
     assert seen.is_done_by(5)
     assert seen.losses == 0
     assert seen.on_demand < 2 * HOUR
@@ -82,7 +82,9 @@ def test_a_machine_that_spot_sends_back_costs_its_overlap_and_no_work() -> None:
 
 def test_the_decision_costs_less_than_the_rules_where_spot_comes_and_goes() -> None:
     for work, deadline in ((4, 6), (24, 36)):
-        job = Job(work=work * HOUR, deadline=deadline * HOUR, restart=300, checkpoint=5)
+        job = ReplayJob(
+            work=work * HOUR, deadline=deadline * HOUR, restart=300, checkpoint=5, save=15
+        )
         sums = dict.fromkeys((Fallback, Greedy, UniformProgress, OnDemandOnly), 0.0)
         for seed in range(40 // work):
             lives = poisson_lives(seed=seed, mean=2 * HOUR, wait=3 * HOUR, total=3 * job.deadline)
@@ -95,15 +97,15 @@ def test_the_decision_costs_less_than_the_rules_where_spot_comes_and_goes() -> N
 
 def test_the_decision_does_not_ride_what_never_lasts() -> None:
     # Lives of two minutes, restarts of five: once it has seen that, on demand is cheaper.
-    lives = [Life(start=t * HOUR / 4, end=t * HOUR / 4 + 120) for t in range(400)]
-    job = Job(work=48 * HOUR, deadline=60 * HOUR, restart=300, checkpoint=5)
+    lives = [SpotLife(start=t * HOUR / 4, end=t * HOUR / 4 + 120) for t in range(400)]
+    job = ReplayJob(work=48 * HOUR, deadline=60 * HOUR, restart=300, checkpoint=5, save=15)
     assert replayed(Fallback(), lives, job).usd(PRICES) < 1.06 * 48
 
 
 def test_the_decision_waits_for_spot_that_surely_comes() -> None:
     # An hour of every two, and four times the time that the work takes: on demand is not needed.
-    lives = [Life(start=2 * t * HOUR, end=(2 * t + 1) * HOUR) for t in range(100)]
-    job = Job(work=20 * HOUR, deadline=80 * HOUR, restart=120, checkpoint=5)
+    lives = [SpotLife(start=2 * t * HOUR, end=(2 * t + 1) * HOUR) for t in range(100)]
+    job = ReplayJob(work=20 * HOUR, deadline=80 * HOUR, restart=120, checkpoint=5, save=15)
     seen = replayed(Fallback(), lives, job)
     assert seen.on_demand == 0
     assert seen.usd(PRICES) < 1.15 * 0.4 * 20
@@ -121,16 +123,16 @@ def test_every_deadline_is_met_whatever_spot_does(tick: float, wakes: float) -> 
         up, down = luck.uniform(60, 20_000), luck.uniform(1, 20_000)
         while now < 3 * work:
             end = now + luck.expovariate(1 / up)
-            lives.append(Life(start=now, end=end))
+            lives.append(SpotLife(start=now, end=end))
             now = end + luck.expovariate(1 / down)
         # The tightest deadline that on demand alone can meet with one start; and looser ones.
         least = work * (1 + 5 / 600) + 2 * restart
-        job = Job(work=work, deadline=least * luck.choice([1.0, 1.1, 1.5]), restart=restart,
-                  checkpoint=5)  # fmt: skip
+        job = ReplayJob(work=work, deadline=least * luck.choice([1.0, 1.1, 1.5]), restart=restart,
+                  checkpoint=5, save=15)  # fmt: skip
         # No notices: what was not committed is lost.
-        seen = replay_fleet(
-            lives, job=job, save=15, saving=Saving(interval=600, notice_idle=None),
+        seen = Replay(
+            lives=lives, job=job, saving=Saving(interval=600, notice_idle=None),
             placement=Fallback(), prices=PRICES, clock=clock, horizon=3 * job.deadline,
             has_notice=[False] * len(lives),
-        )  # fmt: skip
+        ).run()  # fmt: skip
         assert seen.is_done_by(job.deadline / HOUR), (job, clock)

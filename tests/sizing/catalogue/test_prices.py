@@ -9,7 +9,7 @@ import pytest
 from sizing import catalogue
 from sizing.__main__ import main
 from sizing.catalogue.prices import Price, age_note
-from sizing.catalogue.refresh import prices
+from sizing.catalogue.refresh import PriceBook
 from sizing.catalogue.snapshot import import_skypilot, read, snapshot, write
 
 HEAD = "InstanceType,AcceleratorName,Price,SpotPrice,Region,AvailabilityZone\n"
@@ -24,7 +24,7 @@ def test_what_was_labelled_snapshot_is_in_the_snapshot() -> None:
 
 
 def test_a_region_has_its_own_prices() -> None:
-    on_demand, spot = prices("g5.xlarge", None, region="eu-west-1")
+    on_demand, spot = PriceBook(region="eu-west-1").find("g5.xlarge")
     assert on_demand and spot
     assert (on_demand.usd_per_hour, on_demand.basis) == (1.123, "list price")
     assert (spot.usd_per_hour, spot.basis) == (0.5765, "snapshot")
@@ -35,7 +35,7 @@ def test_a_size_that_was_not_seen_in_a_region_costs_what_its_family_does_there()
     assert on_demand.basis == "modelled"
     assert on_demand.usd_per_hour == pytest.approx(4.096 * 1.123 / 1.006, rel=0.001)
     # g6 was not seen there: nobody knows what it costs there.
-    assert prices("g6.xlarge", None, region="eu-west-1") == (None, None)
+    assert PriceBook(region="eu-west-1").find("g6.xlarge") == (None, None)
 
 
 def test_every_price_of_the_snapshot_is_possible() -> None:

@@ -13,7 +13,7 @@ from rehearsal.aws import EmbeddedAws
 from sizing.__main__ import main
 from sizing.catalogue import age_note
 from sizing.catalogue import refresh as asked
-from sizing.catalogue.refresh import Refreshed, load, prices, refresh, save
+from sizing.catalogue.refresh import PriceBook, Refreshed, load, refresh, save
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 SIZES = ["g5.xlarge", "g5.2xlarge", "g5.4xlarge"]
@@ -82,14 +82,14 @@ def test_answers_are_kept_with_their_date(session: StubbedSession, tmp_path: Pat
     assert answers.problems == []
     assert answers.quotas["L-3819A6DF"] == {"value": 64.0, "at": NOW.isoformat()}
     assert answers.scores["use1-az1"]["value"]["score"] == 3
-    on_demand, spot = prices("g5.xlarge", answers)
+    on_demand, spot = PriceBook(answers=answers).find("g5.xlarge")
     assert on_demand and spot
     assert (on_demand.usd_per_hour, on_demand.basis) == (1.1, "refreshed")
     # The newest of each zone, and of the zones the dearest.
     assert (spot.usd_per_hour, spot.basis) == (0.6, "refreshed")
     assert "asked 2026-11-21T12:00 UTC" in spot.source
     # Nothing was said about the Spot price of this one: the catalogue's, which says so.
-    assert prices("g5.2xlarge", answers)[1] == prices("g5.2xlarge", None)[1]
+    assert PriceBook(answers=answers).find("g5.2xlarge")[1] == PriceBook().find("g5.2xlarge")[1]
 
 
 def test_what_an_account_may_not_ask_is_said_and_the_rest_is_kept(session: StubbedSession) -> None:
@@ -108,8 +108,10 @@ def test_earlier_answers_about_other_sizes_stay_with_their_own_date(
     session.stubs["service-quotas"].add_client_error("get_service_quota", "Throttling")
     answers = ask(session, Refreshed(on_demand={"g6.xlarge": before}))
     assert answers.on_demand["g6.xlarge"] == before
-    assert "refreshed 30 days old" in age_note(prices("g6.xlarge", answers), NOW.date())
-    assert "WARNING" not in age_note([prices("g5.xlarge", answers)[1]], NOW.date())
+    assert "refreshed 30 days old" in age_note(
+        PriceBook(answers=answers).find("g6.xlarge"), NOW.date()
+    )
+    assert "WARNING" not in age_note([PriceBook(answers=answers).find("g5.xlarge")[1]], NOW.date())
 
 
 def test_the_embedded_aws_answers_for_spot_prices() -> None:

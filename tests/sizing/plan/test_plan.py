@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from sizing.catalogue.refresh import PriceBook
 from sizing.models.fitted import fitted
 from sizing.plan.checks import Findings, check_plan
 from sizing.plan.plan import make_plan
@@ -108,7 +109,7 @@ def test_a_limit_is_compared_with_billed_hours(tmp_path: Path) -> None:
 
 
 def test_fails_on_a_spot_price_above_on_demand_for_that_reason(tmp_path: Path) -> None:
-    dear = plan(tmp_path, usd_per_hour=5.0)
+    dear = plan(tmp_path, prices=PriceBook(given={"": 5.0}))
     found = check_plan(dear)
     assert "an hour costs $5.000 on Spot and $1.212 on demand" in found.problems["spot"]
     assert not any("Spot saves nothing" in text for text in found.warnings)

@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from sizing.spot.traces import Life, load_fleet, load_trace, statistics
+from sizing.spot.traces import SpotLife, load_fleet, load_trace, statistics
 
 from .conftest import WriteTrace
 
 
 def test_a_life_is_a_run_of_available_ticks(write_trace: WriteTrace) -> None:
     trace = load_trace(write_trace([0, 1, 1, 0, 2, 0], gap=30))
-    assert trace.lives == (Life(start=30, end=90), Life(start=120, end=150))
+    assert trace.lives == (SpotLife(start=30, end=90), SpotLife(start=120, end=150))
     assert trace.seconds == 180
     assert trace.available_share == pytest.approx(0.5)
 
@@ -24,9 +24,9 @@ def test_a_fleet_stays_until_the_machine_is_gone_and_takes_the_first_other(
     lives = load_fleet([first, second]).lives
     # It does not go back to the first pool while the second holds; the switch is a loss.
     assert lives == (
-        Life(start=0, end=60, pool=0),
-        Life(start=60, end=240, pool=1),
-        Life(start=240, end=300, pool=0),
+        SpotLife(start=0, end=60, pool=0),
+        SpotLife(start=60, end=240, pool=1),
+        SpotLife(start=240, end=300, pool=0),
     )
 
 

@@ -55,20 +55,18 @@ def real_machine(run: Run, tmp_path: Path) -> Machine:
     return Machine(run, tmp_path / "notice.json")
 
 
-def test_training_goes_on_and_is_committed_again(real_machine: Machine, long_whole: Run) -> None:
-    real_machine.notice_at("first", 8)
-    left = real_machine.attempt()
+def test_training_goes_on_and_is_committed_again(machine: Machine, long_whole: Run) -> None:
+    machine.notice_at("first", 8)
+    left = machine.attempt()
     assert 0.05 * NOTICE < left < 0.5 * NOTICE
-    first, last = real_machine.commits
+    first, last = machine.commits
     assert first["notice_to_commit_seconds"] < 0.5 * NOTICE
     assert "notice_to_commit_seconds" not in last
     assert last["gained_steps"] == last["step"] - first["step"] > 5
-    assert last["step"] == real_machine.last_step == real_machine.run.head.checkpoints[-1].step
-    assert len(real_machine.run.events("notice")) == 1
-    real_machine.go_on(long_whole)
-    assert len(real_machine.run.lines("step")) == len(real_machine.run.lineage()), (
-        "no step was repeated"
-    )
+    assert last["step"] == machine.last_step == machine.run.head.checkpoints[-1].step
+    assert len(machine.run.events("notice")) == 1
+    machine.go_on(long_whole)
+    assert len(machine.run.lines("step")) == len(machine.run.lineage()), "no step was repeated"
 
 
 def test_a_policy_of_stopping_stops(machine: Machine, long_whole: Run) -> None:

@@ -122,9 +122,8 @@ def test_a_stage_that_steps_in_backward_keeps_its_gradients_at_a_smaller_micro_b
     assert (half["micro_batch"], half["gradient_bytes"]) == (8, half["parameter_bytes"])
     assert (whole["micro_batch"], whole["gradient_bytes"]) == (16, 0)
     stage = _InBackward()
-    assert _at_size(stage, SimpleNamespace(), stage, 8) is stage
-    assert _at_size(stage, SimpleNamespace(), stage, 4) is None
-    assert _at_size(stage, _Sized(micro_batch=8), stage, 4) is None
+    assert _at_size(stage, _Sized(), stage, 8) is stage
+    assert _at_size(stage, _Sized(), stage, 4) is None
 
 
 def test_memory_is_that_of_the_largest_batch_and_work_that_of_the_usual_one() -> None:

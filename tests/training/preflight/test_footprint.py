@@ -132,7 +132,7 @@ def test_fails_for_a_stage_that_reads_the_dataset() -> None:
 
 
 def test_fails_for_a_stage_without_an_example() -> None:
-    class Mute:
+    class Mute(Train):
         name = "mute"
 
     with pytest.raises(UserError, match="'mute' cannot be measured: it has no `example"):

@@ -4,8 +4,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from training.program.receipt import interruption_costs
-from training.record.history import AttemptSummary, History
-from training.record.steps import StepLines
+from training.record.history import AttemptSummary, History, StepLines
 
 BEGAN = datetime(2026, 11, 22, tzinfo=UTC)
 

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from contract.metrics import metrics_objects, small_key
-from training.record.compaction import compact
 from training.record.history import metrics_reader
-from training.record.metrics import Metrics
+from training.record.metrics import Metrics, compact
 from training.store.folder import FolderStore
 from training.store.protocol import Store, StoreError
 
@@ -109,7 +108,7 @@ def test_large_objects_do_not_grow_without_bound(
     store = FolderStore(tmp_path)
     fill(store, 1, range(1, 10))
     size = store.sizes("metrics/")[small_key("0001-n", 1)]
-    monkeypatch.setattr("training.record.compaction._MOST_BYTES", 4 * size)
+    monkeypatch.setattr("training.record.metrics._MOST_BYTES", 4 * size)
     compact(store, 1, least=9)
     assert spans(store) == [(1, 1, 4), (1, 5, 8), (1, 9, 9)]
 

@@ -11,11 +11,10 @@ import pytest
 from tests.training.hooks import interrupt_at
 from tests.training.runs import Run
 from training.cli.main import main
-from training.record.compaction import compact
 from training.record.events import Events
 from training.record.head import Head
 from training.record.history import read_history
-from training.record.metrics import Metrics
+from training.record.metrics import Metrics, compact
 from training.record.run_config import RunConfig
 from training.record.sample_digest import sample_digest
 from training.report.page import write_report

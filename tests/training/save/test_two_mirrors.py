@@ -19,8 +19,8 @@ from tests.training.save.scene import (
     wait_for_snapshot,
     wait_until,
 )
-from training.proof.torture.faults import misbehaving
-from training.proof.torture.injector import Injector, StatusFile
+from training.proof.injector import Injector, StatusFile
+from training.proof.store_faults import misbehaving
 from training.record.events import Events
 from training.record.lease import LeaseLostError
 from training.record.retention import Retention
@@ -131,7 +131,7 @@ def taken_over(store: FolderStore, disk: Path, seed: int) -> tuple[Publisher, Pa
     lease = take_lease(store, disk.name)
     folder = disk / "checkpoints"
     folder.mkdir(parents=True)
-    injector = Injector([StatusFile(disk / "status")], 0, None, lambda: False)
+    injector = Injector([StatusFile(disk / "status")], 0)
     faulty = misbehaving(store, injector, 0.15, seed)
     publisher = Publisher(
         faulty, lease, folder, Events(store, disk.name), retention=Retention(newest=2)

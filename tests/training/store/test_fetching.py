@@ -21,7 +21,7 @@ from training.store.local_dataset import (
     write_manifest,
 )
 from training.store.protocol import StoreError
-from training.store.reads import announce
+from training.store.verified import announce
 
 PART = 1000
 

@@ -2,24 +2,40 @@
 
 import argparse
 import json
+import signal
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from contract.grammar import parse_interval
 from training.config import parse_overrides, resolve_config
-from training.errors import EXIT_FAILED, EXIT_FINISHED, UserError
+from training.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_INTERRUPTED, UserError
 from training.preflight.workload_checks import describe, problems
-from training.proof.check.runs import InterruptionPoint, Runs, never_interrupted, points
-from training.proof.forks import refuse_started_cuda
-from training.proof.torture.compare import Outcome, differences
+from training.proof.attempt import AttemptRequest
+from training.proof.compare import RunOutcome, differences, read_outcome
+from training.proof.experiment import AttemptResult, Experiment, run_experiment
+from training.proof.forks import made_dataset, refuse_started_cuda
+from training.proof.injector import Kill
+from training.record.head import read_head
 from training.registry import load_workload
-from training.store.local_dataset import open_dataset, write_manifest
+from training.store.open import open_store
+from training.workload import Train
 
-_DATASET_SEED = 0
+# The next attempt waits this long after a kill. It may be short, as no two attempts run at once.
+_LEASE_TTL_SECONDS = 2.0
+_NOTICE_SECONDS = 600.0
+# Steps of a stage in which an attempt gets a notice: the first, one within an epoch, one before an
+# evaluation, and one in the second epoch.
+_NOTICES = (1, 3, 4, 6)
+# Shares of a longer stage's steps after which an attempt is killed: the next one resumes from a
+# periodic checkpoint.
+_KILLS = (0.45, 0.9)
+_UNITS = {"step": "step", "evaluation": "evaluation batch", "preparation": "shard"}
+_LOG_LINES = 12
 
 
 def check(options: argparse.Namespace) -> int:
@@ -32,20 +48,31 @@ def check(options: argparse.Namespace) -> int:
     recipe = options.recipe or next(iter(workload.recipes))
     overrides = parse_overrides(options.override)
     config = resolve_config(workload, recipe, overrides)
-    interval = parse_interval(options.checkpoint_interval)
+    parse_interval(options.checkpoint_interval)
     _print(options, f"[ok] protocol: {describe(workload, recipe)}")
     # torch imports it with the first optimizer: 3 s that the forked attempts need not repeat.
     import torch
     import torch._dynamo
 
     torch.set_num_threads(config.num_threads)
-    with tempfile.TemporaryDirectory(prefix="check-") as folder:
-        runs = Runs(
-            *(options.name, recipe, overrides, Path(folder), interval, options.steps),
+    with tempfile.TemporaryDirectory(prefix="check-") as name:
+        folder = Path(name)
+        request = AttemptRequest(
+            workload=options.name,
+            recipe=recipe,
+            overrides=overrides,
+            dataset=str(
+                made_dataset(options.dataset_uri, workload, options.count, folder / "dataset")
+            ),
+            interval=options.checkpoint_interval,
+            ttl_seconds=_LEASE_TTL_SECONDS,
+            budget_seconds=_NOTICE_SECONDS,
             num_processes=options.num_processes,
+            is_short=True,
+            num_steps=options.steps,
         )
-        _prepare_dataset(options, workload, runs)
         refuse_started_cuda(options.name)
+        runs = _Runs(request, folder)
         whole = runs.whole("whole")
         stage, fewest = _fewest_steps(whole)
         if fewest < (options.steps or 0):
@@ -59,31 +86,117 @@ def check(options: argparse.Namespace) -> int:
             found = [f"two runs without interruption differ: {text}" for text in differing]
             return _end(options, began, found, [])
         _print(options, "[ok] repeated run: the same weights, losses and sample ids")
-        planned = points(workload.stages(config), options.steps)
+        planned = _plan(workload.stages(config), options.steps)
         ours, reached = runs.interrupted("interrupted", planned)
         found = [
             *(f"the interrupted run differs: {text}" for text in differences(ours, whole)),
-            *never_interrupted(planned, reached),
+            *_never_interrupted(planned, reached),
         ]
-        return _end(options, began, found, reached)
+        return _end(options, began, found, list(reached.values()))
 
 
-def _fewest_steps(outcome: Outcome) -> tuple[str, int]:
+def _plan(stages: Sequence[Any], num_steps: int | None) -> list[Kill]:
+    """Where to interrupt a run, stage by stage; `num_steps` adds kills to Train stages."""
+    planned = []
+    for stage in stages:
+        if not isinstance(stage, Train):
+            # A notice during the last shard of the run finds nothing left to interrupt.
+            if stage.num_shards > 1 or stage is not stages[-1]:
+                planned.append(_notice(stage, "preparation", stage.num_shards // 2 + 1))
+            continue
+        *first, last = (_notice(stage, "step", step) for step in _NOTICES)
+        planned += [*first, _notice(stage, "evaluation", 1), last]
+        for share in _KILLS if num_steps else ():
+            step = int(share * (num_steps or 0)) + 1
+            planned.append(Kill(kind="kill", stage=stage.name, phase="step", occurrence=step))
+    return planned
+
+
+def _notice(stage: Any, phase: str, number: int) -> Kill:
+    # Whichever rank gets there first: not every one makes a given shard.
+    return Kill(kind="notice", stage=stage.name, phase=phase, occurrence=number, observed_rank=None)
+
+
+class _Runs:
+    """Shortened runs below a folder, each attempt on a 'new machine' with nothing but the store."""
+
+    def __init__(self, request: AttemptRequest, folder: Path) -> None:
+        self._request = request
+        self._folder = folder
+        self._num_attempts = 0
+
+    def whole(self, name: str) -> RunOutcome:
+        """Make an uninterrupted run."""
+        result = self._attempt(name, ())
+        if result.code != EXIT_FINISHED:
+            raise UserError(f"a plain run of the workload {_ended(result)}")
+        return self._outcome(name)
+
+    def interrupted(self, name: str, planned: Sequence[Kill]) -> tuple[RunOutcome, dict[Kill, str]]:
+        """Make a run whose attempts each end at the first kill that is left; describe those.
+
+        A point that does not exist (a second epoch where there is one) holds up no other.
+        """
+        left, reached = list(planned), dict[Kill, str]()
+        while (result := self._attempt(name, left)).code != EXIT_FINISHED:
+            kill = result.kill
+            if kill is None:
+                raise UserError(f"the last attempt {_ended(result)}")
+            is_killed = kill.kind == "kill"
+            where = f"stage {kill.stage!r}, {_UNITS[kill.phase or '']} {kill.occurrence}"
+            said = f"{'killed' if is_killed else 'interrupted'} at {where}"
+            if result.code != (-signal.SIGKILL if is_killed else EXIT_INTERRUPTED):
+                raise UserError(f"{said}: the attempt {_ended(result)}")
+            left.remove(kill)
+            reached[kill] = f"{said}; {self._resumes_from(name)}" if is_killed else said
+        return self._outcome(name), reached
+
+    def _attempt(self, name: str, kills: Sequence[Kill]) -> AttemptResult:
+        self._num_attempts += 1
+        request = replace(
+            self._request,
+            run_uri=str(self._folder / name),
+            folder=str(self._folder / f"attempt-{self._num_attempts}"),
+            writer=f"attempt-{self._num_attempts}",
+        )
+        (result,) = run_experiment(
+            Experiment(kills=tuple(kills)), lambda kills: replace(request, kills=kills)
+        )
+        return result
+
+    def _outcome(self, name: str) -> RunOutcome:
+        return read_outcome(open_store(str(self._folder / name)), self._folder / "scratch")
+
+    def _resumes_from(self, name: str) -> str:
+        """The commit from which the next attempt resumes."""
+        head = read_head(open_store(str(self._folder / name)))
+        if head is None or not head.checkpoints:
+            return "nothing was committed"
+        newest = head.checkpoints[-1]
+        where = f"step {newest.step} of the run, epoch {newest.epoch}"
+        return f"resumes from the {newest.kind} commit at {where}"
+
+
+def _ended(result: AttemptResult) -> str:
+    lines = result.log.splitlines()[-_LOG_LINES:]
+    return f"ended with exit code {result.code}:" + "".join(f"\n    {line}" for line in lines)
+
+
+def _never_interrupted(planned: Sequence[Kill], reached: Mapping[Kill, str]) -> list[str]:
+    """A sentence for each stage of which no point was reached."""
+    return [
+        f"stage {stage!r} was never interrupted, so nothing is known about it: the run came to "
+        "none of its steps, evaluations and shards; if another stage has made what it prepares, "
+        "give it a key of its own"
+        for stage in dict.fromkeys(kill.stage for kill in planned)
+        if stage not in {kill.stage for kill in reached}
+    ]
+
+
+def _fewest_steps(outcome: RunOutcome) -> tuple[str, int]:
     """The Train stage with the fewest steps, and their number."""
     counts = Counter(line["stage"] for line in outcome.steps.values())
     return min(counts.items(), key=lambda item: item[1])
-
-
-def _prepare_dataset(options: argparse.Namespace, workload: Any, runs: Runs) -> None:
-    if options.dataset_uri is not None:
-        runs.dataset = Path(options.dataset_uri)
-        open_dataset(runs.dataset)
-        return
-    runs.dataset.mkdir()
-    meta = workload.make_dataset(
-        runs.dataset, options.count, _DATASET_SEED, lambda done, total: None
-    )
-    write_manifest(runs.dataset, workload.name, meta)
 
 
 def _report_problems(options: argparse.Namespace, found: Sequence[str]) -> int:
@@ -100,23 +213,20 @@ def _print(options: argparse.Namespace, line: str) -> None:
 
 
 def _end(
-    options: argparse.Namespace,
-    began: float,
-    found: Sequence[str],
-    reached: Sequence[InterruptionPoint],
+    options: argparse.Namespace, began: float, found: Sequence[str], reached: Sequence[str]
 ) -> int:
     seconds = time.monotonic() - began
     if options.json:
         record = {
             "resumes_exactly": not found,
             "problems": list(found),
-            "interruptions": [str(point) for point in reached],
+            "interruptions": list(reached),
             "seconds": round(seconds, 1),
         }
         print(json.dumps(record, indent=1))
         return EXIT_FAILED if found else EXIT_FINISHED
-    for point in reached:
-        print(f"  {point}")
+    for said in reached:
+        print(f"  {said}")
     for sentence in found:
         print(f"[failed] {sentence}")
     if not found:

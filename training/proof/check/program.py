@@ -7,23 +7,20 @@ with a new root, and has nothing but the run's store.
 import argparse
 import json
 import math
-import os
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from contract.keys import RECEIPT
 from training.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_USER, UserError
-from training.proof.check.program_run import Difference, ProgramRun, difference, losses_by_step
+from training.proof.compare import Difference, ProgramRun, difference, losses_by_step
+from training.proof.machine import live, run_command
 from training.record.history import read_history
 from training.store.open import open_store
 
-_POLL_SECONDS = 0.1
 _SHOWN_STEPS = 12
 _BARS = "▁▂▃▄▅▆▇█"
 _CURVE_WIDTH = 60
@@ -35,12 +32,12 @@ def check_program(options: argparse.Namespace) -> int:
         raise UserError(f"both {options.name!r} and a program are given; check one at a time")
     with tempfile.TemporaryDirectory(prefix="check-") as folder:
         runs = _Runs(options, Path(folder))
-        whole = runs.whole("whole")
+        whole = runs.run("whole")
         _refuse_untestable(whole)
         _say(options, f"[ok] uninterrupted: {_described(whole)}")
-        own = difference(runs.whole("again"), whole)
+        own = difference(runs.run("again"), whole)
         _say(options, f"{'[ok]' if own.is_none else '[note]'} once more: {_compared(own)}")
-        interrupted = runs.killed("killed", whole, options.kills)
+        interrupted = runs.run("killed", whole, options.kills)
     if not interrupted.interruptions:
         raise UserError(
             "the program ended each time before it could be killed behind a snapshot, so nothing "
@@ -76,51 +73,37 @@ class _Runs:
         self._folder = folder
         self._given = list(_given(options))
 
-    def whole(self, name: str) -> ProgramRun:
-        """A run that nothing interrupts."""
+    def run(self, name: str, whole: ProgramRun | None = None, num_kills: int = 0) -> ProgramRun:
+        """A run that is killed when it has done equal shares of the whole one, then finished."""
         began = time.monotonic()
-        self._finish(name, self._start(name, 0))
-        return self._read(name, time.monotonic() - began)
-
-    def killed(self, name: str, whole: ProgramRun, num_kills: int) -> ProgramRun:
-        """A run that is killed when it has done an equal share of the whole one, then finished."""
-        began, last = time.monotonic(), max(whole.losses, default=0)
-        attempt = 0
         for kill in range(1, num_kills + 1):
-            share, attempt = kill / (num_kills + 1), attempt + 1
-            process, began_at = self._start(name, attempt), time.monotonic()
-            while process.poll() is None:
-                step, has_commit = self._progress(name)
-                is_far = step >= share * last if last else False
-                if not last:
-                    is_far = time.monotonic() - began_at >= whole.seconds / (num_kills + 1)
-                if is_far and has_commit:
-                    process.kill()
-                    break
-                time.sleep(_POLL_SECONDS)
-            process.wait()
-        self._finish(name, self._start(name, attempt + 1))
+            assert whole is not None
+            step = max(whole.losses, default=0) * kill / (num_kills + 1)
+            moment = self._moment(name, step, whole.seconds / (num_kills + 1))
+            self._attempt(name, kill, moment)
+        code = self._attempt(name, num_kills + 1)
+        if code != EXIT_FINISHED:
+            self._fail(name, code)
         return self._read(name, time.monotonic() - began)
 
-    def _start(self, name: str, attempt: int) -> "subprocess.Popen[bytes]":
-        here = self._folder / name / f"machine-{attempt}"
-        here.mkdir(parents=True)
-        command = [sys.executable, "-m", "training", "run", *self._given]
-        command += [f"--run-uri={self._folder / name / 'run'}", f"--ml-root={here / 'ml'}"]
-        command += [f"--scratch={here}", f"--metrics-file={self._metrics_file(name)}"]
-        with self._log(name).open("ab") as log:
-            return subprocess.Popen(
-                [*command, "--lease-ttl-seconds=1", f"--writer=machine-{attempt}"],
-                stdout=log,
-                stderr=log,
-                stdin=subprocess.DEVNULL,
-                env={**os.environ, "PYTHONUNBUFFERED": "1"},
-            )
+    def _moment(self, name: str, step: float, seconds: float) -> Callable[[], bool]:
+        """When a machine is lost: at a step, or after seconds if the program names no steps."""
+        end = time.monotonic() + seconds
 
-    def _finish(self, name: str, process: "subprocess.Popen[bytes]") -> None:
-        code = process.wait()
-        if code == EXIT_FINISHED:
-            return
+        def is_lost() -> bool:
+            done, has_commit = self._progress(name)
+            return has_commit and (done >= step if step else time.monotonic() >= end)
+
+        return is_lost
+
+    def _attempt(self, name: str, number: int, is_lost: Callable[[], bool] = lambda: False) -> int:
+        machine = self._folder / name / f"machine-{number}"
+        machine.mkdir(parents=True)
+        more = [f"--metrics-file={self._metrics_file(name)}", f"--writer=machine-{number}"]
+        command = run_command(machine, str(self._folder / name / "run"), [*self._given, *more])
+        return live(command, self._log(name), is_lost=is_lost)
+
+    def _fail(self, name: str, code: int) -> NoReturn:
         lines = self._log(name).read_text(errors="replace").splitlines()
         errors = [line for line in lines if line.startswith("error: ")]
         said = (errors or lines or ["it said nothing"])[-1].removeprefix("error: ")
@@ -163,7 +146,7 @@ class _Runs:
         return self._folder / name / "metrics.jsonl"
 
     def _log(self, name: str) -> Path:
-        return self._folder / name / "log"
+        return self._folder / f"{name}.log"
 
 
 def _given(options: argparse.Namespace) -> list[str]:

@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import os
 import shutil
 import sys
 import tempfile
@@ -17,16 +16,16 @@ from typing import Any
 from contract.grammar import parse_interval
 from training.config import parse_overrides, resolve_config
 from training.errors import EXIT_FAILED, EXIT_FINISHED, UserError
-from training.proof.forks import refuse_started_cuda
-from training.proof.torture.plan import PHASES, SIGNALS
-from training.proof.torture.series import References, Series, Target
+from training.proof.attempt import AttemptRequest
+from training.proof.forks import made_dataset, refuse_started_cuda
+from training.proof.injector import SIGNALS
+from training.proof.torture.plan import PHASES
+from training.proof.torture.series import Target, Torture
 from training.proof.torture.totals import Totals
 from training.registry import load_workload
-from training.store.local_dataset import open_dataset, write_manifest
 from training.workload import Workload
 
 BUILT_IN = "training.proof.torture.workload:SMALL"
-_DATASET_SEED = 0
 
 
 def torture(options: argparse.Namespace) -> int:
@@ -55,43 +54,49 @@ def torture(options: argparse.Namespace) -> int:
     if out.exists() and any(out.iterdir()):
         raise UserError(f"{out} is not empty; give a new folder")
     out.mkdir(parents=True, exist_ok=True)
+    dataset = made_dataset(options.dataset_uri, workload, options.count, out / "dataset")
+    assert threading.active_count() == 1
+    refuse_started_cuda(options.workload)
     target = Target(
-        workload=options.workload,
+        request=AttemptRequest(
+            workload=options.workload,
+            recipe=recipes[0],
+            overrides=overrides,
+            dataset=str(dataset),
+            interval=intervals[0],
+            ttl_seconds=options.lease_ttl_seconds,
+            budget_seconds=options.notice_budget_seconds,
+        ),
         recipes=recipes,
         num_processes=_num_processes(options),
         intervals=intervals,
-        overrides=overrides,
-        dataset=_dataset(options, workload, out / "dataset"),
         runs_uri=options.run_uri or str(out / "runs"),
-        ttl_seconds=options.lease_ttl_seconds,
-        budget_seconds=options.notice_budget_seconds,
         stops_at_first=options.exitfirst,
         out=out,
     )
-    refuse_started_cuda(options.workload)
-    totals, seconds = _go(target, options)
-    return _end(target, options, totals, seconds)
+    return _go(target, options)
 
 
-def _go(target: Target, options: argparse.Namespace) -> tuple[Totals, float]:
-    totals, references, began = Totals(), References(), time.monotonic()
-    seeds = range(options.seed, options.seed + options.seeds)
+def _go(target: Target, options: argparse.Namespace) -> int:
+    began, seeds = time.monotonic(), range(options.seed, options.seed + options.seeds)
 
     def say(line: str) -> None:
         done = f"[{totals.kills}/{options.kills} kills, {time.monotonic() - began:.0f} s]"
         print(f"{done} {line}", file=sys.stderr, flush=True)
 
+    torture = Torture(target=target, say=say)
+    totals = torture.totals
     for number, seed in enumerate(seeds):
         share = options.kills * (number + 1) // len(seeds) - options.kills * number // len(seeds)
         if share:
-            Series(target, seed, totals, references, say).go(share)
-    return totals, time.monotonic() - began
+            torture.go(seed, share)
+    return _end(target, options, totals, time.monotonic() - began)
 
 
 def _end(target: Target, options: argparse.Namespace, totals: Totals, seconds: float) -> int:
     is_equal = not totals.differences
     if options.json:
-        print(json.dumps(_record(target, options, totals, seconds), indent=1))
+        print(json.dumps(_record(options, totals, seconds), indent=1))
     else:
         print("\n".join([*_table(totals), *_lines(totals)]))
         print(
@@ -111,9 +116,7 @@ def _end(target: Target, options: argparse.Namespace, totals: Totals, seconds: f
     return EXIT_FINISHED if is_equal else EXIT_FAILED
 
 
-def _record(
-    target: Target, options: argparse.Namespace, totals: Totals, seconds: float
-) -> dict[str, Any]:
+def _record(options: argparse.Namespace, totals: Totals, seconds: float) -> dict[str, Any]:
     return {
         **asdict(totals),
         "by_kind_and_phase": _by_second(totals.by_kind_and_phase),
@@ -124,7 +127,7 @@ def _record(
         "dated_ended_by": dict(sorted(totals.dated_ended_by.items())),
         "exit_codes": {str(code): count for code, count in sorted(totals.exit_codes.items())},
         "is_equal": not totals.differences,
-        "workload": target.workload,
+        "workload": options.workload,
         "seeds": list(range(options.seed, options.seed + options.seeds)),
         "seconds": round(seconds, 1),
     }
@@ -189,21 +192,3 @@ def _num_processes(options: argparse.Namespace) -> Sequence[int]:
     if min(numbers) < 1:
         raise UserError(f"--num-processes is {text!r}; give numbers of at least 1")
     return numbers
-
-
-def _dataset(options: argparse.Namespace, workload: Workload[Any], folder: Path) -> Path:
-    if options.dataset_uri is not None:
-        given = Path(options.dataset_uri)
-        open_dataset(given)
-        return given
-    folder.mkdir()
-    pid = os.fork()
-    if pid == 0:  # threads and pools that a generator starts end with the child
-        meta = workload.make_dataset(folder, options.count, _DATASET_SEED, lambda done, total: None)
-        write_manifest(folder, workload.name, meta)
-        sys.stdout.flush()
-        os._exit(0)
-    if os.waitpid(pid, 0)[1] != 0:
-        raise UserError(f"workload {workload.name!r} could not make its dataset; see above")
-    assert threading.active_count() == 1
-    return folder

@@ -1,29 +1,21 @@
-"""The plan of a torture: kills drawn from a seed, passed to the attempts as JSON.
+"""What a torture draws from its seed: the variant of each run, and the kill of each attempt.
 
-A kill comes at a random time or at a named point: before or after the nth occurrence of a phase, so
-that windows of microseconds are hit on purpose.
+A variant's properties and the kinds of kill come from decks that are reshuffled when they are
+empty, so that even a short series has every card. Recipe and ranks change the bits: a run is
+compared with the uninterrupted one of its own recipe and ranks.
 """
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from signal import Signals
-from typing import Literal, TypeAlias
+from typing import Generic, TypeVar
 
-Side: TypeAlias = Literal["before", "after"]
-# zombie: suspended, and resumed after a successor took over. rival: two attempts at once. held: a
-# notice during work that reaches no step boundary in time, so that the staged copy is committed.
-# dated: a notice with a time, so that training continues almost until the machine ends.
-Kind: TypeAlias = Literal["kill", "term", "notice", "dated", "held", "zombie", "rival"]
+from training.proof.attempt import Saving
+from training.proof.experiment import Experiment
+from training.proof.injector import Kill, Kind, Side
 
-SIGNALS: dict[Kind, Signals] = {
-    "kill": Signals.SIGKILL,
-    "term": Signals.SIGTERM,
-    "notice": Signals.SIGUSR1,
-    "dated": Signals.SIGUSR1,
-    "held": Signals.SIGUSR1,
-    "zombie": Signals.SIGSTOP,
-    "rival": Signals.SIGKILL,
-}
+T = TypeVar("T")
+SAVINGS: tuple[Saving, ...] = ("staged", "staged", "streamed")
 # The phases of an attempt -> about how often each occurs in a run of seconds.
 PHASES: dict[str, int] = {
     "take-over": 1,
@@ -69,43 +61,42 @@ _SHARE_WITH_FAULTS = 0.4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Kill:
-    """One kill: after some seconds, or before or after the nth occurrence of a phase."""
+class Variant:
+    """The properties of one run."""
 
-    kind: Kind
-    seconds: float | None = None
-    phase: str | None = None
-    side: Side = "before"
-    occurrence: int = 1
-    target_rank: int | None = 0  # the rank that is signalled; None: all of them
-    observed_rank: int = 0  # the rank whose phases are counted
-    notice_seconds: float | None = None  # from the notice until the time that it names
-    term_seconds: float | None = None  # from the notice until a SIGTERM
-    kill_seconds: float | None = None  # until the machine ends, at the named time or sooner
+    recipe: str
+    num_processes: int
+    interval: str
+    saving: Saving
 
     @property
-    def signal(self) -> Signals:
-        """The signal to send."""
-        return SIGNALS[self.kind]
+    def labels(self) -> dict[str, str]:
+        """The properties by name, as counted in the report."""
+        return {
+            "recipe": self.recipe,
+            "ranks": str(self.num_processes),
+            "interval": self.interval,
+            "save": self.saving,
+        }
 
-    @property
-    def follow_up(self) -> list[tuple[float, Signals]]:
-        """Signals to send some seconds later, if the attempt has not ended."""
-        later = ((self.term_seconds, Signals.SIGTERM), (self.kill_seconds, Signals.SIGKILL))
-        return [(seconds, number) for seconds, number in later if seconds is not None]
 
+class Deck(Generic[T]):
+    """Draws cards in random order, each one before any is repeated."""
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Experiment:
-    """One attempt with its kill, and perhaps a second attempt at the same time."""
+    def __init__(self, rng: random.Random, cards: Sequence[T]) -> None:
+        self._rng = rng
+        self._cards = cards
+        self._left: list[T] = []
 
-    kill: Kill | None = None
-    second: Kill | None = None
-    second_after_seconds: float = 0.0
-    zombie_sleeps_seconds: float = 0.0
-    fault_rate: float = 0.0  # share of the store's operations that go wrong
-    fault_seed: int = 0
-    is_fresh: bool = False  # a new interpreter instead of a fork
+    def draw(self) -> T:
+        """The next card."""
+        if not self._left:
+            self._left = self._rng.sample(self._cards, len(self._cards))
+        return self._left.pop()
+
+    def put_back(self, card: T) -> None:
+        """Return a card that could not be used, to be drawn next."""
+        self._left.append(card)
 
 
 def draw_experiment(
@@ -125,7 +116,7 @@ def draw_experiment(
         other: Kind = rng.choice(["kill", "term", "notice", "dated"])
         second = _draw_kill(rng, other, run_seconds, 2 * ttl_seconds, num_processes)
     return Experiment(
-        kill=kill,
+        kills=(kill,),
         second=second,
         second_after_seconds=rng.uniform(0, 0.3) if kind == "rival" else 0.0,
         zombie_sleeps_seconds=ttl_seconds + rng.uniform(0, run_seconds),

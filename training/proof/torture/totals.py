@@ -11,10 +11,10 @@ from training.errors import (
     EXIT_LEASE_LOST,
     EXIT_STORE,
 )
-from training.proof.torture.attempt import EXIT_CRASHED
-from training.proof.torture.experiment import AttemptResult
-from training.proof.torture.plan import SIGNALS
-from training.proof.torture.variants import Variant
+from training.proof.attempt import EXIT_CRASHED
+from training.proof.experiment import AttemptResult
+from training.proof.injector import SIGNALS, Kill
+from training.proof.torture.plan import Variant
 
 _EXPECTED_EXITS = (EXIT_FINISHED, EXIT_INTERRUPTED, EXIT_LEASE_LOST)
 
@@ -45,12 +45,13 @@ class Totals:
         """Count one attempt of a run."""
         self.exit_codes[attempt.code] += 1
         self.faults += attempt.num_faults
-        if attempt.kind and attempt.hit_phase:
+        if attempt.kill:
+            kind = attempt.kill.kind
             self.kills += 1
-            self.by_kind_and_phase[attempt.kind, attempt.hit_phase] += 1
+            self.by_kind_and_phase[kind, attempt.hit_phase] += 1
             if variant.num_processes > 1:
-                self.by_kind_and_ranks[attempt.kind, _ranks(attempt.target_rank)] += 1
-        if attempt.kind == "dated":
+                self.by_kind_and_ranks[kind, _ranks(attempt.kill)] += 1
+        if attempt.kill and attempt.kill.kind == "dated":
             self.dated_notices += 1
             self.dated_trained_on += attempt.trained_on
             self.dated_ended_by[_ended_by(attempt)] += 1
@@ -72,8 +73,8 @@ def unexpected_exit(attempt: AttemptResult, *, is_store_faulty: bool) -> list[st
 def summary_of(attempt: AttemptResult) -> str:
     """Describe an attempt in a few words."""
     how = "not hit"
-    if attempt.kind:
-        how = f"{attempt.kind} of {_ranks(attempt.target_rank)} in {attempt.hit_phase}"
+    if attempt.kill:
+        how = f"{attempt.kill.kind} of {_ranks(attempt.kill)} in {attempt.hit_phase}"
     if attempt.trained_on:
         how += f", trained on, ended by {_ended_by(attempt)}"
     faults = f", {attempt.num_faults} store faults" if attempt.num_faults else ""
@@ -82,13 +83,13 @@ def summary_of(attempt: AttemptResult) -> str:
 
 def _is_killed(attempt: AttemptResult) -> bool:
     """Whether the signal itself ended it: SIGKILL, or another one before its handler existed."""
-    if attempt.kind is None or attempt.target_rank:
+    if attempt.kill is None or attempt.kill.target_rank:
         return False
     if attempt.code in (-number for number in attempt.follow_up):
         return attempt.code == -signal.SIGKILL
-    if attempt.code != -SIGNALS[attempt.kind]:
+    if attempt.code != -SIGNALS[attempt.kill.kind]:
         return False
-    return attempt.kind in ("kill", "rival") or attempt.hit_phase == "start-up"
+    return attempt.kill.kind in ("kill", "rival") or attempt.hit_phase == "start-up"
 
 
 def _lost_a_rank(attempt: AttemptResult) -> bool:
@@ -97,8 +98,10 @@ def _lost_a_rank(attempt: AttemptResult) -> bool:
     A rank that is held or has a short notice exits by itself before rank 0 learns of a notice that
     only that rank got; and the end of a dated notice kills it in any case.
     """
-    is_ended = attempt.kind in ("kill", "rival", "held", "dated") or attempt.hit_phase == "start-up"
-    return attempt.kind is not None and attempt.target_rank != 0 and is_ended
+    kill = attempt.kill
+    if kill is None or kill.target_rank == 0:
+        return False
+    return kill.kind in ("kill", "rival", "held", "dated") or attempt.hit_phase == "start-up"
 
 
 def _ended_by(attempt: AttemptResult) -> str:
@@ -106,5 +109,5 @@ def _ended_by(attempt: AttemptResult) -> str:
     return attempt.follow_up[-1].name if attempt.follow_up else "itself"
 
 
-def _ranks(target_rank: int | None) -> str:
-    return "all ranks" if target_rank is None else f"rank {target_rank}"
+def _ranks(kill: Kill) -> str:
+    return "all ranks" if kill.target_rank is None else f"rank {kill.target_rank}"

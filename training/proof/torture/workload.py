@@ -62,7 +62,7 @@ class SmallConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Scale(Prepare):
+class ScaledInputs(Prepare):
     """Derived data: the inputs divided by their spread, with noise from the shard's own seed."""
 
     name: str = "scaled"
@@ -78,7 +78,7 @@ class Scale(Prepare):
         return {"x": x + 0.01 * torch.randn(x.shape), "y": data["y"][rows].clone()}
 
 
-class Rows(Samples):
+class JitteredRows(Samples):
     """Rows of the derived data, with jitter."""
 
     def __init__(self, x: Tensor, y: Tensor) -> None:
@@ -128,11 +128,11 @@ class Classify(Train):
     def optimizer(self, m: nn.Module) -> Optimizer:
         return AdamW(m.parameters(), lr=self.config.learning_rate)
 
-    def samples(self, i: Inputs, split: str) -> Rows:
+    def samples(self, i: Inputs, split: str) -> JitteredRows:
         shards = i.artifact("scaled")
         x, y = torch.cat([s["x"] for s in shards]), torch.cat([s["y"] for s in shards])
         part = slice(NUM_HELD_OUT, None) if split == "train" else slice(NUM_HELD_OUT)
-        return Rows(x[part], y[part])
+        return JitteredRows(x[part], y[part])
 
     def loss(self, m: nn.Module, b: Batch, step: int, num_steps: int) -> Loss:
         every = self.config.loss_doubles_every
@@ -164,7 +164,7 @@ class Small(Workload[SmallConfig]):
 
     def stages(self, c: SmallConfig) -> Sequence[Prepare | Train]:
         return (
-            Scale(),
+            ScaledInputs(),
             Classify(name="narrow", config=c, width=c.width),
             Classify(name="wide", config=c, width=2 * c.width),
         )

@@ -8,10 +8,10 @@ from training.workload import Settings
 from training.workloads.detection.architecture import Architecture, Backbone, LossWeights
 
 Weights: TypeAlias = Literal["random", "pretrained"]
-AttentionChoice: TypeAlias = Literal["auto", "triton", "compiled", "reference", "deterministic"]
+AttentionChoice: TypeAlias = Literal["auto", "triton", "reference", "deterministic"]
 _CHOICES = (
     ("weights", ("random", "pretrained")),
-    ("attention", ("auto", "triton", "compiled", "reference", "deterministic")),
+    ("attention", ("auto", "triton", "reference", "deterministic")),
 )
 _AT_LEAST_1 = ("num_threads", "num_select", "max_side", "pad_to")
 # The strides of the backbone's last three stages: a smaller image has no map there.

@@ -1,6 +1,7 @@
-"""The decoder: queries look at each other, at the image around their boxes, and move their boxes.
+"""Encoder and decoder: tokens of all levels read points of all; queries read them, and move boxes.
 
-B images, L layers, Q queries, D width, C classes, l levels.
+B images, S tokens, Q queries, D width, C classes, M heads, P points, L levels (in the decoder l, as
+L are its layers), d width of a head.
 """
 
 import math
@@ -10,15 +11,137 @@ from typing import cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from training.workloads.detection.architecture import Architecture
+from training.workloads.detection.attention import Implementation, deformable_attention
 from training.workloads.detection.boxes import inverse_sigmoid
-from training.workloads.detection.encoder import FeedForward, MultiScaleAttention
 from training.workloads.detection.pyramid import Pyramid, sines
 
 _TEMPERATURE = 10_000.0
 # A query is an object with this probability, before it has learned: focal loss starts stable.
 _PRIOR = 0.01
+
+
+class Encoder(nn.Module):
+    """A pyramid of features to one of the same places."""
+
+    def __init__(self, a: Architecture) -> None:
+        super().__init__()
+        self.recompute = a.recompute_encoder
+        self.has_dropout = a.dropout > 0
+        self.level_embed = nn.Parameter(torch.empty(a.num_levels, a.width))
+        self.layers = nn.ModuleList(EncoderLayer(a) for _ in range(a.encoder_layers))
+
+    def forward(self, pyramid: Pyramid) -> Pyramid:
+        level_SD = torch.cat(
+            [
+                each_D.expand(height * width, -1)
+                for each_D, (height, width) in zip(self.level_embed, pyramid.shapes, strict=True)
+            ]
+        )
+        places_BSD = pyramid.positions_BSD + level_SD
+        anchors_BSL2 = pyramid.centres_BS2[:, :, None] * pyramid.valid_BL2[:, None]
+        keep_all = not (self.recompute and torch.is_grad_enabled())
+        for layer in self.layers:
+            arguments = (pyramid, places_BSD, anchors_BSL2)
+            x_BSD = (
+                layer(*arguments)
+                if keep_all
+                else checkpoint(
+                    layer, *arguments, use_reentrant=False, preserve_rng_state=self.has_dropout
+                )
+            )
+            pyramid = pyramid._replace(tokens_BSD=x_BSD)
+        return pyramid
+
+
+class EncoderLayer(nn.Module):
+    """Attention, then the feed-forward network; the norm comes after each."""
+
+    def __init__(self, a: Architecture) -> None:
+        super().__init__()
+        self.self_attn = MultiScaleAttention(a)
+        self.self_attn_norm = nn.LayerNorm(a.width)
+        self.ffn = FeedForward(a)
+        self.ffn_norm = nn.LayerNorm(a.width)
+        self.dropout = nn.Dropout(a.dropout)
+
+    def forward(self, pyramid: Pyramid, places_BSD: Tensor, anchors_BSL2: Tensor) -> Tensor:
+        x_BSD = pyramid.tokens_BSD
+        y_BSD = self.self_attn(x_BSD + places_BSD, anchors_BSL2, pyramid)
+        x_BSD = self.self_attn_norm(x_BSD + self.dropout(y_BSD))
+        return cast(Tensor, self.ffn_norm(x_BSD + self.ffn(x_BSD)))
+
+
+class FeedForward(nn.Module):
+    """Two layers, with dropout after each."""
+
+    def __init__(self, a: Architecture) -> None:
+        super().__init__()
+        self.linear1 = nn.Linear(a.width, a.feed_forward)
+        self.linear2 = nn.Linear(a.feed_forward, a.width)
+        self.dropout = nn.Dropout(a.dropout)
+
+    def forward(self, x_D: Tensor) -> Tensor:
+        hidden = self.dropout(F.relu(self.linear1(x_D)))
+        return cast(Tensor, self.dropout(self.linear2(hidden)))
+
+
+class MultiScaleAttention(nn.Module):
+    """Deformable attention with its projections (arXiv:2010.04159).
+
+    Each query reads `num_points` points of each level with each head, where its own offsets from
+    its anchor say: a point (x, y), offsets then being pixels of the level, or a box (x, y, w, h),
+    offsets then being fractions of it.
+    """
+
+    def __init__(self, a: Architecture) -> None:
+        super().__init__()
+        self.implementation: Implementation = "deterministic"
+        self.heads = (a.num_heads, a.num_levels, a.num_points)
+        per_point = math.prod(self.heads)
+        self.sampling_offsets = nn.Linear(a.width, 2 * per_point)
+        self.attention_weights = nn.Linear(a.width, per_point)
+        self.value_proj = nn.Linear(a.width, a.width)
+        self.output_proj = nn.Linear(a.width, a.width)
+
+    @torch.no_grad()
+    def initialize(self) -> None:
+        """Each head looks into a direction of its own, each point further, all alike."""
+        num_heads, num_levels, num_points = self.heads
+        angles_M = torch.arange(num_heads) * (2 * math.pi / num_heads)
+        step_M2 = torch.stack([angles_M.cos(), angles_M.sin()], dim=-1)
+        step_M2 = step_M2 / step_M2.abs().amax(dim=-1, keepdim=True)
+        steps_P1 = torch.arange(1, num_points + 1)[:, None]
+        offsets_MLP2 = (step_M2[:, None] * steps_P1)[:, None].expand(-1, num_levels, -1, -1)
+        self.sampling_offsets.bias.copy_(offsets_MLP2.flatten())
+        for zero in (self.sampling_offsets.weight, *self.attention_weights.parameters()):
+            zero.zero_()
+        for projection in (self.value_proj, self.output_proj):
+            nn.init.xavier_uniform_(projection.weight)
+            projection.bias.zero_()
+
+    def forward(self, query_BQD: Tensor, anchors_BQL: Tensor, read: Pyramid) -> Tensor:
+        num_heads, _, num_points = self.heads
+        value_BSD = self.value_proj(read.tokens_BSD)
+        value_BSD = value_BSD.masked_fill(read.is_padding_BS[..., None], 0)
+        offsets_BQMLP2 = self.sampling_offsets(query_BQD).unflatten(-1, (*self.heads, 2))
+        weights_BQMz = self.attention_weights(query_BQD).unflatten(-1, (num_heads, -1)).softmax(-1)
+        anchors_BQ1L14 = anchors_BQL[:, :, None, :, None]
+        if anchors_BQL.shape[-1] == 2:
+            locations = anchors_BQ1L14 + offsets_BQMLP2 / read.cells_L2[:, None]
+        else:
+            centre, size = anchors_BQ1L14[..., :2], anchors_BQ1L14[..., 2:]
+            locations = centre + offsets_BQMLP2 * size * (0.5 / num_points)
+        read_BQD = deformable_attention(
+            value_BSD.unflatten(-1, (num_heads, -1)),
+            read.shapes,
+            locations,
+            weights_BQMz.unflatten(-1, self.heads[1:]),
+            self.implementation,
+        )
+        return cast(Tensor, self.output_proj(read_BQD))
 
 
 class Decoder(nn.Module):

@@ -12,8 +12,7 @@ from torch.optim import AdamW, Optimizer
 from training.errors import UserError
 from training.workload import Batch, Inputs, Loss, Milestones, Partial, Settings, Start, Train
 from training.workloads.detection import evaluation, samples
-from training.workloads.detection.attention import Implementation, choose
-from training.workloads.detection.attention.choice import why_not_triton
+from training.workloads.detection.attention import Implementation, choose, why_not_triton
 from training.workloads.detection.augment import Augmentation
 from training.workloads.detection.config import DetectionConfig
 from training.workloads.detection.denoising import denoising
@@ -23,8 +22,13 @@ from training.workloads.detection.detector import (
     parameter_groups,
     postprocess,
 )
-from training.workloads.detection.losses import criterion
-from training.workloads.detection.matching import Match, hungarian, in_order, missing_packages
+from training.workloads.detection.losses import (
+    Match,
+    criterion,
+    hungarian,
+    in_order,
+    missing_packages,
+)
 from training.workloads.detection.pictures import draw_pictures
 from training.workloads.detection.published import load_backbone
 from training.workloads.detection.samples import DetectionSamples, detection_samples
@@ -74,7 +78,7 @@ class TrainDetector(Train):
                 f"attention is 'triton', which does not work here ({reason}); give another, or "
                 "--override attention=auto"
             )
-        elif chosen in ("reference", "compiled") and c.deterministic and i.device.type == "cuda":
+        elif chosen == "reference" and c.deterministic and i.device.type == "cuda":
             raise UserError(
                 f"attention is {chosen!r}, whose backward torch refuses on a GPU where "
                 "deterministic is true; give --override attention=auto, or deterministic=false"

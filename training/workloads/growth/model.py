@@ -11,11 +11,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from training.workloads.growth.architecture import Block, DenseBlock, ExpertBlock, ModelConfig
+from training.workloads.growth.architecture import (
+    Activation,
+    Block,
+    DenseBlock,
+    ExpertBlock,
+    ModelConfig,
+)
 from training.workloads.growth.cross_entropy import sum_cross_entropy
 from training.workloads.growth.expert_products import ExpertProducts
 from training.workloads.growth.experts import ExpertFeedForward
-from training.workloads.growth.feed_forward import FeedForward
 
 _STD = 0.02
 
@@ -223,3 +228,18 @@ def _mean_shares(shares: list[Tensor], like: Tensor) -> tuple[Tensor, Tensor]:
         return like.new_zeros(()), like.new_ones(())
     balance, busiest = torch.stack(shares).mean(dim=0).unbind()
     return balance, busiest.detach()
+
+
+class FeedForward(nn.Module):
+    """down(gelu(up(x))), or SwiGLU's down(silu(gate(x)) * up(x)) (arXiv:2002.05202)."""
+
+    def __init__(self, width: int, hidden: int, activation: Activation) -> None:
+        super().__init__()
+        self.up = nn.Linear(width, hidden)
+        self.gate = nn.Linear(width, hidden) if activation == "swiglu" else None
+        self.down = nn.Linear(hidden, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        up = self.up(x)
+        inner = F.gelu(up) if self.gate is None else F.silu(self.gate(x)) * up
+        return cast(Tensor, self.down(inner))

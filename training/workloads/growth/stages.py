@@ -16,13 +16,12 @@ from training.workloads.expansion.rewarm import Rewarming
 from training.workloads.growth import evaluation, samples
 from training.workloads.growth.architecture import ModelConfig
 from training.workloads.growth.config import GrowthConfig
-from training.workloads.growth.expert_choice import choose_products
 from training.workloads.growth.expert_products import check_products
-from training.workloads.growth.layout import growth_layout
+from training.workloads.growth.experts import choose_products
 from training.workloads.growth.model import LanguageModel, parameter_counts
 from training.workloads.growth.optimizer import BFloat16AdamW, has_weight_decay
 from training.workloads.growth.text.tokens import token_samples, vocabulary_failures
-from training.workloads.growth.transitions import Transition
+from training.workloads.growth.transitions import Transition, growth_layout
 
 BETAS = (0.9, 0.95)
 _PRODUCTS = "expert_products"  # in the numerics key

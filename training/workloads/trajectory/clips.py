@@ -7,10 +7,11 @@ Clip k is a function of (seed, k) alone: clips can be made in any order and by a
 processes. Colour, size, speed, background, camera, place and noise do not depend on the class.
 """
 
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
 import numpy as np
 import numpy.typing as npt
-
-from training.workloads.trajectory.paths import CLASSES, PATHS, Floats
 
 NUM_FRAMES = 32
 FRAME_SIZE = 64
@@ -22,13 +23,17 @@ CLIP_BYTES = NUM_FRAMES * FRAME_SIZE * FRAME_SIZE * 3
 TRACK_SHAPE = (NUM_FRAMES + 1, 3)
 TRACK_BYTES = (NUM_FRAMES + 1) * 3 * 4
 
+Floats = npt.NDArray[np.float64]
 Frames = npt.NDArray[np.uint8]
 Float32s = npt.NDArray[np.float32]
+# A curve over time: times 0 to 1 are the clip, later ones the future that is predicted.
+_Path = Callable[[np.random.Generator, Floats], Floats]
 
 # First words of the seed sequences, so that no two purposes share random numbers.
 _LABELS, _CLIP = 1, 2
 # Half the width of the camera's view at the distance of the scene's centre.
 _HALF_WIDTH = 1.25
+_TURN = 2.0 * np.pi
 
 
 def clip_label(seed: int, index: int) -> int:
@@ -127,3 +132,114 @@ def _draw(frames: Float32s, centers: Floats, radii: Floats, color: Floats) -> No
     cover = np.clip(radius - away + np.float32(0.5), 0.0, 1.0)[..., None]
     shade = (1.0 - 0.35 * np.minimum(away / radius, 1.0))[..., None] * color.astype(np.float32)
     frames += cover * (shade - frames)
+
+
+def _sign(rng: np.random.Generator) -> float:
+    return 1.0 if rng.random() < 0.5 else -1.0
+
+
+def _along_line(rng: np.random.Generator, progress: Floats) -> Floats:
+    angle = rng.uniform(0.0, _TURN)
+    depth = rng.uniform(-0.5, 0.5)
+    path: Floats = progress[:, None] * np.array([np.cos(angle), np.sin(angle), depth])
+    return path
+
+
+def _around(angle: Floats, radius: Floats | float) -> Floats:
+    return np.stack([radius * np.cos(angle), radius * np.sin(angle), np.zeros_like(angle)], axis=1)
+
+
+def linear(rng: np.random.Generator, time: Floats) -> Floats:
+    return _along_line(rng, time)
+
+
+def accelerating(rng: np.random.Generator, time: Floats) -> Floats:
+    return _along_line(rng, time ** rng.uniform(2.2, 3.2))
+
+
+def _circle(rng: np.random.Generator, time: Floats, direction: float) -> Floats:
+    turns = rng.uniform(0.8, 1.6)
+    return _around(rng.uniform(0.0, _TURN) + direction * _TURN * turns * time, 1.0)
+
+
+def circle_cw(rng: np.random.Generator, time: Floats) -> Floats:
+    return _circle(rng, time, -1.0)
+
+
+def circle_ccw(rng: np.random.Generator, time: Floats) -> Floats:
+    return _circle(rng, time, 1.0)
+
+
+def _spiral(rng: np.random.Generator, time: Floats) -> Floats:
+    """From the rim to the centre, turning in either sense; reversed in time it is `spiral_out`."""
+    turns = rng.uniform(1.3, 2.0) * _sign(rng)
+    radius = np.maximum(1.0 + (rng.uniform(0.05, 0.2) - 1.0) * time, 0.0)
+    return _around(rng.uniform(0.0, _TURN) + _TURN * turns * time, radius)
+
+
+def spiral_in(rng: np.random.Generator, time: Floats) -> Floats:
+    return _spiral(rng, time)
+
+
+def spiral_out(rng: np.random.Generator, time: Floats) -> Floats:
+    return _spiral(rng, 1.0 - time)
+
+
+def parabola(rng: np.random.Generator, time: Floats) -> Floats:
+    apex = rng.uniform(0.35, 0.65)
+    height = rng.uniform(2.5, 5.0)
+    x = _sign(rng) * time
+    return np.stack([x, -height * (time - apex) ** 2, rng.uniform(-0.5, 0.5) * time], axis=1)
+
+
+def sinusoid(rng: np.random.Generator, time: Floats) -> Floats:
+    wave = rng.uniform(0.2, 0.35) * np.sin(
+        rng.uniform(0.0, _TURN) + _TURN * rng.uniform(1.6, 2.6) * time
+    )
+    angle = rng.uniform(0.0, _TURN)
+    x = np.cos(angle) * time - np.sin(angle) * wave
+    y = np.sin(angle) * time + np.cos(angle) * wave
+    return np.stack([x, y, rng.uniform(-0.3, 0.3) * time], axis=1)
+
+
+def bounce(rng: np.random.Generator, time: Floats) -> Floats:
+    num_bounces = rng.uniform(2.2, 3.4)
+    phase = rng.uniform(0.0, 0.5) + num_bounces * time
+    hop, within = np.floor(phase), phase % 1.0
+    height = rng.uniform(0.6, 1.0) * rng.uniform(0.65, 0.9) ** hop * 4.0 * within * (1.0 - within)
+    return np.stack([_sign(rng) * time, height, rng.uniform(-0.4, 0.4) * time], axis=1)
+
+
+def helix(rng: np.random.Generator, time: Floats) -> Floats:
+    angle = rng.uniform(0.0, _TURN) + _sign(rng) * _TURN * rng.uniform(2.0, 3.0) * time
+    radius = rng.uniform(0.25, 0.35)
+    drift = rng.uniform(0.0, _TURN)
+    path = _around(angle, radius)
+    path[:, 0] += np.cos(drift) * time
+    path[:, 1] += np.sin(drift) * time
+    path[:, 2] += rng.uniform(0.3, 0.8) * _sign(rng) * time
+    return path
+
+
+def random_walk(rng: np.random.Generator, time: Floats) -> Floats:
+    steps = rng.normal(size=(len(time), 3)) * np.array([1.0, 1.0, 0.4])
+    steps[0] = 0.0
+    return np.cumsum(steps, axis=0)
+
+
+PATHS: Mapping[str, _Path] = MappingProxyType(
+    {
+        "linear": linear,
+        "accelerating": accelerating,
+        "circle_cw": circle_cw,
+        "circle_ccw": circle_ccw,
+        "spiral_in": spiral_in,
+        "spiral_out": spiral_out,
+        "parabola": parabola,
+        "sinusoid": sinusoid,
+        "bounce": bounce,
+        "helix": helix,
+        "random_walk": random_walk,
+    }
+)
+CLASSES: tuple[str, ...] = tuple(PATHS)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 from training.workload import Settings
-from training.workloads.trajectory.paths import CLASSES
+from training.workloads.trajectory.clips import CLASSES
 
 PRECISIONS = ("float32", "bfloat16")
 # The baseline's first layer has half its width, in four groups.

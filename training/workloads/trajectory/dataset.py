@@ -1,14 +1,12 @@
 """The trajectory dataset on disk: clips.u8 and tracks.f32 (memory mapped) and labels.json.
 
-Making it is parallel but not resumable, as it takes seconds. Opening it refuses files that do not
-fit each other. The caller writes the manifest with the checksums.
+It is rendered, or made of .npy files that users bring: sampled evenly, resized by area, and without
+tracks (NaN, which no loss or metric counts). Making it is parallel but not resumable, as it takes
+seconds. Opening it refuses files that do not fit each other.
 """
 
 import json
-import multiprocessing
-import os
-import signal
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -18,9 +16,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from training.errors import UserError
+from training.processes import in_processes
+from training.sources import SourceFile, class_names
 from training.workloads.trajectory.clips import (
+    CLASSES,
     CLIP_BYTES,
     CLIP_SHAPE,
+    FRAME_SIZE,
+    NUM_FRAMES,
     TRACK_BYTES,
     TRACK_SHAPE,
     Float32s,
@@ -28,7 +31,6 @@ from training.workloads.trajectory.clips import (
     clip_label,
     render_clip,
 )
-from training.workloads.trajectory.paths import CLASSES
 
 if TYPE_CHECKING:
     # It imports torch, for which each process that renders clips would have to wait.
@@ -72,24 +74,21 @@ def make_dataset(
     chunks = [
         (str(out), seed, first, min(first + _CHUNK, count)) for first in range(0, count, _CHUNK)
     ]
-    num_workers = min(num_workers or os.cpu_count() or 1, len(chunks))
-    if num_workers == 1:
-        _follow(map(_write_chunk, chunks), count, progress)
-    else:
-        # spawn: a fork is unsafe if the caller has threads (torch).
-        context = multiprocessing.get_context("spawn")
-        with context.Pool(num_workers, initializer=_leave_interrupts_to_the_parent) as pool:
-            _follow(pool.imap_unordered(_write_chunk, chunks), count, progress)
+    done = 0
+    for _, num_clips in in_processes(_write_chunk, chunks, num_workers):
+        done += num_clips
+        progress(done, count)
     labels = [clip_label(seed, index) for index in range(count)]
     splits = stratified_splits(labels, seed)
-    (out / LABELS_FILE).write_text(
-        json.dumps({"classes": CLASSES, "labels": labels, "splits": splits}) + "\n"
-    )
-    return {**dataset_meta(CLASSES, splits), "seed": seed}
+    return {**_write_labels(out, CLASSES, labels, splits), "seed": seed}
 
 
-def dataset_meta(classes: Sequence[str], splits: Mapping[str, Sequence[int]]) -> dict[str, Any]:
-    """What the manifest says of a dataset."""
+def _write_labels(
+    out: Path, classes: Sequence[str], labels: Sequence[int], splits: Mapping[str, Sequence[int]]
+) -> dict[str, Any]:
+    """Write labels.json; return what the manifest says of the dataset."""
+    content = {"classes": classes, "labels": labels, "splits": splits}
+    (out / LABELS_FILE).write_text(json.dumps(content) + "\n")
     sizes = {name: len(indices) for name, indices in splits.items()}
     count = sum(sizes.values())
     return {
@@ -98,17 +97,6 @@ def dataset_meta(classes: Sequence[str], splits: Mapping[str, Sequence[int]]) ->
         "shape": [count, *CLIP_SHAPE],
         "splits": sizes,
     }
-
-
-def _follow(done_chunks: Iterable[int], count: int, progress: "Progress") -> None:
-    done = 0
-    for num_clips in done_chunks:
-        done += num_clips
-        progress(done, count)
-
-
-def _leave_interrupts_to_the_parent() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _write_chunk(chunk: tuple[str, int, int, int]) -> int:
@@ -189,3 +177,57 @@ def split_failures(data: TrajectoryData, split: str) -> list[str]:
         return [f"every clip of split {split} has the same label {data.classes[present.pop()]}"]
     missing = [name for label, name in enumerate(data.classes) if label not in present]
     return [f"split {split} has no clip of class {name}" for name in missing]
+
+
+def import_dataset(
+    files: Sequence[SourceFile], out: Path, seed: int, progress: "Progress"
+) -> Mapping[str, Any]:
+    """Write the clips of `files` into the folder `out`; return the meta.
+
+    Without splits of their own, each class is divided like the made clips; `seed` decides how.
+    """
+    classes = class_names(files)
+    labels = [classes.index(str(file.label)) for file in files]
+    splits = _splits(files, labels, seed)
+    with (out / CLIPS_FILE).open("wb") as clips:
+        for number, file in enumerate(files, 1):
+            clips.write(read_clip(file).tobytes())
+            progress(number, len(files))
+    np.full((len(files), *TRACK_SHAPE), np.nan, dtype="<f4").tofile(out / TRACKS_FILE)
+    return _write_labels(out, classes, labels, splits)
+
+
+def read_clip(file: SourceFile) -> Frames:
+    """The clip in CLIP_SHAPE, uint8; UserError if the file is no clip."""
+    try:
+        frames = np.load(file.path, allow_pickle=False)
+    except (ValueError, EOFError, OSError) as error:
+        raise UserError(f"{file.name} is not a .npy file: {error}; save clips as arrays") from error
+    if getattr(frames, "ndim", 0) != 4 or frames.shape[3] != 3 or 0 in frames.shape:
+        shape = getattr(frames, "shape", "no")
+        raise UserError(f"{file.name} has shape {shape}; give (frames, height, width, 3)")
+    if frames.dtype != np.uint8:
+        raise UserError(f"{file.name} has pixels of {frames.dtype}; give uint8, from 0 to 255")
+    chosen = frames[np.rint(np.linspace(0, len(frames) - 1, NUM_FRAMES)).astype(int)]
+    if chosen.shape == CLIP_SHAPE:
+        return np.ascontiguousarray(chosen)
+    # Not above: each process that renders clips would have to wait for it.
+    import torch
+    import torch.nn.functional as F
+
+    pixels_T3HW = torch.from_numpy(np.ascontiguousarray(chosen)).permute(0, 3, 1, 2).float()
+    resized_T3HW = F.interpolate(pixels_T3HW, size=(FRAME_SIZE, FRAME_SIZE), mode="area")
+    clip: Frames = resized_T3HW.round().to(torch.uint8).permute(0, 2, 3, 1).contiguous().numpy()
+    return clip
+
+
+def _splits(files: Sequence[SourceFile], labels: Sequence[int], seed: int) -> dict[str, list[int]]:
+    if files[0].split is None:
+        return stratified_splits(labels, seed)
+    splits: dict[str, list[int]] = {"train": [], "validation": [], "test": []}
+    for number, file in enumerate(files):
+        assert file.split is not None
+        splits[file.split].append(number)
+    if empty := [name for name in ("train", "validation") if not splits[name]]:
+        raise UserError(f"no file is in split {empty[0]}; give it some, or give no splits")
+    return {name: clips for name, clips in splits.items() if clips}

@@ -1,8 +1,9 @@
-"""Stage `features`: a frozen ResNet-18 sees each frame once; its spatial grid is kept as float16.
+"""Stages `features` and `mean_images`: what is derived from each clip once.
 
-Global pooling would lose the ball's position. torchvision is imported only here, and only when
-shards are made (it takes 5 to 8 seconds). Weights are drawn from a seed ("random", needs no
-network) or ImageNet's ("pretrained", fetched by torchvision), with no silent fallback.
+A frozen ResNet-18 sees each frame; its spatial grid is kept as float16, as pooling would lose the
+ball's position. torchvision is imported only when shards are made (it takes 5 to 8 seconds).
+Weights are drawn from a seed ("random", needs no network) or ImageNet's ("pretrained", fetched by
+torchvision), with no silent fallback.
 """
 
 import sys
@@ -13,6 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -27,8 +29,8 @@ from training.workloads.trajectory.recipes import LAYERS, TrajectoryConfig
 if TYPE_CHECKING:
     from training.workloads.trajectory.clips import Frames
 
-# Increment when the results of this file change: it is part of the artifact's key.
-_FEATURES_VERSION = 1
+# Increment when the results of a stage change: they are part of the artifacts' keys.
+_FEATURES_VERSION, _MEAN_IMAGES_VERSION = 1, 1
 # torchvision's enum name; the file name contains the checksum that torchvision verifies.
 _PRETRAINED = "ResNet18_Weights.IMAGENET1K_V1 resnet18-f37072fd.pth"
 # ImageNet's statistics, for pixels from 0 to 255.
@@ -154,3 +156,30 @@ def build_backbone(weights: str, seed: int, layer: str) -> nn.Module:
     backbone = nn.Sequential(net.conv1, net.bn1, net.relu, net.maxpool, *layers)
     backbone.requires_grad_(False).eval()
     return backbone
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MeanImages(Prepare):
+    """Each clip's mean over time, which removes the order of its frames: for a baseline."""
+
+    num_shards: int
+    name: str = "mean_images"
+    is_shareable: bool = True
+
+    def key(self, i: Inputs) -> str:
+        facts = {
+            "version": _MEAN_IMAGES_VERSION,
+            "num_shards": self.num_shards,
+            "data": i.dataset.fingerprint,
+        }
+        return artifact_key({"what": self.name, **facts})
+
+    def make(self, i: Inputs, shard: int) -> Mapping[str, Tensor]:
+        """Return {"mean_image": (clips, 3, 64, 64) uint8} for the clips of one shard."""
+        frames = open_dataset(i.dataset.folder).frames
+        first, end = shard_range(len(frames), shard, self.num_shards)
+        means_NHWC = np.stack(
+            [np.rint(frames[k].mean(axis=0, dtype=np.float32)) for k in range(first, end)]
+        )
+        images = torch.from_numpy(means_NHWC.astype(np.uint8)).permute(0, 3, 1, 2)
+        return {"mean_image": images.contiguous()}

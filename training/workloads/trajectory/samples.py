@@ -116,3 +116,27 @@ def clip_samples(i: Inputs, split: str, view: View) -> ClipSamples:
         view=view,
         shown=frozenset() if split == "train" else frozenset(data.splits[split][:NUM_STRIPS]),
     )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FrameSamples(Samples):
+    """The frames (T, H, W, 3) in uint8 and the tracks of the clips `indices`."""
+
+    data: TrajectoryData
+    indices: Sequence[int]
+    shown: frozenset[int]  # clips whose reconstruction is drawn
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def get(self, index: int, epoch: int, rng: torch.Generator) -> int:
+        """The clip number of sample `index`; `collate` reads the frames of a batch at once."""
+        return self.indices[index]
+
+    def collate(self, items: Sequence[int]) -> Batch:
+        return {
+            "frames": torch.from_numpy(np.stack([self.data.frames[clip] for clip in items])),
+            "tracks": torch.from_numpy(self.data.tracks[list(items)]),
+            "clips": torch.tensor(list(items)),
+            "shown": torch.tensor([clip in self.shown for clip in items]),
+        }

@@ -5,10 +5,9 @@ from collections.abc import Sequence
 from training.workload import Prepare, Train
 from training.workloads.trajectory.classifier import TrainHead, TrainTimeAverage
 from training.workloads.trajectory.config import RecipeConfig
-from training.workloads.trajectory.features import Features
+from training.workloads.trajectory.features import Features, MeanImages
 from training.workloads.trajectory.magvit.recipes import MagvitConfig
 from training.workloads.trajectory.magvit.stages import Tokens, TrainTokenizer, TrainTransformer
-from training.workloads.trajectory.mean_images import MeanImages
 from training.workloads.trajectory.recipes import TrajectoryConfig
 
 

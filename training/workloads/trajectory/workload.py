@@ -12,8 +12,7 @@ from typing import Any, TypeAlias
 from training.rungs import autocast_rungs, micro_batch_rungs
 from training.sources import SourceFile
 from training.workload import Prepare, Progress, Rung, Train, Workload
-from training.workloads.trajectory.dataset import make_dataset
-from training.workloads.trajectory.imported import import_dataset
+from training.workloads.trajectory.dataset import import_dataset, make_dataset
 from training.workloads.trajectory.magvit.recipes import MagvitConfig, magvit_full, magvit_laptop
 from training.workloads.trajectory.recipes import TrajectoryConfig, full, laptop
 from training.workloads.trajectory.stages import frozen_stages, magvit_stages

@@ -18,7 +18,7 @@ from rehearsal.machines.commands import CommandFailed
 from rehearsal.machines.metadata import MetadataServer
 from rehearsal.machines.nspawn.machine import NspawnMachine
 from rehearsal.machines.nspawn.namespaces import check_host, enter_namespaces
-from rehearsal.machines.nspawn.network import Network
+from rehearsal.machines.nspawn.network import MachineNetwork
 from rehearsal.machines.nspawn.root_image import root_image
 from rehearsal.machines.quirks import Quirks, Volume
 
@@ -45,7 +45,7 @@ def said(machine, text, times=1):
         assert time.monotonic() < give_up_at, machine.log_lines()
         time.sleep(0.1)
 
-with Network(folder=folder / "network") as network:
+with MachineNetwork(folder=folder / "network") as network:
     network.serve_aws(application, "us-east-1")
 """
 

@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from rehearsal.machines.nspawn.interpreter import interpreter_files
+from rehearsal.machines.nspawn.machine import interpreter_files
 
 VERSION = f"python{sys.version_info.major}.{sys.version_info.minor}"
 

@@ -11,7 +11,7 @@ import pytest
 from werkzeug.serving import BaseWSGIServer, make_server
 
 from rehearsal.machines.nspawn import network
-from rehearsal.machines.nspawn.network import BucketInPath, Card, Network
+from rehearsal.machines.nspawn.network import BucketInPath, Card, MachineNetwork
 
 
 def test_cards_have_addresses_of_their_own_that_the_metadata_repeats() -> None:
@@ -43,7 +43,7 @@ def test_a_bucket_moves_from_the_host_into_the_path(host: str, path: str) -> Non
 
 
 @contextmanager
-def serving(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Network, int]]:
+def serving(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[MachineNetwork, int]]:
     """Be AWS on a free port."""
     servers: list[BaseWSGIServer] = []
 
@@ -56,7 +56,7 @@ def serving(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Net
         return [b"its AWS"]
 
     monkeypatch.setattr(network, "make_server", make)
-    served = Network(folder=folder)
+    served = MachineNetwork(folder=folder)
     served.serve_aws(application, "us-east-1")
     yield served, servers[0].port
     servers[0].shutdown()

@@ -15,7 +15,7 @@ from pathlib import Path
 from rehearsal.machines.metadata import MetadataServer
 from rehearsal.machines.nspawn.machine import NspawnMachine
 from rehearsal.machines.nspawn.namespaces import check_host, enter_namespaces
-from rehearsal.machines.nspawn.network import Network
+from rehearsal.machines.nspawn.network import MachineNetwork
 from rehearsal.machines.nspawn.root_image import root_image
 
 folder = Path(sys.argv[1])
@@ -37,7 +37,7 @@ def wait_for(text, found):
         assert time.monotonic() < give_up_at, (text, list(found()))
         time.sleep(0.1)
 
-with Network(folder=folder / "network") as network:
+with MachineNetwork(folder=folder / "network") as network:
     network.serve_aws(application, "us-east-1")
     user_data = b"#!/bin/sh\necho the end of the user data\n"
     metadata = MetadataServer(

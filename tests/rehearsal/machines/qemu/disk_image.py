@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rehearsal.machines.commands import run
-from rehearsal.machines.nspawn.interpreter import interpreter_files
 from rehearsal.machines.nspawn.machine import IMAGE_FILES as NSPAWN_FILES
+from rehearsal.machines.nspawn.machine import interpreter_files
 from rehearsal.machines.nspawn.root_image import DEFAULT, VARIABLE, read_source
 
 IMAGE_FILES = Path(__file__).parent / "image"

@@ -18,7 +18,7 @@ from rehearsal.aws import EmbeddedAws
 from rehearsal.machines.commands import CommandFailed
 from rehearsal.machines.metadata import MetadataServer
 from rehearsal.machines.nspawn.namespaces import enter_namespaces
-from rehearsal.machines.nspawn.network import Network
+from rehearsal.machines.nspawn.network import MachineNetwork
 from rehearsal.machines.nspawn.root_image import root_image
 from stacks.user_data import render
 from tests.rehearsal.machines.qemu.disk_image import DiskImage, disk_image
@@ -231,7 +231,7 @@ def upload_bundle(rig: Rig) -> None:
 
 def live(folder: Path, image: DiskImage) -> dict[str, Any]:
     """Run all of it in this process's namespaces; return what was seen, by scene."""
-    with EmbeddedAws() as aws, Network(folder=folder / "network") as network:
+    with EmbeddedAws() as aws, MachineNetwork(folder=folder / "network") as network:
         for bucket in ("runs", "datasets", "assets"):
             aws.client("s3").create_bucket(Bucket=bucket)
         rig = make_rig(aws, folder / "rig")

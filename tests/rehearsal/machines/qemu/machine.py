@@ -12,7 +12,7 @@ from rehearsal.machines.commands import CommandFailed, run
 from rehearsal.machines.metadata import MetadataServer
 from rehearsal.machines.nspawn.disks import INSTANCE_STORE
 from rehearsal.machines.nspawn.machine import UUID
-from rehearsal.machines.nspawn.network import BRIDGE, Card, Network
+from rehearsal.machines.nspawn.network import BRIDGE, Card, MachineNetwork
 from rehearsal.machines.quirks import EBS
 from tests.rehearsal.machines.qemu import host_folders, identity
 from tests.rehearsal.machines.qemu.disk_image import MIB, SIGNATURE, DiskImage
@@ -57,7 +57,7 @@ class QemuMachine:
     folder: Path
     image: DiskImage
     instance_id: str
-    network: Network
+    network: MachineNetwork
     metadata: MetadataServer
     # In the order of their slots, in which the kernel names them.
     disks: Sequence[Disk] = (STORE, DATA)

@@ -14,7 +14,7 @@ import sys, time
 from pathlib import Path
 from rehearsal.machines.metadata import MetadataServer
 from rehearsal.machines.nspawn.namespaces import enter_namespaces
-from rehearsal.machines.nspawn.network import Network
+from rehearsal.machines.nspawn.network import MachineNetwork
 from rehearsal.machines.nspawn.root_image import root_image
 from tests.rehearsal.machines.qemu.disk_image import disk_image
 from tests.rehearsal.machines.qemu.host import check_host
@@ -24,7 +24,7 @@ folder = Path(sys.argv[1])
 check_host()
 image = disk_image(root_image(lambda said: None), lambda said: None)
 enter_namespaces()
-with Network(folder=folder / "network") as network:
+with MachineNetwork(folder=folder / "network") as network:
     network.serve_aws(lambda environ, start: [], "us-east-1")
     machine = QemuMachine(
         folder=folder / "machine", image=image, instance_id="i-0123", network=network,

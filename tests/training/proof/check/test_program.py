@@ -8,7 +8,7 @@ import pytest
 
 from training.cli.main import main
 from training.proof.check import program
-from training.proof.check.program_run import Difference, ProgramRun, difference, losses_by_step
+from training.proof.compare import Difference, ProgramRun, difference, losses_by_step
 
 _SCRIPT = """
 import json, os, random, sys, time
@@ -131,8 +131,7 @@ def test_every_kind_of_difference_is_found() -> None:
 def test_fails_where_no_kill_came_in_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in ("whole", "killed"):
-        monkeypatch.setattr(program._Runs, name, lambda *given: _run({1: 0.5}))
+    monkeypatch.setattr(program._Runs, "run", lambda *given: _run({1: 0.5}))
     assert main(["check", "--program=python train.py", f"--source={tmp_path}"]) == 2
     assert "so nothing was tested; let it save sooner" in capsys.readouterr().err
 

@@ -3,7 +3,9 @@
 import random
 from itertools import cycle, islice
 
-from training.proof.torture.plan import KINDS, SIGNALS, Experiment, Kill, draw_experiment
+from training.proof.experiment import Experiment
+from training.proof.injector import SIGNALS, Kill
+from training.proof.torture.plan import KINDS, draw_experiment
 
 
 def experiments(seed: int, count: int) -> list[Experiment]:
@@ -17,7 +19,7 @@ def experiments(seed: int, count: int) -> list[Experiment]:
 
 
 def kills(seed: int, count: int) -> list[Kill]:
-    pairs = [(experiment.kill, experiment.second) for experiment in experiments(seed, count)]
+    pairs = [(*experiment.kills, experiment.second) for experiment in experiments(seed, count)]
     return [kill for pair in pairs for kill in pair if kill is not None]
 
 

@@ -10,7 +10,7 @@ from torchvision.models import resnet18
 
 from tests.training.workloads.detection.detectors import SMALL
 from training.errors import UserError
-from training.workloads.detection.backbone import Backbone, FrozenBatchNorm2d
+from training.workloads.detection.detector import Backbone, FrozenBatchNorm2d
 
 
 def test_frozen_norms_compute_what_batch_norm_evaluates_to() -> None:

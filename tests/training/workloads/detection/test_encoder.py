@@ -4,7 +4,7 @@ import torch
 
 from tests.training.workloads.detection.detectors import SMALL
 from training.workloads.detection.architecture import Architecture
-from training.workloads.detection.encoder import MultiScaleAttention
+from training.workloads.detection.decoder import MultiScaleAttention
 from training.workloads.detection.pyramid import Pyramid, pyramid
 
 

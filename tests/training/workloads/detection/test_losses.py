@@ -9,8 +9,7 @@ from training.workloads.detection.architecture import LossWeights
 from training.workloads.detection.boxes import corners
 from training.workloads.detection.denoising import denoising
 from training.workloads.detection.detector import Predictions
-from training.workloads.detection.losses import criterion
-from training.workloads.detection.matching import costs, hungarian
+from training.workloads.detection.losses import costs, criterion, hungarian
 
 WEIGHTS = LossWeights()
 

@@ -7,10 +7,10 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torchvision.ops import generalized_box_iou
 
-from training.workloads.detection import matching
+from training.workloads.detection import losses
 from training.workloads.detection.architecture import LossWeights
 from training.workloads.detection.boxes import corners
-from training.workloads.detection.matching import costs, hungarian, in_order
+from training.workloads.detection.losses import costs, hungarian, in_order
 
 
 def _paid(matrix: torch.Tensor, queries: torch.Tensor) -> float:
@@ -76,7 +76,7 @@ def test_a_match_by_shapes_alone_gives_each_object_a_query_while_there_are_some(
 def test_a_machine_without_scipy_is_told_before_the_first_step(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert matching.missing_packages() == []
-    monkeypatch.setattr(matching, "find_spec", lambda name: None)
-    (message,) = matching.missing_packages()
+    assert losses.missing_packages() == []
+    monkeypatch.setattr(losses, "find_spec", lambda name: None)
+    (message,) = losses.missing_packages()
     assert "needs the package scipy, which is not installed" in message

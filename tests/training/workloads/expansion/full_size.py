@@ -27,8 +27,8 @@ from training.workloads.expansion import (
 )
 from training.workloads.expansion.verify import Verification
 from training.workloads.growth.architecture import DENSE, EXPERTS, GROWN, LITERAL, ModelConfig
-from training.workloads.growth.layout import ROUTER, growth_layout
 from training.workloads.growth.model import LanguageModel
+from training.workloads.growth.transitions import ROUTER, growth_layout
 
 TWICE = {"width": 2, "heads": 2, "hidden": 2}
 AFTER = evenly_after(7, 4)

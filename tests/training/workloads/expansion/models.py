@@ -18,8 +18,8 @@ from training.workloads.growth.architecture import (
     ModelConfig,
     Norm,
 )
-from training.workloads.growth.layout import ROUTER, growth_layout
 from training.workloads.growth.model import LanguageModel
+from training.workloads.growth.transitions import ROUTER, growth_layout
 
 VOCABULARY, WIDTH, HEADS, HIDDEN, EXPERTS, TOP_K = 29, 12, 2, 20, 4, 2
 DENSE, SPARSE = DenseBlock(hidden=HIDDEN), ExpertBlock(hidden=HIDDEN, num_experts=EXPERTS)

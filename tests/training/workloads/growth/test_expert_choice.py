@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from tests.training.workloads.growth.models import small_config
-from training.workloads.growth import expert_choice
+from training.workloads.growth import experts
 from training.workloads.growth.architecture import DENSE
-from training.workloads.growth.expert_choice import choose_products
 from training.workloads.growth.expert_products import ExpertProducts
+from training.workloads.growth.experts import choose_products
 
 CPU = torch.device("cpu")
 
@@ -27,7 +27,7 @@ def test_the_fastest_is_chosen_however_slow_its_slowest_round(
     def seconds(bench: object, products: ExpertProducts) -> float:
         return next(rounds) if products == fastest else 1.0
 
-    monkeypatch.setattr(expert_choice._Bench, "seconds", seconds)
+    monkeypatch.setattr(experts._Bench, "seconds", seconds)
     assert chosen() == fastest
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torchvision.transforms import v2
 
-from training.workloads.imagenet.augment import eval_image, random_box
+from training.workloads.imagenet.samples import eval_image, random_box
 
 
 def test_parts_have_the_areas_and_aspects_of_torchvision_s_default() -> None:

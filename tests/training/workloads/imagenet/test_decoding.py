@@ -8,8 +8,8 @@ import pytest
 import torch
 from PIL import Image
 
-from training.workloads.imagenet import decoding
-from training.workloads.imagenet.decoding import decode, decode_with_pillow
+from training.workloads.imagenet import samples
+from training.workloads.imagenet.samples import decode, decode_with_pillow
 
 SIZES = ((375, 500), (17, 33), (1, 1), (224, 160))
 
@@ -50,7 +50,7 @@ def test_pillow_decides_what_is_damaged(
     has_simplejpeg: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not has_simplejpeg:
-        monkeypatch.setattr(decoding, "_simplejpeg", None)
+        monkeypatch.setattr(samples, "_simplejpeg", None)
     whole = jpeg(200, 200)
     assert np.array_equal(decode(damaged()).numpy(), decode_with_pillow(damaged()))
     png = io.BytesIO()

@@ -21,8 +21,8 @@ from training.cli.main import main
 from training.errors import UserError
 from training.store.open import open_store
 from training.workloads.imagenet import packing
+from training.workloads.imagenet.dataset import read_validation_classes
 from training.workloads.imagenet.shards import INDEX
-from training.workloads.imagenet.validation_classes import read_validation_classes
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ from tests.training.workloads.imagenet.photographs import command, content, fill
 from training.cli.main import main
 from training.dataset_output import FolderOutput
 from training.sources import UNFINISHED, SourceFile
-from training.workloads.imagenet import packed
+from training.workloads.imagenet import packing
 
 
 @pytest.fixture(autouse=True)
@@ -23,7 +23,7 @@ def test_an_import_that_was_stopped_packs_nothing_twice_and_ends_with_the_same_b
 ) -> None:
     source, out = fill(tmp_path / "own", 24), tmp_path / "one/out"
     assert main(command(source, tmp_path / "whole/out")) == 0
-    write, written = packed.write_shard, list[str]()
+    write, written = packing.write_shard, list[str]()
 
     def stop_at_the_seventh(path: Path, *rest: object) -> object:
         written.append(path.name)
@@ -32,7 +32,7 @@ def test_an_import_that_was_stopped_packs_nothing_twice_and_ends_with_the_same_b
             raise KeyboardInterrupt
         return write(path, *rest)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(packed, "write_shard", stop_at_the_seventh)
+    monkeypatch.setattr(packing, "write_shard", stop_at_the_seventh)
     assert main(command(source, out)) == 130
     assert (out / UNFINISHED).is_file()
     capsys.readouterr()
@@ -123,7 +123,7 @@ def test_what_was_uploaded_is_not_packed_again_unless_it_is_gone(
 ) -> None:
     source, uri = fill(tmp_path / "own", 12), str(tmp_path / "store")
     straight = ["data", "import", str(source), "--workload=imagenet", f"--dataset-uri={uri}"]
-    packs, write = list[str](), packed.write_shard
+    packs, write = list[str](), packing.write_shard
 
     def stop_at_the_sixth(path: Path, *rest: object) -> object:
         packs.append(path.name)
@@ -131,7 +131,7 @@ def test_what_was_uploaded_is_not_packed_again_unless_it_is_gone(
             raise KeyboardInterrupt
         return write(path, *rest)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(packed, "write_shard", stop_at_the_sixth)
+    monkeypatch.setattr(packing, "write_shard", stop_at_the_sixth)
     assert main(straight) == 130
     (tmp_path / "store" / packs[0]).unlink()
     assert main(straight) == 0
@@ -169,7 +169,7 @@ def test_fails_while_another_import_is_at_work_in_the_folder(
 
     source, out = fill(tmp_path / "own", 9), tmp_path / "out"
     with monkeypatch.context() as patched:
-        patched.setattr(packed, "write_shard", stop)
+        patched.setattr(packing, "write_shard", stop)
         assert main(command(source, out)) == 130
     with FolderOutput(out).working_folder():
         assert main(command(source, out)) == 2

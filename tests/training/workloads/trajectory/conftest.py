@@ -7,8 +7,7 @@ import pytest
 from tests.training.workloads.trajectory.scene import COUNT, FakeDataset, inputs_of
 from training.workload import Inputs
 from training.workloads.trajectory.dataset import make_dataset
-from training.workloads.trajectory.features import Features
-from training.workloads.trajectory.mean_images import MeanImages
+from training.workloads.trajectory.features import Features, MeanImages
 from training.workloads.trajectory.recipes import laptop
 
 

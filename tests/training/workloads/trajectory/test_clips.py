@@ -10,9 +10,11 @@ import pytest
 
 from training.errors import UserError
 from training.workloads.trajectory.clips import (
+    CLASSES,
     CLIP_SHAPE,
     FUTURE_FRAMES,
     NUM_FRAMES,
+    PATHS,
     TRACK_SHAPE,
     clip_label,
     place_path,
@@ -29,7 +31,6 @@ from training.workloads.trajectory.dataset import (
     split_failures,
     stratified_splits,
 )
-from training.workloads.trajectory.paths import CLASSES, PATHS
 
 COUNT = 99
 

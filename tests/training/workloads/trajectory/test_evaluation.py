@@ -9,7 +9,7 @@ from torch import nn
 from tests.training.workloads.trajectory.scene import batch_of, started, train_stage
 from training.workload import Inputs, Partial
 from training.workloads.trajectory import evaluation, pictures
-from training.workloads.trajectory.paths import CLASSES
+from training.workloads.trajectory.clips import CLASSES
 
 PNG = b"\x89PNG"
 JPEG = b"\xff\xd8"

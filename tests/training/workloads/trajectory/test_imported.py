@@ -11,8 +11,7 @@ from training.cli.main import main
 from training.errors import UserError
 from training.sources import SourceFile
 from training.workloads.trajectory.clips import CLIP_SHAPE, Frames
-from training.workloads.trajectory.dataset import open_dataset
-from training.workloads.trajectory.imported import read_clip
+from training.workloads.trajectory.dataset import open_dataset, read_clip
 
 CLASSES = ("falling", "rising")
 SMALL = ("tokenizer_width=8", "width=16", "num_heads=2", "num_layers=1", "num_shards=2")

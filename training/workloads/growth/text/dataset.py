@@ -24,20 +24,18 @@ from training.workloads.growth.text.position import (
     keep,
     kept_position,
     replace_file,
+    write_tokens,
 )
-from training.workloads.growth.text.shards import write_tokens
 from training.workloads.growth.text.stories import STORY_BYTES, write_story
-from training.workloads.growth.text.tokenizer import (
-    SMALLEST_VOCABULARY,
-    encode,
-    load_tokenizer,
-    train_tokenizer,
-)
 from training.workloads.growth.text.tokens import TOKENIZER_FILE, token_type
 from training.workloads.growth.text.vocabulary import (
     END_OF_TEXT,
+    SMALLEST_VOCABULARY,
     Vocabulary,
+    encode,
+    load_tokenizer,
     read_vocabulary,
+    train_tokenizer,
     vocabulary_of,
 )
 

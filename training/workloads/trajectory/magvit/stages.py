@@ -18,10 +18,9 @@ from training.workloads.trajectory.clips import CLIP_SHAPE, TRACK_SHAPE
 from training.workloads.trajectory.dataset import open_dataset, shard_range
 from training.workloads.trajectory.magvit import reconstruction
 from training.workloads.trajectory.magvit.recipes import MagvitConfig
-from training.workloads.trajectory.magvit.samples import FrameSamples
 from training.workloads.trajectory.magvit.tokenizer import Quantizer, Tokenizer
 from training.workloads.trajectory.magvit.transformer import TokenTransformer
-from training.workloads.trajectory.samples import NUM_STRIPS, Batch
+from training.workloads.trajectory.samples import NUM_STRIPS, Batch, FrameSamples
 
 # Increment when the results of `Tokens` change: it is part of the artifact's key.
 _TOKENS_VERSION = 1

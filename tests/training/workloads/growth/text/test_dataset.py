@@ -15,8 +15,8 @@ from training.store.local_dataset import LocalDataset, write_manifest
 from training.workloads.growth.text import dataset as dataset_module
 from training.workloads.growth.text.dataset import TextOptions, import_dataset, make_dataset
 from training.workloads.growth.text.stories import STORY_BYTES, write_story
-from training.workloads.growth.text.tokenizer import train_tokenizer
 from training.workloads.growth.text.tokens import open_tokens, open_vocabulary
+from training.workloads.growth.text.vocabulary import train_tokenizer
 
 SMALL = TextOptions(vocab_size=300, held_out_of=5)
 TEXTS = [f"Story {n}: 你好, {'the fox ' * (n % 4)}ran. 🦊" for n in range(23)]

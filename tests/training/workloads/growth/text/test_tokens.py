@@ -11,7 +11,7 @@ from training.store.local_dataset import LocalDataset, write_manifest
 from training.workload import Inputs, Samples
 from training.workloads.growth.config import GrowthConfig
 from training.workloads.growth.stages import phases
-from training.workloads.growth.text.shards import write_tokens
+from training.workloads.growth.text.position import write_tokens
 from training.workloads.growth.text.tokens import (
     document_beginnings,
     open_tokens,

@@ -12,6 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tests.training.workloads.trajectory.scene import FakeDataset, inputs_of
 from training.workload import Inputs, Partial, Prior
+from training.workloads.trajectory.clips import CLASSES
 from training.workloads.trajectory.dataset import open_dataset
 from training.workloads.trajectory.magvit import reconstruction
 from training.workloads.trajectory.magvit.recipes import MagvitConfig, magvit_full, magvit_laptop
@@ -29,7 +30,6 @@ from training.workloads.trajectory.magvit.transformer import (
     merge_cells,
     split_cells,
 )
-from training.workloads.trajectory.paths import CLASSES
 from training.workloads.trajectory.workload import TRAJECTORY
 
 SMALL = replace(magvit_laptop(), tokenizer_width=8, width=16, num_layers=1, num_heads=2)

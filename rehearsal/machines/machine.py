@@ -1,0 +1,89 @@
+"""What a machine of either kind has: its place, what its metadata announces, its logs."""
+
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rehearsal.machines.metadata import MetadataServer
+from rehearsal.machines.quirks import Quirks
+
+POLL_SECONDS = 0.05
+# What every machine logs: the user data, the boot that it starts, and training.
+LOGS = tuple(
+    f"var/log/{name}.log" for name in ("cloud-init-output", "training/boot", "training/training")
+)
+
+
+@dataclass(kw_only=True)
+class RehearsedMachine:
+    """One machine in `folder`, which must be empty or new.
+
+    `pytorch` is the virtual environment that stands in for the Deep Learning AMI's /opt/pytorch.
+    """
+
+    folder: Path
+    instance_id: str
+    metadata: MetadataServer
+    pytorch: Path = field(default_factory=lambda: Path(sys.prefix).resolve())
+    quirks: Quirks = field(default_factory=Quirks)
+    _lines: list[str] = field(default_factory=list)
+    _read: dict[Path, int] = field(default_factory=dict)
+
+    @property
+    def root(self) -> Path:
+        """The machine's / as this host sees it."""
+        return self.folder.resolve()
+
+    @property
+    def user_data_log(self) -> Path:
+        """The log of the user data, which starts the boot."""
+        return self.root / LOGS[0]
+
+    @property
+    def boot_log(self) -> Path:
+        """The log of the boot steps."""
+        return self.root / LOGS[1]
+
+    @property
+    def training_log(self) -> Path:
+        """The trainer's log."""
+        return self.root / LOGS[2]
+
+    @property
+    def metrics_file(self) -> Path:
+        """The file to which the trainer appends JSON lines."""
+        return self.root / "var/log/training/metrics.jsonl"
+
+    def notice(self, seconds: float) -> None:
+        """Announce in the metadata that the machine goes away in `seconds`."""
+        self.metadata.notice(seconds)
+
+    def rebalance(self) -> None:
+        """Announce a rebalance recommendation in the metadata."""
+        self.metadata.rebalance()
+
+    def log_lines(self) -> Sequence[str]:
+        """Return the lines of boot and training so far, in the order in which we saw them."""
+        for name in LOGS:
+            path = self.root / name
+            if not path.exists():
+                continue
+            with path.open("rb") as file:
+                file.seek(self._read.get(path, 0))
+                for raw in file:
+                    if not raw.endswith(b"\n"):
+                        break  # Its writer is still writing this line.
+                    self._read[path] = self._read.get(path, 0) + len(raw)
+                    self._lines.append(raw.decode(errors="replace").rstrip())
+        return self._lines
+
+    def wait(self, seconds: float, log_has: str) -> bool:
+        """Wait for a log line that contains the text; return False if none came."""
+        give_up_at = time.monotonic() + seconds
+        while not any(log_has in line for line in self.log_lines()):
+            if time.monotonic() > give_up_at:
+                return False
+            time.sleep(POLL_SECONDS)
+        return True

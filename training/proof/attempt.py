@@ -1,0 +1,274 @@
+"""One attempt with all its ranks, in a forked child or in a new interpreter.
+
+The new interpreter runs `python -m training.proof.attempt ATTEMPT.json`, called by `spawn`.
+"""
+
+import faulthandler
+import json
+import os
+import resource
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import IO, Any, Literal, TypeAlias
+
+from contract.grammar import parse_interval
+from training.attempt.launch import RankProcess, StartRank, end_with_rank_0
+from training.attempt.supervisor import Supervisor
+from training.attempt.world import RankEnvironment
+from training.engine.attempt import run_attempt
+from training.engine.exit_code import exit_code_of
+from training.engine.job import RunOptions, resolve_job
+from training.proof.injector import NOTICE_FILE, Injector, Kill, StatusFile
+from training.proof.stages import observed, shortened
+from training.proof.store_faults import misbehaving
+from training.registry import load_workload
+from training.report.log import configure_logging
+from training.save.memory import data_bytes
+from training.store.open import open_store
+
+EXIT_CRASHED = 70
+# streamed: as on a host without memory for a copy of the state.
+Saving: TypeAlias = Literal["staged", "streamed"]
+# Enough for a small run, but less than what a copy on the host must leave free.
+_STREAMING_BYTES = 400 * 1024 * 1024
+_POLL_SECONDS = 0.005
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttemptRequest:
+    """The arguments of one attempt."""
+
+    workload: str
+    recipe: str
+    overrides: Mapping[str, str]
+    dataset: str
+    interval: str
+    ttl_seconds: float
+    budget_seconds: float
+    run_uri: str = ""
+    folder: str = ""  # of this attempt: statuses, logs, scratch
+    writer: str = ""
+    num_processes: int = 1
+    saving: Saving = "staged"
+    most_seconds: float | None = None  # then it counts as hung: it prints its stacks and exits
+    is_short: bool = False  # few steps in each stage, at least `num_steps`
+    num_steps: int | None = None
+    kills: tuple[Kill, ...] = ()
+    fault_rate: float = 0.0
+    fault_seed: int = 0
+
+    @property
+    def statuses(self) -> list[StatusFile]:
+        """The status files of the attempt's ranks."""
+        folder = Path(self.folder)
+        return [StatusFile(folder / f"status-{rank}") for rank in range(self.num_processes)]
+
+    def log(self, rank: int = 0) -> Path:
+        """The file with a rank's output."""
+        return Path(self.folder) / (f"log-{rank}" if rank else "log")
+
+
+def _act(request: AttemptRequest, rank: int, start_rank: StartRank | None) -> int:
+    """Run a rank in this process, its output in its log; return the exit code."""
+    log = request.log(rank).open("a")
+    os.dup2(log.fileno(), 1)
+    os.dup2(log.fileno(), 2)
+    sys.stdout = sys.stderr = log
+    configure_logging()
+    if request.most_seconds is not None:
+        faulthandler.dump_traceback_later(request.most_seconds, exit=True)
+    try:
+        return exit_code_of(lambda: _run(request, rank, start_rank))
+    except BaseException:  # anything: the child must exit here and tell the parent
+        traceback.print_exc()
+        return EXIT_CRASHED
+    finally:
+        log.flush()
+
+
+def fork(request: AttemptRequest) -> int:
+    """Run the attempt in a forked child, which leads a process group; return its process id."""
+    pid = os.fork()
+    if pid == 0:
+        os.setpgid(0, 0)
+        ranks = _ForkedRanks(request.num_processes, lambda rank: _act(request, rank, None))
+        os._exit(_act(request, 0, ranks.start))  # skips the parent's clean-up handlers
+    with suppress(OSError):  # both set it, so that neither must wait; the child may have exited
+        os.setpgid(pid, pid)
+    return pid
+
+
+def spawn(request: AttemptRequest) -> int:
+    """Run the attempt in a new interpreter, which leads a process group; return its process id."""
+    path = Path(request.folder) / "attempt.json"
+    path.write_text(json.dumps(asdict(request)))
+    return os.posix_spawn(sys.executable, _command(path), os.environ, setpgroup=0)
+
+
+def _command(path: Path) -> list[str]:
+    return [sys.executable, "-m", "training.proof.attempt", str(path)]
+
+
+def _start_interpreter(path: Path, variables: Mapping[str, str]) -> RankProcess:
+    environment = {**os.environ, **variables}
+    return subprocess.Popen(_command(path), env=environment, stdin=subprocess.PIPE)
+
+
+def _run(request: AttemptRequest, rank: int, start_rank: StartRank | None) -> int:
+    statuses = request.statuses
+    statuses[rank].begin(os.getpid())
+    # No watchdog: `most_seconds` ends an attempt that hangs.
+    supervisor = Supervisor(
+        budget_seconds=request.budget_seconds, notice_file=Path(request.folder) / NOTICE_FILE
+    )
+    injector = Injector(
+        statuses,
+        rank,
+        request.kills,
+        is_in_extra_time=lambda: supervisor.extra_time.is_granted,
+        is_noticed=lambda: supervisor.interruption.notice is not None,
+    )
+    supervisor.begin()
+    place = _place_of(rank)
+    if place is None:
+        return 0
+    if request.saving == "streamed":
+        _limit_memory()
+    store = open_store(request.run_uri)
+    options = RunOptions(
+        workload=request.workload,
+        recipe=request.recipe,
+        overrides=request.overrides,
+        dataset_uri=request.dataset,
+        store=misbehaving(store, injector, request.fault_rate, request.fault_seed + rank),
+        run_id=request.run_uri.rpartition("/")[2],
+        interval=parse_interval(request.interval),
+        lease_ttl_seconds=request.ttl_seconds,
+        writer=request.writer,
+        scratch=Path(request.folder) / "scratch",
+        environment=place,
+        num_processes=request.num_processes,
+        start_rank=start_rank,
+    )
+    workload = load_workload(request.workload)
+    if request.is_short:
+        workload = shortened(workload, request.num_steps)
+    job = resolve_job(options, observed(workload, injector))
+    return run_attempt(options, job, supervisor)
+
+
+def _limit_memory() -> None:
+    """Limit memory as on a host that cannot hold a copy of the state."""
+    used = data_bytes()
+    if used is not None:
+        hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+        resource.setrlimit(resource.RLIMIT_DATA, (used + _STREAMING_BYTES, hard))
+
+
+class _ForkedRanks:
+    """All ranks above 0, forked in rank 0's process while that has one thread, released later.
+
+    For the engine they replace ranks of its own launcher (training/attempt/launch.py), but start
+    seconds sooner: a rank waits at its pipe for its environment, and exits when the pipe closes, as
+    rank 0 has exited then.
+    """
+
+    def __init__(self, num_processes: int, act: Callable[[int], int]) -> None:
+        self._ranks: list[_ForkedRank] = []
+        for rank in range(1, num_processes):
+            self._ranks.append(_ForkedRank(rank, act, self._ranks))
+
+    def start(self, variables: Mapping[str, str]) -> RankProcess:
+        """Release the rank that these variables are for."""
+        process = self._ranks[int(variables["RANK"]) - 1]
+        # It may have been killed already, which `wait` will report.
+        with suppress(BrokenPipeError):
+            process.stdin.write(json.dumps(dict(variables)).encode() + b"\n")
+        return process
+
+
+class _ForkedRank:
+    def __init__(self, rank: int, act: Callable[[int], int], before: "list[_ForkedRank]") -> None:
+        reader, writer = os.pipe()
+        self.stdin: IO[bytes] = os.fdopen(writer, "wb", buffering=0)
+        self.pid = os.fork()
+        if self.pid == 0:
+            for other in (*before, self):
+                other.stdin.close()  # or that rank would not see it close
+            os.dup2(reader, 0)
+            sys.stdin = os.fdopen(0)
+            os._exit(act(rank))
+        os.close(reader)
+        self._code: int | None = None
+        self._lock = threading.Lock()
+
+    def wait(self, timeout: float | None = None) -> int:
+        """The exit code; TimeoutExpired after `timeout` seconds. For any thread."""
+        began = time.monotonic()
+        while (code := self._poll()) is None:
+            if timeout is not None and time.monotonic() - began > timeout:
+                raise subprocess.TimeoutExpired(f"rank {self.pid}", timeout)
+            time.sleep(_POLL_SECONDS)
+        return code
+
+    def send_signal(self, sig: int) -> None:
+        """Send a signal; no-op once the process has exited."""
+        if self._poll() is None:
+            os.kill(self.pid, sig)
+
+    def kill(self) -> None:
+        """Send SIGKILL."""
+        self.send_signal(9)
+
+    def _poll(self) -> int | None:
+        with self._lock:
+            if self._code is None:
+                pid, status = os.waitpid(self.pid, os.WNOHANG)
+                self._code = os.waitstatus_to_exitcode(status) if pid else None
+            return self._code
+
+
+def _place_of(rank: int) -> RankEnvironment | None:
+    """How this rank meets the others, once it is to start; None if rank 0 has exited before."""
+    place = RankEnvironment.from_environment(os.environ)
+    if rank and not place.rank:
+        place = RankEnvironment.from_environment(_read_place())
+        if not place.rank:
+            return None
+    if rank:
+        end_with_rank_0()
+    return place
+
+
+def _read_place() -> dict[str, str]:
+    """In a forked rank: wait for the variables of `start`; empty if rank 0 has exited."""
+    line = b""
+    while not line.endswith(b"\n"):
+        read = os.read(0, 1)  # not a byte more: the rest of the pipe is for `end_with_rank_0`
+        if not read:
+            return {}
+        line += read
+    variables: dict[str, str] = json.loads(line)
+    return variables
+
+
+if __name__ == "__main__":
+    _path = Path(sys.argv[1])
+    _record: dict[str, Any] = json.loads(_path.read_text())
+    _kills = tuple(Kill(**kill) for kill in _record["kills"])
+    _rank = RankEnvironment.from_environment(os.environ).rank
+    os._exit(
+        _act(
+            AttemptRequest(**{**_record, "kills": _kills}),
+            _rank,
+            partial(_start_interpreter, _path),
+        )
+    )

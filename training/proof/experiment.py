@@ -1,0 +1,184 @@
+"""Runs an experiment from the parent: starts one or two attempts, signals them, waits."""
+
+import os
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from training.proof.attempt import AttemptRequest, fork, spawn
+from training.proof.injector import Kill, send, send_signal
+
+_POLL_SECONDS = 0.002
+# How long the other ranks may take to exit after rank 0.
+_OUTLIVING_SECONDS = 10.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Experiment:
+    """One attempt with its kills, and perhaps a second attempt at the same time."""
+
+    kills: tuple[Kill, ...] = ()  # the first one whose moment comes is the attempt's
+    second: Kill | None = None
+    second_after_seconds: float = 0.0
+    zombie_sleeps_seconds: float = 0.0
+    fault_rate: float = 0.0  # share of the store's operations that go wrong
+    fault_seed: int = 0
+    is_fresh: bool = False  # a new interpreter instead of a fork
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttemptResult:
+    """How one attempt ended, and whether and where a kill hit it."""
+
+    code: int  # an exit code, or minus the signal's number
+    kill: Kill | None  # the one that hit it
+    hit_phase: str
+    outlived_by: tuple[int, ...]  # ranks that ran on without rank 0
+    num_faults: int
+    trained_on: bool  # in the extra time of a notice
+    follow_up: tuple[signal.Signals, ...]  # sent after a dated notice, before the attempt ended
+    folder: Path
+    seconds: float
+
+    @property
+    def log(self) -> str:
+        """The output of rank 0."""
+        path = self.folder / "log"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+
+class _Child:
+    def __init__(self, request: AttemptRequest, is_fresh: bool) -> None:
+        Path(request.folder).mkdir(parents=True)
+        self.request = request
+        self._statuses = request.statuses
+        self.began = time.monotonic()
+        self.code: int | None = None
+        self.stopped_at: float | None = None
+        self.seconds = 0.0
+        self.outlived_by: tuple[int, ...] = ()
+        self._hit: tuple[int, str] | None = None  # the number of the kill, and the phase
+        self._hit_at: float | None = None
+        self._sent_follow_up: list[signal.Signals] = []
+        self.pid = spawn(request) if is_fresh else fork(request)
+        self._statuses[0].begin(self.pid)
+
+    def poll(self) -> None:
+        """Check the attempt's state and send due signals."""
+        pid, wait_status = os.waitpid(self.pid, os.WNOHANG | os.WUNTRACED)
+        if pid and os.WIFSTOPPED(wait_status):
+            self.stopped_at = time.monotonic()
+        elif pid:
+            self.code = os.waitstatus_to_exitcode(wait_status)
+            self.seconds = time.monotonic() - self.began
+            self._wait_for_other_ranks()
+        self._hit = self._hit or next((s.hit for s in self._statuses if s.hit), None)
+        if self.code is None:
+            self._send_if_due()
+            self._send_follow_up()
+
+    @property
+    def _kill(self) -> Kill | None:
+        return self.request.kills[self._hit[0]] if self._hit else None
+
+    def _send_if_due(self) -> None:
+        for number, kill in enumerate(self.request.kills):
+            if kill.seconds is None or self._hit:
+                continue
+            if time.monotonic() - self.began >= kill.seconds:
+                phase = self._statuses[0].phase
+                if send(kill, self._statuses):
+                    self._hit = number, phase
+
+    def _send_follow_up(self) -> None:
+        """Send the signals that follow a dated notice, the last of which ends the machine."""
+        kill = self._kill
+        if kill is None:
+            return
+        now = time.monotonic()
+        self._hit_at = self._hit_at or now
+        for seconds, number in kill.follow_up[len(self._sent_follow_up) :]:
+            if now - self._hit_at >= seconds:
+                self._sent_follow_up.append(number)
+                send_signal(number, kill.target_rank, self._statuses)
+
+    def _wait_for_other_ranks(self) -> None:
+        """Wait until all ranks have exited after rank 0; kill those that do not."""
+        end = time.monotonic() + _OUTLIVING_SECONDS
+        left = list(range(1, len(self._statuses)))
+        while left := [rank for rank in left if _is_running(self._statuses[rank].pid)]:
+            if time.monotonic() > end:
+                self.outlived_by = tuple(left)
+                self.end()
+                return
+            time.sleep(_POLL_SECONDS)
+
+    def resume(self) -> None:
+        """Resume a suspended attempt."""
+        self.stopped_at = None
+        os.killpg(self.pid, signal.SIGCONT)
+
+    def end(self) -> None:
+        """Kill all its processes."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+    def result(self) -> AttemptResult:
+        assert self.code is not None
+        shutil.rmtree(Path(self.request.folder) / "scratch", ignore_errors=True)
+        return AttemptResult(
+            code=self.code,
+            kill=self._kill,
+            hit_phase=self._hit[1] if self._hit else "",
+            outlived_by=self.outlived_by,
+            num_faults=sum(status.num_faults for status in self._statuses),
+            trained_on=any(status.has_used_extra_time for status in self._statuses),
+            follow_up=tuple(self._sent_follow_up),
+            folder=Path(self.request.folder),
+            seconds=self.seconds,
+        )
+
+
+def run_experiment(
+    experiment: Experiment, make_request: Callable[[tuple[Kill, ...]], AttemptRequest]
+) -> list[AttemptResult]:
+    """Run one experiment until every process that it started has exited."""
+    children: list[_Child] = []
+    try:
+        first = _Child(make_request(experiment.kills), experiment.is_fresh)
+        children.append(first)
+        while any(child.code is None for child in children):
+            for child in children:
+                if child.code is None:
+                    child.poll()
+            if experiment.second and len(children) == 1 and _is_time_for_second(experiment, first):
+                children.append(_Child(make_request((experiment.second,)), False))
+            stopped_at = first.stopped_at
+            if stopped_at and time.monotonic() - stopped_at >= experiment.zombie_sleeps_seconds:
+                first.resume()
+            time.sleep(_POLL_SECONDS)
+        return [child.result() for child in children]
+    finally:
+        for child in children:
+            if child.code is None:
+                child.end()
+                os.waitpid(child.pid, 0)
+
+
+def _is_time_for_second(experiment: Experiment, first: _Child) -> bool:
+    if any(kill.kind == "zombie" for kill in experiment.kills):
+        return first.stopped_at is not None
+    return time.monotonic() - first.began >= experiment.second_after_seconds
+
+
+def _is_running(pid: int) -> bool:
+    """Whether a process is alive, even if it is not this one's child (Linux)."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in "ZX"

@@ -1,0 +1,248 @@
+"""The kills of an attempt, and how they reach it: at a second, or at a point that it comes to.
+
+A point is before or after a phase of the attempt, so that windows of microseconds are hit on
+purpose. Each rank reports its phase to the parent in a small memory-mapped file, which survives the
+process that wrote it.
+"""
+
+import json
+import mmap
+import os
+import signal
+import struct
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from signal import Signals
+from typing import Literal, TypeAlias
+
+Side: TypeAlias = Literal["before", "after"]
+# zombie: suspended, and resumed after a successor took over. rival: two attempts at once. held: a
+# notice during work that reaches no step boundary in time, so that the staged copy is committed.
+# dated: a notice with a time, so that training continues almost until the machine ends.
+Kind: TypeAlias = Literal["kill", "term", "notice", "dated", "held", "zombie", "rival"]
+
+SIGNALS: dict[Kind, Signals] = {
+    "kill": Signals.SIGKILL,
+    "term": Signals.SIGTERM,
+    "notice": Signals.SIGUSR1,
+    "dated": Signals.SIGUSR1,
+    "held": Signals.SIGUSR1,
+    "zombie": Signals.SIGSTOP,
+    "rival": Signals.SIGKILL,
+}
+NOTICE_FILE = "notice.json"
+_SLOT_BYTES = 64
+_NUM_SLOTS = 6
+_NUMBER = struct.Struct("<I")
+# Longer than the budget of a notice that comes far from a step boundary.
+_HELD_SECONDS = 3.0
+# Under such a budget, work of this length is long enough for a copy to be staged.
+_SLOW_SECONDS = 0.2
+_NUM_SLOW = 2
+# How long a rank waits for its own notice to arrive: a point that is planned must not be missed.
+_ARRIVAL_SECONDS = 5.0
+# Phases that start new work in the extra time of a notice; others finish what was started.
+_WORK = ("preparation", "step", "evaluation")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Kill:
+    """One kill: after some seconds, or before or after a phase.
+
+    Of a phase: its nth occurrence in the attempt; in a `stage`, the first that the stage itself
+    counts as the nth or a later one.
+    """
+
+    kind: Kind
+    seconds: float | None = None
+    phase: str | None = None
+    side: Side = "before"
+    stage: str = ""
+    occurrence: int = 1
+    target_rank: int | None = 0  # the rank that is signalled; None: all of them
+    # The rank whose phases are counted; None: each, and the first one there signals itself.
+    observed_rank: int | None = 0
+    notice_seconds: float | None = None  # from the notice until the time that it names
+    term_seconds: float | None = None  # from the notice until a SIGTERM
+    kill_seconds: float | None = None  # until the machine ends, at the named time or sooner
+
+    @property
+    def follow_up(self) -> list[tuple[float, Signals]]:
+        """Signals to send some seconds later, if the attempt has not ended."""
+        later = ((self.term_seconds, Signals.SIGTERM), (self.kill_seconds, Signals.SIGKILL))
+        return [(seconds, number) for seconds, number in later if seconds is not None]
+
+
+class StatusFile:
+    """A rank's status: the phases of its main and other threads, the number of store faults, the
+    phase in which it was hit, its process, and whether it trained on after a notice.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.folder = path.parent
+        if not path.exists():
+            path.write_bytes(bytes(_NUM_SLOTS * _SLOT_BYTES))
+        with path.open("r+b") as stream:
+            self._memory = mmap.mmap(stream.fileno(), _NUM_SLOTS * _SLOT_BYTES)
+
+    def write(self, slot: int, text: str) -> None:
+        """Replace one line."""
+        data = text.encode()[:_SLOT_BYTES].ljust(_SLOT_BYTES, b"\0")
+        self._memory[slot * _SLOT_BYTES : (slot + 1) * _SLOT_BYTES] = data
+
+    def read(self, slot: int) -> str:
+        """Return one line, which may be empty."""
+        data = self._memory[slot * _SLOT_BYTES : (slot + 1) * _SLOT_BYTES]
+        return bytes(data).rstrip(b"\0").decode(errors="replace")
+
+    @property
+    def phase(self) -> str:
+        """The current phase: that of another thread, which is rarer, or else of the main thread."""
+        return self.read(1) or self.read(0) or "start-up"
+
+    def count_fault(self) -> None:
+        """Add one injected fault."""
+        _NUMBER.pack_into(self._memory, 2 * _SLOT_BYTES, self.num_faults + 1)
+
+    @property
+    def num_faults(self) -> int:
+        """Faults injected so far."""
+        return int(_NUMBER.unpack_from(self._memory, 2 * _SLOT_BYTES)[0])
+
+    def report_hit(self, number: int, phase: str) -> None:
+        """Record that the point of this kill was reached; an empty phase: nobody was there."""
+        self.write(3, f"{number} {phase}" if phase else "")
+
+    @property
+    def hit(self) -> tuple[int, str] | None:
+        """The number of the kill whose point was reached, and the phase."""
+        number, _, phase = self.read(3).partition(" ")
+        return (int(number), phase) if phase else None
+
+    def begin(self, pid: int) -> None:
+        """Record the rank's process."""
+        _NUMBER.pack_into(self._memory, 4 * _SLOT_BYTES, pid)
+
+    @property
+    def pid(self) -> int:
+        """The id of the rank's process; 0 before it starts."""
+        return int(_NUMBER.unpack_from(self._memory, 4 * _SLOT_BYTES)[0])
+
+    def report_extra_time(self) -> None:
+        """Record that work was started in the extra time of a notice."""
+        self.write(5, "extra")
+
+    @property
+    def has_used_extra_time(self) -> bool:
+        """Whether work was started in the extra time of a notice."""
+        return bool(self.read(5))
+
+
+def send(kill: Kill, statuses: Sequence[StatusFile]) -> bool:
+    """Signal the target rank, or all ranks at once; return whether it was there."""
+    if kill.notice_seconds is not None:
+        _write_notice(statuses[0].folder / NOTICE_FILE, kill.notice_seconds)
+    return send_signal(SIGNALS[kill.kind], kill.target_rank, statuses)
+
+
+def send_signal(
+    number: signal.Signals, target_rank: int | None, statuses: Sequence[StatusFile]
+) -> bool:
+    """Send a signal to one rank, or to all (None); return whether it was there."""
+    pid, leader = statuses[target_rank or 0].pid, statuses[0].pid
+    if not pid:
+        return False
+    try:
+        # Rank 0 leads a process group of all its ranks; a process outside it has exited.
+        if target_rank is None:
+            os.killpg(leader, number)
+        elif os.getpgid(pid) == leader:
+            os.kill(pid, number)
+        else:
+            return False
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _write_notice(path: Path, seconds: float) -> None:
+    """Write the notice atomically, as a machine's guard does."""
+    when = datetime.now(UTC) + timedelta(seconds=seconds)
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps({"action": "terminate", "time": when.isoformat()}))
+    part.rename(path)
+
+
+class Injector:
+    """Writes a rank's status, and sends the attempt's first kill whose point the rank comes to."""
+
+    def __init__(
+        self,
+        statuses: Sequence[StatusFile],
+        rank: int,
+        kills: Sequence[Kill] = (),
+        *,
+        is_in_extra_time: Callable[[], bool] = lambda: False,
+        is_noticed: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self.status = statuses[rank]
+        self._rank = rank
+        self._is_in_extra_time = is_in_extra_time
+        self._is_noticed = is_noticed
+        self._statuses = statuses
+        self._kills = kills
+        self._counts: Counter[tuple[str, Side]] = Counter()
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def doing(self, phase: str, stage: str = "", number: int = 0) -> Iterator[None]:
+        """Context of one phase of the attempt; a stage says how it counts it, from 1."""
+        slot = 0 if threading.current_thread() is threading.main_thread() else 1
+        before = self.status.read(slot)
+        self.status.write(slot, phase)
+        if phase in _WORK and self._is_in_extra_time():
+            self.status.report_extra_time()
+        self._reach(phase, "before", stage, number)
+        try:
+            yield
+            self._reach(phase, "after", stage, number)
+        finally:
+            self.status.write(slot, before)
+
+    def _reach(self, phase: str, side: Side, stage: str, number: int) -> None:
+        with self._lock:
+            self._counts[phase, side] += 1
+            occurrence = self._counts[phase, side]
+        for index, kill in enumerate(self._kills):
+            if (kill.phase, kill.side) != (phase, side):
+                continue
+            if kill.observed_rank not in (None, self._rank) or kill.stage not in ("", stage):
+                continue
+            left = kill.occurrence - (number if kill.stage else occurrence)
+            if kill.kind == "held" and 0 < left <= _NUM_SLOW:
+                time.sleep(_SLOW_SECONDS)
+            if left == 0 or (kill.stage and left < 0):
+                self._hit(index, kill, phase)
+
+    def _hit(self, index: int, kill: Kill, phase: str) -> None:
+        if kill.observed_rank is None:
+            kill = replace(kill, target_rank=self._rank)
+        try:
+            # One attempt has one kill, though several ranks may come to its point.
+            (self.status.folder / "hit").touch(exist_ok=False)
+        except FileExistsError:
+            return
+        self.status.report_hit(index, phase)
+        if not send(kill, self._statuses):
+            self.status.report_hit(index, "")
+        # The thread that handles the signal must have a chance to run.
+        time.sleep(_HELD_SECONDS if kill.kind == "held" else 0.01)
+        end = time.monotonic() + (_ARRIVAL_SECONDS if kill.stage else 0.0)
+        while not self._is_noticed() and time.monotonic() < end:
+            time.sleep(0.01)
