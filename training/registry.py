@@ -51,8 +51,8 @@ def load_workload(name: str) -> "Workload[Any]":
 
     if not isinstance(workload, Workload):
         raise UserError(
-            f"workload {name!r} is a {type(workload).__name__}; let its class subclass "
-            "training.workload.Workload"
+            f"workload {name!r} is an instance of {type(workload).__name__}; let that class "
+            "subclass training.workload.Workload"
         )
     return workload
 

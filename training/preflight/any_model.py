@@ -82,6 +82,9 @@ def _resized(given: tuple[Any, ...], size: int) -> tuple[Any, ...]:
 class ModelStage(Train):
     """A stage for counting (training/preflight/footprint.py): it has no samples."""
 
+    name: str
+    settings: Settings
+
     def __init__(
         self, name: str, make: Make, settings: Settings, optimizer_name: OptimizerName
     ) -> None:

@@ -139,7 +139,7 @@ def test_what_is_wrong_with_the_protocol_is_named(capsys: pytest.CaptureFixture[
     ("name", "says"),
     [
         ("BadConfig", "is a class; name an object: BADCONFIG = BadConfig()"),
-        ("DUCK", "is a Duck; let its class subclass training.workload.Workload"),
+        ("DUCK", "is an instance of Duck; let that class subclass training.workload.Workload"),
     ],
 )
 def test_fails_for_what_is_not_a_workload(
